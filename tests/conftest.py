@@ -1,0 +1,43 @@
+"""What every test runs under: no network, no writes to the user's home, fixed seeds."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+
+import pytest
+
+_scratch = tempfile.mkdtemp(prefix="distillspec-tests-")
+atexit.register(shutil.rmtree, _scratch, ignore_errors=True)
+
+# Libraries read these when they are imported, so they are set before any test module is; child processes
+# of the tests inherit them.
+os.environ.update(
+    HF_HOME=_scratch,
+    HF_HUB_OFFLINE="1",
+    HF_HUB_DISABLE_TELEMETRY="1",
+    HF_HUB_DISABLE_PROGRESS_BARS="1",
+    TOKENIZERS_PARALLELISM="false",
+    WANDB_MODE="offline",
+    WANDB_SILENT="true",
+    WANDB_DIR=_scratch,
+    WANDB_CACHE_DIR=_scratch,
+    WANDB_CONFIG_DIR=_scratch,
+    WANDB_DATA_DIR=_scratch,
+    MPLBACKEND="Agg",
+    MPLCONFIGDIR=_scratch,
+)
+
+import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+# Timings on shared machines say nothing, and a failure must repeat for the next person who runs it.
+settings.register_profile("distillspec", deadline=None, derandomize=True, database=None)
+settings.load_profile("distillspec")
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seed() -> None:
+    torch.manual_seed(0)

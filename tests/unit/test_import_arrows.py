@@ -1,0 +1,248 @@
+"""The map of ARCHITECTURE.md, enforced: who may import whom, and no cycles. Reads the code, never runs it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+# Folder → the name it is installed under. More specific names win (distillspec/serving may be a symlink).
+FOLDERS = {
+    "serving": "distillspec.serving",
+    "conf": "distillspec.conf",
+    "recipes": "distillspec.recipes",
+    "distillspec": "distillspec",
+}
+
+# Every part may import these; `types` and `errors` import nothing of ours.
+COMMON = {"types", "errors", "files"}
+MODEL_SIDE = {"config", "sampling", "losses", "models"}
+ALL_BUT_SERVING = MODEL_SIDE | {"data", "generation", "training", "evaluation", "export", "report"}
+
+# Part → what it may import besides COMMON and itself.
+ARROWS: dict[str, set[str]] = {
+    "": set(),  # distillspec/__init__.py
+    "types": set(),
+    "errors": set(),
+    "files": set(),
+    "conf": set(),
+    "config": set(),
+    "sampling": set(),
+    "losses": {"sampling"},
+    "models": {"config"},
+    "data": {"config", "sampling", "models"},
+    "generation": {"config", "sampling", "models"},
+    "evaluation": {"config", "sampling", "losses", "models", "data", "generation"},
+    "training": {"config", "sampling", "losses", "models", "data", "generation"},
+    "export": {"config", "models"},
+    "report": {"config", "evaluation"},
+    "commands": ALL_BUT_SERVING,
+    "cli": ALL_BUT_SERVING | {"commands", "serving"},
+    "recipes": ALL_BUT_SERVING | {"commands", "cli", "serving"},
+    "serving": MODEL_SIDE,
+    "serving.online": MODEL_SIDE | {"serving", "data", "training", "evaluation"},
+}
+IMPORTS_NOTHING = {"types", "errors"}
+
+
+@dataclass(frozen=True)
+class Import:
+    importer: str
+    imported: str
+    line: int
+    when_loaded: bool  # False inside a function or under `if TYPE_CHECKING`
+
+
+def find_modules(root: Path) -> dict[str, Path]:
+    """Installed module name → file, for every Python file of the package."""
+    modules = {}
+    for folder, package in FOLDERS.items():
+        for file in sorted((root / folder).rglob("*.py")):
+            parts = file.relative_to(root / folder).with_suffix("").parts
+            if folder == "distillspec" and parts[0] in ("serving", "conf", "recipes"):
+                continue
+            name = ".".join((package, *parts)).removesuffix(".__init__")
+            modules[name] = file
+    return modules
+
+
+def find_imports(name: str, file: Path, modules: dict[str, Path]) -> Iterator[Import]:
+    """Every import of ours in one module, lazy and type-only ones included."""
+    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+    for node, when_loaded in _walk(ast.parse(file.read_text(encoding="utf-8")), True):
+        for target in _targets(node, package, modules):
+            if target.split(".")[0] in FOLDERS:
+                yield Import(name, target, node.lineno, when_loaded)
+
+
+def _walk(node: ast.AST, when_loaded: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            yield child, when_loaded
+            continue
+        deferred = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef) or (
+            isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+        )
+        yield from _walk(child, when_loaded and not deferred)
+
+
+def _targets(node: ast.Import | ast.ImportFrom, package: str, modules: dict[str, Path]) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+        return
+    base = node.module or ""
+    if node.level:
+        parents = package.split(".")
+        base = ".".join(parents[: len(parents) - node.level + 1] + ([base] if base else []))
+    for alias in node.names:
+        # `from package import name` means the module package.name where there is one.
+        submodule = f"{base}.{alias.name}"
+        yield submodule if submodule in modules else base
+
+
+def part_of(module: str) -> str:
+    """The row of ARROWS a module belongs to: `distillspec.losses.chunked` → `losses`."""
+    names = module.split(".")[1:]
+    return "serving.online" if names[:2] == ["serving", "online"] else (names or [""])[0]
+
+
+def forbidden(imports: list[Import]) -> list[str]:
+    return [
+        f"{item.importer}:{item.line} must not import {item.imported}"
+        for item in imports
+        if not allowed(item)
+    ]
+
+
+def allowed(item: Import) -> bool:
+    if item.imported.split(".")[0] != "distillspec":
+        return False  # `import serving`: a second copy under another name
+    importer, imported = part_of(item.importer), part_of(item.imported)
+    if importer == imported or imported == "":
+        return True
+    if importer in IMPORTS_NOTHING:
+        return False
+    if imported == "serving.online" and importer == "serving":
+        return False
+    wanted = imported.removesuffix(".online")
+    return imported in COMMON or wanted in ARROWS.get(importer, set())
+
+
+def find_cycle(edges: set[tuple[str, str]]) -> list[str]:
+    """One cycle of a directed graph as the list of its nodes, or an empty list."""
+    followers: dict[str, set[str]] = {}
+    for source, target in edges:
+        followers.setdefault(source, set()).add(target)
+    finished: set[str] = set()
+
+    def visit(node: str, path: list[str]) -> list[str]:
+        if node in path:
+            return path[path.index(node) :]
+        if node in finished:
+            return []
+        for follower in sorted(followers.get(node, ())):
+            if cycle := visit(follower, [*path, node]):
+                return cycle
+        finished.add(node)
+        return []
+
+    return next((cycle for node in sorted(followers) if (cycle := visit(node, []))), [])
+
+
+def all_imports(root: Path) -> list[Import]:
+    modules = find_modules(root)
+    return [item for name, file in modules.items() for item in find_imports(name, file, modules)]
+
+
+def test_every_part_has_a_row_in_the_table() -> None:
+    parts = {part_of(module) for module in find_modules(ROOT)}
+    assert {"types", "errors", "files"} <= parts
+    assert parts <= set(ARROWS), "add the new part to ARROWS and to ARCHITECTURE.md"
+
+
+def test_no_forbidden_arrow() -> None:
+    assert forbidden(all_imports(ROOT)) == []
+
+
+def test_no_cycle_between_parts() -> None:
+    edges = {(part_of(item.importer), part_of(item.imported)) for item in all_imports(ROOT)}
+    assert find_cycle({(source, target) for source, target in edges if source != target and target}) == []
+
+
+def test_no_cycle_between_modules_when_loaded() -> None:
+    imports = [item for item in all_imports(ROOT) if item.when_loaded]
+    assert find_cycle({(item.importer, item.imported) for item in imports}) == []
+
+
+def test_the_table_itself_has_no_cycle() -> None:
+    assert find_cycle({(part, target) for part, targets in ARROWS.items() for target in targets}) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [
+        ("distillspec/types.py", "import distillspec.errors"),
+        ("distillspec/losses/kl.py", "from distillspec.models import target"),
+        ("distillspec/losses/kl.py", "from distillspec import models"),
+        ("distillspec/losses/kl.py", "from ..models.target import load"),
+        ("distillspec/models/target.py", "def late():\n    import distillspec.training"),
+        ("distillspec/data/prompts.py", "def late():\n    from distillspec.serving import Engine"),
+        ("distillspec/commands/train.py", "from distillspec.serving.engine import Engine"),
+        ("distillspec/training/loop.py", "import serving"),
+        ("serving/engine.py", "from distillspec.training import loop"),
+        ("serving/engine.py", "from .online import replay"),
+    ],
+)
+def test_an_injected_violation_is_found(tmp_path: Path, file: str, code: str) -> None:
+    _write(tmp_path, {file: code})
+    assert len(forbidden(all_imports(tmp_path))) == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "code"),
+    [
+        (
+            "distillspec/models/target.py",
+            "from distillspec.types import Prompt\nfrom distillspec import config",
+        ),
+        ("distillspec/cli.py", "def serve():\n    from distillspec.serving import Engine"),
+        ("distillspec/losses/kl.py", "import torch\nfrom . import chunked\nfrom ..sampling import softmax"),
+        ("serving/online/trainer.py", "from distillspec.training import loop\nfrom ..engine import Engine"),
+    ],
+)
+def test_a_permitted_import_passes(tmp_path: Path, file: str, code: str) -> None:
+    _write(tmp_path, {file: code})
+    imports = all_imports(tmp_path)
+    assert len(imports) > 0
+    assert forbidden(imports) == []
+
+
+def test_a_module_cycle_is_found_and_a_lazy_import_is_none(tmp_path: Path) -> None:
+    first = {"distillspec/losses/a.py": "from distillspec.losses import b"}
+    _write(tmp_path, {**first, "distillspec/losses/b.py": "def late():\n    from . import a"})
+    loaded = {(item.importer, item.imported) for item in all_imports(tmp_path) if item.when_loaded}
+    assert find_cycle(loaded) == []
+
+    _write(tmp_path, {**first, "distillspec/losses/b.py": "from . import a"})
+    loaded = {(item.importer, item.imported) for item in all_imports(tmp_path) if item.when_loaded}
+    assert find_cycle(loaded) == ["distillspec.losses.a", "distillspec.losses.b"]
+
+
+def _write(root: Path, files: dict[str, str]) -> None:
+    """The given files, beside one empty module for each name that they import."""
+    others = ("models/target.py", "models/__init__.py", "losses/chunked.py", "training/loop.py", "config.py")
+    for name in (
+        *(f"distillspec/{other}" for other in others),
+        "serving/engine.py",
+        "serving/online/replay.py",
+    ):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+    for name, code in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(code)
