@@ -22,7 +22,15 @@ FOLDERS = {
 # Every part may import these; `types` and `errors` import nothing of ours.
 COMMON = {"types", "errors", "files"}
 MODEL_SIDE = {"config", "sampling", "losses", "models"}
-ALL_BUT_SERVING = MODEL_SIDE | {"data", "generation", "training", "evaluation", "export", "report"}
+ALL_BUT_SERVING = MODEL_SIDE | {
+    "provenance",
+    "data",
+    "generation",
+    "training",
+    "evaluation",
+    "export",
+    "report",
+}
 
 # Part → what it may import besides COMMON and itself.
 ARROWS: dict[str, set[str]] = {
@@ -33,14 +41,15 @@ ARROWS: dict[str, set[str]] = {
     "conf": set(),
     "config": set(),
     "sampling": set(),
+    "provenance": set(),
     "losses": {"sampling"},
     "models": {"config"},
     "generation": {"config", "sampling", "models"},
     "data": {"config", "sampling", "models", "generation"},
-    "evaluation": {"config", "sampling", "losses", "models", "data", "generation"},
-    "training": {"config", "sampling", "losses", "models", "data", "generation"},
-    "export": {"config", "models"},
-    "report": {"config", "evaluation"},
+    "evaluation": {"config", "provenance", "sampling", "losses", "models", "data", "generation"},
+    "training": {"config", "provenance", "sampling", "losses", "models", "data", "generation"},
+    "export": {"config", "provenance", "models"},
+    "report": {"config", "provenance", "evaluation"},
     "commands": ALL_BUT_SERVING,
     "cli": ALL_BUT_SERVING | {"commands", "serving"},
     "recipes": ALL_BUT_SERVING | {"commands", "cli", "serving"},
