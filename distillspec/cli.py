@@ -1,0 +1,64 @@
+"""`distill COMMAND [overrides]`: compose, check, then run; nothing is written before the settings are right."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from distillspec import __version__
+from distillspec.composition import compose, expand_sweep, resumed_overrides, run_with_hydra
+from distillspec.config import COMMANDS
+from distillspec.errors import ConfigError, Interrupted, RunError
+from distillspec.helptext import command_help, general_help
+
+HELP_FLAGS = {"-h", "--help", "help"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code (0 done, 1 failed, 2 bad configuration, 130/143 interrupted)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(words)
+    except ConfigError as error:
+        return _fail(str(error), 2)
+    except RunError as error:
+        return _fail(str(error), 1)
+    except Interrupted as stop:
+        return _fail(f"interrupted, state saved; continue with: {stop}", 128 + stop.signal_number)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in HELP_FLAGS:
+        print(general_help())
+        return 0
+    if words[0] in {"--version", "-V"}:
+        print(f"distillspec {__version__}")
+        return 0
+    command, overrides = words[0], words[1:]
+    if command not in COMMANDS:
+        raise ConfigError(f"unknown command {command!r}; use one of {', '.join(COMMANDS)} (distill --help)")
+    if HELP_FLAGS & set(overrides):
+        print(command_help(command))
+        return 0
+    return _run(command, overrides)
+
+
+def _run(command: str, overrides: list[str]) -> int:
+    """Check every run the overrides describe, then let Hydra make the folders and run them."""
+    overrides, folder = resumed_overrides(command, overrides)
+    for single in expand_sweep(overrides):
+        compose(command, single)
+    module = importlib.import_module(f"distillspec.commands.{command.replace('-', '_')}")
+    return run_with_hydra(command, overrides, module.run, folder)
+
+
+def _fail(line: str, code: int) -> int:
+    print(f"distill: {line}", file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

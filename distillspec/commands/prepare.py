@@ -1,0 +1,236 @@
+"""The steps that several commands share: prompts, samples, held-out answers, the draft's vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from distillspec.config import DataConfig, DraftConfig
+from distillspec.data.collect import (
+    collection_key,
+    fixed_samples,
+    held_out_samples,
+    sample_responses,
+    score,
+    signal_request,
+)
+from distillspec.data.folder import DataFolder, find_data_folder
+from distillspec.data.prompts import load_prompts, split_prompts, stable_seed
+from distillspec.data.selfprompt import DEFAULT_PROMPTS, write_prompts
+from distillspec.data.shards import ShardWriter, read_samples
+from distillspec.errors import ConfigError
+from distillspec.generation import SlotGenerator
+from distillspec.models import LanguageModel, initialise_draft
+from distillspec.models.vocabulary import choose_kept_ids, count_tokens
+from distillspec.progress import TokenMeter, progress
+from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy
+
+CALIBRATION_PROMPTS = 4
+
+
+def prepare_folder(config: DataConfig, target: LanguageModel, own: Path, seed: int) -> DataFolder:
+    """The data folder to use: the cache, or the run's own with its prompts written."""
+    if config.cache is not None:
+        return find_data_folder(config.cache)
+    folder = DataFolder(own)
+    if folder.has_prompts:
+        return folder
+    if config.prompts == "selfprompt":
+        wanted = (config.num_prompts or DEFAULT_PROMPTS) + config.eval_prompts
+        with progress(f"{target.name} writes {wanted} prompts") as line:
+            found = 0
+
+            def count(new: int) -> None:
+                nonlocal found
+                found += new
+                line.update(found / wanted, f"{found} of {wanted}")
+
+            generator = SlotGenerator(target, slots=config.batch_slots)
+            prompts = split_prompts(write_prompts(target, generator, config, seed, count), config, seed)
+    else:
+        prompts = load_prompts(config, target.tokenizer, seed)
+        if prompts.dropped_long:
+            print(f"left out {prompts.dropped_long} prompts above data.max_prompt_tokens={config.max_prompt_tokens}")
+    folder.write_prompts(prompts)
+    return folder
+
+
+def prepare_samples(
+    config: DataConfig,
+    target: LanguageModel,
+    folder: DataFolder,
+    seed: int,
+    *,
+    draft: LanguageModel | None = None,
+    deadline: float | None = None,
+) -> list[Sample]:
+    """The training samples of a data folder, made if they are missing.
+
+    `source=fixed` takes the file's responses and has the target score them; other sources sample, the draft's
+    part with `draft`.
+    """
+    prompts = folder.read_prompts().train
+    writer_hash = draft.identity.weights_hash if draft is not None else target.identity.weights_hash
+    key = collection_key(target, config, config.policy, seed, writer_hash)
+    if config.cache is not None:
+        return read_samples(folder.samples, target.identity)
+    writer = ShardWriter(folder.samples, key, config.shard_sequences)
+    if config.source == "fixed":
+        _score_into(writer, prompts, target, config, seed)
+    else:
+        generator = choose_generator(config, target, draft)
+        wanted = len([p for p in prompts if p.id not in writer.done_ids]) * config.max_new_tokens
+        with progress(f"sampling {len(prompts)} responses ({config.source})") as line:
+            sample_responses(
+                prompts,
+                generator,
+                writer,
+                policy=config.policy,
+                stop_ids=target.stop_ids,
+                max_new_tokens=config.max_new_tokens,
+                signal=signal_request(config) if draft is None or config.mixed_by == "token" else None,
+                seed=seed,
+                deadline=deadline,
+                on_tokens=TokenMeter(line, wanted),
+            )
+    return read_samples(folder.samples, target.identity)
+
+
+def choose_generator(config: DataConfig, target: LanguageModel, draft: LanguageModel | None) -> SlotGenerator:
+    """Who writes: the target, the draft, or (mixed by token) both in turn."""
+    if draft is None or config.source == "teacher":
+        return SlotGenerator(target, slots=config.batch_slots, source="teacher")
+    if config.source == "draft":
+        return SlotGenerator(draft, slots=config.batch_slots, source="draft")
+    return SlotGenerator(target, slots=config.batch_slots, source="mixed", other=draft, other_share=config.mixed_lambda)
+
+
+def fresh_samples(
+    config: DataConfig,
+    target: LanguageModel,
+    draft: LanguageModel,
+    prompts: Sequence[Prompt],
+    seed: int,
+    step: int,
+) -> list[Sample]:
+    """On-policy data: `data.refresh_prompts` prompts answered by the current draft, or by it and another.
+
+    `mixed` by sequence lets the draft answer each prompt with probability λ and the teacher (or the file)
+    the rest; by token both write every answer together. No signal is kept: the live target judges.
+    """
+    chooser = torch.Generator().manual_seed(stable_seed(seed, "refresh", step) % (1 << 62))
+    order = torch.randperm(len(prompts), generator=chooser)[: config.refresh_prompts].tolist()
+    chosen = [prompts[i] for i in order]
+    if config.source == "mixed" and config.mixed_by == "sequence":
+        coins = torch.rand(len(chosen), generator=chooser) < config.mixed_lambda
+        ours = [p for p, coin in zip(chosen, coins.tolist(), strict=True) if coin]
+        theirs = [p for p, coin in zip(chosen, coins.tolist(), strict=True) if not coin]
+        written = _answer(
+            SlotGenerator(draft, slots=config.batch_slots, source="draft"), ours, config, target, seed, step
+        )
+        if config.mixed_with == "fixed":
+            return written + (fixed_samples(theirs, target, config.max_new_tokens) if theirs else [])
+        return written + _answer(SlotGenerator(target, slots=config.batch_slots), theirs, config, target, seed, step)
+    return _answer(choose_generator(config, target, draft), chosen, config, target, seed, step)
+
+
+def prepare_held_out(
+    config: DataConfig, policy: SamplingPolicy, target: LanguageModel, folder: DataFolder, seed: int
+) -> list[Sample]:
+    """The target's answers to the held-out prompts under the deployed policy."""
+    prompts = folder.read_prompts().held_out[: config.eval_prompts]
+    with progress(f"the target answers {len(prompts)} held-out prompts") as line:
+        return held_out_samples(
+            prompts,
+            target,
+            SlotGenerator(target, slots=config.batch_slots),
+            folder.held_out(policy, config.max_new_tokens),
+            policy=policy,
+            max_new_tokens=config.max_new_tokens,
+            seed=seed,
+            on_tokens=TokenMeter(line, len(prompts) * config.max_new_tokens),
+        )
+
+
+def prepare_draft(
+    config: DraftConfig,
+    target: LanguageModel,
+    texts: Callable[[], list[Sample]],
+    on_step: Callable[[int], None] | None = None,
+) -> LanguageModel:
+    """The untrained draft; `texts` (target-written samples) choose its vocabulary and, if asked, its layers."""
+    kept_ids = vocabulary_of(texts(), target, config.vocabulary) if config.vocabulary is not None else None
+    if config.kind == "pruned" and config.select == "acceptance" and config.keep is None:
+        calibration = texts()[:CALIBRATION_PROMPTS]
+        with progress("choosing layers by measured acceptance") as line:
+            total, count = len(target.layers), config.layers or 4
+
+            def show(left: int) -> None:
+                line.update((total - left) / max(1, total - count), f"{left} layers left")
+
+            return initialise_draft(
+                config,
+                target,
+                kept_ids=kept_ids,
+                acceptance=_acceptance_probe(target, calibration),
+                on_step=show,
+            )
+    return initialise_draft(config, target, kept_ids=kept_ids, on_step=on_step)
+
+
+def vocabulary_of(samples: Sequence[Sample], target: LanguageModel, size: int) -> Tensor:
+    """The ids a truncated draft keeps: the most frequent in prompts and target samples."""
+    size_all = target.identity.vocab_size
+    if size > size_all:
+        raise ConfigError(f"draft.vocabulary={size} exceeds the target's vocabulary of {size_all}")
+    counts = count_tokens((s.prompt_ids + s.response_ids for s in samples), size_all)
+    return choose_kept_ids(counts, size, target.tokenizer)
+
+
+def _acceptance_probe(target: LanguageModel, samples: Sequence[Sample]) -> Callable[[], float]:
+    """Mean α, on a few samples, of the target with layers taken out against the whole target."""
+    if not samples:
+        raise ConfigError("draft.select=acceptance needs calibration text; give prompts")
+    inputs = [torch.tensor([s.prompt_ids + s.response_ids], device=target.device) for s in samples]
+    with torch.no_grad():
+        whole = [torch.softmax(target.logits(ids).float(), -1) for ids in inputs]
+
+    @torch.no_grad()
+    def acceptance() -> float:
+        overlap = [
+            torch.minimum(torch.softmax(target.logits(ids).float(), -1), probs).sum(-1).mean()
+            for ids, probs in zip(inputs, whole, strict=True)
+        ]
+        return float(torch.stack(overlap).mean())
+
+    return acceptance
+
+
+def _score_into(
+    writer: ShardWriter, prompts: Sequence[Prompt], target: LanguageModel, config: DataConfig, seed: int
+) -> None:
+    waiting = [s for s in fixed_samples(prompts, target, config.max_new_tokens) if s.prompt_id not in writer.done_ids]
+    request = signal_request(config)
+    with progress(f"scoring {len(waiting)} fixed responses") as line:
+        for start in range(0, len(waiting), 8):
+            lot = waiting[start : start + 8]
+            for sample in lot if request is None else score(lot, target, request, stable_seed(seed, start)):
+                writer.add(sample)
+            line.update((start + len(lot)) / len(waiting), f"{start + len(lot)} of {len(waiting)}")
+    writer.flush(complete=True)
+
+
+def _answer(
+    generator: SlotGenerator,
+    prompts: Sequence[Prompt],
+    config: DataConfig,
+    target: LanguageModel,
+    seed: int,
+    step: int,
+) -> list[Sample]:
+    requests = [GenerationRequest(p, config.max_new_tokens, stable_seed(seed, step, p.id)) for p in prompts]
+    answers = dict(generator.generate(requests, config.policy, stop_ids=target.stop_ids))
+    return [answers[i] for i in sorted(answers)]

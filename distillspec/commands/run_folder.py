@@ -1,0 +1,29 @@
+"""What every command leaves in its run folder, and what all of them load the same way."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from distillspec.files import write_json, write_text
+from distillspec.provenance import provenance
+
+
+def open_run(folder: Path, config: Any) -> None:
+    """Write `config.yaml` and `provenance.json`."""
+    write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
+    write_json(folder / "provenance.json", provenance(sys.argv, config.seed))
+
+
+def close_run(folder: Path, command: str, summary: dict[str, Any]) -> None:
+    """Write `summary.json`: the figures of the run."""
+    write_json(folder / "summary.json", {"command": command, **summary})
+
+
+def plain(value: Any) -> Any:
+    """A dataclass as plain dictionaries."""
+    return dataclasses.asdict(value)

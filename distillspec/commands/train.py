@@ -1,0 +1,223 @@
+"""`distill train`: data, draft, training, and what it gained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+
+from distillspec.commands.prepare import (
+    fresh_samples,
+    prepare_draft,
+    prepare_folder,
+    prepare_held_out,
+    prepare_samples,
+)
+from distillspec.commands.run_folder import close_run, open_run, plain
+from distillspec.config import TrainCommand
+from distillspec.data.folder import DataFolder
+from distillspec.data.prompts import stable_seed
+from distillspec.evaluation import EvaluationResult, evaluate
+from distillspec.files import write_json
+from distillspec.generation import SlotGenerator
+from distillspec.losses import LossMix
+from distillspec.models import LanguageModel, load_draft, load_target, save_draft
+from distillspec.models.numerics import resolve_device, resolve_dtype
+from distillspec.progress import ProgressLine, progress
+from distillspec.training.feed import SampleFeed
+from distillspec.training.interrupts import listen_for_stop
+from distillspec.training.module import DistillModule
+from distillspec.training.optimizer import choose_trainable, make_optimizer
+from distillspec.training.schedule import Progress, fraction_done
+from distillspec.training.strategy import ReplicatedStrategy, Strategy
+from distillspec.training.tracking import Tracker
+from distillspec.training.trainer import Trainer, TrainResult
+from distillspec.types import GenerationRequest, Sample
+
+
+def run(config: TrainCommand, folder: Path) -> None:
+    """Everything from nothing to a trained draft in `folder`; a resumed run skips what is done."""
+    LossMix.parse(config.loss.terms)  # a mistake in the mix should not wait for the weights
+    torch.manual_seed(config.seed)
+    open_run(folder, config)
+    target = load_target(config.target)
+    data = prepare_folder(config.data, target, folder / "data", config.seed)
+    on_policy = config.data.source in ("draft", "mixed")
+    samples = [] if on_policy else prepare_samples(config.data, target, data, config.seed)
+    held_out = prepare_held_out(config.data, config.sampling.policy, target, data, config.seed)
+    before = _before(config, target, data, samples, held_out, folder)
+    result = train(config, folder, target, data, samples, held_out)
+    best = load_draft(folder / "best", target)
+    after = evaluate(best, target, held_out, config.sampling.policy, config.evaluation, seed=config.seed)
+    save_draft(best, folder / "draft", target, {"training": result.best, "evaluation": after.to_json()})
+    close_run(folder, "train", _summary(result, before, after, folder))
+    _print_gain(before, after)
+
+
+def train(
+    config: TrainCommand,
+    folder: Path,
+    target: LanguageModel,
+    data: DataFolder,
+    samples: list[Sample],
+    held_out: list[Sample],
+) -> TrainResult:
+    """The training proper, from `folder/initial` (or a checkpoint) to `folder/best`."""
+    accelerator = make_accelerator(config)
+    draft = load_draft(folder / "initial", target)
+    choose_trainable(draft, config.draft.train_embeddings)
+    module = DistillModule(draft, config.loss).to(accelerator.device)
+    strategy: Strategy = ReplicatedStrategy(accelerator, module, lambda m: make_optimizer(m, config.train))
+    on_policy = not samples
+    prompts = data.read_prompts().train
+    first = fresh_samples(config.data, target, draft, prompts, config.seed, 0) if on_policy else samples
+    feed = SampleFeed(
+        first,
+        config.train,
+        target.tokenizer.eos_token_id,
+        config.seed,
+        accelerator.process_index,
+        accelerator.num_processes,
+    )
+    resuming = config.resume is not None and (folder / "checkpoints").is_dir()
+    with listen_for_stop() as stop, progress("training") as line:
+        tracker = Tracker(accelerator, config.tracker, folder)
+        trainer = Trainer(
+            draft,
+            target,
+            module,
+            strategy,
+            feed,
+            config,
+            folder,
+            tracker,
+            evaluate=lambda model: _quick_evaluation(config, model, target, held_out),
+            refresh=(lambda model, step: fresh_samples(config.data, target, model, prompts, config.seed, step))
+            if on_policy
+            else None,
+            reference=load_draft(config.loss.reference, target) if config.loss.reference else None,
+            stop=stop,
+            report=_Reporter(line, config),
+        )
+        if resuming:
+            for problem in trainer.resume():
+                print(f"skipped a damaged checkpoint: {problem}")
+            tracker.rewind(trainer.progress.step)
+        tracker.start(config.tracker, folder, plain(config))
+        try:
+            return trainer.run()
+        finally:
+            tracker.close()
+
+
+def make_accelerator(config: TrainCommand) -> Accelerator:
+    """Accelerate's devices, mixed precision and trackers."""
+    device = resolve_device(config.target.device)
+    half = resolve_dtype(config.train.dtype, device) == torch.bfloat16
+    return Accelerator(
+        cpu=device.type == "cpu",
+        mixed_precision="bf16" if half else "no",
+        log_with=None if config.tracker.kind == "none" else config.tracker.kind,
+    )
+
+
+class _Reporter:
+    """Turns the trainer's numbers into the words beside the progress bar."""
+
+    def __init__(self, line: ProgressLine, config: TrainCommand) -> None:
+        self.line, self.config = line, config
+        self.shown: dict[str, float] = {}
+
+    def __call__(self, now: Progress, values: dict[str, float]) -> None:
+        self.shown.update(values)
+        fraction = fraction_done(now, self.config.train)
+        words = [f"step {now.step}"]
+        for key, label in (("train/loss", "loss"), ("train/alpha", "α"), ("eval/alpha", "held-out α")):
+            if key in self.shown:
+                words.append(f"{label} {self.shown[key]:.3f}")
+        if now.seconds > 0:
+            words.append(f"{now.tokens / now.seconds:.0f} tokens/s")
+        self.line.update(fraction, f"{', '.join(words)}, {self.line.left(fraction)} left")
+
+
+def _before(
+    config: TrainCommand,
+    target: LanguageModel,
+    data: DataFolder,
+    samples: list[Sample],
+    held_out: list[Sample],
+    folder: Path,
+) -> dict[str, Any]:
+    """Write the untrained draft to `folder/initial` and measure it, once a run."""
+    record = folder / "before.json"
+    if record.is_file() and (folder / "initial").is_dir():
+        return json.loads(record.read_text())
+    draft = prepare_draft(config.draft, target, lambda: samples or _vocabulary_texts(config, target, data) + held_out)
+    save_draft(draft, folder / "initial", target)
+    with progress("measuring the untrained draft"):
+        result = evaluate(draft, target, held_out, config.sampling.policy, config.evaluation, seed=config.seed)
+    write_json(record, result.to_json())
+    return result.to_json()
+
+
+def _vocabulary_texts(config: TrainCommand, target: LanguageModel, data: DataFolder) -> list[Sample]:
+    """A few target answers to training prompts, for on-policy runs that have none otherwise."""
+    prompts = data.read_prompts().train[: config.data.refresh_prompts]
+    requests = [
+        GenerationRequest(p, config.data.max_new_tokens, stable_seed(config.seed, "vocabulary", p.id)) for p in prompts
+    ]
+    generator = SlotGenerator(target, slots=config.data.batch_slots)
+    return [sample for _, sample in generator.generate(requests, config.data.policy, stop_ids=target.stop_ids)]
+
+
+def _quick_evaluation(
+    config: TrainCommand, draft: LanguageModel, target: LanguageModel, held_out: list[Sample]
+) -> dict[str, float]:
+    """Acceptance on the first held-out prompts, as the scalars that curves are made of."""
+    result = evaluate(
+        draft,
+        target,
+        held_out,
+        config.sampling.policy,
+        config.evaluation,
+        max_prompts=config.train.eval_max_prompts,
+        seed=config.seed,
+    )
+    values = {
+        "eval/alpha": result.alpha.mean,
+        "eval/alpha_low": result.alpha.low,
+        "eval/alpha_high": result.alpha.high,
+        "eval/greedy_agreement": result.greedy_agreement.mean,
+        f"eval/tau_{min(4, len(result.tau))}": result.tau[min(4, len(result.tau)) - 1].mean,
+    }
+    return values | {f"eval/alpha/{domain}": i.mean for domain, i in result.alpha_by_domain.items()}
+
+
+def _summary(result: TrainResult, before: dict[str, Any], after: EvaluationResult, folder: Path) -> dict[str, Any]:
+    used = result.progress
+    return {
+        "before": before,
+        "after": after.to_json(),
+        "best": result.best,
+        "steps": used.step,
+        "tokens": used.tokens,
+        "minutes": used.seconds / 60,
+        "tokens_per_s": used.tokens / max(used.seconds, 1e-9),
+        "stopped_by": result.stopped_by,
+        "bad_steps": result.bad_steps,
+        "draft": str(folder / "draft"),
+    }
+
+
+def _print_gain(before: dict[str, Any], after: EvaluationResult) -> None:
+    gamma = min(4, len(after.tau))
+    print(
+        f"acceptance rate α {before['alpha']['mean']:.3f} → {after.alpha.mean:.3f} "
+        f"[{after.alpha.low:.3f}, {after.alpha.high:.3f}], block efficiency τ({gamma}) "
+        f"{before['tau'][gamma - 1]['mean']:.2f} → {after.tau[gamma - 1].mean:.2f}"
+    )
+    for batch, speedup in (after.speedup or {}).items():
+        print(f"batch {batch}: {speedup.verdict}")

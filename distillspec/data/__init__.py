@@ -1,0 +1,1 @@
+"""Prompts, responses, teacher signals, and packing them into batches."""

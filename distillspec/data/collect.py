@@ -1,0 +1,180 @@
+"""Turning prompts into samples on disk: sampled by a model, or taken from the file and scored by the target."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distillspec.config import DataConfig
+from distillspec.data.chat import render_response
+from distillspec.data.packing import collate
+from distillspec.data.prompts import stable_seed
+from distillspec.data.shards import ShardWriter, read_samples
+from distillspec.errors import ConfigError
+from distillspec.generation.signal import sampled_entries, top_entries
+from distillspec.models.language_model import LanguageModel
+from distillspec.types import (
+    GenerationRequest,
+    Generator,
+    Prompt,
+    Sample,
+    SamplingPolicy,
+    SignalRequest,
+    TeacherSignal,
+)
+
+
+def sample_responses(
+    prompts: Sequence[Prompt],
+    generator: Generator,
+    writer: ShardWriter,
+    *,
+    policy: SamplingPolicy,
+    stop_ids: Sequence[int],
+    max_new_tokens: int,
+    signal: SignalRequest | None,
+    seed: int,
+    deadline: float | None = None,
+    on_tokens: Callable[[int], None] | None = None,
+) -> bool:
+    """Answer the prompts that `writer` does not hold yet; True when none is left over.
+
+    Each answer depends on the seed and its prompt's id alone, so an interrupted run and a whole one agree.
+    `deadline` (seconds of `time.monotonic`) ends the work early with what is finished kept.
+    """
+    waiting = [p for p in prompts if p.id not in writer.done_ids]
+    # In lots, so that a deadline or an interruption loses little and prompts are answered roughly in order.
+    lot = max(writer.shard_sequences * 4, 1)
+    for start in range(0, len(waiting), lot):
+        requests = [GenerationRequest(p, max_new_tokens, stable_seed(seed, p.id)) for p in waiting[start : start + lot]]
+        stream = generator.generate(requests, policy, stop_ids=stop_ids, signal=signal, on_tokens=on_tokens)
+        try:
+            for _, sample in stream:
+                writer.add(sample)
+                if deadline is not None and time.monotonic() >= deadline:
+                    writer.flush()
+                    return False
+        except BaseException:
+            writer.flush()
+            raise
+    writer.flush(complete=True)
+    return True
+
+
+def fixed_samples(prompts: Sequence[Prompt], target: LanguageModel, max_new_tokens: int) -> list[Sample]:
+    """The file's own responses, in the target's template; prompts without one are left out."""
+    samples = [
+        Sample(p.id, p.domain, p.token_ids, render_response(target.tokenizer, p.response)[:max_new_tokens], None)
+        for p in prompts
+        if p.response
+    ]
+    if not samples:
+        raise ConfigError(
+            "data.source=fixed found no responses in the file; name their column with data.response_field"
+        )
+    return samples
+
+
+@torch.no_grad()
+def score(samples: Sequence[Sample], target: LanguageModel, signal: SignalRequest, seed: int) -> list[Sample]:
+    """The samples with the target's signal at every response token, from one forward pass each."""
+    scored: list[Sample] = []
+    generator = torch.Generator().manual_seed(seed)
+    for start in range(0, len(samples), 8):
+        lot = list(samples[start : start + 8])
+        batch = collate([[s] for s in lot], max(len(s) for s in lot), target.tokenizer.eos_token_id)
+        hidden = target.hidden(batch.input_ids.to(target.device), batch.position_ids.to(target.device))
+        hidden = hidden.reshape(-1, hidden.shape[-1])[batch.loss_index.to(target.device)]
+        signals = [_signal(target.head.logits(part).float(), signal, generator) for part in hidden.split(512)]
+        ids, logprobs, tail = (torch.cat(column) for column in zip(*signals, strict=True))
+        place = 0
+        for sample in lot:
+            stop = place + len(sample.response_ids)
+            part = TeacherSignal(signal.kind, ids[place:stop], logprobs[place:stop], tail[place:stop])
+            scored.append(_with_signal(sample, part))
+            place = stop
+    return scored
+
+
+def collection_key(
+    target: LanguageModel, config: DataConfig, policy: SamplingPolicy, seed: int, writer_hash: str
+) -> dict[str, Any]:
+    """What identifies a folder of samples: who wrote them, who judged them, and how."""
+    return {
+        "target": asdict(target.identity),
+        "source": config.source,
+        "writer": writer_hash,
+        "policy": asdict(policy),
+        "signal": config.signal,
+        "signal_entries": config.signal_entries,
+        "max_new_tokens": config.max_new_tokens,
+        "seed": seed,
+    }
+
+
+def signal_request(config: DataConfig) -> SignalRequest | None:
+    if config.signal == "none":
+        return None
+    return SignalRequest("sampled" if config.signal == "sampled" else "topk", config.signal_entries)
+
+
+def held_out_samples(
+    prompts: Sequence[Prompt],
+    target: LanguageModel,
+    generator: Generator,
+    folder: Path,
+    *,
+    policy: SamplingPolicy,
+    max_new_tokens: int,
+    seed: int,
+    on_tokens: Callable[[int], None] | None = None,
+) -> list[Sample]:
+    """The target's own answers to held-out prompts under the deployed policy, made once a folder."""
+    key = {
+        "target": asdict(target.identity),
+        "policy": asdict(policy),
+        "max_new_tokens": max_new_tokens,
+        "seed": seed,
+    }
+    writer = ShardWriter(folder, key, shard_sequences=max(1, len(prompts)))
+    sample_responses(
+        prompts,
+        generator,
+        writer,
+        policy=policy,
+        stop_ids=target.stop_ids,
+        max_new_tokens=max_new_tokens,
+        signal=None,
+        seed=stable_seed(seed, "held-out"),
+        on_tokens=on_tokens,
+    )
+    wanted = {p.id: place for place, p in enumerate(prompts)}
+    samples = [s for s in read_samples(folder, target.identity) if s.prompt_id in wanted]
+    return sorted(samples, key=lambda s: wanted[s.prompt_id])
+
+
+def _signal(
+    logits: torch.Tensor, request: SignalRequest, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if request.kind == "topk":
+        ids, logprobs, tail = top_entries(logits, request.entries)
+    else:
+        ids, logprobs, tail = sampled_entries(logits, torch.rand(len(logits), request.entries, generator=generator))
+    return ids.to(torch.int32).cpu(), logprobs.to(torch.float16).cpu(), tail.cpu()
+
+
+def _with_signal(sample: Sample, signal: TeacherSignal) -> Sample:
+    return Sample(
+        sample.prompt_id,
+        sample.domain,
+        sample.prompt_ids,
+        sample.response_ids,
+        signal,
+        sample.source,
+        sample.finished,
+    )

@@ -1,0 +1,64 @@
+"""Prompts without a dataset: the target writes the user's turn itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from distillspec.config import DataConfig
+from distillspec.data.chat import render_prompt, user_turn_prefix
+from distillspec.data.prompts import stable_seed
+from distillspec.errors import RunError
+from distillspec.models.language_model import LanguageModel
+from distillspec.types import GenerationRequest, Generator, Prompt, SamplingPolicy
+
+POLICY = SamplingPolicy(temperature=1.0, top_p=0.95)
+DEFAULT_PROMPTS = 512
+USER_TURN_TOKENS = 96
+MIN_WORDS = 3
+MIN_CHARACTERS = 24  # for scripts without spaces
+
+
+def write_prompts(
+    target: LanguageModel,
+    generator: Generator,
+    config: DataConfig,
+    seed: int,
+    on_prompt: Callable[[int], None] | None = None,
+) -> list[Prompt]:
+    """Enough user turns for `data.num_prompts` plus `data.eval_prompts`, all different and finished.
+
+    Raises:
+        RunError: the target writes too few usable turns (it has no chat training, say).
+    """
+    wanted = (config.num_prompts or DEFAULT_PROMPTS) + config.eval_prompts
+    prefix = user_turn_prefix(target.tokenizer)
+    opening = Prompt("selfprompt", prefix, "selfprompt")
+    limit = min(USER_TURN_TOKENS, config.max_prompt_tokens)
+    found: dict[str, Prompt] = {}
+    may_be_cut = False
+    for attempt in range(6):
+        missing = wanted - len(found)
+        requests = [
+            GenerationRequest(opening, limit, stable_seed(seed, "selfprompt", attempt, i))
+            for i in range(missing + missing // 4 + 8)
+        ]
+        written = dict(generator.generate(requests, POLICY, stop_ids=target.stop_ids))
+        # A target without chat training hardly ever ends a turn: its cut ones are then taken as they are.
+        may_be_cut = may_be_cut or sum(s.finished for s in written.values()) < len(written) // 4
+        for index in sorted(written):
+            text = target.tokenizer.decode(list(written[index].response_ids), skip_special_tokens=True).strip()
+            if len(found) < wanted and text not in found and usable(text, written[index].finished or may_be_cut):
+                ids = render_prompt(target.tokenizer, text)
+                found[text] = Prompt(f"self-{len(found):06d}", ids, "selfprompt")
+                if on_prompt is not None:
+                    on_prompt(1)
+        if len(found) >= wanted:
+            return list(found.values())
+    raise RunError(
+        f"{target.name} wrote only {len(found)} usable prompts of {wanted}; give a prompt file with data.prompts=FILE"
+    )
+
+
+def usable(text: str, finished: bool) -> bool:
+    """Whether a self-written user turn is worth asking: complete and not trivial."""
+    return finished and (len(text.split()) >= MIN_WORDS or len(text) >= MIN_CHARACTERS)

@@ -1,0 +1,17 @@
+"""The two failures a command can end in, each a single clear line for the person who ran it."""
+
+
+class ConfigError(ValueError):
+    """The user asked for something impossible; names the value and the fix. Exit code 2."""
+
+
+class RunError(RuntimeError):
+    """The run could not go on for a reason outside the configuration (disk, numbers, data). Exit code 1."""
+
+
+class Interrupted(Exception):
+    """A signal asked the run to stop and its state is saved. Exit code 128 + signal number."""
+
+    def __init__(self, signal_number: int, resume_hint: str) -> None:
+        super().__init__(resume_hint)
+        self.signal_number = signal_number

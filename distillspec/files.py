@@ -1,0 +1,129 @@
+"""Files that another process may read: complete before they are visible, checkable afterwards."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from distillspec.errors import RunError
+
+
+def sha256_of(path: Path) -> str:
+    """Hex digest of a file's bytes, read in 1 MiB pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while piece := stream.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+@contextmanager
+def clear_disk_errors(path: Path) -> Iterator[None]:
+    """Turn a full or read-only disk into one line that names the path."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RunError(f"the disk is full: could not write {path}; free some space and resume") from error
+        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+            raise RunError(f"cannot write {path}: {error.strerror}") from error
+        raise
+    except Exception as error:  # safetensors and tokenizers wrap the OS error in their own types
+        if "No space left on device" in str(error):
+            raise RunError(f"the disk is full: could not write {path}; free some space and resume") from error
+        raise
+
+
+def write_atomic(path: Path, write: Callable[[Path], Any]) -> None:
+    """Have `write(temporary)` make a file, fsync it, then rename it to `path`.
+
+    A reader sees the old file or the new one, never a part. On failure nothing is left behind.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with clear_disk_errors(path):
+        try:
+            write(temporary)
+            _fsync(temporary)
+            os.replace(temporary, path)
+            _fsync(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    write_text(path, json.dumps(value, indent=2, sort_keys=True, default=str) + "\n")
+
+
+def write_folder(path: Path, write: Callable[[Path], Any]) -> None:
+    """Have `write(temporary_folder)` fill a folder, then put it in place of `path` in one rename.
+
+    Adds `sha256.json` (file name → digest) so that `verify_folder` can tell a damaged folder.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with clear_disk_errors(path):
+        try:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir()
+            write(temporary)
+            digests = {
+                str(file.relative_to(temporary)): sha256_of(file)
+                for file in sorted(temporary.rglob("*"))
+                if file.is_file()
+            }
+            (temporary / "sha256.json").write_text(json.dumps(digests, indent=2) + "\n")
+            for file in temporary.rglob("*"):
+                _fsync(file)
+            _replace_folder(temporary, path)
+            _fsync(path.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def verify_folder(path: Path) -> str | None:
+    """Return why the folder cannot be trusted, or None when every recorded digest matches."""
+    record = path / "sha256.json"
+    if not record.is_file():
+        return f"{record} is missing"
+    try:
+        digests = json.loads(record.read_text())
+    except ValueError:
+        return f"{record} is not readable"
+    for name, digest in digests.items():
+        file = path / name
+        if not file.is_file():
+            return f"{file} is missing"
+        if sha256_of(file) != digest:
+            return f"{file} does not match its recorded sha256 (truncated or changed)"
+    return None
+
+
+def _replace_folder(new: Path, path: Path) -> None:
+    """Rename `new` to `path`; an old folder steps aside first, since a rename cannot replace a full one."""
+    if not path.exists():
+        os.replace(new, path)
+        return
+    aside = path.with_name(f".{path.name}.{os.getpid()}.old")
+    os.replace(path, aside)
+    os.replace(new, path)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

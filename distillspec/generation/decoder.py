@@ -1,0 +1,58 @@
+"""Batched decoding of one model over a slot cache: prefill rows, then one token a row and step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from distillspec.models.language_model import LanguageModel
+from distillspec.models.slot_cache import BUCKET, SlotCache, SlotView
+
+
+class SlotDecoder:
+    """Sequences in slots 0..active−1 of a cache; call inside `slot_attention_in(model)` and `no_grad`.
+
+    Logits are float32 `[rows, V]` over the whole vocabulary (−inf where a truncated head has no row).
+    """
+
+    def __init__(self, model: LanguageModel, slots: int, max_len: int) -> None:
+        self.model = model
+        self.cache = SlotCache(slots, max_len)
+        self.lengths = torch.zeros(slots, dtype=torch.int64)
+
+    def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
+        """Read whole prompts into slots `rows`; logits after each prompt's last token, `[len(rows), V]`."""
+        device = self.model.device
+        tokens = pad_sequence([torch.tensor(p, dtype=torch.int64) for p in prompts], batch_first=True).to(device)
+        places = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
+        index = torch.tensor(rows, dtype=torch.int64)
+        lengths = torch.tensor([len(p) for p in prompts], dtype=torch.int64)
+        view = SlotView(self.cache, rows=index.to(device))
+        hidden = self.model.hidden(tokens, places, slot_view=view)
+        self.lengths[index] = lengths
+        last = hidden[torch.arange(len(prompts), device=device), lengths.to(device) - 1]
+        return self._logits(last)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Append one token to each of the first `len(tokens)` slots; the next logits, `[n, V]`."""
+        count = len(tokens)
+        positions = self.lengths[:count].clone()
+        longest = int(positions.max()) + 1
+        reach = min(-(-longest // BUCKET) * BUCKET, self.cache.max_len)
+        place = positions.to(self.model.device)
+        view = SlotView(self.cache, positions=place, reach=reach)
+        hidden = self.model.hidden(tokens.to(self.model.device)[:, None], place[:, None], slot_view=view)
+        self.lengths[:count] += 1
+        return self._logits(hidden[:, 0])
+
+    def move(self, source: int, destination: int) -> None:
+        """Let the sequence in slot `source` live in `destination` instead."""
+        length = int(self.lengths[source])
+        self.cache.move(source, destination, length)
+        self.lengths[destination] = length
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self.model.full_width(self.model.head.logits(hidden)).float()

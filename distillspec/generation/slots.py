@@ -1,0 +1,192 @@
+"""The Hugging Face `Generator`: continuous batching over slots, so that short answers never wait for long ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from distillspec.errors import ConfigError
+from distillspec.generation.decoder import SlotDecoder
+from distillspec.generation.signal import SignalRecorder
+from distillspec.models.language_model import LanguageModel
+from distillspec.models.slot_cache import slot_attention_in
+from distillspec.sampling import draw, policy_probs
+from distillspec.types import GenerationRequest, Sample, SamplingPolicy, SignalRequest
+
+PREFILL_TOKENS = 2048  # padded prompt tokens read in one forward pass
+
+
+@dataclass
+class _Row:
+    """One sequence being written, in the slot of the same number as its place in the list."""
+
+    index: int
+    request: GenerationRequest
+    uniforms: Tensor  # [2, max_new_tokens] float64, drawn ahead: the batch a row runs in does not matter
+    tokens: list[int] = field(default_factory=list)
+    recorder: SignalRecorder | None = None
+
+
+class SlotGenerator:
+    """Writes with `writer`, or token by token with a mixture of `writer` and `other`.
+
+    Args:
+        slots: sequences side by side; memory is slots × longest sequence × the model's KV bytes a token.
+        other: a second model that writes each token with probability `other_share` (DistillSpec's per-token
+            mixed data); signals are always `writer`'s.
+    """
+
+    def __init__(
+        self,
+        writer: LanguageModel,
+        *,
+        slots: int = 64,
+        source: str = "teacher",
+        other: LanguageModel | None = None,
+        other_share: float = 0.0,
+    ) -> None:
+        self.models = [writer] if other is None else [writer, other]
+        self.slots = slots
+        self.source = source
+        self.other_share = other_share
+
+    @torch.no_grad()
+    def generate(
+        self,
+        requests: Sequence[GenerationRequest],
+        policy: SamplingPolicy,
+        *,
+        stop_ids: Sequence[int],
+        signal: SignalRequest | None = None,
+        on_tokens: Callable[[int], None] | None = None,
+    ) -> Iterator[tuple[int, Sample]]:
+        """See `distillspec.types.Generator.generate`."""
+        if not requests:
+            return
+        max_len = max(len(r.prompt.token_ids) + r.max_new_tokens for r in requests)
+        self._check_lengths(requests, max_len)
+        slots = min(self.slots, len(requests))
+        decoders = [SlotDecoder(model, slots, max_len) for model in self.models]
+        # Taken from the end, longest first: the rows of one prefill then have similar lengths.
+        waiting = sorted(range(len(requests)), key=lambda i: len(requests[i].prompt.token_ids))
+        with ExitStack() as stack:
+            for model in self.models:
+                was_training = model.model.training
+                model.model.eval()
+                stack.callback(model.model.train, was_training)
+                stack.enter_context(slot_attention_in(model.model))
+            rows: list[_Row] = []
+            while waiting or rows:
+                yield from self._admit(rows, waiting, requests, decoders, policy, stop_ids, signal, on_tokens)
+                if rows:
+                    last = torch.tensor([row.tokens[-1] for row in rows])
+                    logits = [decoder.step(last) for decoder in decoders]
+                    self._append(rows, logits, policy, on_tokens)
+                    yield from self._retire(rows, decoders, stop_ids)
+
+    def _admit(
+        self,
+        rows: list[_Row],
+        waiting: list[int],
+        requests: Sequence[GenerationRequest],
+        decoders: list[SlotDecoder],
+        policy: SamplingPolicy,
+        stop_ids: Sequence[int],
+        signal: SignalRequest | None,
+        on_tokens: Callable[[int], None] | None,
+    ) -> Iterator[tuple[int, Sample]]:
+        """Fill free slots, a batch of prompts at a time; a few free slots wait for company."""
+        slots = decoders[0].cache.slots
+        while waiting and (not rows or slots - len(rows) >= max(1, slots // 8)):
+            chosen = _prefill_batch(waiting, requests, slots - len(rows))
+            prompts = [requests[i].prompt.token_ids for i in chosen]
+            places = range(len(rows), len(rows) + len(chosen))
+            logits = [decoder.prefill(list(places), prompts) for decoder in decoders]
+            new = [_start(i, requests[i], signal) for i in chosen]
+            self._append(new, logits, policy, on_tokens)
+            rows.extend(new)
+            yield from self._retire(rows, decoders, stop_ids)
+
+    def _append(
+        self,
+        rows: list[_Row],
+        logits: list[Tensor],
+        policy: SamplingPolicy,
+        on_tokens: Callable[[int], None] | None,
+    ) -> None:
+        """Draw the next token of every row and record the writer's signal at it."""
+        probs = policy_probs(logits[0], policy)
+        if len(logits) > 1:
+            coins = torch.stack([row.uniforms[1, len(row.tokens)] for row in rows]).to(probs.device)
+            from_other = coins < self.other_share
+            probs = torch.where(from_other[:, None], policy_probs(logits[1], policy), probs)
+        uniforms = torch.stack([row.uniforms[0, len(row.tokens)] for row in rows]).to(probs.device)
+        tokens = draw(probs, uniforms).tolist()
+        if rows[0].recorder is not None:
+            SignalRecorder.record(logits[0], [row.recorder for row in rows if row.recorder is not None])
+        for row, token in zip(rows, tokens, strict=True):
+            row.tokens.append(token)
+        if on_tokens is not None:
+            on_tokens(len(rows))
+
+    def _retire(
+        self, rows: list[_Row], decoders: list[SlotDecoder], stop_ids: Sequence[int]
+    ) -> Iterator[tuple[int, Sample]]:
+        """Hand out finished rows; the last row moves into each freed slot so that active slots stay first."""
+        for place in range(len(rows) - 1, -1, -1):
+            row = rows[place]
+            stopped = row.tokens[-1] in stop_ids
+            if not stopped and len(row.tokens) < row.request.max_new_tokens:
+                continue
+            last = rows.pop()
+            if place < len(rows):
+                rows[place] = last
+                for decoder in decoders:
+                    decoder.move(len(rows), place)
+            yield row.index, self._sample(row, stopped)
+
+    def _sample(self, row: _Row, stopped: bool) -> Sample:
+        prompt = row.request.prompt
+        return Sample(
+            prompt_id=prompt.id,
+            domain=prompt.domain,
+            prompt_ids=prompt.token_ids,
+            response_ids=tuple(row.tokens),
+            signal=row.recorder.finish() if row.recorder is not None else None,
+            source=self.source,
+            finished=stopped,
+        )
+
+    def _check_lengths(self, requests: Sequence[GenerationRequest], max_len: int) -> None:
+        if any(len(r.prompt.token_ids) == 0 for r in requests):
+            raise ConfigError("an empty prompt cannot be answered; give at least one token")
+        for model in self.models:
+            limit = getattr(model.model.config.get_text_config(), "max_position_embeddings", None)
+            if limit is not None and max_len > limit:
+                raise ConfigError(
+                    f"prompt and response need {max_len} tokens, but {model.name} reads at most {limit}; "
+                    "lower data.max_new_tokens or data.max_prompt_tokens"
+                )
+
+
+def _prefill_batch(waiting: list[int], requests: Sequence[GenerationRequest], free: int) -> list[int]:
+    """Take from the end of `waiting` as many prompts as fit the free slots and one padded forward pass."""
+    chosen: list[int] = []
+    longest = 0
+    while waiting and len(chosen) < free:
+        longest = max(longest, len(requests[waiting[-1]].prompt.token_ids))
+        if chosen and longest * (len(chosen) + 1) > PREFILL_TOKENS:
+            break
+        chosen.append(waiting.pop())
+    return chosen
+
+
+def _start(index: int, request: GenerationRequest, signal: SignalRequest | None) -> _Row:
+    generator = torch.Generator().manual_seed(request.seed)
+    uniforms = torch.rand(2, request.max_new_tokens, generator=generator, dtype=torch.float64)
+    recorder = None if signal is None else SignalRecorder(signal, generator)
+    return _Row(index, request, uniforms, recorder=recorder)

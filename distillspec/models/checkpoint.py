@@ -1,0 +1,113 @@
+"""Drafts on disk: an ordinary Hugging Face folder plus `distillspec.json` (and `d2t.safetensors`)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from distillspec.errors import ConfigError
+from distillspec.files import verify_folder, write_folder
+from distillspec.models.language_model import LanguageModel, fingerprint
+from distillspec.models.tokenizers import identify, require_same_tokenizer
+
+METADATA = "distillspec.json"
+KEPT_IDS = "d2t.safetensors"
+FORMAT_VERSION = 1
+
+
+def save_draft(draft: LanguageModel, folder: Path, target: LanguageModel, extra: dict[str, Any] | None = None) -> None:
+    """Write the draft so that any Hugging Face loader can read it; complete before it is visible.
+
+    A truncated head is written at full width: rows the draft does not keep are the target's own, and
+    `d2t.safetensors` (`kept_ids [Vd]` int64, absolute ids) says which rows count.
+    """
+    record = {
+        "format_version": FORMAT_VERSION,
+        "identity": asdict(draft.with_identity(weights_hash=fingerprint(draft.model)).identity),
+        "target": {"name": target.name, **asdict(target.identity)},
+        "kept_vocabulary": None if draft.kept_ids is None else int(draft.kept_ids.numel()),
+        "lineage": draft.lineage,
+        **(extra or {}),
+    }
+
+    def write(temporary: Path) -> None:
+        state = dict(draft.model.state_dict())
+        if draft.kept_ids is not None:
+            state.update(_full_width_head(draft, target))
+            save_file({"kept_ids": draft.kept_ids.to(torch.int64).contiguous()}, temporary / KEPT_IDS)
+        draft.model.save_pretrained(temporary, state_dict=state)
+        draft.tokenizer.save_pretrained(temporary)
+        (temporary / METADATA).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+
+    write_folder(folder, write)
+
+
+def load_draft(
+    folder: Path | str, target: LanguageModel | None = None, *, dtype: torch.dtype | None = None
+) -> LanguageModel:
+    """Read a saved draft and slice its head to the kept vocabulary.
+
+    Raises:
+        ConfigError: not a draft folder, damaged, or made for another tokenizer than `target`'s.
+    """
+    folder = Path(folder)
+    if not (folder / METADATA).is_file():
+        raise ConfigError(f"{folder} is not a distillspec draft: it has no {METADATA}")
+    if problem := verify_folder(folder):
+        raise ConfigError(f"the draft {folder} is damaged: {problem}")
+    record = json.loads((folder / METADATA).read_text())
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if target is not None:
+        require_same_tokenizer(tokenizer, target.tokenizer, str(folder), target.name)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or torch.float32)
+    rows = model.get_output_embeddings().weight.shape[0]
+    kept_ids = None
+    if (folder / KEPT_IDS).is_file():
+        kept_ids = load_file(folder / KEPT_IDS)["kept_ids"]
+        _slice_head(model, kept_ids)
+    if target is not None:
+        model.to(target.device)
+    identity = identify(tokenizer, rows, fingerprint(model))
+    return LanguageModel(model.eval(), tokenizer, identity, str(folder), kept_ids, record.get("lineage", {}))
+
+
+def read_metadata(folder: Path | str) -> dict[str, Any]:
+    """The contents of `distillspec.json`."""
+    path = Path(folder) / METADATA
+    if not path.is_file():
+        raise ConfigError(f"{folder} is not a distillspec draft: it has no {METADATA}")
+    return json.loads(path.read_text())
+
+
+def _slice_head(model: Any, kept_ids: Tensor) -> None:
+    head = model.get_output_embeddings()
+    head.weight = nn.Parameter(head.weight.detach()[kept_ids].clone())
+    if getattr(head, "bias", None) is not None:
+        head.bias = nn.Parameter(head.bias.detach()[kept_ids].clone())
+    head.out_features = len(kept_ids)
+
+
+def _full_width_head(draft: LanguageModel, target: LanguageModel) -> dict[str, Tensor]:
+    """The head's tensors with one row an id: the draft's where it keeps the id, the target's elsewhere."""
+    assert draft.kept_ids is not None
+    head = draft.model.get_output_embeddings()
+    name = next(n for n, module in draft.model.named_modules() if module is head)
+    rows = draft.model.get_input_embeddings().weight.shape[0]
+    full = torch.zeros(rows, head.weight.shape[1], dtype=head.weight.dtype)
+    theirs = target.model.get_output_embeddings().weight.detach().cpu()
+    if theirs.shape[1] == full.shape[1]:
+        full[: theirs.shape[0]] = theirs[:rows].to(full.dtype)
+    full[draft.kept_ids] = head.weight.detach().cpu()
+    tensors = {f"{name}.weight": full}
+    if getattr(head, "bias", None) is not None:
+        bias = torch.zeros(rows, dtype=head.bias.dtype)
+        bias[draft.kept_ids] = head.bias.detach().cpu()
+        tensors[f"{name}.bias"] = bias
+    return tensors

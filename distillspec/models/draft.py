@@ -1,0 +1,122 @@
+"""Making drafts: from another checkpoint, from the target's own layers, or from scratch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
+
+from distillspec.config import DraftConfig
+from distillspec.errors import ConfigError
+from distillspec.models.checkpoint import METADATA, load_draft
+from distillspec.models.language_model import LanguageModel, fingerprint
+from distillspec.models.pruning import evenly_spaced, prune, select_by_acceptance
+from distillspec.models.target import load_causal_lm, resolve_path, wrap
+from distillspec.models.tokenizers import require_same_tokenizer
+
+DEFAULT_LAYERS = 4
+
+
+def initialise_draft(
+    config: DraftConfig,
+    target: LanguageModel,
+    *,
+    kept_ids: Tensor | None = None,
+    acceptance: Callable[[], float] | None = None,
+    on_step: Callable[[int], None] | None = None,
+) -> LanguageModel:
+    """An untrained draft in float32 on the target's device.
+
+    Args:
+        kept_ids: `[Vd]` ids the head keeps; None keeps all.
+        acceptance: measures the target with layers taken out; needed for `draft.select=acceptance`.
+
+    Raises:
+        ConfigError: the layers do not exist, or the tokenizer is another than the target's.
+    """
+    if config.kind == "pretrained":
+        draft = _pretrained(str(config.path), target)
+    else:
+        model, lineage = (
+            _pruned(config, target, acceptance, on_step) if config.kind == "pruned" else _scratch(config, target)
+        )
+        draft = wrap(model.to(target.device), target.tokenizer, config.kind)
+        draft = LanguageModel(draft.model, draft.tokenizer, draft.identity, draft.name, lineage=lineage)
+    if kept_ids is not None and draft.kept_ids is None:
+        draft = truncate_head(draft, kept_ids)
+    return draft
+
+
+def truncate_head(draft: LanguageModel, kept_ids: Tensor) -> LanguageModel:
+    """The draft with an untied head of its rows `kept_ids` only; input embeddings stay whole."""
+    old = draft.model.get_output_embeddings()
+    rows = kept_ids.to(old.weight.device)
+    head = nn.Linear(old.weight.shape[1], len(kept_ids), bias=getattr(old, "bias", None) is not None)
+    with torch.no_grad():
+        head.weight = nn.Parameter(old.weight.detach()[rows].clone())
+        if head.bias is not None:
+            head.bias = nn.Parameter(old.bias.detach()[rows].clone())
+    draft.model.config.tie_word_embeddings = False
+    draft.model.set_output_embeddings(head)
+    return LanguageModel(
+        draft.model,
+        draft.tokenizer,
+        draft.identity,
+        draft.name,
+        kept_ids=kept_ids.cpu(),
+        lineage=draft.lineage,
+    )
+
+
+def _pretrained(path: str, target: LanguageModel) -> LanguageModel:
+    if (Path(path) / METADATA).is_file():
+        return load_draft(Path(path), target, dtype=torch.float32)
+    model, tokenizer = load_causal_lm(resolve_path(path), torch.float32)
+    require_same_tokenizer(tokenizer, target.tokenizer, path, target.name)
+    return wrap(model.to(target.device), tokenizer, path)
+
+
+def _pruned(
+    config: DraftConfig,
+    target: LanguageModel,
+    acceptance: Callable[[], float] | None,
+    on_step: Callable[[int], None] | None,
+) -> tuple[PreTrainedModel, dict]:
+    total, count = len(target.layers), config.layers or DEFAULT_LAYERS
+    if config.keep is not None:
+        keep = list(config.keep)
+    elif config.select == "acceptance":
+        if acceptance is None:
+            raise ConfigError("draft.select=acceptance needs calibration text")
+        keep = select_by_acceptance(target, count, acceptance, on_step)
+    else:
+        keep = evenly_spaced(total, min(count, total) if config.layers is None else count)
+    return prune(target, keep), {"kind": "pruned", "target_layers": keep, "select": config.select}
+
+
+def _scratch(config: DraftConfig, target: LanguageModel) -> tuple[PreTrainedModel, dict]:
+    rows = target.identity.vocab_size
+    eos, pad = target.tokenizer.eos_token_id, target.tokenizer.pad_token_id
+    llama = LlamaConfig(
+        vocab_size=rows,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.hidden_size * 8 // 3 // 8 * 8,
+        num_hidden_layers=config.layers or DEFAULT_LAYERS,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.heads,
+        max_position_embeddings=getattr(target.model.config.get_text_config(), "max_position_embeddings", 2048),
+        bos_token_id=target.tokenizer.bos_token_id,
+        eos_token_id=eos,
+        pad_token_id=pad if pad is not None else eos,
+        tie_word_embeddings=False,
+    )
+    model = AutoModelForCausalLM.from_config(llama, dtype=torch.float32)
+    return model, {"kind": "scratch", "layers": llama.num_hidden_layers, "hidden_size": config.hidden_size}
+
+
+def refingerprint(draft: LanguageModel) -> LanguageModel:
+    """The same draft with its weights hash brought up to date after training."""
+    return draft.with_identity(weights_hash=fingerprint(draft.model))

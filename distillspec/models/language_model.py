@@ -1,0 +1,130 @@
+"""A transformers model with what speculation needs to know about it: identity, head, kept vocabulary."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from distillspec.errors import ConfigError
+from distillspec.types import ModelIdentity, OutputHead
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """A target or a draft.
+
+    `kept_ids [Vd]` (int64, sorted) are the absolute ids of the head's rows when the vocabulary is
+    truncated; None means the head covers the whole vocabulary. Ids the tokenizer cannot produce
+    (rows that pad the head to a round size) are cut off here, so all logits are `identity.vocab_size` wide
+    or `len(kept_ids)` wide.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    identity: ModelIdentity
+    name: str
+    kept_ids: Tensor | None = None
+    lineage: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(self.model.parameters()).dtype
+
+    @property
+    def decoder(self) -> nn.Module:
+        """The model without its head."""
+        return self.model.get_decoder()
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        """The decoder's blocks, whatever the architecture calls them."""
+        return decoder_layers(self.decoder)
+
+    @property
+    def head(self) -> OutputHead:
+        return output_head(self.model, self.identity.vocab_size, self.kept_ids)
+
+    @property
+    def width(self) -> int:
+        """How many logits the head gives."""
+        return self.identity.vocab_size if self.kept_ids is None else int(self.kept_ids.numel())
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Ids that end a response: the tokenizer's end of sequence and the generation config's."""
+        configured = self.model.generation_config.eos_token_id if self.model.generation_config else None
+        ids = configured if isinstance(configured, list) else [configured]
+        return tuple(sorted({int(i) for i in [*ids, self.tokenizer.eos_token_id] if i is not None}))
+
+    def hidden(self, input_ids: Tensor, position_ids: Tensor, **kwargs: Any) -> Tensor:
+        """Final hidden states `[B, L, D]`; position ids that restart at 0 begin a new packed sequence."""
+        output = self.decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False, **kwargs)
+        return output.last_hidden_state
+
+    def logits(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """`[B, L]` → logits `[B, L, width]`; columns follow `kept_ids` where the vocabulary is truncated."""
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        return self.head.logits(self.hidden(input_ids, position_ids))
+
+    def absolute_ids(self, columns: Tensor) -> Tensor:
+        """Head columns → vocabulary ids."""
+        return columns if self.kept_ids is None else self.kept_ids.to(columns.device)[columns]
+
+    def full_width(self, logits: Tensor) -> Tensor:
+        """Logits over the whole vocabulary, −inf where the head has no row."""
+        if self.kept_ids is None:
+            return logits
+        full = logits.new_full((*logits.shape[:-1], self.identity.vocab_size), float("-inf"))
+        return full.index_copy(-1, self.kept_ids.to(logits.device), logits)
+
+    def with_identity(self, **changes: Any) -> LanguageModel:
+        return replace(self, identity=replace(self.identity, **changes))
+
+
+def decoder_layers(decoder: nn.Module) -> nn.ModuleList:
+    """The one ModuleList of transformer blocks directly under `decoder` (`layers`, `h`, `blocks`)."""
+    found = [child for child in decoder.children() if isinstance(child, nn.ModuleList) and len(child) > 0]
+    if len(found) != 1:
+        raise ConfigError(
+            f"{type(decoder).__name__} has {len(found)} lists of layers where one is expected; "
+            "layer pruning supports plain decoder-only models"
+        )
+    return found[0]
+
+
+def output_head(model: PreTrainedModel, vocab_size: int, kept_ids: Tensor | None) -> OutputHead:
+    """The model's head without rows that only pad it, with its logit scale and soft cap."""
+    linear = model.get_output_embeddings()
+    config = model.config.get_text_config()
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    cap = getattr(config, "final_logit_softcapping", None)
+    rows = vocab_size if kept_ids is None else int(kept_ids.numel())
+    bias = getattr(linear, "bias", None)
+    padded = linear.weight.shape[0] != rows
+    weight = linear.weight[:rows] if padded else linear.weight
+    return OutputHead(weight, bias[:rows] if bias is not None and padded else bias, scale, cap)
+
+
+def fingerprint(model: PreTrainedModel) -> str:
+    """A hash of the architecture and a thin sample of every weight, the same in float32 and bfloat16 casts.
+
+    Reading 64 evenly spaced values a tensor takes milliseconds and still changes with any training step.
+    """
+    digest = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        digest.update(f"{name}{tuple(parameter.shape)}".encode())
+        flat = parameter.detach().reshape(-1)
+        index = torch.linspace(0, flat.numel() - 1, min(64, flat.numel()), dtype=torch.float64).long()
+        sample = flat[index.to(flat.device)].to(torch.bfloat16).float().cpu()
+        digest.update(sample.numpy().tobytes())
+    return digest.hexdigest()[:32]

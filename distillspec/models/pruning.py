@@ -1,0 +1,97 @@
+"""Drafts from the target's own layers: which to keep, and the model made of them."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from distillspec.errors import ConfigError
+from distillspec.models.language_model import LanguageModel, decoder_layers
+
+_LAYER_KEY = re.compile(r"^(.*\.(?:layers|h|blocks)\.)(\d+)(\..*)$")
+
+
+def evenly_spaced(total: int, count: int) -> list[int]:
+    """`count` layer numbers of `total`, first and last among them (a single one is the first)."""
+    if not 1 <= count <= total:
+        raise ConfigError(f"draft.layers={count} is impossible: the target has {total} layers")
+    if count == 1:
+        return [0]
+    return [round(i * (total - 1) / (count - 1)) for i in range(count)]
+
+
+def select_by_acceptance(
+    target: LanguageModel,
+    count: int,
+    acceptance: Callable[[], float],
+    on_step: Callable[[int], None] | None = None,
+) -> list[int]:
+    """Drop layers one at a time, each time the one whose loss leaves `acceptance()` highest.
+
+    `acceptance` measures the target as it is while some of its layers are taken out (on calibration text);
+    the target is whole again on return. Cost: about (n² − count²) / 2 measurements.
+    """
+    layers = target.layers
+    total = len(layers)
+    evenly_spaced(total, count)  # same bounds, same message
+    original, kept = list(layers), list(range(total))
+    decoder, name = target.decoder, _layers_name(target.decoder)
+    try:
+        while len(kept) > count:
+            scores = {}
+            for candidate in kept:
+                setattr(decoder, name, nn.ModuleList([original[i] for i in kept if i != candidate]))
+                scores[candidate] = acceptance()
+            kept.remove(max(scores, key=lambda layer: scores[layer]))
+            if on_step is not None:
+                on_step(len(kept))
+    finally:
+        setattr(decoder, name, nn.ModuleList(original))
+    return kept
+
+
+def prune(target: LanguageModel, keep: Sequence[int]) -> PreTrainedModel:
+    """A new model with the target's layers `keep`, in that order, and everything else of the target's.
+
+    Weights are float32 copies. Layer-type lists in the config (sliding windows) follow the layers.
+    """
+    total = len(target.layers)
+    if max(keep) >= total:
+        raise ConfigError(
+            f"draft.keep={list(keep)} names layer {max(keep)}, but the target's layers are 0..{total - 1}"
+        )
+    draft = AutoModelForCausalLM.from_config(pruned_config(target.model.config, keep), dtype=torch.float32)
+    draft.load_state_dict(_renumbered(target.model.state_dict(), list(keep)), strict=True)
+    return draft
+
+
+def pruned_config(config: PretrainedConfig, keep: Sequence[int]) -> PretrainedConfig:
+    """The target's config for the layers `keep`."""
+    pruned = copy.deepcopy(config)
+    types = getattr(pruned, "layer_types", None)
+    pruned.num_hidden_layers = len(keep)
+    if types is not None:
+        pruned.layer_types = [types[i] for i in keep]
+    return pruned
+
+
+def _renumbered(state: dict[str, torch.Tensor], keep: list[int]) -> dict[str, torch.Tensor]:
+    place = {layer: i for i, layer in enumerate(keep)}
+    chosen = {}
+    for key, value in state.items():
+        match = _LAYER_KEY.match(key)
+        if match is None:
+            chosen[key] = value.float()
+        elif int(match[2]) in place:
+            chosen[f"{match[1]}{place[int(match[2])]}{match[3]}"] = value.float()
+    return chosen
+
+
+def _layers_name(decoder: nn.Module) -> str:
+    layers = decoder_layers(decoder)
+    return next(name for name, child in decoder.named_children() if child is layers)

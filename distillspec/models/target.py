@@ -1,0 +1,77 @@
+"""Loading targets: the embedded SmolLM2, a Hub id, a local folder, a GGUF file, or the tiny test model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from distillspec.config import TargetConfig
+from distillspec.errors import ConfigError
+from distillspec.models.gguf import embedded_gguf, unpack_gguf
+from distillspec.models.language_model import LanguageModel, fingerprint
+from distillspec.models.numerics import resolve_device, resolve_dtype
+from distillspec.models.tiny import tiny_model, tiny_tokenizer
+from distillspec.models.tokenizers import identify, tokenizer_size
+
+EMBEDDED_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+def load_target(config: TargetConfig) -> LanguageModel:
+    """Load the target in evaluation mode, without gradients.
+
+    Raises:
+        ConfigError: the path or id cannot be loaded as a causal language model with a tokenizer.
+    """
+    device = resolve_device(config.device)
+    dtype = resolve_dtype(config.dtype, device)
+    if config.path == "tiny":
+        tokenizer = tiny_tokenizer()
+        model: PreTrainedModel = tiny_model(tokenizer_size(tokenizer) + 5).to(dtype)
+        name = "tiny"
+    else:
+        model, tokenizer = load_causal_lm(resolve_path(config.path), dtype)
+        name = config.path
+    model.requires_grad_(False).eval().to(device)
+    return wrap(model, tokenizer, name)
+
+
+def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> LanguageModel:
+    """A full-vocabulary `LanguageModel` with its identity worked out."""
+    rows = model.get_output_embeddings().weight.shape[0]
+    return LanguageModel(model, tokenizer, identify(tokenizer, rows, fingerprint(model)), name)
+
+
+def resolve_path(path: str) -> str:
+    """`smollm2` → the embedded weights (or their Hub id), a GGUF file → its unpacked folder."""
+    if path == "smollm2":
+        file = embedded_gguf()
+        return str(unpack_gguf(file)) if file is not None else EMBEDDED_HUB_ID
+    if path.endswith(".gguf"):
+        if not Path(path).is_file():
+            raise ConfigError(f"target.path={path}: no such file")
+        return str(unpack_gguf(Path(path)))
+    return path
+
+
+def load_causal_lm(path: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A model and tokenizer from a folder or the Hub; every failure is one line naming the path."""
+    looks_local = path.startswith((".", "/", "~")) or Path(path).exists()
+    folder = str(Path(path).expanduser()) if looks_local else path
+    if looks_local and not (Path(folder) / "config.json").is_file():
+        raise ConfigError(f"{path} is not a model folder: it has no config.json")
+    try:
+        AutoConfig.from_pretrained(folder)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(f"cannot load {path} as a causal language model: {reason}") from error
+    return model, tokenizer

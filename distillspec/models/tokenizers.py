@@ -1,0 +1,50 @@
+"""Tokenizer identity: two models may speculate together only when every id means the same token."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+from transformers import PreTrainedTokenizerBase
+
+from distillspec.errors import ConfigError
+from distillspec.types import ModelIdentity
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """sha256 of the id → token map with added tokens; file bytes and settings do not count."""
+    pairs = sorted((index, token) for token, index in tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps(pairs, ensure_ascii=True).encode()).hexdigest()[:32]
+
+
+def tokenizer_size(tokenizer: PreTrainedTokenizerBase) -> int:
+    """One more than the largest id the tokenizer can produce."""
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def identify(tokenizer: PreTrainedTokenizerBase, head_rows: int, weights_hash: str) -> ModelIdentity:
+    """The identity of a model; a head shorter than the tokenizer bounds the vocabulary."""
+    size = min(tokenizer_size(tokenizer), head_rows)
+    return ModelIdentity(tokenizer_hash(tokenizer), size, weights_hash)
+
+
+def require_same_tokenizer(
+    draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, draft_name: str, target_name: str
+) -> None:
+    """Refuse tokenizers that differ, naming the first difference."""
+    if tokenizer_hash(draft) == tokenizer_hash(target):
+        return
+    raise ConfigError(
+        f"draft {draft_name} and target {target_name} do not share a tokenizer: "
+        f"{first_difference(draft, target)}; use a draft with the target's tokenizer (draft=pruned makes one)"
+    )
+
+
+def first_difference(draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> str:
+    """Where two vocabularies part, in words."""
+    theirs = {index: token for token, index in draft.get_vocab().items()}
+    ours = {index: token for token, index in target.get_vocab().items()}
+    for index in range(max(len(theirs), len(ours))):
+        if theirs.get(index) != ours.get(index):
+            return f"id {index} is {theirs.get(index)!r} in the draft and {ours.get(index)!r} in the target"
+    return f"the draft has {len(theirs)} tokens and the target {len(ours)}"

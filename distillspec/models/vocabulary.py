@@ -1,0 +1,35 @@
+"""Truncated draft vocabularies: which tokens the draft's head keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+
+def count_tokens(sequences: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
+    """How often each id occurs, `[V]` int64."""
+    counts = torch.zeros(vocab_size, dtype=torch.int64)
+    for sequence in sequences:
+        if len(sequence):
+            counts += torch.bincount(torch.tensor(sequence, dtype=torch.int64), minlength=vocab_size)[:vocab_size]
+    return counts
+
+
+def choose_kept_ids(counts: Tensor, size: int, tokenizer: PreTrainedTokenizerBase) -> Tensor:
+    """The `size` most frequent ids, sorted, special tokens always among them; ties go to lower ids.
+
+    Lower ids of a BPE tokenizer are the earlier, more common merges, so unseen tokens are filled in by id.
+    """
+    counts = counts.clone()
+    special = [i for i in tokenizer.all_special_ids if i < counts.numel()]
+    counts[special] = counts.max() + 1
+    order = torch.argsort(counts, descending=True, stable=True)
+    return torch.sort(order[: min(size, counts.numel())]).values
+
+
+def coverage(counts: Tensor, kept_ids: Tensor) -> float:
+    """Share of the counted tokens that are kept."""
+    return float(counts[kept_ids].sum() / counts.sum().clamp(min=1))

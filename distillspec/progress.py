@@ -1,0 +1,74 @@
+"""Progress for people: a live bar on a terminal, a line now and then in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+LINE_EVERY_S = 15.0
+
+
+class ProgressLine:
+    """One piece of work: `update` with the share done and a few words."""
+
+    def __init__(self, title: str, bar: Progress | None) -> None:
+        self.title = title
+        self._bar = bar
+        self._task = bar.add_task(title, total=1.0, note="") if bar is not None else None
+        self._started = self._last = time.monotonic()
+
+    def update(self, fraction: float, note: str) -> None:
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=fraction, note=note)
+        elif time.monotonic() - self._last >= LINE_EVERY_S:
+            self._last = time.monotonic()
+            print(f"{self.title}: {100 * fraction:3.0f} % {note}", flush=True)
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.monotonic() - self._started
+
+    def left(self, fraction: float) -> str:
+        """Time left at the pace so far, as m:ss."""
+        if fraction <= 0:
+            return "?"
+        seconds = int(self.elapsed_s * (1 - fraction) / fraction)
+        return f"{seconds // 60}:{seconds % 60:02d}"
+
+
+@contextmanager
+def progress(title: str) -> Iterator[ProgressLine]:
+    """A bar on a terminal, else a line each 15 s; ends with a line that says how long it took."""
+    if not sys.stdout.isatty():
+        line = ProgressLine(title, None)
+        print(f"{title} …", flush=True)
+        yield line
+        print(f"{title}: done in {line.elapsed_s:.0f} s", flush=True)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console()) as bar:
+        yield ProgressLine(title, bar)
+
+
+class TokenMeter:
+    """Counts tokens towards a total and shows the rate."""
+
+    def __init__(self, line: ProgressLine, expected_tokens: int) -> None:
+        self.line, self.expected = line, max(1, expected_tokens)
+        self.tokens = 0
+
+    def __call__(self, tokens: int) -> None:
+        self.tokens += tokens
+        rate = self.tokens / max(self.line.elapsed_s, 1e-6)
+        fraction = min(1.0, self.tokens / self.expected)
+        self.line.update(fraction, f"{self.tokens} tokens, {rate:.0f}/s, at most {self.line.left(fraction)} left")

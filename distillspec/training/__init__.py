@@ -1,0 +1,1 @@
+"""Training a draft: feed, loss module, strategy, loop, checkpoints."""

@@ -1,0 +1,90 @@
+"""Training checkpoints: everything a bit-exact resume needs, checked by hash before it is trusted."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distillspec.data.shards import ShardWriter, read_samples
+from distillspec.errors import RunError
+from distillspec.files import verify_folder, write_folder
+from distillspec.training.schedule import Progress
+from distillspec.types import Sample
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The state of a run at a step border."""
+
+    progress: Progress
+    strategy: dict[str, Any]  # weights and optimizer
+    feed: dict[str, Any]
+    rng: torch.Tensor  # torch's global generator
+    best: dict[str, Any] | None
+    bad_steps: int
+    fresh_samples: list[Sample] | None  # on-policy runs: what the current draft wrote
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
+    """Write `step-XXXXXXXX` under `folder` and drop all but the newest `keep`."""
+    path = folder / f"step-{checkpoint.progress.step:08d}"
+    write_folder(path, lambda temporary: _write(checkpoint, temporary))
+    for old in _folders(folder)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return path
+
+
+def load_newest(folder: Path) -> tuple[Checkpoint, list[str]]:
+    """The newest checkpoint whose files match their hashes, and what was wrong with newer ones.
+
+    Raises:
+        RunError: there is none.
+    """
+    problems: list[str] = []
+    for path in reversed(_folders(folder)):
+        problem = verify_folder(path)
+        if problem is None:
+            return _read(path), problems
+        problems.append(problem)
+    detail = f": {'; '.join(problems)}" if problems else ""
+    raise RunError(f"{folder} holds no usable checkpoint{detail}; start the run anew")
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(folder.glob("step-*"))
+
+
+def _write(checkpoint: Checkpoint, folder: Path) -> None:
+    torch.save({"strategy": checkpoint.strategy, "rng": checkpoint.rng}, folder / "state.pt")
+    record = {
+        "progress": asdict(checkpoint.progress),
+        "feed": checkpoint.feed,
+        "best": checkpoint.best,
+        "bad_steps": checkpoint.bad_steps,
+    }
+    (folder / "state.json").write_text(json.dumps(record, indent=2) + "\n")
+    if checkpoint.fresh_samples is not None:
+        writer = ShardWriter(folder / "fresh", {}, shard_sequences=len(checkpoint.fresh_samples) + 1)
+        for sample in checkpoint.fresh_samples:
+            writer.add(sample)
+        writer.flush(complete=True)
+
+
+def _read(folder: Path) -> Checkpoint:
+    tensors = torch.load(folder / "state.pt", map_location="cpu", weights_only=True)
+    record = json.loads((folder / "state.json").read_text())
+    fresh = folder / "fresh"
+    return Checkpoint(
+        progress=Progress(**record["progress"]),
+        strategy=tensors["strategy"],
+        feed=record["feed"],
+        rng=tensors["rng"],
+        best=record["best"],
+        bad_steps=record["bad_steps"],
+        fresh_samples=read_samples(fresh) if fresh.is_dir() else None,
+    )

@@ -1,0 +1,65 @@
+"""What the draft learns from next: an endless, resumable sequence of packed batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from distillspec.config import TrainConfig
+from distillspec.data.packing import collate, plan_epoch
+from distillspec.types import Sample, TokenBatch
+
+
+class SampleFeed:
+    """Batches over a set of samples, epoch after epoch; every process takes its own share of each epoch.
+
+    `state()` and `restore()` make a resumed run meet the same batches.
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        config: TrainConfig,
+        pad_id: int,
+        seed: int,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
+        self.config, self.pad_id, self.seed, self.rank, self.world = config, pad_id, seed, rank, world
+        self.epoch, self.next_batch = 0, 0
+        self.samples: list[Sample] = []
+        self.replace(samples)
+
+    def replace(self, samples: Sequence[Sample]) -> None:
+        """Go on with other samples (fresh ones from the current draft), from their first batch."""
+        self.samples = list(samples)
+        self.next_batch = 0
+        self._plan = self._plan_epoch()
+
+    def take(self) -> TokenBatch:
+        """The next batch of this process."""
+        if self.next_batch >= len(self._plan):
+            self.epoch, self.next_batch = self.epoch + 1, 0
+            self._plan = self._plan_epoch()
+        rows = self._plan[self.next_batch]
+        self.next_batch += 1
+        return collate([[self.samples[i] for i in row] for row in rows], self.config.row_tokens, self.pad_id)
+
+    def state(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "next_batch": self.next_batch}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.epoch, self.next_batch = state["epoch"], state["next_batch"]
+        self._plan = self._plan_epoch()
+
+    def _plan_epoch(self) -> list[list[list[int]]]:
+        """This process's batches: every process gets as many, or the last ones would wait for ever."""
+        rows = max(1, self.config.batch_tokens // self.config.row_tokens)
+        lengths = [len(sample) for sample in self.samples]
+        batches = plan_epoch(lengths, self.config.row_tokens, rows, self.seed, self.epoch)
+        shared = len(batches) // self.world
+        if shared == 0:
+            # Fewer batches than processes: deal out rows instead, repeating some.
+            flat = [row for batch in batches for row in batch]
+            return [[flat[(self.rank + i * self.world) % len(flat)] for i in range(max(1, len(flat) // self.world))]]
+        return batches[self.rank : shared * self.world : self.world]

@@ -1,0 +1,119 @@
+"""The draft and its loss as one module, so that every parallel wrapper sees a single forward pass."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from distillspec.config import LossConfig
+from distillspec.errors import ConfigError
+from distillspec.losses import (
+    ChunkedLoss,
+    DenseTeacher,
+    LossMix,
+    NoTeacher,
+    SignalTeacher,
+    Teacher,
+    chunked_loss,
+    chunked_token_values,
+    select_tokens,
+)
+from distillspec.models import LanguageModel
+from distillspec.types import OutputHead, TokenBatch
+
+
+class DistillModule(nn.Module):
+    """`forward` gives the mean loss of a batch's loss positions.
+
+    The head's weight is registered here directly: sharded training gathers a module's own parameters before
+    its forward, and the chunked loss reads this weight outside the head's own forward.
+    """
+
+    def __init__(self, draft: LanguageModel, config: LossConfig) -> None:
+        super().__init__()
+        self.model = draft.model
+        self.draft = draft
+        self.mix = LossMix.parse(config.terms)
+        self.config = config
+        head = draft.model.get_output_embeddings()
+        self.head_weight = head.weight
+        self.head_bias = getattr(head, "bias", None)
+        if draft.kept_ids is not None:
+            self.register_buffer("kept_ids", draft.kept_ids.to(draft.device), persistent=False)
+        else:
+            self.kept_ids = None
+
+    def forward(self, batch: TokenBatch, teacher: Teacher, weights: Tensor, normalizer: float) -> ChunkedLoss:
+        """Loss summed over `weights [N]` and divided by `normalizer`; differentiable in the draft."""
+        return chunked_loss(
+            loss_hidden(self.draft, batch),
+            self.head(),
+            teacher,
+            self.mix,
+            weights=weights,
+            normalizer=normalizer,
+            chunk_tokens=self.config.chunk_tokens,
+            kept_ids=self.kept_ids,
+            labels=batch.labels,
+            from_draft=batch.from_draft,
+            temperature=self.config.temperature,
+        )
+
+    def head(self) -> OutputHead:
+        """The output head over this module's own (gathered) parameters."""
+        rows = self.draft.width
+        plain = self.draft.head
+        bias = None if self.head_bias is None else self.head_bias[:rows]
+        return OutputHead(self.head_weight[:rows], bias, plain.scale, plain.softcap)
+
+
+def loss_hidden(model: LanguageModel, batch: TokenBatch) -> Tensor:
+    """Final hidden states at the batch's loss positions, `[N, D]`."""
+    hidden = model.hidden(batch.input_ids, batch.position_ids)
+    return hidden.reshape(-1, hidden.shape[-1])[batch.loss_index]
+
+
+@torch.no_grad()
+def teacher_view(mix: LossMix, batch: TokenBatch, target: LanguageModel) -> Teacher:
+    """The recorded signal where the batch has one, else a forward pass of the live target."""
+    if not mix.needs_teacher:
+        return NoTeacher()
+    if batch.signal is not None:
+        return SignalTeacher(batch.signal)
+    return DenseTeacher(loss_hidden(target, batch), target.head)
+
+
+@torch.no_grad()
+def token_weights(
+    module: DistillModule, batch: TokenBatch, teacher: Teacher, reference: LanguageModel | None
+) -> Tensor:
+    """One for each loss position to learn from, `[N]` float32.
+
+    With a reference draft only the `loss.select_fraction` of positions where the draft is furthest behind it
+    count (AdaSPEC).
+    """
+    weights = torch.ones(batch.response_tokens, device=batch.labels.device)
+    fraction = module.config.select_fraction
+    if fraction is None:
+        return weights
+    if reference is None:
+        raise ConfigError("loss.select_fraction needs loss.reference=FOLDER (a draft to compare with)")
+    losses = [
+        chunked_token_values(
+            loss_hidden(draft, batch),
+            draft.head,
+            teacher,
+            module.mix.names[0],
+            module.mix.terms[0].params,
+            chunk_tokens=module.config.chunk_tokens,
+            kept_ids=None if draft.kept_ids is None else draft.kept_ids.to(draft.device),
+            labels=batch.labels,
+            from_draft=batch.from_draft,
+            temperature=module.config.temperature,
+        )
+        for draft in (module.draft, reference)
+    ]
+    ours, theirs = losses
+    assert ours.values is not None
+    assert theirs.values is not None
+    return weights * select_tokens(ours.values, theirs.values, fraction, ours.valid)

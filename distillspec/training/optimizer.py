@@ -1,0 +1,30 @@
+"""Which parameters learn, and the optimizer over them."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.optim import AdamW, Optimizer
+
+from distillspec.config import TrainConfig
+from distillspec.models import LanguageModel
+
+
+def choose_trainable(draft: LanguageModel, train_embeddings: bool) -> None:
+    """All weights learn but the input embeddings, which the target has learnt already (unless asked).
+
+    A tied head is the input embedding, so freezing one freezes both; the layers learn either way.
+    """
+    draft.model.requires_grad_(True)
+    if not train_embeddings and draft.lineage.get("kind") != "scratch":
+        draft.model.get_input_embeddings().weight.requires_grad_(False)
+
+
+def make_optimizer(module: nn.Module, config: TrainConfig) -> Optimizer:
+    """AdamW; matrices decay, norms and biases do not."""
+    trainable = [p for p in module.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    first, second = config.betas
+    return AdamW([g for g in groups if g["params"]], lr=config.learning_rate, betas=(first, second), fused=True)

@@ -1,0 +1,93 @@
+"""Where a run's numbers go: `metrics.jsonl` always, and Accelerate's trackers when asked."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from distillspec.config import TrackerConfig
+from distillspec.files import clear_disk_errors, write_text
+
+
+class MetricsLog:
+    """Appends one JSON object a line."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def rewind(self, step: int) -> None:
+        """Drop the lines past `step`: a resumed run writes them again."""
+        if self.path.is_file():
+            lines = [line for line in self.path.read_text().splitlines() if _step_of(line) <= step]
+            write_text(self.path, "".join(line + "\n" for line in lines))
+
+    def add(self, record: dict[str, Any]) -> None:
+        with clear_disk_errors(self.path), self.path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(record) + "\n")
+
+
+class Tracker:
+    """`metrics.jsonl` and an optional Accelerate tracker, behind one `log`."""
+
+    def __init__(self, accelerator: Accelerator, config: TrackerConfig, run: Path) -> None:
+        self.accelerator = accelerator
+        self.metrics = MetricsLog(run / "metrics.jsonl") if accelerator.is_main_process else None
+        self.external = config.kind != "none"
+
+    def rewind(self, step: int) -> None:
+        """Forget what was logged past `step`, before a resumed run goes on from there."""
+        if self.metrics is not None:
+            self.metrics.rewind(step)
+
+    def start(self, config: TrackerConfig, run: Path, settings: dict[str, Any]) -> None:
+        """Open the external tracker; W&B goes offline without a key and continues the run it had."""
+        if not self.external:
+            return
+        options: dict[str, Any] = {}
+        if config.kind == "wandb":
+            if not (os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_MODE") or _has_netrc_key()):
+                os.environ["WANDB_MODE"] = "offline"
+            options["wandb"] = {
+                "id": _run_id(run),
+                "resume": "allow",
+                "name": config.name or run.name,
+                "tags": list(config.tags),
+                "dir": str(run),
+            }
+        self.accelerator.init_trackers(config.project, config=settings, init_kwargs=options)
+
+    def log(self, record: dict[str, Any]) -> None:
+        """`record` has step, tokens, seconds and named scalars."""
+        if self.metrics is not None:
+            self.metrics.add(record)
+        if self.external:
+            scalars = {k: v for k, v in record.items() if k != "step"}
+            self.accelerator.log(scalars, step=int(record["step"]))
+
+    def close(self) -> None:
+        if self.external:
+            self.accelerator.end_training()
+
+
+def _run_id(run: Path) -> str:
+    """The W&B id of a run folder, made once, so that a resumed run is the same run."""
+    path = run / "wandb_run_id"
+    if not path.is_file():
+        write_text(path, os.urandom(8).hex() + "\n")
+    return path.read_text().strip()
+
+
+def _has_netrc_key() -> bool:
+    path = Path.home() / ".netrc"
+    return path.is_file() and "wandb" in path.read_text(errors="ignore")
+
+
+def _step_of(line: str) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError):
+        return 1 << 62  # a line cut by a crash is dropped with the ones past the checkpoint

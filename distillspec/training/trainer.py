@@ -1,0 +1,243 @@
+"""The training loop: take a batch, step, and now and then evaluate and save."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distillspec.config import TrainCommand
+from distillspec.errors import Interrupted, RunError
+from distillspec.models import LanguageModel, save_draft
+from distillspec.sampling import NonFiniteLogits
+from distillspec.training.checkpoint import Checkpoint, load_newest, save_checkpoint
+from distillspec.training.feed import SampleFeed
+from distillspec.training.interrupts import StopRequest
+from distillspec.training.module import DistillModule, teacher_view, token_weights
+from distillspec.training.processes import agree, total
+from distillspec.training.schedule import Progress, fraction_done, learning_rate_factor, stopped_by
+from distillspec.training.strategy import Strategy
+from distillspec.training.tracking import Tracker
+from distillspec.types import Sample, TokenBatch
+
+Evaluate = Callable[[LanguageModel], dict[str, float]]  # scalars named eval/…, among them eval/alpha
+Refresh = Callable[[LanguageModel, int], list[Sample]]  # fresh samples from the current draft at a step
+Report = Callable[[Progress, dict[str, float]], None]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run ended."""
+
+    progress: Progress
+    stopped_by: str
+    best: dict[str, Any]
+    bad_steps: int
+
+
+class Trainer:
+    """One training run. `run` may be called once; every process of a launch calls it."""
+
+    def __init__(
+        self,
+        draft: LanguageModel,
+        target: LanguageModel,
+        module: DistillModule,
+        strategy: Strategy,
+        feed: SampleFeed,
+        config: TrainCommand,
+        folder: Path,
+        tracker: Tracker,
+        *,
+        evaluate: Evaluate,
+        refresh: Refresh | None = None,
+        reference: LanguageModel | None = None,
+        stop: StopRequest | None = None,
+        report: Report | None = None,
+    ) -> None:
+        self.draft, self.target, self.module, self.strategy = draft, target, module, strategy
+        self.feed, self.config, self.folder, self.tracker = feed, config, folder, tracker
+        self.evaluate, self.refresh, self.reference = evaluate, refresh, reference
+        self.stop = stop or StopRequest()
+        self.report = report or (lambda progress, values: None)
+        self.progress = Progress()
+        self.best: dict[str, Any] | None = None
+        self.bad_steps = self.bad_in_a_row = 0
+        self._last_problem = ""
+        self._next_evaluation = 0.0
+
+    @property
+    def is_main(self) -> bool:
+        return self.strategy.accelerator.is_main_process
+
+    def resume(self) -> list[str]:
+        """Go on from the newest intact checkpoint; returns what was wrong with newer ones."""
+        checkpoint, problems = load_newest(self.folder / "checkpoints")
+        self.strategy.restore(checkpoint.strategy)
+        if checkpoint.fresh_samples is not None:
+            self.feed.replace(checkpoint.fresh_samples)
+        self.feed.restore(checkpoint.feed)
+        self.progress, self.best = checkpoint.progress, checkpoint.best
+        self.bad_steps = checkpoint.bad_steps
+        torch.set_rng_state(checkpoint.rng)
+        return problems
+
+    def run(self) -> TrainResult:
+        """Train to the first limit.
+
+        Raises:
+            Interrupted: a signal came; the state is saved.
+            RunError: `train.max_bad_steps` steps in a row were not finite.
+        """
+        settings, config = self.config.train, self.config
+        self.module.train()
+        self._next_evaluation = self._evaluation_after(self.progress)
+        while (reason := stopped_by(self.progress, settings)) is None:
+            if agree(self.strategy.accelerator, self.stop.asked):
+                self._save()
+                raise Interrupted(self.stop.signal_number or 15, f"distill train resume={self.folder}")
+            if self.refresh is not None and self.progress.step % config.data.refresh_steps == 0:
+                self._refresh_samples()
+            self._step()
+            if self._evaluation_due():
+                self._evaluate_and_save()
+        self._evaluate_and_save()
+        assert self.best is not None
+        return TrainResult(self.progress, reason, self.best, self.bad_steps)
+
+    def _step(self) -> None:
+        started = time.perf_counter()
+        factor = learning_rate_factor(fraction_done(self.progress, self.config.train), self.config.train)
+        for group in self.strategy.optimizer.param_groups:
+            group["lr"] = self.config.train.learning_rate * factor
+        batches = [self.feed.take().to(self.strategy.accelerator.device) for _ in range(self.config.train.accumulate)]
+        tokens, sums, norm = self._gradients(batches)
+        finite = not agree(self.strategy.accelerator, not math.isfinite(norm))
+        if finite:
+            self.strategy.update()
+        else:
+            self.strategy.skip()
+        self._count_bad(finite)
+        seconds = self._agreed_seconds(time.perf_counter() - started)
+        self.progress = Progress(self.progress.step + 1, self.progress.tokens + tokens, self.progress.seconds + seconds)
+        self._log_step(sums, norm, factor, tokens / max(seconds, 1e-9))
+
+    def _gradients(self, batches: list[TokenBatch]) -> tuple[int, dict[str, float], float]:
+        """Backward over the micro-batches; response tokens of all processes, loss sums, gradient norm."""
+        accelerator = self.strategy.accelerator
+        tokens = total(accelerator, sum(batch.response_tokens for batch in batches))
+        sums: dict[str, float] = {}
+        failed = False
+        weighted = [self._weigh(batch) for batch in batches]
+        # Gradients are averaged over processes, so each divides by its share of all weights.
+        share = total(accelerator, sum(float(weights.sum()) for _, weights in weighted)) / accelerator.num_processes
+        for i, (batch, (teacher, weights)) in enumerate(zip(batches, weighted, strict=True)):
+            with self.strategy.micro_step(last=i == len(batches) - 1):
+                try:
+                    result = self.strategy.module(batch, teacher, weights, max(share, 1e-9))
+                except NonFiniteLogits as error:
+                    self._last_problem, failed = str(error), True
+                    if accelerator.num_processes > 1:
+                        raise RunError(f"{error}; lower train.learning_rate and resume") from error
+                    break
+                self.strategy.backward(result.loss)
+            for name, value in result.metrics.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+        norm = math.nan if failed else self.strategy.clip(self.config.train.clip_norm)
+        if not failed and not math.isfinite(norm):
+            self._last_problem = f"the gradient norm is {norm}"
+        return int(tokens), sums, norm
+
+    def _weigh(self, batch: TokenBatch) -> tuple[Any, torch.Tensor]:
+        teacher = teacher_view(self.module.mix, batch, self.target)
+        return teacher, token_weights(self.module, batch, teacher, self.reference)
+
+    def _count_bad(self, finite: bool) -> None:
+        if finite:
+            self.bad_in_a_row = 0
+            return
+        self.bad_steps += 1
+        self.bad_in_a_row += 1
+        if self.bad_in_a_row >= self.config.train.max_bad_steps:
+            raise RunError(
+                f"{self.bad_in_a_row} steps in a row were not finite at step {self.progress.step} "
+                f"({self._last_problem}); lower train.learning_rate={self.config.train.learning_rate} and "
+                f"continue with resume={self.folder}"
+            )
+
+    def _log_step(self, sums: dict[str, float], norm: float, factor: float, rate: float) -> None:
+        values = {
+            "train/grad_norm": norm,
+            "train/lr": self.config.train.learning_rate * factor,
+            "train/tokens_per_s": rate,
+            "train/bad_steps": float(self.bad_steps),
+        }
+        weight = sums.get("weight", 0.0)
+        if weight > 0:
+            values["train/loss"] = sums["loss"] / weight
+            values.update({f"train/{k}": sums[k] / weight for k in ("alpha", "outside") if k in sums})
+        self._log({k: v for k, v in values.items() if math.isfinite(v)})
+        self.report(self.progress, values)
+
+    def _log(self, values: dict[str, float]) -> None:
+        if self.is_main:
+            head = {
+                "step": self.progress.step,
+                "tokens": self.progress.tokens,
+                "seconds": self.progress.seconds,
+            }
+            self.tracker.log({**head, **values})
+
+    def _refresh_samples(self) -> None:
+        assert self.refresh is not None
+        draft = self.strategy.refresh_plain(self.draft)
+        self.feed.replace(self.refresh(draft, self.progress.step))
+        self.module.train()
+
+    def _evaluate_and_save(self) -> None:
+        """Measure acceptance on held-out prompts, keep the draft if it is the best so far, save the state."""
+        draft = self.strategy.refresh_plain(self.draft)
+        if self.is_main:
+            values = self.evaluate(draft)
+            self._log(values)
+            self.report(self.progress, values)
+            if self.best is None or values["eval/alpha"] > self.best["alpha"]:
+                self.best = {"step": self.progress.step, "alpha": values["eval/alpha"]}
+                save_draft(draft, self.folder / "best", self.target, {"training": dict(self.best)})
+        self.module.train()
+        self._save()
+        self.strategy.accelerator.wait_for_everyone()
+        self._next_evaluation = self._evaluation_after(self.progress)
+
+    def _save(self) -> None:
+        state = self.strategy.state()
+        if not self.is_main:
+            return
+        checkpoint = Checkpoint(
+            self.progress,
+            state,
+            self.feed.state(),
+            torch.get_rng_state(),
+            self.best,
+            self.bad_steps,
+            self.feed.samples if self.refresh is not None else None,
+        )
+        save_checkpoint(self.folder / "checkpoints", checkpoint, self.config.train.keep_checkpoints)
+
+    def _evaluation_due(self) -> bool:
+        if self.config.train.eval_every is not None:
+            return self.progress.step % self.config.train.eval_every == 0
+        return fraction_done(self.progress, self.config.train) >= self._next_evaluation
+
+    def _evaluation_after(self, progress: Progress) -> float:
+        """Without `eval_every` a run is evaluated at each tenth of its way."""
+        return math.floor(fraction_done(progress, self.config.train) * 10 + 1e-9) / 10 + 0.1
+
+    def _agreed_seconds(self, seconds: float) -> float:
+        """The slowest process's time, so that all of them see the limit at the same step."""
+        return total(self.strategy.accelerator, seconds, largest=True)

@@ -1,0 +1,204 @@
+"""Messages that cross module borders, and the Protocols behind which parts can be exchanged.
+
+Imports nothing of ours. Shapes: N = loss positions, T = tokens, K = entries kept per position,
+V = vocabulary. Probabilities and log-probabilities are natural (nats), float32 unless said otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+SignalKind = Literal["topk", "sampled"]
+
+
+@dataclass(frozen=True)
+class SamplingPolicy:
+    """How tokens are drawn from logits; the *deployed policy* under which acceptance is judged.
+
+    `temperature=0` is greedy. `top_k=0`, `top_p=1` and `min_p=0` switch those filters off.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def is_plain(self) -> bool:
+        """True when the policy is the softmax at its temperature, with no filter."""
+        return not self.is_greedy and self.top_k == 0 and self.top_p >= 1.0 and self.min_p <= 0.0
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One request as the target will see it: `token_ids` already carry the chat template."""
+
+    id: str
+    token_ids: tuple[int, ...]
+    domain: str = "default"
+    response: str | None = None
+
+
+@dataclass(frozen=True)
+class TeacherSignal:
+    """What the target thinks at T positions, compressed; row t is the distribution that emits token t.
+
+    `topk`: `ids` are the K most probable tokens, `logprobs` their raw log-probabilities (temperature 1,
+    no filter) and `tail` the probability of everything else.
+    `sampled`: `ids` are K independent draws from the raw distribution (unbiased), `logprobs` theirs, `tail`
+    is zero.
+    """
+
+    kind: SignalKind
+    ids: Tensor  # [T, K] int32
+    logprobs: Tensor  # [T, K] float16 on disk, float32 in batches
+    tail: Tensor  # [T] float32, probability
+
+    def __len__(self) -> int:
+        return self.ids.shape[0]
+
+    def rows(self, start: int, stop: int) -> TeacherSignal:
+        return TeacherSignal(self.kind, self.ids[start:stop], self.logprobs[start:stop], self.tail[start:stop])
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A prompt with one response, and the teacher's signal at every response token where it is known."""
+
+    prompt_id: str
+    domain: str
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    signal: TeacherSignal | None = None
+    source: str = "fixed"  # fixed | teacher | draft: which model wrote the response
+    finished: bool = True  # False when cut at the length limit
+
+    def __len__(self) -> int:
+        return len(self.prompt_ids) + len(self.response_ids)
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """Several samples packed into rows, block-diagonal: `position_ids` restart at 0 for each sample.
+
+    Loss positions are the places whose *next* token is a response token, the first one (the last
+    prompt token) included. `loss_index` points into the flattened [B * L] grid.
+    """
+
+    input_ids: Tensor  # [B, L] int64
+    position_ids: Tensor  # [B, L] int64
+    loss_index: Tensor  # [N] int64
+    labels: Tensor  # [N] int64, the next token (absolute vocabulary ids)
+    sample_index: Tensor  # [N] int64, which of `domains` each position belongs to
+    domains: tuple[str, ...]
+    from_draft: Tensor  # [N] bool, the label was sampled from the draft
+    signal: TeacherSignal | None = None
+
+    @property
+    def response_tokens(self) -> int:
+        return int(self.loss_index.numel())
+
+    def to(self, device: torch.device | str) -> TokenBatch:
+        moved = {
+            name: getattr(self, name).to(device, non_blocking=True)
+            for name in ("input_ids", "position_ids", "loss_index", "labels", "sample_index", "from_draft")
+        }
+        signal = self.signal
+        if signal is not None:
+            signal = TeacherSignal(
+                signal.kind, signal.ids.to(device), signal.logprobs.to(device), signal.tail.to(device)
+            )
+        return TokenBatch(domains=self.domains, signal=signal, **moved)
+
+
+@dataclass(frozen=True)
+class GenerationRequest:
+    """One sequence to write. The same `seed` and prompt give the same tokens in any batch (float32)."""
+
+    prompt: Prompt
+    max_new_tokens: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class SignalRequest:
+    """Which teacher signal to record while generating, and how many entries a position."""
+
+    kind: SignalKind = "topk"
+    entries: int = 64
+
+
+@dataclass(frozen=True)
+class OutputHead:
+    """The map from final hidden states to logits, kept apart so that losses can apply it chunk by chunk."""
+
+    weight: Tensor  # [V, D]
+    bias: Tensor | None = None  # [V]
+    scale: float = 1.0  # logits are multiplied by this (granite, cohere)
+    softcap: float | None = None  # logits become softcap * tanh(logits / softcap) (gemma2)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`hidden [..., D]` → logits `[..., V]` in the weight's dtype."""
+        logits = torch.nn.functional.linear(hidden, self.weight, self.bias)
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.softcap is not None:
+            logits = torch.tanh(logits / self.softcap) * self.softcap
+        return logits
+
+
+class Generator(Protocol):
+    """Writes responses with a model. The HF one lives in `distillspec.generation`, the engine's in serving."""
+
+    def generate(
+        self,
+        requests: Sequence[GenerationRequest],
+        policy: SamplingPolicy,
+        *,
+        stop_ids: Sequence[int],
+        signal: SignalRequest | None = None,
+        on_tokens: Callable[[int], None] | None = None,
+    ) -> Iterator[tuple[int, Sample]]:
+        """Yield `(index into requests, sample)` as sequences finish, in any order.
+
+        The stop token that ended a response is part of it. `signal` records the generating model's own
+        distribution at every response token. `on_tokens` is told how many tokens each step added.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """What must agree for a draft and a target to speculate together."""
+
+    tokenizer_hash: str
+    vocab_size: int  # ids the tokenizer can produce; the model may pad beyond it
+    weights_hash: str = ""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its 95 % bootstrap interval over prompts."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """What one optimizer step saw; `values` are named scalars for the tracker."""
+
+    step: int
+    tokens: int
+    seconds: float
+    values: dict[str, float] = field(default_factory=dict)
