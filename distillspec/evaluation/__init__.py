@@ -1,0 +1,26 @@
+"""Judging drafts: acceptance, block efficiency, cost, speed-up, and the reference speculative decoder."""
+
+from distillspec.evaluation.acceptance import EvaluationResult, evaluate
+from distillspec.evaluation.cost import StepCost, measure_costs
+from distillspec.evaluation.measured import MeasuredSpeedup, measure_speedup
+from distillspec.evaluation.plot import plot_comparison
+from distillspec.evaluation.reference import ReferenceOutput, plain_generate, speculative_generate
+from distillspec.evaluation.speedup import Speedup, predict_speedup
+from distillspec.evaluation.table import comparison_table, comparison_text
+
+__all__ = [
+    "EvaluationResult",
+    "MeasuredSpeedup",
+    "ReferenceOutput",
+    "Speedup",
+    "StepCost",
+    "comparison_table",
+    "comparison_text",
+    "evaluate",
+    "measure_costs",
+    "measure_speedup",
+    "plain_generate",
+    "plot_comparison",
+    "predict_speedup",
+    "speculative_generate",
+]

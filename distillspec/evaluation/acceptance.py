@@ -1,0 +1,220 @@
+"""One draft judged on held-out text: acceptance, block efficiency, cost and speed-up."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from distillspec.config import EvaluationConfig
+from distillspec.errors import ConfigError
+from distillspec.evaluation.blocks import count_blocks
+from distillspec.evaluation.bootstrap import ratio_intervals
+from distillspec.evaluation.cost import StepCost, measure_costs
+from distillspec.evaluation.measured import MeasuredSpeedup, measure_speedup
+from distillspec.evaluation.positions import measure_positions
+from distillspec.evaluation.speedup import Speedup, predict_speedup
+from distillspec.models.language_model import LanguageModel
+from distillspec.types import Interval, Sample, SamplingPolicy
+
+PER_POSITION = ("alpha", "agreement", "p_of_draft_argmax", "ceiling")
+DEFAULT_GAMMA = 4  # measured when no predicted speed-up says which length is best
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """What is known about a draft; intervals are 95 % bootstrap intervals over prompts."""
+
+    draft: str
+    policy: SamplingPolicy
+    prompts: int
+    positions: int
+    alpha: Interval
+    alpha_by_domain: dict[str, Interval]
+    greedy_agreement: Interval
+    p_of_draft_argmax: Interval
+    ceiling: Interval
+    tau: tuple[Interval, ...]  # γ = 1, 2, …
+    cost: dict[int, StepCost] | None = None  # by batch
+    speedup: dict[int, Speedup] | None = None  # by batch
+    measured: MeasuredSpeedup | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain dictionaries, lists and floats; batch sizes become strings."""
+        text = asdict(replace(self, cost=None, speedup=None, measured=None))
+        return {
+            **text,
+            "tau": list(text["tau"]),
+            "cost": _by_batch(self.cost),
+            "speedup": _by_batch(self.speedup),
+            "measured": None if self.measured is None else self.measured.to_json(),
+        }
+
+
+def _by_batch(values: Mapping[int, StepCost] | Mapping[int, Speedup] | None) -> dict[str, Any] | None:
+    return None if values is None else {str(batch): value.to_json() for batch, value in values.items()}
+
+
+@dataclass(frozen=True)
+class PromptSums:
+    """Sums over one prompt's responses: positions, `PER_POSITION` and block counts."""
+
+    domain: str
+    positions: int
+    values: NDArray[np.float64]  # [len(PER_POSITION)]
+    tokens: NDArray[np.float64]  # [G]
+    blocks: NDArray[np.float64]  # [G]
+
+    def __add__(self, other: PromptSums) -> PromptSums:
+        return PromptSums(
+            self.domain,
+            self.positions + other.positions,
+            self.values + other.values,
+            self.tokens + other.tokens,
+            self.blocks + other.blocks,
+        )
+
+
+def evaluate(
+    draft: LanguageModel,
+    target: LanguageModel,
+    samples: Sequence[Sample],
+    policy: SamplingPolicy,
+    config: EvaluationConfig,
+    *,
+    max_prompts: int | None = None,
+    seed: int = 0,
+    on_sample: Callable[[int, int], None] | None = None,
+) -> EvaluationResult:
+    """Judge the draft as it would be deployed: in the target's number format, without dropout.
+
+    Args:
+        samples: held-out prompts with responses sampled from the *target under `policy`*; block efficiency is
+            unbiased only on such text (acceptance rates hold on any). Responses of one prompt count as one.
+        max_prompts: the quick variant for use during training: only the first so many prompts, and no timing.
+        on_sample: told `(done, total)`.
+
+    Raises:
+        ConfigError: no sample has a response.
+    """
+    samples = _first_prompts([sample for sample in samples if sample.response_ids], max_prompts)
+    if not samples:
+        raise ConfigError("there is nothing to evaluate: no held-out prompt has a response")
+    with deployed(draft, target) as judged:
+        prompts = _sum_by_prompt(judged, target, samples, policy, config.max_gamma, on_sample)
+        result = _summarise(draft.name, policy, prompts, config.bootstrap_samples, seed)
+        if max_prompts is None:
+            result = _add_timings(result, judged, target, samples, config, seed)
+    return result
+
+
+@contextmanager
+def deployed(draft: LanguageModel, target: LanguageModel) -> Iterator[LanguageModel]:
+    """The draft in evaluation mode and the target's number format; the one given is left as it was."""
+    if draft.dtype == target.dtype:
+        training = draft.model.training
+        draft.model.eval()
+        try:
+            yield draft
+        finally:
+            draft.model.train(training)
+        return
+    model = copy.deepcopy(draft.model).eval().requires_grad_(False)
+    # Parameters alone: rotary frequencies are buffers and stay in float32, as when loading in this format.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(target.dtype)
+    yield replace(draft, model=model)
+
+
+def _first_prompts(samples: list[Sample], max_prompts: int | None) -> list[Sample]:
+    chosen = set(list(dict.fromkeys(sample.prompt_id for sample in samples))[:max_prompts])
+    return [sample for sample in samples if sample.prompt_id in chosen]
+
+
+def _sum_by_prompt(
+    draft: LanguageModel,
+    target: LanguageModel,
+    samples: Sequence[Sample],
+    policy: SamplingPolicy,
+    max_gamma: int,
+    on_sample: Callable[[int, int], None] | None,
+) -> list[PromptSums]:
+    sums: dict[str, PromptSums] = {}
+    for done, sample in enumerate(samples, start=1):
+        positions = measure_positions(draft, target, sample, policy)
+        counts = count_blocks(positions, sample.finished, max_gamma)
+        values = torch.stack([getattr(positions, name).sum() for name in PER_POSITION])
+        new = PromptSums(sample.domain, len(positions), values.numpy(), counts.tokens.numpy(), counts.blocks.numpy())
+        sums[sample.prompt_id] = sums[sample.prompt_id] + new if sample.prompt_id in sums else new
+        if on_sample is not None:
+            on_sample(done, len(samples))
+    return list(sums.values())
+
+
+def _summarise(
+    name: str, policy: SamplingPolicy, prompts: Sequence[PromptSums], bootstrap_samples: int, seed: int
+) -> EvaluationResult:
+    alpha, agreement, p_of_draft_argmax, ceiling = _per_position(prompts, bootstrap_samples, seed)
+    tokens, blocks = np.stack([p.tokens for p in prompts]), np.stack([p.blocks for p in prompts])
+    domains = sorted({prompt.domain for prompt in prompts})
+    by_domain = {
+        domain: _per_position([p for p in prompts if p.domain == domain], bootstrap_samples, seed)[0]
+        for domain in domains
+    }
+    return EvaluationResult(
+        draft=name,
+        policy=policy,
+        prompts=len(prompts),
+        positions=sum(prompt.positions for prompt in prompts),
+        alpha=alpha,
+        alpha_by_domain=by_domain,
+        greedy_agreement=agreement,
+        p_of_draft_argmax=p_of_draft_argmax,
+        ceiling=ceiling,
+        tau=tuple(ratio_intervals(tokens, blocks, bootstrap_samples, seed)),
+    )
+
+
+def _per_position(prompts: Sequence[PromptSums], bootstrap_samples: int, seed: int) -> list[Interval]:
+    values = np.stack([prompt.values for prompt in prompts])
+    counts = np.array([[prompt.positions] for prompt in prompts], dtype=np.float64)
+    return ratio_intervals(values, np.broadcast_to(counts, values.shape), bootstrap_samples, seed)
+
+
+def _add_timings(
+    result: EvaluationResult,
+    draft: LanguageModel,
+    target: LanguageModel,
+    samples: Sequence[Sample],
+    config: EvaluationConfig,
+    seed: int,
+) -> EvaluationResult:
+    gamma = min(DEFAULT_GAMMA, config.max_gamma)
+    if config.measure_cost and config.cost_batches:
+        costs = measure_costs(draft, target, config.cost_batches, config.max_gamma)
+        tau = [interval.mean for interval in result.tau]
+        speedups = {batch: predict_speedup(tau, cost) for batch, cost in costs.items()}
+        result = replace(result, cost=costs, speedup=speedups)
+        if 1 in speedups:
+            predicted = speedups[1].predicted
+            gamma = 1 + max(range(len(predicted)), key=lambda i: predicted[i])
+    if not config.measure_speedup:
+        return result
+    prompts = list(dict.fromkeys(sample.prompt_ids for sample in samples))[: config.speedup_prompts]
+    measured = measure_speedup(
+        draft,
+        target,
+        prompts,
+        result.policy,
+        gamma,
+        config.speedup_tokens,
+        bootstrap_samples=config.bootstrap_samples,
+        seed=seed,
+    )
+    return replace(result, measured=measured)

@@ -1,0 +1,59 @@
+"""Percentile bootstrap over prompts (Efron & Tibshirani, An Introduction to the Bootstrap, ch. 13).
+
+Positions of one response resemble each other, so prompts are resampled, never positions. Every statistic is
+a ratio of sums, so that long responses weigh as much as their tokens do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from distillspec.types import Interval
+
+QUANTILES = (0.025, 0.975)
+
+
+def interval(per_prompt_numerators: ArrayLike, per_prompt_denominators: ArrayLike, samples: int, seed: int) -> Interval:
+    """Σ numerators / Σ denominators, both `[P]`, with its 95 % interval; see `ratio_intervals`."""
+    numerators = np.asarray(per_prompt_numerators, dtype=np.float64)[:, None]
+    denominators = np.asarray(per_prompt_denominators, dtype=np.float64)[:, None]
+    return ratio_intervals(numerators, denominators, samples, seed)[0]
+
+
+def ratio_intervals(
+    numerators: NDArray[np.float64], denominators: NDArray[np.float64], samples: int, seed: int
+) -> list[Interval]:
+    """One interval a column of `numerators [P, M]` and `denominators [P, M]`, P prompts.
+
+    All columns share their resamples. A resample whose denominators are all zero is left out. With a single
+    prompt the interval has no width: it says nothing about other prompts.
+
+    Raises:
+        ValueError: a column's denominators sum to zero, so that the ratio does not exist.
+    """
+    totals = denominators.sum(0)
+    if not (totals > 0).all():
+        raise ValueError(f"bootstrap: denominators sum to {totals.tolist()}; every one must be above zero")
+    weights = _resample_weights(len(numerators), samples, seed)
+    below = weights @ denominators
+    resampled = np.divide(weights @ numerators, below, out=np.full(below.shape, np.nan), where=below > 0)
+    low, high = np.nanquantile(resampled, QUANTILES, axis=0)
+    means = numerators.sum(0) / totals
+    return [Interval(float(m), float(a), float(b)) for m, a, b in zip(means, low, high, strict=True)]
+
+
+def median_interval(values: Sequence[float], samples: int, seed: int) -> Interval:
+    """The median of one value a prompt with its 95 % interval; `mean` holds the median."""
+    observed = np.asarray(values, dtype=np.float64)
+    drawn = np.random.default_rng(seed).integers(len(observed), size=(samples, len(observed)))
+    low, high = np.quantile(np.median(observed[drawn], axis=1), QUANTILES)
+    return Interval(float(np.median(observed)), float(low), float(high))
+
+
+def _resample_weights(prompts: int, samples: int, seed: int) -> NDArray[np.float64]:
+    """`[S, P]`: how often each prompt occurs in each resample of P prompts with replacement."""
+    counts = np.random.default_rng(seed).multinomial(prompts, np.full(prompts, 1 / prompts), size=samples)
+    return counts.astype(np.float64)

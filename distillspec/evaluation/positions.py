@@ -1,0 +1,113 @@
+"""How target and draft compare at every response position of one sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from distillspec.models.language_model import LanguageModel
+from distillspec.sampling import policy_probs
+from distillspec.types import Sample, SamplingPolicy
+
+CHUNK_POSITIONS = 128  # rows of a [rows, V] float32 block: 25 MB at V = 49,152
+
+
+@dataclass(frozen=True)
+class Positions:
+    """One value a response token, `[R]` float64 each, in the order of the text.
+
+    Row 0 is the first drafted position: the one after the last prompt token. p and q are the target's and the
+    draft's probabilities under the deployed policy, x the token that the text holds.
+    """
+
+    alpha: Tensor  # Σ min(p, q), the acceptance rate (Leviathan et al., Corollary 3.6)
+    continuing: Tensor  # the part of alpha on tokens that do not end the response
+    agreement: Tensor  # 1 where both models' most probable tokens are the same
+    p_of_draft_argmax: Tensor  # p(argmax q): what an engine that drafts greedily accepts
+    ceiling: Tensor  # Σ p over the ids the draft keeps: no such draft can have a larger alpha
+    accepted: Tensor  # w = min(1, q(x) / p(x)): P(x was an accepted proposal | x was emitted)
+
+    def __len__(self) -> int:
+        return self.alpha.numel()
+
+
+@torch.no_grad()
+def measure_positions(
+    draft: LanguageModel,
+    target: LanguageModel,
+    sample: Sample,
+    policy: SamplingPolicy,
+    *,
+    chunk_positions: int = CHUNK_POSITIONS,
+) -> Positions:
+    """Run both models over the sample and compare them at its response positions.
+
+    w is 0 where p(x) = 0: text that the policy cannot have produced (sampled under another one, or written by
+    someone else) is never emitted, let alone by accepting it.
+
+    Raises:
+        NonFiniteLogits: a model's logits at some position define no distribution.
+    """
+    if not sample.response_ids:
+        return Positions(*(torch.empty(0, dtype=torch.float64) for _ in fields(Positions)))
+    target_hidden, draft_hidden = _response_hidden(target, sample), _response_hidden(draft, sample)
+    labels = torch.tensor(sample.response_ids, device=target.device)
+    stop_columns = _stop_columns(draft, target.stop_ids)
+    pieces = []
+    for start in range(0, len(labels), chunk_positions):
+        rows = slice(start, start + chunk_positions)
+        target_logits = target.head.logits(target_hidden[rows])
+        draft_logits = draft.head.logits(draft_hidden[rows])
+        pieces.append(_compare(draft, target_logits, draft_logits, labels[rows], stop_columns, policy))
+    return Positions(*(torch.cat(column).double().cpu() for column in zip(*pieces, strict=True)))
+
+
+def _response_hidden(model: LanguageModel, sample: Sample) -> Tensor:
+    """Final hidden states `[R, D]` whose logits predict the response tokens, the first one included."""
+    read = torch.tensor([[*sample.prompt_ids, *sample.response_ids[:-1]]], device=model.device)
+    places = torch.arange(read.shape[1], device=model.device)[None]
+    return model.hidden(read, places)[0, len(sample.prompt_ids) - 1 :]
+
+
+def _compare(
+    draft: LanguageModel,
+    target_logits: Tensor,  # [C, V]
+    draft_logits: Tensor,  # [C, width]
+    labels: Tensor,  # [C]
+    stop_columns: Tensor,  # [width] bool
+    policy: SamplingPolicy,
+) -> tuple[Tensor, ...]:
+    """The fields of `Positions` for C positions, `[C]` float32 each."""
+    target_probs, draft_probs = policy_probs(target_logits, policy), policy_probs(draft_logits, policy)
+    kept_ids = None if draft.kept_ids is None else draft.kept_ids.to(target_probs.device)
+    kept_probs = target_probs if kept_ids is None else target_probs[:, kept_ids]
+    overlap = torch.minimum(kept_probs, draft_probs)
+    draft_choice = draft.absolute_ids(draft_logits.argmax(-1))
+    p_label = target_probs.gather(-1, labels[:, None]).squeeze(-1)
+    q_label = _probs_of(labels, draft_probs, kept_ids)
+    return (
+        overlap.sum(-1),
+        overlap[:, ~stop_columns].sum(-1),
+        (draft_choice == target_logits.argmax(-1)).float(),
+        target_probs.gather(-1, draft_choice[:, None]).squeeze(-1),
+        kept_probs.sum(-1).clamp(max=1) if kept_ids is not None else torch.ones_like(p_label),
+        torch.where(p_label > 0, (q_label / p_label).clamp(max=1), 0),
+    )
+
+
+def _probs_of(ids: Tensor, draft_probs: Tensor, kept_ids: Tensor | None) -> Tensor:
+    """q of absolute `ids [C]`, given `draft_probs [C, width]`; zero for ids the draft does not keep."""
+    if kept_ids is None:
+        return draft_probs.gather(-1, ids[:, None]).squeeze(-1)
+    columns = torch.searchsorted(kept_ids, ids).clamp(max=kept_ids.numel() - 1)
+    probs = draft_probs.gather(-1, columns[:, None]).squeeze(-1)
+    return torch.where(kept_ids[columns] == ids, probs, 0)
+
+
+def _stop_columns(draft: LanguageModel, stop_ids: Sequence[int]) -> Tensor:
+    """Which of the draft's head columns end a response, `[width]` bool."""
+    ids = draft.absolute_ids(torch.arange(draft.width, device=draft.device))
+    return torch.isin(ids, torch.tensor(list(stop_ids), dtype=ids.dtype, device=ids.device))

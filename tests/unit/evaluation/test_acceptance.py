@@ -1,0 +1,119 @@
+"""The whole evaluation of a draft on the tiny pair."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+from distillspec.config import EvaluationConfig, TargetConfig
+from distillspec.errors import ConfigError
+from distillspec.evaluation import evaluate
+from distillspec.evaluation.acceptance import deployed
+from distillspec.evaluation.positions import measure_positions
+from distillspec.models import LanguageModel, load_target
+from distillspec.types import Sample, SamplingPolicy
+
+QUICK = EvaluationConfig(max_gamma=3, bootstrap_samples=50, measure_cost=False)
+POLICY = SamplingPolicy()
+
+
+def test_a_draft_that_is_the_target_is_perfect(target: LanguageModel, samples: list[Sample]) -> None:
+    result = evaluate(target, target, samples, POLICY, QUICK)
+    assert result.alpha.mean == pytest.approx(1, abs=1e-5)
+    assert result.greedy_agreement.mean == 1
+    assert result.ceiling.mean == 1
+    unfinished = [sample for sample in samples if not sample.finished]
+    tau = evaluate(target, target, unfinished, POLICY, QUICK).tau
+    # The stop token's probability is all that is missing to γ + 1.
+    assert [interval.mean for interval in tau] == pytest.approx([2, 3, 4], rel=0.02)
+
+
+def test_alpha_is_the_mean_over_positions_and_splits_by_domain(
+    draft: LanguageModel, target: LanguageModel, samples: list[Sample]
+) -> None:
+    result = evaluate(draft, target, samples, POLICY, QUICK)
+    alphas = [measure_positions(draft, target, sample, POLICY).alpha for sample in samples]
+    assert result.alpha.mean == pytest.approx(float(torch.cat(alphas).mean()))
+    assert result.positions == sum(map(len, alphas))
+    even = torch.cat([alpha for alpha, s in zip(alphas, samples, strict=True) if s.domain == "even"])
+    assert set(result.alpha_by_domain) == {"even", "odd"}
+    assert result.alpha_by_domain["even"].mean == pytest.approx(float(even.mean()))
+    assert result.alpha.low < result.alpha.mean < result.alpha.high
+
+
+def test_the_json_has_the_agreed_shape(
+    truncated_draft: LanguageModel, target: LanguageModel, samples: list[Sample]
+) -> None:
+    config = EvaluationConfig(2, 20, cost_batches=[1, 2], measure_speedup=True, speedup_prompts=2, speedup_tokens=4)
+    result = json.loads(
+        json.dumps(evaluate(truncated_draft, target, samples[:3], POLICY, config).to_json(), allow_nan=False)
+    )
+    assert set(result) == {
+        "draft", "policy", "prompts", "positions", "alpha", "alpha_by_domain", "greedy_agreement",
+        "p_of_draft_argmax", "ceiling", "tau", "cost", "speedup", "measured",
+    }  # fmt: skip
+    assert result["policy"] == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    assert set(result["alpha"]) == set(result["tau"][1]) == {"mean", "low", "high"}
+    assert result["ceiling"]["mean"] < 1
+    assert set(result["cost"]) == set(result["speedup"]) == {"1", "2"}
+    assert set(result["cost"]["1"]) == {"c", "beta", "target_step_s", "draft_step_s"}
+    assert result["cost"]["2"]["beta"][0] == 1
+    assert len(result["cost"]["2"]["beta"]) == 3
+    assert set(result["speedup"]["1"]) == {"predicted", "best_gamma", "breaks_even", "verdict"}
+    assert set(result["measured"]) == {
+        "gamma",
+        "plain_tokens_per_s",
+        "speculative_tokens_per_s",
+        "ratio",
+        "tau",
+    }
+
+
+def test_the_quick_variant_takes_the_first_prompts_and_no_time(
+    draft: LanguageModel, target: LanguageModel, samples: list[Sample]
+) -> None:
+    seen: list[tuple[int, int]] = []
+    config = replace(QUICK, measure_cost=True)
+    result = evaluate(draft, target, samples, POLICY, config, max_prompts=3, on_sample=lambda *at: seen.append(at))
+    assert result.prompts == 3
+    assert result.cost is result.speedup is result.measured is None
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_responses_of_one_prompt_are_one_unit(
+    draft: LanguageModel, target: LanguageModel, samples: list[Sample]
+) -> None:
+    """Two prompts with two responses each resample as two units, so that their interval stays honest."""
+    renamed = [replace(sample, prompt_id=f"p{i % 2}") for i, sample in enumerate(samples[:4])]
+    result = evaluate(draft, target, renamed, POLICY, QUICK)
+    assert result.prompts == 2
+    assert result.positions == sum(len(sample.response_ids) for sample in renamed)
+
+
+def test_a_training_draft_is_judged_without_dropout_and_goes_on_training(
+    draft: LanguageModel, target: LanguageModel, samples: list[Sample]
+) -> None:
+    draft.model.train()
+    try:
+        with deployed(draft, target) as judged:
+            assert not judged.model.training
+        assert draft.model.training
+    finally:
+        draft.model.eval()
+
+
+def test_a_float32_draft_is_judged_in_the_targets_format(draft: LanguageModel, samples: list[Sample]) -> None:
+    target = load_target(TargetConfig(path="tiny", dtype="bfloat16", device="cpu"))
+    with deployed(draft, target) as judged:
+        assert judged.dtype == torch.bfloat16
+        assert all(buffer.dtype == torch.float32 for buffer in judged.model.buffers())
+    assert draft.dtype == torch.float32
+    assert 0 < evaluate(draft, target, samples[:2], POLICY, QUICK).alpha.mean < 1
+
+
+def test_nothing_to_judge_is_refused(draft: LanguageModel, target: LanguageModel) -> None:
+    with pytest.raises(ConfigError, match="no held-out prompt has a response"):
+        evaluate(draft, target, [Sample("p", "d", (5,), ())], POLICY, QUICK)

@@ -1,0 +1,73 @@
+"""The table and the picture."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from distillspec.evaluation import (
+    EvaluationResult,
+    MeasuredSpeedup,
+    StepCost,
+    comparison_text,
+    plot_comparison,
+    predict_speedup,
+)
+from distillspec.evaluation.plot import _short_names
+from distillspec.types import Interval, SamplingPolicy
+
+
+@pytest.fixture
+def result() -> EvaluationResult:
+    cost = StepCost(1, 0.1, (1.0, 1.1, 1.2))
+    return EvaluationResult(
+        draft="runs/a/draft",
+        policy=SamplingPolicy(0.8, top_p=0.9),
+        prompts=4,
+        positions=100,
+        alpha=Interval(0.51, 0.47, 0.55),
+        alpha_by_domain={"math": Interval(0.51, 0.47, 0.55)},
+        greedy_agreement=Interval(0.6, 0.5, 0.7),
+        p_of_draft_argmax=Interval(0.4, 0.3, 0.5),
+        ceiling=Interval(0.97, 0.96, 0.98),
+        tau=(Interval(1.5, 1.4, 1.6), Interval(1.9, 1.7, 2.0)),
+        cost={1: cost},
+        speedup={1: predict_speedup([1.5, 1.9], cost)},
+        measured=MeasuredSpeedup(2, 20.0, 26.0, Interval(1.3, 1.2, 1.4), 1.88),
+    )
+
+
+def test_the_table_names_policy_figures_and_verdict_with_the_best_draft_first(
+    result: EvaluationResult,
+) -> None:
+    worse = replace(result, draft="runs/b/draft", alpha=Interval(0.2, 0.1, 0.3), cost=None, speedup=None, measured=None)
+    text = comparison_text([worse, result])
+    assert "temperature 0.8, top-p 0.9" in text
+    row = next(line for line in text.splitlines() if "runs/a/draft" in line)
+    for figure in (
+        "0.510 [0.470, 0.550]",
+        "0.970",
+        "1.90 [1.70, 2.00]",
+        "0.100",
+        "1.36x",
+        "1.30 [1.20, 1.40] at γ=2",
+    ):
+        assert figure in row
+    assert text.index("runs/a/draft") < text.index("runs/b/draft")
+    assert "runs/a/draft, batch 1: Draft 2 tokens a step" in text
+
+
+def test_the_picture_is_a_png_with_and_without_timings(result: EvaluationResult, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "comparison.png"
+    plot_comparison([result, replace(result, draft="runs/b/draft", cost=None, speedup=None, measured=None)], path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert [file.name for file in path.parent.iterdir()] == ["comparison.png"]
+
+
+def test_names_keep_just_enough_of_the_path(result: EvaluationResult) -> None:
+    other = replace(result, draft="runs/b/draft")
+    assert _short_names([result]) == ["draft"]
+    assert _short_names([result, other]) == ["a/draft", "b/draft"]
+    assert _short_names([result, result]) == ["1: runs/a/draft", "2: runs/a/draft"]
