@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 
 from distillspec import __version__
 from distillspec.composition import compose, expand_sweep, resumed_overrides, run_with_hydra
 from distillspec.config import COMMANDS
-from distillspec.errors import ConfigError, Interrupted, RunError
+from distillspec.errors import ConfigError, Interrupted, RunError, Terminated
 from distillspec.helptext import command_help, general_help
 
 HELP_FLAGS = {"-h", "--help", "help"}
@@ -18,6 +20,7 @@ HELP_FLAGS = {"-h", "--help", "help"}
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (0 done, 1 failed, 2 bad configuration, 130/143 interrupted)."""
     words = list(sys.argv[1:] if argv is None else argv)
+    before = signal.signal(signal.SIGTERM, _terminate)
     try:
         return _dispatch(words)
     except ConfigError as error:
@@ -26,8 +29,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(str(error), 1)
     except Interrupted as stop:
         return _fail(f"interrupted, state saved; continue with: {stop}", 128 + stop.signal_number)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+    except KeyboardInterrupt as stop:
+        return _fail("interrupted", 143 if isinstance(stop, Terminated) else 130)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
 
 
 def _dispatch(words: list[str]) -> int:

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import itertools
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from distillspec.config import COMMANDS
-from distillspec.errors import ConfigError, Interrupted, RunError
+from distillspec.errors import ConfigError, Interrupted, RunError, Terminated
 
 CONFIG_MODULE = "distillspec.conf"
 Command = Callable[[Any, Path], None]
@@ -110,6 +111,10 @@ def run_with_hydra(command: str, overrides: list[str], run: Command, folder: Pat
         except Interrupted as stop:
             failures.append(stop)
             raise KeyboardInterrupt from stop
+        except KeyboardInterrupt as stop:
+            number = stop.signal_number if isinstance(stop, Terminated) else signal.SIGINT
+            failures.append(Interrupted(number, f"distill {command} resume={_from_here(output)}"))
+            raise
 
     register_schemas()
     here = [] if folder is None else [f"hydra.run.dir={folder}"]

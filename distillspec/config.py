@@ -77,6 +77,13 @@ class DraftConfig:
 
 
 @dataclass
+class DraftPathConfig:
+    """A finished draft: its folder, or the run that made it."""
+
+    path: str | None = None
+
+
+@dataclass
 class LossConfig:
     """What the draft minimises: one named loss, or a weighted mix of them."""
 
@@ -132,6 +139,7 @@ class DataConfig:
     response_field: str = "response"
     domain_field: str = "domain"
     num_prompts: int | None = None  # null: all in the file, or 512 self-written ones
+    max_minutes: float | None = None  # end sampling early, with what is finished kept
     eval_prompts: int = 64  # held out, never trained on
     max_prompt_tokens: int = 512
     max_new_tokens: int = 256
@@ -145,7 +153,7 @@ class DataConfig:
     refresh_prompts: int = 64  # how many prompts each refresh answers
     signal: str = "topk"  # teacher signal kept with the data: topk | sampled | none (live teacher)
     signal_entries: int = 64
-    cache: str | None = None  # folder of shards made by `distill generate`
+    cache: str | None = None  # data folder of `distill generate`: prompts, held-out answers, samples
     shard_sequences: int = 128
     batch_slots: int = 64  # sequences generated side by side
 
@@ -167,6 +175,9 @@ class DataConfig:
             _require(getattr(self, key) >= 1, f"data.{key}={getattr(self, key)} must be at least 1")
         for key in ("signal_entries", "shard_sequences", "batch_slots"):
             _require(getattr(self, key) >= 1, f"data.{key}={getattr(self, key)} must be at least 1")
+        _require(
+            self.max_minutes is None or self.max_minutes > 0, f"data.max_minutes={self.max_minutes} must be above 0"
+        )
         _require(
             self.num_prompts is None or self.num_prompts >= 1,
             f"data.num_prompts={self.num_prompts} must be >= 1",
@@ -315,10 +326,6 @@ class TrainCommand:
 
     def __post_init__(self) -> None:
         _require(
-            self.data.cache is None or self.data.source in ("fixed", "teacher"),
-            f"data.cache holds finished responses, but data.source={self.data.source} samples from the draft; drop one",
-        )
-        _require(
             self.loss.temperature == 1.0 or self.data.signal == "none",
             f"loss.temperature={self.loss.temperature} needs the live target: add data.signal=none "
             "(a stored signal is the target's at temperature 1)",
@@ -340,10 +347,9 @@ class GenerateCommand:
     """`distill generate`: write responses, with the teacher's signal on request, into shards."""
 
     target: TargetConfig = field(default_factory=TargetConfig)
-    draft: str | None = None  # source=draft or mixed: folder of the draft that writes
+    draft: DraftPathConfig = field(default_factory=DraftPathConfig)  # source=draft or mixed: who writes
     data: DataConfig = field(default_factory=DataConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)  # of the held-out answers
-    max_minutes: float | None = None  # stop early, with what is finished kept
     seed: int = 0
     resume: str | None = None  # a run folder to continue
 
@@ -367,7 +373,7 @@ class EvalCommand:
 class ExportCommand:
     """`distill export`: a folder that vLLM, SGLang or plain transformers load."""
 
-    draft: str = ""
+    draft: DraftPathConfig = field(default_factory=DraftPathConfig)
     format: str = "hf"  # hf | vllm | sglang
     dtype: str = "auto"  # of the weights; auto: float32 for hf, bfloat16 for the engines
     gamma: int = 4  # speculation length in the printed command
@@ -375,7 +381,7 @@ class ExportCommand:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _require(bool(self.draft), "name the draft to export: draft=FOLDER")
+        _require(bool(self.draft.path), "name the draft to export: draft.path=FOLDER")
         _one_of("format", self.format, ("hf", "vllm", "sglang"))
 
 

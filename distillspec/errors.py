@@ -9,6 +9,12 @@ class RunError(RuntimeError):
     """The run could not go on for a reason outside the configuration (disk, numbers, data). Exit code 1."""
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM where nothing listens for it: unwinds like Ctrl-C, so that finished work is saved."""
+
+    signal_number = 15
+
+
 class Interrupted(Exception):
     """A signal asked the run to stop and its state is saved. Exit code 128 + signal number."""
 

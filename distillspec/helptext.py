@@ -15,7 +15,7 @@ EXAMPLES = {
     "train": "distill train loss=tvd data=mixed draft=pruned draft.layers=4 train.max_minutes=10",
     "eval": "distill eval drafts=[runs/train/A/draft,runs/train/B/draft]",
     "generate": "distill generate data.prompts=prompts.jsonl data.signal=topk",
-    "export": "distill export draft=runs/train/A/draft format=vllm",
+    "export": "distill export draft.path=runs/train/A/draft format=vllm",
     "report": "distill report runs=[runs/train/A,runs/train/B]",
 }
 

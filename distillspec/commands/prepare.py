@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -65,7 +66,6 @@ def prepare_samples(
     seed: int,
     *,
     draft: LanguageModel | None = None,
-    deadline: float | None = None,
 ) -> list[Sample]:
     """The training samples of a data folder, made if they are missing.
 
@@ -80,8 +80,9 @@ def prepare_samples(
     writer = ShardWriter(folder.samples, key, config.shard_sequences)
     if config.source == "fixed":
         _score_into(writer, prompts, target, config, seed)
-    else:
+    elif not writer.complete:
         generator = choose_generator(config, target, draft)
+        deadline = None if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
         wanted = len([p for p in prompts if p.id not in writer.done_ids]) * config.max_new_tokens
         with progress(f"sampling {len(prompts)} responses ({config.source})") as line:
             sample_responses(
@@ -91,7 +92,7 @@ def prepare_samples(
                 policy=config.policy,
                 stop_ids=target.stop_ids,
                 max_new_tokens=config.max_new_tokens,
-                signal=signal_request(config) if draft is None or config.mixed_by == "token" else None,
+                signal=signal_request(config) if generator.source in ("teacher", "mixed") else None,
                 seed=seed,
                 deadline=deadline,
                 on_tokens=TokenMeter(line, wanted),

@@ -21,7 +21,7 @@ def open_run(folder: Path, config: Any) -> None:
 
 def close_run(folder: Path, command: str, summary: dict[str, Any]) -> None:
     """Write `summary.json`: the figures of the run."""
-    write_json(folder / "summary.json", {"command": command, **summary})
+    write_json(folder / "summary.json", {**summary, "command": command})
 
 
 def plain(value: Any) -> Any:

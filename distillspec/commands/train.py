@@ -46,6 +46,7 @@ def run(config: TrainCommand, folder: Path) -> None:
     target = load_target(config.target)
     data = prepare_folder(config.data, target, folder / "data", config.seed)
     on_policy = config.data.source in ("draft", "mixed")
+    # A cache gives an on-policy run its prompts and held-out answers; the draft writes the samples.
     samples = [] if on_policy else prepare_samples(config.data, target, data, config.seed)
     held_out = prepare_held_out(config.data, config.sampling.policy, target, data, config.seed)
     before = _before(config, target, data, samples, held_out, folder)

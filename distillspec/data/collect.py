@@ -45,7 +45,7 @@ def sample_responses(
     """Answer the prompts that `writer` does not hold yet; True when none is left over.
 
     Each answer depends on the seed and its prompt's id alone, so an interrupted run and a whole one agree.
-    `deadline` (seconds of `time.monotonic`) ends the work early with what is finished kept.
+    `deadline` (seconds of `time.monotonic`) ends the work early; what is finished is then all there is.
     """
     waiting = [p for p in prompts if p.id not in writer.done_ids]
     # In lots, so that a deadline or an interruption loses little and prompts are answered roughly in order.
@@ -57,7 +57,7 @@ def sample_responses(
             for _, sample in stream:
                 writer.add(sample)
                 if deadline is not None and time.monotonic() >= deadline:
-                    writer.flush()
+                    writer.flush(complete=True)
                     return False
         except BaseException:
             writer.flush()

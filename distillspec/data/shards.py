@@ -62,6 +62,11 @@ class ShardWriter:
         write_json(self.folder / MANIFEST, self._manifest)
 
     @property
+    def complete(self) -> bool:
+        """Whether the folder holds all that was asked for (or all that the time allowed)."""
+        return bool(self._manifest["complete"])
+
+    @property
     def response_tokens(self) -> int:
         return sum(shard["response_tokens"] for shard in self._manifest["shards"])
 
@@ -78,7 +83,9 @@ class ShardWriter:
                 "use another folder or the same settings"
             )
         # A damaged shard is left out: its prompts are simply answered again.
-        manifest["shards"] = [s for s in manifest["shards"] if _intact(self.folder, s)]
+        intact = [s for s in manifest["shards"] if _intact(self.folder, s)]
+        manifest["complete"] = manifest["complete"] and len(intact) == len(manifest["shards"])
+        manifest["shards"] = intact
         return manifest
 
     def _next_number(self) -> int:

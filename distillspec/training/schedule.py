@@ -10,7 +10,7 @@ from distillspec.config import TrainConfig
 
 @dataclass(frozen=True)
 class Progress:
-    """What a run has used so far; `seconds` is training time, evaluation and data generation excluded."""
+    """What a run has used so far; `seconds` is training time: on-policy sampling counts, evaluation does not."""
 
     step: int = 0
     tokens: int = 0  # response tokens learned from

@@ -1,0 +1,21 @@
+"""`distill export`: a folder other engines load, proved by reloading it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from distillspec.commands.eval import find_draft
+from distillspec.commands.run_folder import close_run, open_run
+from distillspec.config import ExportCommand
+from distillspec.export import export_draft
+from distillspec.models import load_target
+
+
+def run(config: ExportCommand, folder: Path) -> None:
+    """Writes `folder/export` and prints how to serve it."""
+    draft = find_draft(str(config.draft.path))
+    target = load_target(config.target)
+    open_run(folder, config)
+    result = export_draft(draft, folder / "export", config.format, target, dtype=config.dtype, gamma=config.gamma)
+    print("\n".join(result.lines()))
+    close_run(folder, "export", result.to_json())

@@ -1,0 +1,43 @@
+"""`distill generate`: a data folder that `distill train data.cache=FOLDER` reads in place of a live target."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+
+from distillspec.commands.eval import find_draft
+from distillspec.commands.prepare import prepare_folder, prepare_held_out, prepare_samples
+from distillspec.commands.run_folder import close_run, open_run
+from distillspec.config import GenerateCommand
+from distillspec.errors import ConfigError
+from distillspec.models import load_draft, load_target
+
+
+def run(config: GenerateCommand, folder: Path) -> None:
+    """Prompts, held-out answers and training samples in `folder/data`; resumes where it stopped."""
+    needs_draft = config.data.source in ("draft", "mixed")
+    if needs_draft and config.draft.path is None:
+        raise ConfigError(f"data.source={config.data.source} needs the draft that writes: draft.path=FOLDER")
+    torch.manual_seed(config.seed)
+    target = load_target(config.target)
+    draft = load_draft(find_draft(str(config.draft.path)), target) if needs_draft else None
+    open_run(folder, config)
+    started = time.monotonic()
+    data = prepare_folder(config.data, target, folder / "data", config.seed)
+    prepare_held_out(config.data, config.sampling.policy, target, data, config.seed)
+    samples = prepare_samples(config.data, target, data, config.seed, draft=draft)
+    tokens = sum(len(s.response_ids) for s in samples)
+    print(f"{len(samples)} responses, {tokens} tokens; train on them with: distill train data.cache={folder}")
+    close_run(
+        folder,
+        "generate",
+        {
+            "samples": len(samples),
+            "response_tokens": tokens,
+            "seconds": time.monotonic() - started,
+            "finished_share": sum(s.finished for s in samples) / max(1, len(samples)),
+            "data": str(data.root),
+        },
+    )

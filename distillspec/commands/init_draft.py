@@ -1,0 +1,38 @@
+"""`distill init-draft`: write an untrained draft."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from distillspec.commands.prepare import prepare_draft, prepare_folder, prepare_held_out
+from distillspec.commands.run_folder import close_run, open_run
+from distillspec.config import InitDraftCommand
+from distillspec.data.folder import DataFolder
+from distillspec.models import LanguageModel, load_target, save_draft
+from distillspec.types import Sample, SamplingPolicy
+
+
+def run(config: InitDraftCommand, folder: Path) -> None:
+    """Leaves the draft in `folder/draft`; text is sampled only where a choice needs it."""
+    torch.manual_seed(config.seed)
+    target = load_target(config.target)
+    open_run(folder, config)
+    draft = prepare_draft(config.draft, target, lambda: _texts(config, target, folder / "data"))
+    save_draft(draft, folder / "draft", target)
+    parameters = sum(p.numel() for p in draft.model.parameters())
+    print(
+        f"untrained draft: {parameters / 1e6:.1f} M parameters, {len(draft.layers)} layers, {draft.width} output tokens"
+    )
+    close_run(
+        folder,
+        "init-draft",
+        {"draft": str(folder / "draft"), "parameters": parameters, "lineage": draft.lineage, "width": draft.width},
+    )
+
+
+def _texts(config: InitDraftCommand, target: LanguageModel, own: Path) -> list[Sample]:
+    """What the target writes to a few prompts: enough to count tokens and to compare layers."""
+    data: DataFolder = prepare_folder(config.data, target, own, config.seed)
+    return prepare_held_out(config.data, SamplingPolicy(), target, data, config.seed)
