@@ -1,0 +1,133 @@
+"""Exporting a draft: align it with the target, write it, and prove the folder by loading it back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from distillspec.errors import ConfigError
+from distillspec.export.compatibility import make_readable_for_transformers_4
+from distillspec.export.probes import HELD_OUT, probe_sequences
+from distillspec.export.proof import make_probe, model_logits, prove
+from distillspec.export.result import ExportResult
+from distillspec.export.serving import NOTES, serve_command, target_name, warn
+from distillspec.export.vocabulary import align_rows, improbable_row, learnt_ids, stray_mass, suppress_rows
+from distillspec.files import write_folder
+from distillspec.models import LanguageModel, load_draft
+
+FORMATS = ("hf", "vllm", "sglang")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+RECORD = "distillspec_export.json"
+
+
+def export_draft(
+    draft_folder: Path,
+    output_folder: Path,
+    format: str,
+    target: LanguageModel | None = None,
+    *,
+    dtype: str = "auto",
+    gamma: int = 4,
+) -> ExportResult:
+    """Write the draft as a plain folder that `format` loads, complete and proved before it is visible.
+
+    Embeddings and head get the target's row count (engines compare vocabulary sizes). Ids that the draft
+    never learnt (outside a truncated vocabulary, or padding) get a row fitted to be improbable, if that
+    measurably leaves them less probability than the rows the draft was saved with.
+
+    Args:
+        format: `hf` (plain transformers), `vllm` or `sglang`.
+        target: what the draft will serve; None leaves the row count as it is.
+        dtype: of the weights; `auto` is float32 for `hf` and bfloat16 for the engines, which cast anyway.
+        gamma: the speculation length in the printed command.
+
+    Raises:
+        ConfigError: not a sound draft of this target, or the output folder holds something else.
+        RunError: the folder did not load back to the draft's logits within 1e-4; nothing is left behind.
+    """
+    draft_folder, output_folder = Path(draft_folder), Path(output_folder)
+    _check(draft_folder, output_folder, format, dtype)
+    dtype = ("float32" if format == "hf" else "bfloat16") if dtype == "auto" else dtype
+    draft = load_draft(draft_folder, target)
+    model, rows = _aligned(draft_folder, draft, target)
+    sequences = probe_sequences(draft)
+    stray_before = _silence_unlearnt(draft, model, sequences)
+    probe = make_probe(draft, sequences[-HELD_OUT:], DTYPES[dtype])
+    model.to(DTYPES[dtype])
+    measured: dict[str, float] = {}
+
+    def write(temporary: Path) -> None:
+        model.save_pretrained(temporary)
+        draft.tokenizer.save_pretrained(temporary)
+        make_readable_for_transformers_4(temporary)
+        measured.update(prove(temporary, probe))
+        # The kept ids go into JSON: engines read every *.safetensors file of a folder as weights.
+        kept = None if draft.kept_ids is None else draft.kept_ids.tolist()
+        record = {"source": str(draft_folder), "format": format, "dtype": dtype, **measured, "kept_ids": kept}
+        (temporary / RECORD).write_text(json.dumps(record) + "\n")
+
+    write_folder(output_folder, write)
+    return ExportResult(
+        output_folder,
+        format,
+        dtype,
+        rows,
+        len(probe.learnt),
+        **measured,
+        stray_mass_before=stray_before,
+        serve=serve_command(format, output_folder, target_name(target), gamma),
+        warnings=warn(draft, target, rows, stray_before, measured["stray_mass"]),
+        notes=NOTES[format],
+    )
+
+
+def _check(draft_folder: Path, output_folder: Path, format: str, dtype: str) -> None:
+    if format not in FORMATS:
+        raise ConfigError(f"format={format} is not known; use one of {', '.join(FORMATS)}")
+    if dtype != "auto" and dtype not in DTYPES:
+        raise ConfigError(f"dtype={dtype} is not known; use auto, {', '.join(DTYPES)}")
+    if output_folder.resolve() == draft_folder.resolve():
+        raise ConfigError(f"the export would replace the draft {draft_folder} itself; give another folder")
+    if output_folder.is_file():
+        raise ConfigError(f"{output_folder} is a file; give a folder")
+    if output_folder.is_dir() and any(output_folder.iterdir()) and not (output_folder / RECORD).is_file():
+        raise ConfigError(f"{output_folder} exists and is not an earlier export; give a new folder")
+
+
+def _aligned(folder: Path, draft: LanguageModel, target: LanguageModel | None) -> tuple[PreTrainedModel, int]:
+    """The draft at full width in float32, with as many rows as the target; and how many those are."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(draft.device).eval()
+    model.requires_grad_(False)
+    source = model if target is None else target.model
+    rows = int(source.get_output_embeddings().weight.shape[0])
+    align_rows(model, rows, draft.identity.vocab_size)
+    return model, rows
+
+
+def _silence_unlearnt(draft: LanguageModel, model: PreTrainedModel, sequences: Sequence[Tensor]) -> float:
+    """Make ids the draft never learnt improbable in `model`, if that helps; returns what they had."""
+    learnt = learnt_ids(draft)
+    head = model.get_output_embeddings().weight
+    unlearnt = torch.ones(head.shape[0], dtype=torch.bool)
+    unlearnt[learnt] = False
+    ids = unlearnt.nonzero().flatten().to(head.device)
+    if not len(ids):
+        return 0.0
+    held_out, saved = sequences[-HELD_OUT:], head[ids].clone()
+    before = stray_mass(model_logits(model, held_out), learnt)
+    suppress_rows(model, ids, improbable_row(draft, _hidden(draft, sequences[:-HELD_OUT]), len(ids)))
+    if stray_mass(model_logits(model, held_out), learnt) > before:
+        suppress_rows(model, ids, saved)
+    return before
+
+
+@torch.no_grad()
+def _hidden(draft: LanguageModel, batches: Sequence[Tensor]) -> Tensor:
+    positions = [torch.arange(ids.shape[1], device=ids.device).expand_as(ids) for ids in batches]
+    states = [draft.hidden(ids, place).flatten(0, 1) for ids, place in zip(batches, positions, strict=True)]
+    return torch.cat(states).float()

@@ -1,0 +1,47 @@
+"""What an export leaves behind, in numbers and in the lines a person reads."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class ExportResult:
+    """One finished export.
+
+    Probabilities are at temperature 1, averaged over held-out probe positions. α of the exported folder is at
+    least (1 − `stray_mass`) times the α of the draft: the stray mass is all that served proposals lose.
+    """
+
+    folder: Path
+    format: str  # hf | vllm | sglang
+    dtype: str
+    rows: int  # rows of embeddings and head, the target's where a target is given
+    learnt: int  # ids the draft was trained on; the others must never be proposed
+    max_abs_error: float  # logits of the reloaded folder against the draft's in the same dtype, learnt ids
+    rounding_error: float  # the same against the float32 draft: what the dtype costs
+    argmax_agreement: float  # positions whose most probable id is the float32 draft's
+    stray_mass: float  # probability on ids the draft never learnt
+    stray_mass_before: float  # what it would have been with the rows as they were saved
+    serve: str  # the exact command to serve with
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values for summary.json."""
+        return {**asdict(self), "folder": str(self.folder), "command": "export"}
+
+    def lines(self) -> list[str]:
+        """The result for a terminal, the serving command last."""
+        return [
+            f"wrote {self.folder}: format {self.format}, {self.dtype}, {self.rows:,} rows",
+            f"proved by reloading: logits differ by at most {self.max_abs_error:.1e} on {self.learnt:,} ids"
+            f" ({self.rounding_error:.1e} from the float32 draft; most probable token the same at"
+            f" {self.argmax_agreement:.1%} of positions)",
+            *(f"warning: {line}" for line in self.warnings),
+            *(f"note: {line}" for line in self.notes),
+            "serve with:",
+            self.serve,
+        ]

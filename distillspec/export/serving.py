@@ -1,0 +1,77 @@
+"""How vLLM, SGLang and transformers are told to speculate with an exported draft."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from distillspec.models import LanguageModel
+
+NOTES = {
+    "hf": (),
+    "vllm": (
+        "vLLM drafts greedily unless told otherwise, so it accepts p(argmax q) rather than alpha; versions "
+        'that know it take "draft_sample_method":"probabilistic" in the same JSON',
+        "the draft runs at the target's tensor-parallel size",
+    ),
+    "sglang": (
+        "do not add --speculative-token-map: STANDALONE drafts keep their own full-width head, and the map "
+        "renames its columns without cutting it",
+    ),
+}
+
+
+def serve_command(form: str, folder: Path, target: str, gamma: int) -> str:
+    """The command (for plain transformers, the code) that serves `target` with the draft in `folder`."""
+    place = str(folder.resolve())
+    if form == "vllm":
+        speculative = {"method": "draft_model", "model": place, "num_speculative_tokens": gamma}
+        compact = json.dumps(speculative, separators=(",", ":"))
+        return f"vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(compact)}"
+    if form == "sglang":
+        # With one candidate a step, SGLang verifies the root and the gamma drafted tokens together.
+        return (
+            f"python -m sglang.launch_server --model-path {shlex.quote(target)}"
+            f" --speculative-algorithm STANDALONE --speculative-draft-model-path {shlex.quote(place)}"
+            f" --speculative-num-steps {gamma} --speculative-eagle-topk 1"
+            f" --speculative-num-draft-tokens {gamma + 1}"
+        )
+    return (
+        f"draft = AutoModelForCausalLM.from_pretrained({place!r}); "
+        f"draft.generation_config.num_assistant_tokens = {gamma}; target.generate(..., assistant_model=draft)"
+    )
+
+
+def target_name(target: LanguageModel | None) -> str:
+    """Where the target was loaded from, or a placeholder to fill in."""
+    return (getattr(target.model.config, "_name_or_path", "") if target is not None else "") or "TARGET"
+
+
+def warn(
+    draft: LanguageModel, target: LanguageModel | None, rows: int, stray_before: float, stray: float
+) -> tuple[str, ...]:
+    """What this draft loses outside distillspec; output stays exact in every case."""
+    lines = []
+    if draft.kept_ids is not None:
+        lines.append(
+            f"served drafts need all {rows:,} rows, so the {len(draft.kept_ids):,}-token head is written at "
+            f"full width and its speed is lost outside distillspec; ids it never learnt keep {stray:.2%} of its "
+            f"probability ({stray_before:.2%} with the rows as saved)"
+        )
+    if stray > 0.01:
+        lines.append(
+            f"ids the draft never learnt get {stray:.1%} of its probability: served alpha may fall to "
+            f"{1 - stray:.3f} of the measured one"
+        )
+    if target is None:
+        lines.append("no target was given, so the row count is the draft's own; engines want the target's")
+    elif (ours := _length(draft.model)) < (theirs := _length(target.model)):
+        lines.append(f"the draft reads {ours:,} positions, the target {theirs:,}; limit the context")
+    return tuple(lines)
+
+
+def _length(model: PreTrainedModel) -> int:
+    return int(getattr(model.config.get_text_config(), "max_position_embeddings", None) or 1 << 62)

@@ -1,0 +1,149 @@
+"""The top of the page: what was gained, in four numbers and a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from distillspec.report.runs import Entry, Json
+from distillspec.report.svg import Number
+from distillspec.report.words import DASH, figure, mean_of, span, table, with_span
+
+
+def headline(entries: Sequence[Entry]) -> str:
+    """Cards and verdict of the draft with the highest α; a table beside it when there are several."""
+    best, several = _best(entries), sum(not entry.baseline for entry in entries) > 1
+    before = next((entry for entry in entries if entry.baseline and entry.run is best.run), None)
+    name = f'<p class="best">Highest acceptance: <b>{escape(best.label)}</b></p>' if several else ""
+    cards = "".join(_cards(best.result, before.result if before else None))
+    return f'{name}<div class="cards">{cards}</div><p class="verdict">{escape(verdict(best.result))}</p>'
+
+
+def comparison(entries: Sequence[Entry]) -> str:
+    """One row a draft: acceptance under every definition, block efficiency at one γ for all, speed-up."""
+    gamma = chosen_gamma(_best(entries).result)
+    head = [
+        "Draft",
+        "α",
+        "greedy agreement",
+        "p(argmax q)",
+        "ceiling of α",
+        f"τ({gamma})",
+        "predicted",
+        "measured",
+    ]
+    rows = []
+    for entry in entries:
+        result = entry.result
+        rows.append(
+            [
+                f'<i class="c{entry.color}"></i>{escape(entry.label)}',
+                with_span(result["alpha"]),
+                with_span(result.get("greedy_agreement")),
+                with_span(result.get("p_of_draft_argmax")),
+                figure(mean_of(result.get("ceiling"))),
+                figure(tau_at(result, gamma), 2),
+                _at_gamma(*best_predicted(result)),
+                _at_gamma(
+                    mean_of((result.get("measured") or {}).get("ratio")),
+                    (result.get("measured") or {}).get("gamma"),
+                ),
+            ]
+        )
+    return table(head, rows)
+
+
+def chosen_gamma(result: Json) -> int:
+    """The length to quote: what was measured, else what batch 1 recommends, else up to 4."""
+    measured, advice = result.get("measured") or {}, _batch_one(result)
+    wanted = measured.get("gamma") or advice.get("best_gamma") or 4
+    return max(1, min(int(wanted), len(result["tau"])))
+
+
+def tau_at(result: Json, gamma: int) -> Number:
+    return mean_of(result["tau"][gamma - 1]) if 1 <= gamma <= len(result["tau"]) else None
+
+
+def predicted_at(result: Json, gamma: int) -> Number:
+    """Predicted speed-up at batch 1."""
+    predicted = _batch_one(result).get("predicted") or []
+    return predicted[gamma - 1] if 1 <= gamma <= len(predicted) else None
+
+
+def best_predicted(result: Json) -> tuple[Number, int | None]:
+    """The highest predicted speed-up at batch 1 and its γ."""
+    predicted = [(value, i) for i, value in enumerate(_batch_one(result).get("predicted") or [], 1) if value == value]
+    return max(predicted) if predicted else (None, None)
+
+
+def verdict(result: Json) -> str:
+    """Whether to speculate, plainly: the evaluation's own sentence, and what the clock said."""
+    advice, measured = _batch_one(result), result.get("measured") or {}
+    parts = [str(advice["verdict"]).rstrip(".") + "."] if advice.get("verdict") else []
+    if (ratio := mean_of(measured.get("ratio"))) is not None:
+        low, high = (measured["ratio"].get(key, 1.0) for key in ("low", "high"))
+        sure = "clearly faster" if low > 1 else "clearly slower" if high < 1 else "too close to call"
+        gamma = measured.get("gamma", DASH)
+        parts.append(f"Decoding for real at γ = {gamma} ran at {ratio:.2f}× plain decoding: {sure}.")
+    return " ".join(parts) or "The cost of a draft step was not measured, so this run does not say whether it pays."
+
+
+def _best(entries: Sequence[Entry]) -> Entry:
+    drafts = [entry for entry in entries if not entry.baseline]
+    return max(drafts, key=lambda entry: mean_of(entry.result["alpha"]) or 0.0)
+
+
+def _cards(after: Json, before: Json | None) -> list[str]:
+    gamma = chosen_gamma(after)
+    measured, ceiling = after.get("measured") or {}, mean_of(after.get("ceiling"))
+    bounds = span(after["alpha"])
+    alpha = [f"95 % interval {bounds}" if bounds else ""]
+    alpha += [f"ceiling {ceiling:.3f}"] if ceiling is not None and ceiling < 0.9995 else []
+    tau = [f"tokens a verification at γ = {gamma}", f"of at most {gamma + 1}"]
+    return [
+        _card("Acceptance rate α", _change(before, after, lambda r: mean_of(r["alpha"]), 3), alpha),
+        _card("Block efficiency τ", _change(before, after, lambda r: tau_at(r, gamma), 2), tau),
+        _card("Predicted speed-up", figure(predicted_at(after, gamma), 2, "×"), _predicted_text(after, gamma)),
+        _card("Measured speed-up", figure(mean_of(measured.get("ratio")), 2, "×"), _measured_text(measured)),
+    ]
+
+
+def _predicted_text(result: Json, gamma: int) -> list[str]:
+    value, best = best_predicted(result)
+    if value is None:
+        return ["the cost was not measured"]
+    better = [f"best {value:.2f}× at γ = {best}"] if best != gamma else []
+    return [f"batch 1, γ = {gamma}", *better]
+
+
+def _change(before: Json | None, after: Json, read: Any, digits: int) -> str:
+    now = figure(read(after), digits)
+    if before is None or read(before) is None:
+        return now
+    return f'<span class="was">{figure(read(before), digits)} →</span> {now}'
+
+
+def _measured_text(measured: Json) -> list[str]:
+    if not measured:
+        return ["not measured"]
+    speeds = [measured.get(f"{kind}_tokens_per_s") for kind in ("plain", "speculative")]
+    bounds = span(measured.get("ratio"), 2, "×")
+    return [
+        f"{figure(speeds[0], 1)} → {figure(speeds[1], 1)} tokens/s",
+        f"95 % interval {bounds}" if bounds else "",
+    ]
+
+
+def _at_gamma(value: Number, gamma: int | None) -> str:
+    return figure(value, 2, "×") + (f' <span class="span">γ = {gamma}</span>' if gamma and value is not None else "")
+
+
+def _card(name: str, value: str, below: Sequence[str]) -> str:
+    missing = " missing" if value == DASH else ""
+    lines = "<br>".join(escape(line) for line in below if line)
+    return f'<div class="card{missing}"><h3>{escape(name)}</h3><p class="value">{value}</p><p>{lines}</p></div>'
+
+
+def _batch_one(result: Json) -> Json:
+    return (result.get("speedup") or {}).get("1") or {}

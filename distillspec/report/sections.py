@@ -1,0 +1,206 @@
+"""The middle of the page: training curves, acceptance, block efficiency, speed-up and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from distillspec.report.bar_chart import Bar, bar_chart, heat_map
+from distillspec.report.line_chart import Line, Point, line_chart
+from distillspec.report.runs import Entry, Json, Run
+from distillspec.report.svg import Number, is_number
+from distillspec.report.words import chart, figure, mean_of, table
+
+MAX_POINTS = 150  # a curve of more is averaged in buckets: the eye sees no more, and the page stays small
+MAX_BARS = 4  # more drafts than this share a heat map
+
+
+def training(runs: Sequence[Run]) -> str:
+    """Loss, and acceptance in training and evaluation, against minutes."""
+    trained = [run for run in runs if run.command == "train"]
+    if not trained:
+        return ""
+    if not any(run.metrics for run in trained):
+        return '<p class="missing">No metrics.jsonl was found, so there are no training curves.</p>'
+    colors = {run.name: i % 6 + 1 for i, run in enumerate(trained)}
+    losses = [_curve(run, "train/loss", colors[run.name]) for run in trained]
+    alphas = [_curve(run, "train/alpha", colors[run.name], faint=True) for run in trained]
+    alphas += [_evaluated(run, colors[run.name]) for run in trained]
+    legend = [(run.name, colors[run.name]) for run in trained]
+    x, end = "minutes", max([_minutes(row) or 0.0 for run in trained for row in run.metrics], default=0.0)
+    loss = line_chart(losses, title="Training loss", x_label=x, y_label="loss, nats", x_range=(0.0, end))
+    alpha = line_chart(alphas, title="Acceptance", x_label=x, y_label="α", x_range=(0.0, end), y_from=0.0)
+    note = "Faint: on training batches. Dots with band: on held-out prompts, 95 % interval."
+    charts = chart("Loss", loss, legend) + chart("Acceptance rate α", alpha, legend, note)
+    return f'<div class="pair">{charts}</div>{_training_table(trained)}'
+
+
+def acceptance(entries: Sequence[Entry]) -> str:
+    """α by domain, as bars or, for many drafts, as a heat map; nothing when there is one domain only."""
+    domains = sorted({domain for entry in entries for domain in _domains(entry.result)})
+    if len(domains) < 2:
+        return ""
+    legend = [(entry.label, entry.color) for entry in entries]
+    if len(entries) > MAX_BARS:
+        values = [[mean_of(_domains(e.result).get(d)) for d in domains] for e in entries]
+        picture = heat_map([e.label for e in entries], domains, values, title="Acceptance by domain")
+        return chart("α by domain", picture)
+    groups = [(domain, [_domain_bar(entry, domain) for entry in entries]) for domain in domains]
+    return chart("α by domain", bar_chart(groups, title="Acceptance by domain"), legend)
+
+
+def block_efficiency(entries: Sequence[Entry]) -> str:
+    """τ against γ, one line a draft."""
+    longest = max(len(entry.result["tau"]) for entry in entries)
+    lines = []
+    for entry in entries:
+        points = [Point(i + 1, **_bounds(interval)) for i, interval in enumerate(entry.result["tau"])]
+        lines.append(Line(entry.label, points, entry.color))
+    picture = line_chart(
+        lines,
+        title="Block efficiency by speculation length",
+        x_label="speculation length γ",
+        y_label="tokens a verification, τ",
+        x_ticks=range(1, longest + 1),
+        y_from=1.0,
+    )
+    return chart("Block efficiency τ by γ", picture, [(entry.label, entry.color) for entry in entries])
+
+
+def speed_ups(entries: Sequence[Entry]) -> list[str]:
+    """Predicted speed-up against γ, a chart a batch size; measured ones as circles at batch 1."""
+    batches = sorted({batch for entry in entries for batch in entry.result.get("speedup") or {}}, key=int)
+    return [_speed_up(entries, batch) for batch in batches]
+
+
+def cost_table(entries: Sequence[Entry]) -> str:
+    """Step times, c and β(k) a draft and batch size."""
+    costed = [entry for entry in entries if entry.result.get("cost")]
+    # A baseline has the shape, so the cost, of the draft that was trained from it.
+    costed = [entry for entry in costed if not entry.baseline] or costed
+    if not costed:
+        return '<p class="missing">Costs were not measured (evaluation.measure_cost=false).</p>'
+    longest = max(len(cost.get("beta") or []) for entry in costed for cost in entry.result["cost"].values())
+    lengths = [k for k in (1, 2, 4, 8) if k < longest]
+    head = ["Draft", "batch", "target step", "draft step", "c", *(f"β({k})" for k in lengths)]
+    rows = []
+    for entry in costed:
+        for i, (batch, cost) in enumerate(sorted(entry.result["cost"].items(), key=lambda item: int(item[0]))):
+            beta = cost.get("beta") or []
+            rows.append(
+                [
+                    "" if i else escape(entry.label),
+                    escape(str(batch)),
+                    _milliseconds(cost.get("target_step_s")),
+                    _milliseconds(cost.get("draft_step_s")),
+                    figure(cost.get("c")),
+                    *(figure(beta[k] if k < len(beta) else None, 2) for k in lengths),
+                ]
+            )
+    return table(head, rows) + (
+        '<p class="note">c is a draft step and β(k) a verification of k drafted tokens, both in steps of the '
+        "target. Predicted speed-up is τ / (γ·c + β(γ)); speculation pays where β(γ) &lt; τ − γ·c.</p>"
+    )
+
+
+def _speed_up(entries: Sequence[Entry], batch: str) -> str:
+    lines, shown = [], []
+    for entry in entries:
+        predicted = ((entry.result.get("speedup") or {}).get(batch) or {}).get("predicted")
+        if not predicted:
+            continue
+        shown.append(entry)
+        lines.append(Line(entry.label, [Point(i + 1, y) for i, y in enumerate(predicted)], entry.color))
+        measured = entry.result.get("measured")
+        if batch == "1" and measured:
+            point = Point(measured.get("gamma"), **_bounds(measured.get("ratio")))
+            lines.append(Line(f"{entry.label}, measured", [point], entry.color, joined=False))
+    longest = max((len(line.points) for line in lines), default=1)
+    picture = line_chart(
+        lines,
+        title=f"Speed-up at batch {batch}",
+        x_label="speculation length γ",
+        y_label="speed-up, times plain decoding",
+        x_ticks=range(1, max(longest, 2) + 1),
+        reference=1.0,
+    )
+    note = "Dashed: plain decoding."
+    if any(not line.joined for line in lines):
+        note = "Lines: predicted. Circles: measured, 95 % interval. " + note
+    heading = f"Speed-up by γ, batch {batch}"
+    return chart(heading, picture, [(entry.label, entry.color) for entry in shown], note)
+
+
+def _training_table(runs: Sequence[Run]) -> str:
+    head = ["Run", "steps", "tokens", "minutes", "tokens/s", "best step", "best α", "ended by"]
+    rows = []
+    for run in runs:
+        summary, best = run.summary, run.summary.get("best") or {}
+        rows.append(
+            [
+                escape(run.name),
+                figure(summary.get("steps"), 0),
+                figure(summary.get("tokens"), 0),
+                figure(summary.get("minutes"), 1),
+                figure(summary.get("tokens_per_s"), 0),
+                figure(best.get("step"), 0),
+                figure(best.get("alpha")),
+                escape(str(summary.get("stopped_by", "–"))),
+            ]
+        )
+    return table(head, rows)
+
+
+def _curve(run: Run, key: str, color: int, *, faint: bool = False) -> Line:
+    points = [Point(_minutes(row), row[key]) for row in run.metrics if _number(row.get(key)) is not None]
+    return Line(run.name, _thinned(points), color, markers=False, faint=faint)
+
+
+def _evaluated(run: Run, color: int) -> Line:
+    points = [
+        Point(
+            _minutes(row),
+            row["eval/alpha"],
+            _number(row.get("eval/alpha_low")),
+            _number(row.get("eval/alpha_high")),
+        )
+        for row in run.metrics
+        if _number(row.get("eval/alpha")) is not None
+    ]
+    return Line(f"{run.name}, held out", points, color)
+
+
+def _minutes(row: Json) -> Number:
+    seconds = _number(row.get("seconds"))
+    return None if seconds is None else seconds / 60
+
+
+def _number(value: object) -> Number:
+    """A finite number or None; NaN (a skipped step) would otherwise spoil the averages around it."""
+    return float(value) if is_number(value) else None
+
+
+def _thinned(points: list[Point]) -> list[Point]:
+    """At most MAX_POINTS points, each the mean of a run of neighbours."""
+    points = [p for p in points if p.x is not None]
+    size = -(-len(points) // MAX_POINTS) or 1
+    pieces = [points[i : i + size] for i in range(0, len(points), size)]
+    return [Point(*(sum(getattr(p, axis) for p in piece) / len(piece) for axis in "xy")) for piece in pieces]
+
+
+def _domains(result: Json) -> Json:
+    return result.get("alpha_by_domain") or {}
+
+
+def _domain_bar(entry: Entry, domain: str) -> Bar:
+    bounds = _bounds(_domains(entry.result).get(domain))
+    return Bar(entry.label, bounds["y"], bounds["low"], bounds["high"], entry.color)
+
+
+def _bounds(interval: Json | None) -> dict[str, Number]:
+    interval = interval or {}
+    return {"y": interval.get("mean"), "low": interval.get("low"), "high": interval.get("high")}
+
+
+def _milliseconds(seconds: Number) -> str:
+    return figure(None if seconds is None else 1000 * seconds, 1, " ms")
