@@ -207,7 +207,7 @@ class TrainConfig:
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     clip_norm: float = 1.0
     batch_tokens: int = 4096  # tokens a micro-batch, prompts included
-    row_tokens: int = 512  # length of a packed row
+    row_tokens: int = 1024  # length of a packed row
     accumulate: int = 1
     eval_every: int | None = None  # steps; null: ten times in a run
     save_every: int | None = None  # steps; null: with every evaluation
