@@ -1,0 +1,52 @@
+"""What a draft is trained to minimise: readable references, and one chunked version of them all."""
+
+from distillspec.losses.acceptance import acceptance_rate, lk, lk_hybrid
+from distillspec.losses.chunked import (
+    ChunkedLoss,
+    TokenValues,
+    chunked_loss,
+    chunked_token_values,
+    default_chunk_tokens,
+)
+from distillspec.losses.divergences import fkl, jsd, rkl, tvd
+from distillspec.losses.inputs import LossInputs, PerTokenLoss
+from distillspec.losses.mix import LossMix, LossTerm
+from distillspec.losses.pairs import BucketedPair
+from distillspec.losses.registry import LOSS_NAMES, LOSSES, acceptance_of, per_token_loss
+from distillspec.losses.sampled import LabelView, ce, tvdpp
+from distillspec.losses.selection import advantages, select_tokens
+from distillspec.losses.teachers import DenseTeacher, NoTeacher, SignalTeacher, Teacher, TeacherChunk
+
+__all__ = [
+    "LOSSES",
+    "LOSS_NAMES",
+    "BucketedPair",
+    "ChunkedLoss",
+    "DenseTeacher",
+    "LabelView",
+    "LossInputs",
+    "LossMix",
+    "LossTerm",
+    "NoTeacher",
+    "PerTokenLoss",
+    "SignalTeacher",
+    "Teacher",
+    "TeacherChunk",
+    "TokenValues",
+    "acceptance_of",
+    "acceptance_rate",
+    "advantages",
+    "ce",
+    "chunked_loss",
+    "chunked_token_values",
+    "default_chunk_tokens",
+    "fkl",
+    "jsd",
+    "lk",
+    "lk_hybrid",
+    "per_token_loss",
+    "rkl",
+    "select_tokens",
+    "tvd",
+    "tvdpp",
+]

@@ -1,0 +1,75 @@
+"""The acceptance rate α = Σ min(p, q), and the losses that raise it directly.
+
+Same conventions as `divergences`: a formula on a `BucketedPair` and a dense reference on logits.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from distillspec.errors import ConfigError
+from distillspec.losses.divergences import forward_kl, total_variation
+from distillspec.losses.pairs import BucketedPair, check_temperature, dense_pair
+from distillspec.sampling import policy_probs
+from distillspec.types import SamplingPolicy
+
+
+def acceptance(pair: BucketedPair) -> Tensor:
+    """α `[N]`. With a tail bucket it is an upper bound: inside the tail, p and q may overlap less."""
+    return torch.minimum(pair.target_probs, pair.draft_probs).sum(-1)
+
+
+def negative_log_acceptance(pair: BucketedPair) -> Tensor:
+    """−log α, summed in log space so that a tiny overlap neither underflows nor loses its gradient."""
+    return -torch.logsumexp(torch.minimum(pair.target_logp, pair.draft_logp), -1)
+
+
+def adaptive_hybrid(pair: BucketedPair, eta: float = 3.0) -> Tensor:
+    """λ KL(p ‖ q) + (1 − λ) TVD(p, q), λ = exp(−η α) per position and without gradient."""
+    if not (eta >= 0 and math.isfinite(eta)):
+        raise ConfigError(f"lk_hybrid eta={eta} must be finite and >= 0")
+    kl_share = torch.exp(-eta * acceptance(pair).detach())
+    return kl_share * forward_kl(pair) + (1 - kl_share) * total_variation(pair)
+
+
+def lk(draft_logits: Tensor, target_logits: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """−log α `[N]`, the likelihood-of-acceptance loss (LK losses, arXiv 2602.23881)."""
+    return negative_log_acceptance(dense_pair(draft_logits, target_logits, temperature, "lk"))
+
+
+def lk_hybrid(draft_logits: Tensor, target_logits: Tensor, *, temperature: float = 1.0, eta: float = 3.0) -> Tensor:
+    """KL while the draft is poor, TVD once it is good `[N]` (LK losses, arXiv 2602.23881, η = 3)."""
+    return adaptive_hybrid(dense_pair(draft_logits, target_logits, temperature, "lk_hybrid"), eta)
+
+
+def acceptance_rate(
+    draft_logits: Tensor,
+    target_logits: Tensor,
+    *,
+    temperature: float = 1.0,
+    policy: SamplingPolicy | None = None,
+    kept_ids: Tensor | None = None,
+) -> Tensor:
+    """α = Σ min(target_probs, draft_probs) `[N]` float32 in [0, 1] (Leviathan et al. 2023, Theorem 3.5).
+
+    `policy` applies its transforms to both models, as the serving engine would; without one the plain
+    softmax at `temperature` is compared (giving both is a ConfigError). With `kept_ids [Vd]` the draft has
+    only those columns and probability 0 elsewhere. Raises ValueError for NaN or +inf logits.
+    """
+    if policy is None:
+        check_temperature(temperature)
+        policy = SamplingPolicy(temperature=temperature)
+    elif temperature != 1.0:
+        raise ConfigError(f"acceptance_rate: temperature={temperature} and a policy are given; put it in the policy")
+    target_probs = policy_probs(target_logits, policy)
+    if kept_ids is not None:
+        target_probs = target_probs.index_select(-1, kept_ids)
+    if target_probs.shape != draft_logits.shape:
+        raise ValueError(
+            f"acceptance_rate: draft logits {tuple(draft_logits.shape)} do not fit target columns "
+            f"{tuple(target_probs.shape)}; pass kept_ids for a truncated draft vocabulary"
+        )
+    return torch.minimum(target_probs, policy_probs(draft_logits, policy)).sum(-1).clamp(max=1)

@@ -1,0 +1,65 @@
+"""Readable divergences between target p and draft q, in nats, one value a position, no reduction.
+
+Each comes twice: the formula on a `BucketedPair`, and the dense reference on logits. Dense references take
+`draft_logits [N, V]` (differentiable) and `target_logits [N, V]` (no gradient), raise ValueError naming the
+loss and the first bad row for NaN and +inf, and return `[N]` float32. −inf logits are zero probabilities;
+log 0 counts as −87.3 (the smallest normal float32), so a draft that rules out a target token gets a large
+but finite loss. `temperature` divides both logits.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from distillspec.errors import ConfigError
+from distillspec.losses.pairs import BucketedPair, dense_pair
+
+
+def forward_kl(pair: BucketedPair) -> Tensor:
+    """KL(p ‖ q) = Σ p (log p − log q), p renormalised to the draft's vocabulary."""
+    target_logp = pair.renormalised_target_logp()
+    return (target_logp.exp() * (target_logp - pair.draft_logp)).sum(-1)
+
+
+def reverse_kl(pair: BucketedPair) -> Tensor:
+    """KL(q ‖ p) = Σ q (log q − log p); tokens outside the draft's vocabulary add nothing, as q = 0 there."""
+    return (pair.draft_probs * (pair.draft_logp - pair.target_logp)).sum(-1)
+
+
+def jensen_shannon(pair: BucketedPair, beta: float = 0.5) -> Tensor:
+    """β KL(p ‖ m) + (1 − β) KL(q ‖ m) with m = β p + (1 − β) q (Agarwal et al. 2024, GKD, Eq. 1)."""
+    if not 0 < beta < 1:
+        raise ConfigError(f"jsd beta={beta} must lie strictly between 0 and 1; use fkl or rkl at the ends")
+    mixture_logp = torch.logaddexp(pair.target_logp + math.log(beta), pair.draft_logp + math.log(1 - beta))
+    from_target = (pair.target_probs * (pair.target_logp - mixture_logp)).sum(-1)
+    from_draft = (pair.draft_probs * (pair.draft_logp - mixture_logp)).sum(-1)
+    # Outside the draft's vocabulary q = 0, m = β p, and p log(p / m) = −p log β.
+    return beta * (from_target - math.log(beta) * pair.outside) + (1 - beta) * from_draft
+
+
+def total_variation(pair: BucketedPair) -> Tensor:
+    """½ Σ |p − q| = 1 − α (Leviathan et al. 2023, Corollary 3.6; DistillSpec's TVD)."""
+    return 0.5 * ((pair.target_probs - pair.draft_probs).abs().sum(-1) + pair.outside)
+
+
+def fkl(draft_logits: Tensor, target_logits: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """Forward KL, KL(target ‖ draft) `[N]` (Hinton et al. 2015; DistillSpec, Zhou et al. 2024, Table 1)."""
+    return forward_kl(dense_pair(draft_logits, target_logits, temperature, "fkl"))
+
+
+def rkl(draft_logits: Tensor, target_logits: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """Reverse KL, KL(draft ‖ target) `[N]` (Gu et al. 2024, MiniLLM; DistillSpec, Table 1)."""
+    return reverse_kl(dense_pair(draft_logits, target_logits, temperature, "rkl"))
+
+
+def jsd(draft_logits: Tensor, target_logits: Tensor, *, temperature: float = 1.0, beta: float = 0.5) -> Tensor:
+    """Generalised Jensen–Shannon divergence `[N]`, mixture β·target + (1 − β)·draft (GKD, Eq. 1)."""
+    return jensen_shannon(dense_pair(draft_logits, target_logits, temperature, "jsd"), beta)
+
+
+def tvd(draft_logits: Tensor, target_logits: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """Total variation distance `[N]` in [0, 1]: one minus the acceptance rate (DistillSpec, Eq. 1)."""
+    return total_variation(dense_pair(draft_logits, target_logits, temperature, "tvd"))

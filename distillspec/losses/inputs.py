@@ -1,0 +1,118 @@
+"""Everything a loss may need at N positions, and what it gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import Tensor
+
+from distillspec.errors import ConfigError
+from distillspec.losses.pairs import (
+    BucketedPair,
+    check_temperature,
+    columns_of,
+    full_pair,
+    topk_pair,
+    truncated_pair,
+)
+from distillspec.sampling import NonFiniteLogits, bad_row
+from distillspec.types import TeacherSignal
+
+
+@dataclass(frozen=True)
+class PerTokenLoss:
+    """`values [N]` in nats; where `valid [N]` (bool) is False the loss is undefined and its value is 0.
+
+    `outside [N]`: target probability on tokens that the draft's vocabulary lacks.
+    """
+
+    values: Tensor
+    valid: Tensor
+    outside: Tensor
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """N positions: the draft's logits, the target's view of the same positions, and what was sampled there.
+
+    At most one of `target_logits` (a live target) and `signal` (a recorded one) is given; every loss but
+    `ce` needs one. Widths may differ only through `kept_ids`. Raises ValueError for shapes that do not
+    fit and ConfigError for `temperature != 1` with a recorded signal, which knows temperature 1 alone.
+    """
+
+    draft_logits: Tensor  # [N, Vd]
+    target_logits: Tensor | None = None  # [N, V]
+    signal: TeacherSignal | None = None  # N rows
+    kept_ids: Tensor | None = None  # [Vd] int64, absolute id of each draft column
+    labels: Tensor | None = None  # [N] int64, absolute ids; negative means none
+    from_draft: Tensor | None = None  # [N] bool, the label was sampled from the draft
+    advantage: Tensor | None = None  # [N] float32, for tvdpp; None computes it from these N
+    temperature: float = 1.0
+    first_position: int = 0  # of row 0 within the batch; for error messages
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
+        if self.target_logits is not None and self.signal is not None:
+            raise ValueError("give target_logits or a recorded signal, not both")
+        if self.signal is not None and self.temperature != 1.0:
+            raise ConfigError(
+                f"loss temperature={self.temperature} needs a live teacher: recorded signals hold "
+                "temperature 1; set temperature=1 or drop the recorded signal"
+            )
+        self._check_widths()
+        self._check_rows()
+
+    @cached_property
+    def pair(self) -> BucketedPair:
+        """Both distributions over common buckets, built once for all losses of a mix."""
+        if self.target_logits is not None and self.kept_ids is not None:
+            return truncated_pair(self.draft_logits, self.target_logits, self.kept_ids, self.temperature)
+        if self.target_logits is not None:
+            return full_pair(self.draft_logits, self.target_logits, self.temperature)
+        assert self.signal is not None, "callers use has_pair first"
+        return topk_pair(self.draft_logits, self.signal, self.kept_ids)
+
+    @property
+    def has_pair(self) -> bool:
+        """True with a live target or a `topk` signal: whole distributions can be compared."""
+        return self.target_logits is not None or (self.signal is not None and self.signal.kind == "topk")
+
+    @cached_property
+    def label_columns(self) -> Tensor:
+        """Draft column of each label `[N]`, −1 where there is none."""
+        if self.labels is None:
+            raise ConfigError("the losses ce and tvdpp need labels: the next token at each position")
+        return columns_of(self.labels, self.kept_ids, self.draft_logits.shape[-1])
+
+    def require_finite(self, owner: str) -> None:
+        """Raise `NonFiniteLogits`, naming the loss `owner` and the position, for NaN or +inf logits."""
+        if self._problem is not None:
+            raise NonFiniteLogits(f"{owner}: {self._problem}")
+
+    @cached_property
+    def _problem(self) -> str | None:
+        recorded = None if self.signal is None else self.signal.logprobs
+        owners = {"draft logits": self.draft_logits, "target logits": self.target_logits, "signal": recorded}
+        for owner, values in owners.items():
+            problem = None if values is None else bad_row(values, self.first_position)
+            if problem is not None:
+                return f"{owner}: {problem}"
+        return None
+
+    def _check_widths(self) -> None:
+        width = self.draft_logits.shape[-1]
+        if self.kept_ids is not None and self.kept_ids.shape != (width,):
+            raise ValueError(f"kept_ids {tuple(self.kept_ids.shape)} must name each of the {width} draft columns")
+        if self.target_logits is not None and self.kept_ids is None and self.target_logits.shape[-1] != width:
+            raise ValueError(
+                f"draft logits have {width} columns, target logits {self.target_logits.shape[-1]}; "
+                "slice padded columns off, or pass kept_ids for a truncated draft vocabulary"
+            )
+
+    def _check_rows(self) -> None:
+        rows = self.draft_logits.shape[0]
+        for name in ("target_logits", "signal", "labels", "from_draft", "advantage"):
+            value = getattr(self, name)
+            if value is not None and len(value) != rows:
+                raise ValueError(f"{name} has {len(value)} rows, draft_logits {rows}")

@@ -1,0 +1,149 @@
+"""The one form every divergence is computed in: target and draft over the same buckets.
+
+A bucket is a single token, or all the tokens that a compressed teacher signal lumps together (its tail).
+Dense logits, a truncated draft vocabulary and a top-k signal all become a `BucketedPair`, so each loss is
+one formula. A zero probability is stored as log(smallest normal float32) ≈ −87.3 instead of −inf: exp of it
+is negligible (1e-38), while 0·log 0 and its gradient stay finite.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from distillspec.errors import ConfigError
+from distillspec.losses.buckets import TINY, bucket_logprobs
+from distillspec.sampling import check_logits
+from distillspec.types import TeacherSignal
+
+LOG_TINY = math.log(TINY)
+
+
+@dataclass(frozen=True)
+class BucketedPair:
+    """p (target) and q (draft) over S buckets, natural logarithms, float32 (float64 for float64 logits).
+
+    `target_logp` carries no gradient and sums to 1 − `outside`: the rest is target mass on tokens that the
+    draft cannot produce, where its probability is 0. `draft_logp` sums to 1.
+    """
+
+    target_logp: Tensor  # [N, S]
+    draft_logp: Tensor  # [N, S]
+    outside: Tensor  # [N] probability
+    truncated: bool = False  # False promises that `outside` is zero
+
+    @cached_property
+    def target_probs(self) -> Tensor:
+        return self.target_logp.exp()
+
+    @cached_property
+    def draft_probs(self) -> Tensor:
+        return self.draft_logp.exp()
+
+    def renormalised_target_logp(self) -> Tensor:
+        """log p given that the token lies inside the draft's vocabulary, `[N, S]`."""
+        if not self.truncated:
+            return self.target_logp
+        return self.target_logp - torch.logsumexp(self.target_logp, -1, keepdim=True)
+
+
+def widened(logits: Tensor) -> Tensor:
+    """Float32, or float64 where the caller already computes in it (numerical gradient checks)."""
+    return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def tempered(logits: Tensor, temperature: float) -> Tensor:
+    """`logits` in the dtype losses compute in, divided by `temperature` (no pass over them for 1)."""
+    wide = widened(logits)
+    return wide if temperature == 1.0 else wide / temperature
+
+
+def without_infinities(logp: Tensor) -> Tensor:
+    """`logp` with −inf as log(tiny), through which no gradient flows; finite values keep theirs."""
+    return torch.nan_to_num(logp, nan=math.nan, neginf=LOG_TINY)
+
+
+def dense_pair(draft_logits: Tensor, target_logits: Tensor, temperature: float, owner: str) -> BucketedPair:
+    """Checked pair over the whole vocabulary, both logits `[N, V]`; `owner` names the loss in errors."""
+    if draft_logits.shape != target_logits.shape:
+        raise ValueError(
+            f"{owner}: draft logits {tuple(draft_logits.shape)} and target logits "
+            f"{tuple(target_logits.shape)} must have one shape; pass kept_ids for a truncated draft "
+            "vocabulary, slice padded columns off"
+        )
+    check_temperature(temperature)
+    check_logits(draft_logits, f"{owner}: draft logits")
+    check_logits(target_logits, f"{owner}: target logits")
+    return full_pair(draft_logits, target_logits, temperature)
+
+
+def full_pair(draft_logits: Tensor, target_logits: Tensor, temperature: float) -> BucketedPair:
+    """One bucket a token; no checks."""
+    target_logits = tempered(target_logits.detach(), temperature)
+    return BucketedPair(
+        target_logp=without_infinities(torch.log_softmax(target_logits, -1)),
+        draft_logp=without_infinities(torch.log_softmax(tempered(draft_logits, temperature), -1)),
+        outside=torch.zeros(draft_logits.shape[0], device=draft_logits.device),
+    )
+
+
+def truncated_pair(draft_logits: Tensor, target_logits: Tensor, kept_ids: Tensor, temperature: float) -> BucketedPair:
+    """One bucket a kept token; `draft_logits [N, Vd]`, `target_logits [N, V]`, `kept_ids [Vd]` absolute."""
+    target_logits = target_logits.detach()
+    log_z = torch.logsumexp(tempered(target_logits, temperature), -1, keepdim=True)
+    kept_logp = tempered(target_logits.index_select(-1, kept_ids), temperature) - log_z
+    return BucketedPair(
+        target_logp=without_infinities(kept_logp),
+        draft_logp=without_infinities(torch.log_softmax(tempered(draft_logits, temperature), -1)),
+        outside=(1 - kept_logp.exp().sum(-1)).clamp(0, 1),
+        truncated=True,
+    )
+
+
+def topk_pair(draft_logits: Tensor, signal: TeacherSignal, kept_ids: Tensor | None) -> BucketedPair:
+    """K token buckets and one tail bucket from a `topk` signal, at temperature 1.
+
+    The tail compares the target's recorded tail mass with the draft's mass on everything it knows but the
+    top k. A recorded id that the draft does not keep counts as outside, and its bucket is empty on both
+    sides. The recorded log-probabilities are renormalised, since float16 storage leaves them off by 1e-3.
+    """
+    recorded = torch.cat([widened(signal.logprobs), widened(signal.tail).clamp(min=0).log().unsqueeze(-1)], -1)
+    recorded = recorded - torch.logsumexp(recorded, -1, keepdim=True)
+    columns = columns_of(signal.ids, kept_ids, draft_logits.shape[-1])
+    known = columns >= 0
+    top_logp = recorded[:, :-1].masked_fill(~known, -torch.inf)
+    return BucketedPair(
+        target_logp=without_infinities(torch.cat([top_logp, recorded[:, -1:]], -1)),
+        draft_logp=without_infinities(bucket_logprobs(widened(draft_logits), columns, known)),
+        outside=recorded[:, :-1].exp().masked_fill(known, 0).sum(-1).clamp(0, 1),
+        truncated=kept_ids is not None,
+    )
+
+
+def columns_of(ids: Tensor, kept_ids: Tensor | None, width: int) -> Tensor:
+    """Draft columns (int64, the shape of `ids`) of absolute token ids; −1 where the draft lacks the token.
+
+    Negative ids (padding) are lacking too. Raises ValueError for an id beyond an untruncated vocabulary.
+    """
+    ids = ids.long()
+    largest = int(ids.max()) if ids.numel() else 0
+    if kept_ids is None:
+        if largest >= width:
+            raise ValueError(
+                f"token id {largest} lies outside the draft's {width} columns; "
+                "pass kept_ids for a truncated draft vocabulary"
+            )
+        return ids.clamp(min=-1)
+    size = max(largest, int(kept_ids.max())) + 1
+    column = torch.full((size,), -1, dtype=torch.int64, device=ids.device)
+    column[kept_ids] = torch.arange(kept_ids.numel(), device=ids.device)
+    return torch.where(ids >= 0, column[ids.clamp(min=0)], -1)
+
+
+def check_temperature(temperature: float) -> None:
+    if not (temperature > 0 and math.isfinite(temperature)):
+        raise ConfigError(f"loss temperature={temperature} must be finite and > 0")

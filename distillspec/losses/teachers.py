@@ -1,0 +1,97 @@
+"""Where the target's view of T positions comes from, a chunk at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from distillspec.types import OutputHead, TeacherSignal
+
+
+class TeacherChunk(NamedTuple):
+    """At most one of the two is given."""
+
+    logits: Tensor | None = None  # [C, V]
+    signal: TeacherSignal | None = None  # C rows
+
+    def rows(self, start: int, stop: int) -> TeacherChunk:
+        logits = None if self.logits is None else self.logits[start:stop]
+        return TeacherChunk(logits, None if self.signal is None else self.signal.rows(start, stop))
+
+
+class Teacher(Protocol):
+    """The target at T positions; `chunk` changes nothing and may be called for any rows, in any order."""
+
+    @property
+    def positions(self) -> int | None:
+        """T, or None where any number will do."""
+        ...
+
+    @property
+    def logit_width(self) -> int:
+        """Columns of the logits a chunk makes (0 without logits); sets the default chunk size."""
+        ...
+
+    def chunk(self, start: int, stop: int) -> TeacherChunk:
+        """Rows `start` to `stop`, without gradient."""
+        ...
+
+
+@dataclass(frozen=True)
+class DenseTeacher:
+    """A live target: its final hidden states `[T, Dt]` and its output head."""
+
+    hidden: Tensor
+    head: OutputHead
+
+    @property
+    def positions(self) -> int | None:
+        return self.hidden.shape[0]
+
+    @property
+    def logit_width(self) -> int:
+        return self.head.weight.shape[0]
+
+    def chunk(self, start: int, stop: int) -> TeacherChunk:
+        with torch.no_grad():
+            rows = self.hidden[start:stop]
+            if not torch.is_autocast_enabled(rows.device.type):
+                rows = rows.to(self.head.weight.dtype)
+            return TeacherChunk(logits=self.head.logits(rows))
+
+
+@dataclass(frozen=True)
+class SignalTeacher:
+    """A recorded target: T rows of top-k log-probabilities or of sampled tokens."""
+
+    signal: TeacherSignal
+
+    @property
+    def positions(self) -> int | None:
+        return len(self.signal)
+
+    @property
+    def logit_width(self) -> int:
+        return 0
+
+    def chunk(self, start: int, stop: int) -> TeacherChunk:
+        return TeacherChunk(signal=self.signal.rows(start, stop))
+
+
+@dataclass(frozen=True)
+class NoTeacher:
+    """No target at all: enough for `ce`."""
+
+    @property
+    def positions(self) -> int | None:
+        return None
+
+    @property
+    def logit_width(self) -> int:
+        return 0
+
+    def chunk(self, start: int, stop: int) -> TeacherChunk:
+        return TeacherChunk()

@@ -1,0 +1,145 @@
+"""From logits to the distribution that tokens are drawn from, under a `SamplingPolicy`.
+
+Training, evaluation and serving all call these functions, so that an acceptance rate measured in one
+place means the same in another. Order of the transforms: temperature, top-k, top-p, min-p, each on the
+renormalised result of the one before (as transformers does).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from distillspec.errors import ConfigError
+from distillspec.types import SamplingPolicy
+
+# A nucleus rarely holds more tokens than this; only rows where it does pay for a full sort.
+_NUCLEUS_PREFIX = 1024
+
+
+class NonFiniteLogits(ValueError):
+    """Logits hold NaN, +inf, or no finite value in a row; the message names the owner and the row."""
+
+
+def bad_row(logits: Tensor, first_position: int = 0) -> str | None:
+    """Describe the first row of `logits [..., V]` that defines no distribution, or return None.
+
+    Rows are counted from `first_position`.
+
+    −inf is a zero probability and welcome; NaN, +inf and a row of nothing but −inf are not.
+    """
+    peaks = logits.detach().amax(-1)
+    finite = torch.isfinite(peaks)
+    if bool(finite.all()):
+        return None
+    row = int((~finite).flatten().nonzero()[0])
+    peak = float(peaks.flatten()[row])
+    what = "NaN" if math.isnan(peak) else "+inf" if peak > 0 else "no finite logit"
+    return f"{what} at position {first_position + row}"
+
+
+def check_logits(logits: Tensor, owner: str) -> None:
+    """Raise `NonFiniteLogits`, naming `owner` and the first bad row, unless every row is a distribution."""
+    problem = bad_row(logits)
+    if problem is not None:
+        raise NonFiniteLogits(f"{owner}: {problem}")
+
+
+def check_policy(policy: SamplingPolicy) -> None:
+    """Raise `ConfigError` for a policy that no sampler could follow."""
+    if not (policy.temperature >= 0 and math.isfinite(policy.temperature)):
+        raise ConfigError(f"temperature={policy.temperature} must be finite and >= 0 (0 is greedy)")
+    if policy.top_k < 0:
+        raise ConfigError(f"top_k={policy.top_k} must be >= 0 (0 switches it off)")
+    if not 0 < policy.top_p <= 1:
+        raise ConfigError(f"top_p={policy.top_p} must be in (0, 1] (1 switches it off)")
+    if not 0 <= policy.min_p <= 1:
+        raise ConfigError(f"min_p={policy.min_p} must be in [0, 1] (0 switches it off)")
+
+
+def policy_probs(logits: Tensor, policy: SamplingPolicy) -> Tensor:
+    """Probabilities `[..., V]` float32 that `policy` draws from, given `logits [..., V]` of any dtype.
+
+    Greedy gives a one-hot row at the argmax, the lowest id winning ties. Top-k keeps every token tied with
+    the k-th (as transformers and vLLM do); top-p keeps the smallest set whose mass reaches p, lowest ids
+    first among ties. Raises `NonFiniteLogits` (a ValueError) for NaN or +inf, `ConfigError` for the policy.
+    """
+    if policy.is_greedy:
+        return _greedy_mask(logits).float()
+    return torch.softmax(_filtered_logits(logits, policy), -1)
+
+
+def policy_logprobs(logits: Tensor, policy: SamplingPolicy) -> Tensor:
+    """Logarithm of `policy_probs`, `[..., V]` float32 in nats; −inf where the probability is zero."""
+    if policy.is_greedy:
+        return torch.zeros_like(logits, dtype=torch.float32).masked_fill_(~_greedy_mask(logits), -torch.inf)
+    return torch.log_softmax(_filtered_logits(logits, policy), -1)
+
+
+def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """Token ids `[...]` int64 by inverse CDF from `probs [..., V]` and `uniforms [...]` in [0, 1).
+
+    Rows need not be normalised. The same row and uniform give the same id in any batch; an id of zero
+    probability is never returned, not even for u = 0 or u = 1. Raises ValueError for a row without mass.
+    """
+    cumulative = probs.double().cumsum(-1)
+    total = cumulative[..., -1:]
+    if not bool(((total > 0) & torch.isfinite(total)).all()):
+        raise ValueError("draw: a row of probabilities sums to zero or is not finite")
+    # Strictly below the total, so that the first entry above `level` always adds mass of its own.
+    level = torch.minimum(uniforms.double().unsqueeze(-1) * total, torch.nextafter(total, torch.zeros_like(total)))
+    ids = torch.searchsorted(cumulative, level.clamp(min=0), right=True).squeeze(-1)
+    # Parallel prefix sums need not be monotone on accelerators: fall back to the mode in such a row.
+    chosen = probs.gather(-1, ids.clamp(max=probs.shape[-1] - 1).unsqueeze(-1)).squeeze(-1)
+    return torch.where(chosen > 0, ids, probs.argmax(-1))
+
+
+def _greedy_mask(logits: Tensor) -> Tensor:
+    check_logits(logits, "greedy sampling")
+    best = logits.argmax(-1, keepdim=True)  # the first of several equal maxima
+    return torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, best, True)
+
+
+def _filtered_logits(logits: Tensor, policy: SamplingPolicy) -> Tensor:
+    """Float32 logits with their maximum at 0, divided by the temperature, −inf where a filter removes."""
+    check_policy(policy)
+    check_logits(logits, "sampling")
+    logits = logits.float()
+    # Shifting first keeps tiny temperatures from overflowing.
+    scaled = (logits - logits.amax(-1, keepdim=True)) / max(policy.temperature, 1e-30)
+    if 0 < policy.top_k < scaled.shape[-1]:
+        smallest = scaled.topk(policy.top_k, -1).values[..., -1:]
+        scaled = scaled.masked_fill(scaled < smallest, -torch.inf)
+    if policy.top_p < 1.0:
+        probs = torch.softmax(scaled, -1)
+        keep = _nucleus(probs.flatten(0, -2) if probs.dim() > 1 else probs[None], policy.top_p)
+        scaled = scaled.masked_fill(~keep.view_as(scaled), -torch.inf)
+    if policy.min_p > 0.0:  # relative to the most probable token, whose scaled logit is 0
+        scaled = scaled.masked_fill(scaled < math.log(policy.min_p), -torch.inf)
+    return scaled
+
+
+def _nucleus(probs: Tensor, top_p: float, prefix: int = _NUCLEUS_PREFIX) -> Tensor:
+    """Bool `[R, V]`: the smallest set of the most probable tokens whose mass reaches `top_p`."""
+    vocab = probs.shape[-1]
+    if prefix >= vocab:
+        return _nucleus_from_sorted(probs, probs.sort(-1, descending=True).values, top_p)
+    largest = probs.topk(prefix, -1).values
+    keep = _nucleus_from_sorted(probs, largest, top_p)
+    longer = largest.sum(-1, dtype=torch.float64) < top_p
+    if bool(longer.any()):
+        keep[longer] = _nucleus(probs[longer], top_p, prefix=vocab)
+    return keep
+
+
+def _nucleus_from_sorted(probs: Tensor, largest: Tensor, top_p: float) -> Tensor:
+    mass_before = largest.double().cumsum(-1) - largest
+    count = (mass_before < top_p).sum(-1, keepdim=True).clamp(min=1)
+    smallest = largest.gather(-1, count - 1)
+    above, tied = probs > smallest, probs == smallest
+    room = count - above.sum(-1, keepdim=True)
+    if bool((tied.sum(-1, keepdim=True) > room).any()):
+        tied = tied & (tied.cumsum(-1) <= room)
+    return above | tied

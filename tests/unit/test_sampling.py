@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper
+from transformers.generation.logits_process import TopPLogitsWarper
+
+from distillspec import sampling
+from distillspec.errors import ConfigError
+from distillspec.sampling import NonFiniteLogits, draw, policy_logprobs, policy_probs
+from distillspec.types import SamplingPolicy
+
+INF = math.inf
+
+
+def noise(*shape: int, seed: int = 0) -> Tensor:
+    return 3 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def transformers_probs(logits: Tensor, policy: SamplingPolicy) -> Tensor:
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(policy.temperature)])
+    if policy.top_k:
+        warpers.append(TopKLogitsWarper(policy.top_k))
+    if policy.top_p < 1:
+        warpers.append(TopPLogitsWarper(policy.top_p))
+    if policy.min_p > 0:
+        warpers.append(MinPLogitsWarper(policy.min_p))
+    return torch.softmax(warpers(torch.zeros(logits.shape[0], 1, dtype=torch.long), logits), -1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    temperature=st.sampled_from([0.3, 0.7, 1.0, 1.9]),
+    top_k=st.sampled_from([0, 1, 5, 40, 100]),
+    top_p=st.sampled_from([0.05, 0.5, 0.93, 1.0]),
+    min_p=st.sampled_from([0.0, 0.05, 0.6]),
+    seed=st.integers(0, 1000),
+)
+def test_transforms_are_those_of_transformers(
+    temperature: float, top_k: int, top_p: float, min_p: float, seed: int
+) -> None:
+    policy = SamplingPolicy(temperature, top_k, top_p, min_p)
+    logits = noise(4, 60, seed=seed)
+    torch.testing.assert_close(policy_probs(logits, policy), transformers_probs(logits, policy))
+
+
+@settings(max_examples=25, deadline=None)
+@given(top_p=st.floats(0.01, 0.999), scale=st.sampled_from([0.0, 0.3, 2.0]), seed=st.integers(0, 1000))
+def test_nucleus_found_from_a_prefix_equals_the_one_from_a_full_sort(top_p: float, scale: float, seed: int) -> None:
+    # Rounded logits tie often; a scale of 0 ties everything, and needs more than the prefix.
+    probs = torch.softmax((noise(5, 40, seed=seed) * scale).round(), -1)
+    full, short = (sampling._nucleus(probs, top_p, prefix) for prefix in (40, 4))
+    assert torch.equal(full, short)
+    mass = torch.where(full, probs, 0).sum(-1)
+    smallest = torch.where(full, probs, INF).amin(-1)
+    assert (mass > top_p - 1e-5).all()
+    assert (mass - smallest < top_p + 1e-5).all()
+
+
+def test_ties_in_the_nucleus_go_to_the_lowest_ids() -> None:
+    probs = policy_probs(torch.zeros(1, 8), SamplingPolicy(top_p=0.5))
+    torch.testing.assert_close(probs, torch.tensor([[0.25] * 4 + [0.0] * 4]))
+
+
+def test_ties_with_the_kth_logit_stay() -> None:
+    probs = policy_probs(torch.tensor([2.0, 1.0, 1.0, 0.0]), SamplingPolicy(top_k=2))
+    assert (probs > 0).tolist() == [True, True, True, False]
+
+
+def test_greedy_is_one_hot_and_the_lowest_id_wins_ties() -> None:
+    logits = torch.tensor([[0.0, 5.0, 5.0], [-INF, -INF, -2.0]], dtype=torch.bfloat16)
+    greedy = SamplingPolicy(temperature=0)
+    assert policy_probs(logits, greedy).tolist() == [[0, 1, 0], [0, 0, 1]]
+    assert policy_logprobs(logits, greedy).tolist() == [[-INF, 0, -INF], [-INF, -INF, 0]]
+
+
+@pytest.mark.parametrize(
+    "policy", [SamplingPolicy(), SamplingPolicy(0.5, top_k=3, top_p=0.9, min_p=0.01)], ids=["plain", "all"]
+)
+def test_logprobs_are_the_logarithm_and_masked_tokens_stay_out(policy: SamplingPolicy) -> None:
+    logits = noise(2, 3, 7)
+    logits[..., 2] = -INF
+    probs = policy_probs(logits.bfloat16(), policy)
+    assert probs.dtype == torch.float32
+    assert (probs[..., 2] == 0).all()
+    torch.testing.assert_close(policy_logprobs(logits.bfloat16(), policy), probs.log())
+
+
+def test_a_vanishing_temperature_becomes_greedy_without_overflow() -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0]])
+    assert policy_probs(logits, SamplingPolicy(temperature=1e-40)).tolist() == [[0, 1, 0]]
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize(("value", "what"), [(math.nan, "NaN"), (INF, r"\+inf")])
+def test_bad_logits_are_named_with_their_row(value: float, what: str, greedy: bool) -> None:
+    logits = torch.zeros(3, 4)
+    logits[2, 1] = value
+    with pytest.raises(NonFiniteLogits, match=f"{what} at position 2"):
+        policy_probs(logits, SamplingPolicy(temperature=0.0 if greedy else 1.0))
+
+
+def test_a_row_without_any_token_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no finite logit at position 0"):
+        policy_probs(torch.full((4,), -INF), SamplingPolicy())
+
+
+@pytest.mark.parametrize(
+    ("policy", "key"),
+    [
+        (SamplingPolicy(temperature=-1), "temperature"),
+        (SamplingPolicy(top_k=-1), "top_k"),
+        (SamplingPolicy(top_p=0), "top_p"),
+        (SamplingPolicy(min_p=1.5), "min_p"),
+    ],
+)
+def test_impossible_policies_are_refused(policy: SamplingPolicy, key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        policy_probs(torch.zeros(2, 3), policy)
+
+
+def test_draw_inverts_the_cumulative_distribution() -> None:
+    probs = torch.tensor([0.25, 0.0, 0.5, 0.25]).expand(6, 4)
+    uniforms = torch.tensor([0.0, 0.2499, 0.25, 0.7499, 0.75, 0.9999])
+    assert draw(probs, uniforms).tolist() == [0, 0, 2, 2, 3, 3]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 1e-30, 1e-8, 0.1, 1.0, 1 / 3]), min_size=1, max_size=12))
+def test_draw_never_returns_an_impossible_id(weights: list[float]) -> None:
+    probs = torch.tensor(weights)
+    if probs.sum() == 0:
+        with pytest.raises(ValueError, match="sums to zero"):
+            draw(probs, torch.tensor(0.5))
+        return
+    for uniform in (0.0, 1e-45, 0.5, 1 - 2**-24, 1.0):
+        assert probs[draw(probs, torch.tensor(uniform))] > 0
+
+
+def test_draw_follows_the_probabilities_and_does_not_depend_on_the_batch() -> None:
+    probs = torch.softmax(noise(5), -1)
+    uniforms = (torch.arange(10_000) + 0.5) / 10_000
+    ids = draw(probs.expand(10_000, 5), uniforms)
+    torch.testing.assert_close(ids.bincount(minlength=5) / 10_000, probs, atol=2e-4, rtol=0)
+    assert draw(probs, uniforms[77]) == ids[77]
