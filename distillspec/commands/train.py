@@ -20,6 +20,7 @@ from distillspec.commands.run_folder import close_run, open_run, plain
 from distillspec.config import TrainCommand
 from distillspec.data.folder import DataFolder
 from distillspec.data.prompts import stable_seed
+from distillspec.data.shards import read_samples
 from distillspec.evaluation import EvaluationResult, evaluate
 from distillspec.files import write_json
 from distillspec.generation import SlotGenerator
@@ -156,7 +157,7 @@ def _before(
     record = folder / "before.json"
     if record.is_file() and (folder / "initial").is_dir():
         return json.loads(record.read_text())
-    draft = prepare_draft(config.draft, target, lambda: samples or _vocabulary_texts(config, target, data) + held_out)
+    draft = prepare_draft(config.draft, target, lambda: _target_texts(config, target, data, samples))
     save_draft(draft, folder / "initial", target)
     with progress("measuring the untrained draft"):
         result = evaluate(draft, target, held_out, config.sampling.policy, config.evaluation, seed=config.seed)
@@ -164,14 +165,22 @@ def _before(
     return result.to_json()
 
 
-def _vocabulary_texts(config: TrainCommand, target: LanguageModel, data: DataFolder) -> list[Sample]:
-    """A few target answers to training prompts, for on-policy runs that have none otherwise."""
+def _target_texts(config: TrainCommand, target: LanguageModel, data: DataFolder, samples: list[Sample]) -> list[Sample]:
+    """Target-written text that the draft's vocabulary (and layers) are chosen by; never the held-out answers.
+
+    Runs on other text have the target answer a few training prompts, unless their cache holds such answers.
+    """
+    if config.data.source == "teacher":
+        return samples
+    if config.data.cache is not None and config.data.source != "fixed":
+        return read_samples(data.samples, target.identity)
     prompts = data.read_prompts().train[: config.data.refresh_prompts]
     requests = [
         GenerationRequest(p, config.data.max_new_tokens, stable_seed(config.seed, "vocabulary", p.id)) for p in prompts
     ]
     generator = SlotGenerator(target, slots=config.data.batch_slots)
-    return [sample for _, sample in generator.generate(requests, config.data.policy, stop_ids=target.stop_ids)]
+    written = generator.generate(requests, config.data.policy, stop_ids=target.stop_ids)
+    return samples + [sample for _, sample in written]
 
 
 def _quick_evaluation(
