@@ -46,10 +46,10 @@ def write_atomic(path: Path, write: Callable[[Path], Any]) -> None:
 
     A reader sees the old file or the new one, never a part. On failure nothing is left behind.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with clear_disk_errors(path):
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             write(temporary)
             _fsync(temporary)
             os.replace(temporary, path)
@@ -71,10 +71,10 @@ def write_folder(path: Path, write: Callable[[Path], Any]) -> None:
 
     Adds `sha256.json` (file name → digest) so that `verify_folder` can tell a damaged folder.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with clear_disk_errors(path):
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir()
             write(temporary)
@@ -117,7 +117,11 @@ def _replace_folder(new: Path, path: Path) -> None:
         return
     aside = path.with_name(f".{path.name}.{os.getpid()}.old")
     os.replace(path, aside)
-    os.replace(new, path)
+    try:
+        os.replace(new, path)
+    except BaseException:
+        aside.rename(path)
+        raise
     shutil.rmtree(aside, ignore_errors=True)
 
 

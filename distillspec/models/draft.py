@@ -76,7 +76,7 @@ def _pretrained(path: str, target: LanguageModel) -> LanguageModel:
         return load_draft(Path(path), target, dtype=torch.float32)
     model, tokenizer = load_causal_lm(resolve_path(path), torch.float32)
     require_same_tokenizer(tokenizer, target.tokenizer, path, target.name)
-    return wrap(model.to(target.device), tokenizer, path)
+    return wrap(model.eval().to(target.device), tokenizer, path)
 
 
 def _pruned(
@@ -113,7 +113,7 @@ def _scratch(config: DraftConfig, target: LanguageModel) -> tuple[PreTrainedMode
         pad_token_id=pad if pad is not None else eos,
         tie_word_embeddings=False,
     )
-    model = AutoModelForCausalLM.from_config(llama, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(llama, dtype=torch.float32).eval()
     return model, {"kind": "scratch", "layers": llama.num_hidden_layers, "hidden_size": config.hidden_size}
 
 

@@ -17,9 +17,15 @@ DTYPES = {
 
 
 def resolve_device(name: str = "auto") -> torch.device:
+    """`auto` is CUDA where there is one; a device that this machine lacks is refused by name."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigError(f"device={name} cannot be used on this machine; use auto or cpu") from error
+    return device
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:

@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from distillspec.errors import ConfigError
 from distillspec.models.language_model import LanguageModel, decoder_layers
 
+# Config lists with one entry a layer: sliding windows, layers without rotary embedding (smollm3), sparse MLPs.
+_PER_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types")
 _LAYER_KEY = re.compile(r"^(.*\.(?:layers|h|blocks)\.)(\d+)(\..*)$")
 
 
@@ -58,7 +60,7 @@ def select_by_acceptance(
 def prune(target: LanguageModel, keep: Sequence[int]) -> PreTrainedModel:
     """A new model with the target's layers `keep`, in that order, and everything else of the target's.
 
-    Weights are float32 copies. Layer-type lists in the config (sliding windows) follow the layers.
+    Weights are float32 copies, in evaluation mode. Per-layer lists in the config follow the layers.
     """
     total = len(target.layers)
     if max(keep) >= total:
@@ -67,16 +69,17 @@ def prune(target: LanguageModel, keep: Sequence[int]) -> PreTrainedModel:
         )
     draft = AutoModelForCausalLM.from_config(pruned_config(target.model.config, keep), dtype=torch.float32)
     draft.load_state_dict(_renumbered(target.model.state_dict(), list(keep)), strict=True)
-    return draft
+    return draft.eval()
 
 
 def pruned_config(config: PretrainedConfig, keep: Sequence[int]) -> PretrainedConfig:
     """The target's config for the layers `keep`."""
     pruned = copy.deepcopy(config)
-    types = getattr(pruned, "layer_types", None)
     pruned.num_hidden_layers = len(keep)
-    if types is not None:
-        pruned.layer_types = [types[i] for i in keep]
+    for name in _PER_LAYER:
+        values = getattr(config, name, None)
+        if values is not None:
+            setattr(pruned, name, [values[i] for i in keep])
     return pruned
 
 

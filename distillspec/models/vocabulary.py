@@ -22,12 +22,19 @@ def choose_kept_ids(counts: Tensor, size: int, tokenizer: PreTrainedTokenizerBas
     """The `size` most frequent ids, sorted, special tokens always among them; ties go to lower ids.
 
     Lower ids of a BPE tokenizer are the earlier, more common merges, so unseen tokens are filled in by id.
+    More special tokens than `size` are all kept.
     """
     counts = counts.clone()
-    special = [i for i in tokenizer.all_special_ids if i < counts.numel()]
+    special = special_ids(tokenizer, counts.numel())
     counts[special] = counts.max() + 1
     order = torch.argsort(counts, descending=True, stable=True)
-    return torch.sort(order[: min(size, counts.numel())]).values
+    return torch.sort(order[: max(size, len(special))]).values
+
+
+def special_ids(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> list[int]:
+    """Ids of special tokens below `vocab_size`: those with a role (end of sequence, …) and those without."""
+    marked = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    return sorted(i for i in marked | set(tokenizer.all_special_ids) if i < vocab_size)
 
 
 def coverage(counts: Tensor, kept_ids: Tensor) -> float:

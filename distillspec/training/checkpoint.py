@@ -60,7 +60,9 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _write(checkpoint: Checkpoint, folder: Path) -> None:
-    torch.save({"strategy": checkpoint.strategy, "rng": checkpoint.rng}, folder / "state.pt")
+    # Through a stream of ours: given a path, torch reports a full disk as an internal error.
+    with (folder / "state.pt").open("wb") as stream:
+        torch.save({"strategy": checkpoint.strategy, "rng": checkpoint.rng}, stream)
     record = {
         "progress": asdict(checkpoint.progress),
         "feed": checkpoint.feed,

@@ -1,0 +1,76 @@
+"""The tiny target and small random models of several architectures, shared by the unit tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from distillspec.config import TargetConfig
+from distillspec.models import LanguageModel, load_target
+from distillspec.models.target import wrap
+from distillspec.models.tiny import tiny_tokenizer
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 264,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 2,
+}
+WINDOW = 7  # shorter than the prompts, so that a forgotten sliding window shows
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": SMALL,
+    "qwen2": SMALL,
+    "qwen3": {**SMALL, "head_dim": 8, "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 2},
+    "mistral": {**SMALL, "sliding_window": WINDOW},
+    "gemma2": {**SMALL, "head_dim": 8, "sliding_window": WINDOW, "attn_logit_softcapping": 2.0},
+    "gemma3_text": {**SMALL, "head_dim": 8, "sliding_window": WINDOW},
+    "smollm3": {**SMALL, "no_rope_layer_interval": 2, "pad_token_id": 2},
+    "gpt2": {
+        "vocab_size": 264,
+        "n_embd": 32,
+        "n_layer": 4,
+        "n_head": 4,
+        "n_positions": 256,
+        "initializer_range": 0.3,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 2,
+    },
+}
+
+MakeRandom = Callable[[str], LanguageModel]
+
+
+@pytest.fixture(scope="session")
+def target() -> LanguageModel:
+    """`target=tiny`: four layers, head five rows wider than its tokenizer."""
+    return load_target(TargetConfig(path="tiny", dtype="float32", device="cpu"))
+
+
+@pytest.fixture(scope="session")
+def random_model() -> MakeRandom:
+    """`random_model("gemma3_text")`: four random layers of an architecture behind the tiny tokenizer."""
+    made: dict[str, LanguageModel] = {}
+
+    def make(kind: str) -> LanguageModel:
+        if kind not in made:
+            torch.manual_seed(1)
+            config = AutoConfig.for_model(kind, **ARCHITECTURES[kind])
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+            model.requires_grad_(False)
+            made[kind] = wrap(model, tiny_tokenizer(), kind)
+        return made[kind]
+
+    return make
