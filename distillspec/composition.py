@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from distillspec.config import COMMANDS
 from distillspec.errors import ConfigError, Interrupted, RunError, Terminated
+from distillspec.files import DISK_FULL
 
 CONFIG_MODULE = "distillspec.conf"
 Command = Callable[[Any, Path], None]
@@ -108,6 +109,10 @@ def run_with_hydra(command: str, overrides: list[str], run: Command, folder: Pat
             print(f"results: {_from_here(output)}")
         except (ConfigError, RunError) as error:
             failures.append(error)
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+            failures.append(RunError(f"the disk is full: could not write {error.filename or output}"))
         except Interrupted as stop:
             failures.append(stop)
             raise KeyboardInterrupt from stop

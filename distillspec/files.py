@@ -14,6 +14,8 @@ from typing import Any
 
 from distillspec.errors import RunError
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 def sha256_of(path: Path) -> str:
     """Hex digest of a file's bytes, read in 1 MiB pieces."""
@@ -30,7 +32,7 @@ def clear_disk_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in DISK_FULL:
             raise RunError(f"the disk is full: could not write {path}; free some space and resume") from error
         if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise RunError(f"cannot write {path}: {error.strerror}") from error

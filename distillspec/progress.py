@@ -61,14 +61,15 @@ def progress(title: str) -> Iterator[ProgressLine]:
 
 
 class TokenMeter:
-    """Counts tokens towards a total and shows the rate."""
+    """Counts tokens towards a total (or a time limit, whichever comes first) and shows the rate."""
 
-    def __init__(self, line: ProgressLine, expected_tokens: int) -> None:
-        self.line, self.expected = line, max(1, expected_tokens)
+    def __init__(self, line: ProgressLine, expected_tokens: int, limit_s: float | None = None) -> None:
+        self.line, self.expected, self.limit_s = line, max(1, expected_tokens), limit_s
         self.tokens = 0
 
     def __call__(self, tokens: int) -> None:
         self.tokens += tokens
         rate = self.tokens / max(self.line.elapsed_s, 1e-6)
-        fraction = min(1.0, self.tokens / self.expected)
+        timed = self.line.elapsed_s / self.limit_s if self.limit_s else 0.0
+        fraction = min(1.0, max(self.tokens / self.expected, timed))
         self.line.update(fraction, f"{self.tokens} tokens, {rate:.0f}/s, at most {self.line.left(fraction)} left")

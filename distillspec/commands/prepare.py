@@ -82,7 +82,8 @@ def prepare_samples(
         _score_into(writer, prompts, target, config, seed)
     elif not writer.complete:
         generator = choose_generator(config, target, draft)
-        deadline = None if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
+        limit_s = None if config.max_minutes is None else 60 * config.max_minutes
+        deadline = None if limit_s is None else time.monotonic() + limit_s
         wanted = len([p for p in prompts if p.id not in writer.done_ids]) * config.max_new_tokens
         with progress(f"sampling {len(prompts)} responses ({config.source})") as line:
             sample_responses(
@@ -95,7 +96,7 @@ def prepare_samples(
                 signal=signal_request(config) if generator.source in ("teacher", "mixed") else None,
                 seed=seed,
                 deadline=deadline,
-                on_tokens=TokenMeter(line, wanted),
+                on_tokens=TokenMeter(line, wanted, limit_s),
             )
     return read_samples(folder.samples, target.identity)
 

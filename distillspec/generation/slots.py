@@ -11,6 +11,7 @@ from torch import Tensor
 
 from distillspec.errors import ConfigError
 from distillspec.generation.decoder import SlotDecoder
+from distillspec.generation.memory import slots_that_fit
 from distillspec.generation.signal import SignalRecorder
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.slot_cache import slot_attention_in
@@ -35,7 +36,7 @@ class SlotGenerator:
     """Writes with `writer`, or token by token with a mixture of `writer` and `other`.
 
     Args:
-        slots: sequences side by side; memory is slots × longest sequence × the model's KV bytes a token.
+        slots: the most sequences side by side; fewer where their keys and values would take half the free memory.
         other: a second model that writes each token with probability `other_share` (DistillSpec's per-token
             mixed data); signals are always `writer`'s.
     """
@@ -69,7 +70,7 @@ class SlotGenerator:
             return
         max_len = max(len(r.prompt.token_ids) + r.max_new_tokens for r in requests)
         self._check_lengths(requests, max_len)
-        slots = min(self.slots, len(requests))
+        slots = slots_that_fit(self.models, min(self.slots, len(requests)), max_len)
         decoders = [SlotDecoder(model, slots, max_len) for model in self.models]
         # Taken from the end, longest first: the rows of one prefill then have similar lengths.
         waiting = sorted(range(len(requests)), key=lambda i: len(requests[i].prompt.token_ids))

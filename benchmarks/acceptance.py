@@ -1,0 +1,95 @@
+"""Held-out acceptance after so many minutes of training on ten minutes of teacher-sampled data.
+
+    python benchmarks/acceptance.py --prompts math.jsonl --minutes 10 [--work runs/benchmark]
+
+Drives the command line as a user would: `distill generate` once, `distill train` on its data, and reads the run's
+own `summary.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from common import write_result
+
+from distillspec.cli import main as distill
+
+GOALS = {10: 0.50, 60: 0.58}  # minutes of training → α
+COST_LIMIT = 0.13  # draft step / target step
+
+
+def main() -> int:
+    options = _options()
+    data, run = options.work / "data", options.work / f"train-{options.minutes:g}"
+    if not (data / "summary.json").is_file():
+        code = distill(
+            [
+                "generate",
+                f"data.prompts={options.prompts}",
+                "data.num_prompts=4000",
+                "data.batch_slots=96",
+                f"data.max_minutes={options.data_minutes:g}",
+                f"hydra.run.dir={data}",
+            ]
+        )
+        if code:
+            return code
+    if not (run / "summary.json").is_file():
+        code = distill(
+            [
+                "train",
+                f"data.cache={data}",
+                f"draft.layers={options.layers}",
+                f"draft.vocabulary={options.vocabulary}",
+                f"train.max_minutes={options.minutes:g}",
+                *options.overrides,
+                f"hydra.run.dir={run}",
+            ]
+        )
+        if code:
+            return code
+    write_result(f"acceptance_{options.minutes:g}min", _result(data, run, options))
+    return 0
+
+
+def _result(data: Path, run: Path, options: argparse.Namespace) -> dict:
+    made, trained = (json.loads((folder / "summary.json").read_text()) for folder in (data, run))
+    after = trained["after"]
+    cost = after["cost"]["1"]["c"]
+    goal = GOALS.get(int(options.minutes))
+    return {
+        "minutes": trained["minutes"],
+        "draft": {"layers": options.layers, "vocabulary": options.vocabulary, "overrides": options.overrides},
+        "generated": {k: made[k] for k in ("samples", "response_tokens", "seconds")},
+        "alpha": after["alpha"],
+        "alpha_before": trained["before"]["alpha"],
+        "tau": after["tau"],
+        "ceiling": after["ceiling"],
+        "greedy_agreement": after["greedy_agreement"],
+        "p_of_draft_argmax": after["p_of_draft_argmax"],
+        "tokens": trained["tokens"],
+        "tokens_per_s": trained["tokens_per_s"],
+        "cost": after["cost"],
+        "speedup": after["speedup"],
+        "goals": {"alpha": goal, "cost": COST_LIMIT},
+        "met": {"alpha": None if goal is None else after["alpha"]["mean"] >= goal, "cost": cost <= COST_LIMIT},
+    }
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", required=True)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--data-minutes", type=float, default=10.0)
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--work", type=Path, default=Path("runs/benchmark"))
+    parser.add_argument("overrides", nargs="*", help="more settings for distill train")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,21 @@
+"""What all benchmarks share: where results go, and on what machine they were made."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from distillspec.files import write_json
+from distillspec.provenance import provenance
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def write_result(name: str, result: dict[str, Any], seed: int = 0) -> None:
+    """Print the result and write it to `results/NAME.json` with its provenance."""
+    print(json.dumps(result, indent=2))
+    write_json(
+        RESULTS / f"{name}.json", {**result, "provenance": provenance([Path(sys.argv[0]).name, *sys.argv[1:]], seed)}
+    )

@@ -1,0 +1,38 @@
+"""How many sequences fit side by side in the memory that is free now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from distillspec.models.language_model import LanguageModel
+
+SHARE = 0.5  # of the free memory; the rest is for activations and everything else
+
+
+def slots_that_fit(models: list[LanguageModel], wanted: int, max_len: int) -> int:
+    """At most `wanted` slots of `max_len` tokens, and no more than half the free memory holds; at least one."""
+    free = free_bytes(models[0].device)
+    needed = sum(kv_bytes_per_token(model) for model in models) * max_len
+    return wanted if free is None else max(1, min(wanted, int(SHARE * free // max(1, needed))))
+
+
+def kv_bytes_per_token(model: LanguageModel) -> int:
+    """Keys and values of one token over all layers."""
+    config = model.model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * dim * torch.finfo(model.dtype).bits // 8
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that can be had on the device now; None where nobody says."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    line = next((line for line in lines if line.startswith("MemAvailable:")), None)
+    return None if line is None else int(line.split()[1]) * 1024
