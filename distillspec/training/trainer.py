@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -195,8 +195,11 @@ class Trainer:
 
     def _refresh_samples(self) -> None:
         assert self.refresh is not None
+        started = time.perf_counter()
         draft = self.strategy.refresh_plain(self.draft)
         self.feed.replace(self.refresh(draft, self.progress.step))
+        seconds = self._agreed_seconds(time.perf_counter() - started)
+        self.progress = replace(self.progress, seconds=self.progress.seconds + seconds)
         self.module.train()
 
     def _evaluate_and_save(self) -> None:
