@@ -183,13 +183,18 @@ class DataConfig:
             f"data.num_prompts={self.num_prompts} must be >= 1",
         )
         _require(
-            not (self.prompts == "selfprompt" and "fixed" in (self.source, self.source == "mixed" and self.mixed_with)),
+            self.prompts != "selfprompt" or not self.uses_fixed_responses,
             "self-written prompts have no fixed responses; use data.source=teacher or data.prompts=FILE",
         )
 
     @property
     def policy(self) -> SamplingPolicy:
         return SamplingPolicy(temperature=self.temperature, top_p=self.top_p)
+
+    @property
+    def uses_fixed_responses(self) -> bool:
+        """Whether responses are read from the file."""
+        return self.source == "fixed" or (self.source == "mixed" and self.mixed_with == "fixed")
 
 
 @dataclass
@@ -207,7 +212,7 @@ class TrainConfig:
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     clip_norm: float = 1.0
     batch_tokens: int = 4096  # tokens a micro-batch, prompts included
-    row_tokens: int = 1024  # length of a packed row
+    row_tokens: int = 768  # length of a packed row
     accumulate: int = 1
     eval_every: int | None = None  # steps; null: ten times in a run
     save_every: int | None = None  # steps; null: with every evaluation

@@ -68,16 +68,16 @@ def sample_responses(
 
 def fixed_samples(prompts: Sequence[Prompt], target: LanguageModel, max_new_tokens: int) -> list[Sample]:
     """The file's own responses, in the target's template; prompts without one are left out."""
-    samples = [
-        Sample(p.id, p.domain, p.token_ids, render_response(target.tokenizer, p.response)[:max_new_tokens], None)
-        for p in prompts
-        if p.response
-    ]
+    samples = [_fixed(p, render_response(target.tokenizer, p.response), max_new_tokens) for p in prompts if p.response]
     if not samples:
         raise ConfigError(
             "data.source=fixed found no responses in the file; name their column with data.response_field"
         )
     return samples
+
+
+def _fixed(prompt: Prompt, response: tuple[int, ...], limit: int) -> Sample:
+    return Sample(prompt.id, prompt.domain, prompt.token_ids, response[:limit], None, finished=len(response) <= limit)
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ def load_prompts(config: DataConfig, tokenizer: PreTrainedTokenizerBase, seed: i
         ConfigError: no such file, dataset or column, or too few prompts to hold some out.
     """
     rows = read_rows(config)
-    prompts = [_prompt(row, number, config, tokenizer) for number, row in enumerate(rows)]
+    prompts = _distinct([_prompt(row, number, config, tokenizer) for number, row in enumerate(rows)])
     fitting = [p for p in prompts if 0 < len(p.token_ids) <= config.max_prompt_tokens]
     return split_prompts(fitting, config, seed, dropped_long=len(prompts) - len(fitting))
 
@@ -76,7 +76,7 @@ def read_rows(config: DataConfig) -> list[dict[str, Any]]:
             "Parquet file, or a Hub dataset id"
         ) from error
     _require_column(dataset.column_names, config.prompt_field, "data.prompt_field")
-    if "fixed" in (config.source, config.mixed_with):
+    if config.uses_fixed_responses:
         _require_column(dataset.column_names, config.response_field, "data.response_field")
     return list(dataset)
 
@@ -93,17 +93,41 @@ def texts(prompts: Iterable[Prompt], tokenizer: PreTrainedTokenizerBase) -> list
 
 
 def _prompt(row: dict[str, Any], number: int, config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt:
-    content = row[config.prompt_field]
+    content, given = row[config.prompt_field], row.get("id")
+    where = f"data.prompt_field={config.prompt_field}: row {number}"
     if not isinstance(content, (str, list)):
-        raise ConfigError(
-            f"data.prompt_field={config.prompt_field}: row {number} is {type(content).__name__}, not text or messages"
-        )
+        raise ConfigError(f"{where} is {type(content).__name__}, not text or messages")
+    if isinstance(content, list) and not all(isinstance(m, dict) and {"role", "content"} <= set(m) for m in content):
+        raise ConfigError(f"{where} is not a list of messages with role and content")
     return Prompt(
-        id=str(row.get("id", number)),
+        id=str(number if given is None else given),
         token_ids=render_prompt(tokenizer, content),
         domain=str(row.get(config.domain_field) or "default"),
-        response=row.get(config.response_field) or None,
+        response=_response(row, number, config),
     )
+
+
+def _response(row: dict[str, Any], number: int, config: DataConfig) -> str | None:
+    """The row's response as text; numbers are answers too (a CSV column of sums is read as integers)."""
+    value = row.get(config.response_field)
+    if value is None or value == "":
+        return None
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    if not config.uses_fixed_responses:
+        return None
+    raise ConfigError(f"data.response_field={config.response_field}: row {number} is {type(value).__name__}, not text")
+
+
+def _distinct(prompts: Sequence[Prompt]) -> list[Prompt]:
+    """The prompts with ids that name only one each: samples are found again by them."""
+    seen: dict[str, int] = {}
+    named = []
+    for prompt in prompts:
+        seen[prompt.id] = seen.get(prompt.id, 0) + 1
+        repeat = seen[prompt.id]
+        named.append(prompt if repeat == 1 else replace(prompt, id=f"{prompt.id}#{repeat}"))
+    return named
 
 
 def _require_column(names: Sequence[str], wanted: str, key: str) -> None:

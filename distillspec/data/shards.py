@@ -74,7 +74,7 @@ class ShardWriter:
         path = self.folder / MANIFEST
         if not path.is_file():
             return {"format_version": FORMAT_VERSION, "key": key, "shards": [], "complete": False}
-        manifest = json.loads(path.read_text())
+        manifest = _read_manifest(path)
         differing = sorted(k for k in {*manifest["key"], *key} if manifest["key"].get(k) != key.get(k))
         if differing:
             first = differing[0]
@@ -102,7 +102,7 @@ def read_samples(folder: Path, identity: ModelIdentity | None = None) -> list[Sa
     path = folder / MANIFEST
     if not path.is_file():
         raise ConfigError(f"data.cache={folder} has no {MANIFEST}; make the folder with distill generate")
-    manifest = json.loads(path.read_text())
+    manifest = _read_manifest(path)
     made_by = manifest["key"].get("target", {})
     for name in ("tokenizer_hash", "weights_hash"):
         if identity is not None and made_by.get(name) != asdict(identity)[name]:
@@ -118,6 +118,13 @@ def read_samples(folder: Path, identity: ModelIdentity | None = None) -> list[Sa
             )
         samples.extend(_load(folder / shard["file"]))
     return samples
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{path} is not readable ({error}); remove its folder and make it again") from error
 
 
 def _intact(folder: Path, shard: dict[str, Any]) -> bool:

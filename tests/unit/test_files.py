@@ -106,7 +106,7 @@ def test_a_folder_that_may_not_be_written_is_one_line(monkeypatch: pytest.Monkey
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(os, "replace", refuse)
-    with pytest.raises(RunError, match="cannot write .*Read-only file system"):
+    with pytest.raises(RunError, match=r"cannot write .*Read-only file system"):
         write_text(tmp_path / "f", "new")
 
 

@@ -1,0 +1,41 @@
+"""One template for generation, training and evaluation."""
+
+from __future__ import annotations
+
+from distillspec.data.chat import render_prompt, render_response, user_turn_prefix
+from distillspec.models.tiny import tiny_tokenizer
+
+TOKENIZER = tiny_tokenizer()
+
+
+def test_prompt_and_response_are_the_conversation_as_the_template_writes_it() -> None:
+    messages = [{"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "It is 4."}]
+    whole = tuple(TOKENIZER(TOKENIZER.apply_chat_template(messages, tokenize=False)).input_ids)
+    ours = render_prompt(TOKENIZER, "What is 2 + 2?") + render_response(TOKENIZER, "It is 4.")
+    assert whole[: len(ours)] == ours
+    assert TOKENIZER.decode(whole[len(ours) :]) == "\n"  # the template's own closing, after the stop token
+
+
+def test_messages_carry_their_roles() -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    assert TOKENIZER.decode(render_prompt(TOKENIZER, messages)) == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_the_user_turn_prefix_is_what_stands_before_the_users_words() -> None:
+    prefix = user_turn_prefix(TOKENIZER)
+    assert TOKENIZER.decode(prefix) == "<|im_start|>user\n"
+    assert render_prompt(TOKENIZER, "Tell me")[: len(prefix)] == prefix
+
+
+def test_a_tokenizer_without_a_template_gets_the_text_alone() -> None:
+    plain = tiny_tokenizer()
+    plain.chat_template = None
+    assert plain.decode(render_prompt(plain, "Once upon")) == "Once upon"
+    assert user_turn_prefix(plain) == (plain.bos_token_id,)
+
+
+def test_a_response_ends_with_the_end_of_sequence_and_gets_no_special_start() -> None:
+    assert render_response(TOKENIZER, "") == (TOKENIZER.eos_token_id,)
+    assert TOKENIZER.decode(render_response(TOKENIZER, "Yes.")) == "Yes.<|im_end|>"

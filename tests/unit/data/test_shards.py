@@ -1,0 +1,143 @@
+"""Samples on disk: exact, resumable, and refused when damaged or somebody else's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distillspec.data.shards import ShardWriter, read_samples
+from distillspec.errors import ConfigError, RunError
+from distillspec.files import write_text
+from distillspec.types import ModelIdentity, Sample, TeacherSignal
+
+IDENTITY = ModelIdentity("tokens", 100, "weights")
+KEY: dict[str, Any] = {"target": {"tokenizer_hash": "tokens", "weights_hash": "weights"}, "seed": 0}
+
+
+def sample(number: int, kind: str | None = "topk", length: int | None = None) -> Sample:
+    length = number % 4 + 1 if length is None else length
+    generator = torch.Generator().manual_seed(number)
+    signal = None
+    if kind is not None:
+        signal = TeacherSignal(
+            kind,  # type: ignore[arg-type]
+            torch.randint(0, 100, (length, 3), generator=generator, dtype=torch.int32),
+            torch.randn(length, 3, generator=generator).to(torch.float16),
+            torch.rand(length, generator=generator),
+        )
+    ids = torch.randint(0, 100, (length + 2,), generator=generator).tolist()
+    return Sample(f"p{number}", f"d{number % 2}", tuple(ids[:2]), tuple(ids[2:]), signal, "teacher", number % 3 > 0)
+
+
+def write(folder: Path, numbers: range, key: dict[str, Any] = KEY, kind: str | None = "topk") -> ShardWriter:
+    writer = ShardWriter(folder, key, shard_sequences=3)
+    for number in numbers:
+        if f"p{number}" not in writer.done_ids:
+            writer.add(sample(number, kind))
+    writer.flush(complete=True)
+    return writer
+
+
+def assert_same(ours: Sample, theirs: Sample) -> None:
+    assert replace(ours, signal=None) == replace(theirs, signal=None)
+    assert (ours.signal is None) == (theirs.signal is None)
+    if ours.signal is not None and theirs.signal is not None:
+        assert ours.signal.kind == theirs.signal.kind
+        for name in ("ids", "logprobs", "tail"):
+            assert torch.equal(getattr(ours.signal, name), getattr(theirs.signal, name))
+
+
+@pytest.mark.parametrize("kind", ["topk", "sampled", None])
+def test_what_is_written_comes_back(tmp_path: Path, kind: str | None) -> None:
+    writer = write(tmp_path, range(8), kind=kind)
+    samples = read_samples(tmp_path, IDENTITY)
+    assert len(samples) == 8
+    for number, read in enumerate(samples):
+        assert_same(read, sample(number, kind))
+    assert writer.response_tokens == sum(len(s.response_ids) for s in samples)
+    assert len(list(tmp_path.glob("shard-*.safetensors"))) == 3
+
+
+def test_writing_goes_on_after_an_interruption(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path, KEY, shard_sequences=3)
+    for number in range(7):
+        writer.add(sample(number))  # 6 in two shards, the seventh is lost with the process
+    (tmp_path / "shard-00002.safetensors").write_bytes(b"never entered in the manifest")
+    again = ShardWriter(tmp_path, KEY, shard_sequences=3)
+    assert again.done_ids == {f"p{i}" for i in range(6)}
+    assert not again.complete
+    write(tmp_path, range(9))
+    assert sorted(s.prompt_id for s in read_samples(tmp_path, IDENTITY)) == [f"p{i}" for i in range(9)]
+    assert ShardWriter(tmp_path, KEY, shard_sequences=3).complete
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "flip"])
+def test_a_damaged_shard_is_refused_when_read_and_made_again_when_written(tmp_path: Path, damage: str) -> None:
+    write(tmp_path, range(8))
+    shard = tmp_path / "shard-00001.safetensors"
+    content = shard.read_bytes()
+    if damage == "missing":
+        shard.unlink()
+    else:
+        shard.write_bytes(content[:-9] if damage == "cut" else content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ConfigError, match=r"shard-00001\.safetensors is damaged or missing") as refused:
+        read_samples(tmp_path, IDENTITY)
+    assert "\n" not in str(refused.value)
+    opened = ShardWriter(tmp_path, KEY, shard_sequences=3)
+    assert opened.done_ids == {f"p{i}" for i in (0, 1, 2, 6, 7)}
+    assert not opened.complete
+    write(tmp_path, range(8))
+    samples = {s.prompt_id: s for s in read_samples(tmp_path, IDENTITY)}
+    assert len(samples) == 8
+    for number in range(8):
+        assert_same(samples[f"p{number}"], sample(number))
+
+
+@pytest.mark.parametrize("name", ["tokenizer_hash", "weights_hash"])
+def test_another_targets_samples_are_refused(tmp_path: Path, name: str) -> None:
+    write(tmp_path, range(2))
+    with pytest.raises(ConfigError, match=f"made with another target .{name} "):
+        read_samples(tmp_path, replace(IDENTITY, **{name: "other"}))
+
+
+def test_another_key_is_refused_by_the_setting_that_differs(tmp_path: Path) -> None:
+    write(tmp_path, range(2))
+    with pytest.raises(ConfigError, match="holds samples of seed=0, not 1"):
+        ShardWriter(tmp_path, {**KEY, "seed": 1}, shard_sequences=3)
+    with pytest.raises(ConfigError, match="holds samples of policy=None"):
+        ShardWriter(tmp_path, {**KEY, "policy": {"top_p": 0.5}}, shard_sequences=3)
+
+
+def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no manifest\.json"):
+        read_samples(tmp_path)
+
+
+def test_an_unreadable_manifest_is_one_line(tmp_path: Path) -> None:
+    write(tmp_path, range(2))
+    write_text(tmp_path / "manifest.json", '{"shards": [')
+    for attempt in (lambda: read_samples(tmp_path), lambda: ShardWriter(tmp_path, KEY, 3)):
+        with pytest.raises(ConfigError, match=r"manifest\.json is not readable"):
+            attempt()
+
+
+def test_a_full_disk_is_one_line_and_what_was_complete_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, range(3))
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("distillspec.data.shards.save_file", full)
+    with pytest.raises(RunError, match="the disk is full"):
+        write(tmp_path, range(6))
+    assert [s.prompt_id for s in read_samples(tmp_path, IDENTITY)] == ["p0", "p1", "p2"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["manifest.json", "shard-00000.safetensors"]
+
+
+def test_samples_without_responses_make_no_shard(tmp_path: Path) -> None:
+    ShardWriter(tmp_path, KEY, shard_sequences=3).flush(complete=True)
+    assert read_samples(tmp_path, IDENTITY) == []
