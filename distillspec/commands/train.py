@@ -75,9 +75,8 @@ def train(
     strategy: Strategy = ReplicatedStrategy(accelerator, module, lambda m: make_optimizer(m, config.train))
     on_policy = not samples
     prompts = data.read_prompts().train
-    first = fresh_samples(config.data, target, draft, prompts, config.seed, 0) if on_policy else samples
     feed = SampleFeed(
-        first,
+        samples,  # none yet for an on-policy run: its trainer asks for them at the first step
         config.train,
         target.tokenizer.eos_token_id,
         config.seed,

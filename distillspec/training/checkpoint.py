@@ -27,6 +27,7 @@ class Checkpoint:
     rng: torch.Tensor  # torch's global generator
     best: dict[str, Any] | None
     bad_steps: int
+    evaluated_step: int | None
     fresh_samples: list[Sample] | None  # on-policy runs: what the current draft wrote
 
 
@@ -68,6 +69,7 @@ def _write(checkpoint: Checkpoint, folder: Path) -> None:
         "feed": checkpoint.feed,
         "best": checkpoint.best,
         "bad_steps": checkpoint.bad_steps,
+        "evaluated_step": checkpoint.evaluated_step,
     }
     (folder / "state.json").write_text(json.dumps(record, indent=2) + "\n")
     if checkpoint.fresh_samples is not None:
@@ -88,5 +90,6 @@ def _read(folder: Path) -> Checkpoint:
         rng=tensors["rng"],
         best=record["best"],
         bad_steps=record["bad_steps"],
+        evaluated_step=record["evaluated_step"],
         fresh_samples=read_samples(fresh) if fresh.is_dir() else None,
     )

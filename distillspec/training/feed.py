@@ -54,6 +54,8 @@ class SampleFeed:
 
     def _plan_epoch(self) -> list[list[list[int]]]:
         """This process's batches: every process gets as many, or the last ones would wait for ever."""
+        if not self.samples:
+            return []  # an on-policy run before its first refresh
         rows = max(1, self.config.batch_tokens // self.config.row_tokens)
         lengths = [len(sample) for sample in self.samples]
         batches = plan_epoch(lengths, self.config.row_tokens, rows, self.seed, self.epoch)

@@ -69,6 +69,7 @@ class Trainer:
         self.best: dict[str, Any] | None = None
         self.bad_steps = self.bad_in_a_row = 0
         self._last_problem = ""
+        self._evaluated_step: int | None = None
         self._next_evaluation = 0.0
 
     @property
@@ -83,7 +84,7 @@ class Trainer:
             self.feed.replace(checkpoint.fresh_samples)
         self.feed.restore(checkpoint.feed)
         self.progress, self.best = checkpoint.progress, checkpoint.best
-        self.bad_steps = checkpoint.bad_steps
+        self.bad_steps, self._evaluated_step = checkpoint.bad_steps, checkpoint.evaluated_step
         torch.set_rng_state(checkpoint.rng)
         return problems
 
@@ -106,7 +107,8 @@ class Trainer:
             self._step()
             if self._evaluation_due():
                 self._evaluate_and_save()
-        self._evaluate_and_save()
+        if self._evaluated_step != self.progress.step:
+            self._evaluate_and_save()
         assert self.best is not None
         return TrainResult(self.progress, reason, self.best, self.bad_steps)
 
@@ -213,6 +215,7 @@ class Trainer:
                 self.best = {"step": self.progress.step, "alpha": values["eval/alpha"]}
                 save_draft(draft, self.folder / "best", self.target, {"training": dict(self.best)})
         self.module.train()
+        self._evaluated_step = self.progress.step
         self._save()
         self.strategy.accelerator.wait_for_everyone()
         self._next_evaluation = self._evaluation_after(self.progress)
@@ -228,6 +231,7 @@ class Trainer:
             torch.get_rng_state(),
             self.best,
             self.bad_steps,
+            self._evaluated_step,
             self.feed.samples if self.refresh is not None else None,
         )
         save_checkpoint(self.folder / "checkpoints", checkpoint, self.config.train.keep_checkpoints)
@@ -239,7 +243,7 @@ class Trainer:
 
     def _evaluation_after(self, progress: Progress) -> float:
         """Without `eval_every` a run is evaluated at each tenth of its way."""
-        return math.floor(fraction_done(progress, self.config.train) * 10 + 1e-9) / 10 + 0.1
+        return (math.floor(fraction_done(progress, self.config.train) * 10 + 1e-9) + 1) / 10
 
     def _agreed_seconds(self, seconds: float) -> float:
         """The slowest process's time, so that all of them see the limit at the same step."""
