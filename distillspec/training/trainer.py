@@ -135,7 +135,11 @@ class Trainer:
         tokens = total(accelerator, sum(batch.response_tokens for batch in batches))
         sums: dict[str, float] = {}
         failed = False
-        weighted = [self._weigh(batch) for batch in batches]
+        try:
+            weighted = [self._weigh(batch) for batch in batches]
+        except NonFiniteLogits as error:
+            self._note_non_finite(error)
+            return int(tokens), sums, math.nan
         # Gradients are averaged over processes, so each divides by its share of all weights.
         share = total(accelerator, sum(float(weights.sum()) for _, weights in weighted)) / accelerator.num_processes
         for i, (batch, (teacher, weights)) in enumerate(zip(batches, weighted, strict=True)):
@@ -143,9 +147,8 @@ class Trainer:
                 try:
                     result = self.strategy.module(batch, teacher, weights, max(share, 1e-9))
                 except NonFiniteLogits as error:
-                    self._last_problem, failed = str(error), True
-                    if accelerator.num_processes > 1:
-                        raise RunError(f"{error}; lower train.learning_rate and resume") from error
+                    self._note_non_finite(error)
+                    failed = True
                     break
                 self.strategy.backward(result.loss)
             for name, value in result.metrics.items():
@@ -154,6 +157,12 @@ class Trainer:
         if not failed and not math.isfinite(norm):
             self._last_problem = f"the gradient norm is {norm}"
         return int(tokens), sums, norm
+
+    def _note_non_finite(self, error: NonFiniteLogits) -> None:
+        """Remember why a step is bad; of several processes the others would wait for this one's gradients."""
+        self._last_problem = str(error)
+        if self.strategy.accelerator.num_processes > 1:
+            raise RunError(f"{error}; lower train.learning_rate and resume") from error
 
     def _weigh(self, batch: TokenBatch) -> tuple[Any, torch.Tensor]:
         teacher = teacher_view(self.module.mix, batch, self.target)
