@@ -38,9 +38,7 @@ def wheel(sources: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path
         (copy / source).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / source, copy / source)
     out = tmp_path_factory.mktemp("wheel")
-    _run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(copy)], cwd=out
-    )
+    _run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(copy)], cwd=out)
     (built,) = out.glob("*.whl")
     return built
 
@@ -94,9 +92,7 @@ def test_no_module_is_out_of_reach(probe: Mapping[str, Any], sources: list[Path]
 
 
 def test_every_config_composes(probe: Mapping[str, Any], sources: list[Path]) -> None:
-    top_level = {
-        source.stem for source in sources if source.parent == Path("conf") and source.suffix == ".yaml"
-    }
+    top_level = {source.stem for source in sources if source.parent == Path("conf") and source.suffix == ".yaml"}
     assert len(top_level) > 0
     assert probe["configs"] == dict.fromkeys(top_level)
 

@@ -31,9 +31,7 @@ def compose_every_config() -> dict[str, str | None]:
     from hydra import compose, initialize_config_module
 
     names = sorted(
-        item.name.removesuffix(".yaml")
-        for item in files("distillspec.conf").iterdir()
-        if item.name.endswith(".yaml")
+        item.name.removesuffix(".yaml") for item in files("distillspec.conf").iterdir() if item.name.endswith(".yaml")
     )
     results: dict[str, str | None] = {}
     with initialize_config_module("distillspec.conf", version_base=None):
