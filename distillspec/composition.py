@@ -5,10 +5,14 @@ from __future__ import annotations
 import difflib
 import importlib
 import itertools
+import os
 import re
+import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +21,29 @@ import transformers
 from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Glob, Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from distillspec.config import COMMANDS
 from distillspec.errors import ConfigError, Interrupted, RunError, Terminated
-from distillspec.files import DISK_FULL
+from distillspec.files import DISK_FULL, write_text
 
 CONFIG_MODULE = "distillspec.conf"
+SWEEP_FLAGS = {"-m", "--multirun"}
+HOUSEKEEPING = {".hydra", "config.yaml", "provenance.json"}
 Command = Callable[[Any, Path], None]
 
 
 def register_schemas() -> None:
-    """Put every command's typed schema where the YAML files' defaults lists find it."""
+    """Put every command's typed schema where the YAML files' defaults lists find it.
+
+    `distill_name` makes a sweep's overrides a folder name that needs no quoting anywhere.
+    """
+    OmegaConf.register_new_resolver(
+        "distill_name", lambda text: re.sub(r"[^\w.+-]+", "_", text)[:80].strip("_"), replace=True
+    )
     store = ConfigStore.instance()
     for command, schema in COMMANDS.items():
         store.store(name=f"{command}_schema", node=schema)
@@ -43,12 +56,20 @@ def compose(command: str, overrides: list[str]) -> Any:
         ConfigError: an unknown key or option, a wrong type, or an impossible value.
     """
     register_schemas()
-    plain = [word for word in overrides if not word.startswith(("-", "hydra."))]
+    plain = [word for word in overrides if word not in SWEEP_FLAGS]
+    for word in plain:
+        _parse(word)
     with hydra.initialize_config_module(CONFIG_MODULE, version_base="1.3"):
         try:
-            composed = hydra.compose(config_name=command, overrides=plain)
+            # With Hydra's own settings, so that a mistake in one of them is found here too.
+            composed = hydra.compose(config_name=command, overrides=plain, return_hydra_config=True)
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(_one_line(command, error)) from error
+    with open_dict(composed):
+        del composed["hydra"]
+    unknown = sorted(map(str, set(composed) - set(_keys(OmegaConf.structured(COMMANDS[command])))))
+    if unknown:
+        raise ConfigError(_unknown_key(command, unknown[0]))
     return typed(composed)
 
 
@@ -62,20 +83,32 @@ def typed(composed: DictConfig) -> Any:
 
 def expand_sweep(overrides: list[str]) -> Iterator[list[str]]:
     """The override lists of the single runs that `-m` makes of these (just the one without `-m`)."""
-    if not {"-m", "--multirun"} & set(overrides):
+    if not SWEEP_FLAGS & set(overrides):
         yield overrides
         return
-    words = [word for word in overrides if not word.startswith("-")]
-    try:
-        parsed = OverridesParser.create().parse_overrides(words)
-    except HydraException as error:
-        raise ConfigError(str(error).splitlines()[0]) from error
-    choices = []
-    for word, override in zip(words, parsed, strict=True):
-        key = override.get_key_element()
-        sweep = override.is_sweep_override()
-        choices.append([f"{key}={value}" for value in override.sweep_string_iterator()] if sweep else [word])
+    choices = [_choices(word) for word in overrides if word not in SWEEP_FLAGS]
     yield from (list(combination) for combination in itertools.product(*choices))
+
+
+def _choices(word: str) -> list[str]:
+    """The plain overrides that one word of a sweep stands for."""
+    override = _parse(word)
+    if not override.is_sweep_override():
+        return [word]
+    key = override.get_key_element()
+    value: Any = override.value()
+    if isinstance(value, Glob):
+        return [f"{key}={name}" for name in value.filter(_options(key))]
+    return [f"{key}={text}" for text in override.sweep_string_iterator()]
+
+
+def _parse(word: str) -> Override:
+    if word.startswith("-"):
+        raise ConfigError(f"unknown flag {word}; settings are key=value, and -m makes a sweep (distill --help)")
+    try:
+        return OverridesParser.create().parse_override(word)
+    except HydraException as error:
+        raise ConfigError(f"cannot read {word!r}; settings are key=value, as in draft.layers=4") from error
 
 
 def resumed_overrides(command: str, overrides: list[str]) -> tuple[list[str], Path | None]:
@@ -83,31 +116,36 @@ def resumed_overrides(command: str, overrides: list[str]) -> tuple[list[str], Pa
     resume = [word.split("=", 1)[1] for word in overrides if word.startswith("resume=")]
     if not resume or resume[-1] in ("", "null"):
         return overrides, None
-    folder = Path(resume[-1]).expanduser()
+    folder = Path(resume[-1].strip("'\"")).expanduser()
     saved = folder / ".hydra" / "overrides.yaml"
     if not saved.is_file():
         raise ConfigError(f"resume={folder} is not a run folder of distill {command}: it has no .hydra/overrides.yaml")
     earlier = [str(word) for word in OmegaConf.load(saved)]
     new = [word for word in overrides if not word.startswith("resume=")]
     kept = [word for word in earlier if not word.startswith("resume=")]
-    return [*kept, *new, f"resume={folder}"], folder
+    return [*kept, *new, f"resume={_quoted(folder)}"], folder
 
 
 def run_with_hydra(command: str, overrides: list[str], run: Command, folder: Path | None) -> int:
     """Let Hydra make the run folder (or several, for `-m`) and call `run(config, folder)` in each.
 
     Errors travel around Hydra, which would print a traceback; the first one is raised again here, after the
-    other runs of a sweep have had their turn.
+    other runs of a sweep have had their turn. Settings refused by `run` leave no folder behind.
     """
     transformers.utils.logging.disable_progress_bar()
     failures: list[BaseException] = []
 
     def task(composed: DictConfig) -> None:
         output = Path(HydraConfig.get().runtime.output_dir)
+        config = typed(composed)
         try:
-            run(typed(composed), output)
+            run(config, output)
             print(f"results: {_from_here(output)}")
-        except (ConfigError, RunError) as error:
+        except ConfigError as error:
+            failures.append(error)
+            if folder is None:
+                _discard_untouched(output)
+        except RunError as error:
             failures.append(error)
         except OSError as error:
             if error.errno not in DISK_FULL:
@@ -118,23 +156,64 @@ def run_with_hydra(command: str, overrides: list[str], run: Command, folder: Pat
             raise KeyboardInterrupt from stop
         except KeyboardInterrupt as stop:
             number = stop.signal_number if isinstance(stop, Terminated) else signal.SIGINT
-            failures.append(Interrupted(number, f"distill {command} resume={_from_here(output)}"))
+            hint = f"distill {command} resume={shlex.quote(_from_here(output))}"
+            failures.append(Interrupted(number, hint) if hasattr(config, "resume") else stop)
             raise
 
     register_schemas()
-    here = [] if folder is None else [f"hydra.run.dir={folder}"]
-    before = sys.argv
-    sys.argv = ["distill", *overrides, *here]
-    try:
-        hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=command)(task)()
-    except KeyboardInterrupt:
-        if not failures:
-            raise
-    finally:
-        sys.argv = before
+    here = [] if folder is None else [f"hydra.run.dir={_quoted(folder)}"]
+    with _as_arguments([*overrides, *here]), _unchanged_if_refused(folder, failures):
+        try:
+            hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=command)(task)()
+        except OSError as error:
+            raise RunError(f"{error.strerror or error}: {error.filename or 'the run folder'}") from error
+        except KeyboardInterrupt:
+            if not failures:
+                raise
     if failures:
         raise failures[0]
     return 0
+
+
+@contextmanager
+def _as_arguments(overrides: list[str]) -> Iterator[None]:
+    """What Hydra reads from the process: its arguments, and that errors are ours to report."""
+    arguments, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = ["distill", *overrides], "1"
+    try:
+        yield
+    finally:
+        sys.argv = arguments
+        if full_error is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = full_error
+
+
+@contextmanager
+def _unchanged_if_refused(folder: Path | None, failures: list[BaseException]) -> Iterator[None]:
+    """Keep a resumed run's overrides as they were when the new ones turn out to be impossible."""
+    saved = None if folder is None else folder / ".hydra" / "overrides.yaml"
+    before = None if saved is None else saved.read_text()
+    yield
+    if saved is not None and before is not None and any(isinstance(error, ConfigError) for error in failures):
+        write_text(saved, before)
+
+
+def _discard_untouched(output: Path) -> None:
+    """Remove a run folder that holds no work yet, and the folders above it that are empty then."""
+    files = [path.relative_to(output) for path in output.rglob("*") if path.is_file()]
+    if all(path.parts[0] in HOUSEKEEPING or path.suffix == ".log" for path in files):
+        shutil.rmtree(output, ignore_errors=True)
+        for parent in output.parents:
+            if not parent.is_relative_to(Path.cwd()) or parent == Path.cwd() or any(parent.iterdir()):
+                break
+            parent.rmdir()
+
+
+def _quoted(path: Path) -> str:
+    """A path as Hydra reads it whatever is in it: sweep folders have = and , in their names."""
+    return "'" + str(path).replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def _one_line(command: str, error: Exception) -> str:

@@ -6,6 +6,8 @@ refused before anything is loaded or written.
 
 from __future__ import annotations
 
+import importlib.util
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +18,10 @@ from distillspec.types import SamplingPolicy
 def _require(condition: bool, message: str) -> None:
     if not condition:
         raise ConfigError(message)
+
+
+def _check_seed(seed: int) -> None:
+    _require(0 <= seed < 1 << 63, f"seed={seed} must be in 0..2^63 - 1")
 
 
 def _one_of(key: str, value: str, choices: tuple[str, ...]) -> None:
@@ -90,7 +96,7 @@ class LossConfig:
     name: str = "fkl"  # ce | fkl | rkl | jsd | tvd | lk | lk_hybrid | tvdpp
     beta: float = 0.5  # jsd: weight of the target in the mixture
     eta: float = 3.0  # lk_hybrid: how fast KL gives way to acceptance
-    mix: dict[str, Any] | None = None  # instead of name: weights, e.g. {fkl: 1, jsd: {weight: 0.5, beta: 0.1}}
+    mix: Any = None  # instead of name, weights: loss.mix={fkl:1,jsd:{weight:0.5,beta:0.1}}
     temperature: float = 1.0
     chunk_tokens: int | None = None  # loss positions whose logits exist at one time; null: by memory
     select_fraction: float | None = None  # AdaSPEC: train on this share of tokens only
@@ -99,8 +105,12 @@ class LossConfig:
     def __post_init__(self) -> None:
         _one_of("loss.name", self.name, ("ce", "fkl", "rkl", "jsd", "tvd", "lk", "lk_hybrid", "tvdpp"))
         _require(0 < self.beta < 1, f"loss.beta={self.beta} must be in (0, 1)")
+        # Typed Any, since Hydra cannot put new keys into a typed dictionary from the command line.
+        _require(
+            self.mix is None or (isinstance(self.mix, dict) and bool(self.mix)),
+            f"loss.mix={self.mix} must give losses a weight, as in loss.mix={{fkl:1,tvd:0.5}}",
+        )
         _require(self.eta >= 0, f"loss.eta={self.eta} must be at least 0")
-        _require(self.mix is None or bool(self.mix), "loss.mix={} is empty; give a loss a weight or drop it")
         _require(self.temperature > 0, f"loss.temperature={self.temperature} must be above 0")
         _require(
             self.chunk_tokens is None or self.chunk_tokens >= 1,
@@ -119,7 +129,7 @@ class LossConfig:
     @property
     def terms(self) -> dict[str, Any]:
         """The mix as `LossMix.parse` reads it."""
-        if self.mix is not None:
+        if self.mix:
             return dict(self.mix)
         own = {"jsd": {"beta": self.beta}, "lk_hybrid": {"eta": self.eta}}.get(self.name, {})
         return {self.name: {"weight": 1.0, **own}}
@@ -232,9 +242,19 @@ class TrainConfig:
         for key in ("max_steps", "max_minutes", "max_tokens", "eval_every", "save_every"):
             value = getattr(self, key)
             _require(value is None or value > 0, f"train.{key}={value} must be above 0")
-        for key in ("batch_tokens", "row_tokens", "accumulate", "keep_checkpoints", "max_bad_steps"):
+        for key in ("batch_tokens", "accumulate", "keep_checkpoints", "max_bad_steps", "eval_max_prompts"):
             _require(getattr(self, key) >= 1, f"train.{key}={getattr(self, key)} must be at least 1")
-        _require(self.learning_rate > 0, f"train.learning_rate={self.learning_rate} must be above 0")
+        _require(
+            self.row_tokens >= 2, f"train.row_tokens={self.row_tokens} must be at least 2 (a prompt and an answer)"
+        )
+        _require(
+            0 < self.learning_rate < math.inf, f"train.learning_rate={self.learning_rate} must be above 0 and finite"
+        )
+        _require(self.weight_decay >= 0, f"train.weight_decay={self.weight_decay} must be at least 0")
+        _require(
+            len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
+            f"train.betas={self.betas} must be two numbers in [0, 1)",
+        )
         _require(self.clip_norm > 0, f"train.clip_norm={self.clip_norm} must be above 0")
         _require(0 <= self.warmup_fraction < 1, f"train.warmup_fraction={self.warmup_fraction} must be in [0, 1)")
         _require(0 <= self.decay_fraction <= 1, f"train.decay_fraction={self.decay_fraction} must be in [0, 1]")
@@ -282,6 +302,12 @@ class EvaluationConfig:
             self.bootstrap_samples >= 10,
             f"evaluation.bootstrap_samples={self.bootstrap_samples} must be at least 10",
         )
+        _require(
+            bool(self.cost_batches) and min(self.cost_batches) >= 1,
+            f"evaluation.cost_batches={self.cost_batches} must name batch sizes of at least 1",
+        )
+        for key in ("speedup_prompts", "speedup_tokens"):
+            _require(getattr(self, key) >= 1, f"evaluation.{key}={getattr(self, key)} must be at least 1")
 
 
 @dataclass
@@ -295,6 +321,10 @@ class TrackerConfig:
 
     def __post_init__(self) -> None:
         _one_of("tracker.kind", self.kind, ("none", "wandb", "tensorboard"))
+        _require(
+            self.kind == "none" or importlib.util.find_spec(self.kind) is not None,
+            f"tracker={self.kind} needs the package {self.kind}; pip install {self.kind}, or use tracker=none",
+        )
 
 
 @dataclass
@@ -330,6 +360,7 @@ class TrainCommand:
     resume: str | None = None  # a run folder to continue
 
     def __post_init__(self) -> None:
+        _check_seed(self.seed)
         _require(
             self.loss.temperature == 1.0 or self.data.signal == "none",
             f"loss.temperature={self.loss.temperature} needs the live target: add data.signal=none "
@@ -346,6 +377,9 @@ class InitDraftCommand:
     data: DataConfig = field(default_factory=DataConfig)
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        _check_seed(self.seed)
+
 
 @dataclass
 class GenerateCommand:
@@ -357,6 +391,13 @@ class GenerateCommand:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)  # of the held-out answers
     seed: int = 0
     resume: str | None = None  # a run folder to continue
+
+    def __post_init__(self) -> None:
+        _check_seed(self.seed)
+        _require(
+            self.draft.path is not None or self.data.source not in ("draft", "mixed"),
+            f"data.source={self.data.source} needs the draft that writes: draft.path=FOLDER",
+        )
 
 
 @dataclass
@@ -371,6 +412,7 @@ class EvalCommand:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        _check_seed(self.seed)
         _require(bool(self.drafts), "name the drafts to judge: drafts=[FOLDER, FOLDER]")
 
 
@@ -388,6 +430,9 @@ class ExportCommand:
     def __post_init__(self) -> None:
         _require(bool(self.draft.path), "name the draft to export: draft.path=FOLDER")
         _one_of("format", self.format, ("hf", "vllm", "sglang"))
+        _one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
+        _require(self.gamma >= 1, f"gamma={self.gamma} must be at least 1")
+        _check_seed(self.seed)
 
 
 @dataclass
@@ -399,6 +444,7 @@ class ReportCommand:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        _check_seed(self.seed)
         _require(bool(self.runs), "name the run folders to report on: runs=[FOLDER, FOLDER]")
 
 

@@ -12,14 +12,14 @@ import math
 import torch
 from torch import Tensor
 
-from distillspec.errors import ConfigError
+from distillspec.errors import ConfigError, RunError
 from distillspec.types import SamplingPolicy
 
 # A nucleus rarely holds more tokens than this; only rows where it does pay for a full sort.
 _NUCLEUS_PREFIX = 1024
 
 
-class NonFiniteLogits(ValueError):
+class NonFiniteLogits(RunError, ValueError):
     """Logits hold NaN, +inf, or no finite value in a row; the message names the owner and the row."""
 
 

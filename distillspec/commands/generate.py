@@ -11,15 +11,12 @@ from distillspec.commands.eval import find_draft
 from distillspec.commands.prepare import prepare_folder, prepare_held_out, prepare_samples
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import GenerateCommand
-from distillspec.errors import ConfigError
 from distillspec.models import load_draft, load_target
 
 
 def run(config: GenerateCommand, folder: Path) -> None:
     """Prompts, held-out answers and training samples in `folder/data`; resumes where it stopped."""
     needs_draft = config.data.source in ("draft", "mixed")
-    if needs_draft and config.draft.path is None:
-        raise ConfigError(f"data.source={config.data.source} needs the draft that writes: draft.path=FOLDER")
     torch.manual_seed(config.seed)
     target = load_target(config.target)
     draft = load_draft(find_draft(str(config.draft.path)), target) if needs_draft else None

@@ -10,7 +10,7 @@ from distillspec.commands.prepare import prepare_draft, prepare_folder, prepare_
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import InitDraftCommand
 from distillspec.data.folder import DataFolder
-from distillspec.models import LanguageModel, load_target, save_draft
+from distillspec.models import LanguageModel, check_draft, load_target, save_draft
 from distillspec.types import Sample, SamplingPolicy
 
 
@@ -18,6 +18,7 @@ def run(config: InitDraftCommand, folder: Path) -> None:
     """Leaves the draft in `folder/draft`; text is sampled only where a choice needs it."""
     torch.manual_seed(config.seed)
     target = load_target(config.target)
+    check_draft(config.draft, target)
     open_run(folder, config)
     draft = prepare_draft(config.draft, target, lambda: _texts(config, target, folder / "data"))
     save_draft(draft, folder / "draft", target)

@@ -34,6 +34,7 @@ CALIBRATION_PROMPTS = 4
 
 def prepare_folder(config: DataConfig, target: LanguageModel, own: Path, seed: int) -> DataFolder:
     """The data folder to use: the cache, or the run's own with its prompts written."""
+    _check_room(config, target)
     if config.cache is not None:
         return find_data_folder(config.cache)
     folder = DataFolder(own)
@@ -57,6 +58,15 @@ def prepare_folder(config: DataConfig, target: LanguageModel, own: Path, seed: i
             print(f"left out {prompts.dropped_long} prompts above data.max_prompt_tokens={config.max_prompt_tokens}")
     folder.write_prompts(prompts)
     return folder
+
+
+def _check_room(config: DataConfig, target: LanguageModel) -> None:
+    limit = getattr(target.model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and config.max_new_tokens >= limit:
+        raise ConfigError(
+            f"data.max_new_tokens={config.max_new_tokens} leaves no room for a prompt: {target.name} reads at most "
+            f"{limit} tokens"
+        )
 
 
 def prepare_samples(
@@ -186,8 +196,6 @@ def prepare_draft(
 def vocabulary_of(samples: Sequence[Sample], target: LanguageModel, size: int) -> Tensor:
     """The ids a truncated draft keeps: the most frequent in prompts and target samples."""
     size_all = target.identity.vocab_size
-    if size > size_all:
-        raise ConfigError(f"draft.vocabulary={size} exceeds the target's vocabulary of {size_all}")
     counts = count_tokens((s.prompt_ids + s.response_ids for s in samples), size_all)
     return choose_kept_ids(counts, size, target.tokenizer)
 

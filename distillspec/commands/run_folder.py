@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from distillspec.config import COMMANDS
 from distillspec.files import write_json, write_text
 from distillspec.provenance import provenance
 
@@ -16,7 +17,9 @@ from distillspec.provenance import provenance
 def open_run(folder: Path, config: Any) -> None:
     """Write `config.yaml` and `provenance.json`."""
     write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
-    write_json(folder / "provenance.json", provenance(sys.argv, config.seed))
+    command = next(name for name, schema in COMMANDS.items() if isinstance(config, schema))
+    # Hydra reads sys.argv, so cli.py has taken the command out of it.
+    write_json(folder / "provenance.json", provenance(["distill", command, *sys.argv[1:]], config.seed))
 
 
 def close_run(folder: Path, command: str, summary: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 
 from distillspec.commands.prepare import (
     fresh_samples,
@@ -25,7 +26,7 @@ from distillspec.evaluation import EvaluationResult, evaluate
 from distillspec.files import write_json
 from distillspec.generation import SlotGenerator
 from distillspec.losses import LossMix
-from distillspec.models import LanguageModel, load_draft, load_target, save_draft
+from distillspec.models import LanguageModel, check_draft, load_draft, load_target, read_metadata, save_draft
 from distillspec.models.numerics import resolve_device, resolve_dtype
 from distillspec.progress import ProgressLine, progress
 from distillspec.training.feed import SampleFeed
@@ -45,6 +46,9 @@ def run(config: TrainCommand, folder: Path) -> None:
     torch.manual_seed(config.seed)
     open_run(folder, config)
     target = load_target(config.target)
+    check_draft(config.draft, target)
+    if config.loss.reference is not None:
+        read_metadata(config.loss.reference)
     data = prepare_folder(config.data, target, folder / "data", config.seed)
     on_policy = config.data.source in ("draft", "mixed")
     # A cache gives an on-policy run its prompts and held-out answers; the draft writes the samples.
@@ -118,6 +122,8 @@ def make_accelerator(config: TrainCommand) -> Accelerator:
     """Accelerate's devices, mixed precision and trackers."""
     device = resolve_device(config.target.device)
     half = resolve_dtype(config.train.dtype, device) == torch.bfloat16
+    # Accelerate keeps one state a process; the next run of a sweep may want another precision.
+    AcceleratorState._reset_state()
     return Accelerator(
         cpu=device.type == "cpu",
         mixed_precision="bf16" if half else "no",

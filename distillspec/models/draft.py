@@ -13,8 +13,8 @@ from distillspec.config import DraftConfig
 from distillspec.errors import ConfigError
 from distillspec.models.checkpoint import METADATA, load_draft
 from distillspec.models.language_model import LanguageModel, fingerprint
-from distillspec.models.pruning import evenly_spaced, prune, select_by_acceptance
-from distillspec.models.target import load_causal_lm, resolve_path, wrap
+from distillspec.models.pruning import check_layers, evenly_spaced, prune, select_by_acceptance
+from distillspec.models.target import load_causal_lm, load_tokenizer, resolve_path, wrap
 from distillspec.models.tokenizers import require_same_tokenizer
 
 DEFAULT_LAYERS = 4
@@ -48,6 +48,24 @@ def initialise_draft(
     if kept_ids is not None and draft.kept_ids is None:
         draft = truncate_head(draft, kept_ids)
     return draft
+
+
+def check_draft(config: DraftConfig, target: LanguageModel) -> None:
+    """Refuse a draft that this target cannot have, before anything is sampled for it.
+
+    Raises:
+        ConfigError: layers or vocabulary the target does not have, or a path without the target's tokenizer.
+    """
+    size, total = target.identity.vocab_size, len(target.layers)
+    if config.vocabulary is not None and config.vocabulary > size:
+        raise ConfigError(f"draft.vocabulary={config.vocabulary} exceeds the target's vocabulary of {size}")
+    if config.kind == "pruned" and config.keep is not None:
+        check_layers(config.keep, total)
+    elif config.kind == "pruned" and config.layers is not None:
+        evenly_spaced(total, config.layers)
+    elif config.kind == "pretrained":
+        path = str(config.path)
+        require_same_tokenizer(load_tokenizer(resolve_path(path)), target.tokenizer, path, target.name)
 
 
 def truncate_head(draft: LanguageModel, kept_ids: Tensor) -> LanguageModel:

@@ -62,14 +62,18 @@ def prune(target: LanguageModel, keep: Sequence[int]) -> PreTrainedModel:
 
     Weights are float32 copies, in evaluation mode. Per-layer lists in the config follow the layers.
     """
-    total = len(target.layers)
+    check_layers(keep, len(target.layers))
+    draft = AutoModelForCausalLM.from_config(pruned_config(target.model.config, keep), dtype=torch.float32)
+    draft.load_state_dict(_renumbered(target.model.state_dict(), list(keep)), strict=True)
+    return draft.eval()
+
+
+def check_layers(keep: Sequence[int], total: int) -> None:
+    """Refuse layer numbers past the target's last."""
     if max(keep) >= total:
         raise ConfigError(
             f"draft.keep={list(keep)} names layer {max(keep)}, but the target's layers are 0..{total - 1}"
         )
-    draft = AutoModelForCausalLM.from_config(pruned_config(target.model.config, keep), dtype=torch.float32)
-    draft.load_state_dict(_renumbered(target.model.state_dict(), list(keep)), strict=True)
-    return draft.eval()
 
 
 def pruned_config(config: PretrainedConfig, keep: Sequence[int]) -> PretrainedConfig:

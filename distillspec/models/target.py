@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -63,15 +65,31 @@ def resolve_path(path: str) -> str:
 
 def load_causal_lm(path: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model and tokenizer from a folder or the Hub; every failure is one line naming the path."""
+    tokenizer = load_tokenizer(path)
+    with _one_line_failures(path):
+        return AutoModelForCausalLM.from_pretrained(_folder_or_id(path), dtype=dtype), tokenizer
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder or Hub id; fails as `load_causal_lm` does, but fast."""
+    folder = _folder_or_id(path)
+    with _one_line_failures(path):
+        AutoConfig.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder)
+
+
+def _folder_or_id(path: str) -> str:
     looks_local = path.startswith((".", "/", "~")) or Path(path).exists()
     folder = str(Path(path).expanduser()) if looks_local else path
     if looks_local and not (Path(folder) / "config.json").is_file():
         raise ConfigError(f"{path} is not a model folder: it has no config.json")
+    return folder
+
+
+@contextmanager
+def _one_line_failures(path: str) -> Iterator[None]:
     try:
-        AutoConfig.from_pretrained(folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        yield
     except Exception as error:  # every library underneath (safetensors, tokenizers, the Hub) has types of its own
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(f"cannot load {path} as a causal language model: {reason}") from error
-    return model, tokenizer
