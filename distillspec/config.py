@@ -221,7 +221,7 @@ class TrainConfig:
     weight_decay: float = 0.0
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     clip_norm: float = 1.0
-    batch_tokens: int = 4096  # tokens a micro-batch, prompts included
+    batch_tokens: int = 1536  # tokens a micro-batch, prompts included; many small steps beat few large ones
     row_tokens: int = 768  # length of a packed row
     accumulate: int = 1
     eval_every: int | None = None  # steps; null: ten times in a run
