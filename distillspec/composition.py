@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import itertools
 import os
@@ -36,6 +37,7 @@ HOUSEKEEPING = {".hydra", "config.yaml", "provenance.json"}
 Command = Callable[[Any, Path], None]
 
 
+@functools.cache
 def register_schemas() -> None:
     """Put every command's typed schema where the YAML files' defaults lists find it.
 

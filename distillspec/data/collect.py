@@ -14,7 +14,7 @@ from distillspec.config import DataConfig
 from distillspec.data.chat import render_response
 from distillspec.data.packing import collate
 from distillspec.data.prompts import stable_seed
-from distillspec.data.shards import ShardWriter, read_samples
+from distillspec.data.shards import ShardWriter, read_samples, recorded_key
 from distillspec.errors import ConfigError
 from distillspec.generation.signal import sampled_entries, top_entries
 from distillspec.models.language_model import LanguageModel
@@ -134,7 +134,11 @@ def held_out_samples(
     seed: int,
     on_tokens: Callable[[int], None] | None = None,
 ) -> list[Sample]:
-    """The target's own answers to held-out prompts under the deployed policy, made once a folder."""
+    """The target's own answers to held-out prompts under the deployed policy, made once a folder.
+
+    Answers that are there are used whatever `seed` is: runs that share a data folder share them.
+    """
+    seed = recorded_key(folder).get("seed", seed)
     key = {
         "target": asdict(target.identity),
         "policy": asdict(policy),

@@ -127,6 +127,12 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not readable ({error}); remove its folder and make it again") from error
 
 
+def recorded_key(folder: Path) -> dict[str, Any]:
+    """What the samples of a folder were made with; empty when there are none."""
+    path = folder / MANIFEST
+    return _read_manifest(path)["key"] if path.is_file() else {}
+
+
 def _intact(folder: Path, shard: dict[str, Any]) -> bool:
     path = folder / shard["file"]
     return path.is_file() and sha256_of(path) == shard["sha256"]

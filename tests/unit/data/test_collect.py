@@ -122,6 +122,7 @@ def test_held_out_answers_are_made_once_and_come_in_order(target: LanguageModel,
     assert more[:5] == first
     assert len(more) == len(PROMPTS)
     assert answers(PROMPTS[:3]) == first[:3]
+    assert answers(PROMPTS, seed=1) == more  # another run on the same data is judged by the same answers
 
 
 def test_self_written_prompts_are_distinct_and_templated(target: LanguageModel) -> None:
