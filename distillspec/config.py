@@ -398,6 +398,11 @@ class GenerateCommand:
             self.draft.path is not None or self.data.source not in ("draft", "mixed"),
             f"data.source={self.data.source} needs the draft that writes: draft.path=FOLDER",
         )
+        by_draft = self.data.source == "draft" or (self.data.source == "mixed" and self.data.mixed_by == "sequence")
+        _require(
+            not by_draft or self.data.signal == "none",
+            f"data.signal={self.data.signal} cannot be recorded while the draft writes; use data.signal=none",
+        )
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -86,29 +87,65 @@ def prepare_samples(
     writer_hash = draft.identity.weights_hash if draft is not None else target.identity.weights_hash
     key = collection_key(target, config, config.policy, seed, writer_hash)
     if config.cache is not None:
-        return read_samples(folder.samples, target.identity)
+        samples = read_samples(folder.samples, target.identity)
+        # Asked for no stored signal, the live target judges whatever the cache has recorded.
+        return [replace(s, signal=None) for s in samples] if config.signal == "none" else samples
     writer = ShardWriter(folder.samples, key, config.shard_sequences)
     if config.source == "fixed":
         _score_into(writer, prompts, target, config, seed)
     elif not writer.complete:
-        generator = choose_generator(config, target, draft)
-        limit_s = None if config.max_minutes is None else 60 * config.max_minutes
-        deadline = None if limit_s is None else time.monotonic() + limit_s
-        wanted = len([p for p in prompts if p.id not in writer.done_ids]) * config.max_new_tokens
-        with progress(f"sampling {len(prompts)} responses ({config.source})") as line:
-            sample_responses(
-                prompts,
+        _sample_into(writer, prompts, target, draft, config, seed)
+    return read_samples(folder.samples, target.identity)
+
+
+def _sample_into(
+    writer: ShardWriter,
+    prompts: Sequence[Prompt],
+    target: LanguageModel,
+    draft: LanguageModel | None,
+    config: DataConfig,
+    seed: int,
+) -> None:
+    limit_s = None if config.max_minutes is None else 60 * config.max_minutes
+    deadline = None if limit_s is None else time.monotonic() + limit_s
+    wanted = len([p for p in prompts if p.id not in writer.done_ids]) * config.max_new_tokens
+    with progress(f"sampling {len(prompts)} responses ({config.source})") as line:
+        meter = TokenMeter(line, wanted, limit_s)
+        for generator, share in _shares(config, target, draft, prompts, seed):
+            if generator is None:
+                waiting = [p for p in share if p.id not in writer.done_ids]
+                for sample in fixed_samples(waiting, target, config.max_new_tokens) if waiting else []:
+                    writer.add(sample)
+                continue
+            done = sample_responses(
+                share,
                 generator,
                 writer,
                 policy=config.policy,
                 stop_ids=target.stop_ids,
                 max_new_tokens=config.max_new_tokens,
-                signal=signal_request(config) if generator.source in ("teacher", "mixed") else None,
+                signal=None if generator.source == "draft" else signal_request(config),
                 seed=seed,
                 deadline=deadline,
-                on_tokens=TokenMeter(line, wanted, limit_s),
+                on_tokens=meter,
             )
-    return read_samples(folder.samples, target.identity)
+            if not done:
+                break
+    writer.flush(complete=True)
+
+
+def _shares(
+    config: DataConfig, target: LanguageModel, draft: LanguageModel | None, prompts: Sequence[Prompt], seed: int
+) -> list[tuple[SlotGenerator | None, list[Prompt]]]:
+    """Who answers which prompts; None is the file. Mixed by sequence, a prompt's id decides with probability λ."""
+    if draft is None or config.source != "mixed" or config.mixed_by == "token":
+        return [(choose_generator(config, target, draft), list(prompts))]
+    by_draft = [stable_seed(seed, "mixed", p.id) < config.mixed_lambda * 2**63 for p in prompts]
+    ours = [p for p, mine in zip(prompts, by_draft, strict=True) if mine]
+    theirs = [p for p, mine in zip(prompts, by_draft, strict=True) if not mine]
+    slots = config.batch_slots
+    other = None if config.mixed_with == "fixed" else SlotGenerator(target, slots=slots)
+    return [(SlotGenerator(draft, slots=slots, source="draft"), ours), (other, theirs)]
 
 
 def choose_generator(config: DataConfig, target: LanguageModel, draft: LanguageModel | None) -> SlotGenerator:

@@ -42,7 +42,7 @@ def sample_responses(
     deadline: float | None = None,
     on_tokens: Callable[[int], None] | None = None,
 ) -> bool:
-    """Answer the prompts that `writer` does not hold yet; True when none is left over.
+    """Answer the prompts that `writer` does not hold yet; True when none is left over. The caller marks the end.
 
     Each answer depends on the seed and its prompt's id alone, so an interrupted run and a whole one agree.
     `deadline` (seconds of `time.monotonic`) ends the work early; what is finished is then all there is.
@@ -57,12 +57,12 @@ def sample_responses(
             for _, sample in stream:
                 writer.add(sample)
                 if deadline is not None and time.monotonic() >= deadline:
-                    writer.flush(complete=True)
+                    writer.flush()
                     return False
         except BaseException:
             writer.flush()
             raise
-    writer.flush(complete=True)
+    writer.flush()
     return True
 
 
@@ -105,8 +105,10 @@ def collection_key(
     target: LanguageModel, config: DataConfig, policy: SamplingPolicy, seed: int, writer_hash: str
 ) -> dict[str, Any]:
     """What identifies a folder of samples: who wrote them, who judged them, and how."""
+    mixed = {name: getattr(config, name) for name in ("mixed_lambda", "mixed_by", "mixed_with")}
     return {
         "target": asdict(target.identity),
+        **(mixed if config.source == "mixed" else {}),
         "source": config.source,
         "writer": writer_hash,
         "policy": asdict(policy),
@@ -157,6 +159,7 @@ def held_out_samples(
         seed=stable_seed(seed, "held-out"),
         on_tokens=on_tokens,
     )
+    writer.flush(complete=True)
     wanted = {p.id: place for place, p in enumerate(prompts)}
     samples = [s for s in read_samples(folder, target.identity) if s.prompt_id in wanted]
     return sorted(samples, key=lambda s: wanted[s.prompt_id])

@@ -19,9 +19,7 @@ from distillspec.models.tiny import tiny_tokenizer
 from distillspec.types import SamplingPolicy
 
 TOKENIZER = tiny_tokenizer()
-ROWS = [
-    {"prompt": f"Question {i}?", "response": f"Answer {i}.", "domain": ["even", "odd"][i % 2]} for i in range(12)
-]
+ROWS = [{"prompt": f"Question {i}?", "response": f"Answer {i}.", "domain": ["even", "odd"][i % 2]} for i in range(12)]
 
 
 def write(folder: Path, rows: list[dict[str, Any]], kind: str) -> str:

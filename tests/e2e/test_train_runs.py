@@ -1,0 +1,194 @@
+"""Every way of feeding a run, each for a few steps on the tiny target."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distillspec.data.shards import read_samples
+
+FAST = (
+    "experiment=smoke",
+    "train.max_steps=3",
+    "train.eval_every=3",
+    "train.dtype=float32",
+    "evaluation.measure_cost=false",
+    "evaluation.bootstrap_samples=10",
+    "hydra.run.dir=run",
+)
+
+
+def steps(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "train/loss" in line]
+
+
+def summary(run: Path) -> dict[str, Any]:
+    return json.loads((run / "summary.json").read_text())
+
+
+@pytest.fixture
+def prompt_file(tmp_path: Path) -> str:
+    rows = [{"prompt": f"Say {i} twice.", "response": f"{i} {i}", "domain": "ab"[i % 2]} for i in range(14)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return "prompts.jsonl"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("data=draft", "loss=tvdpp", "draft.vocabulary=100"),
+        ("data=mixed", "data.mixed_by=sequence", "loss=rkl"),
+        ("data=mixed", "data.mixed_by=token", "loss=lk"),
+    ],
+)
+def test_on_policy_runs(distill: Any, tmp_path: Path, data_folder: Path, words: tuple[str, ...]) -> None:
+    on_policy = (f"data.cache={data_folder}", "data.refresh_steps=2", "data.refresh_prompts=8")
+    outcome = distill("train", *FAST, *words, *on_policy)
+    assert outcome.code == 0, outcome.err
+    assert len(steps(tmp_path / "run")) == 3
+    assert summary(tmp_path / "run")["bad_steps"] == 0
+    fresh = read_samples(tmp_path / "run" / "checkpoints" / "step-00000003" / "fresh")
+    wanted = {"draft"} if "data=draft" in words else {"mixed"} if "token" in words[1] else {"draft", "teacher"}
+    assert {s.source for s in fresh} == wanted
+    assert len(fresh) == 8
+
+
+def test_fixed_responses_from_a_file(distill: Any, tmp_path: Path, prompt_file: str) -> None:
+    outcome = distill("train", *FAST, "data=fixed", f"data.prompts={prompt_file}", "data.num_prompts=null")
+    assert outcome.code == 0, outcome.err
+    samples = read_samples(tmp_path / "run" / "data" / "samples")
+    assert len(samples) == 10
+    assert all(s.signal is not None and s.source == "fixed" for s in samples)
+    assert set(summary(tmp_path / "run")["after"]["alpha_by_domain"]) <= {"a", "b"}
+
+
+def test_mixed_with_the_files_responses(distill: Any, tmp_path: Path, prompt_file: str) -> None:
+    words = ("data=mixed", f"data.prompts={prompt_file}", "data.mixed_with=fixed", "data.mixed_lambda=0.5")
+    outcome = distill("train", *FAST, *words, "data.refresh_steps=2")
+    assert outcome.code == 0, outcome.err
+    fresh = read_samples(tmp_path / "run" / "checkpoints" / "step-00000003" / "fresh")
+    assert {s.source for s in fresh} == {"draft", "fixed"}
+
+
+def test_ce_needs_no_teacher_at_all(
+    distill: Any, tmp_path: Path, prompt_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*args: object, **kwargs: object) -> None:
+        raise AssertionError("the teacher was asked")
+
+    monkeypatch.setattr("distillspec.training.module.DenseTeacher", forbidden)
+    monkeypatch.setattr("distillspec.training.module.SignalTeacher", forbidden)
+    monkeypatch.setattr("distillspec.commands.prepare.score", forbidden)
+    words = ("data=fixed", "data.signal=none", "loss=ce", f"data.prompts={prompt_file}")
+    outcome = distill("train", *FAST, *words)
+    assert outcome.code == 0, outcome.err
+    lines = steps(tmp_path / "run")
+    assert lines[-1]["train/loss"] > 0
+    assert "train/alpha" not in lines[-1]
+
+
+def test_token_selection_against_a_reference(distill: Any, tmp_path: Path, data_folder: Path) -> None:
+    cache = f"data.cache={data_folder}"
+    assert distill("train", *FAST[:-1], cache, "hydra.run.dir=reference").code == 0
+    words = ("loss.select_fraction=0.4", "loss.reference=reference/draft", "draft.layers=1")
+    outcome = distill("train", *FAST, cache, *words)
+    assert outcome.code == 0, outcome.err
+    assert len(steps(tmp_path / "run")) == 3
+
+
+def test_asked_for_no_signal_the_live_target_judges_cached_text(
+    distill: Any, tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache holds a signal at temperature 1, which a loss at another temperature must not be fed."""
+    assert all(s.signal is not None for s in read_samples(data_folder / "data" / "samples"))
+
+    def forbidden(*args: object, **kwargs: object) -> None:
+        raise AssertionError("the stored signal was used")
+
+    monkeypatch.setattr("distillspec.training.module.SignalTeacher", forbidden)
+    words = (f"data.cache={data_folder}", "data.signal=none", "loss.temperature=2")
+    assert distill("train", *FAST, *words).code == 0
+
+
+def test_a_cached_signal_gives_the_losses_of_a_live_teacher(distill: Any, tmp_path: Path, data_folder: Path) -> None:
+    """Top-64 of 259 tokens leave little out: the first step's loss agrees to a few per cent."""
+    cache = f"data.cache={data_folder}"
+    losses = []
+    for name, extra in (("stored", "data.signal=topk"), ("live", "data.signal=none")):
+        assert distill("train", *FAST[:-1], cache, extra, f"hydra.run.dir={name}").code == 0
+        losses.append(steps(tmp_path / name)[0]["train/loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=0.05)
+    assert losses[0] != losses[1]
+
+
+def test_another_targets_cache_is_refused(distill: Any, tmp_path: Path, data_folder: Path) -> None:
+    from distillspec.models.tiny import tiny_model, tiny_tokenizer
+
+    tiny_model(264, seed=9).save_pretrained(tmp_path / "other")
+    tiny_tokenizer().save_pretrained(tmp_path / "other")
+    outcome = distill("train", *FAST, f"data.cache={data_folder}", "target.path=other")
+    assert outcome.code == 2
+    assert "made with another target (weights_hash" in outcome.err
+    assert outcome.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("mixed_by", ["sequence", "token"])
+def test_generate_mixes_as_asked(distill: Any, tmp_path: Path, data_folder: Path, mixed_by: str) -> None:
+    assert distill("init-draft", "target=tiny", "draft.layers=2", "hydra.run.dir=made").code == 0
+    outcome = distill(
+        "generate", "target=tiny", "data=mixed", f"data.mixed_by={mixed_by}", "data.mixed_lambda=0.5",
+        "draft.path=made", "data.num_prompts=20", "data.eval_prompts=2", "data.max_new_tokens=12",
+        "data.max_prompt_tokens=120", "hydra.run.dir=mixed",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    samples = read_samples(tmp_path / "mixed" / "data" / "samples")
+    assert len({s.prompt_id for s in samples}) == len(samples) == 20
+    assert {s.source for s in samples} == ({"draft", "teacher"} if mixed_by == "sequence" else {"mixed"})
+
+
+def test_layers_chosen_by_acceptance_and_a_small_vocabulary(distill: Any, tmp_path: Path, data_folder: Path) -> None:
+    words = ("draft.select=acceptance", "draft.layers=3", "draft.vocabulary=80", f"data.cache={data_folder}")
+    outcome = distill("train", *FAST, *words)
+    assert outcome.code == 0, outcome.err
+    record = json.loads((tmp_path / "run" / "draft" / "distillspec.json").read_text())
+    assert len(record["lineage"]["target_layers"]) == 3
+    assert record["kept_vocabulary"] == 80
+    after = summary(tmp_path / "run")["after"]
+    assert after["ceiling"]["mean"] < 1
+    assert after["alpha"]["mean"] <= after["ceiling"]["mean"]
+
+
+def test_wandb_offline_continues_the_same_run(
+    distill: Any, tmp_path: Path, data_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    words = ("tracker=wandb", "tracker.name=short", f"data.cache={data_folder}", "train.max_steps=1")
+    outcome = distill("train", *FAST, *words)
+    assert outcome.code == 0, outcome.err
+    name = (tmp_path / "run" / "wandb_run_id").read_text().strip()
+    outcome = distill("train", "resume=run", "train.max_steps=2")
+    assert outcome.code == 0, outcome.err
+    assert (tmp_path / "run" / "wandb_run_id").read_text().strip() == name
+    offline = [p.name for p in (tmp_path / "run" / "wandb").glob("offline-run-*")]
+    assert offline
+    assert all(run.endswith(name) for run in offline)
+    assert [line["step"] for line in steps(tmp_path / "run")] == [1, 2]
+
+
+def test_two_runs_with_one_seed_are_one_run(distill: Any, tmp_path: Path) -> None:
+    """From the prompts on: sampling, packing and training repeat exactly."""
+    heads = []
+    for name in ("first", "second"):
+        assert distill("train", *FAST[:-1], "data.num_prompts=6", f"hydra.run.dir={name}").code == 0
+        heads.append((tmp_path / name / "draft" / "model.safetensors").read_bytes())
+        torch.rand(3)
+    assert heads[0] == heads[1]
