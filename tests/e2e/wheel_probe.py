@@ -30,6 +30,10 @@ def compose_every_config() -> dict[str, str | None]:
     """Name of each `conf/*.yaml` → None, or the error that composing it gave."""
     from hydra import compose, initialize_config_module
 
+    from distillspec.composition import register_schemas
+
+    register_schemas()
+
     names = sorted(
         item.name.removesuffix(".yaml") for item in files("distillspec.conf").iterdir() if item.name.endswith(".yaml")
     )
