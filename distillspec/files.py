@@ -31,16 +31,23 @@ def clear_disk_errors(path: Path) -> Iterator[None]:
     """Turn a full or read-only disk into one line that names the path."""
     try:
         yield
-    except OSError as error:
-        if error.errno in DISK_FULL:
+    except RunError:
+        raise
+    except Exception as error:
+        if _says_disk_full(error):
             raise RunError(f"the disk is full: could not write {path}; free some space and resume") from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
+        if isinstance(error, OSError) and error.errno in (errno.EACCES, errno.EROFS, errno.EPERM):
             raise RunError(f"cannot write {path}: {error.strerror}") from error
         raise
-    except Exception as error:  # safetensors and tokenizers wrap the OS error in their own types
-        if "No space left on device" in str(error):
-            raise RunError(f"the disk is full: could not write {path}; free some space and resume") from error
-        raise
+
+
+def _says_disk_full(error: BaseException | None) -> bool:
+    """Whether a full disk is behind an error: safetensors puts it in words, torch fails again on top of it."""
+    while error is not None:
+        if (isinstance(error, OSError) and error.errno in DISK_FULL) or "No space left on device" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def write_atomic(path: Path, write: Callable[[Path], Any]) -> None:

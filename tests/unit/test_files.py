@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from distillspec.errors import RunError
 from distillspec.files import sha256_of, verify_folder, write_atomic, write_folder, write_json, write_text
@@ -99,6 +100,22 @@ def test_libraries_that_wrap_the_error_are_understood(tmp_path: Path) -> None:
 
     with pytest.raises(RunError, match="the disk is full"):
         write_atomic(tmp_path / "f", write)
+
+
+@pytest.mark.skipif(not Path("/dev/full").is_char_device(), reason="needs /dev/full")
+def test_what_torch_makes_of_a_full_disk_is_understood(tmp_path: Path) -> None:
+    """Its archive writer fails again while closing, and that second error is the one that arrives."""
+
+    def write(folder: Path) -> None:
+        with Path("/dev/full").open("wb") as stream:
+            try:
+                torch.save({"weights": torch.zeros(100_000)}, stream)
+            finally:
+                raise RuntimeError("unexpected pos 768 vs 598")
+
+    with pytest.raises(RunError, match="the disk is full"):
+        write_folder(tmp_path / "d", write)
+    assert names(tmp_path) == []
 
 
 def test_a_folder_that_may_not_be_written_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
