@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
+from accelerate.tracking import filter_trackers
 
 from distillspec.config import TrackerConfig
 from distillspec.files import clear_disk_errors, write_text
@@ -58,6 +59,10 @@ class Tracker:
                 "tags": list(config.tags),
                 "dir": str(run),
             }
+        if config.kind == "tensorboard":
+            settings = flat(settings)  # its table of settings takes plain values only
+        self.accelerator.project_configuration.set_directories(str(run))
+        self.accelerator.log_with = filter_trackers(config.kind, str(run))
         self.accelerator.init_trackers(config.project, config=settings, init_kwargs=options)
 
     def log(self, record: dict[str, Any]) -> None:
@@ -71,6 +76,17 @@ class Tracker:
     def close(self) -> None:
         if self.external:
             self.accelerator.end_training()
+
+
+def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted names, everything but numbers and text written out as text."""
+    plain: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            plain |= flat(value, f"{prefix}{name}.")
+        else:
+            plain[f"{prefix}{name}"] = value if isinstance(value, (int, float, str)) else str(value)
+    return plain
 
 
 def _run_id(run: Path) -> str:

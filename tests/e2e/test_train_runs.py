@@ -192,3 +192,10 @@ def test_two_runs_with_one_seed_are_one_run(distill: Any, tmp_path: Path) -> Non
         heads.append((tmp_path / name / "draft" / "model.safetensors").read_bytes())
         torch.rand(3)
     assert heads[0] == heads[1]
+
+
+def test_tensorboard_writes_its_events_into_the_run(distill: Any, tmp_path: Path, data_folder: Path) -> None:
+    pytest.importorskip("tensorboard")
+    outcome = distill("train", *FAST, "tracker=tensorboard", f"data.cache={data_folder}", "train.max_steps=1")
+    assert outcome.code == 0, outcome.err
+    assert list((tmp_path / "run").rglob("*tfevents*"))

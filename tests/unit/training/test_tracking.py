@@ -12,7 +12,7 @@ import pytest
 
 from distillspec.errors import RunError
 from distillspec.training.interrupts import listen_for_stop
-from distillspec.training.tracking import MetricsLog
+from distillspec.training.tracking import MetricsLog, flat
 
 
 def test_rewinding_drops_what_lies_past_the_step_and_a_line_cut_by_a_crash(tmp_path: Path) -> None:
@@ -51,3 +51,18 @@ def test_the_first_signal_names_the_exit_code_and_a_second_ctrl_c_is_obeyed_at_o
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
         assert stop.signal_number == signal.SIGTERM
+
+
+def test_settings_become_plain_values_under_dotted_names() -> None:
+    nested = {
+        "seed": 1,
+        "train": {"betas": [0.9, 0.95], "dtype": "auto", "max_steps": None},
+        "loss": {"mix": {"fkl": 1}},
+    }
+    assert flat(nested) == {
+        "seed": 1,
+        "train.betas": "[0.9, 0.95]",
+        "train.dtype": "auto",
+        "train.max_steps": "None",
+        "loss.mix.fkl": 1,
+    }
