@@ -10,7 +10,7 @@ from distillspec.commands.prepare import prepare_folder, prepare_held_out
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import EvalCommand
 from distillspec.errors import ConfigError
-from distillspec.evaluation import EvaluationResult, comparison_text, evaluate, plot_comparison
+from distillspec.evaluation import EvaluationResult, TargetStates, comparison_text, evaluate, plot_comparison
 from distillspec.files import write_text
 from distillspec.models import LanguageModel, load_draft, load_target
 from distillspec.models.checkpoint import METADATA
@@ -27,7 +27,8 @@ def run(config: EvalCommand, folder: Path) -> None:
     open_run(folder, config)
     data = prepare_folder(config.data, target, folder / "data", config.seed)
     held_out = prepare_held_out(config.data, config.sampling.policy, target, data, config.seed)
-    results = [_judge(draft, target, held_out, config) for draft in drafts]
+    states = TargetStates(target)
+    results = [_judge(draft, states, held_out, config) for draft in drafts]
     text = comparison_text(results)
     print(text)
     write_text(folder / "table.txt", text + "\n")
@@ -43,16 +44,15 @@ def find_draft(path: str) -> Path:
     raise ConfigError(f"{path} is not a draft: neither it nor {path}/draft has {METADATA}; make one with distill train")
 
 
-def _judge(
-    draft: LanguageModel, target: LanguageModel, held_out: list[Sample], config: EvalCommand
-) -> EvaluationResult:
+def _judge(draft: LanguageModel, states: TargetStates, held_out: list[Sample], config: EvalCommand) -> EvaluationResult:
     with progress(f"judging {draft.name}") as line:
         return evaluate(
             draft,
-            target,
+            states.target,
             held_out,
             config.sampling.policy,
             config.evaluation,
             seed=config.seed,
+            states=states,
             on_sample=lambda done, total: line.update(done / total, f"{done} of {total} prompts"),
         )

@@ -6,6 +6,7 @@ from distillspec.evaluation.measured import MeasuredSpeedup, measure_speedup
 from distillspec.evaluation.plot import plot_comparison
 from distillspec.evaluation.reference import ReferenceOutput, plain_generate, speculative_generate
 from distillspec.evaluation.speedup import Speedup, predict_speedup
+from distillspec.evaluation.states import TargetStates
 from distillspec.evaluation.table import comparison_table, comparison_text
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "ReferenceOutput",
     "Speedup",
     "StepCost",
+    "TargetStates",
     "comparison_table",
     "comparison_text",
     "evaluate",

@@ -20,6 +20,7 @@ from distillspec.evaluation.cost import StepCost, measure_costs
 from distillspec.evaluation.measured import MeasuredSpeedup, measure_speedup
 from distillspec.evaluation.positions import measure_positions
 from distillspec.evaluation.speedup import Speedup, predict_speedup
+from distillspec.evaluation.states import TargetStates
 from distillspec.models.language_model import LanguageModel
 from distillspec.types import Interval, Sample, SamplingPolicy
 
@@ -91,6 +92,7 @@ def evaluate(
     max_prompts: int | None = None,
     seed: int = 0,
     on_sample: Callable[[int, int], None] | None = None,
+    states: TargetStates | None = None,
 ) -> EvaluationResult:
     """Judge the draft as it would be deployed: in the target's number format, without dropout.
 
@@ -99,6 +101,7 @@ def evaluate(
             unbiased only on such text (acceptance rates hold on any). Responses of one prompt count as one.
         max_prompts: the quick variant for use during training: only the first so many prompts, and no timing.
         on_sample: told `(done, total)`.
+        states: what the target thought of these samples in earlier evaluations of the same run.
 
     Raises:
         ConfigError: no sample has a response.
@@ -107,7 +110,9 @@ def evaluate(
     if not samples:
         raise ConfigError("there is nothing to evaluate: no held-out prompt has a response")
     with deployed(draft, target) as judged:
-        prompts = _sum_by_prompt(judged, target, samples, policy, config.max_gamma, on_sample)
+        prompts = _sum_by_prompt(
+            judged, target, samples, policy, config.max_gamma, on_sample, states or TargetStates(target)
+        )
         result = _summarise(draft.name, policy, prompts, config.bootstrap_samples, seed)
         if max_prompts is None:
             result = _add_timings(result, judged, target, samples, config, seed)
@@ -144,10 +149,11 @@ def _sum_by_prompt(
     policy: SamplingPolicy,
     max_gamma: int,
     on_sample: Callable[[int, int], None] | None,
+    states: TargetStates,
 ) -> list[PromptSums]:
     sums: dict[str, PromptSums] = {}
     for done, sample in enumerate(samples, start=1):
-        positions = measure_positions(draft, target, sample, policy)
+        positions = measure_positions(draft, target, sample, policy, states=states)
         counts = count_blocks(positions, sample.finished, max_gamma)
         values = torch.stack([getattr(positions, name).sum() for name in PER_POSITION])
         new = PromptSums(sample.domain, len(positions), values.numpy(), counts.tokens.numpy(), counts.blocks.numpy())

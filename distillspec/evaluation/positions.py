@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from distillspec.evaluation.states import TargetStates, response_hidden
 from distillspec.models.language_model import LanguageModel
 from distillspec.sampling import policy_probs
 from distillspec.types import Sample, SamplingPolicy
@@ -42,8 +43,9 @@ def measure_positions(
     policy: SamplingPolicy,
     *,
     chunk_positions: int = CHUNK_POSITIONS,
+    states: TargetStates | None = None,
 ) -> Positions:
-    """Run both models over the sample and compare them at its response positions.
+    """Run both models over the sample and compare them at its response positions; `states` spares the target.
 
     w is 0 where p(x) = 0: text that the policy cannot have produced (sampled under another one, or written by
     someone else) is never emitted, let alone by accepting it.
@@ -53,7 +55,8 @@ def measure_positions(
     """
     if not sample.response_ids:
         return Positions(*(torch.empty(0, dtype=torch.float64) for _ in fields(Positions)))
-    target_hidden, draft_hidden = _response_hidden(target, sample), _response_hidden(draft, sample)
+    target_hidden = (states or TargetStates(target)).hidden(sample)
+    draft_hidden = response_hidden(draft, sample)
     labels = torch.tensor(sample.response_ids, device=target.device)
     stop_columns = _stop_columns(draft, target.stop_ids)
     pieces = []
@@ -63,13 +66,6 @@ def measure_positions(
         draft_logits = draft.head.logits(draft_hidden[rows])
         pieces.append(_compare(draft, target_logits, draft_logits, labels[rows], stop_columns, policy))
     return Positions(*(torch.cat(column).double().cpu() for column in zip(*pieces, strict=True)))
-
-
-def _response_hidden(model: LanguageModel, sample: Sample) -> Tensor:
-    """Final hidden states `[R, D]` whose logits predict the response tokens, the first one included."""
-    read = torch.tensor([[*sample.prompt_ids, *sample.response_ids[:-1]]], device=model.device)
-    places = torch.arange(read.shape[1], device=model.device)[None]
-    return model.hidden(read, places)[0, len(sample.prompt_ids) - 1 :]
 
 
 def _compare(

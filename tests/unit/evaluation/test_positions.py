@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from distillspec.evaluation.positions import Positions, measure_positions
+from distillspec.evaluation.states import TargetStates
 from distillspec.models import LanguageModel
 from distillspec.sampling import NonFiniteLogits, policy_probs
 from distillspec.types import Sample, SamplingPolicy
@@ -83,3 +84,16 @@ def test_a_draft_of_nan_is_an_error_not_an_acceptance_of_zero(draft: LanguageMod
     broken.model.get_output_embeddings().weight.data[7] = float("nan")
     with pytest.raises(NonFiniteLogits):
         measure_positions(broken, target, SAMPLE, SamplingPolicy())
+
+
+def test_remembered_target_states_spare_the_target_and_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, target: LanguageModel, draft: LanguageModel
+) -> None:
+    states = TargetStates(target)
+    first = measure_positions(draft, target, SAMPLE, SamplingPolicy(), states=states)
+    reads = []
+    hidden = LanguageModel.hidden
+    monkeypatch.setattr(LanguageModel, "hidden", lambda self, *a, **k: reads.append(self.name) or hidden(self, *a, **k))
+    again = measure_positions(draft, target, SAMPLE, SamplingPolicy(), states=states)
+    assert reads == [draft.name]
+    assert torch.equal(first.alpha, again.alpha)
