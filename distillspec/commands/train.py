@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 
 from distillspec.commands.prepare import (
     fresh_samples,
@@ -27,14 +26,15 @@ from distillspec.files import write_json
 from distillspec.generation import SlotGenerator
 from distillspec.losses import LossMix
 from distillspec.models import LanguageModel, check_draft, load_draft, load_target, read_metadata, save_draft
-from distillspec.models.numerics import resolve_device, resolve_dtype
 from distillspec.progress import ProgressLine, progress
 from distillspec.training.feed import SampleFeed
 from distillspec.training.interrupts import listen_for_stop
+from distillspec.training.launch import check_launcher, launch, record_holdings
 from distillspec.training.module import DistillModule
-from distillspec.training.optimizer import choose_trainable, make_optimizer
+from distillspec.training.optimizer import choose_trainable
+from distillspec.training.processes import from_main
 from distillspec.training.schedule import Progress, fraction_done
-from distillspec.training.strategy import ReplicatedStrategy, Strategy
+from distillspec.training.strategies import make_accelerator, make_strategy
 from distillspec.training.tracking import Tracker
 from distillspec.training.trainer import Trainer, TrainResult
 from distillspec.types import GenerationRequest, Sample
@@ -42,6 +42,7 @@ from distillspec.types import GenerationRequest, Sample
 
 def run(config: TrainCommand, folder: Path) -> None:
     """Everything from nothing to a trained draft in `folder`; a resumed run skips what is done."""
+    check_launcher(config.launcher, config.target.device)
     LossMix.parse(config.loss.terms)  # a mistake in the mix should not wait for the weights
     torch.manual_seed(config.seed)
     open_run(folder, config)
@@ -49,18 +50,38 @@ def run(config: TrainCommand, folder: Path) -> None:
     check_draft(config.draft, target)
     if config.loss.reference is not None:
         read_metadata(config.loss.reference)
-    data = prepare_folder(config.data, target, folder / "data", config.seed)
-    on_policy = config.data.source in ("draft", "mixed")
-    # A cache gives an on-policy run its prompts and held-out answers; the draft writes the samples.
-    samples = [] if on_policy else prepare_samples(config.data, target, data, config.seed)
-    held_out = prepare_held_out(config.data, config.sampling.policy, target, data, config.seed)
+    data, samples, held_out = prepare(config, folder, target)
     before = _before(config, target, data, samples, held_out, folder)
-    result = train(config, folder, target, data, samples, held_out)
+    if config.launcher.kind == "local":
+        result = train(config, folder, target, data, samples, held_out)
+    else:
+        result = _train_in_ranks(config, folder, target)
     best = load_draft(folder / "best", target)
     after = evaluate(best, target, held_out, config.sampling.policy, config.evaluation, seed=config.seed)
     save_draft(best, folder / "draft", target, {"training": result.best, "evaluation": after.to_json()})
     close_run(folder, "train", _summary(result, before, after, folder))
     _print_gain(before, after)
+
+
+def prepare(config: TrainCommand, folder: Path, target: LanguageModel) -> tuple[DataFolder, list[Sample], list[Sample]]:
+    """The data folder, the training samples (none for an on-policy run) and the held-out answers; made once."""
+    data = prepare_folder(config.data, target, folder / "data", config.seed)
+    on_policy = config.data.source in ("draft", "mixed")
+    # A cache gives an on-policy run its prompts and held-out answers; the draft writes the samples.
+    samples = [] if on_policy else prepare_samples(config.data, target, data, config.seed)
+    return data, samples, prepare_held_out(config.data, config.sampling.policy, target, data, config.seed)
+
+
+def _train_in_ranks(config: TrainCommand, folder: Path, target: LanguageModel) -> TrainResult:
+    """The training in the processes of `launcher=`, which read the prepared folder and call `train` each."""
+    device = target.device
+    target.model.to("cpu")  # leaves a GPU to the processes
+    try:
+        command = [sys.executable, "-P", "-m", "distillspec.commands.train_rank", str(folder)]
+        launch(config.launcher, config.target.device, command, folder)
+    finally:
+        target.model.to(device)
+    return TrainResult.read(folder / "training.json")
 
 
 def train(
@@ -72,11 +93,11 @@ def train(
     held_out: list[Sample],
 ) -> TrainResult:
     """The training proper, from `folder/initial` (or a checkpoint) to `folder/best`."""
-    accelerator = make_accelerator(config)
     draft = load_draft(folder / "initial", target)
+    accelerator = make_accelerator(config, draft.head.weight.shape[1])
     choose_trainable(draft, config.draft.train_embeddings)
     module = DistillModule(draft, config.loss).to(accelerator.device)
-    strategy: Strategy = ReplicatedStrategy(accelerator, module, lambda m: make_optimizer(m, config.train))
+    strategy = make_strategy(config, accelerator, module)
     on_policy = not samples
     prompts = data.read_prompts().train
     feed = SampleFeed(
@@ -87,6 +108,10 @@ def train(
         accelerator.process_index,
         accelerator.num_processes,
     )
+
+    def sample(model: LanguageModel, step: int) -> list[Sample]:
+        return fresh_samples(config.data, target, model, prompts, config.seed, step)
+
     resuming = config.resume is not None and (folder / "checkpoints").is_dir()
     with listen_for_stop() as stop, progress("training") as line:
         tracker = Tracker(accelerator, config.tracker, folder)
@@ -100,9 +125,7 @@ def train(
             folder,
             tracker,
             evaluate=lambda model: _quick_evaluation(config, model, target, held_out),
-            refresh=(lambda model, step: fresh_samples(config.data, target, model, prompts, config.seed, step))
-            if on_policy
-            else None,
+            refresh=(lambda model, step: from_main(accelerator, lambda: sample(model, step))) if on_policy else None,
             reference=load_draft(config.loss.reference, target) if config.loss.reference else None,
             stop=stop,
             report=_Reporter(line, config),
@@ -111,24 +134,15 @@ def train(
             for problem in trainer.resume():
                 print(f"skipped a damaged checkpoint: {problem}")
             tracker.rewind(trainer.progress.step)
-        tracker.start(config.tracker, folder, plain(config))
+        if accelerator.is_main_process:
+            tracker.start(config.tracker, folder, plain(config))
         try:
-            return trainer.run()
+            result = trainer.run()
+            if config.launcher.kind != "local":
+                record_holdings(folder, strategy)
+            return result
         finally:
             tracker.close()
-
-
-def make_accelerator(config: TrainCommand) -> Accelerator:
-    """Accelerate's devices, mixed precision and trackers."""
-    device = resolve_device(config.target.device)
-    half = resolve_dtype(config.train.dtype, device) == torch.bfloat16
-    # Accelerate keeps one state a process; the next run of a sweep may want another precision.
-    AcceleratorState._reset_state()
-    return Accelerator(
-        cpu=device.type == "cpu",
-        mixed_precision="bf16" if half else "no",
-        log_with=None if config.tracker.kind == "none" else config.tracker.kind,
-    )
 
 
 class _Reporter:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from distillspec.config import LossConfig
-from distillspec.errors import ConfigError
+from distillspec.errors import ConfigError, RunError
 from distillspec.losses import (
     ChunkedLoss,
     DenseTeacher,
@@ -14,19 +18,23 @@ from distillspec.losses import (
     NoTeacher,
     SignalTeacher,
     Teacher,
+    TokenValues,
     chunked_loss,
     chunked_token_values,
     select_tokens,
 )
 from distillspec.models import LanguageModel
+from distillspec.sampling import NonFiniteLogits
 from distillspec.types import OutputHead, TokenBatch
 
 
 class DistillModule(nn.Module):
-    """`forward` gives the mean loss of a batch's loss positions.
+    """`forward` gives the mean loss of a batch's loss positions, or each one's loss without gradient.
 
-    The head's weight is registered here directly: sharded training gathers a module's own parameters before
-    its forward, and the chunked loss reads this weight outside the head's own forward.
+    Numbers that are not finite make the loss NaN and are described in `problem`: a process that raised would
+    leave the others waiting for its gradients. The head's weight is registered here directly: sharded training
+    gathers a module's own parameters before its forward, and the chunked loss reads this weight outside the
+    head's own forward.
     """
 
     def __init__(self, draft: LanguageModel, config: LossConfig) -> None:
@@ -35,6 +43,7 @@ class DistillModule(nn.Module):
         self.draft = draft
         self.mix = LossMix.parse(config.terms)
         self.config = config
+        self.problem: str | None = None
         head = draft.model.get_output_embeddings()
         self.head_weight = head.weight
         self.head_bias = getattr(head, "bias", None)
@@ -43,21 +52,39 @@ class DistillModule(nn.Module):
         else:
             self.kept_ids = None
 
-    def forward(self, batch: TokenBatch, teacher: Teacher, weights: Tensor, normalizer: float) -> ChunkedLoss:
-        """Loss summed over `weights [N]` and divided by `normalizer`; differentiable in the draft."""
-        return chunked_loss(
-            loss_hidden(self.draft, batch),
-            self.head(),
-            teacher,
-            self.mix,
-            weights=weights,
-            normalizer=normalizer,
-            chunk_tokens=self.config.chunk_tokens,
-            kept_ids=self.kept_ids,
-            labels=batch.labels,
-            from_draft=batch.from_draft,
-            temperature=self.config.temperature,
-        )
+    def forward(
+        self, batch: TokenBatch, teacher: Teacher, weights: Tensor | None, normalizer: float
+    ) -> ChunkedLoss | TokenValues | None:
+        """Loss summed over `weights [N]` and divided by `normalizer`; differentiable in the draft.
+
+        Without weights: the first loss of the mix at each position, None where logits are not finite. Both are
+        calls of this one method, since sharded weights are whole in here only.
+        """
+        try:
+            if weights is None:
+                return token_values(self.draft, self, batch, teacher)
+            hidden = loss_hidden(self.draft, batch)
+            return chunked_loss(
+                hidden,
+                self.head(),
+                teacher,
+                self.mix,
+                weights=weights,
+                normalizer=normalizer,
+                chunk_tokens=self.config.chunk_tokens,
+                kept_ids=self.kept_ids,
+                labels=batch.labels,
+                from_draft=batch.from_draft,
+                temperature=self.config.temperature,
+            )
+        except NonFiniteLogits as error:
+            self.problem = str(error)
+            return None if weights is None else ChunkedLoss(self._not_a_number(hidden), {})
+
+    def _not_a_number(self, hidden: Tensor) -> Tensor:
+        """NaN that depends on every parameter the loss depends on, so that backward reaches all of them."""
+        reached = hidden.sum() + self.head_weight.sum()
+        return (reached if self.head_bias is None else reached + self.head_bias.sum()) * math.nan
 
     def head(self) -> OutputHead:
         """The output head over this module's own (gathered) parameters."""
@@ -84,13 +111,34 @@ def teacher_view(mix: LossMix, batch: TokenBatch, target: LanguageModel) -> Teac
 
 
 @torch.no_grad()
+def token_values(draft: LanguageModel, module: DistillModule, batch: TokenBatch, teacher: Teacher) -> TokenValues:
+    """`draft`'s loss at each position by the first term of the module's mix, without gradient."""
+    return chunked_token_values(
+        loss_hidden(draft, batch),
+        draft.head,
+        teacher,
+        module.mix.names[0],
+        module.mix.terms[0].params,
+        chunk_tokens=module.config.chunk_tokens,
+        kept_ids=None if draft.kept_ids is None else draft.kept_ids.to(batch.labels.device),
+        labels=batch.labels,
+        from_draft=batch.from_draft,
+        temperature=module.config.temperature,
+    )
+
+
+@torch.no_grad()
 def token_weights(
-    module: DistillModule, batch: TokenBatch, teacher: Teacher, reference: LanguageModel | None
+    forward: Callable[..., Any],
+    module: DistillModule,
+    batch: TokenBatch,
+    teacher: Teacher,
+    reference: LanguageModel | None,
 ) -> Tensor:
-    """One for each loss position to learn from, `[N]` float32.
+    """One for each loss position to learn from, `[N]` float32; `forward` calls the (wrapped) module.
 
     With a reference draft only the `loss.select_fraction` of positions where the draft is furthest behind it
-    count (AdaSPEC).
+    count (AdaSPEC). Where the draft's logits are not finite all do: the loss will say so.
     """
     weights = torch.ones(batch.response_tokens, device=batch.labels.device)
     fraction = module.config.select_fraction
@@ -98,22 +146,13 @@ def token_weights(
         return weights
     if reference is None:
         raise ConfigError("loss.select_fraction needs loss.reference=FOLDER (a draft to compare with)")
-    losses = [
-        chunked_token_values(
-            loss_hidden(draft, batch),
-            draft.head,
-            teacher,
-            module.mix.names[0],
-            module.mix.terms[0].params,
-            chunk_tokens=module.config.chunk_tokens,
-            kept_ids=None if draft.kept_ids is None else draft.kept_ids.to(draft.device),
-            labels=batch.labels,
-            from_draft=batch.from_draft,
-            temperature=module.config.temperature,
-        )
-        for draft in (module.draft, reference)
-    ]
-    ours, theirs = losses
+    ours = forward(batch, teacher, None, 1.0)
+    if ours is None:
+        return weights
+    try:
+        theirs = token_values(reference, module, batch, teacher)
+    except NonFiniteLogits as error:
+        raise RunError(f"loss.reference={module.config.reference}: {error}") from error
     assert ours.values is not None
     assert theirs.values is not None
     return weights * select_tokens(ours.values, theirs.values, fraction, ours.valid)

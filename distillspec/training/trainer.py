@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
@@ -14,20 +15,21 @@ import torch
 from distillspec.config import TrainCommand
 from distillspec.errors import Interrupted, RunError
 from distillspec.models import LanguageModel, save_draft
-from distillspec.sampling import NonFiniteLogits
 from distillspec.training.checkpoint import Checkpoint, load_newest, save_checkpoint
 from distillspec.training.feed import SampleFeed
 from distillspec.training.interrupts import StopRequest
 from distillspec.training.module import DistillModule, teacher_view, token_weights
-from distillspec.training.processes import agree, total
+from distillspec.training.processes import agree, from_main, total, totals
 from distillspec.training.schedule import Progress, fraction_done, learning_rate_factor, stopped_by
-from distillspec.training.strategy import Strategy
+from distillspec.training.strategies import Strategy
 from distillspec.training.tracking import Tracker
 from distillspec.types import Sample, TokenBatch
 
 Evaluate = Callable[[LanguageModel], dict[str, float]]  # scalars named eval/…, among them eval/alpha
 Refresh = Callable[[LanguageModel, int], list[Sample]]  # fresh samples from the current draft at a step
 Report = Callable[[Progress, dict[str, float]], None]
+
+LOGGED = ("weight", "loss", "alpha", "outside")  # of a loss's metrics
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,12 @@ class TrainResult:
     stopped_by: str
     best: dict[str, Any]
     bad_steps: int
+
+    @classmethod
+    def read(cls, path: Path) -> TrainResult:
+        """From the JSON that the main process of a launch left."""
+        record = json.loads(path.read_text())
+        return cls(**{**record, "progress": Progress(**record["progress"])})
 
 
 class Trainer:
@@ -133,40 +141,25 @@ class Trainer:
         """Backward over the micro-batches; response tokens of all processes, loss sums, gradient norm."""
         accelerator = self.strategy.accelerator
         tokens = total(accelerator, sum(batch.response_tokens for batch in batches))
-        sums: dict[str, float] = {}
-        failed = False
-        try:
-            weighted = [self._weigh(batch) for batch in batches]
-        except NonFiniteLogits as error:
-            self._note_non_finite(error)
-            return int(tokens), sums, math.nan
+        sums = dict.fromkeys(LOGGED, 0.0)
+        self.module.problem = None
+        weighted = [self._weigh(batch) for batch in batches]
         # Gradients are averaged over processes, so each divides by its share of all weights.
         share = total(accelerator, sum(float(weights.sum()) for _, weights in weighted)) / accelerator.num_processes
         for i, (batch, (teacher, weights)) in enumerate(zip(batches, weighted, strict=True)):
             with self.strategy.micro_step(last=i == len(batches) - 1):
-                try:
-                    result = self.strategy.module(batch, teacher, weights, max(share, 1e-9))
-                except NonFiniteLogits as error:
-                    self._note_non_finite(error)
-                    failed = True
-                    break
+                result = self.strategy.module(batch, teacher, weights, max(share, 1e-9))
                 self.strategy.backward(result.loss)
-            for name, value in result.metrics.items():
-                sums[name] = sums.get(name, 0.0) + float(value)
-        norm = math.nan if failed else self.strategy.clip(self.config.train.clip_norm)
-        if not failed and not math.isfinite(norm):
-            self._last_problem = f"the gradient norm is {norm}"
-        return int(tokens), sums, norm
-
-    def _note_non_finite(self, error: NonFiniteLogits) -> None:
-        """Remember why a step is bad; of several processes the others would wait for this one's gradients."""
-        self._last_problem = str(error)
-        if self.strategy.accelerator.num_processes > 1:
-            raise RunError(f"{error}; lower train.learning_rate and resume") from error
+            for name in LOGGED:
+                sums[name] += float(result.metrics.get(name, math.nan))
+        norm = self.strategy.clip(self.config.train.clip_norm)
+        if not math.isfinite(norm):
+            self._last_problem = self.module.problem or f"the gradient norm is {norm}"
+        return int(tokens), dict(zip(LOGGED, totals(accelerator, list(sums.values())), strict=True)), norm
 
     def _weigh(self, batch: TokenBatch) -> tuple[Any, torch.Tensor]:
         teacher = teacher_view(self.module.mix, batch, self.target)
-        return teacher, token_weights(self.module, batch, teacher, self.reference)
+        return teacher, token_weights(self.strategy.module, self.module, batch, teacher, self.reference)
 
     def _count_bad(self, finite: bool) -> None:
         if finite:
@@ -188,11 +181,10 @@ class Trainer:
             "train/tokens_per_s": rate,
             "train/bad_steps": float(self.bad_steps),
         }
-        weight = sums.get("weight", 0.0)
-        if weight > 0:
-            values["train/loss"] = sums["loss"] / weight
-            values.update({f"train/{k}": sums[k] / weight for k in ("alpha", "outside") if k in sums})
-        self._log({k: v for k, v in values.items() if math.isfinite(v)})
+        if sums["weight"] > 0:
+            values.update({f"train/{k}": sums[k] / sums["weight"] for k in ("loss", "alpha", "outside")})
+        values = {k: v for k, v in values.items() if math.isfinite(v)}
+        self._log(values)
         self.report(self.progress, values)
 
     def _log(self, values: dict[str, float]) -> None:
@@ -216,18 +208,22 @@ class Trainer:
     def _evaluate_and_save(self) -> None:
         """Measure acceptance on held-out prompts, keep the draft if it is the best so far, save the state."""
         draft = self.strategy.refresh_plain(self.draft)
-        if self.is_main:
-            values = self.evaluate(draft)
-            self._log(values)
-            self.report(self.progress, values)
-            if self.best is None or values["eval/alpha"] > self.best["alpha"]:
-                self.best = {"step": self.progress.step, "alpha": values["eval/alpha"]}
-                save_draft(draft, self.folder / "best", self.target, {"training": dict(self.best)})
+        self.best = from_main(self.strategy.accelerator, lambda: self._judge(draft))
         self.module.train()
         self._evaluated_step = self.progress.step
         self._save()
-        self.strategy.accelerator.wait_for_everyone()
         self._next_evaluation = self._evaluation_after(self.progress)
+
+    def _judge(self, draft: LanguageModel) -> dict[str, Any]:
+        """Evaluate; the best draft so far, which is this one's if it is better than those before."""
+        values = self.evaluate(draft)
+        self._log(values)
+        self.report(self.progress, values)
+        if self.best is not None and values["eval/alpha"] <= self.best["alpha"]:
+            return self.best
+        best = {"step": self.progress.step, "alpha": values["eval/alpha"]}
+        save_draft(draft, self.folder / "best", self.target, {"training": best})
+        return best
 
     def _save(self) -> None:
         state = self.strategy.state()

@@ -17,7 +17,7 @@ from distillspec.models import LanguageModel, initialise_draft
 from distillspec.training.feed import SampleFeed
 from distillspec.training.module import DistillModule
 from distillspec.training.optimizer import choose_trainable, make_optimizer
-from distillspec.training.strategy import ReplicatedStrategy
+from distillspec.training.strategies import ReplicatedStrategy
 from distillspec.training.tracking import Tracker
 from distillspec.training.trainer import Trainer
 from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy, SignalRequest

@@ -1,0 +1,94 @@
+"""One process of a multi-process `distill train`: `python -m distillspec.commands.train_rank FOLDER`.
+
+`distill train` starts it on a prepared run folder, whose `config.yaml` holds the resolved config.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from contextlib import redirect_stdout
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+
+import torch
+import transformers
+from omegaconf import OmegaConf
+
+from distillspec.commands.train import prepare, train
+from distillspec.config import TrainCommand
+from distillspec.errors import Interrupted, Terminated
+from distillspec.files import write_json
+from distillspec.models import load_target
+from distillspec.models.numerics import resolve_device
+from distillspec.training.launch import Outcome
+
+
+def main() -> int:
+    """Train; returns the exit code (0 done, 1 failed, 130 or 143 stopped by a signal with the state saved)."""
+    folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
+    end_with_parent()
+    signal.signal(signal.SIGTERM, _terminate)
+    try:
+        run(folder, rank)
+    except Interrupted as stop:
+        return 128 + stop.signal_number
+    except BaseException as error:
+        traceback.print_exc()
+        Outcome.write(folder, rank, error)
+        return 1
+    return 0
+
+
+def run(folder: Path, rank: int) -> None:
+    """This process's part of the training; the main one leaves `training.json`, the result, in `folder`."""
+    config = read_config(folder)
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(config.seed)
+    if resolve_device(config.target.device).type == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    with redirect_stdout(sys.stderr):  # the launching process has made it all, and said so
+        target = load_target(config.target)
+        prepared = prepare(config, folder, target)
+    result = train(config, folder, target, *prepared)
+    if rank == 0:
+        write_json(folder / "training.json", asdict(result))
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
+def read_config(folder: Path) -> TrainCommand:
+    """The config of the run folder, as the launching process resolved it."""
+    merged = OmegaConf.merge(OmegaConf.structured(TrainCommand), OmegaConf.load(folder / "config.yaml"))
+    config = OmegaConf.to_object(merged)
+    assert isinstance(config, TrainCommand)
+    return config
+
+
+def end_with_parent() -> None:
+    """Exit when the launching process is gone: it holds the other end of our standard input."""
+
+    def wait() -> None:
+        while os.read(0, 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code != 0:
+        os._exit(code)  # the others may be gone, and an orderly farewell would wait for them
+    sys.exit(code)

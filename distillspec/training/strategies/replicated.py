@@ -1,0 +1,71 @@
+"""One process, or DDP: every process holds the whole module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from distillspec.models import LanguageModel
+from distillspec.training.strategies.base import MOMENTS, Holdings, MakeOptimizer, adam_state, named_trainable, numel
+
+
+class ReplicatedStrategy:
+    """Accelerate's own preparation: nothing around the module alone, DDP around it among several."""
+
+    def __init__(self, accelerator: Accelerator, module: nn.Module, make_optimizer: MakeOptimizer) -> None:
+        self.accelerator = accelerator
+        self.plain: Any = module
+        self.module = accelerator.prepare_model(module)
+        self.optimizer = make_optimizer(module)
+
+    @contextmanager
+    def micro_step(self, last: bool) -> Iterator[None]:
+        if last:
+            yield
+        else:
+            with self.accelerator.no_sync(self.module):
+                yield
+
+    def backward(self, loss: Tensor) -> None:
+        self.accelerator.backward(loss)
+
+    def clip(self, norm: float) -> float:
+        parameters = [p for p in self.plain.parameters() if p.requires_grad]
+        return float(torch.nn.utils.clip_grad_norm_(parameters, norm))
+
+    def update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def skip(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def refresh_plain(self, draft: LanguageModel) -> LanguageModel:
+        return draft
+
+    def state(self) -> dict[str, Any]:
+        known = self.optimizer.state
+        optimizer = {
+            name: adam_state(known[p], lambda tensor: tensor.detach().cpu())
+            for name, p in named_trainable(self.plain)
+            if p in known
+        }
+        return {"model": self.plain.model.state_dict(), "optimizer": optimizer}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.plain.model.load_state_dict(state["model"])
+        for name, p in named_trainable(self.plain):
+            if name in state["optimizer"]:
+                # A fused AdamW wants its step count beside the weights too.
+                self.optimizer.state[p] = {key: value.to(p.device) for key, value in state["optimizer"][name].items()}
+
+    def holdings(self) -> Holdings:
+        weights = [p for _, p in self.plain.model.named_parameters()]
+        moments = numel(s[MOMENTS[0]] for s in self.optimizer.state.values())
+        trainable = numel(p for p in weights if p.requires_grad)
+        return Holdings(type(weights[0]).__name__, numel(weights), numel(weights), moments, trainable)
