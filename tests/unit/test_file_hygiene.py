@@ -16,9 +16,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINNED_EXTRAS = ("demo", "wandb", "dev")  # what scripts/_setup.sh installs
 SCRIPTS = ("scripts/demo", "scripts/test", ".ci/run")
-MODULES = sorted(
-    file for folder in ("distillspec", "serving", "recipes") for file in (ROOT / folder).rglob("*.py")
-)
+MODULES = sorted(file for folder in ("distillspec", "serving", "recipes") for file in (ROOT / folder).rglob("*.py"))
 
 
 def pins() -> dict[str, str]:
@@ -35,9 +33,7 @@ def test_constraints_are_exact_versions_without_places() -> None:
 @pytest.mark.parametrize("group", ["dependencies", *PINNED_EXTRAS])
 def test_every_direct_dependency_is_pinned_to_a_version_that_pyproject_accepts(group: str) -> None:
     extras = PROJECT["optional-dependencies"]
-    wanted = [
-        Requirement(line) for line in (PROJECT["dependencies"] if group == "dependencies" else extras[group])
-    ]
+    wanted = [Requirement(line) for line in (PROJECT["dependencies"] if group == "dependencies" else extras[group])]
     pinned = pins()
     unpinned = [item.name for item in wanted if canonicalize_name(item.name) not in pinned]
     assert unpinned == []
