@@ -202,6 +202,11 @@ class DataConfig:
         return SamplingPolicy(temperature=self.temperature, top_p=self.top_p)
 
     @property
+    def on_policy(self) -> bool:
+        """Whether the current draft writes (some of) what it learns from."""
+        return self.source in ("draft", "mixed")
+
+    @property
     def uses_fixed_responses(self) -> bool:
         """Whether responses are read from the file."""
         return self.source == "fixed" or (self.source == "mixed" and self.mixed_with == "fixed")
@@ -395,7 +400,7 @@ class GenerateCommand:
     def __post_init__(self) -> None:
         _check_seed(self.seed)
         _require(
-            self.draft.path is not None or self.data.source not in ("draft", "mixed"),
+            self.draft.path is not None or not self.data.on_policy,
             f"data.source={self.data.source} needs the draft that writes: draft.path=FOLDER",
         )
         by_draft = self.data.source == "draft" or (self.data.source == "mixed" and self.data.mixed_by == "sequence")

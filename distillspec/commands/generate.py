@@ -16,7 +16,7 @@ from distillspec.models import load_draft, load_target
 
 def run(config: GenerateCommand, folder: Path) -> None:
     """Prompts, held-out answers and training samples in `folder/data`; resumes where it stopped."""
-    needs_draft = config.data.source in ("draft", "mixed")
+    needs_draft = config.data.on_policy
     torch.manual_seed(config.seed)
     target = load_target(config.target)
     draft = load_draft(find_draft(str(config.draft.path)), target) if needs_draft else None

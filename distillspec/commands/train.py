@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from distillspec.config import TrainCommand
 from distillspec.data.folder import DataFolder
 from distillspec.data.prompts import stable_seed
 from distillspec.data.shards import read_samples
-from distillspec.evaluation import EvaluationResult, evaluate
+from distillspec.evaluation import EvaluationResult, TargetStates, evaluate
 from distillspec.files import write_json
 from distillspec.generation import SlotGenerator
 from distillspec.losses import LossMix
@@ -40,6 +41,44 @@ from distillspec.training.trainer import Trainer, TrainResult
 from distillspec.types import GenerationRequest, Sample
 
 
+@dataclass(frozen=True)
+class Judge:
+    """Judges the drafts of one run on its held-out answers; the target reads them once."""
+
+    config: TrainCommand
+    held_out: list[Sample]
+    states: TargetStates
+
+    def whole(self, draft: LanguageModel) -> EvaluationResult:
+        """Everything, with costs."""
+        return self._evaluate(draft, max_prompts=None)
+
+    def quick(self, draft: LanguageModel) -> dict[str, float]:
+        """Acceptance on the first held-out prompts, as the scalars that curves are made of."""
+        result = self._evaluate(draft, max_prompts=self.config.train.eval_max_prompts)
+        gamma = min(4, len(result.tau))
+        values = {
+            "eval/alpha": result.alpha.mean,
+            "eval/alpha_low": result.alpha.low,
+            "eval/alpha_high": result.alpha.high,
+            "eval/greedy_agreement": result.greedy_agreement.mean,
+            f"eval/tau_{gamma}": result.tau[gamma - 1].mean,
+        }
+        return values | {f"eval/alpha/{domain}": i.mean for domain, i in result.alpha_by_domain.items()}
+
+    def _evaluate(self, draft: LanguageModel, max_prompts: int | None) -> EvaluationResult:
+        return evaluate(
+            draft,
+            self.states.target,
+            self.held_out,
+            self.config.sampling.policy,
+            self.config.evaluation,
+            max_prompts=max_prompts,
+            seed=self.config.seed,
+            states=self.states,
+        )
+
+
 def run(config: TrainCommand, folder: Path) -> None:
     """Everything from nothing to a trained draft in `folder`; a resumed run skips what is done."""
     check_launcher(config.launcher, config.target.device)
@@ -51,13 +90,15 @@ def run(config: TrainCommand, folder: Path) -> None:
     if config.loss.reference is not None:
         read_metadata(config.loss.reference)
     data, samples, held_out = prepare(config, folder, target)
-    before = _before(config, target, data, samples, held_out, folder)
+    judge = Judge(config, held_out, TargetStates(target))
+    before = _before(config, judge, data, samples, folder)
     if config.launcher.kind == "local":
-        result = train(config, folder, target, data, samples, held_out)
+        result = train(config, folder, target, data, samples, held_out, judge)
     else:
         result = _train_in_ranks(config, folder, target)
     best = load_draft(folder / "best", target)
-    after = evaluate(best, target, held_out, config.sampling.policy, config.evaluation, seed=config.seed)
+    with progress("measuring the trained draft"):
+        after = judge.whole(best)
     save_draft(best, folder / "draft", target, {"training": result.best, "evaluation": after.to_json()})
     close_run(folder, "train", _summary(result, before, after, folder))
     _print_gain(before, after)
@@ -66,9 +107,8 @@ def run(config: TrainCommand, folder: Path) -> None:
 def prepare(config: TrainCommand, folder: Path, target: LanguageModel) -> tuple[DataFolder, list[Sample], list[Sample]]:
     """The data folder, the training samples (none for an on-policy run) and the held-out answers; made once."""
     data = prepare_folder(config.data, target, folder / "data", config.seed)
-    on_policy = config.data.source in ("draft", "mixed")
     # A cache gives an on-policy run its prompts and held-out answers; the draft writes the samples.
-    samples = [] if on_policy else prepare_samples(config.data, target, data, config.seed)
+    samples = [] if config.data.on_policy else prepare_samples(config.data, target, data, config.seed)
     return data, samples, prepare_held_out(config.data, config.sampling.policy, target, data, config.seed)
 
 
@@ -91,14 +131,15 @@ def train(
     data: DataFolder,
     samples: list[Sample],
     held_out: list[Sample],
+    judge: Judge | None = None,
 ) -> TrainResult:
     """The training proper, from `folder/initial` (or a checkpoint) to `folder/best`."""
+    judge = judge or Judge(config, held_out, TargetStates(target))
     draft = load_draft(folder / "initial", target)
     accelerator = make_accelerator(config, draft.head.weight.shape[1])
     choose_trainable(draft, config.draft.train_embeddings)
     module = DistillModule(draft, config.loss).to(accelerator.device)
     strategy = make_strategy(config, accelerator, module)
-    on_policy = not samples
     prompts = data.read_prompts().train
     feed = SampleFeed(
         samples,  # none yet for an on-policy run: its trainer asks for them at the first step
@@ -124,8 +165,10 @@ def train(
             config,
             folder,
             tracker,
-            evaluate=lambda model: _quick_evaluation(config, model, target, held_out),
-            refresh=(lambda model, step: from_main(accelerator, lambda: sample(model, step))) if on_policy else None,
+            evaluate=judge.quick,
+            refresh=(lambda model, step: from_main(accelerator, lambda: sample(model, step)))
+            if config.data.on_policy
+            else None,
             reference=load_draft(config.loss.reference, target) if config.loss.reference else None,
             stop=stop,
             report=_Reporter(line, config),
@@ -165,21 +208,17 @@ class _Reporter:
 
 
 def _before(
-    config: TrainCommand,
-    target: LanguageModel,
-    data: DataFolder,
-    samples: list[Sample],
-    held_out: list[Sample],
-    folder: Path,
+    config: TrainCommand, judge: Judge, data: DataFolder, samples: list[Sample], folder: Path
 ) -> dict[str, Any]:
     """Write the untrained draft to `folder/initial` and measure it, once a run."""
     record = folder / "before.json"
     if record.is_file() and (folder / "initial").is_dir():
         return json.loads(record.read_text())
+    target = judge.states.target
     draft = prepare_draft(config.draft, target, lambda: _target_texts(config, target, data, samples))
     save_draft(draft, folder / "initial", target)
     with progress("measuring the untrained draft"):
-        result = evaluate(draft, target, held_out, config.sampling.policy, config.evaluation, seed=config.seed)
+        result = judge.whole(draft)
     write_json(record, result.to_json())
     return result.to_json()
 
@@ -200,29 +239,6 @@ def _target_texts(config: TrainCommand, target: LanguageModel, data: DataFolder,
     generator = SlotGenerator(target, slots=config.data.batch_slots)
     written = generator.generate(requests, config.data.policy, stop_ids=target.stop_ids)
     return samples + [sample for _, sample in written]
-
-
-def _quick_evaluation(
-    config: TrainCommand, draft: LanguageModel, target: LanguageModel, held_out: list[Sample]
-) -> dict[str, float]:
-    """Acceptance on the first held-out prompts, as the scalars that curves are made of."""
-    result = evaluate(
-        draft,
-        target,
-        held_out,
-        config.sampling.policy,
-        config.evaluation,
-        max_prompts=config.train.eval_max_prompts,
-        seed=config.seed,
-    )
-    values = {
-        "eval/alpha": result.alpha.mean,
-        "eval/alpha_low": result.alpha.low,
-        "eval/alpha_high": result.alpha.high,
-        "eval/greedy_agreement": result.greedy_agreement.mean,
-        f"eval/tau_{min(4, len(result.tau))}": result.tau[min(4, len(result.tau)) - 1].mean,
-    }
-    return values | {f"eval/alpha/{domain}": i.mean for domain, i in result.alpha_by_domain.items()}
 
 
 def _summary(result: TrainResult, before: dict[str, Any], after: EvaluationResult, folder: Path) -> dict[str, Any]:
