@@ -8,12 +8,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import traceback
 from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import torch
 import transformers
@@ -25,7 +25,8 @@ from distillspec.errors import Interrupted, Terminated
 from distillspec.files import write_json
 from distillspec.models import load_target
 from distillspec.models.numerics import resolve_device
-from distillspec.training.launch import Outcome
+from distillspec.training.lifeline import end_with_parent
+from distillspec.training.outcome import Outcome
 
 
 def main() -> int:
@@ -59,7 +60,6 @@ def run(folder: Path, rank: int) -> None:
         write_json(folder / "training.json", asdict(result))
     if torch.distributed.is_initialized():
         torch.distributed.barrier()
-        torch.distributed.destroy_process_group()
 
 
 def read_config(folder: Path) -> TrainCommand:
@@ -70,25 +70,19 @@ def read_config(folder: Path) -> TrainCommand:
     return config
 
 
-def end_with_parent() -> None:
-    """Exit when the launching process is gone: it holds the other end of our standard input."""
-
-    def wait() -> None:
-        while os.read(0, 1):
-            pass
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
 def _terminate(number: int, frame: FrameType | None) -> None:
     raise Terminated
 
 
-if __name__ == "__main__":
-    code = main()
+def leave(code: int) -> NoReturn:
+    """Exit without the interpreter's farewell: everything is on disk.
+
+    It would wait for processes that may be gone, and gloo's threads abort it now and then (torch 2.13).
+    """
     sys.stdout.flush()
     sys.stderr.flush()
-    if code != 0:
-        os._exit(code)  # the others may be gone, and an orderly farewell would wait for them
-    sys.exit(code)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    leave(main())

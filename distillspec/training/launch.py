@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import importlib.util
 import os
 import shlex
 import shutil
@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -22,32 +22,13 @@ from distillspec.config import LauncherConfig
 from distillspec.errors import ConfigError, Interrupted, RunError
 from distillspec.files import write_json
 from distillspec.training.interrupts import StopRequest, listen_for_stop
+from distillspec.training.outcome import Outcome
 from distillspec.training.strategies import Strategy
 
 HOST = "127.0.0.1"
 POLL_S = 0.1
 GRACE_S = 2.0  # after a process failed: time for the others to say why they fail, before they are killed
 INTERRUPTED_CODES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a process ended, in its own words; written by it, read by the one that launched it."""
-
-    error: str  # name of the exception
-    message: str
-    time: float  # seconds since the epoch
-
-    @classmethod
-    def write(cls, folder: Path, rank: int, error: BaseException) -> None:
-        lines = str(error).strip().splitlines() or [""]
-        message = str(error) if isinstance(error, (ConfigError, RunError)) else lines[0]
-        write_json(_outcome_file(folder, rank), asdict(cls(type(error).__name__, message, time.time())))
-
-    @classmethod
-    def read(cls, folder: Path, rank: int) -> Outcome | None:
-        path = _outcome_file(folder, rank)
-        return cls(**json.loads(path.read_text())) if path.is_file() else None
 
 
 def check_launcher(config: LauncherConfig, device: str) -> None:
@@ -66,7 +47,7 @@ def check_launcher(config: LauncherConfig, device: str) -> None:
             f"launcher.num_processes={config.num_processes} needs as many GPUs; this machine has "
             f"{torch.cuda.device_count()}: lower it, or set target.device=cpu"
         )
-    if config.kind.startswith("deepspeed") and not _has_deepspeed():
+    if config.kind.startswith("deepspeed") and importlib.util.find_spec("deepspeed") is None:
         raise ConfigError(
             f"launcher={config.kind} needs DeepSpeed: pip install 'distillspec[deepspeed]', or use launcher=fsdp"
         )
@@ -128,7 +109,7 @@ class _Process:
                 stderr=log,
                 start_new_session=True,
             )
-        self.outcome_folder = folder
+        self._folder = folder
 
     @property
     def code(self) -> int | None:
@@ -152,7 +133,7 @@ class _Process:
         self._popen.stdin.close()
 
     def outcome(self) -> Outcome | None:
-        return Outcome.read(self.outcome_folder, self.rank)
+        return Outcome.read(self._folder, self.rank)
 
 
 def _watch(processes: Sequence[_Process], stop: StopRequest) -> None:
@@ -224,13 +205,3 @@ def _environment(config: LauncherConfig, device: str, rank: int, port: int) -> d
     if sys.platform == "linux":
         defaults["GLOO_SOCKET_IFNAME"] = "lo"  # a host name that resolves to nowhere would stop gloo
     return {**defaults, **os.environ, **own}
-
-
-def _has_deepspeed() -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec("deepspeed") is not None
-
-
-def _outcome_file(folder: Path, rank: int) -> Path:
-    return folder / "ranks" / f"rank-{rank}.error.json"

@@ -9,6 +9,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import DeepSpeedPlugin, InitProcessGroupKwargs
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 from distillspec.config import TrainCommand
 from distillspec.errors import RunError
@@ -40,6 +41,7 @@ def make_accelerator(config: TrainCommand, hidden_size: int) -> Accelerator:
 
         quieten()
         settings = zero_settings(_stage(kind), config.train, hidden_size)
+        extra["gradient_accumulation_steps"] = config.train.accumulate
         extra["deepspeed_plugin"] = DeepSpeedPlugin(hf_ds_config=settings, zero3_init_flag=False)
     # Accelerate keeps one state a process; the next run of a sweep may want another precision.
     AcceleratorState._reset_state()
@@ -49,6 +51,8 @@ def make_accelerator(config: TrainCommand, hidden_size: int) -> Accelerator:
         mixed_precision="bf16" if _half(config) and kind in ("local", "ddp") else "no",
         **extra,
     )
+    # At stage 3 transformers would load every further model in pieces, the reference draft too.
+    unset_hf_deepspeed_config()
     if accelerator.num_processes != config.launcher.num_processes:
         raise RunError(
             f"launcher={kind} started {config.launcher.num_processes} processes, "

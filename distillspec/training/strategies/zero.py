@@ -54,7 +54,7 @@ def quieten() -> None:
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # bad steps are ours to report
     warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)  # at every collective
 
 
