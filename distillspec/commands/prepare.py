@@ -26,6 +26,7 @@ from distillspec.data.shards import ShardWriter, read_samples
 from distillspec.errors import ConfigError
 from distillspec.generation import SlotGenerator
 from distillspec.models import LanguageModel, initialise_draft
+from distillspec.models.draft import DEFAULT_LAYERS
 from distillspec.models.vocabulary import choose_kept_ids, count_tokens
 from distillspec.progress import TokenMeter, progress
 from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy
@@ -173,17 +174,13 @@ def fresh_samples(
     chooser = torch.Generator().manual_seed(stable_seed(seed, "refresh", step) % (1 << 62))
     order = torch.randperm(len(prompts), generator=chooser)[: config.refresh_prompts].tolist()
     chosen = [prompts[i] for i in order]
-    if config.source == "mixed" and config.mixed_by == "sequence":
-        coins = torch.rand(len(chosen), generator=chooser) < config.mixed_lambda
-        ours = [p for p, coin in zip(chosen, coins.tolist(), strict=True) if coin]
-        theirs = [p for p, coin in zip(chosen, coins.tolist(), strict=True) if not coin]
-        written = _answer(
-            SlotGenerator(draft, slots=config.batch_slots, source="draft"), ours, config, target, seed, step
-        )
-        if config.mixed_with == "fixed":
-            return written + (fixed_samples(theirs, target, config.max_new_tokens) if theirs else [])
-        return written + _answer(SlotGenerator(target, slots=config.batch_slots), theirs, config, target, seed, step)
-    return _answer(choose_generator(config, target, draft), chosen, config, target, seed, step)
+    written: list[Sample] = []
+    for generator, share in _shares(config, target, draft, chosen, stable_seed(seed, "refresh", step)):
+        if generator is not None:
+            written += _answer(generator, share, config, target, seed, step)
+        elif share:
+            written += fixed_samples(share, target, config.max_new_tokens)
+    return written
 
 
 def prepare_held_out(
@@ -208,14 +205,14 @@ def prepare_draft(
     config: DraftConfig,
     target: LanguageModel,
     texts: Callable[[], list[Sample]],
-    on_step: Callable[[int], None] | None = None,
 ) -> LanguageModel:
     """The untrained draft; `texts` (target-written samples) choose its vocabulary and, if asked, its layers."""
-    kept_ids = vocabulary_of(texts(), target, config.vocabulary) if config.vocabulary is not None else None
-    if config.kind == "pruned" and config.select == "acceptance" and config.keep is None:
-        calibration = texts()[:CALIBRATION_PROMPTS]
+    by_acceptance = config.kind == "pruned" and config.select == "acceptance" and config.keep is None
+    samples = texts() if by_acceptance or config.vocabulary is not None else []  # may have to be sampled: ask once
+    kept_ids = vocabulary_of(samples, target, config.vocabulary) if config.vocabulary is not None else None
+    if by_acceptance:
         with progress("choosing layers by measured acceptance") as line:
-            total, count = len(target.layers), config.layers or 4
+            total, count = len(target.layers), config.layers or DEFAULT_LAYERS
 
             def show(left: int) -> None:
                 line.update((total - left) / max(1, total - count), f"{left} layers left")
@@ -224,10 +221,10 @@ def prepare_draft(
                 config,
                 target,
                 kept_ids=kept_ids,
-                acceptance=_acceptance_probe(target, calibration),
+                acceptance=_acceptance_probe(target, samples[:CALIBRATION_PROMPTS]),
                 on_step=show,
             )
-    return initialise_draft(config, target, kept_ids=kept_ids, on_step=on_step)
+    return initialise_draft(config, target, kept_ids=kept_ids)
 
 
 def vocabulary_of(samples: Sequence[Sample], target: LanguageModel, size: int) -> Tensor:

@@ -139,6 +139,7 @@ def test_nothing_outlives_a_launching_process_that_is_killed(folder: Path) -> No
     process.kill()
     process.wait()
     wait_until(lambda: not is_alive(pid(0)) and not is_alive(pid(1)))
+    assert not any(is_alive(pid(rank)) for rank in (0, 1))
 
 
 def test_errors_of_an_earlier_launch_are_forgotten(folder: Path) -> None:
