@@ -27,7 +27,7 @@ from distillspec.errors import ConfigError
 from distillspec.generation import SlotGenerator
 from distillspec.models import LanguageModel, initialise_draft
 from distillspec.models.draft import DEFAULT_LAYERS
-from distillspec.models.vocabulary import choose_kept_ids, count_tokens
+from distillspec.models.vocabulary import choose_kept_ids, expected_counts
 from distillspec.progress import TokenMeter, progress
 from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy
 
@@ -228,10 +228,8 @@ def prepare_draft(
 
 
 def vocabulary_of(samples: Sequence[Sample], target: LanguageModel, size: int) -> Tensor:
-    """The ids a truncated draft keeps: the most frequent in prompts and target samples."""
-    size_all = target.identity.vocab_size
-    counts = count_tokens((s.prompt_ids + s.response_ids for s in samples), size_all)
-    return choose_kept_ids(counts, size, target.tokenizer)
+    """The ids a truncated draft keeps: the most to be expected in prompts and target samples."""
+    return choose_kept_ids(expected_counts(samples, target.identity.vocab_size), size, target.tokenizer)
 
 
 def _acceptance_probe(target: LanguageModel, samples: Sequence[Sample]) -> Callable[[], float]:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from distillspec.types import Sample, TeacherSignal
+
 
 def count_tokens(sequences: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
     """How often each id occurs, `[V]` int64."""
@@ -18,17 +20,36 @@ def count_tokens(sequences: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
     return counts
 
 
+def expected_counts(samples: Iterable[Sample], vocab_size: int) -> Tensor:
+    """How often each id is to be expected, `[V]` float64: prompt tokens count once, and a response position counts
+    by the target's recorded probabilities where there are any, which say more than the one token it drew."""
+    counts = torch.zeros(vocab_size, dtype=torch.float64)
+    for sample in samples:
+        signal = sample.signal
+        counts += count_tokens([sample.prompt_ids, () if signal is not None else sample.response_ids], vocab_size)
+        if signal is not None:
+            counts.index_add_(0, signal.ids.flatten().long(), _weights(signal).flatten())
+    return counts
+
+
 def choose_kept_ids(counts: Tensor, size: int, tokenizer: PreTrainedTokenizerBase) -> Tensor:
     """The `size` most frequent ids, sorted, special tokens always among them; ties go to lower ids.
 
     Lower ids of a BPE tokenizer are the earlier, more common merges, so unseen tokens are filled in by id.
     More special tokens than `size` are all kept.
     """
-    counts = counts.clone()
+    counts = counts.to(torch.float64, copy=True)
     special = special_ids(tokenizer, counts.numel())
     counts[special] = counts.max() + 1
     order = torch.argsort(counts, descending=True, stable=True)
     return torch.sort(order[: max(size, len(special))]).values
+
+
+def _weights(signal: TeacherSignal) -> Tensor:
+    """What each recorded entry counts, `[T, K]` float64: its probability, or its share of the draws."""
+    if signal.kind == "topk":
+        return signal.logprobs.double().exp()
+    return torch.full(signal.ids.shape, 1 / max(1, signal.ids.shape[1]), dtype=torch.float64)
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> list[int]:

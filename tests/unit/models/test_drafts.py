@@ -19,7 +19,8 @@ from distillspec.models import LanguageModel, initialise_draft, load_draft, read
 from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_model
 from distillspec.models.tokenizers import tokenizer_size
-from distillspec.models.vocabulary import choose_kept_ids, count_tokens, coverage
+from distillspec.models.vocabulary import choose_kept_ids, count_tokens, coverage, expected_counts
+from distillspec.types import Sample, TeacherSignal
 
 IDS = torch.tensor([[1, 20, 30, 40, 50, 60]])
 
@@ -215,3 +216,23 @@ def _plain_folder(target: LanguageModel, folder: Path, layers: int = 4) -> Path:
     tiny_model(target.identity.vocab_size + 5, layers=layers).save_pretrained(folder)
     target.tokenizer.save_pretrained(folder)
     return folder
+
+
+def test_recorded_signals_count_by_probability_and_unrecorded_responses_by_token(target: LanguageModel) -> None:
+    probs = torch.tensor([[0.5, 0.25], [0.7, 0.2]])
+    ids = torch.tensor([[7, 8], [7, 9]], dtype=torch.int32)
+    topk = TeacherSignal("topk", ids, probs.log().half(), 1 - probs.sum(-1))
+    sampled = TeacherSignal("sampled", torch.tensor([[3, 3, 4]], dtype=torch.int32), torch.zeros(1, 3), torch.zeros(1))
+    samples = [
+        Sample("a", "x", (1, 1), (7, 9), topk),
+        Sample("b", "x", (2,), (3,), sampled),
+        Sample("c", "x", (2,), (6, 6)),
+    ]
+    counts = expected_counts(samples, 12)
+    wanted = {1: 2.0, 2: 2.0, 7: 1.2, 8: 0.25, 9: 0.2, 3: 2 / 3, 4: 1 / 3, 6: 2.0}
+    expected = torch.zeros(12, dtype=torch.float64)
+    expected[list(wanted)] = torch.tensor(list(wanted.values()), dtype=torch.float64)
+    torch.testing.assert_close(counts, expected, atol=1e-3, rtol=0)
+    before = counts.clone()
+    choose_kept_ids(counts, 5, target.tokenizer)
+    assert torch.equal(counts, before)
