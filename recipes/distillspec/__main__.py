@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 from distillspec.cli import main as distill
-from distillspec.recipes.distillspec.grid import LOSSES, SOURCES, Study, cell_command, data_command, summary_of
+from distillspec.recipes.distillspec.cells import resumable, run_cells
+from distillspec.recipes.distillspec.grid import Study, data_command, summary_of
 from distillspec.recipes.distillspec.results import write_results
 
 
@@ -18,35 +19,15 @@ def main() -> int:
     study = _study()
     for source in ("teacher", "fixed"):
         if summary_of(study.data_folder(source)) is None:
-            code = distill(_resumable(data_command(study, source), study.data_folder(source)))
+            code = distill(resumable(data_command(study, source), study.data_folder(source)))
             if code:
                 return code
-    for source in SOURCES:
-        for loss in LOSSES:
-            code = _fill(study, loss, source)
-            if code:
-                return code
+    code = run_cells(study, lambda: write_results(study))
+    if code:
+        return code
     print(write_results(study))
     print(f"results: {study.root}")
     return 0
-
-
-def _fill(study: Study, loss: str, source: str) -> int:
-    folder = study.cell(loss, source)
-    if summary_of(folder) is not None:
-        return 0
-    print(f"--- {loss} on {source}", flush=True)
-    code = distill(_resumable(cell_command(study, loss, source), folder))
-    if code == 0:
-        write_results(study)
-    return code
-
-
-def _resumable(command: list[str], folder: Path) -> list[str]:
-    """The command, or its continuation where an earlier one was cut off."""
-    if (folder / ".hydra" / "overrides.yaml").is_file():
-        return [command[0], f"resume={folder}"]
-    return command
 
 
 def _study() -> Study:
@@ -60,7 +41,10 @@ def _study() -> Study:
     parser.add_argument("--num-prompts", type=int, default=1000)
     parser.add_argument("--eval-prompts", type=int, default=48)
     parser.add_argument("--max-new-tokens", type=int, default=192)
+    parser.add_argument("--jobs", type=int, default=1, help="cells side by side, each with its share of the cores")
     options = parser.parse_args()
+    if options.jobs < 1:
+        parser.error(f"--jobs {options.jobs} must be at least 1")
     if options.minutes <= 0 or options.data_minutes <= 0:
         parser.error("--minutes and --data-minutes must be above 0")
     if not Path(options.prompts).is_file():
@@ -75,6 +59,7 @@ def _study() -> Study:
         num_prompts=options.num_prompts,
         eval_prompts=options.eval_prompts,
         max_new_tokens=options.max_new_tokens,
+        jobs=options.jobs,
     )
 
 

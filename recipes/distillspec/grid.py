@@ -24,6 +24,7 @@ class Study:
     num_prompts: int = 1000
     eval_prompts: int = 48
     max_new_tokens: int = 192
+    jobs: int = 1  # cells side by side
 
     def data_folder(self, source: str) -> Path:
         """On-policy cells read prompts and held-out answers of the teacher's folder."""

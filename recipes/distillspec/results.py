@@ -20,7 +20,13 @@ def collect(study: Study) -> dict[str, Any]:
             if summary is not None:
                 undistilled = undistilled or _figures(summary["before"])
                 cells[f"{loss}-{source}"] = {**_figures(summary["after"]), "tokens": summary["tokens"]}
-    return {"cells": cells, "undistilled": undistilled, "minutes": study.minutes, "target": study.target}
+    return {
+        "cells": cells,
+        "undistilled": undistilled,
+        "minutes": study.minutes,
+        "jobs": study.jobs,
+        "target": study.target,
+    }
 
 
 def write_results(study: Study) -> str:

@@ -10,7 +10,8 @@ import pytest
 
 from distillspec.recipes.demo import __main__ as demo
 from distillspec.recipes.distillspec import __main__ as study
-from distillspec.recipes.distillspec import results
+from distillspec.recipes.distillspec import cells, results
+from distillspec.recipes.distillspec.grid import Study
 
 
 @pytest.fixture
@@ -25,7 +26,7 @@ def test_the_study_fills_cells_and_goes_on_where_it_stopped(
     tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for module in (study, results):
+    for module in (cells, results):
         monkeypatch.setattr(module, "LOSSES", ("fkl",))
         monkeypatch.setattr(module, "SOURCES", ("fixed", "draft"))
     arguments = "--target tiny --minutes 0.02 --data-minutes 1 --vocabulary 128 --eval-prompts 4 --max-new-tokens 12"
@@ -39,11 +40,22 @@ def test_the_study_fills_cells_and_goes_on_where_it_stopped(
     finished = Path("out/cells/fkl-fixed/summary.json").read_text()
     Path("out/cells/fkl-draft/summary.json").unlink()  # as if it had been cut off after its last checkpoint
     capsys.readouterr()
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--jobs", "2"])
     assert study.main() == 0
     said = capsys.readouterr().out
-    assert "fkl on draft" in said
+    assert "fkl on draft: done" in said
     assert "fkl on fixed" not in said
     assert Path("out/cells/fkl-fixed/summary.json").read_text() == finished
+
+
+def test_a_cell_that_fails_in_its_own_process_stops_the_study_and_names_its_log(
+    tmp_path: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken = Study(tmp_path / "out", str(prompts), minutes=-1.0, data_minutes=1.0, target="tiny", jobs=2)
+    assert cells.run_cells(broken, lambda: None) == 2
+    assert "exit code 2, see" in capsys.readouterr().out
+    logs = list((tmp_path / "out/cells").glob("*.log"))
+    assert any("train.max_minutes" in log.read_text() for log in logs)
 
 
 def test_the_demo_ends_with_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
