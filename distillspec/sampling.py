@@ -68,14 +68,36 @@ def policy_probs(logits: Tensor, policy: SamplingPolicy) -> Tensor:
     """
     if policy.is_greedy:
         return _greedy_mask(logits).float()
-    return torch.softmax(_filtered_logits(logits, policy), -1)
+    return torch.softmax(filtered_logits(logits, policy), -1)
 
 
 def policy_logprobs(logits: Tensor, policy: SamplingPolicy) -> Tensor:
     """Logarithm of `policy_probs`, `[..., V]` float32 in nats; −inf where the probability is zero."""
     if policy.is_greedy:
         return torch.zeros_like(logits, dtype=torch.float32).masked_fill_(~_greedy_mask(logits), -torch.inf)
-    return torch.log_softmax(_filtered_logits(logits, policy), -1)
+    return torch.log_softmax(filtered_logits(logits, policy), -1)
+
+
+def filtered_logits(logits: Tensor, policy: SamplingPolicy) -> Tensor:
+    """Scores `[..., V]` float32 whose softmax is `policy_probs`: the maximum at 0, −inf where a filter removes.
+
+    Not for greedy policies. Raises as `policy_probs`.
+    """
+    check_policy(policy)
+    check_logits(logits, "sampling")
+    logits = logits.float()
+    # Shifting first keeps tiny temperatures from overflowing.
+    scaled = (logits - logits.amax(-1, keepdim=True)) / max(policy.temperature, 1e-30)
+    if 0 < policy.top_k < scaled.shape[-1]:
+        smallest = scaled.topk(policy.top_k, -1).values[..., -1:]
+        scaled = scaled.masked_fill(scaled < smallest, -torch.inf)
+    if policy.top_p < 1.0:
+        probs = torch.softmax(scaled, -1)
+        keep = _nucleus(probs.flatten(0, -2) if probs.dim() > 1 else probs[None], policy.top_p)
+        scaled = scaled.masked_fill(~keep.view_as(scaled), -torch.inf)
+    if policy.min_p > 0.0:  # relative to the most probable token, whose scaled logit is 0
+        scaled = scaled.masked_fill(scaled < math.log(policy.min_p), -torch.inf)
+    return scaled
 
 
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
@@ -100,25 +122,6 @@ def _greedy_mask(logits: Tensor) -> Tensor:
     check_logits(logits, "greedy sampling")
     best = logits.argmax(-1, keepdim=True)  # the first of several equal maxima
     return torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, best, True)
-
-
-def _filtered_logits(logits: Tensor, policy: SamplingPolicy) -> Tensor:
-    """Float32 logits with their maximum at 0, divided by the temperature, −inf where a filter removes."""
-    check_policy(policy)
-    check_logits(logits, "sampling")
-    logits = logits.float()
-    # Shifting first keeps tiny temperatures from overflowing.
-    scaled = (logits - logits.amax(-1, keepdim=True)) / max(policy.temperature, 1e-30)
-    if 0 < policy.top_k < scaled.shape[-1]:
-        smallest = scaled.topk(policy.top_k, -1).values[..., -1:]
-        scaled = scaled.masked_fill(scaled < smallest, -torch.inf)
-    if policy.top_p < 1.0:
-        probs = torch.softmax(scaled, -1)
-        keep = _nucleus(probs.flatten(0, -2) if probs.dim() > 1 else probs[None], policy.top_p)
-        scaled = scaled.masked_fill(~keep.view_as(scaled), -torch.inf)
-    if policy.min_p > 0.0:  # relative to the most probable token, whose scaled logit is 0
-        scaled = scaled.masked_fill(scaled < math.log(policy.min_p), -torch.inf)
-    return scaled
 
 
 def _nucleus(probs: Tensor, top_p: float, prefix: int = _NUCLEUS_PREFIX) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from distillspec.models.language_model import LanguageModel
-from distillspec.models.slot_cache import BUCKET, SlotCache, SlotView
+from distillspec.models.slot_cache import SlotCache, SlotView
 
 
 class SlotDecoder:
@@ -27,24 +27,20 @@ class SlotDecoder:
         """Read whole prompts into slots `rows`; logits after each prompt's last token, `[len(rows), V]`."""
         device = self.model.device
         tokens = pad_sequence([torch.tensor(p, dtype=torch.int64) for p in prompts], batch_first=True).to(device)
-        places = torch.arange(tokens.shape[1], device=device).expand_as(tokens)
-        index = torch.tensor(rows, dtype=torch.int64)
         lengths = torch.tensor([len(p) for p in prompts], dtype=torch.int64)
-        view = SlotView(self.cache, rows=index.to(device))
-        hidden = self.model.hidden(tokens, places, slot_view=view)
-        self.lengths[index] = lengths
-        last = hidden[torch.arange(len(prompts), device=device), lengths.to(device) - 1]
-        return self._logits(last)
+        count = lengths.to(device)
+        view = SlotView.append(self.cache, rows, torch.zeros_like(count), count, longest=tokens.shape[1])
+        hidden = self.model.hidden(tokens, view.positions, slot_view=view)
+        self.lengths[list(rows)] = lengths
+        return self._logits(hidden[torch.arange(len(prompts), device=device), count - 1])
 
     def step(self, tokens: Tensor) -> Tensor:
         """Append one token to each of the first `len(tokens)` slots; the next logits, `[n, V]`."""
         count = len(tokens)
-        positions = self.lengths[:count].clone()
-        longest = int(positions.max()) + 1
-        reach = min(-(-longest // BUCKET) * BUCKET, self.cache.max_len)
-        place = positions.to(self.model.device)
-        view = SlotView(self.cache, positions=place, reach=reach)
-        hidden = self.model.hidden(tokens.to(self.model.device)[:, None], place[:, None], slot_view=view)
+        longest = int(self.lengths[:count].max()) + 1
+        starts = self.lengths[:count].to(self.model.device)
+        view = SlotView.append(self.cache, range(count), starts, torch.ones_like(starts), longest=longest)
+        hidden = self.model.hidden(tokens.to(self.model.device)[:, None], view.positions, slot_view=view)
         self.lengths[:count] += 1
         return self._logits(hidden[:, 0])
 

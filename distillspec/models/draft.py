@@ -38,7 +38,7 @@ def initialise_draft(
         ConfigError: the layers do not exist, or the tokenizer is another than the target's.
     """
     if config.kind == "pretrained":
-        draft = _pretrained(str(config.path), target)
+        draft = load_pretrained(str(config.path), target)
     else:
         model, lineage = (
             _pruned(config, target, acceptance, on_step) if config.kind == "pruned" else _scratch(config, target)
@@ -89,10 +89,15 @@ def truncate_head(draft: LanguageModel, kept_ids: Tensor) -> LanguageModel:
     )
 
 
-def _pretrained(path: str, target: LanguageModel) -> LanguageModel:
+def load_pretrained(path: str, target: LanguageModel, dtype: torch.dtype = torch.float32) -> LanguageModel:
+    """A draft folder, or any causal language model with the target's tokenizer, on the target's device.
+
+    Raises:
+        ConfigError: it cannot be loaded, or its tokenizer is another.
+    """
     if (Path(path) / METADATA).is_file():
-        return load_draft(Path(path), target, dtype=torch.float32)
-    model, tokenizer = load_causal_lm(resolve_path(path), torch.float32)
+        return load_draft(Path(path), target, dtype=dtype)
+    model, tokenizer = load_causal_lm(resolve_path(path), dtype)
     require_same_tokenizer(tokenizer, target.tokenizer, path, target.name)
     return wrap(model.eval().to(target.device), tokenizer, path)
 

@@ -1,12 +1,12 @@
 """A static key/value cache of slots, hooked into any decoder-only transformers model as its attention.
 
-Row r of a batch lives in slot r; `[slot, position, kv_head, head_dim]` a layer. Nothing is ever copied to grow
-or to reorder: a step writes at each row's own position and reads a view of the first rows and positions.
+`[slot, place, kv_head, head_dim]` a layer. Nothing is copied to grow: a forward pass writes each token at its own place
+of its row's slot and reads a view of the slots' first places. Rolling back means not counting what was written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,43 +18,122 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface
 
 IMPLEMENTATION = "distillspec_slots"
-BUCKET = 64  # key lengths are rounded up to this, so that few shapes occur
+BUCKET = 64  # how many keys are read is rounded up to this, so that few shapes occur
 
 
 @dataclass
 class SlotCache:
-    """Keys and values of `slots` sequences of at most `max_len` tokens; layers are made on first use."""
+    """Keys and values of `slots` sequences of at most `max_len` tokens; layers are made on first use.
+
+    One more place a slot takes what padding writes and is never read.
+    """
 
     slots: int
     max_len: int
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def layer(self, index: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's keys and values, `[slots, max_len, kv_heads, head_dim]` each; `like [B, kv, q, d]`."""
+        """The layer's keys and values, `[slots, max_len + 1, kv_heads, head_dim]` each; `like [B, kv, q, d]`."""
         if index not in self.layers:
-            shape = (self.slots, self.max_len, like.shape[1], like.shape[3])
+            shape = (self.slots, self.max_len + 1, like.shape[1], like.shape[3])
             self.layers[index] = (like.new_zeros(shape), like.new_zeros(shape))
         return self.layers[index]
 
     def move(self, source: int, destination: int, length: int) -> None:
-        """Copy the first `length` positions of one slot over another's."""
+        """Copy the first `length` places of one slot over another's."""
         for keys, values in self.layers.values():
             keys[destination, :length] = keys[source, :length]
             values[destination, :length] = values[source, :length]
 
+    def gather(self, slot: int, places: Sequence[int], start: int) -> None:
+        """Let what stands at `places` of a slot stand at start, start + 1, …; for the accepted path of a tree."""
+        for keys, values in self.layers.values():
+            keys[slot, start : start + len(places)] = keys[slot, list(places)]
+            values[slot, start : start + len(places)] = values[slot, list(places)]
+
+    def clear(self, slot: int) -> None:
+        """Zero a slot that numbers which are not finite were written to: masked NaN times weight 0 is NaN."""
+        for keys, values in self.layers.values():
+            keys[slot].zero_()
+            values[slot].zero_()
+
+    def reach(self, longest: int) -> int:
+        """How many places to read when the longest row holds `longest` tokens."""
+        return min(-(-longest // BUCKET) * BUCKET, self.max_len)
+
 
 @dataclass(frozen=True)
 class SlotView:
-    """What one forward pass does with the cache.
+    """What one forward pass does with the cache: token j of row r is written at `places[r, j]` of its slot.
 
-    Prefill (`rows` given): tokens `[m, L]` start at position 0 of the slots `rows`, right-padded, and attend
-    to each other only. Decode (`rows` None): one token for each of the first n slots at `positions [n]`.
+    Every token attends to the places up to its own. With `ancestors`, row r's tokens are the nodes of a tree that
+    stands at places `base[r]` and after: a node attends to the places before the base, its ancestors and itself.
     """
 
     cache: SlotCache
-    positions: Tensor | None = None  # [n] int64
-    rows: Tensor | None = None  # [m] int64
-    reach: int = 0  # decode: keys read a row, a multiple of BUCKET (or max_len)
+    places: Tensor  # [B, q] int64; cache.max_len for padding
+    positions: Tensor  # [B, q] int64, what rotary embeddings see: the place, for trees base + depth
+    reach: int  # places read a row, see SlotCache.reach
+    first: int = 0  # rows are the slots first, first + 1, …
+    rows: Tensor | None = None  # [B] int64: or these slots (copied to be read)
+    base: Tensor | None = None  # [B] int64, with ancestors
+    ancestors: Tensor | None = None  # [B, q, q] bool, [r, node, ancestor]; a node is its own
+    _masks: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def append(
+        cls, cache: SlotCache, slots: Sequence[int], starts: Tensor, counts: Tensor, longest: int | None = None
+    ) -> SlotView:
+        """Chains: `counts[r]` tokens (the rest of the row is padding) after the first `starts[r]` of `slots[r]`.
+
+        `starts`, `counts` are int64 `[B]` on the model's device; `longest` is the largest start + count, asked of
+        the tensors where it is not given.
+        """
+        width = int(counts.max())
+        steps = torch.arange(width, device=starts.device)
+        places = torch.where(steps < counts[:, None], starts[:, None] + steps, cache.max_len)
+        reach = cache.reach(int((starts + counts).max()) if longest is None else longest)
+        contiguous = list(slots) == list(range(slots[0], slots[0] + len(slots)))
+        rows = None if contiguous else torch.tensor(list(slots), device=starts.device)
+        return cls(cache, places, places.clamp(max=cache.max_len - 1), reach, slots[0], rows)
+
+    def write(self, held: Tensor, new: Tensor) -> None:
+        """Put `new [B, kv, q, d]` into a layer's keys or values."""
+        new = new.transpose(1, 2)
+        if self.rows is not None:
+            held[self.rows[:, None], self.places] = new
+        else:
+            rows = torch.arange(new.shape[0], device=new.device)
+            held[self.first : self.first + new.shape[0]][rows[:, None], self.places] = new
+
+    def read(self, held: Tensor) -> Tensor:
+        """`[B, kv, reach, d]` of a layer's keys or values; a view where the rows are contiguous."""
+        if self.rows is not None:
+            return held[self.rows, : self.reach].transpose(1, 2)
+        return held[self.first : self.first + self.places.shape[0], : self.reach].transpose(1, 2)
+
+    def mask(self, window: int | None, groups: int) -> Tensor:
+        """Bool `[B, 1, groups · q, reach]`, True where a (folded) query may look; made once a pass."""
+        key = (window, groups)
+        if key not in self._masks:
+            self._masks[key] = self._visible(window).repeat(1, groups, 1)[:, None]
+        return self._masks[key]
+
+    def _visible(self, window: int | None) -> Tensor:
+        place = torch.arange(self.reach, device=self.places.device)
+        if self.ancestors is None:
+            seen = place <= self.places[..., None]
+            return seen if window is None else seen & (place > self.positions[..., None] - window)
+        assert self.base is not None
+        node = place - self.base[:, None]  # [B, reach]: which node of the tree stands there
+        inside = (node >= 0) & (node < self.places.shape[1])
+        safe = node.clamp(0, self.places.shape[1] - 1)
+        index = safe[:, None].expand(-1, self.places.shape[1], -1)
+        seen = torch.where(inside[:, None], self.ancestors.gather(2, index), (node < 0)[:, None])
+        if window is None:
+            return seen
+        position = torch.where(inside, self.positions.gather(1, safe), place)
+        return seen & (position[:, None] > self.positions[..., None] - window)
 
 
 def slot_attention(
@@ -72,36 +151,10 @@ def slot_attention(
     """The attention function transformers calls in every layer; returns `[B, q, heads, d]`."""
     assert slot_view is not None, "the slot attention needs slot_view passed to the model"
     keys, values = slot_view.cache.layer(int(module.layer_idx), key)  # type: ignore[arg-type]
-    if slot_view.rows is not None:
-        length = key.shape[2]
-        keys[slot_view.rows, :length] = key.transpose(1, 2)
-        values[slot_view.rows, :length] = value.transpose(1, 2)
-        mask = _prefill_mask(length, sliding_window, query.device)
-    else:
-        assert slot_view.positions is not None
-        rows = torch.arange(query.shape[0], device=query.device)
-        keys[rows, slot_view.positions] = key[:, :, 0]
-        values[rows, slot_view.positions] = value[:, :, 0]
-        key = keys[: len(rows), : slot_view.reach].transpose(1, 2)
-        value = values[: len(rows), : slot_view.reach].transpose(1, 2)
-        mask = _decode_mask(slot_view.positions, slot_view.reach, sliding_window)
-    return _grouped_attention(query, key, value, mask, scaling, softcap), None
-
-
-def _prefill_mask(length: int, window: int | None, device: torch.device) -> Tensor:
-    place = torch.arange(length, device=device)
-    mask = place[None, :] <= place[:, None]
-    if window is not None:
-        mask &= place[None, :] > place[:, None] - window
-    return mask[None, None]
-
-
-def _decode_mask(positions: Tensor, reach: int, window: int | None) -> Tensor:
-    place = torch.arange(reach, device=positions.device)
-    mask = place[None, :] <= positions[:, None]
-    if window is not None:
-        mask &= place[None, :] > positions[:, None] - window
-    return mask[:, None, None]
+    slot_view.write(keys, key)
+    slot_view.write(values, value)
+    mask = slot_view.mask(sliding_window, query.shape[1] // key.shape[1])
+    return _grouped_attention(query, slot_view.read(keys), slot_view.read(values), mask, scaling, softcap), None
 
 
 def _grouped_attention(
@@ -109,9 +162,7 @@ def _grouped_attention(
 ) -> Tensor:
     """Grouped-query attention with the group folded into query rows, so that keys are never repeated."""
     batch, heads, q, dim = query.shape
-    groups = heads // key.shape[1]
-    folded = query.reshape(batch, key.shape[1], groups * q, dim)
-    mask = mask.repeat(1, 1, groups, 1) if q > 1 else mask
+    folded = query.reshape(batch, key.shape[1], -1, dim)
     if softcap is None:
         out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
     else:

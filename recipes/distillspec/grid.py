@@ -61,7 +61,7 @@ def cell_command(study: Study, loss: str, source: str) -> list[str]:
         f"draft.vocabulary={study.vocabulary}",
         f"train.max_minutes={study.minutes:g}",
         "train.eval_max_prompts=12",
-        "evaluation.cost_batches=[1]",
+        "evaluation.measure_cost=false",
         f"hydra.run.dir={study.cell(loss, source)}",
     ]
 

@@ -1,0 +1,1 @@
+"""How many tokens each row drafts: `LengthController` and its implementations."""

@@ -1,0 +1,86 @@
+"""The length controller: before each step it plans, after it it observes. Planning is pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True)
+class RowView:
+    """One decoding row as a controller sees it."""
+
+    sequence_id: str
+    context_tokens: int
+    limit: int  # the most tokens that may be drafted: parameters, room and cache considered; 0 for rows that opt out
+    drafted_by_model: bool = True
+
+
+@dataclass(frozen=True)
+class BatchView:
+    """The next step's batch: decoding rows, prompt tokens read beside them, requests that wait."""
+
+    rows: tuple[RowView, ...]
+    prefill_tokens: int = 0
+    waiting: int = 0
+
+
+@dataclass(frozen=True)
+class RowPlan:
+    """How many tokens one row drafts; 0 is plain decoding."""
+
+    sequence_id: str
+    length: int
+    draft_prefill: bool = True
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A length for every row of the view, in its order; predictions where the controller makes any."""
+
+    rows: tuple[RowPlan, ...]
+    predicted_tokens: float | None = None
+    predicted_s: float | None = None
+
+
+@dataclass(frozen=True)
+class RowResult:
+    """What verification did for one row."""
+
+    sequence_id: str
+    proposed: int
+    accepted: int
+    emitted: int
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step did, for controllers, metrics and logs; times in seconds."""
+
+    rows: tuple[RowResult, ...]
+    plan: Plan
+    prefill_tokens: int
+    draft_s: float
+    target_s: float
+    total_s: float
+
+
+class LengthController(Protocol):
+    """Chooses speculation lengths."""
+
+    @property
+    def longest(self) -> int:
+        """The largest length it may ever plan; so many tokens a row are reserved ahead."""
+        ...
+
+    def plan(self, view: BatchView) -> Plan:
+        """Pure: no clock, no model, no change of state; lengths within each row's limit."""
+        ...
+
+    def trim(self, view: BatchView, drafted: tuple[int, ...]) -> tuple[int, ...]:
+        """How many of each row's drafted tokens to verify, at most as many as were drafted. Pure."""
+        ...
+
+    def observe(self, result: StepResult) -> None:
+        """Learn from a step."""
+        ...

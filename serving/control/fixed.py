@@ -1,0 +1,24 @@
+"""The same length for every row and step."""
+
+from __future__ import annotations
+
+from distillspec.errors import ConfigError
+from distillspec.serving.control.base import BatchView, Plan, RowPlan, StepResult
+
+
+class FixedLength:
+    """`length` tokens a row wherever its limit allows; 0 never speculates."""
+
+    def __init__(self, length: int) -> None:
+        if length < 0:
+            raise ConfigError(f"speculation_length={length} must be at least 0")
+        self.longest = length
+
+    def plan(self, view: BatchView) -> Plan:
+        return Plan(tuple(RowPlan(row.sequence_id, min(self.longest, row.limit)) for row in view.rows))
+
+    def trim(self, view: BatchView, drafted: tuple[int, ...]) -> tuple[int, ...]:
+        return drafted
+
+    def observe(self, result: StepResult) -> None:
+        """Nothing to learn."""

@@ -1,0 +1,324 @@
+"""The step loop: plan, propose, verify, commit. Requests come and go between steps."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from distillspec.models import LanguageModel
+from distillspec.serving.control.base import BatchView, LengthController, Plan, RowResult, RowView, StepResult
+from distillspec.serving.kv_cache import Move, SlotPool
+from distillspec.serving.outputs import delta, token_logprobs
+from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer
+from distillspec.serving.requests import Request, RequestOutput, RequestRefused, Sequence, SequenceDelta, Status
+from distillspec.serving.roster import Roster
+from distillspec.serving.runner import ModelRunner, RowInput
+from distillspec.serving.sampling import TokenSampler, Window
+from distillspec.serving.scheduler import Limits, SchedulePlan, plan_step
+from distillspec.serving.tree import TokenTree
+from distillspec.serving.verification import Verdict
+
+NOT_FINITE = "the target's logits are not finite (NaN or infinity) for this request"
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """What one step did: gains by answer, and the requests it finished."""
+
+    deltas: tuple[SequenceDelta, ...] = ()
+    finished: tuple[RequestOutput, ...] = ()
+    result: StepResult | None = None  # None when there was nothing to run
+
+
+class EngineCore:
+    """The step loop over parts that `Engine` makes.
+
+    `submit`, `abort` and `at_next_step` only leave a message and return; any thread may call them. `step` is called
+    by one thread, takes the messages first, and never waits for anyone.
+    """
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        runner: ModelRunner,
+        pool: SlotPool,
+        sampler: TokenSampler,
+        controller: LengthController,
+        proposer: Proposer | None,
+        *,
+        prefill_chunk: int = 512,
+        prefix_reuse: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.runner, self.sampler, self.controller, self.proposer = runner, sampler, controller, proposer
+        self.vocab_size = target.identity.vocab_size
+        self.clock = clock
+        self.limits = Limits(pool.slots, pool.max_len, pool.token_budget, prefill_chunk, controller.longest)
+        self.roster = Roster(
+            pool,
+            self.limits,
+            target.tokenizer,
+            target.stop_ids,
+            prefix_reuse=prefix_reuse,
+            on_moves=self._follow,
+            on_gone=lambda sequence_id: self.proposer.forget(sequence_id) if self.proposer is not None else None,
+        )
+        self._messages: deque[Callable[[], None]] = deque()
+        self._known: set[str] = set()
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; it takes part from the next step on.
+
+        Raises:
+            RequestRefused: it could never run, or its id lives already.
+            ConfigError: its parameters name tokens that do not exist.
+        """
+        self.check(request)
+        self._known.add(request.id)
+        self._messages.append(lambda: self.roster.enqueue(request, self.clock()))
+
+    def abort(self, request_id: str) -> None:
+        """End a request at the next step, wherever it is; unknown ids are ignored (it may just have finished)."""
+        self._messages.append(lambda: self.roster.end_request(request_id, self.clock()))
+
+    def at_next_step(self, change: Callable[[], None]) -> None:
+        """Run `change` between two steps."""
+        self._messages.append(change)
+
+    def replace_proposer(self, proposer: Proposer | None) -> None:
+        """Draft with another proposer from now on; call between steps (`at_next_step`)."""
+        self.proposer = proposer
+        self.roster.forget_drafts()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._messages or self.roster.sequences)
+
+    @torch.inference_mode()
+    def step(self) -> StepOutput:
+        """Run everything once; what each request gained. Cheap when there is nothing to do."""
+        timer = _Timer(self.clock)
+        while self._messages:
+            self._messages.popleft()()
+        self.roster.end_expired(timer.started)
+        schedule = plan_step(self.roster.waiting, self.roster.running, self.limits)
+        self._apply(schedule)
+        result = self._run(schedule, timer) if self.roster.pool.owners else None
+        deltas, finished = self.roster.take_results()
+        self._known.difference_update(output.request_id for output in finished)
+        return StepOutput(deltas, finished, result)
+
+    def check(self, request: Request) -> None:
+        """Raise what `submit` would raise."""
+        request.params.check_vocabulary(self.vocab_size)
+        length = len(request.prompt_ids)
+        longest = min(self.limits.max_len, self.limits.cache_tokens)
+        problem = None
+        if request.id in self._known:
+            problem = "a request with this id is running already"
+        elif length == 0:
+            problem = "the prompt is empty; give at least one token"
+        elif length >= longest:
+            problem = (
+                f"a prompt of {length} tokens leaves no room to answer: prompt and output together may have "
+                f"{longest} (max_model_len)"
+            )
+        elif bad := [token for token in request.prompt_ids if not 0 <= token < self.vocab_size]:
+            problem = f"token id {bad[0]} is not in the model's vocabulary (0…{self.vocab_size - 1})"
+        if problem is not None:
+            raise RequestRefused(f"request {request.id}: {problem}")
+
+    def _apply(self, schedule: SchedulePlan) -> None:
+        for sequence_id in schedule.preempt:
+            self.roster.preempt(self.roster.sequences[sequence_id])
+        for sequence_id in schedule.admit:
+            self.roster.admit(self.roster.sequences[sequence_id], self.clock())
+        self.roster.reserve_ahead()
+
+    def _follow(self, moves: Seq[Move]) -> None:
+        self.runner.move(moves)
+        if self.proposer is not None:
+            self.proposer.move(moves)
+
+    def _run(self, schedule: SchedulePlan, timer: _Timer) -> StepResult:
+        decoding = self.roster.decoding
+        chunks = [(self.roster.sequences[chunk.sequence_id], chunk.tokens) for chunk in schedule.prefill]
+        view = self._view(decoding, sum(tokens for _, tokens in chunks))
+        plan = self.controller.plan(view)
+        with timer.part("draft"):
+            trees = self._propose(decoding, plan, view)
+        windows = [Window(sequence, tree) for sequence, tree in zip(decoding, trees, strict=True)]
+        with timer.part("target"):
+            hidden = self._read_windows(windows)
+            prompt_hidden, started = self._read_chunks(chunks)
+            windows += started
+            logits = self.runner.logits(torch.cat([hidden, prompt_hidden])) if windows else None
+        rows = () if logits is None else self._commit(logits, windows)
+        result = StepResult(rows, plan, view.prefill_tokens, timer.draft_s, timer.target_s, timer.total_s)
+        self.controller.observe(result)
+        return result
+
+    def _view(self, decoding: Seq[Sequence], prefill_tokens: int) -> BatchView:
+        rows = tuple(RowView(s.id, len(s.tokens), self._speculation_limit(s)) for s in decoding)
+        return BatchView(rows, prefill_tokens, len(self.roster.waiting))
+
+    def _speculation_limit(self, sequence: Sequence) -> int:
+        """The step adds one token of the target's own, so one fewer than there is room for may be drafted."""
+        params = sequence.params
+        if self.proposer is None or not params.speculate or not sequence.draft_ok:
+            return 0
+        room = min(sequence.room, self.limits.max_len - len(sequence.tokens)) - 1
+        return max(0, room if params.max_speculation is None else min(room, params.max_speculation))
+
+    def _propose(self, decoding: Seq[Sequence], plan: Plan, view: BatchView) -> list[TokenTree]:
+        lengths = {row.sequence_id: row.length for row in plan.rows}
+        asked = [ProposalRequest(s, lengths[s.id]) for s in decoding if lengths[s.id] > 0]
+        if not asked or self.proposer is None:
+            return [EMPTY] * len(decoding)
+        proposed = dict(zip((r.sequence.id for r in asked), self.proposer.propose(asked), strict=True))
+        trees = [proposed.get(s.id, EMPTY) for s in decoding]
+        kept = self.controller.trim(view, tuple(max(tree.depths, default=0) for tree in trees))
+        return [tree.shortened(depth) for tree, depth in zip(trees, kept, strict=True)]
+
+    def _read_windows(self, windows: Seq[Window]) -> Tensor:
+        """Run the target over the newest token of each row and what was drafted after it."""
+        if not windows:
+            return self.runner.no_hidden()
+        inputs = [
+            RowInput(
+                _slot(w.sequence), w.sequence.computed, [w.sequence.tokens[-1], *w.tree.tokens], 1 + len(w.tree), w.tree
+            )
+            for w in windows
+        ]
+        return self.runner.read(inputs)
+
+    def _read_chunks(self, chunks: Seq[tuple[Sequence, int]]) -> tuple[Tensor, list[Window]]:
+        """Read on in prompts; the last hidden state of those that are read whole, and their (empty) windows."""
+        if not chunks:
+            return self.runner.no_hidden(), []
+        inputs, started = [], []
+        for sequence, tokens in chunks:
+            start = sequence.computed
+            end = min(start + tokens, len(sequence.tokens))
+            whole = end == len(sequence.tokens)
+            inputs.append(RowInput(_slot(sequence), start, sequence.tokens[start:end], wanted=int(whole)))
+            self.roster.pool.record(_slot(sequence), sequence.tokens[start:end], start)
+            sequence.computed = end
+            if whole:
+                sequence.status = Status.DECODE
+                sequence.computed -= 1  # as in any window, the newest token is its root
+                started.append(Window(sequence, EMPTY))
+        return self.runner.read(inputs), started
+
+    def _commit(self, logits: Tensor, windows: Seq[Window]) -> tuple[RowResult, ...]:
+        verdicts = self.sampler.verify(logits, windows)
+        now, rows, first = self.clock(), [], 0
+        for window, verdict in zip(windows, verdicts, strict=True):
+            end = first + 1 + len(window.tree)
+            rows.append(self._fail(window) if verdict is None else self._keep(window, verdict, logits[first:end], now))
+            first = end
+        for window in windows:
+            if window.sequence.finish_reason is not None:
+                self.roster.finish(window.sequence, now)
+        return tuple(rows)
+
+    def _fail(self, window: Window) -> RowResult:
+        """The target's numbers are not finite: this request alone ends, and nobody reads what it left."""
+        sequence = window.sequence
+        sequence.finish_reason, sequence.error = "error", NOT_FINITE
+        self.runner.cache.clear(_slot(sequence))
+        self.roster.pool.forget(_slot(sequence))
+        self.roster.deltas.append(delta(sequence, sequence.output_length, self.roster.texts[sequence.id].flush()))
+        return RowResult(sequence.id, len(window.tree), 0, 0)
+
+    def _keep(self, window: Window, verdict: Verdict, logits: Tensor, now: float) -> RowResult:
+        """Write the accepted path into the sequence and its cache; `logits` are the window's rows."""
+        sequence, tree, path = window.sequence, window.tree, verdict.path
+        before = sequence.output_length
+        self._keep_path(sequence, tree, path)
+        text = self._append(sequence, [*(tree.tokens[node] for node in path), verdict.next_token])
+        emitted = sequence.output_length - before
+        self._count(window, verdict, now)
+        if sequence.params.logprobs is not None:
+            rows = [0, *(1 + node for node in path)][:emitted]
+            sequence.logprobs += token_logprobs(logits[rows], sequence.output_ids[before:], sequence.params.logprobs)
+        if self.proposer is not None:
+            self.proposer.committed(sequence, tree, path)
+        self.roster.deltas.append(delta(sequence, before, text))
+        return RowResult(sequence.id, len(tree), len(path), emitted)
+
+    def _keep_path(self, sequence: Sequence, tree: TokenTree, path: tuple[int, ...]) -> None:
+        """The root and the accepted nodes stay in the cache, in order, from the sequence's length on."""
+        slot, start = _slot(sequence), sequence.computed
+        if path != tuple(range(len(path))):
+            self.runner.cache.gather(slot, [start + 1 + node for node in path], start + 1)
+        self.roster.pool.record(slot, [sequence.tokens[-1], *(tree.tokens[node] for node in path)], start)
+        sequence.computed = start + 1 + len(path)
+
+    def _append(self, sequence: Sequence, tokens: Seq[int]) -> str:
+        """Add tokens until one ends the answer; the text they made certain."""
+        text, pieces = self.roster.texts[sequence.id], []
+        for token in tokens:
+            sequence.tokens.append(token)
+            if token in sequence.stop_ids:
+                sequence.finish_reason, sequence.stop_reason = "stop", token
+            else:
+                pieces.append(text.add(token, may_stop=sequence.output_length >= sequence.params.min_tokens))
+                if text.stopped_by is not None:
+                    sequence.finish_reason, sequence.stop_reason = "stop", text.stopped_by
+            if sequence.finish_reason is None and sequence.room <= 0:
+                sequence.finish_reason = "length"
+            if sequence.finish_reason is not None:
+                pieces.append(text.flush())
+                break
+        return "".join(pieces)
+
+    def _count(self, window: Window, verdict: Verdict, now: float) -> None:
+        stats = window.sequence.stats
+        stats.steps += 1
+        if stats.first_token_s is None:
+            stats.first_token_s = now
+        if len(window.tree):
+            stats.record_verification(max(window.tree.depths), len(verdict.path))
+            version = self.proposer.version if self.proposer is not None else ""
+            if version and version not in stats.draft_versions:
+                stats.draft_versions.append(version)
+
+
+class _Timer:
+    """Seconds a step spends drafting and in the target."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self.started = clock()
+        self.spent = {"draft": 0.0, "target": 0.0}
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        begun = self.clock()
+        yield
+        self.spent[name] += self.clock() - begun
+
+    @property
+    def draft_s(self) -> float:
+        return self.spent["draft"]
+
+    @property
+    def target_s(self) -> float:
+        return self.spent["target"]
+
+    @property
+    def total_s(self) -> float:
+        return self.clock() - self.started
+
+
+def _slot(sequence: Sequence) -> int:
+    assert sequence.slot is not None
+    return sequence.slot

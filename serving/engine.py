@@ -1,0 +1,245 @@
+"""`Engine`: target and draft in one process, continuous batching, exact speculation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence as Seq
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+
+from distillspec.config import TargetConfig
+from distillspec.errors import ConfigError
+from distillspec.models import LanguageModel, load_target, read_metadata
+from distillspec.models.draft import load_pretrained
+from distillspec.models.slot_cache import IMPLEMENTATION
+from distillspec.serving.control.base import LengthController
+from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.core import EngineCore, StepOutput
+from distillspec.serving.kv_cache import SlotPool
+from distillspec.serving.memory import choose_model_len, choose_slots
+from distillspec.serving.params import SamplingParams
+from distillspec.serving.proposers.base import Proposer
+from distillspec.serving.proposers.draft_model import ConfidenceThreshold, DraftModel
+from distillspec.serving.proposers.lookup_else_model import LookupElseModel
+from distillspec.serving.proposers.prompt_lookup import PromptLookup
+from distillspec.serving.requests import Request, RequestOutput
+from distillspec.serving.runner import ModelRunner
+from distillspec.serving.sampling import TokenSampler
+from distillspec.serving.settings import EngineSettings
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Serves one target, with a draft if there is one.
+
+        engine = Engine.from_pretrained("smollm2", draft="runs/my-draft")
+        outputs = engine.generate(["Why is the sky blue?"], SamplingParams(max_tokens=64))
+
+    `generate` answers a list and returns. For a server: `submit` and `abort` from any thread, `step` in a loop on one.
+    The models belong to the engine until `close`.
+    """
+
+    def __init__(
+        self,
+        target: LanguageModel,
+        draft: LanguageModel | None = None,
+        settings: EngineSettings | None = None,
+        *,
+        controller: LengthController | None = None,
+        proposer: Proposer | None = None,
+    ) -> None:
+        self.settings = settings or EngineSettings()
+        self.target, self.draft = target, draft
+        self.max_model_len = choose_model_len(self.settings, target)
+        models = [target] if draft is None else [target, draft]
+        self.slots = choose_slots(self.settings, models, self.max_model_len)
+        self._attention_before = [(m.model, m.model.config._attn_implementation) for m in models]
+        for model in models:
+            _prepare(model)
+        self.sampler = TokenSampler(target.identity.vocab_size, target.device, self.settings.seed)
+        self.core = EngineCore(
+            target,
+            ModelRunner(target, self.slots, self.max_model_len),
+            SlotPool(self.slots, self.max_model_len, self.settings.max_cache_tokens),
+            self.sampler,
+            controller or FixedLength(self.settings.speculation_length),
+            proposer or self._make_proposer(draft, _version(draft)),
+            prefill_chunk=self.settings.prefill_chunk,
+            prefix_reuse=self.settings.prefix_reuse,
+        )
+        self._ids = count()
+        log.info("engine: %s, %d slots of %d tokens", target.name, self.slots, self.max_model_len)
+
+    @classmethod
+    def from_pretrained(cls, target: str, draft: str | Path | None = None, **settings: Any) -> Engine:
+        """Load models and build an engine.
+
+        Args:
+            target: `smollm2`, `tiny`, a Hub id, a folder or a .gguf file.
+            draft: a distillspec draft folder, or any causal language model with the target's tokenizer.
+            settings: see `EngineSettings`.
+
+        Raises:
+            ConfigError: a setting, a model or their combination is impossible; the line names it.
+        """
+        known = EngineSettings.__dataclass_fields__
+        unknown = [name for name in settings if name not in known]
+        if unknown:
+            raise ConfigError(f"{unknown[0]} is not an engine setting; there are {', '.join(known)}")
+        chosen = EngineSettings(**settings)
+        model = load_target(TargetConfig(path=target, dtype=chosen.dtype, device=chosen.device))
+        return cls(model, _load_draft(draft, model) if draft is not None else None, chosen)
+
+    def generate(
+        self,
+        prompts: Seq[str] | Seq[Seq[int]],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
+    ) -> list[RequestOutput]:
+        """Answer all prompts (raw text or token ids), in order.
+
+        Args:
+            params: one for all, or one each.
+            progress: show a bar with tokens a second.
+
+        Raises:
+            RequestRefused: a prompt that could never run; nothing is answered then.
+            ConfigError: as many params as prompts are wanted.
+        """
+        chosen = list(params) if isinstance(params, Seq) else [params or SamplingParams()] * len(prompts)
+        if len(chosen) != len(prompts):
+            raise ConfigError(f"{len(prompts)} prompts but {len(chosen)} sampling parameters; give one, or one each")
+        requests = [
+            Request(f"generate-{next(self._ids)}", self.encode(prompt), own)
+            for prompt, own in zip(prompts, chosen, strict=True)
+        ]
+        for request in requests:
+            self.core.check(request)
+        try:
+            for request in requests:
+                self.submit(request)
+            done = self._run_until_done({request.id for request in requests}, progress)
+        except BaseException:
+            for request in requests:
+                self.abort(request.id)
+            raise
+        return [done[request.id] for request in requests]
+
+    def encode(self, prompt: str | Seq[int]) -> tuple[int, ...]:
+        """Token ids of raw text; ids stay as they are."""
+        ids = self.target.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
+        return tuple(int(i) for i in ids)
+
+    def submit(self, request: Request) -> None:
+        """See `EngineCore.submit`; returns at once, from any thread."""
+        self.core.submit(request)
+
+    def abort(self, request_id: str) -> None:
+        """See `EngineCore.abort`; returns at once, from any thread."""
+        self.core.abort(request_id)
+
+    def step(self) -> StepOutput:
+        """Advance every running request once; see `EngineCore.step`."""
+        return self.core.step()
+
+    @property
+    def has_work(self) -> bool:
+        return self.core.has_work
+
+    def load_draft(self, path: str | Path) -> str:
+        """Draft with another draft from the next step on, while requests run; returns its version.
+
+        Everything is loaded and checked first, in the caller's thread: files, tokenizer, the target it was made for,
+        weights that are numbers. Outputs keep their distribution (seeded and greedy ones do not change at all).
+
+        Raises:
+            ConfigError: the draft is refused, the old one stays.
+        """
+        draft = _load_draft(path, self.target)
+        _check_target(path, self.target)
+        _check_finite(draft)
+        self._attention_before.append((draft.model, draft.model.config._attn_implementation))
+        _prepare(draft)
+        version = _version(draft)
+        proposer = self._make_proposer(draft, version)
+        self.core.at_next_step(lambda: self._switch(draft, proposer))
+        return version
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where slots, sequences and caches disagree."""
+        self.core.roster.check_integrity()
+
+    def close(self) -> None:
+        """Give the models back as they were."""
+        for model, implementation in self._attention_before:
+            model.set_attn_implementation(implementation)
+
+    def _run_until_done(self, wanted: set[str], progress: bool) -> dict[str, RequestOutput]:
+        done: dict[str, RequestOutput] = {}
+        with tqdm(total=len(wanted), disable=not progress, unit="request") as bar:
+            tokens = 0
+            while wanted - done.keys():
+                output = self.step()
+                tokens += sum(len(delta.token_ids) for delta in output.deltas)
+                new = {o.request_id: o for o in output.finished if o.request_id in wanted}
+                done.update(new)
+                bar.update(len(new))
+                if progress:
+                    bar.set_postfix_str(f"{tokens / max(bar.format_dict['elapsed'], 1e-9):.0f} tokens/s", refresh=False)
+        return done
+
+    def _make_proposer(self, draft: LanguageModel | None, version: str) -> Proposer | None:
+        name = self.settings.proposer or ("draft_model" if draft is not None else "none")
+        if name in ("draft_model", "lookup_else_model") and draft is None:
+            raise ConfigError(f"proposer={name} needs a draft; give draft=..., or use prompt_lookup")
+        lookup = PromptLookup(self.settings.lookup_longest, self.settings.lookup_shortest)
+        if name == "none":
+            return None
+        if name == "prompt_lookup":
+            return lookup
+        assert draft is not None
+        threshold = self.settings.draft_confidence
+        rule = ConfidenceThreshold(threshold) if threshold > 0 else None
+        model = DraftModel(draft, self.sampler, self.slots, self.max_model_len, version=version, rule=rule)
+        return LookupElseModel(lookup, model) if name == "lookup_else_model" else model
+
+    def _switch(self, draft: LanguageModel, proposer: Proposer | None) -> None:
+        self.draft = draft
+        self.core.replace_proposer(proposer)
+
+
+def _load_draft(path: str | Path, target: LanguageModel) -> LanguageModel:
+    return load_pretrained(str(path), target, target.dtype)
+
+
+def _prepare(model: LanguageModel) -> None:
+    model.model.eval().requires_grad_(False)
+    model.model.set_attn_implementation(IMPLEMENTATION)
+
+
+def _version(draft: LanguageModel | None) -> str:
+    return "" if draft is None else draft.identity.weights_hash[:12]
+
+
+def _check_target(path: str | Path, target: LanguageModel) -> None:
+    """A draft records which target it was made for."""
+    if not (Path(path) / "distillspec.json").is_file():
+        return  # any other model: nothing is recorded
+    made_for = read_metadata(path).get("target", {})
+    recorded = made_for.get("weights_hash")
+    if recorded and recorded != target.identity.weights_hash:
+        raise ConfigError(
+            f"the draft {path} was made for {made_for.get('name')}, whose weights differ from {target.name}'s"
+        )
+
+
+def _check_finite(draft: LanguageModel) -> None:
+    for name, parameter in draft.model.named_parameters():
+        if not bool(torch.isfinite(parameter).all()):
+            raise ConfigError(f"the draft {draft.name} has weights that are no numbers ({name}); the old draft stays")

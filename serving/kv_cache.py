@@ -1,0 +1,121 @@
+"""Who owns which slot of the key/value cache, and what each slot still holds.
+
+Owned slots are always 0 … n−1, so that a decode step reads a contiguous view of the cache. Taking a sequence out
+moves another into the gap; `SlotPool` decides the moves, the runners carry them out on their tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+
+class Move(NamedTuple):
+    """Copy the first `length` positions of one slot over another's."""
+
+    source: int
+    destination: int
+    length: int
+
+
+class Prefix(NamedTuple):
+    """A slot whose text starts like a new request's, and for how many tokens."""
+
+    slot: int
+    length: int
+
+
+class SlotPool:
+    """Slots of `max_len` tokens, and a budget of tokens over all of them.
+
+    The budget is counted in tokens, whatever the storage: a paged cache would keep this interface.
+    `contents[slot]` are the leading tokens whose keys and values the *target's* cache holds there; they stay
+    known after their owner has gone, until someone writes over them.
+    """
+
+    def __init__(self, slots: int, max_len: int, token_budget: int | None = None) -> None:
+        self.slots = slots
+        self.max_len = max_len
+        self.token_budget = slots * max_len if token_budget is None else token_budget
+        self.owners: list[str] = []  # slot → sequence id
+        self.reserved: dict[str, int] = {}  # sequence id → tokens it may grow to
+        self.contents: list[list[int]] = [[] for _ in range(slots)]
+
+    @property
+    def free_slots(self) -> int:
+        return self.slots - len(self.owners)
+
+    @property
+    def reserved_tokens(self) -> int:
+        return sum(self.reserved.values())
+
+    @property
+    def free_tokens(self) -> int:
+        return self.token_budget - self.reserved_tokens
+
+    def take(self, owner: str, tokens: int) -> int:
+        """Give `owner` the next free slot with room for `tokens`; returns the slot."""
+        assert self.free_slots > 0, "no free slot"
+        assert owner not in self.reserved, f"{owner} owns a slot already"
+        slot = len(self.owners)
+        self.owners.append(owner)
+        self.reserved[owner] = 0
+        self.contents[slot] = []
+        self.reserve(owner, tokens)
+        return slot
+
+    def reserve(self, owner: str, tokens: int) -> None:
+        """Set aside room for `tokens` in all; never shrinks below what is held."""
+        assert tokens <= self.max_len, f"{owner} wants {tokens} tokens in a slot of {self.max_len}"
+        self.reserved[owner] = tokens
+
+    def record(self, slot: int, tokens: Seq[int], start: int) -> None:
+        """The target has read `tokens` into `slot` from place `start` on."""
+        held = self.contents[slot]
+        assert start <= len(held), f"slot {slot} holds {len(held)} tokens, cannot write at {start}"
+        held[start:] = tokens
+
+    def release(self, slot: int, first_prefilling: int) -> list[Move]:
+        """Free `slot`; the moves that keep owned slots contiguous and decoding ones before prefilling ones.
+
+        `first_prefilling` is the first slot of the prefilling sequences (the number of decoding ones if none).
+        """
+        del self.reserved[self.owners[slot]]
+        moves, gap = [], slot
+        for last in (first_prefilling - 1, len(self.owners) - 1):
+            if gap < last:
+                moves.append(Move(last, gap, len(self.contents[last])))
+                self.owners[gap] = self.owners[last]
+                self.contents[gap] = list(self.contents[last])
+                gap = last
+        del self.owners[-1]
+        return moves
+
+    def longest_prefix(self, tokens: Seq[int]) -> Prefix | None:
+        """The slot, owned or not, that holds the longest common beginning with `tokens`."""
+        lengths = [_common(held, tokens) for held in self.contents]
+        length = max(lengths, default=0)
+        return Prefix(lengths.index(length), length) if length else None
+
+    def forget(self, slot: int) -> None:
+        """What the slot holds must not be used again (its numbers were not finite)."""
+        self.contents[slot] = []
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError if a slot has two owners, a reservation no slot, or the budget is broken."""
+        assert len(set(self.owners)) == len(self.owners), f"a sequence owns two slots: {self.owners}"
+        assert set(self.owners) == set(self.reserved), "reservations and owners differ"
+        assert len(self.owners) <= self.slots, "more owners than slots"
+        assert all(0 < tokens <= self.max_len for tokens in self.reserved.values()), "a reservation exceeds its slot"
+        assert self.reserved_tokens <= self.token_budget, "more tokens reserved than the budget allows"
+        assert all(len(held) <= self.max_len for held in self.contents), "a slot holds more than fits"
+
+
+def _common(one: Seq[int], other: Seq[int]) -> int:
+    """How many leading tokens agree."""
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

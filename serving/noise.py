@@ -1,0 +1,42 @@
+"""Random numbers of seeded requests: Gumbel noise keyed by seed, answer and position.
+
+The token at a position is argmax(log p + G), a draw from p (Gumbel-max). The draft proposes with the same G, so that it
+agrees as often as its distribution does, and the output depends on the target and the noise alone: not on drafts,
+    lengths, batches or preemption.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+KEPT = 256  # positions; the draft's noise is used again by verification
+
+
+class NoiseBank:
+    """Gumbel noise `[vocab]` float32 by key, the latest ones kept."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.vocab_size = vocab_size
+        self.device = device
+        self._kept: OrderedDict[tuple[int, int, int], Tensor] = OrderedDict()
+
+    def gumbel(self, seed: int, index: int, position: int) -> Tensor:
+        """The noise of answer `index` of a request with `seed` at its `position`-th output token."""
+        key = (seed, index, position)
+        if key not in self._kept:
+            self._kept[key] = self._make(key)
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return self._kept[key]
+
+    def _make(self, key: tuple[int, int, int]) -> Tensor:
+        # Drawn on the CPU wherever the model is: the same numbers on every device.
+        digest = blake2b(",".join(map(str, key)).encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+        exponential = torch.empty(self.vocab_size).exponential_(generator=generator)
+        return exponential.log_().neg_().to(self.device)

@@ -1,0 +1,139 @@
+"""How one request wants its tokens: `SamplingParams`, with vLLM's names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from distillspec.errors import ConfigError
+from distillspec.sampling import check_policy
+from distillspec.types import SamplingPolicy
+
+MAX_LOGPROBS = 64
+SEED_LIMIT = 2**63
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """A request's wishes; every field is honoured at every position of a speculated window.
+
+    Args:
+        temperature: 0 is greedy.
+        top_k, top_p, min_p: filters, applied in this order after the temperature; 0, 1 and 0 switch them off.
+        max_tokens: the most tokens to write; None means as many as the context allows.
+        min_tokens: stop tokens are impossible before so many are written; stop strings are not looked for either.
+        stop: strings that end the text; neither they nor anything after them is returned.
+        stop_token_ids: more ids that end the text, beside the model's own.
+        ignore_eos: write on past the model's own end-of-text ids.
+        seed: with a seed, the output depends on the prompt, these parameters and the target alone (float32): not
+            on the draft, the speculation length, the load or a draft swap.
+        n: how many independent answers.
+        logprobs: return the target's raw log-probability of each token and of so many best alternatives.
+        repetition_penalty: > 1 discourages tokens of prompt and output (CTRL, Keskar et al. 2019); multiplicative.
+        presence_penalty, frequency_penalty: subtracted from logits of output tokens, once and per occurrence.
+        logit_bias: token id → what is added to its logit.
+        bad_words: strings that must not appear (as their token sequences).
+        bad_word_ids: the same as token ids.
+        allowed_token_ids: nothing else may be written.
+        speculate: False never drafts for this request.
+        max_speculation: at most so many drafted tokens a step.
+
+    Raises:
+        ConfigError: a value that cannot be honoured; the line names it.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: Sequence[str] | str = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+    n: int = 1
+    logprobs: int | None = None
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: Sequence[str] = ()
+    bad_word_ids: Sequence[Sequence[int]] = ()
+    allowed_token_ids: Sequence[int] | None = None
+    speculate: bool = True
+    max_speculation: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        object.__setattr__(self, "top_k", max(0, self.top_k))  # vLLM's -1 also switches it off
+        check_policy(self.policy)
+        self._check_counts()
+        self._check_penalties()
+        self._check_tokens()
+
+    @property
+    def policy(self) -> SamplingPolicy:
+        """Temperature and filters."""
+        return SamplingPolicy(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def penalises(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise `ConfigError` for a token id that the model does not have."""
+        groups: dict[str, Any] = {
+            "stop_token_ids": self.stop_token_ids,
+            "logit_bias": self.logit_bias,
+            "allowed_token_ids": self.allowed_token_ids or (),
+            "bad_word_ids": [i for word in self.bad_word_ids for i in word],
+        }
+        for name, ids in groups.items():
+            for token in ids:
+                _require(0 <= token < vocab_size, f"{name}: token id {token} is outside 0…{vocab_size - 1}")
+
+    def _check_counts(self) -> None:
+        limit = self.max_tokens
+        _require(limit is None or limit >= 1, f"max_tokens={limit} must be at least 1")
+        _require(self.min_tokens >= 0, f"min_tokens={self.min_tokens} must be at least 0")
+        _require(limit is None or self.min_tokens <= limit, f"min_tokens={self.min_tokens} is above max_tokens={limit}")
+        _require(self.n >= 1, f"n={self.n} must be at least 1")
+        wanted = self.logprobs
+        _require(
+            wanted is None or 0 <= wanted <= MAX_LOGPROBS, f"logprobs={wanted} must be between 0 and {MAX_LOGPROBS}"
+        )
+        length = self.max_speculation
+        _require(length is None or length >= 0, f"max_speculation={length} must be at least 0")
+        seed = self.seed
+        _require(seed is None or 0 <= seed < SEED_LIMIT, f"seed={seed} must be between 0 and 2**63 - 1")
+
+    def _check_penalties(self) -> None:
+        _require(
+            self.repetition_penalty > 0 and math.isfinite(self.repetition_penalty),
+            f"repetition_penalty={self.repetition_penalty} must be above 0 (1 switches it off)",
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(-2 <= value <= 2, f"{name}={value} must be between -2 and 2")
+
+    def _check_tokens(self) -> None:
+        _require(all(self.stop), "stop: an empty string stops before anything is written; remove it")
+        _require(all(self.bad_words) and all(self.bad_word_ids), "bad_words: an empty word would ban everything")
+        _require(
+            self.allowed_token_ids is None or len(self.allowed_token_ids) > 0,
+            "allowed_token_ids is empty: nothing could be written; give at least one id or leave it out",
+        )
+        for token, bias in self.logit_bias.items():
+            _require(not math.isnan(bias) and bias < math.inf, f"logit_bias[{token}]={bias} must be a number or -inf")
+
+
+def _require(holds: bool, problem: str) -> None:
+    if not holds:
+        raise ConfigError(problem)

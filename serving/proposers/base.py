@@ -1,0 +1,52 @@
+"""What every proposer does: draft a tree of tokens for each row that wants one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Protocol
+
+from distillspec.serving.kv_cache import Move
+from distillspec.serving.requests import Sequence
+from distillspec.serving.tree import TokenTree
+
+EMPTY = TokenTree()
+
+
+@dataclass(frozen=True)
+class ProposalRequest:
+    """A row that may get up to `length` drafted tokens."""
+
+    sequence: Sequence
+    length: int
+
+
+class Proposer(Protocol):
+    """Drafts tokens; never changes what is emitted, only how fast.
+
+    A proposer that keeps state by slot (a draft's cache) follows the pool through `move`.
+    """
+
+    @property
+    def version(self) -> str:
+        """Which draft this is, for statistics; empty where there is no model."""
+        ...
+
+    def propose(self, requests: Seq[ProposalRequest]) -> list[TokenTree]:
+        """A tree for each request, in order, of depth at most its `length`; empty where nothing comes to mind.
+
+        Called only with requests of length ≥ 1; may run a draft model, never the target.
+        """
+        ...
+
+    def committed(self, sequence: Sequence, tree: TokenTree, path: Seq[int]) -> None:
+        """The nodes `path` of the tree became text, followed by one token of the target's own."""
+        ...
+
+    def move(self, moves: Seq[Move]) -> None:
+        """Slots have changed places."""
+        ...
+
+    def forget(self, sequence_id: str) -> None:
+        """The sequence has ended or lost its slot."""
+        ...

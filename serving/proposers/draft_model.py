@@ -1,0 +1,158 @@
+"""A draft model as proposer: chains of tokens, drawn one after another from a small model with a cache of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from distillspec.models import LanguageModel
+from distillspec.serving.kv_cache import Move
+from distillspec.serving.logits import Columns, Place
+from distillspec.serving.proposers.base import EMPTY, ProposalRequest
+from distillspec.serving.requests import Sequence
+from distillspec.serving.runner import ModelRunner, RowInput
+from distillspec.serving.sampling import TokenSampler
+from distillspec.serving.tree import TokenTree
+
+CATCH_UP = 8  # unread tokens a row may have in the first pass of a draft loop; longer texts are read before
+CHUNK = 512  # tokens a row and pass when a long text is read
+
+
+class ContinueRule(Protocol):
+    """Asked after every draft step which rows draft on."""
+
+    def keeps(self, logits: Tensor, step: int) -> list[bool]:
+        """`logits [B, width]` raw, of the rows still drafting, from which draft token `step` (0, 1, …) was taken."""
+        ...
+
+
+class ConfidenceThreshold:
+    """Draft on while the draft's best probability exceeds a threshold (SmartSpec, Algorithm 3)."""
+
+    def __init__(self, threshold: float) -> None:
+        self.threshold = threshold
+
+    def keeps(self, logits: Tensor, step: int) -> list[bool]:
+        return (torch.softmax(logits.float(), -1).amax(-1) > self.threshold).tolist()
+
+
+@dataclass
+class _Row:
+    """One sequence's chain while it grows."""
+
+    request: ProposalRequest
+    tokens: list[int] = field(default_factory=list)
+    probs: list[Tensor] = field(default_factory=list)
+    drafting: bool = True
+
+    @property
+    def sequence(self) -> Sequence:
+        return self.request.sequence
+
+    @property
+    def slot(self) -> int:
+        assert self.sequence.slot is not None
+        return self.sequence.slot
+
+
+class DraftModel:
+    """Drafts with `model`; its cache uses the slots of the target's, and is read up lazily, row by row.
+
+    A row whose draft logits are no numbers gets what was drafted before, and no more speculation.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        sampler: TokenSampler,
+        slots: int,
+        max_len: int,
+        *,
+        version: str = "",
+        rule: ContinueRule | None = None,
+    ) -> None:
+        self.runner = ModelRunner(model, slots, max_len)
+        self.sampler = sampler
+        kept_ids = None if model.kept_ids is None else model.kept_ids.to(model.device)
+        self.columns = Columns(model.identity.vocab_size, kept_ids)
+        self.rule = rule
+        self._version = version
+        self._drafted: dict[str, int] = {}
+
+    @property
+    def version(self) -> str:
+        return self._version
+
+    def propose(self, requests: Seq[ProposalRequest]) -> list[TokenTree]:
+        rows = [_Row(request) for request in requests if request.sequence.draft_ok]
+        rows.sort(key=lambda row: row.slot)  # rows in slot order read the cache without copies
+        self._read_long_texts(rows)
+        for step in range(max((row.request.length for row in rows), default=0)):
+            drafting = [row for row in rows if row.drafting]
+            if not drafting:
+                break
+            self._draft_one(drafting, step)
+        trees = {row.sequence.id: self._tree(row) for row in rows}
+        return [trees.get(request.sequence.id, EMPTY) for request in requests]
+
+    def committed(self, sequence: Sequence, tree: TokenTree, path: Seq[int]) -> None:
+        # The last drafted token was never read, so after full acceptance two tokens are unread.
+        drafted = self._drafted.pop(sequence.id, None)
+        if drafted is not None:
+            sequence.draft_computed += min(len(path), max(drafted - 1, 0))
+
+    def move(self, moves: Seq[Move]) -> None:
+        self.runner.move(moves)
+
+    def forget(self, sequence_id: str) -> None:
+        self._drafted.pop(sequence_id, None)
+
+    def _read_long_texts(self, rows: Seq[_Row]) -> None:
+        """Read all but the newest tokens of rows that are far behind (new, swapped, long without speculation)."""
+        behind = [row for row in rows if len(row.sequence.tokens) - row.sequence.draft_computed > CATCH_UP]
+        while behind:
+            inputs = []
+            for row in behind:
+                start = row.sequence.draft_computed
+                end = min(start + CHUNK, len(row.sequence.tokens) - 1)
+                inputs.append(RowInput(row.slot, start, row.sequence.tokens[start:end], wanted=0))
+                row.sequence.draft_computed = end
+            self.runner.read(inputs)
+            behind = [row for row in behind if row.sequence.draft_computed < len(row.sequence.tokens) - 1]
+
+    def _draft_one(self, rows: Seq[_Row], step: int) -> None:
+        inputs = [self._input(row) for row in rows]
+        logits = self.runner.logits(self.runner.read(inputs))
+        places = [Place(row.sequence, tuple(row.tokens)) for row in rows]
+        drafted = self.sampler.propose(logits, places, self.columns)
+        goes_on = self.rule.keeps(logits, step) if self.rule is not None else [True] * len(rows)
+        for row, token, probs, finite, keep in zip(
+            rows, drafted.tokens, drafted.probs, drafted.finite, goes_on, strict=True
+        ):
+            if not finite:
+                row.drafting = row.sequence.draft_ok = False
+                self.runner.cache.clear(row.slot)
+                continue
+            row.tokens.append(token)
+            if probs is not None:
+                row.probs.append(probs)
+            full = len(row.tokens) >= row.request.length
+            row.drafting = keep and not full and token not in row.sequence.stop_ids
+
+    def _input(self, row: _Row) -> RowInput:
+        """What the draft has not read: text first, then its own last token."""
+        sequence = row.sequence
+        if row.tokens:
+            return RowInput(row.slot, sequence.draft_computed + len(row.tokens) - 1, row.tokens[-1:])
+        start = sequence.draft_computed
+        sequence.draft_computed = len(sequence.tokens)
+        return RowInput(row.slot, start, sequence.tokens[start:])
+
+    def _tree(self, row: _Row) -> TokenTree:
+        self._drafted[row.sequence.id] = len(row.tokens)
+        probs = torch.stack(row.probs) if row.probs else None
+        return TokenTree.chain(row.tokens, probs, self.columns.kept_ids)

@@ -1,0 +1,204 @@
+"""A request's life: what was asked (`Request`), where it stands (`Sequence`), what it got (`RequestOutput`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Literal
+
+from distillspec.errors import RunError
+from distillspec.serving.params import SamplingParams
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+class RequestRefused(RunError, ValueError):
+    """The engine cannot take this request as it is; the message says why."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client asks for.
+
+    Args:
+        id: unique among the requests that live; chosen by the caller.
+        prompt_ids: at least one token.
+        params: see `SamplingParams`.
+        priority: lower goes first, as in vLLM; equal ones in order of arrival.
+        deadline_s: seconds after submission at which the request is ended as it stands, reason `abort`.
+        tenant: whose request it is, for logs and limits.
+    """
+
+    id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0
+    deadline_s: float | None = None
+    tenant: str = "default"
+
+
+class Status(Enum):
+    WAITING = "waiting"  # for a slot, first or again after preemption
+    PREFILL = "prefill"  # in a slot, its text not read whole
+    DECODE = "decode"  # in a slot, everything but its newest token read
+    FINISHED = "finished"
+
+
+@dataclass
+class RequestStats:
+    """What a request cost and gained; times in seconds on the engine's clock."""
+
+    submitted_s: float = 0.0
+    admitted_s: float | None = None
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    steps: int = 0  # runs of the target that emitted tokens of this request
+    proposed: int = 0  # drafted tokens that were verified
+    accepted: int = 0
+    tried_per_position: list[int] = field(default_factory=list)
+    accepted_per_position: list[int] = field(default_factory=list)
+    draft_versions: list[str] = field(default_factory=list)
+    preemptions: int = 0
+    prefix_tokens: int = 0  # prompt tokens taken over from another request
+
+    @property
+    def queue_s(self) -> float | None:
+        return None if self.admitted_s is None else self.admitted_s - self.submitted_s
+
+    @property
+    def time_to_first_token_s(self) -> float | None:
+        return None if self.first_token_s is None else self.first_token_s - self.submitted_s
+
+    @property
+    def total_s(self) -> float | None:
+        return None if self.finished_s is None else self.finished_s - self.submitted_s
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """α per trial: accepted / (accepted + first rejections); later positions were never tried."""
+        tried = sum(self.tried_per_position)
+        return self.accepted / tried if tried else None
+
+    def record_verification(self, proposed: int, accepted: int) -> None:
+        """A verified chain (or the depth of a tree): positions up to the first rejection were tried."""
+        self.proposed += proposed
+        self.accepted += accepted
+        missing = proposed - len(self.tried_per_position)
+        if missing > 0:
+            self.tried_per_position.extend([0] * missing)
+            self.accepted_per_position.extend([0] * missing)
+        for place in range(min(accepted + 1, proposed)):
+            self.tried_per_position[place] += 1
+            self.accepted_per_position[place] += place < accepted
+
+
+@dataclass
+class Sequence:
+    """One answer in the making; `params.n` of them make a request. Only the engine changes it."""
+
+    id: str
+    request: Request
+    index: int  # which of the request's n answers
+    arrival: int  # order of submission
+    tokens: list[int]  # prompt and output
+    stop_ids: frozenset[int]
+    max_output: int
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    status: Status = Status.WAITING
+    slot: int | None = None
+    computed: int = 0  # leading tokens whose keys and values the target's cache holds
+    draft_computed: int = 0  # the same for the draft's cache
+    draft_ok: bool = True  # False after draft logits that were no numbers
+    text: str = ""
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    stats: RequestStats = field(default_factory=RequestStats)
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def output_length(self) -> int:
+        return len(self.tokens) - self.prompt_length
+
+    @property
+    def room(self) -> int:
+        """How many more tokens it may write."""
+        return self.max_output - self.output_length
+
+    @property
+    def finished(self) -> bool:
+        return self.status is Status.FINISHED
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """The target's raw log-probability (nats, before any transform) of a token, and of the best alternatives."""
+
+    token: int
+    logprob: float
+    best: dict[int, float]
+
+
+@dataclass(frozen=True)
+class SequenceDelta:
+    """What one answer gained in one step; `text` never splits a character, and never holds a stop string."""
+
+    request_id: str
+    index: int
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One finished answer. `text` is None where the engine has no tokenizer."""
+
+    index: int
+    token_ids: tuple[int, ...]
+    text: str | None
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    error: str | None
+    logprobs: tuple[TokenLogprob, ...] | None
+    stats: RequestStats
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A finished request; the short names are those of its first answer."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    completions: tuple[CompletionOutput, ...]
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.completions[0].token_ids
+
+    @property
+    def text(self) -> str | None:
+        return self.completions[0].text
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.completions[0].finish_reason
+
+    @property
+    def stats(self) -> RequestStats:
+        return self.completions[0].stats

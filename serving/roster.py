@@ -1,0 +1,178 @@
+"""Who waits, who runs, in which slot: the book-keeping of sequences between the steps' computations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
+
+from transformers import PreTrainedTokenizerBase
+
+from distillspec.serving.detokenize import Detokenizer
+from distillspec.serving.kv_cache import Move, SlotPool
+from distillspec.serving.outputs import delta, output
+from distillspec.serving.requests import Request, RequestOutput, Sequence, SequenceDelta, Status
+from distillspec.serving.scheduler import Limits, reservation
+
+MIN_PREFIX = 16  # shared tokens below which copying is not worth it
+
+
+class Roster:
+    """All unfinished sequences; owns the slot pool. Tensors follow through `on_moves` (slots changed places) and
+    `on_gone` (a sequence left its slot)."""
+
+    def __init__(
+        self,
+        pool: SlotPool,
+        limits: Limits,
+        tokenizer: PreTrainedTokenizerBase,
+        stop_ids: Seq[int],
+        *,
+        prefix_reuse: bool,
+        on_moves: Callable[[Seq[Move]], None],
+        on_gone: Callable[[str], None],
+    ) -> None:
+        self.pool, self.limits, self.tokenizer, self.stop_ids = pool, limits, tokenizer, tuple(stop_ids)
+        self.prefix_reuse = prefix_reuse
+        self._on_moves, self._on_gone = on_moves, on_gone
+        self.sequences: dict[str, Sequence] = {}  # unfinished ones, in order of arrival
+        self.texts: dict[str, Detokenizer] = {}
+        self._groups: dict[str, list[Sequence]] = {}  # request id → its answers
+        self._arrivals = 0
+        self.deltas: list[SequenceDelta] = []
+        self.done: list[RequestOutput] = []
+
+    @property
+    def running(self) -> list[Sequence]:
+        """The sequences in slots, by slot."""
+        return [self.sequences[owner] for owner in self.pool.owners]
+
+    @property
+    def decoding(self) -> list[Sequence]:
+        return [s for s in self.running if s.status is Status.DECODE]
+
+    @property
+    def waiting(self) -> list[Sequence]:
+        return [s for s in self.sequences.values() if s.status is Status.WAITING]
+
+    def enqueue(self, request: Request, now: float) -> None:
+        """Let a request's answers wait for slots."""
+        group = []
+        for index in range(request.params.n):
+            sequence = self._new(request, index)
+            sequence.stats.submitted_s = now
+            self.sequences[sequence.id] = sequence
+            self.texts[sequence.id] = Detokenizer(self.tokenizer, request.prompt_ids, request.params.stop)
+            group.append(sequence)
+        self._groups[request.id] = group
+
+    def admit(self, sequence: Sequence, now: float) -> None:
+        """Give a waiting sequence the next slot, with the beginning that another slot already holds."""
+        prefix = self.pool.longest_prefix(sequence.tokens[:-1]) if self.prefix_reuse else None
+        slot = self.pool.take(sequence.id, reservation(sequence, self.limits))
+        sequence.slot, sequence.status = slot, Status.PREFILL
+        if sequence.stats.admitted_s is None:
+            sequence.stats.admitted_s = now
+        if prefix is not None and prefix.length >= MIN_PREFIX:
+            if prefix.slot != slot:
+                self._on_moves([Move(prefix.slot, slot, prefix.length)])
+            self.pool.record(slot, sequence.tokens[: prefix.length], 0)
+            sequence.computed = sequence.stats.prefix_tokens = prefix.length
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take the slot away; everything is read again later, the text stays."""
+        self._leave_slot(sequence)
+        sequence.status = Status.WAITING
+        sequence.stats.preemptions += 1
+
+    def reserve_ahead(self) -> None:
+        """Set aside what the next step may add to each running sequence."""
+        for sequence in self.running:
+            self.pool.reserve(sequence.id, reservation(sequence, self.limits))
+
+    def end_request(self, request_id: str, now: float) -> None:
+        """End all answers of a request as they stand; unknown ids are ignored."""
+        for sequence in list(self._groups.get(request_id, ())):
+            if not sequence.finished:
+                self._cut(sequence, now)
+
+    def end_expired(self, now: float) -> None:
+        """End the sequences whose deadline has passed."""
+        for sequence in list(self.sequences.values()):
+            deadline_s = sequence.request.deadline_s
+            if deadline_s is not None and now - sequence.stats.submitted_s > deadline_s:
+                self._cut(sequence, now)
+
+    def finish(self, sequence: Sequence, now: float) -> None:
+        """A sequence with a finish reason leaves; with the last of its request the output is made."""
+        self._leave_slot(sequence)
+        sequence.status = Status.FINISHED
+        sequence.stats.finished_s = now
+        sequence.text = self.texts.pop(sequence.id).text
+        del self.sequences[sequence.id]
+        group = self._groups[sequence.request.id]
+        if all(s.finished for s in group):
+            del self._groups[sequence.request.id]
+            self.done.append(output(sequence.request, group))
+
+    def forget_drafts(self) -> None:
+        """The draft's cache is void: every sequence is read again by the next draft."""
+        for sequence in self.sequences.values():
+            sequence.draft_computed, sequence.draft_ok = 0, True
+
+    def take_results(self) -> tuple[tuple[SequenceDelta, ...], tuple[RequestOutput, ...]]:
+        """Gains and finished requests since the last call."""
+        results = tuple(self.deltas), tuple(self.done)
+        self.deltas, self.done = [], []
+        return results
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where slots, sequences and statuses disagree."""
+        self.pool.check_integrity()
+        running = self.running
+        assert all(s.slot == place for place, s in enumerate(running)), "a sequence is not in the slot it believes"
+        assert all(s.slot is None for s in self.waiting), "a waiting sequence holds a slot"
+        decoding = len(self.decoding)
+        assert all(s.status is Status.DECODE for s in running[:decoding]), "decoding sequences come first"
+        assert all(s.status is Status.PREFILL for s in running[decoding:]), "the others read their prompts"
+        for place, s in enumerate(running):
+            assert self.pool.contents[place] == s.tokens[: s.computed], f"slot {place} does not hold the text of {s.id}"
+        listed = {s.id for group in self._groups.values() for s in group if not s.finished}
+        assert listed == set(self.sequences) == set(self.texts), "groups, sequences and texts differ"
+
+    def _new(self, request: Request, index: int) -> Sequence:
+        params = request.params
+        own = () if params.ignore_eos else self.stop_ids
+        room = min(self.pool.max_len, self.pool.token_budget) - len(request.prompt_ids)
+        self._arrivals += 1
+        return Sequence(
+            id=f"{request.id}/{index}",
+            request=request,
+            index=index,
+            arrival=self._arrivals,
+            tokens=list(request.prompt_ids),
+            stop_ids=frozenset([*own, *params.stop_token_ids]),
+            max_output=room if params.max_tokens is None else min(room, params.max_tokens),
+            bad_words=self._bad_words(request),
+        )
+
+    def _bad_words(self, request: Request) -> tuple[tuple[int, ...], ...]:
+        """Bad words as token sequences, at the beginning of a text and after a space."""
+        words = {tuple(word) for word in request.params.bad_word_ids}
+        spelt: Iterable[str] = (s for word in request.params.bad_words for s in (word, f" {word.lstrip()}"))
+        words |= {tuple(self.tokenizer.encode(s, add_special_tokens=False)) for s in spelt}
+        return tuple(sorted(words))
+
+    def _cut(self, sequence: Sequence, now: float) -> None:
+        sequence.finish_reason = "abort"
+        self.deltas.append(delta(sequence, sequence.output_length, self.texts[sequence.id].flush()))
+        self.finish(sequence, now)
+
+    def _leave_slot(self, sequence: Sequence) -> None:
+        if sequence.slot is None:
+            return
+        moves = self.pool.release(sequence.slot, len(self.decoding))
+        self._on_moves(moves)
+        self._on_gone(sequence.id)
+        sequence.slot, sequence.computed, sequence.draft_computed = None, 0, 0
+        for slot, owner in enumerate(self.pool.owners):
+            self.sequences[owner].slot = slot

@@ -1,0 +1,99 @@
+"""One model over its slot cache: reads tokens of many rows at once, gives logits only where they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from distillspec.models import LanguageModel
+from distillspec.models.slot_cache import SlotCache, SlotView
+from distillspec.serving.kv_cache import Move
+from distillspec.serving.tree import TokenTree
+
+
+@dataclass(frozen=True)
+class RowInput:
+    """Tokens to read into one slot after its first `start`, and for how many of the last ones logits are wanted.
+
+    With a `tree`, `tokens` are one committed token (the root) and then the tree's nodes.
+    """
+
+    slot: int
+    start: int
+    tokens: Seq[int]
+    wanted: int = 1
+    tree: TokenTree | None = None
+
+
+class ModelRunner:
+    """Runs `model` on rows of a slot cache; call inside `slot_attention_in(model.model)` and `inference_mode`.
+
+    `passes` counts forward passes.
+    """
+
+    def __init__(self, model: LanguageModel, slots: int, max_len: int) -> None:
+        self.model = model
+        self.cache = SlotCache(slots, max_len)
+        self.passes = 0
+
+    def read(self, rows: Seq[RowInput]) -> Tensor:
+        """Read all rows in one pass; final hidden states `[Σ wanted, D]`, row by row."""
+        device = self.model.device
+        width = max(len(row.tokens) for row in rows)
+        padded = [[*row.tokens, *[0] * (width - len(row.tokens))] for row in rows]
+        view = self._view(rows, width)
+        hidden = self.model.hidden(torch.tensor(padded, device=device), view.positions, slot_view=view)
+        self.passes += 1
+        return hidden.reshape(-1, hidden.shape[-1])[_wanted(rows, width, device)]
+
+    def no_hidden(self) -> Tensor:
+        """Hidden states of no token, `[0, D]`."""
+        return torch.empty(0, self.model.head.weight.shape[1], dtype=self.model.dtype, device=self.model.device)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[n, D]` → `[n, width]` in the model's dtype; columns as in `model.kept_ids`."""
+        return self.model.head.logits(hidden)
+
+    def move(self, moves: Seq[Move]) -> None:
+        """Carry out the pool's moves."""
+        for source, destination, length in moves:
+            self.cache.move(source, destination, length)
+
+    def _view(self, rows: Seq[RowInput], width: int) -> SlotView:
+        device = self.model.device
+        starts = torch.tensor([row.start for row in rows], device=device)
+        counts = torch.tensor([len(row.tokens) for row in rows], device=device)
+        longest = max(row.start + len(row.tokens) for row in rows)
+        view = SlotView.append(self.cache, [row.slot for row in rows], starts, counts, longest)
+        if all(row.tree is None or row.tree.is_chain for row in rows):
+            return view
+        return _tree_view(view, rows, starts, width)
+
+
+def _tree_view(view: SlotView, rows: Seq[RowInput], starts: Tensor, width: int) -> SlotView:
+    """`view` with depths for positions and ancestors for the mask; chains among the rows are trees too."""
+    depths = torch.arange(width).repeat(len(rows), 1)
+    ancestors = torch.ones(width, width, dtype=torch.bool).tril().repeat(len(rows), 1, 1)
+    for r, row in enumerate(rows):
+        if row.tree is None or row.tree.is_chain:
+            continue
+        for node, depth in enumerate(row.tree.depths):
+            depths[r, 1 + node] = depth
+            ancestors[r, 1 + node] = False
+            ancestors[r, 1 + node, [0, *(1 + n for n in row.tree.path(node))]] = True
+    device = starts.device
+    positions = (starts[:, None] + depths.to(device)).clamp(max=view.cache.max_len - 1)
+    return SlotView(view.cache, view.places, positions, view.reach, view.first, view.rows, starts, ancestors.to(device))
+
+
+def _wanted(rows: Seq[RowInput], width: int, device: torch.device) -> Tensor:
+    """Flat places of the wanted hidden states in `[B · width]`."""
+    places = [
+        r * width + place
+        for r, row in enumerate(rows)
+        for place in range(len(row.tokens) - row.wanted, len(row.tokens))
+    ]
+    return torch.tensor(places, dtype=torch.int64, device=device)

@@ -1,0 +1,123 @@
+"""Who runs in the next step: a pure plan from who waits and who holds a slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from distillspec.serving.requests import Sequence, Status
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the plan must stay within."""
+
+    slots: int
+    max_len: int  # tokens a slot
+    cache_tokens: int  # over all slots
+    prefill_chunk: int  # prompt tokens read a step
+    lookahead: int  # drafted tokens a row may add, reserved ahead
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Read the next `tokens` unread tokens of a sequence."""
+
+    sequence_id: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class SchedulePlan:
+    """First `preempt`, then `admit` (in order), then read `prefill` and decode the rest."""
+
+    preempt: tuple[str, ...] = ()
+    admit: tuple[str, ...] = ()
+    prefill: tuple[Chunk, ...] = ()
+
+
+def reservation(sequence: Sequence, limits: Limits) -> int:
+    """Tokens to set aside for a sequence's next step: its text, the drafted ones and one of the target's own."""
+    final = sequence.prompt_length + sequence.max_output
+    return min(len(sequence.tokens) + limits.lookahead + 1, final, limits.max_len)
+
+
+def plan_step(waiting: Seq[Sequence], running: Seq[Sequence], limits: Limits) -> SchedulePlan:
+    """Who is preempted, who is admitted, and how much of whose prompt is read.
+
+    Lower `priority` first, equal ones in order of arrival. Sequences that run are preempted, the last first, when their
+    next step does not fit the cache, or when a more urgent one waits and finds no slot. The first in order always
+    fits: a request larger than the cache is refused at the door. Changes nothing.
+    """
+    kept, preempted = _keep_what_fits(sorted(running, key=_urgency), limits)
+    admitted: list[Sequence] = []
+    prefill_left = limits.prefill_chunk - sum(_unread(s) for s in kept if s.status is Status.PREFILL)
+    for sequence in sorted(waiting, key=_urgency):
+        if prefill_left <= 0:
+            break
+        victims = _make_room(sequence, kept, admitted, limits)
+        if victims is None:
+            break  # first come, first served: nobody overtakes the first that does not fit
+        preempted += victims
+        kept = [s for s in kept if s not in victims]
+        admitted.append(sequence)
+        prefill_left -= len(sequence.tokens)
+    prefilling = [s for s in kept if s.status is Status.PREFILL]
+    return SchedulePlan(
+        tuple(s.id for s in preempted),
+        tuple(s.id for s in admitted),
+        _chunks(sorted(prefilling, key=_by_slot) + admitted, limits.prefill_chunk),
+    )
+
+
+def _keep_what_fits(running: Seq[Sequence], limits: Limits) -> tuple[list[Sequence], list[Sequence]]:
+    """Most urgent first, as many as the cache holds; the rest loses its slot."""
+    kept: list[Sequence] = []
+    room = limits.cache_tokens
+    for place, sequence in enumerate(running):
+        room -= reservation(sequence, limits)
+        if room < 0 and kept:
+            return kept, list(running[place:])
+        kept.append(sequence)
+    return kept, []
+
+
+def _make_room(
+    sequence: Sequence, kept: Seq[Sequence], admitted: Seq[Sequence], limits: Limits
+) -> list[Sequence] | None:
+    """Who must go for `sequence` to fit (nobody: []); None where it has to wait."""
+    victims: list[Sequence] = []
+    less_urgent = sorted((s for s in kept if s.request.priority > sequence.request.priority), key=_urgency)
+    while True:
+        staying = [s for s in [*kept, *admitted] if s not in victims]
+        tokens = sum(reservation(s, limits) for s in [*staying, sequence])
+        if len(staying) < limits.slots and tokens <= limits.cache_tokens:
+            return victims
+        if not less_urgent:
+            return None
+        victims.append(less_urgent.pop())
+
+
+def _chunks(sequences: Seq[Sequence], budget: int) -> tuple[Chunk, ...]:
+    """Deal out the step's prompt tokens in slot order, so that prompts are finished in that order."""
+    chunks = []
+    for sequence in sequences:
+        tokens = min(budget, _unread(sequence))
+        if tokens <= 0:
+            break
+        chunks.append(Chunk(sequence.id, tokens))
+        budget -= tokens
+    return tuple(chunks)
+
+
+def _unread(sequence: Sequence) -> int:
+    return len(sequence.tokens) - sequence.computed
+
+
+def _urgency(sequence: Sequence) -> tuple[int, int]:
+    return sequence.request.priority, sequence.arrival
+
+
+def _by_slot(sequence: Sequence) -> int:
+    assert sequence.slot is not None
+    return sequence.slot

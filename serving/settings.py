@@ -1,0 +1,76 @@
+"""How an engine is set up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distillspec.errors import ConfigError
+
+PROPOSERS = ("none", "draft_model", "prompt_lookup", "lookup_else_model")
+CONTROLLERS = ("fixed",)
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """All settings of an `Engine`, with their defaults.
+
+    Args:
+        dtype: auto (the model's own where the hardware multiplies it, else float32), float32, bfloat16, float16,
+            float64. device: auto, cpu, cuda, cuda:1, … max_slots: the most requests side by side; fewer where memory
+            is short. max_model_len: prompt and output together; None means what the model allows, at most 4,096.
+            cache_gib: memory for the caches of target and draft together; None means half of what is free.
+            max_cache_tokens: count on fewer tokens than the slots hold (mainly for tests of preemption).
+            prefill_chunk: prompt tokens read a step; longer prompts take several, decoding goes on between.
+            prefix_reuse: take over the keys and values of a beginning that another prompt shares. proposer: none,
+            draft_model, prompt_lookup, lookup_else_model; None means draft_model where a draft is given.
+            speculation_length: drafted tokens a row and step (controller=fixed). draft_confidence: stop drafting
+            where the draft's best probability falls to this or below; 0 never. lookup_longest, lookup_shortest:
+            n-gram sizes of prompt lookup. compile: auto (where a C++ compiler is), True, False. seed: of the engine's
+            own draws; requests with a seed do not depend on it.
+    """
+
+    dtype: str = "auto"
+    device: str = "auto"
+    max_slots: int = 16
+    max_model_len: int | None = None
+    cache_gib: float | None = None
+    max_cache_tokens: int | None = None
+    prefill_chunk: int = 512
+    prefix_reuse: bool = True
+    proposer: str | None = None
+    controller: str = "fixed"
+    speculation_length: int = 4
+    draft_confidence: float = 0.0
+    lookup_longest: int = 4
+    lookup_shortest: int = 2
+    compile: bool | str = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_slots", "prefill_chunk"):
+            _require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
+        length = self.max_model_len
+        _require(length is None or length >= 2, f"max_model_len={length} must be at least 2")
+        _require(self.cache_gib is None or self.cache_gib > 0, f"cache_gib={self.cache_gib} must be above 0")
+        tokens = self.max_cache_tokens
+        _require(tokens is None or tokens >= 2, f"max_cache_tokens={tokens} must be at least 2")
+        _require(
+            self.proposer is None or self.proposer in PROPOSERS,
+            f"proposer={self.proposer} is not known; use one of {', '.join(PROPOSERS)}",
+        )
+        _require(
+            self.controller in CONTROLLERS,
+            f"controller={self.controller} is not known; use one of {', '.join(CONTROLLERS)}",
+        )
+        _require(self.speculation_length >= 0, f"speculation_length={self.speculation_length} must be at least 0")
+        _require(0 <= self.draft_confidence < 1, f"draft_confidence={self.draft_confidence} must be in [0, 1)")
+        _require(
+            1 <= self.lookup_shortest <= self.lookup_longest,
+            f"lookup_shortest={self.lookup_shortest} must be between 1 and lookup_longest={self.lookup_longest}",
+        )
+        _require(self.compile in (True, False, "auto"), f"compile={self.compile} must be auto, True or False")
+
+
+def _require(holds: bool, problem: str) -> None:
+    if not holds:
+        raise ConfigError(problem)

@@ -1,0 +1,77 @@
+"""Engines over the tiny target, and the oracle that they are held to: transformers' own generation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from distillspec.config import DraftConfig
+from distillspec.models import LanguageModel, initialise_draft
+from distillspec.models.vocabulary import choose_kept_ids
+from distillspec.serving import Engine, EngineSettings
+
+MakeEngine = Callable[..., Engine]
+PROMPT_LENGTHS = (3, 17, 1, 8, 70, 5, 29, 2)
+
+
+def prompts(count: int = len(PROMPT_LENGTHS), seed: int = 3) -> list[list[int]]:
+    """Random bytes of many lengths; some repeat themselves, so that lookups find something."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for i in range(count):
+        ids = torch.randint(3, 250, (PROMPT_LENGTHS[i % len(PROMPT_LENGTHS)],), generator=generator).tolist()
+        made.append(ids * 3 if i % 2 else ids)
+    return made
+
+
+def hf_greedy(model: LanguageModel, prompt: list[int], max_new_tokens: int) -> list[int]:
+    """transformers' own greedy continuation, the prompt left out; ids that only pad the head are no tokens."""
+    ids = torch.tensor([prompt])
+    out = model.model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=list(model.stop_ids),
+        suppress_tokens=list(range(model.identity.vocab_size, model.model.config.vocab_size)),
+    )
+    return out[0, ids.shape[1] :].tolist()
+
+
+@pytest.fixture
+def draft(target: LanguageModel) -> LanguageModel:
+    """Half the target's layers."""
+    return initialise_draft(DraftConfig(layers=2), target)
+
+
+@pytest.fixture
+def truncated_draft(target: LanguageModel) -> LanguageModel:
+    """Half the layers and 60 of the ids."""
+    counts = torch.zeros(target.identity.vocab_size).index_fill_(0, torch.arange(20, 260, 4), 1)
+    return initialise_draft(DraftConfig(layers=2), target, kept_ids=choose_kept_ids(counts, 60, target.tokenizer))
+
+
+@pytest.fixture
+def make_engine(target: LanguageModel) -> Iterator[MakeEngine]:
+    """`make_engine(draft, max_slots=3, …)`; the models are given back at the end of the test."""
+    made: list[Engine] = []
+
+    def make(draft: LanguageModel | None = None, *, model: LanguageModel | None = None, **settings: Any) -> Engine:
+        defaults: dict[str, Any] = {"max_slots": 4, "max_model_len": 256, "compile": False}
+        parts = {name: settings.pop(name) for name in ("controller", "proposer_object") if name in settings}
+        engine = Engine(
+            model or target,
+            draft,
+            EngineSettings(**{**defaults, **settings}),
+            controller=parts.get("controller"),
+            proposer=parts.get("proposer_object"),
+        )
+        made.append(engine)
+        return engine
+
+    yield make
+    for engine in reversed(made):
+        engine.close()

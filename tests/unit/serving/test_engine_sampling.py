@@ -1,0 +1,137 @@
+"""Sampled output follows the target at every emitted position; seeded output does not depend on how it was made."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from distillspec.config import DraftConfig
+from distillspec.models import LanguageModel, initialise_draft
+from distillspec.sampling import policy_probs
+from distillspec.serving import Engine, SamplingParams
+
+from .conftest import MakeEngine, prompts
+
+PROMPT = prompts()[1][:9]
+POLICIES = {
+    "plain": SamplingParams(temperature=1.0),
+    "warm": SamplingParams(temperature=0.7, top_k=30, top_p=0.9, min_p=0.01),
+}
+
+
+def excess(engine: Engine, target: LanguageModel, params: SamplingParams, requests: int = 1500) -> Tensor:
+    """(χ² − df) / √(2 df) of each of the first four emitted positions, by the probability integral transform.
+
+    Given its own prefix, token x of distribution p lands at u = F(x − 1) + v · p(x), v uniform: uniform if and only
+    if x was drawn from p. Twenty equal bins.
+    """
+    outputs = engine.generate([PROMPT] * requests, replace(params, max_tokens=4, ignore_eos=True))
+    written = torch.tensor([output.token_ids for output in outputs])
+    texts = torch.cat([torch.tensor([PROMPT]).expand(requests, -1), written], 1)
+    engine.close()
+    with torch.no_grad():
+        logits = target.logits(texts)[:, len(PROMPT) - 1 : -1].float()
+    probs = policy_probs(logits, params.policy).double()
+    chosen = probs.gather(-1, written[..., None])[..., 0]
+    assert bool((chosen > 0).all()), "a token that the policy excludes was written"
+    below = probs.cumsum(-1).gather(-1, written[..., None])[..., 0] - chosen
+    places = below + torch.rand(below.shape, dtype=torch.float64) * chosen
+    counts = torch.stack([torch.histc(column, 20, 0, 1) for column in places.T])
+    wanted = requests / 20
+    return (((counts - wanted) ** 2 / wanted).sum(-1) - 19) / 38**0.5
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("kind", ["draft", "truncated", "lookup", "none"])
+def test_every_emitted_position_follows_the_target(
+    target: LanguageModel,
+    draft: LanguageModel,
+    truncated_draft: LanguageModel,
+    make_engine: MakeEngine,
+    kind: str,
+    policy: str,
+) -> None:
+    chosen = {"draft": draft, "truncated": truncated_draft}.get(kind)
+    proposer = {"lookup": "prompt_lookup", "none": "none"}.get(kind, "draft_model")
+    engine = make_engine(chosen, proposer=proposer, speculation_length=2, max_slots=64, lookup_shortest=1)
+    assert float(excess(engine, target, POLICIES[policy]).max()) < 5
+
+
+SEEDED = [SamplingParams(temperature=0.9, max_tokens=20, seed=i, top_p=0.95 if i % 2 else 1.0) for i in range(8)]
+
+
+@pytest.fixture(scope="module")
+def seeded_alone(target: LanguageModel) -> list[tuple[int, ...]]:
+    """What seeded requests write one at a time, without any speculation."""
+    from distillspec.serving import EngineSettings
+
+    engine = Engine(target, None, EngineSettings(max_slots=1, max_model_len=256, compile=False))
+    written = [engine.generate([p], own)[0].token_ids for p, own in zip(prompts(), SEEDED, strict=True)]
+    engine.close()
+    assert len(set(written)) == len(written)
+    return written
+
+
+@pytest.mark.parametrize("length", [0, 1, 5])
+@pytest.mark.parametrize("proposer", ["draft_model", "lookup_else_model"])
+def test_a_seed_fixes_the_output_whatever_the_batch_length_and_draft(
+    seeded_alone: list[tuple[int, ...]],
+    truncated_draft: LanguageModel,
+    make_engine: MakeEngine,
+    proposer: str,
+    length: int,
+) -> None:
+    engine = make_engine(truncated_draft, proposer=proposer, speculation_length=length, max_slots=5, seed=length)
+    outputs = engine.generate(prompts(), SEEDED)
+    assert [output.token_ids for output in outputs] == seeded_alone
+    if length:
+        assert sum(output.stats.accepted for output in outputs) > 0
+
+
+def test_a_seed_survives_preemption(
+    seeded_alone: list[tuple[int, ...]], draft: LanguageModel, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(draft, max_cache_tokens=130)
+    outputs = engine.generate(prompts(), SEEDED)
+    assert [output.token_ids for output in outputs] == seeded_alone
+    assert sum(output.stats.preemptions for output in outputs) > 0
+
+
+def test_zeroing_the_drafts_head_changes_no_seeded_output_but_its_acceptance(
+    seeded_alone: list[tuple[int, ...]], target: LanguageModel, make_engine: MakeEngine
+) -> None:
+    draft = initialise_draft(DraftConfig(layers=4), target)  # all of the target's layers: always right
+    engine = make_engine(draft, speculation_length=4)
+    usual = engine.generate(prompts(), SEEDED)
+    with torch.no_grad():
+        saved = draft.model.get_output_embeddings().weight.clone()
+        draft.model.get_output_embeddings().weight.zero_()
+    zeroed = engine.generate(prompts(), SEEDED)
+    with torch.no_grad():
+        draft.model.get_output_embeddings().weight.copy_(saved)
+    restored = engine.generate(prompts(), SEEDED)
+    for outputs in (usual, zeroed, restored):
+        assert [output.token_ids for output in outputs] == seeded_alone
+    accepted = [sum(output.stats.accepted for output in outputs) for outputs in (usual, zeroed, restored)]
+    assert accepted[1] < accepted[0] / 3
+    assert accepted[2] == accepted[0]
+
+
+def test_the_noise_coupling_accepts_as_a_good_draft_should(target: LanguageModel, make_engine: MakeEngine) -> None:
+    engine = make_engine(target, speculation_length=4)  # the target as its own draft
+    (output,) = engine.generate([PROMPT], SamplingParams(temperature=1.0, seed=7, max_tokens=40, ignore_eos=True))
+    assert output.stats.acceptance_rate == 1.0
+    (output,) = engine.generate([PROMPT], SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True))
+    assert output.stats.acceptance_rate == 1.0
+
+
+def test_several_answers_differ_and_are_reproducible(draft: LanguageModel, make_engine: MakeEngine) -> None:
+    params = SamplingParams(temperature=1.0, n=3, seed=4, max_tokens=12)
+    engine = make_engine(draft)
+    (one,), (two,) = engine.generate([PROMPT], params), engine.generate([PROMPT], params)
+    assert [c.index for c in one.completions] == [0, 1, 2]
+    assert len({c.token_ids for c in one.completions}) == 3
+    assert [c.token_ids for c in one.completions] == [c.token_ids for c in two.completions]

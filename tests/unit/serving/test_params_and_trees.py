@@ -1,0 +1,83 @@
+"""Impossible wishes are refused by name; trees are what they say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from distillspec.errors import ConfigError
+from distillspec.serving import EngineSettings, SamplingParams
+from distillspec.serving.tree import ROOT, TokenTree
+
+
+@pytest.mark.parametrize(
+    ("wish", "message"),
+    [
+        ({"temperature": -1}, "temperature=-1"),
+        ({"top_p": 0}, "top_p=0"),
+        ({"min_p": 2}, "min_p=2"),
+        ({"max_tokens": 0}, "max_tokens=0"),
+        ({"min_tokens": 20, "max_tokens": 10}, "min_tokens=20 is above max_tokens=10"),
+        ({"n": 0}, "n=0"),
+        ({"logprobs": 100}, "logprobs=100"),
+        ({"repetition_penalty": 0}, "repetition_penalty=0"),
+        ({"presence_penalty": 3}, "presence_penalty=3"),
+        ({"frequency_penalty": -3}, "frequency_penalty=-3"),
+        ({"stop": [""]}, "empty string"),
+        ({"bad_words": [""]}, "empty word"),
+        ({"allowed_token_ids": []}, "allowed_token_ids is empty"),
+        ({"logit_bias": {3: float("nan")}}, r"logit_bias\[3\]"),
+        ({"seed": -1}, "seed=-1"),
+        ({"max_speculation": -1}, "max_speculation=-1"),
+    ],
+)
+def test_impossible_sampling_parameters_are_refused_by_name(wish: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SamplingParams(**wish)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"max_slots": 0}, "max_slots=0"),
+        ({"max_model_len": 1}, "max_model_len=1"),
+        ({"cache_gib": 0}, "cache_gib=0"),
+        ({"proposer": "magic"}, "proposer=magic is not known; use one of none, draft_model"),
+        ({"controller": "magic"}, "controller=magic"),
+        ({"speculation_length": -1}, "speculation_length=-1"),
+        ({"draft_confidence": 1.0}, "draft_confidence=1.0"),
+        ({"lookup_shortest": 9}, "lookup_shortest=9"),
+        ({"compile": "maybe"}, "compile=maybe"),
+    ],
+)
+def test_impossible_engine_settings_are_refused_by_name(setting: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        EngineSettings(**setting)
+
+
+def test_vllms_spellings_are_understood() -> None:
+    params = SamplingParams(top_k=-1, stop="END")
+    assert (params.top_k, params.stop) == (0, ("END",))
+
+
+def test_a_tree_knows_its_shape() -> None:
+    tree = TokenTree((4, 7, 5, 6, 9), (ROOT, ROOT, 1, 1, 3))
+    assert tree.children == {ROOT: (0, 1), 1: (2, 3), 3: (4,)}
+    assert tree.depths == (1, 1, 2, 2, 3)
+    assert tree.path(4) == (1, 3, 4)
+    assert not tree.is_chain
+    assert TokenTree.chain([1, 2, 3]).is_chain
+    with pytest.raises(ValueError, match="node 0 has parent 1"):
+        TokenTree((1, 2), (1, ROOT))
+
+
+def test_a_shortened_tree_keeps_what_was_drawn() -> None:
+    probs = torch.rand(3, 8)
+    tree = TokenTree((4, 7, 5, 6, 2), (ROOT, 0, ROOT, 2, 1), "sampled", probs, {ROOT: 0, 0: 1, 2: 2})
+    short = tree.shortened(1)
+    assert (short.tokens, short.parents) == ((4, 5), (ROOT, ROOT))
+    assert short.rows == {ROOT: 0, 0: 1, 1: 2}
+    assert tree.shortened(3) is tree
+    assert len(tree.shortened(0)) == 0

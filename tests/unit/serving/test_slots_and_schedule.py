@@ -1,0 +1,137 @@
+"""Slots have one owner each and planning stays within its limits, whatever happens."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distillspec.serving.kv_cache import Move, SlotPool
+from distillspec.serving.params import SamplingParams
+from distillspec.serving.requests import Request, Sequence, Status
+from distillspec.serving.scheduler import Chunk, Limits, plan_step, reservation
+
+LIMITS = Limits(slots=3, max_len=64, cache_tokens=150, prefill_chunk=32, lookahead=4)
+
+
+def sequence(
+    name: str,
+    *,
+    prompt: int = 10,
+    priority: int = 0,
+    arrival: int = 0,
+    status: Status = Status.WAITING,
+    slot: int | None = None,
+    output: int = 0,
+    max_output: int = 20,
+) -> Sequence:
+    request = Request(name, tuple(range(prompt)), SamplingParams(max_tokens=max_output), priority=priority)
+    tokens = list(range(prompt + output))
+    return Sequence(name, request, 0, arrival, tokens, frozenset(), max_output, status=status, slot=slot)
+
+
+def running(name: str, slot: int, **extra: int) -> Sequence:
+    made = sequence(name, status=Status.DECODE, slot=slot, arrival=slot, **extra)
+    made.computed = len(made.tokens) - 1
+    return made
+
+
+def test_first_come_first_served_within_slots() -> None:
+    waiting = [sequence(name, arrival=i) for i, name in enumerate("abcd")]
+    plan = plan_step(waiting, [], LIMITS)
+    assert plan.admit == ("a", "b", "c")
+    assert plan.prefill == (Chunk("a", 10), Chunk("b", 10), Chunk("c", 10))
+
+
+def test_a_long_prompt_is_read_in_chunks_and_others_wait_behind_it() -> None:
+    long = sequence("long", prompt=50)
+    plan = plan_step([long, sequence("short", arrival=1)], [], LIMITS)
+    assert plan.admit == ("long",)
+    assert plan.prefill == (Chunk("long", 32),)
+    long.status, long.slot, long.computed = Status.PREFILL, 0, 32
+    plan = plan_step([sequence("short", arrival=1)], [long], LIMITS)
+    assert plan.prefill == (Chunk("long", 18), Chunk("short", 10))
+
+
+def test_priorities_come_first_and_preempt_the_last_of_the_less_urgent() -> None:
+    slots = [running("a", 0, priority=1), running("b", 1, priority=2), running("c", 2, priority=2)]
+    plan = plan_step([sequence("late", arrival=9, priority=2), sequence("urgent", arrival=10)], slots, LIMITS)
+    assert plan.preempt == ("c",)
+    assert plan.admit == ("urgent",)
+
+
+def test_what_does_not_fit_the_cache_is_preempted_the_last_first_and_the_first_never() -> None:
+    tight = Limits(slots=3, max_len=64, cache_tokens=40, prefill_chunk=32, lookahead=4)
+    slots = [running("a", 0, output=10), running("b", 1, output=10)]
+    assert plan_step([], slots, tight).preempt == ("b",)
+    assert plan_step([], slots[:1], Limits(3, 64, 10, 32, 4)).preempt == ()
+
+
+def test_nobody_overtakes_the_first_that_does_not_fit() -> None:
+    tight = Limits(slots=3, max_len=64, cache_tokens=55, prefill_chunk=64, lookahead=4)
+    waiting = [sequence("big", prompt=40, arrival=0), sequence("small", prompt=2, arrival=1)]
+    plan = plan_step(waiting, [running("a", 0)], tight)
+    assert plan.admit == ()
+
+
+sequences_in = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 13), st.integers(0, 2)), min_size=0, max_size=8)
+
+
+@given(waiting=sequences_in, held=sequences_in, budget=st.integers(64, 192), chunk=st.integers(1, 64))
+def test_plans_stay_within_their_limits(
+    waiting: list[tuple[int, int, int]], held: list[tuple[int, int, int]], budget: int, chunk: int
+) -> None:
+    limits = Limits(slots=4, max_len=64, cache_tokens=budget, prefill_chunk=chunk, lookahead=3)
+    running_ = [
+        running(f"r{slot}", slot, prompt=prompt, output=output, priority=priority, max_output=14)
+        for slot, (prompt, output, priority) in enumerate(held[:4])
+    ]
+    waiting_ = [
+        sequence(f"w{i}", prompt=prompt, priority=priority, arrival=10 + i)
+        for i, (prompt, _, priority) in enumerate(waiting)
+    ]
+    plan = plan_step(waiting_, running_, limits)
+    kept = [s for s in running_ if s.id not in plan.preempt]
+    admitted = [s for s in waiting_ if s.id in plan.admit]
+    assert len(kept) + len(admitted) <= 4
+    if len(kept) + len(admitted) > 1:
+        assert sum(reservation(s, limits) for s in [*kept, *admitted]) <= budget
+    assert sum(c.tokens for c in plan.prefill) <= chunk
+    assert all(c.tokens >= 1 for c in plan.prefill)
+    if waiting_ and not kept:
+        assert plan.admit, "something always goes on"
+
+
+def test_releasing_a_slot_keeps_owners_together_and_decoding_ones_first() -> None:
+    pool = SlotPool(5, 16)
+    for name in "abcde":
+        slot = pool.take(name, 4)
+        pool.record(slot, [slot] * (slot + 1), 0)
+    moves = pool.release(0, first_prefilling=3)  # c decodes last, e reads its prompt last
+    assert moves == [Move(2, 0, 3), Move(4, 2, 5)]
+    assert pool.owners == ["c", "b", "e", "d"]
+    assert pool.contents[2] == [4] * 5
+    pool.check_integrity()
+
+
+def test_prefixes_are_found_in_free_slots_too_and_never_in_forgotten_ones() -> None:
+    pool = SlotPool(2, 16)
+    pool.record(pool.take("a", 8), [1, 2, 3, 4], 0)
+    pool.release(0, 1)
+    assert pool.longest_prefix([1, 2, 3, 9]) == (0, 3)
+    pool.forget(0)
+    assert pool.longest_prefix([1, 2, 3, 9]) is None
+
+
+def test_misuse_of_the_pool_is_found() -> None:
+    pool = SlotPool(1, 8)
+    pool.take("a", 8)
+    with pytest.raises(AssertionError, match="no free slot"):
+        pool.take("b", 1)
+    with pytest.raises(AssertionError, match="wants 9 tokens"):
+        pool.reserve("a", 9)
+    with pytest.raises(AssertionError, match="cannot write at 5"):
+        pool.record(0, [1], 5)
+    pool.owners.append("a")
+    with pytest.raises(AssertionError, match="owns two slots"):
+        pool.check_integrity()
