@@ -27,8 +27,9 @@ def run(config: EvalCommand, folder: Path) -> None:
     open_run(folder, config)
     data = prepare_folder(config.data, target, folder / "data", config.seed)
     held_out = prepare_held_out(config.data, config.sampling.policy, target, data, config.seed)
-    states = TargetStates(target)
+    states = TargetStates(target, data.states)
     results = [_judge(draft, states, held_out, config) for draft in drafts]
+    states.save()
     text = comparison_text(results)
     print(text)
     write_text(folder / "table.txt", text + "\n")

@@ -10,6 +10,7 @@ from distillspec.commands.prepare import prepare_draft, prepare_folder, prepare_
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import InitDraftCommand
 from distillspec.data.folder import DataFolder
+from distillspec.data.shards import read_samples
 from distillspec.models import LanguageModel, check_draft, load_target, save_draft
 from distillspec.types import Sample, SamplingPolicy
 
@@ -34,6 +35,8 @@ def run(config: InitDraftCommand, folder: Path) -> None:
 
 
 def _texts(config: InitDraftCommand, target: LanguageModel, own: Path) -> list[Sample]:
-    """What the target writes to a few prompts: enough to count tokens and to compare layers."""
+    """The cache's samples, or what the target writes to a few prompts: enough to count tokens and compare layers."""
     data: DataFolder = prepare_folder(config.data, target, own, config.seed)
+    if config.data.cache is not None and data.samples.is_dir():
+        return read_samples(data.samples, target.identity)
     return prepare_held_out(config.data, SamplingPolicy(), target, data, config.seed)

@@ -51,7 +51,9 @@ class Judge:
 
     def whole(self, draft: LanguageModel) -> EvaluationResult:
         """Everything, with costs."""
-        return self._evaluate(draft, max_prompts=None)
+        result = self._evaluate(draft, max_prompts=None)
+        self.states.save()
+        return result
 
     def quick(self, draft: LanguageModel) -> dict[str, float]:
         """Acceptance on the first held-out prompts, as the scalars that curves are made of."""
@@ -90,7 +92,7 @@ def run(config: TrainCommand, folder: Path) -> None:
     if config.loss.reference is not None:
         read_metadata(config.loss.reference)
     data, samples, held_out = prepare(config, folder, target)
-    judge = Judge(config, held_out, TargetStates(target))
+    judge = Judge(config, held_out, TargetStates(target, data.states))
     before = _before(config, judge, data, samples, folder)
     if config.launcher.kind == "local":
         result = train(config, folder, target, data, samples, held_out, judge)
@@ -134,7 +136,7 @@ def train(
     judge: Judge | None = None,
 ) -> TrainResult:
     """The training proper, from `folder/initial` (or a checkpoint) to `folder/best`."""
-    judge = judge or Judge(config, held_out, TargetStates(target))
+    judge = judge or Judge(config, held_out, TargetStates(target, data.states))
     draft = load_draft(folder / "initial", target)
     accelerator = make_accelerator(config, draft.head.weight.shape[1])
     choose_trainable(draft, config.draft.train_embeddings)
@@ -226,9 +228,10 @@ def _before(
 def _target_texts(config: TrainCommand, target: LanguageModel, data: DataFolder, samples: list[Sample]) -> list[Sample]:
     """Target-written text that the draft's vocabulary (and layers) are chosen by; never the held-out answers.
 
-    Runs on other text have the target answer a few training prompts, unless their cache holds such answers.
+    Text of others with the target's recorded signal says as much. Other runs have the target answer a few training
+    prompts, unless their cache holds such answers.
     """
-    if config.data.source == "teacher":
+    if config.data.source == "teacher" or (samples and all(sample.signal is not None for sample in samples)):
         return samples
     if config.data.cache is not None and config.data.source != "fixed":
         return read_samples(data.samples, target.identity)

@@ -3,6 +3,7 @@
 prompts.jsonl      one prompt a line: id, split (train | held_out), domain, token_ids, response
 samples/           shards of training samples (absent for purely on-policy runs)
 held_out/<key>/    the target's answers to held-out prompts under one deployed policy
+states/            the target's final hidden states on held-out answers, so that evaluations need not run it again
 """
 
 from __future__ import annotations
@@ -29,6 +30,10 @@ class DataFolder:
     @property
     def samples(self) -> Path:
         return self.root / "samples"
+
+    @property
+    def states(self) -> Path:
+        return self.root / "states"
 
     def held_out(self, policy: SamplingPolicy, max_new_tokens: int) -> Path:
         """Where answers under this policy live; another policy gets another folder."""

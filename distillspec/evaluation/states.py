@@ -2,33 +2,71 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
+from distillspec.files import write_atomic
 from distillspec.models.language_model import LanguageModel
 from distillspec.types import Sample
-
-Key = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass
 class TargetStates:
     """Reads each sample with the target once; a few MB stand for most of an evaluation's time.
 
-    The target must not change between uses: it is frozen wherever this is used.
+    With a `folder` they outlive the run (`save`), in a file named by the target. The target must not change between
+    uses: it is frozen wherever this is used.
     """
 
     target: LanguageModel
-    _known: dict[Key, Tensor] = field(default_factory=dict)
+    folder: Path | None = None
+    _known: dict[str, Tensor] = field(default_factory=dict)
+    _saved: int = 0
+
+    def __post_init__(self) -> None:
+        if self.file is None or not self.file.is_file():
+            return
+        try:
+            with safe_open(self.file, "pt") as stored:
+                self._known = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118 (not a mapping)
+        except SafetensorError:
+            return  # damaged: read again
+        self._saved = len(self._known)
+
+    @property
+    def file(self) -> Path | None:
+        """Where the states are kept, if anywhere."""
+        if self.folder is None:
+            return None
+        kind = f"{self.target.identity.weights_hash[:16]}-{str(self.target.dtype).removeprefix('torch.')}"
+        return self.folder / f"{kind}.safetensors"
 
     def hidden(self, sample: Sample) -> Tensor:
         """Final hidden states `[R, D]` that predict the sample's R response tokens."""
-        key = (sample.prompt_ids, sample.response_ids)
+        key = _key(sample.prompt_ids, sample.response_ids)
         if key not in self._known:
             self._known[key] = response_hidden(self.target, sample)
-        return self._known[key]
+        return self._known[key].to(self.target.device)
+
+    def save(self) -> None:
+        """Keep what is known for later runs; nothing happens without a folder or without news."""
+        if self.file is None or len(self._known) == self._saved:
+            return
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        tensors = {key: states.cpu().contiguous() for key, states in self._known.items()}
+        write_atomic(self.file, lambda temporary: save_file(tensors, temporary))
+        self._saved = len(self._known)
+
+
+def _key(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> str:
+    return hashlib.sha256(repr((tuple(prompt_ids), tuple(response_ids))).encode()).hexdigest()[:32]
 
 
 @torch.no_grad()

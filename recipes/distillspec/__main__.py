@@ -11,7 +11,7 @@ from pathlib import Path
 
 from distillspec.cli import main as distill
 from distillspec.recipes.distillspec.cells import resumable, run_cells
-from distillspec.recipes.distillspec.grid import Study, data_command, summary_of
+from distillspec.recipes.distillspec.grid import Study, data_command, initial_command, summary_of
 from distillspec.recipes.distillspec.results import write_results
 
 
@@ -22,6 +22,10 @@ def main() -> int:
             code = distill(resumable(data_command(study, source), study.data_folder(source)))
             if code:
                 return code
+    if summary_of(study.initial) is None:
+        code = distill(initial_command(study))
+        if code:
+            return code
     code = run_cells(study, lambda: write_results(study))
     if code:
         return code

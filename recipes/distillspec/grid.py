@@ -30,6 +30,10 @@ class Study:
         """On-policy cells read prompts and held-out answers of the teacher's folder."""
         return self.root / "data" / ("fixed" if source == "fixed" else "teacher")
 
+    @property
+    def initial(self) -> Path:
+        return self.root / "initial"
+
     def cell(self, loss: str, source: str) -> Path:
         return self.root / "cells" / f"{loss}-{source}"
 
@@ -46,8 +50,22 @@ def data_command(study: Study, source: str) -> list[str]:
     ]
 
 
+def initial_command(study: Study) -> list[str]:
+    """`distill init-draft` for the one draft that every cell starts from; its vocabulary is the teacher's."""
+    return [
+        "init-draft",
+        f"target={study.target}",
+        "data=teacher",
+        *_data(study),
+        f"data.cache={study.data_folder('teacher')}",
+        f"draft.layers={study.layers}",
+        f"draft.vocabulary={study.vocabulary}",
+        f"hydra.run.dir={study.initial}",
+    ]
+
+
 def cell_command(study: Study, loss: str, source: str) -> list[str]:
-    """`distill train` for one cell; the vocabulary is the same in all, chosen from the teacher's samples."""
+    """`distill train` for one cell."""
     return [
         "train",
         f"target={study.target}",
@@ -57,8 +75,8 @@ def cell_command(study: Study, loss: str, source: str) -> list[str]:
         "data.refresh_steps=50",
         "data.refresh_prompts=48",
         f"data.cache={study.data_folder(source)}",
-        f"draft.layers={study.layers}",
-        f"draft.vocabulary={study.vocabulary}",
+        "draft=pretrained",
+        f"draft.path={study.initial / 'draft'}",
         f"train.max_minutes={study.minutes:g}",
         "train.eval_max_prompts=12",
         "evaluation.measure_cost=false",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -97,3 +98,22 @@ def test_remembered_target_states_spare_the_target_and_change_nothing(
     again = measure_positions(draft, target, SAMPLE, SamplingPolicy(), states=states)
     assert reads == [draft.name]
     assert torch.equal(first.alpha, again.alpha)
+
+
+def test_target_states_outlive_a_run_unless_damaged(
+    monkeypatch: pytest.MonkeyPatch, target: LanguageModel, draft: LanguageModel, tmp_path: Path
+) -> None:
+    first = TargetStates(target, tmp_path)
+    wanted = first.hidden(SAMPLE)
+    first.save()
+    reads = []
+    hidden = LanguageModel.hidden
+    monkeypatch.setattr(LanguageModel, "hidden", lambda self, *a, **k: reads.append(self.name) or hidden(self, *a, **k))
+    assert torch.equal(TargetStates(target, tmp_path).hidden(SAMPLE), wanted)
+    assert reads == []
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-10])
+    assert torch.equal(TargetStates(target, tmp_path).hidden(SAMPLE), wanted)
+    assert reads == [target.name]
+    other = target.with_identity(weights_hash="another")
+    assert TargetStates(other, tmp_path).file != first.file
