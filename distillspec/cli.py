@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from distillspec import __version__
 from distillspec.composition import compose, expand_sweep, resumed_overrides, run_with_hydra
@@ -14,12 +17,19 @@ from distillspec.config import COMMANDS
 from distillspec.errors import ConfigError, Interrupted, RunError, Terminated
 from distillspec.helptext import command_help, general_help
 
+if TYPE_CHECKING:
+    from distillspec.models import LanguageModel
+    from distillspec.types import Generator
+
 HELP_FLAGS = {"-h", "--help", "help"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (0 done, 1 failed, 2 bad configuration, 130/143 interrupted)."""
     words = list(sys.argv[1:] if argv is None else argv)
+    # Where DeepSpeed is installed, other libraries import it, and without a GPU it warns that it found none.
+    if not Path("/dev/nvidiactl").exists():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         return _dispatch(words)
@@ -60,8 +70,23 @@ def _run(command: str, overrides: list[str]) -> int:
     overrides, folder = resumed_overrides(command, overrides)
     for single in expand_sweep(overrides):
         compose(command, single)
+    _connect_engine()
     module = importlib.import_module(f"distillspec.commands.{command.replace('-', '_')}")
     return run_with_hydra(command, overrides, module.run, folder)
+
+
+def _connect_engine() -> None:
+    """Let `data.generator=engine` sample with the serving engine, which only this module may import."""
+    from distillspec.generation import GENERATORS
+
+    def engine_generator(
+        writer: LanguageModel, slots: int, source: str, draft: LanguageModel | None, length: int
+    ) -> Generator:
+        from distillspec.serving.generator import EngineGenerator
+
+        return EngineGenerator(writer, slots=slots, source=source, draft=draft, speculation_length=length)
+
+    GENERATORS["engine"] = engine_generator
 
 
 def _fail(line: str, code: int) -> int:

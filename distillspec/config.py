@@ -166,10 +166,18 @@ class DataConfig:
     cache: str | None = None  # data folder of `distill generate`: prompts, held-out answers, samples
     shard_sequences: int = 128
     batch_slots: int = 64  # sequences generated side by side
+    generator: str = "slots"  # who samples: slots (one token a step) | engine (the serving engine)
+    speculation_length: int = 0  # engine: tokens a step that the current draft drafts for the target
 
     def __post_init__(self) -> None:
         _one_of("data.source", self.source, ("fixed", "teacher", "draft", "mixed"))
         _one_of("data.signal", self.signal, ("topk", "sampled", "none"))
+        _one_of("data.generator", self.generator, ("slots", "engine"))
+        _require(self.speculation_length >= 0, f"data.speculation_length={self.speculation_length} must be at least 0")
+        _require(
+            self.speculation_length == 0 or self.generator == "engine",
+            f"data.speculation_length={self.speculation_length} needs data.generator=engine",
+        )
         _one_of("data.mixed_by", self.mixed_by, ("sequence", "token"))
         _one_of("data.mixed_with", self.mixed_with, ("teacher", "fixed"))
         _require(0 <= self.mixed_lambda <= 1, f"data.mixed_lambda={self.mixed_lambda} must be in [0, 1]")
@@ -219,14 +227,14 @@ class TrainConfig:
     max_steps: int | None = None
     max_minutes: float | None = None
     max_tokens: int | None = None
-    learning_rate: float = 2e-3
+    learning_rate: float = 1.5e-3
     schedule: str = "wsd"  # cosine | wsd | constant
     warmup_fraction: float = 0.03
     decay_fraction: float = 0.3  # wsd: the last share of the run, decaying to 0
     weight_decay: float = 0.0
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     clip_norm: float = 1.0
-    batch_tokens: int = 1536  # tokens a micro-batch, prompts included; many small steps beat few large ones
+    batch_tokens: int = 768  # tokens a micro-batch, prompts included; many small steps beat few large ones
     row_tokens: int = 768  # length of a packed row
     accumulate: int = 1
     eval_every: int | None = None  # steps; null: ten times in a run

@@ -17,6 +17,8 @@ from distillspec.types import SamplingPolicy
 
 # A nucleus rarely holds more tokens than this; only rows where it does pay for a full sort.
 _NUCLEUS_PREFIX = 1024
+# A draw looks for its block of so many ids first, then inside it: one cheap pass over the vocabulary.
+_DRAW_BLOCK = 256
 
 
 class NonFiniteLogits(RunError, ValueError):
@@ -106,16 +108,38 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     Rows need not be normalised. The same row and uniform give the same id in any batch; an id of zero
     probability is never returned, not even for u = 0 or u = 1. Raises ValueError for a row without mass.
     """
-    cumulative = probs.double().cumsum(-1)
-    total = cumulative[..., -1:]
+    rows, levels = probs.reshape(-1, probs.shape[-1]), uniforms.reshape(-1).double().clamp(0, 1)
+    sums = _block_sums(rows)
+    total = sums.sum(-1)
     if not bool(((total > 0) & torch.isfinite(total)).all()):
         raise ValueError("draw: a row of probabilities sums to zero or is not finite")
-    # Strictly below the total, so that the first entry above `level` always adds mass of its own.
-    level = torch.minimum(uniforms.double().unsqueeze(-1) * total, torch.nextafter(total, torch.zeros_like(total)))
-    ids = torch.searchsorted(cumulative, level.clamp(min=0), right=True).squeeze(-1)
+    block, rest = _locate(sums, levels * total)
+    places = block[:, None] * _DRAW_BLOCK + torch.arange(_DRAW_BLOCK, device=rows.device)
+    inside = rows.gather(-1, places.clamp(max=rows.shape[-1] - 1)).double() * (places < rows.shape[-1])
+    ids = block * _DRAW_BLOCK + _locate(inside, rest)[0]
     # Parallel prefix sums need not be monotone on accelerators: fall back to the mode in such a row.
-    chosen = probs.gather(-1, ids.clamp(max=probs.shape[-1] - 1).unsqueeze(-1)).squeeze(-1)
-    return torch.where(chosen > 0, ids, probs.argmax(-1))
+    chosen = rows.gather(-1, ids.clamp(max=rows.shape[-1] - 1)[:, None])[:, 0]
+    return torch.where(chosen > 0, ids, rows.argmax(-1)).reshape(uniforms.shape)
+
+
+def _block_sums(rows: Tensor) -> Tensor:
+    """Mass of each `_DRAW_BLOCK` neighbouring ids, `[R, blocks]` float64: one pass in the rows' own precision."""
+    whole = rows.shape[-1] // _DRAW_BLOCK * _DRAW_BLOCK
+    sums = rows[:, :whole].unflatten(-1, (-1, _DRAW_BLOCK)).sum(-1)
+    if whole < rows.shape[-1]:
+        sums = torch.cat([sums, rows[:, whole:].sum(-1, keepdim=True)], -1)
+    return sums.double()
+
+
+def _locate(weights: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
+    """The first place where the cumulative `weights [R, n]` exceed `levels [R]`, and how far the level is into it."""
+    cumulative = weights.cumsum(-1)
+    total = cumulative[:, -1]
+    # Strictly below the total, so that the first entry above the level always adds mass of its own.
+    levels = torch.minimum(levels, torch.nextafter(total, torch.zeros_like(total))).clamp(min=0)
+    place = torch.searchsorted(cumulative, levels[:, None], right=True).clamp(max=weights.shape[-1] - 1)
+    before = cumulative.gather(-1, place) - weights.gather(-1, place)
+    return place[:, 0], (levels[:, None] - before)[:, 0].clamp(min=0)
 
 
 def _greedy_mask(logits: Tensor) -> Tensor:

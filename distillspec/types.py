@@ -146,9 +146,9 @@ class OutputHead:
     scale: float = 1.0  # logits are multiplied by this (granite, cohere)
     softcap: float | None = None  # logits become softcap * tanh(logits / softcap) (gemma2)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """`hidden [..., D]` → logits `[..., V]` in the weight's dtype."""
-        logits = torch.nn.functional.linear(hidden, self.weight, self.bias)
+    def logits(self, hidden: Tensor, linear: Callable[..., Tensor] = torch.nn.functional.linear) -> Tensor:
+        """`hidden [..., D]` → logits `[..., V]` in the weight's dtype; `linear` may be a faster product."""
+        logits = linear(hidden, self.weight, self.bias)
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.softcap is not None:
@@ -159,6 +159,8 @@ class OutputHead:
 class Generator(Protocol):
     """Writes responses with a model. The HF one lives in `distillspec.generation`, the engine's in serving."""
 
+    source: str  # what its samples are marked with: teacher | draft | mixed
+
     def generate(
         self,
         requests: Sequence[GenerationRequest],
@@ -167,11 +169,13 @@ class Generator(Protocol):
         stop_ids: Sequence[int],
         signal: SignalRequest | None = None,
         on_tokens: Callable[[int], None] | None = None,
+        deadline: float | None = None,
     ) -> Iterator[tuple[int, Sample]]:
         """Yield `(index into requests, sample)` as sequences finish, in any order.
 
         The stop token that ended a response is part of it. `signal` records the generating model's own
-        distribution at every response token. `on_tokens` is told how many tokens each step added.
+        distribution at every response token. `on_tokens` is told how many tokens each step added. From `deadline`
+        on (seconds of `time.monotonic`) sequences in the making are handed out as they stand, the rest is left.
         """
         ...
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -26,6 +27,14 @@ from distillspec.serving.tree import TokenTree
 from distillspec.serving.verification import Verdict
 
 NOT_FINITE = "the target's logits are not finite (NaN or infinity) for this request"
+
+
+class Observer(Protocol):
+    """Sees the target's raw logits wherever it wrote a token: for recording signals and replay logs."""
+
+    def __call__(self, emitted: Seq[tuple[Sequence, int]], logits: Tensor) -> None:
+        """Each sequence has as many new tokens; `logits [n, V]`, of any float dtype, are those they were judged by."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,7 @@ class EngineCore:
         prefix_reuse: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.observer: Observer | None = None
         self.runner, self.sampler, self.controller, self.proposer = runner, sampler, controller, proposer
         self.vocab_size = target.identity.vocab_size
         self.clock = clock
@@ -219,15 +229,25 @@ class EngineCore:
 
     def _commit(self, logits: Tensor, windows: Seq[Window]) -> tuple[RowResult, ...]:
         verdicts = self.sampler.verify(logits, windows)
-        now, rows, first = self.clock(), [], 0
+        now, results, first = self.clock(), [], 0
+        emitted: list[tuple[Sequence, int]] = []
+        judged: list[int] = []  # the rows of logits that emitted tokens were judged by
         for window, verdict in zip(windows, verdicts, strict=True):
-            end = first + 1 + len(window.tree)
-            rows.append(self._fail(window) if verdict is None else self._keep(window, verdict, logits[first:end], now))
-            first = end
+            rows = range(first, first + 1 + len(window.tree))
+            first = rows.stop
+            if verdict is None:
+                results.append(self._fail(window))
+                continue
+            result = self._keep(window, verdict, logits[rows.start : rows.stop], now)
+            results.append(result)
+            emitted.append((window.sequence, result.emitted))
+            judged += [rows.start, *(rows.start + 1 + node for node in verdict.path)][: result.emitted]
+        if self.observer is not None and emitted:
+            self.observer(emitted, logits[judged])
         for window in windows:
             if window.sequence.finish_reason is not None:
                 self.roster.finish(window.sequence, now)
-        return tuple(rows)
+        return tuple(results)
 
     def _fail(self, window: Window) -> RowResult:
         """The target's numbers are not finite: this request alone ends, and nobody reads what it left."""
@@ -246,8 +266,8 @@ class EngineCore:
         text = self._append(sequence, [*(tree.tokens[node] for node in path), verdict.next_token])
         emitted = sequence.output_length - before
         self._count(window, verdict, now)
+        rows = [0, *(1 + node for node in path)][:emitted]
         if sequence.params.logprobs is not None:
-            rows = [0, *(1 + node for node in path)][:emitted]
             sequence.logprobs += token_logprobs(logits[rows], sequence.output_ids[before:], sequence.params.logprobs)
         if self.proposer is not None:
             self.proposer.committed(sequence, tree, path)

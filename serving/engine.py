@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from distillspec.config import TargetConfig
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, load_target, read_metadata
 from distillspec.models.draft import load_pretrained
-from distillspec.models.slot_cache import IMPLEMENTATION
+from distillspec.models.slot_cache import hook, unhook
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.core import EngineCore, StepOutput
 from distillspec.serving.kv_cache import SlotPool
 from distillspec.serving.memory import choose_model_len, choose_slots
+from distillspec.serving.packed_linear import PackedLinears, row_counts
 from distillspec.serving.params import SamplingParams
 from distillspec.serving.proposers.base import Proposer
 from distillspec.serving.proposers.draft_model import ConfidenceThreshold, DraftModel
@@ -32,6 +34,15 @@ from distillspec.serving.sampling import TokenSampler
 from distillspec.serving.settings import EngineSettings
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A model in use, and how it was before."""
+
+    model: LanguageModel
+    was_training: bool
+    packs: PackedLinears | None
 
 
 class Engine:
@@ -58,13 +69,15 @@ class Engine:
         self.max_model_len = choose_model_len(self.settings, target)
         models = [target] if draft is None else [target, draft]
         self.slots = choose_slots(self.settings, models, self.max_model_len)
-        self._attention_before = [(m.model, m.model.config._attn_implementation) for m in models]
+        self._held: list[_Held] = []
+        longest = controller.longest if controller is not None else self.settings.speculation_length
+        self._row_counts = row_counts(self.slots, longest)
         for model in models:
-            _prepare(model)
+            self._hold(model)
         self.sampler = TokenSampler(target.identity.vocab_size, target.device, self.settings.seed)
         self.core = EngineCore(
             target,
-            ModelRunner(target, self.slots, self.max_model_len),
+            ModelRunner(target, self.slots, self.max_model_len, self._packs_of(target)),
             SlotPool(self.slots, self.max_model_len, self.settings.max_cache_tokens),
             self.sampler,
             controller or FixedLength(self.settings.speculation_length),
@@ -164,8 +177,7 @@ class Engine:
         draft = _load_draft(path, self.target)
         _check_target(path, self.target)
         _check_finite(draft)
-        self._attention_before.append((draft.model, draft.model.config._attn_implementation))
-        _prepare(draft)
+        self._hold(draft)
         version = _version(draft)
         proposer = self._make_proposer(draft, version)
         self.core.at_next_step(lambda: self._switch(draft, proposer))
@@ -176,9 +188,32 @@ class Engine:
         self.core.roster.check_integrity()
 
     def close(self) -> None:
-        """Give the models back as they were."""
-        for model, implementation in self._attention_before:
-            model.set_attn_implementation(implementation)
+        """Give the models back as they were; more calls do nothing."""
+        for held in list(self._held):
+            self._let_go(held.model)
+
+    def _hold(self, model: LanguageModel) -> None:
+        """Take a model over: slot attention, packed weights, no dropout."""
+        packs = PackedLinears(model, self._row_counts) if self._packs(model) else None
+        self._held.append(_Held(model, model.model.training, packs))
+        model.model.eval()
+        hook(model.model)
+        if packs is not None:
+            packs.attach()
+
+    def _let_go(self, model: LanguageModel) -> None:
+        held = next(held for held in self._held if held.model is model)
+        self._held.remove(held)
+        if held.packs is not None:
+            held.packs.detach()
+        unhook(model.model)
+        model.model.train(held.was_training)
+
+    def _packs(self, model: LanguageModel) -> bool:
+        return self.settings.pack_weights and PackedLinears.helps(model)
+
+    def _packs_of(self, model: LanguageModel) -> PackedLinears | None:
+        return next(held.packs for held in self._held if held.model is model)
 
     def _run_until_done(self, wanted: set[str], progress: bool) -> dict[str, RequestOutput]:
         done: dict[str, RequestOutput] = {}
@@ -206,21 +241,20 @@ class Engine:
         assert draft is not None
         threshold = self.settings.draft_confidence
         rule = ConfidenceThreshold(threshold) if threshold > 0 else None
-        model = DraftModel(draft, self.sampler, self.slots, self.max_model_len, version=version, rule=rule)
+        model = DraftModel(
+            draft, self.sampler, self.slots, self.max_model_len, version=version, rule=rule, packs=self._packs_of(draft)
+        )
         return LookupElseModel(lookup, model) if name == "lookup_else_model" else model
 
     def _switch(self, draft: LanguageModel, proposer: Proposer | None) -> None:
-        self.draft = draft
+        old, self.draft = self.draft, draft
         self.core.replace_proposer(proposer)
+        if old is not None:
+            self._let_go(old)
 
 
 def _load_draft(path: str | Path, target: LanguageModel) -> LanguageModel:
     return load_pretrained(str(path), target, target.dtype)
-
-
-def _prepare(model: LanguageModel) -> None:
-    model.model.eval().requires_grad_(False)
-    model.model.set_attn_implementation(IMPLEMENTATION)
 
 
 def _version(draft: LanguageModel | None) -> str:

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import SlotCache, SlotView
 from distillspec.serving.kv_cache import Move
+from distillspec.serving.packed_linear import PackedLinears
 from distillspec.serving.tree import TokenTree
 
 
@@ -34,8 +36,9 @@ class ModelRunner:
     `passes` counts forward passes.
     """
 
-    def __init__(self, model: LanguageModel, slots: int, max_len: int) -> None:
+    def __init__(self, model: LanguageModel, slots: int, max_len: int, packs: PackedLinears | None = None) -> None:
         self.model = model
+        self.packs = packs
         self.cache = SlotCache(slots, max_len)
         self.passes = 0
 
@@ -55,7 +58,7 @@ class ModelRunner:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`[n, D]` → `[n, width]` in the model's dtype; columns as in `model.kept_ids`."""
-        return self.model.head.logits(hidden)
+        return self.model.head.logits(hidden, linear if self.packs is None else self.packs.linear)
 
     def move(self, moves: Seq[Move]) -> None:
         """Carry out the pool's moves."""

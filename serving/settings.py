@@ -44,6 +44,7 @@ class EngineSettings:
     lookup_longest: int = 4
     lookup_shortest: int = 2
     compile: bool | str = "auto"
+    pack_weights: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -24,12 +24,12 @@ from distillspec.data.prompts import load_prompts, split_prompts, stable_seed
 from distillspec.data.selfprompt import DEFAULT_PROMPTS, write_prompts
 from distillspec.data.shards import ShardWriter, read_samples
 from distillspec.errors import ConfigError
-from distillspec.generation import SlotGenerator
+from distillspec.generation import SlotGenerator, make_generator
 from distillspec.models import LanguageModel, initialise_draft
 from distillspec.models.draft import DEFAULT_LAYERS
 from distillspec.models.vocabulary import choose_kept_ids, expected_counts
 from distillspec.progress import TokenMeter, progress
-from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy
+from distillspec.types import GenerationRequest, Generator, Prompt, Sample, SamplingPolicy
 
 CALIBRATION_PROMPTS = 4
 
@@ -52,7 +52,7 @@ def prepare_folder(config: DataConfig, target: LanguageModel, own: Path, seed: i
                 found += new
                 line.update(found / wanted, f"{found} of {wanted}")
 
-            generator = SlotGenerator(target, slots=config.batch_slots)
+            generator = make_generator(config.generator, target, slots=config.batch_slots)
             prompts = split_prompts(write_prompts(target, generator, config, seed, count), config, seed)
     else:
         prompts = load_prompts(config, target.tokenizer, seed)
@@ -137,25 +137,38 @@ def _sample_into(
 
 def _shares(
     config: DataConfig, target: LanguageModel, draft: LanguageModel | None, prompts: Sequence[Prompt], seed: int
-) -> list[tuple[SlotGenerator | None, list[Prompt]]]:
+) -> list[tuple[Generator | None, list[Prompt]]]:
     """Who answers which prompts; None is the file. Mixed by sequence, a prompt's id decides with probability λ."""
     if draft is None or config.source != "mixed" or config.mixed_by == "token":
         return [(choose_generator(config, target, draft), list(prompts))]
     by_draft = [stable_seed(seed, "mixed", p.id) < config.mixed_lambda * 2**63 for p in prompts]
     ours = [p for p, mine in zip(prompts, by_draft, strict=True) if mine]
     theirs = [p for p, mine in zip(prompts, by_draft, strict=True) if not mine]
-    slots = config.batch_slots
-    other = None if config.mixed_with == "fixed" else SlotGenerator(target, slots=slots)
-    return [(SlotGenerator(draft, slots=slots, source="draft"), ours), (other, theirs)]
+    writes_rest = None if config.mixed_with == "fixed" else _teacher(config, target, draft)
+    return [(_draft_writer(config, draft), ours), (writes_rest, theirs)]
 
 
-def choose_generator(config: DataConfig, target: LanguageModel, draft: LanguageModel | None) -> SlotGenerator:
+def choose_generator(config: DataConfig, target: LanguageModel, draft: LanguageModel | None) -> Generator:
     """Who writes: the target, the draft, or (mixed by token) both in turn."""
     if draft is None or config.source == "teacher":
-        return SlotGenerator(target, slots=config.batch_slots, source="teacher")
+        return _teacher(config, target, draft)
     if config.source == "draft":
-        return SlotGenerator(draft, slots=config.batch_slots, source="draft")
+        return _draft_writer(config, draft)
     return SlotGenerator(target, slots=config.batch_slots, source="mixed", other=draft, other_share=config.mixed_lambda)
+
+
+def _teacher(config: DataConfig, target: LanguageModel, draft: LanguageModel | None) -> Generator:
+    return make_generator(
+        config.generator,
+        target,
+        slots=config.batch_slots,
+        draft=draft if config.speculation_length else None,
+        speculation_length=config.speculation_length,
+    )
+
+
+def _draft_writer(config: DataConfig, draft: LanguageModel) -> Generator:
+    return make_generator(config.generator, draft, slots=config.batch_slots, source="draft")
 
 
 def fresh_samples(
@@ -192,7 +205,7 @@ def prepare_held_out(
         return held_out_samples(
             prompts,
             target,
-            SlotGenerator(target, slots=config.batch_slots),
+            make_generator(config.generator, target, slots=config.batch_slots),
             folder.held_out(policy, config.max_new_tokens),
             policy=policy,
             max_new_tokens=config.max_new_tokens,
@@ -266,7 +279,7 @@ def _score_into(
 
 
 def _answer(
-    generator: SlotGenerator,
+    generator: Generator,
     prompts: Sequence[Prompt],
     config: DataConfig,
     target: LanguageModel,

@@ -24,7 +24,7 @@ from distillspec.data.prompts import stable_seed
 from distillspec.data.shards import read_samples
 from distillspec.evaluation import EvaluationResult, TargetStates, evaluate
 from distillspec.files import write_json
-from distillspec.generation import SlotGenerator
+from distillspec.generation import make_generator
 from distillspec.losses import LossMix
 from distillspec.models import LanguageModel, check_draft, load_draft, load_target, read_metadata, save_draft
 from distillspec.progress import ProgressLine, progress
@@ -239,7 +239,7 @@ def _target_texts(config: TrainCommand, target: LanguageModel, data: DataFolder,
     requests = [
         GenerationRequest(p, config.data.max_new_tokens, stable_seed(config.seed, "vocabulary", p.id)) for p in prompts
     ]
-    generator = SlotGenerator(target, slots=config.data.batch_slots)
+    generator = make_generator(config.data.generator, target, slots=config.data.batch_slots)
     written = generator.generate(requests, config.data.policy, stop_ids=target.stop_ids)
     return samples + [sample for _, sample in written]
 

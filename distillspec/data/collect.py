@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,8 +15,8 @@ from distillspec.data.packing import collate
 from distillspec.data.prompts import stable_seed
 from distillspec.data.shards import ShardWriter, read_samples, recorded_key
 from distillspec.errors import ConfigError
-from distillspec.generation.signal import sampled_entries, top_entries
 from distillspec.models.language_model import LanguageModel
+from distillspec.models.signal import sampled_entries, top_entries
 from distillspec.types import (
     GenerationRequest,
     Generator,
@@ -45,25 +44,21 @@ def sample_responses(
     """Answer the prompts that `writer` does not hold yet; True when none is left over. The caller marks the end.
 
     Each answer depends on the seed and its prompt's id alone, so an interrupted run and a whole one agree.
-    `deadline` (seconds of `time.monotonic`) ends the work early; what is finished is then all there is.
+    `deadline` (seconds of `time.monotonic`) ends the work early; answers in the making are kept as they are.
     """
     waiting = [p for p in prompts if p.id not in writer.done_ids]
-    # In lots, so that a deadline or an interruption loses little and prompts are answered roughly in order.
-    lot = max(writer.shard_sequences * 4, 1)
-    for start in range(0, len(waiting), lot):
-        requests = [GenerationRequest(p, max_new_tokens, stable_seed(seed, p.id)) for p in waiting[start : start + lot]]
-        stream = generator.generate(requests, policy, stop_ids=stop_ids, signal=signal, on_tokens=on_tokens)
-        try:
-            for _, sample in stream:
-                writer.add(sample)
-                if deadline is not None and time.monotonic() >= deadline:
-                    writer.flush()
-                    return False
-        except BaseException:
-            writer.flush()
-            raise
-    writer.flush()
-    return True
+    requests = [GenerationRequest(p, max_new_tokens, stable_seed(seed, p.id)) for p in waiting]
+    stream = generator.generate(
+        requests, policy, stop_ids=stop_ids, signal=signal, on_tokens=on_tokens, deadline=deadline
+    )
+    answered = 0
+    try:
+        for _, sample in stream:
+            writer.add(sample)
+            answered += 1
+    finally:
+        writer.flush()
+    return answered == len(requests)
 
 
 def fixed_samples(prompts: Sequence[Prompt], target: LanguageModel, max_new_tokens: int) -> list[Sample]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -11,9 +12,9 @@ from torch import Tensor
 
 from distillspec.errors import ConfigError
 from distillspec.generation.decoder import SlotDecoder
-from distillspec.generation.signal import SignalRecorder
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.memory import slots_that_fit
+from distillspec.models.signal import SignalRecorder
 from distillspec.models.slot_cache import slot_attention_in
 from distillspec.sampling import draw, policy_probs
 from distillspec.types import GenerationRequest, Sample, SamplingPolicy, SignalRequest
@@ -64,6 +65,7 @@ class SlotGenerator:
         stop_ids: Sequence[int],
         signal: SignalRequest | None = None,
         on_tokens: Callable[[int], None] | None = None,
+        deadline: float | None = None,
     ) -> Iterator[tuple[int, Sample]]:
         """See `distillspec.types.Generator.generate`."""
         if not requests:
@@ -72,8 +74,7 @@ class SlotGenerator:
         self._check_lengths(requests, max_len)
         slots = slots_that_fit(self.models, min(self.slots, len(requests)), max_len)
         decoders = [SlotDecoder(model, slots, max_len) for model in self.models]
-        # Taken from the end, longest first: the rows of one prefill then have similar lengths.
-        waiting = sorted(range(len(requests)), key=lambda i: len(requests[i].prompt.token_ids))
+        waiting = _neighbours_alike(requests, 2 * slots)
         with ExitStack() as stack:
             for model in self.models:
                 was_training = model.model.training
@@ -83,6 +84,9 @@ class SlotGenerator:
             rows: list[_Row] = []
             while waiting or rows:
                 yield from self._admit(rows, waiting, requests, decoders, policy, stop_ids, signal, on_tokens)
+                if deadline is not None and time.monotonic() >= deadline:
+                    yield from ((row.index, self._sample(row, False)) for row in rows)
+                    return
                 if rows:
                     last = torch.tensor([row.tokens[-1] for row in rows])
                     logits = [decoder.step(last) for decoder in decoders]
@@ -172,6 +176,16 @@ class SlotGenerator:
                     f"prompt and response need {max_len} tokens, but {model.name} reads at most {limit}; "
                     "lower data.max_new_tokens or data.max_prompt_tokens"
                 )
+
+
+def _neighbours_alike(requests: Sequence[GenerationRequest], block: int) -> list[int]:
+    """Places of the requests, to be taken from the end: roughly in order, but prompts of a block by length, so that
+    the rows of one prefill are alike."""
+    order: list[int] = []
+    for start in range(0, len(requests), block):
+        members = range(start, min(start + block, len(requests)))
+        order += sorted(members, key=lambda i: -len(requests[i].prompt.token_ids))
+    return order[::-1]
 
 
 def _prefill_batch(waiting: list[int], requests: Sequence[GenerationRequest], free: int) -> list[int]:

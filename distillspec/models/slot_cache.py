@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -175,13 +176,33 @@ def _grouped_attention(
 @contextmanager
 def slot_attention_in(model: PreTrainedModel) -> Iterator[None]:
     """Run the model with slot attention for a while, then as it was."""
-    before = model.config._attn_implementation
-    model.set_attn_implementation(IMPLEMENTATION)
+    hook(model)
     try:
         yield
     finally:
-        model.set_attn_implementation(before)
+        unhook(model)
 
+
+def hook(model: PreTrainedModel) -> None:
+    """Give the model slot attention until as many `unhook` calls have followed: several may use one model."""
+    users, before = _hooked.get(model, (0, model.config._attn_implementation))
+    if users == 0:
+        model.set_attn_implementation(IMPLEMENTATION)
+    _hooked[model] = (users + 1, before)
+
+
+def unhook(model: PreTrainedModel) -> None:
+    """Take back one `hook`; with the last the model is as it was."""
+    users, before = _hooked[model]
+    if users > 1:
+        _hooked[model] = (users - 1, before)
+        return
+    del _hooked[model]
+    model.set_attn_implementation(before)
+
+
+# Model → how many use its slot attention, and which attention it had before.
+_hooked: WeakKeyDictionary[PreTrainedModel, tuple[int, str]] = WeakKeyDictionary()
 
 AttentionInterface.register(IMPLEMENTATION, slot_attention)
 # The mask is ours alone: transformers must not build one for keys it does not know.

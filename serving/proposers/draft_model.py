@@ -12,6 +12,7 @@ from torch import Tensor
 from distillspec.models import LanguageModel
 from distillspec.serving.kv_cache import Move
 from distillspec.serving.logits import Columns, Place
+from distillspec.serving.packed_linear import PackedLinears
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest
 from distillspec.serving.requests import Sequence
 from distillspec.serving.runner import ModelRunner, RowInput
@@ -74,8 +75,9 @@ class DraftModel:
         *,
         version: str = "",
         rule: ContinueRule | None = None,
+        packs: PackedLinears | None = None,
     ) -> None:
-        self.runner = ModelRunner(model, slots, max_len)
+        self.runner = ModelRunner(model, slots, max_len, packs)
         self.sampler = sampler
         kept_ids = None if model.kept_ids is None else model.kept_ids.to(model.device)
         self.columns = Columns(model.identity.vocab_size, kept_ids)

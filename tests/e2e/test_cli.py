@@ -186,7 +186,7 @@ STATIC = [
     ("train train.betas=[0.9]", "train.betas=[0.9] must be two numbers"),
     ("train train.betas=[0.9,1.5]", "train.betas=[0.9, 1.5]"),
     ("train train.learning_rate=nan", "train.learning_rate=nan"),
-    ("train train.row_tokens=9000", "train.batch_tokens=1536 is below train.row_tokens=9000"),
+    ("train train.row_tokens=9000", "train.batch_tokens=768 is below train.row_tokens=9000"),
     ("train evaluation.cost_batches=[0]", "evaluation.cost_batches=[0]"),
     ("train evaluation.cost_batches=[]", "evaluation.cost_batches=[]"),
     ("train launcher.num_processes=3", "launcher=local runs one process, not 3"),

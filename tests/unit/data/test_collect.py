@@ -65,9 +65,13 @@ def test_an_interrupted_collection_ends_up_the_same(target: LanguageModel, tmp_p
     assert len(tokens(tmp_path / "whole")) == len(PROMPTS)
 
 
-def test_a_deadline_ends_the_work_with_what_is_finished(target: LanguageModel, tmp_path: Path) -> None:
-    assert not collect(target, tmp_path, deadline=time.monotonic())
-    assert len(tokens(tmp_path)) == 1
+def test_a_deadline_keeps_answers_in_the_making_as_they_stand(target: LanguageModel, tmp_path: Path) -> None:
+    assert collect(target, tmp_path / "whole")
+    assert not collect(target, tmp_path / "cut", deadline=time.monotonic())
+    whole, cut = tokens(tmp_path / "whole"), tokens(tmp_path / "cut")
+    assert len(cut) == 4  # the first of four slots
+    assert all(answer == whole[name][: len(answer)] for name, answer in cut.items())
+    assert not any(sample.finished for sample in read_samples(tmp_path / "cut") if len(sample.response_ids) < 8)
 
 
 def test_scores_are_the_plain_forward_pass(target: LanguageModel) -> None:

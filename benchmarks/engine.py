@@ -1,0 +1,297 @@
+"""The serving engine's speed on this machine, medians of paired runs in one process.
+
+    python benchmarks/engine.py --prompts math.jsonl [--summaries summarization.jsonl] [--draft FOLDER]
+
+plain         no speculation against transformers' `generate`, batch 1 and 8
+speculation   a draft, and prompt lookup on summaries, against the same engine without speculation
+verify        one pass of the target over 8 × 5 tokens against 8 × 1
+overhead      what a step does besides model passes: 8 rows × 5 positions of logits
+scaling       batch sizes and prompt lengths, as curves
+
+Each section writes `results/engine_SECTION.json`. Both sides of a comparison take turns, and the ratio is the
+median of the rounds' ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import write_result
+
+from distillspec.config import TargetConfig
+from distillspec.data.chat import render_prompt
+from distillspec.models import LanguageModel, load_target
+from distillspec.models.draft import load_pretrained
+from distillspec.models.slot_cache import IMPLEMENTATION
+from distillspec.serving import Engine, EngineSettings, SamplingParams
+from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.requests import Request
+from distillspec.serving.requests import Sequence as Row
+from distillspec.serving.runner import RowInput
+from distillspec.serving.sampling import TokenSampler, Window
+from distillspec.serving.tree import TokenTree
+
+NEW_TOKENS = 128
+GOALS = {
+    "plain": {"1": 1.3, "8": 1.5},
+    "speculation": {"1": 1.5, "8": 1.2, "lookup": 1.3},
+    "verify": 1.5,
+    "overhead": {"greedy": 3.0, "temperature 1": 8.0, "top-p 0.95": 15.0},
+}
+
+
+def main() -> None:
+    options = _options()
+    sections: dict[str, Callable[[argparse.Namespace, LanguageModel], dict[str, Any]]] = {
+        "plain": plain,
+        "speculation": speculation,
+        "verify": verify,
+        "overhead": overhead,
+        "scaling": scaling,
+    }
+    target = load_target(TargetConfig(path=options.target, dtype=options.dtype))
+    for name in options.sections.split(","):
+        result = sections[name](options, target)
+        write_result(f"engine_{name}", {"dtype": str(target.dtype), "threads": torch.get_num_threads(), **result})
+
+
+def plain(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
+    """Ours without speculation against transformers, the same prompts and as many tokens."""
+    prompts = read_prompts(options.prompts, target, 8)
+    found: dict[str, Any] = {}
+    for batch in (1, 8):
+        texts = prompts[:batch]
+        engine = make_engine(target, None, batch)
+
+        def ours(engine: Engine = engine, texts: list[list[int]] = texts) -> int:
+            return generate(engine, texts, greedy())
+
+        def theirs(texts: list[list[int]] = texts) -> int:
+            target.model.set_attn_implementation("sdpa")
+            try:
+                return hf_generate(target, texts)
+            finally:
+                target.model.set_attn_implementation(IMPLEMENTATION)
+
+        found[str(batch)] = paired({"distillspec": ours, "transformers": theirs}, options.rounds)
+        engine.close()
+    return {"tokens": NEW_TOKENS, "batch": found, "goals": GOALS["plain"], "met": _met(found, GOALS["plain"])}
+
+
+def speculation(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
+    """Lengths 1 to 4 of a draft on maths prompts, and lookups on summaries, against length 0."""
+    found: dict[str, Any] = {}
+    goals: dict[str, float] = {}
+    if options.draft:
+        draft = load_pretrained(options.draft, target, target.dtype)
+        prompts = read_prompts(options.prompts, target, 8)
+        for batch in (1, 8):
+            engine = make_engine(target, draft, batch, speculation_length=4)
+            found[str(batch)] = _against_plain(engine, prompts[:batch], (0, 1, 2, 3, 4), options)
+            goals[str(batch)] = GOALS["speculation"][str(batch)]
+    if options.summaries:
+        texts = read_prompts(options.summaries, target, 4, longest=600)
+        engine = make_engine(target, None, 1, proposer="prompt_lookup", speculation_length=7)
+        found["lookup"] = _against_plain(engine, texts, (0, 3, 5, 7), options)
+        goals["lookup"] = GOALS["speculation"]["lookup"]
+    return {"tokens": NEW_TOKENS, "batch": found, "goals": goals, "met": _met(found, goals)}
+
+
+def _against_plain(
+    engine: Engine, texts: list[list[int]], lengths: Sequence[int], options: argparse.Namespace
+) -> dict[str, Any]:
+    """The same engine at several lengths, and not speculating."""
+
+    def at(length: int) -> int:
+        engine.core.controller = FixedLength(length)
+        return generate(engine, texts, greedy())
+
+    timed = paired({str(k): (lambda k=k: at(k)) for k in lengths}, options.rounds, against="0")
+    for length in lengths:
+        engine.core.controller = FixedLength(length)
+        outputs = engine.generate(texts, greedy())
+        tokens, steps = sum(len(o.token_ids) for o in outputs), sum(o.stats.steps for o in outputs)
+        timed["sides"][str(length)]["block_efficiency"] = tokens / steps
+    engine.close()
+    best = max((str(k) for k in lengths if k), key=lambda name: timed["ratios"][name])
+    return {**timed, "best_length": int(best), "ratio": timed["ratios"][best]}
+
+
+def verify(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
+    """β: a pass over 8 rows × (k + 1) tokens against 8 × 1, 256 tokens of context."""
+    engine = make_engine(target, None, 8)
+    runner, context = engine.core.runner, 256
+    runner_pass = torch.inference_mode()(lambda k: runner.logits(runner.read(_rows(k, context))).shape[0])
+    with torch.inference_mode():
+        runner.read([RowInput(slot, 0, [5] * context, 0) for slot in range(8)])
+    sides = {f"{k + 1} tokens": (lambda k=k: runner_pass(k)) for k in range(5)}
+    times = alternating_seconds(sides, 8 * options.rounds)
+    medians = {name: statistics.median(seconds) for name, seconds in times.items()}
+    beta = {name: seconds / medians["1 tokens"] for name, seconds in medians.items()}
+    engine.close()
+    ratio = beta["5 tokens"]
+    return {"median_s": medians, "beta": beta, "goal": GOALS["verify"], "met": ratio <= GOALS["verify"]}
+
+
+def _rows(k: int, context: int) -> list[RowInput]:
+    return [RowInput(slot, context, [7] * (k + 1), k + 1) for slot in range(8)]
+
+
+def overhead(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
+    """Milliseconds to turn 8 × 5 rows of logits into verdicts, drafts of a truncated vocabulary among them."""
+    vocab, kept = target.identity.vocab_size, torch.arange(0, target.identity.vocab_size, 6)
+    generator = torch.Generator().manual_seed(0)
+    logits = (3 * torch.randn(40, vocab, generator=generator)).to(target.dtype)
+    wishes = {
+        "greedy": SamplingParams(temperature=0.0),
+        "temperature 1": SamplingParams(temperature=1.0),
+        "top-p 0.95": SamplingParams(temperature=1.0, top_p=0.95),
+        "seeded": SamplingParams(temperature=1.0, seed=1),
+    }
+    sides: dict[str, Callable[[], int]] = {}
+    for name, params in wishes.items():
+        sampler = TokenSampler(vocab, target.device)
+        probs = torch.softmax(torch.randn(8, 4, len(kept), generator=generator), -1)
+        columns = torch.multinomial(probs.flatten(0, 1), 1, generator=generator).view(8, 4)
+        windows = [
+            Window(
+                Row(f"r{r}", Request(f"r{r}", (5,), params), 0, r, [5], frozenset(), 64),
+                TokenTree.chain(kept[columns[r]].tolist(), probs[r], kept),
+            )
+            for r in range(8)
+        ]
+        sides[name] = lambda s=sampler, w=windows: len(s.verify(logits, w))
+    times = alternating_seconds(sides, 10 * options.rounds)
+    medians = {name: 1e3 * statistics.median(seconds) for name, seconds in times.items()}
+    met = {name: medians[name] <= goal for name, goal in GOALS["overhead"].items()}
+    return {"median_ms": medians, "goals_ms": GOALS["overhead"], "met": met}
+
+
+def scaling(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
+    """Tokens a second by batch (short prompts), and milliseconds to the first and each later token by prompt length."""
+    prompt = read_prompts(options.prompts, target, 1)[0]
+    by_batch, by_length = {}, {}
+    for batch in (1, 2, 4, 8, 16, 32):
+        engine = make_engine(target, None, batch)
+        rates = [_rate(lambda e=engine, b=batch: generate(e, [prompt] * b, greedy(32))) for _ in range(3)]
+        by_batch[batch] = statistics.median(rates)
+        engine.close()
+    limit = target.model.config.get_text_config().max_position_embeddings
+    for length in (64, 256, 1024, 4096):
+        engine = make_engine(target, None, 1, max_model_len=min(limit, length + 40))
+        ids = (prompt * (length // len(prompt) + 1))[: min(length, limit - 40)]
+        engine.generate([ids], greedy(2))
+        engine.core.roster.pool.forget(0)  # its prompt must be read again
+        (output,) = engine.generate([ids], greedy(32))
+        first, total = output.stats.time_to_first_token_s, output.stats.total_s
+        by_length[len(ids)] = {"first_ms": 1e3 * first, "later_ms": 1e3 * (total - first) / 31}
+        engine.close()
+    return {"tokens_per_s_by_batch": by_batch, "by_prompt_length": by_length}
+
+
+def make_engine(target: LanguageModel, draft: LanguageModel | None, batch: int, **settings: Any) -> Engine:
+    defaults: dict[str, Any] = {"max_slots": batch, "max_model_len": 1024, "prefix_reuse": False}
+    return Engine(target, draft, EngineSettings(**{**defaults, **settings}))
+
+
+def greedy(tokens: int = NEW_TOKENS) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+
+
+def generate(engine: Engine, texts: Sequence[Sequence[int]], params: SamplingParams) -> int:
+    """Answer all texts; how many tokens were written."""
+    return sum(len(output.token_ids) for output in engine.generate(list(texts), params))
+
+
+def hf_generate(target: LanguageModel, texts: Sequence[Sequence[int]]) -> int:
+    """transformers' greedy generation of a left-padded batch; how many tokens were written."""
+    longest = max(len(text) for text in texts)
+    ids = torch.tensor([[target.stop_ids[0]] * (longest - len(text)) + list(text) for text in texts])
+    mask = torch.tensor([[0] * (longest - len(text)) + [1] * len(text) for text in texts])
+    out = target.model.generate(
+        ids,
+        attention_mask=mask,
+        do_sample=False,
+        max_new_tokens=NEW_TOKENS,
+        min_new_tokens=NEW_TOKENS,
+        pad_token_id=target.stop_ids[0],
+    )
+    return len(texts) * (out.shape[1] - longest)
+
+
+def paired(sides: dict[str, Callable[[], int]], rounds: int, against: str | None = None) -> dict[str, Any]:
+    """Rounds of all sides in turn (the first round warms up); tokens/s by side, and ratios to `against` (the last)."""
+    against = against or list(sides)[-1]
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for round_ in range(rounds + 1):
+        order = list(sides) if round_ % 2 else list(sides)[::-1]
+        for name in order:
+            rate = _rate(sides[name])
+            if round_ > 0:
+                rates[name].append(rate)
+    ratios = {
+        name: statistics.median(a / b for a, b in zip(found, rates[against], strict=True))
+        for name, found in rates.items()
+    }
+    shown = {
+        name: {"tokens_per_s": statistics.median(found), "rounds": [round(r, 2) for r in found]}
+        for name, found in rates.items()
+    }
+    return {"sides": shown, "ratios": ratios, "ratio": ratios[next(iter(sides))]}
+
+
+def alternating_seconds(sides: dict[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each call, the sides taking turns, two warm-up rounds left out."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for round_ in range(rounds + 2):
+        for name, call in sides.items():
+            started = time.perf_counter()
+            call()
+            if round_ >= 2:
+                times[name].append(time.perf_counter() - started)
+    return times
+
+
+def read_prompts(path: str, target: LanguageModel, count: int, longest: int = 256) -> list[list[int]]:
+    """The first `count` prompts of a JSONL file that are short enough, in the target's chat template."""
+    found = []
+    for line in Path(path).read_text().splitlines():
+        ids = list(render_prompt(target.tokenizer, json.loads(line)["prompt"]))
+        if len(ids) <= longest:
+            found.append(ids)
+        if len(found) == count:
+            break
+    return found
+
+
+def _rate(call: Callable[[], int]) -> float:
+    started = time.perf_counter()
+    tokens = call()
+    return tokens / (time.perf_counter() - started)
+
+
+def _met(found: dict[str, Any], goals: dict[str, float]) -> dict[str, bool]:
+    return {name: found[name]["ratio"] >= goal for name, goal in goals.items()}
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", required=True)
+    parser.add_argument("--summaries")
+    parser.add_argument("--draft")
+    parser.add_argument("--target", default="smollm2")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sections", default="plain,verify,overhead,speculation,scaling")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""The engine as the `Generator` of training data: sampling with speculation, recording the teacher's signal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
+
+import torch
+from torch import Tensor
+
+from distillspec.errors import ConfigError, RunError
+from distillspec.models import LanguageModel
+from distillspec.models.signal import SignalRecorder
+from distillspec.serving.engine import Engine
+from distillspec.serving.params import SEED_LIMIT, SamplingParams
+from distillspec.serving.requests import CompletionOutput, Request, Sequence
+from distillspec.serving.settings import EngineSettings
+from distillspec.types import GenerationRequest, Sample, SamplingPolicy, SignalRequest
+
+
+class EngineGenerator:
+    """Writes with `writer`; `draft` speeds it up where verifying several tokens is cheaper than writing them.
+
+    The engine lives for one call of `generate`: the models are then as they were, so a draft in training may write
+    between two of its steps. What is written depends on the requests' seeds alone.
+    """
+
+    def __init__(
+        self,
+        writer: LanguageModel,
+        *,
+        slots: int = 64,
+        source: str = "teacher",
+        draft: LanguageModel | None = None,
+        speculation_length: int = 0,
+    ) -> None:
+        self.writer, self.draft = writer, draft
+        self.slots, self.source = slots, source
+        self.speculation_length = speculation_length
+
+    def generate(
+        self,
+        requests: Seq[GenerationRequest],
+        policy: SamplingPolicy,
+        *,
+        stop_ids: Seq[int],
+        signal: SignalRequest | None = None,
+        on_tokens: Callable[[int], None] | None = None,
+        deadline: float | None = None,
+    ) -> Iterator[tuple[int, Sample]]:
+        """See `distillspec.types.Generator.generate`."""
+        if not requests:
+            return
+        engine = self._engine(requests)
+        recording = _Recording(signal, requests)
+        if signal is not None:
+            engine.core.observer = recording
+        try:
+            for index, request in enumerate(requests):
+                engine.submit(_request(index, request, policy, stop_ids))
+            while engine.has_work:
+                output = engine.step()
+                if on_tokens is not None:
+                    on_tokens(sum(len(delta.token_ids) for delta in output.deltas))
+                for finished in output.finished:
+                    index, completion = int(finished.request_id), finished.completions[0]
+                    if completion.token_ids or completion.error:
+                        yield index, self._sample(requests[index], completion, recording.of(index))
+                if deadline is not None and time.monotonic() >= deadline:
+                    _abort_all(engine, len(requests))
+                    deadline = None
+        finally:
+            engine.close()
+
+    def _engine(self, requests: Seq[GenerationRequest]) -> Engine:
+        longest = max(len(request.prompt.token_ids) + request.max_new_tokens for request in requests)
+        settings = EngineSettings(
+            max_slots=min(self.slots, len(requests)),
+            max_model_len=longest,
+            prefill_chunk=2048,
+            prefix_reuse=False,
+            speculation_length=self.speculation_length,
+        )
+        return Engine(self.writer, self.draft, settings)
+
+    def _sample(
+        self, request: GenerationRequest, completion: CompletionOutput, recorder: SignalRecorder | None
+    ) -> Sample:
+        if completion.error is not None:
+            raise RunError(f"{self.writer.name} cannot write on for prompt {request.prompt.id}: {completion.error}")
+        prompt = request.prompt
+        return Sample(
+            prompt_id=prompt.id,
+            domain=prompt.domain,
+            prompt_ids=prompt.token_ids,
+            response_ids=completion.token_ids,
+            signal=recorder.finish() if recorder is not None else None,
+            source=self.source,
+            finished=completion.finish_reason == "stop",
+        )
+
+
+class _Recording:
+    """One recorder a request, fed by the engine."""
+
+    def __init__(self, signal: SignalRequest | None, requests: Seq[GenerationRequest]) -> None:
+        self.signal = signal
+        self.requests = requests
+        self._recorders: dict[int, SignalRecorder] = {}
+
+    def __call__(self, emitted: Seq[tuple[Sequence, int]], logits: Tensor) -> None:
+        recorders = [self._recorder(sequence) for sequence, count in emitted for _ in range(count)]
+        SignalRecorder.record(logits.float(), recorders)
+
+    def _recorder(self, sequence: Sequence) -> SignalRecorder:
+        assert self.signal is not None
+        index = int(sequence.request.id)
+        if index not in self._recorders:
+            generator = torch.Generator().manual_seed(self.requests[index].seed)
+            self._recorders[index] = SignalRecorder(self.signal, generator)
+        return self._recorders[index]
+
+    def of(self, index: int) -> SignalRecorder | None:
+        return self._recorders.pop(index, None)
+
+
+def _request(index: int, request: GenerationRequest, policy: SamplingPolicy, stop_ids: Seq[int]) -> Request:
+    if not request.prompt.token_ids:
+        raise ConfigError("an empty prompt cannot be answered; give at least one token")
+    params = SamplingParams(
+        temperature=policy.temperature,
+        top_k=policy.top_k,
+        top_p=policy.top_p,
+        min_p=policy.min_p,
+        max_tokens=request.max_new_tokens,
+        seed=request.seed % SEED_LIMIT,
+        ignore_eos=True,
+        stop_token_ids=tuple(stop_ids),
+    )
+    return Request(str(index), request.prompt.token_ids, params)
+
+
+def _abort_all(engine: Engine, count: int) -> None:
+    for index in range(count):
+        engine.abort(str(index))

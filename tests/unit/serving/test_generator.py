@@ -1,0 +1,80 @@
+"""The engine as a source of training data."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from distillspec.errors import RunError
+from distillspec.models import LanguageModel
+from distillspec.serving.generator import EngineGenerator
+from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy, SignalRequest
+
+from .conftest import hf_greedy, prompts
+
+PLAIN = SamplingPolicy()
+
+
+def requests(count: int = 6, most: int = 12) -> list[GenerationRequest]:
+    return [GenerationRequest(Prompt(f"p{i}", tuple(p)), most, seed=i) for i, p in enumerate(prompts(count))]
+
+
+def write(generator: EngineGenerator, policy: SamplingPolicy, **extra: object) -> list[Sample]:
+    found = dict(generator.generate(requests(), policy, stop_ids=generator.writer.stop_ids, **extra))  # type: ignore[arg-type]
+    return [found[i] for i in sorted(found)]
+
+
+def test_greedy_samples_are_transformers_own_and_the_models_are_given_back(
+    target: LanguageModel, draft: LanguageModel
+) -> None:
+    before = target.model.config._attn_implementation
+    samples = write(
+        EngineGenerator(target, slots=2, draft=draft, speculation_length=3), SamplingPolicy(temperature=0.0)
+    )
+    assert target.model.config._attn_implementation == before
+    assert [list(s.response_ids) for s in samples] == [hf_greedy(target, p, 12) for p in prompts(6)]
+
+
+def test_samples_depend_on_seeds_alone(target: LanguageModel, draft: LanguageModel) -> None:
+    plain = write(EngineGenerator(target, slots=1), PLAIN)
+    fast = write(EngineGenerator(target, slots=4, draft=draft, speculation_length=3), PLAIN)
+    assert [s.response_ids for s in plain] == [s.response_ids for s in fast]
+
+
+@pytest.mark.parametrize("length", [0, 3])
+def test_the_recorded_signal_is_the_plain_forward_pass(
+    target: LanguageModel, draft: LanguageModel, length: int
+) -> None:
+    generator = EngineGenerator(target, slots=3, draft=draft, speculation_length=length)
+    for sample in write(generator, PLAIN, signal=SignalRequest("topk", 6)):
+        assert sample.signal is not None
+        assert len(sample.signal) == len(sample.response_ids)
+        ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]])
+        logprobs = torch.log_softmax(target.logits(ids)[0, len(sample.prompt_ids) - 1 : -1].float(), -1)
+        wanted = logprobs.gather(-1, sample.signal.ids.long())
+        torch.testing.assert_close(sample.signal.logprobs.float(), wanted, atol=5e-3, rtol=0)
+
+
+def test_a_deadline_hands_out_answers_as_they_stand(target: LanguageModel) -> None:
+    whole = write(EngineGenerator(target, slots=2), PLAIN)
+    cut = write(EngineGenerator(target, slots=2), PLAIN, deadline=time.monotonic() - 1)
+    assert len(cut) == 2  # those that had a slot in the first step
+    for sample in cut:
+        (same,) = (s for s in whole if s.prompt_id == sample.prompt_id)
+        assert sample.response_ids == same.response_ids[: len(sample.response_ids)]
+        assert not sample.finished
+
+
+def test_a_target_without_numbers_is_an_error_that_names_the_prompt(target: LanguageModel) -> None:
+    broken = target.model.get_output_embeddings().weight
+    saved = broken.detach().clone()
+    with torch.no_grad():
+        broken[7] = torch.nan
+    try:
+        with pytest.raises(RunError, match="prompt p0: the target's logits are not finite"):
+            write(EngineGenerator(target, slots=1), PLAIN)
+    finally:
+        with torch.no_grad():
+            broken.copy_(saved)
