@@ -1,0 +1,119 @@
+"""Trees through the whole engine: mask, positions, the accepted path's cache, and the distribution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from distillspec.models import LanguageModel
+from distillspec.sampling import policy_probs
+from distillspec.serving import SamplingParams
+from distillspec.serving.kv_cache import Move
+from distillspec.serving.proposers.base import EMPTY, ProposalRequest
+from distillspec.serving.requests import Sequence as Row
+from distillspec.serving.tree import ROOT, TokenTree
+from distillspec.types import SamplingPolicy
+
+from .conftest import MakeEngine, hf_greedy, prompts
+
+Grow = Callable[[ProposalRequest], TokenTree]
+
+
+class Gardener:
+    """A proposer that grows any tree."""
+
+    version = ""
+
+    def __init__(self, grow: Grow) -> None:
+        self.grow = grow
+
+    def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
+        return [self.grow(request) for request in requests]
+
+    def committed(self, sequence: Row, tree: TokenTree, path: Sequence[int]) -> None: ...
+
+    def move(self, moves: Sequence[Move]) -> None: ...
+
+    def forget(self, sequence_id: str) -> None: ...
+
+
+def right_one_last(wanted: dict[tuple[int, ...], list[int]]) -> Grow:
+    """Width three, depth up to three: at every depth two wrong tokens stand before the one that greedy decoding
+    writes."""
+
+    def grow(request: ProposalRequest) -> TokenTree:
+        sequence = request.sequence
+        done = sequence.output_length
+        coming = wanted[sequence.request.prompt_ids][done : done + min(3, request.length)]
+        tokens: list[int] = []
+        parents: list[int] = []
+        parent = ROOT
+        for token in coming:
+            tokens += [(token + 1) % 200, (token + 2) % 200, token]
+            parents += [parent] * 3
+            parent = len(tokens) - 1
+        return TokenTree(tuple(tokens), tuple(parents)) if tokens else EMPTY
+
+    return grow
+
+
+@pytest.mark.parametrize("kind", ["tiny", "mistral", "gemma3_text"])
+def test_the_right_branch_is_found_and_its_cache_is_right(
+    target: LanguageModel, random_model: Callable[[str], LanguageModel], make_engine: MakeEngine, kind: str
+) -> None:
+    model = target if kind == "tiny" else random_model(kind)
+    asked = prompts(5)
+    expected = [hf_greedy(model, prompt, 20) for prompt in asked]
+    wanted = {tuple(prompt): tokens for prompt, tokens in zip(asked, expected, strict=True)}
+    engine = make_engine(
+        model=model, proposer_object=Gardener(right_one_last(wanted)), speculation_length=3, max_slots=3
+    )
+    outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=20))
+    assert [list(output.token_ids) for output in outputs] == expected
+    whole = [o for o in outputs if len(o.token_ids) == 20]
+    assert whole
+    assert all(output.stats.steps <= 7 for output in whole), "three of three levels stand in every step"
+
+
+def drawn_without_replacement(draft: LanguageModel, generator: torch.Generator) -> Grow:
+    """Three children of the root, and two of the first of them, from an uncached pass of the draft."""
+
+    def grow(request: ProposalRequest) -> TokenTree:
+        text = request.sequence.tokens
+        root = _probs(draft, text)
+        tokens = torch.multinomial(root, 3, generator=generator).tolist()
+        if request.length == 1:
+            return TokenTree(tuple(tokens), (ROOT,) * 3, "sampled", root[None], {ROOT: 0})
+        below = _probs(draft, [*text, tokens[0]])
+        tokens += torch.multinomial(below, 2, generator=generator).tolist()
+        return TokenTree(tuple(tokens), (ROOT,) * 3 + (0, 0), "sampled", torch.stack([root, below]), {ROOT: 0, 0: 1})
+
+    return grow
+
+
+def _probs(draft: LanguageModel, text: list[int]) -> torch.Tensor:
+    return policy_probs(draft.logits(torch.tensor([text]))[0, -1], SamplingPolicy())
+
+
+def test_sampled_trees_keep_the_targets_distribution(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine
+) -> None:
+    """The probability integral transform of the first three emitted positions is uniform (ten bins)."""
+    prompt, count = prompts()[1][:9], 800
+    grow = drawn_without_replacement(draft, torch.Generator().manual_seed(1))
+    engine = make_engine(proposer_object=Gardener(grow), speculation_length=2, max_slots=32)
+    outputs = engine.generate([prompt] * count, SamplingParams(max_tokens=3, ignore_eos=True))
+    assert sum(output.stats.accepted for output in outputs) > count / 4
+    engine.close()
+    written = torch.tensor([output.token_ids for output in outputs])
+    texts = torch.cat([torch.tensor([prompt]).expand(count, -1), written], 1)
+    with torch.no_grad():
+        probs = policy_probs(target.logits(texts)[:, len(prompt) - 1 : -1], SamplingPolicy()).double()
+    chosen = probs.gather(-1, written[..., None])[..., 0]
+    below = probs.cumsum(-1).gather(-1, written[..., None])[..., 0] - chosen
+    places = below + torch.rand(below.shape, dtype=torch.float64) * chosen
+    counts = torch.stack([torch.histc(column, 10, 0, 1) for column in places.T])
+    excess = (((counts - count / 10) ** 2 / (count / 10)).sum(-1) - 9) / 18**0.5
+    assert float(excess.max()) < 5

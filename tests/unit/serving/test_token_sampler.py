@@ -1,0 +1,120 @@
+"""The engine's batched verdicts: the reference's own, and the target's distribution on wide and narrow vocabularies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from distillspec.serving import SamplingParams, sampling
+from distillspec.serving.logits import Columns, Place
+from distillspec.serving.requests import Request, Sequence
+from distillspec.serving.sampling import TokenSampler, Window
+from distillspec.serving.tree import TokenTree
+from distillspec.serving.verification import verify_tree
+
+CPU = torch.device("cpu")
+
+
+def row(name: str, params: SamplingParams) -> Sequence:
+    return Sequence(name, Request(name, (1,), params), 0, 0, [1], frozenset(), 64)
+
+
+def test_many_chains_at_once_are_judged_as_the_reference_judges_each() -> None:
+    generator = torch.Generator().manual_seed(2)
+    vocab, kept = 30, torch.arange(0, 30, 2)
+    params = SamplingParams(temperature=0.8, top_p=0.9)
+    windows, logits = [], []
+    for b in range(40):
+        length = b % 4
+        probs = torch.softmax(torch.randn(length, len(kept), generator=generator), -1)
+        tokens = [int(kept[torch.multinomial(p, 1, generator=generator)]) for p in probs]
+        tree = TokenTree.chain(tokens, probs, kept) if b % 3 else TokenTree.chain(tokens)
+        windows.append(Window(row(str(b), params), tree))
+        logits.append(2 * torch.randn(length + 1, vocab, generator=generator))
+    found = TokenSampler(vocab, CPU, seed=3).verify(torch.cat(logits), windows)
+    accept = torch.rand(40 * 3, generator=torch.Generator().manual_seed(10), dtype=torch.float64).view(40, 3)
+    residual = torch.rand(40, generator=torch.Generator().manual_seed(11), dtype=torch.float64)
+    for b, (window, rows, verdict) in enumerate(zip(windows, logits, found, strict=True)):
+        probs = torch.softmax(sampling.filtered_logits(rows, params.policy), -1)
+        assert verdict == verify_tree(probs, window.tree, accept[b, : len(window.tree)], residual[b])
+
+
+def emitted_first(vocab: int, trials: int, params: SamplingParams, lot: int) -> tuple[Tensor, Tensor]:
+    """How often chains of one drafted token emitted each id first, and p; the draft is the target upside down."""
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(1))
+    draft_probs = torch.softmax(-logits, -1)
+    sampler, generator = TokenSampler(vocab, CPU, seed=5), torch.Generator().manual_seed(6)
+    counts = torch.zeros(vocab)
+    rows = logits.expand(2 * lot, -1)
+    for _ in range(trials // lot):
+        drafted = torch.multinomial(draft_probs, lot, replacement=True, generator=generator).tolist()
+        windows = [Window(row("x", params), TokenTree.chain([token], draft_probs[None])) for token in drafted]
+        first = [
+            token if verdict.path else verdict.next_token  # type: ignore[union-attr]
+            for token, verdict in zip(drafted, sampler.verify(rows, windows), strict=True)
+        ]
+        counts += torch.bincount(torch.tensor(first), minlength=vocab)
+    return counts, torch.softmax(logits, -1)
+
+
+def excess(counts: Tensor, probs: Tensor) -> float:
+    """(χ² − df) / √(2 df), ids expected less than 5 times merged."""
+    wanted = probs * counts.sum()
+    rare = wanted < 5
+    seen, wanted = (
+        torch.cat([counts[~rare], counts[rare].sum()[None]]),
+        torch.cat([wanted[~rare], wanted[rare].sum()[None]]),
+    )
+    keep = wanted > 0
+    degrees = int(keep.sum()) - 1
+    return float((((seen - wanted)[keep] ** 2 / wanted[keep]).sum() - degrees) / (2 * degrees) ** 0.5)
+
+
+@pytest.mark.parametrize(("vocab", "trials", "lot"), [(4096, 40_000, 80), (16, 100_000, 1000)])
+def test_wide_and_narrow_vocabularies(vocab: int, trials: int, lot: int) -> None:
+    assert excess(*emitted_first(vocab, trials, SamplingParams(), lot)) < 5
+
+
+def test_a_verifier_that_forgets_the_residual_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "_take_away_rejected", lambda probs, tree, node: None)
+    assert excess(*emitted_first(16, 20_000, SamplingParams(), 1000)) > 20
+
+
+def test_a_residual_on_the_acceptance_stream_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = TokenSampler._uniforms
+    last: list[Tensor] = []
+
+    def shared(stream: torch.Generator, count: int, like: Tensor) -> Tensor:
+        if last:
+            return last.pop()
+        last.append(original(stream, count, like))
+        return last[0]
+
+    monkeypatch.setattr(TokenSampler, "_uniforms", staticmethod(shared))
+    assert excess(*emitted_first(16, 20_000, SamplingParams(), 1000)) > 20
+
+
+def test_drafts_on_their_own_columns_name_absolute_ids() -> None:
+    kept = torch.tensor([3, 8, 20])
+    logits = torch.tensor([[0.0, 9.0, 0.0], [torch.nan, 0.0, 0.0], [0.0, 0.0, 9.0]])
+    places = [
+        Place(row("a", SamplingParams(temperature=0.0))),
+        Place(row("b", SamplingParams())),
+        Place(row("c", SamplingParams(seed=1, logit_bias={20: -100.0}))),
+    ]
+    drafted = TokenSampler(30, CPU).propose(logits, places, Columns(30, kept))
+    assert drafted.tokens[0] == 8
+    assert drafted.finite == [True, False, True]
+    assert drafted.tokens[2] in (3, 8)
+    assert drafted.probs[0] is None
+    assert drafted.probs[2] is None  # seeded rows are judged by choice
+
+
+def test_nothing_left_to_write_is_that_requests_failure_alone() -> None:
+    params = [SamplingParams(allowed_token_ids=[4], bad_word_ids=[[4]]), SamplingParams()]
+    rows = [row("a", params[0]), row("b", params[1])]
+    rows[0].bad_words = ((4,),)
+    verdicts = TokenSampler(10, CPU).verify(torch.randn(2, 10), [Window(r, TokenTree()) for r in rows])
+    assert verdicts[0] is None
+    assert verdicts[1] is not None
