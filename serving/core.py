@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from distillspec.models import LanguageModel
+from distillspec.serving.commit import Committer
 from distillspec.serving.control.base import BatchView, LengthController, Plan, RowResult, RowView, StepResult
 from distillspec.serving.kv_cache import Move, SlotPool
-from distillspec.serving.outputs import delta, token_logprobs
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer
 from distillspec.serving.requests import Request, RequestOutput, RequestRefused, Sequence, SequenceDelta, Status
 from distillspec.serving.roster import Roster
@@ -24,17 +23,6 @@ from distillspec.serving.runner import ModelRunner, RowInput
 from distillspec.serving.sampling import TokenSampler, Window
 from distillspec.serving.scheduler import Limits, SchedulePlan, plan_step
 from distillspec.serving.tree import TokenTree
-from distillspec.serving.verification import Verdict
-
-NOT_FINITE = "the target's logits are not finite (NaN or infinity) for this request"
-
-
-class Observer(Protocol):
-    """Sees the target's raw logits wherever it wrote a token: for recording signals and replay logs."""
-
-    def __call__(self, emitted: Seq[tuple[Sequence, int]], logits: Tensor) -> None:
-        """Each sequence has as many new tokens; `logits [n, V]`, of any float dtype, are those they were judged by."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -66,7 +54,6 @@ class EngineCore:
         prefix_reuse: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.observer: Observer | None = None
         self.runner, self.sampler, self.controller, self.proposer = runner, sampler, controller, proposer
         self.vocab_size = target.identity.vocab_size
         self.clock = clock
@@ -80,6 +67,7 @@ class EngineCore:
             on_moves=self._follow,
             on_gone=lambda sequence_id: self.proposer.forget(sequence_id) if self.proposer is not None else None,
         )
+        self.committer = Committer(self.roster, runner.cache)
         self._messages: deque[Callable[[], None]] = deque()
         self._known: set[str] = set()
 
@@ -170,7 +158,10 @@ class EngineCore:
             prompt_hidden, started = self._read_chunks(chunks)
             windows += started
             logits = self.runner.logits(torch.cat([hidden, prompt_hidden])) if windows else None
-        rows = () if logits is None else self._commit(logits, windows)
+        rows: tuple[RowResult, ...] = ()
+        if logits is not None:
+            verdicts = self.sampler.verify(logits, windows)
+            rows = self.committer.commit(windows, verdicts, logits, self.proposer, self.clock())
         result = StepResult(rows, plan, view.prefill_tokens, timer.draft_s, timer.target_s, timer.total_s)
         self.controller.observe(result)
         return result
@@ -195,19 +186,22 @@ class EngineCore:
         proposed = dict(zip((r.sequence.id for r in asked), self.proposer.propose(asked), strict=True))
         trees = [proposed.get(s.id, EMPTY) for s in decoding]
         kept = self.controller.trim(view, tuple(max(tree.depths, default=0) for tree in trees))
-        return [tree.shortened(depth) for tree, depth in zip(trees, kept, strict=True)]
+        return [
+            self._that_fits(sequence, tree.shortened(depth))
+            for sequence, tree, depth in zip(decoding, trees, kept, strict=True)
+        ]
+
+    def _that_fits(self, sequence: Sequence, tree: TokenTree) -> TokenTree:
+        """A wide tree needs a place for every node: near the context's end its deepest levels go."""
+        while len(tree) and len(sequence.tokens) + len(tree) > self.limits.max_len:
+            tree = tree.shortened(max(tree.depths) - 1)
+        return tree
 
     def _read_windows(self, windows: Seq[Window]) -> Tensor:
         """Run the target over the newest token of each row and what was drafted after it."""
         if not windows:
             return self.runner.no_hidden()
-        inputs = [
-            RowInput(
-                _slot(w.sequence), w.sequence.computed, [w.sequence.tokens[-1], *w.tree.tokens], 1 + len(w.tree), w.tree
-            )
-            for w in windows
-        ]
-        return self.runner.read(inputs)
+        return self.runner.read([_window_input(window) for window in windows])
 
     def _read_chunks(self, chunks: Seq[tuple[Sequence, int]]) -> tuple[Tensor, list[Window]]:
         """Read on in prompts; the last hidden state of those that are read whole, and their (empty) windows."""
@@ -218,98 +212,14 @@ class EngineCore:
             start = sequence.computed
             end = min(start + tokens, len(sequence.tokens))
             whole = end == len(sequence.tokens)
-            inputs.append(RowInput(_slot(sequence), start, sequence.tokens[start:end], wanted=int(whole)))
-            self.roster.pool.record(_slot(sequence), sequence.tokens[start:end], start)
+            inputs.append(RowInput(sequence.held_slot, start, sequence.tokens[start:end], wanted=int(whole)))
+            self.roster.pool.record(sequence.held_slot, sequence.tokens[start:end], start)
             sequence.computed = end
             if whole:
                 sequence.status = Status.DECODE
                 sequence.computed -= 1  # as in any window, the newest token is its root
                 started.append(Window(sequence, EMPTY))
         return self.runner.read(inputs), started
-
-    def _commit(self, logits: Tensor, windows: Seq[Window]) -> tuple[RowResult, ...]:
-        verdicts = self.sampler.verify(logits, windows)
-        now, results, first = self.clock(), [], 0
-        emitted: list[tuple[Sequence, int]] = []
-        judged: list[int] = []  # the rows of logits that emitted tokens were judged by
-        for window, verdict in zip(windows, verdicts, strict=True):
-            rows = range(first, first + 1 + len(window.tree))
-            first = rows.stop
-            if verdict is None:
-                results.append(self._fail(window))
-                continue
-            result = self._keep(window, verdict, logits[rows.start : rows.stop], now)
-            results.append(result)
-            emitted.append((window.sequence, result.emitted))
-            judged += [rows.start, *(rows.start + 1 + node for node in verdict.path)][: result.emitted]
-        if self.observer is not None and emitted:
-            self.observer(emitted, logits[judged])
-        for window in windows:
-            if window.sequence.finish_reason is not None:
-                self.roster.finish(window.sequence, now)
-        return tuple(results)
-
-    def _fail(self, window: Window) -> RowResult:
-        """The target's numbers are not finite: this request alone ends, and nobody reads what it left."""
-        sequence = window.sequence
-        sequence.finish_reason, sequence.error = "error", NOT_FINITE
-        self.runner.cache.clear(_slot(sequence))
-        self.roster.pool.forget(_slot(sequence))
-        self.roster.deltas.append(delta(sequence, sequence.output_length, self.roster.texts[sequence.id].flush()))
-        return RowResult(sequence.id, len(window.tree), 0, 0)
-
-    def _keep(self, window: Window, verdict: Verdict, logits: Tensor, now: float) -> RowResult:
-        """Write the accepted path into the sequence and its cache; `logits` are the window's rows."""
-        sequence, tree, path = window.sequence, window.tree, verdict.path
-        before = sequence.output_length
-        self._keep_path(sequence, tree, path)
-        text = self._append(sequence, [*(tree.tokens[node] for node in path), verdict.next_token])
-        emitted = sequence.output_length - before
-        self._count(window, verdict, now)
-        rows = [0, *(1 + node for node in path)][:emitted]
-        if sequence.params.logprobs is not None:
-            sequence.logprobs += token_logprobs(logits[rows], sequence.output_ids[before:], sequence.params.logprobs)
-        if self.proposer is not None:
-            self.proposer.committed(sequence, tree, path)
-        self.roster.deltas.append(delta(sequence, before, text))
-        return RowResult(sequence.id, len(tree), len(path), emitted)
-
-    def _keep_path(self, sequence: Sequence, tree: TokenTree, path: tuple[int, ...]) -> None:
-        """The root and the accepted nodes stay in the cache, in order, from the sequence's length on."""
-        slot, start = _slot(sequence), sequence.computed
-        if path != tuple(range(len(path))):
-            self.runner.cache.gather(slot, [start + 1 + node for node in path], start + 1)
-        self.roster.pool.record(slot, [sequence.tokens[-1], *(tree.tokens[node] for node in path)], start)
-        sequence.computed = start + 1 + len(path)
-
-    def _append(self, sequence: Sequence, tokens: Seq[int]) -> str:
-        """Add tokens until one ends the answer; the text they made certain."""
-        text, pieces = self.roster.texts[sequence.id], []
-        for token in tokens:
-            sequence.tokens.append(token)
-            if token in sequence.stop_ids:
-                sequence.finish_reason, sequence.stop_reason = "stop", token
-            else:
-                pieces.append(text.add(token, may_stop=sequence.output_length >= sequence.params.min_tokens))
-                if text.stopped_by is not None:
-                    sequence.finish_reason, sequence.stop_reason = "stop", text.stopped_by
-            if sequence.finish_reason is None and sequence.room <= 0:
-                sequence.finish_reason = "length"
-            if sequence.finish_reason is not None:
-                pieces.append(text.flush())
-                break
-        return "".join(pieces)
-
-    def _count(self, window: Window, verdict: Verdict, now: float) -> None:
-        stats = window.sequence.stats
-        stats.steps += 1
-        if stats.first_token_s is None:
-            stats.first_token_s = now
-        if len(window.tree):
-            stats.record_verification(max(window.tree.depths), len(verdict.path))
-            version = self.proposer.version if self.proposer is not None else ""
-            if version and version not in stats.draft_versions:
-                stats.draft_versions.append(version)
 
 
 class _Timer:
@@ -339,6 +249,6 @@ class _Timer:
         return self.clock() - self.started
 
 
-def _slot(sequence: Sequence) -> int:
-    assert sequence.slot is not None
-    return sequence.slot
+def _window_input(window: Window) -> RowInput:
+    sequence, tree = window.sequence, window.tree
+    return RowInput(sequence.held_slot, sequence.computed, [sequence.tokens[-1], *tree.tokens], 1 + len(tree), tree)

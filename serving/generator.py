@@ -55,7 +55,7 @@ class EngineGenerator:
         engine = self._engine(requests)
         recording = _Recording(signal, requests)
         if signal is not None:
-            engine.core.observer = recording
+            engine.core.committer.observer = recording
         try:
             for index, request in enumerate(requests):
                 engine.submit(_request(index, request, policy, stop_ids))

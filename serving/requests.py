@@ -138,6 +138,12 @@ class Sequence:
         return self.max_output - self.output_length
 
     @property
+    def held_slot(self) -> int:
+        """The slot of a sequence that has one."""
+        assert self.slot is not None, f"{self.id} holds no slot"
+        return self.slot
+
+    @property
     def finished(self) -> bool:
         return self.status is Status.FINISHED
 

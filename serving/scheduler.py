@@ -66,7 +66,7 @@ def plan_step(waiting: Seq[Sequence], running: Seq[Sequence], limits: Limits) ->
     return SchedulePlan(
         tuple(s.id for s in preempted),
         tuple(s.id for s in admitted),
-        _chunks(sorted(prefilling, key=_by_slot) + admitted, limits.prefill_chunk),
+        _chunks(sorted(prefilling, key=lambda s: s.held_slot) + admitted, limits.prefill_chunk),
     )
 
 
@@ -116,8 +116,3 @@ def _unread(sequence: Sequence) -> int:
 
 def _urgency(sequence: Sequence) -> tuple[int, int]:
     return sequence.request.priority, sequence.arrival
-
-
-def _by_slot(sequence: Sequence) -> int:
-    assert sequence.slot is not None
-    return sequence.slot

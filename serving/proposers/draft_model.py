@@ -56,8 +56,7 @@ class _Row:
 
     @property
     def slot(self) -> int:
-        assert self.sequence.slot is not None
-        return self.sequence.slot
+        return self.sequence.held_slot
 
 
 class DraftModel:

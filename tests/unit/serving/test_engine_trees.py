@@ -77,6 +77,21 @@ def test_the_right_branch_is_found_and_its_cache_is_right(
     assert all(output.stats.steps <= 7 for output in whole), "three of three levels stand in every step"
 
 
+def test_wide_trees_at_the_contexts_end_lose_levels_not_correctness(
+    target: LanguageModel, make_engine: MakeEngine
+) -> None:
+    prompt = prompts()[1]
+    params = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+    plain = make_engine(max_model_len=len(prompt) + 20)
+    (expected,) = plain.generate([prompt], params)
+    plain.close()
+    grow = right_one_last({tuple(prompt): list(expected.token_ids)})
+    engine = make_engine(max_model_len=len(prompt) + 20, proposer_object=Gardener(grow), speculation_length=3)
+    (output,) = engine.generate([prompt], params)
+    assert output.token_ids == expected.token_ids
+    assert len(output.token_ids) == 20
+
+
 def drawn_without_replacement(draft: LanguageModel, generator: torch.Generator) -> Grow:
     """Three children of the root, and two of the first of them, from an uncached pass of the draft."""
 

@@ -1,0 +1,133 @@
+"""What a verdict changes: tokens, text, cache, statistics, and who is done."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+from torch import Tensor
+
+from distillspec.models.slot_cache import SlotCache
+from distillspec.serving.control.base import RowResult
+from distillspec.serving.outputs import delta, token_logprobs
+from distillspec.serving.proposers.base import Proposer
+from distillspec.serving.requests import Sequence
+from distillspec.serving.roster import Roster
+from distillspec.serving.sampling import Window
+from distillspec.serving.tree import TokenTree
+from distillspec.serving.verification import Verdict
+
+NOT_FINITE = "the target's logits are not finite (NaN or infinity) for this request"
+
+
+class Observer(Protocol):
+    """Sees the target's raw logits wherever it wrote a token: for recording signals and replay logs."""
+
+    def __call__(self, emitted: Seq[tuple[Sequence, int]], logits: Tensor) -> None:
+        """Each sequence has as many new tokens; `logits [n, V]`, of any float dtype, are those they were judged by."""
+        ...
+
+
+class Committer:
+    """Carries verdicts out on the roster's sequences and the target's cache; `observer` sees what was judged."""
+
+    def __init__(self, roster: Roster, cache: SlotCache) -> None:
+        self.roster, self.cache = roster, cache
+        self.observer: Observer | None = None
+
+    def commit(
+        self,
+        windows: Seq[Window],
+        verdicts: Seq[Verdict | None],
+        logits: Tensor,
+        proposer: Proposer | None,
+        now: float,
+    ) -> tuple[RowResult, ...]:
+        """Write every verdict (None: the target's numbers are not finite) into its sequence, end those that are done.
+
+        `logits` are the windows' rows, one after another, as the verdicts were made from.
+        """
+        results, first = [], 0
+        emitted: list[tuple[Sequence, int]] = []
+        judged: list[int] = []  # the rows of logits that emitted tokens were judged by
+        for window, verdict in zip(windows, verdicts, strict=True):
+            rows = range(first, first + 1 + len(window.tree))
+            first = rows.stop
+            if verdict is None:
+                results.append(self._fail(window))
+                continue
+            result = self._keep(window, verdict, logits[rows.start : rows.stop], proposer, now)
+            results.append(result)
+            emitted.append((window.sequence, result.emitted))
+            judged += [rows.start, *(rows.start + 1 + node for node in verdict.path)][: result.emitted]
+        if self.observer is not None and emitted:
+            self.observer(emitted, logits[judged])
+        for window in windows:
+            if window.sequence.finish_reason is not None:
+                self.roster.finish(window.sequence, now)
+        return tuple(results)
+
+    def _fail(self, window: Window) -> RowResult:
+        """The target's numbers are not finite: this request alone ends, and nobody reads what it left."""
+        sequence = window.sequence
+        sequence.finish_reason, sequence.error = "error", NOT_FINITE
+        self.cache.clear(sequence.held_slot)
+        self.roster.pool.forget(sequence.held_slot)
+        self.roster.deltas.append(delta(sequence, sequence.output_length, self.roster.texts[sequence.id].flush()))
+        return RowResult(sequence.id, len(window.tree), 0, 0)
+
+    def _keep(
+        self, window: Window, verdict: Verdict, logits: Tensor, proposer: Proposer | None, now: float
+    ) -> RowResult:
+        """Write the accepted path into the sequence and its cache; `logits` are the window's rows."""
+        sequence, tree, path = window.sequence, window.tree, verdict.path
+        before = sequence.output_length
+        self._keep_path(sequence, tree, path)
+        text = self._append(sequence, [*(tree.tokens[node] for node in path), verdict.next_token])
+        emitted = sequence.output_length - before
+        _count(window, verdict, proposer, now)
+        rows = [0, *(1 + node for node in path)][:emitted]
+        if sequence.params.logprobs is not None:
+            sequence.logprobs += token_logprobs(logits[rows], sequence.output_ids[before:], sequence.params.logprobs)
+        if proposer is not None:
+            proposer.committed(sequence, tree, path)
+        self.roster.deltas.append(delta(sequence, before, text))
+        return RowResult(sequence.id, len(tree), len(path), emitted)
+
+    def _keep_path(self, sequence: Sequence, tree: TokenTree, path: tuple[int, ...]) -> None:
+        """The root and the accepted nodes stay in the cache, in order, from the sequence's length on."""
+        slot, start = sequence.held_slot, sequence.computed
+        if path != tuple(range(len(path))):
+            self.cache.gather(slot, [start + 1 + node for node in path], start + 1)
+        self.roster.pool.record(slot, [sequence.tokens[-1], *(tree.tokens[node] for node in path)], start)
+        sequence.computed = start + 1 + len(path)
+
+    def _append(self, sequence: Sequence, tokens: Seq[int]) -> str:
+        """Add tokens until one ends the answer; the text they made certain."""
+        text, pieces = self.roster.texts[sequence.id], []
+        for token in tokens:
+            sequence.tokens.append(token)
+            if token in sequence.stop_ids:
+                sequence.finish_reason, sequence.stop_reason = "stop", token
+            else:
+                pieces.append(text.add(token, may_stop=sequence.output_length >= sequence.params.min_tokens))
+                if text.stopped_by is not None:
+                    sequence.finish_reason, sequence.stop_reason = "stop", text.stopped_by
+            if sequence.finish_reason is None and sequence.room <= 0:
+                sequence.finish_reason = "length"
+            if sequence.finish_reason is not None:
+                pieces.append(text.flush())
+                break
+        return "".join(pieces)
+
+
+def _count(window: Window, verdict: Verdict, proposer: Proposer | None, now: float) -> None:
+    stats = window.sequence.stats
+    stats.steps += 1
+    if stats.first_token_s is None:
+        stats.first_token_s = now
+    if len(window.tree):
+        stats.record_verification(max(window.tree.depths), len(verdict.path))
+        version = proposer.version if proposer is not None else ""
+        if version and version not in stats.draft_versions:
+            stats.draft_versions.append(version)
