@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -89,7 +89,7 @@ def _tree_view(view: SlotView, rows: Seq[RowInput], starts: Tensor, width: int) 
             ancestors[r, 1 + node, [0, *(1 + n for n in row.tree.path(node))]] = True
     device = starts.device
     positions = (starts[:, None] + depths.to(device)).clamp(max=view.cache.max_len - 1)
-    return SlotView(view.cache, view.places, positions, view.reach, view.first, view.rows, starts, ancestors.to(device))
+    return replace(view, positions=positions, base=starts, ancestors=ancestors.to(device), _masks={})
 
 
 def _wanted(rows: Seq[RowInput], width: int, device: torch.device) -> Tensor:

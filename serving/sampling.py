@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from distillspec.sampling import draw, filtered_logits
+from distillspec.sampling import draw, filtered_logits, policy_probs
 from distillspec.serving.logits import Columns, Place, needs_transform, transform
 from distillspec.serving.noise import NoiseBank
 from distillspec.serving.requests import Sequence
 from distillspec.serving.tree import ROOT, TokenTree
 from distillspec.serving.verification import (
     Verdict,
-    chain_acceptance,
+    accepts,
     residual_probs,
     verify_choices,
     verify_tree,
@@ -65,25 +65,19 @@ class TokenSampler:
         logits, finite = _made_finite(_transformed(logits, places, columns))
         tokens = torch.zeros(len(places), dtype=torch.int64, device=logits.device)
         probs: list[Tensor | None] = [None] * len(places)
-        for policy, rows in _by_policy([place.sequence for place in places]):
+        for (policy, seeded), rows in _by_kind([place.sequence for place in places]):
             scores = logits if len(rows) == len(places) else logits[rows]
             if policy.is_greedy:
                 tokens[rows] = scores.argmax(-1)
-                continue
-            scores = filtered_logits(scores, policy)
-            seeded = [i for i, row in enumerate(rows) if places[row].sequence.params.seed is not None]
-            free = [i for i, row in enumerate(rows) if places[row].sequence.params.seed is None]
-            for i in seeded:
-                noise = self._noise_at(places[rows[i]])
-                noise = noise if columns.kept_ids is None else noise[columns.kept_ids]
-                tokens[rows[i]] = (scores[i] + noise).argmax()
-            if free:
-                drawn_from = torch.softmax(scores[free], -1)
-                uniforms = torch.rand(len(free), generator=self._propose, dtype=torch.float64)
-                drawn = draw(drawn_from, uniforms.to(scores.device))
-                for place, (i, token) in enumerate(zip(free, drawn, strict=True)):
-                    tokens[rows[i]] = token
-                    probs[rows[i]] = drawn_from[place]
+            elif seeded:
+                noise = torch.stack([self._noise_at(places[row]) for row in rows])
+                noise = noise if columns.kept_ids is None else noise[:, columns.kept_ids]
+                tokens[rows] = (filtered_logits(scores, policy) + noise).argmax(-1)
+            else:
+                drawn_from = policy_probs(scores, policy)
+                tokens[rows] = draw(drawn_from, self._uniforms(self._propose, len(rows), scores))
+                for row, row_probs in zip(rows, drawn_from, strict=True):
+                    probs[row] = row_probs
         return Drafted(columns.ids(tokens).tolist(), probs, finite)
 
     def verify(self, logits: Tensor, windows: Seq[Window]) -> list[Verdict | None]:
@@ -95,81 +89,75 @@ class TokenSampler:
             logits = _transformed(logits, [place for window in windows for place in window.places()], self.columns)
         logits, finite = _made_finite(logits)
         firsts = _firsts(windows)
-        verdicts: list[Verdict | None] = [None] * len(windows)
-        for policy, members in _by_policy([window.sequence for window in windows]):
+        verdicts: dict[int, Verdict] = {}
+        for (policy, seeded), members in _by_kind([window.sequence for window in windows]):
             group = [windows[m] for m in members]
             rows = [row for m in members for row in range(firsts[m], firsts[m] + 1 + len(windows[m].tree))]
-            scores = logits if len(rows) == len(logits) else logits[rows]
-            for m, verdict in zip(members, self._verify_group(scores, group, policy), strict=True):
-                verdicts[m] = verdict
-        return [
-            verdict if verdict is not None and _path_is_finite(verdict, finite, first) else None
-            for verdict, first in zip(verdicts, firsts, strict=True)
-        ]
+            part = logits if len(rows) == len(logits) else logits[rows]
+            judge = _verify_greedy if policy.is_greedy else self._verify_seeded if seeded else self._verify_drawn
+            verdicts.update(zip(members, judge(part, group, policy), strict=True))
+        return [verdicts[i] if _path_is_finite(verdicts[i], finite, first) else None for i, first in enumerate(firsts)]
 
-    def _verify_group(self, scores: Tensor, windows: Seq[Window], policy: SamplingPolicy) -> list[Verdict]:
-        """Windows of one policy; `scores` are their rows."""
-        if policy.is_greedy:
-            return _verify_chosen(scores.argmax(-1).tolist(), windows)
-        seeded = [w.sequence.params.seed is not None for w in windows]
-        verdicts: list[Verdict | None] = [None] * len(windows)
-        firsts = _firsts(windows)
-        for wanted, judge in ((True, self._verify_seeded), (False, self._verify_drawn)):
-            members = [i for i, has_seed in enumerate(seeded) if has_seed is wanted]
-            if not members:
-                continue
-            group = [windows[i] for i in members]
-            rows = [row for i in members for row in range(firsts[i], firsts[i] + 1 + len(windows[i].tree))]
-            part = scores if len(rows) == len(scores) else scores[rows]
-            for i, verdict in zip(members, judge(part, group, policy), strict=True):
-                verdicts[i] = verdict
-        return [verdict for verdict in verdicts if verdict is not None]
-
-    def _verify_seeded(self, scores: Tensor, windows: Seq[Window], policy: SamplingPolicy) -> list[Verdict]:
-        scores = filtered_logits(scores, policy)
-        places = [place for window in windows for place in window.places()]
-        choices = [int((row + self._noise_at(place)).argmax()) for row, place in zip(scores, places, strict=True)]
-        return _verify_chosen(choices, windows)
-
-    def _verify_drawn(self, scores: Tensor, windows: Seq[Window], policy: SamplingPolicy) -> list[Verdict]:
-        scores = filtered_logits(scores, policy)
-        if all(window.tree.is_chain for window in windows):
-            return self._verify_chains(scores, windows)
+    def _verify_seeded(self, logits: Tensor, windows: Seq[Window], policy: SamplingPolicy) -> list[Verdict]:
+        """Choices are made only where the path comes by."""
         verdicts = []
         for first, window in zip(_firsts(windows), windows, strict=True):
-            probs = torch.softmax(scores[first : first + 1 + len(window.tree)], -1)
+            places = window.places()
+
+            def choose(row: int, first: int = first, places: list[Place] = places) -> int:
+                scores = filtered_logits(logits[first + row], policy)
+                return int((scores + self._noise_at(places[row])).argmax())
+
+            verdicts.append(verify_choices(choose, window.tree))
+        return verdicts
+
+    def _verify_drawn(self, logits: Tensor, windows: Seq[Window], policy: SamplingPolicy) -> list[Verdict]:
+        if all(window.tree.is_chain for window in windows):
+            return self._verify_chains(logits, windows, policy)
+        verdicts = []
+        for first, window in zip(_firsts(windows), windows, strict=True):
+            probs = policy_probs(logits[first : first + 1 + len(window.tree)], policy)
             accept = self._uniforms(self._accept, len(window.tree), probs)
             verdicts.append(verify_tree(probs, window.tree, accept, self._uniforms(self._residual, 1, probs)[0]))
         return verdicts
 
-    def _verify_chains(self, scores: Tensor, windows: Seq[Window]) -> list[Verdict]:
-        """Many chains at once; `scores` are filtered logits, −inf where a filter removes."""
-        device, count = scores.device, len(windows)
-        lengths = torch.tensor([len(window.tree) for window in windows], device=device)
-        longest = int(lengths.max())
-        firsts = torch.tensor(_firsts(windows), device=device)
-        accepted = torch.zeros_like(lengths)
-        if longest > 0:
-            drafted = [[*window.tree.tokens, *[0] * (longest - len(window.tree))] for window in windows]
-            tokens = torch.tensor(drafted, device=device)
-            steps = torch.arange(longest, device=device)
-            rows = firsts[:, None] + torch.minimum(steps, lengths[:, None])
-            normaliser = scores.logsumexp(-1)
-            target_at = (scores[rows, tokens] - normaliser[rows]).exp()
-            draft_at = torch.ones_like(target_at)
-            for b, window in enumerate(windows):
-                if window.tree.kind == "sampled":
-                    draft_at[b, : len(window.tree)] = _draft_at_drafted(window.tree)
-            uniforms = self._uniforms(self._accept, count * longest, scores).view(count, longest)
-            accepted = chain_acceptance(target_at, draft_at, lengths, uniforms)
-        final = torch.softmax(scores[firsts + accepted], -1)
-        for b, (stands, window) in enumerate(zip(accepted.tolist(), windows, strict=True)):
-            if stands < len(window.tree):
-                _take_away_rejected(final[b], window.tree, stands)
-        next_tokens = draw(final, self._uniforms(self._residual, count, scores)).tolist()
-        return [
-            Verdict(tuple(range(stands)), token) for stands, token in zip(accepted.tolist(), next_tokens, strict=True)
-        ]
+    def _verify_chains(self, logits: Tensor, windows: Seq[Window], policy: SamplingPolicy) -> list[Verdict]:
+        """Many chains at once, level by level: the distribution after a rejected token is never computed."""
+        longest = max(len(window.tree) for window in windows)
+        accept = self._uniforms(self._accept, len(windows) * longest, logits).view(len(windows), longest)
+        firsts = _firsts(windows)
+        standing = [0] * len(windows)
+        last = logits.new_empty(len(windows), logits.shape[-1], dtype=torch.float32)
+        alive = list(range(len(windows)))
+        for level in range(longest + 1):
+            probs = policy_probs(logits[[firsts[b] + level for b in alive]], policy)
+            judged = [i for i, b in enumerate(alive) if len(windows[b].tree) > level]
+            stands = self._stand(probs, [alive[i] for i in judged], judged, windows, level, accept)
+            fallen = [i for i in range(len(alive)) if i not in stands]
+            last[[alive[i] for i in fallen]] = probs[fallen]
+            alive = [alive[i] for i in sorted(stands)]
+            for b in alive:
+                standing[b] = level + 1
+            if not alive:
+                break
+        for b, window in enumerate(windows):
+            if standing[b] < len(window.tree):
+                _take_away_rejected(last[b], window.tree, standing[b])
+        next_tokens = draw(last, self._uniforms(self._residual, len(windows), logits)).tolist()
+        return [Verdict(tuple(range(count)), token) for count, token in zip(standing, next_tokens, strict=True)]
+
+    @staticmethod
+    def _stand(
+        probs: Tensor, members: Seq[int], rows: Seq[int], windows: Seq[Window], level: int, accept: Tensor
+    ) -> set[int]:
+        """Which `rows` of `probs` accept the drafted token of their window (of `members`) at `level`."""
+        if not members:
+            return set()
+        tokens = [windows[b].tree.tokens[level] for b in members]
+        target_at = probs[list(rows), tokens]
+        draft_at = torch.stack([_draft_at(windows[b].tree, level, like=probs) for b in members])
+        accepted = accepts(target_at, draft_at, accept[list(members), level])
+        return {row for row, stands in zip(rows, accepted.tolist(), strict=True) if stands}
 
     def _noise_at(self, place: Place) -> Tensor:
         sequence = place.sequence
@@ -179,13 +167,6 @@ class TokenSampler:
     @staticmethod
     def _uniforms(stream: torch.Generator, count: int, like: Tensor) -> Tensor:
         return torch.rand(count, generator=stream, dtype=torch.float64).to(like.device)
-
-
-def _verify_chosen(choices: list[int], windows: Seq[Window]) -> list[Verdict]:
-    return [
-        verify_choices(choices[first : first + 1 + len(window.tree)], window.tree)
-        for first, window in zip(_firsts(windows), windows, strict=True)
-    ]
 
 
 def _take_away_rejected(probs: Tensor, tree: TokenTree, node: int) -> None:
@@ -203,12 +184,13 @@ def _take_away_rejected(probs: Tensor, tree: TokenTree, node: int) -> None:
     probs.copy_(residual_probs(probs, q))
 
 
-def _draft_at_drafted(tree: TokenTree) -> Tensor:
-    """q(x) of every drafted token of a sampled chain, `[n]`."""
-    assert tree.draft_probs is not None
-    tokens = torch.tensor(tree.tokens, device=tree.draft_probs.device)
-    columns = tokens if tree.kept_ids is None else torch.searchsorted(tree.kept_ids, tokens)
-    return tree.draft_probs[: len(tree)].gather(-1, columns[:, None])[:, 0]
+def _draft_at(tree: TokenTree, node: int, like: Tensor) -> Tensor:
+    """q(x) of a chain's drafted token `node`, `[]`; 1 where the proposer is deterministic."""
+    if tree.draft_probs is None:
+        return like.new_ones(())
+    token = tree.tokens[node]
+    column = token if tree.kept_ids is None else int(torch.searchsorted(tree.kept_ids, token))
+    return tree.draft_probs[node, column].to(like.dtype)
 
 
 def _made_finite(logits: Tensor) -> tuple[Tensor, list[bool]]:
@@ -227,12 +209,20 @@ def _transformed(logits: Tensor, places: Seq[Place], columns: Columns) -> Tensor
     return logits
 
 
-def _by_policy(sequences: Seq[Sequence]) -> Iterator[tuple[SamplingPolicy, list[int]]]:
-    """Places of the sequences that share a policy."""
-    groups: dict[SamplingPolicy, list[int]] = {}
+def _by_kind(sequences: Seq[Sequence]) -> Iterator[tuple[tuple[SamplingPolicy, bool], list[int]]]:
+    """Places of the sequences that share a policy and are, or are not, seeded."""
+    groups: dict[tuple[SamplingPolicy, bool], list[int]] = {}
     for place, sequence in enumerate(sequences):
-        groups.setdefault(sequence.params.policy, []).append(place)
+        groups.setdefault((sequence.params.policy, sequence.params.seed is not None), []).append(place)
     yield from groups.items()
+
+
+def _verify_greedy(logits: Tensor, windows: Seq[Window], policy: SamplingPolicy) -> list[Verdict]:
+    choices = logits.argmax(-1).tolist()
+    return [
+        verify_choices(choices[first : first + 1 + len(window.tree)].__getitem__, window.tree)
+        for first, window in zip(_firsts(windows), windows, strict=True)
+    ]
 
 
 def _firsts(windows: Seq[Window]) -> list[int]:

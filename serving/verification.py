@@ -6,14 +6,14 @@ with probability min(1, p(x) / q(x)); after a rejection p becomes norm(max(0, p 
 renormalised; when none stands, the next token is drawn from what p has become. *Choice*: the target's own token is
 known at every node (greedy, or coupled noise for seeded requests), and a child stands when it is that token.
 
-`verify_tree` is the readable reference for any shape. `verify_chains` does many chains at once, reading only what it
+`verify_tree` is the readable reference for any shape. `TokenSampler` judges many chains at once, reading only what it
 needs of the target's logits; a test holds the two together. Residual and bonus draws take uniforms of their own: they
 must not depend on what decided acceptance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -28,13 +28,6 @@ class Verdict(NamedTuple):
 
     path: tuple[int, ...]
     next_token: int
-
-
-class ChainVerdicts(NamedTuple):
-    """`accepted [B]`, `next_tokens [B]`, int64."""
-
-    accepted: Tensor
-    next_tokens: Tensor
 
 
 def verify_tree(target_probs: Tensor, tree: TokenTree, accept_uniforms: Tensor, next_uniform: Tensor) -> Verdict:
@@ -53,9 +46,9 @@ def verify_tree(target_probs: Tensor, tree: TokenTree, accept_uniforms: Tensor, 
         for child in tree.children.get(node, ()):
             token = tree.tokens[child]
             if q is None:  # deterministic: q is one-hot at the child
-                stands = bool(accept_uniforms[child] * p.sum() < p[token])
+                stands = bool(accepts(p[token], p.sum(), accept_uniforms[child]))
             else:
-                stands = bool(accept_uniforms[child] * q[token] < p[token] / p.sum())
+                stands = bool(accepts(p[token] / p.sum(), q[token], accept_uniforms[child]))
             if stands:
                 path.append(child)
                 break
@@ -65,11 +58,15 @@ def verify_tree(target_probs: Tensor, tree: TokenTree, accept_uniforms: Tensor, 
         node = path[-1]
 
 
-def verify_choices(choices: Sequence[int], tree: TokenTree) -> Verdict:
-    """Children stand while they equal the target's own token; `choices [1 + n]` as rows of `target_probs`."""
+def verify_choices(choice: Callable[[int], int], tree: TokenTree) -> Verdict:
+    """Children stand while they equal the target's own token.
+
+    `choice(row)` is the target's token at a row of the window: 0 follows the text, 1 + i node i. Asked only along the
+    path.
+    """
     node, path = ROOT, []
     while True:
-        wanted = choices[1 + node]
+        wanted = choice(1 + node)
         match = next((child for child in tree.children.get(node, ()) if tree.tokens[child] == wanted), None)
         if match is None:
             return Verdict(tuple(path), wanted)
@@ -77,27 +74,9 @@ def verify_choices(choices: Sequence[int], tree: TokenTree) -> Verdict:
         node = match
 
 
-def verify_chain_choices(choices: Tensor, drafted: Tensor, lengths: Tensor) -> ChainVerdicts:
-    """`verify_choices` for B chains at once: `choices [B, k + 1]`, `drafted [B, k]`, `lengths [B]` ≤ k."""
-    k = drafted.shape[1]
-    real = torch.arange(k, device=drafted.device) < lengths[:, None]
-    accepted = ((choices[:, :k] == drafted) & real).long().cumprod(-1).sum(-1)
-    return ChainVerdicts(accepted, choices.gather(-1, accepted[:, None])[:, 0])
-
-
-def chain_acceptance(
-    target_at_drafted: Tensor, draft_at_drafted: Tensor, lengths: Tensor, accept_uniforms: Tensor
-) -> Tensor:
-    """How many proposals of each chain stand, `[B]` int64: u · q(x) < p(x) until the first failure.
-
-    Args:
-        target_at_drafted, draft_at_drafted: p(x) and q(x) of every proposal, `[B, k]`; q = 1 where deterministic.
-        lengths: `[B]`, how many of the k columns are real.
-        accept_uniforms: `[B, k]` in [0, 1).
-    """
-    real = torch.arange(target_at_drafted.shape[1], device=lengths.device) < lengths[:, None]
-    stands = (accept_uniforms * draft_at_drafted < target_at_drafted) & real
-    return stands.long().cumprod(-1).sum(-1)
+def accepts(target_at: Tensor, draft_at: Tensor, uniforms: Tensor) -> Tensor:
+    """Whether drafted tokens stand, bool: u · q(x) < p(x) for u in [0, 1); q(x) = 1 for deterministic proposers."""
+    return uniforms * draft_at < target_at
 
 
 def residual_probs(target_probs: Tensor, draft_probs: Tensor) -> Tensor:

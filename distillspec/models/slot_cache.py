@@ -75,11 +75,11 @@ class SlotView:
     places: Tensor  # [B, q] int64; cache.max_len for padding
     positions: Tensor  # [B, q] int64, what rotary embeddings see: the place, for trees base + depth
     reach: int  # places read a row, see SlotCache.reach
-    first: int = 0  # rows are the slots first, first + 1, …
-    rows: Tensor | None = None  # [B] int64: or these slots (copied to be read)
+    slots: Tensor  # [B] int64
+    first: int | None = None  # rows are the slots first, first + 1, …: read without a copy
     base: Tensor | None = None  # [B] int64, with ancestors
     ancestors: Tensor | None = None  # [B, q, q] bool, [r, node, ancestor]; a node is its own
-    _masks: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[int | None, int, torch.dtype], Tensor] = field(default_factory=dict)
 
     @classmethod
     def append(
@@ -95,29 +95,26 @@ class SlotView:
         places = torch.where(steps < counts[:, None], starts[:, None] + steps, cache.max_len)
         reach = cache.reach(int((starts + counts).max()) if longest is None else longest)
         contiguous = list(slots) == list(range(slots[0], slots[0] + len(slots)))
-        rows = None if contiguous else torch.tensor(list(slots), device=starts.device)
-        return cls(cache, places, places.clamp(max=cache.max_len - 1), reach, slots[0], rows)
+        rows = torch.tensor(list(slots), device=starts.device)
+        return cls(cache, places, places.clamp(max=cache.max_len - 1), reach, rows, slots[0] if contiguous else None)
 
     def write(self, held: Tensor, new: Tensor) -> None:
         """Put `new [B, kv, q, d]` into a layer's keys or values."""
-        new = new.transpose(1, 2)
-        if self.rows is not None:
-            held[self.rows[:, None], self.places] = new
-        else:
-            rows = torch.arange(new.shape[0], device=new.device)
-            held[self.first : self.first + new.shape[0]][rows[:, None], self.places] = new
+        held[self.slots[:, None], self.places] = new.transpose(1, 2)
 
     def read(self, held: Tensor) -> Tensor:
         """`[B, kv, reach, d]` of a layer's keys or values; a view where the rows are contiguous."""
-        if self.rows is not None:
-            return held[self.rows, : self.reach].transpose(1, 2)
-        return held[self.first : self.first + self.places.shape[0], : self.reach].transpose(1, 2)
+        if self.first is None:
+            return held[self.slots, : self.reach].transpose(1, 2)
+        return held[self.first : self.first + len(self.slots), : self.reach].transpose(1, 2)
 
-    def mask(self, window: int | None, groups: int) -> Tensor:
-        """Bool `[B, 1, groups · q, reach]`, True where a (folded) query may look; made once a pass."""
-        key = (window, groups)
+    def mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
+        """What is added to scores, `[B, 1, groups · q, reach]`: 0 where a (folded) query may look, −inf elsewhere;
+        made once a pass."""
+        key = (window, groups, dtype)
         if key not in self._masks:
-            self._masks[key] = self._visible(window).repeat(1, groups, 1)[:, None]
+            seen = self._visible(window).repeat(1, groups, 1)[:, None]
+            self._masks[key] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
         return self._masks[key]
 
     def _visible(self, window: int | None) -> Tensor:
@@ -154,7 +151,7 @@ def slot_attention(
     keys, values = slot_view.cache.layer(int(module.layer_idx), key)  # type: ignore[arg-type]
     slot_view.write(keys, key)
     slot_view.write(values, value)
-    mask = slot_view.mask(sliding_window, query.shape[1] // key.shape[1])
+    mask = slot_view.mask(sliding_window, query.shape[1] // key.shape[1], query.dtype)
     return _grouped_attention(query, slot_view.read(keys), slot_view.read(values), mask, scaling, softcap), None
 
 
@@ -169,7 +166,7 @@ def _grouped_attention(
     else:
         scores = (folded @ key.transpose(-1, -2)) * (scaling if scaling is not None else dim**-0.5)
         scores = torch.tanh(scores / softcap) * softcap
-        out = torch.softmax(scores.masked_fill(~mask, float("-inf")), dim=-1) @ value
+        out = torch.softmax(scores + mask, dim=-1) @ value
     return out.reshape(batch, heads, q, dim).transpose(1, 2)
 
 

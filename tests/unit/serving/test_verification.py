@@ -123,7 +123,7 @@ def test_a_residual_that_shares_the_acceptance_stream_is_found_out() -> None:
 
 def test_choices_walk_down_the_tree_while_they_agree() -> None:
     tree = TokenTree((4, 7, 5, 6, 9), (ROOT, ROOT, 1, 1, 3))
-    assert verify_choices([7, 0, 6, 0, 9, 3], tree) == ((1, 3, 4), 3)
-    assert verify_choices([7, 0, 8, 0, 9, 3], tree) == ((1,), 8)
-    assert verify_choices([3, 0, 6, 0, 9, 3], tree) == ((), 3)
-    assert verify_choices([3], TokenTree()) == ((), 3)
+    assert verify_choices([7, 0, 6, 0, 9, 3].__getitem__, tree) == ((1, 3, 4), 3)
+    assert verify_choices([7, 0, 8, 0, 9, 3].__getitem__, tree) == ((1,), 8)
+    assert verify_choices([3, 0, 6, 0, 9, 3].__getitem__, tree) == ((), 3)
+    assert verify_choices([3].__getitem__, TokenTree()) == ((), 3)

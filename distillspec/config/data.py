@@ -1,0 +1,93 @@
+"""Prompts, and who answers them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distillspec.config.checks import one_of, require
+from distillspec.types import SamplingPolicy
+
+
+@dataclass
+class DataConfig:
+    """Prompts and who answers them.
+
+    `prompts`: `selfprompt` (the target writes them), a JSON/JSONL/CSV/Parquet file, or a Hub dataset id.
+    `source`: fixed (responses from the file) | teacher | draft | mixed.
+    """
+
+    prompts: str = "selfprompt"
+    split: str = "train"
+    prompt_field: str = "prompt"
+    response_field: str = "response"
+    domain_field: str = "domain"
+    num_prompts: int | None = None  # null: all in the file, or 512 self-written ones
+    max_minutes: float | None = None  # end sampling early, with what is finished kept
+    eval_prompts: int = 64  # held out, never trained on
+    max_prompt_tokens: int = 512
+    max_new_tokens: int = 256
+    source: str = "teacher"
+    temperature: float = 1.0  # how training responses are sampled
+    top_p: float = 1.0
+    mixed_lambda: float = 0.5  # share of the draft in source=mixed
+    mixed_by: str = "sequence"  # sequence | token
+    mixed_with: str = "teacher"  # who writes the rest: teacher | fixed
+    refresh_steps: int = 100  # draft, mixed: sample anew from the current draft this often
+    refresh_prompts: int = 64  # how many prompts each refresh answers
+    signal: str = "topk"  # teacher signal kept with the data: topk | sampled | none (live teacher)
+    signal_entries: int = 64
+    cache: str | None = None  # data folder of `distill generate`: prompts, held-out answers, samples
+    shard_sequences: int = 128
+    batch_slots: int = 64  # sequences generated side by side
+    generator: str = "slots"  # who samples: slots (one token a step) | engine (the serving engine)
+    speculation_length: int = 0  # engine: tokens a step that the current draft drafts for the target
+
+    def __post_init__(self) -> None:
+        one_of("data.source", self.source, ("fixed", "teacher", "draft", "mixed"))
+        one_of("data.signal", self.signal, ("topk", "sampled", "none"))
+        one_of("data.generator", self.generator, ("slots", "engine"))
+        require(self.speculation_length >= 0, f"data.speculation_length={self.speculation_length} must be at least 0")
+        require(
+            self.speculation_length == 0 or self.generator == "engine",
+            f"data.speculation_length={self.speculation_length} needs data.generator=engine",
+        )
+        one_of("data.mixed_by", self.mixed_by, ("sequence", "token"))
+        one_of("data.mixed_with", self.mixed_with, ("teacher", "fixed"))
+        require(0 <= self.mixed_lambda <= 1, f"data.mixed_lambda={self.mixed_lambda} must be in [0, 1]")
+        require(self.temperature >= 0, f"data.temperature={self.temperature} must be at least 0")
+        require(0 < self.top_p <= 1, f"data.top_p={self.top_p} must be in (0, 1]")
+        for key in (
+            "eval_prompts",
+            "max_prompt_tokens",
+            "max_new_tokens",
+            "refresh_steps",
+            "refresh_prompts",
+        ):
+            require(getattr(self, key) >= 1, f"data.{key}={getattr(self, key)} must be at least 1")
+        for key in ("signal_entries", "shard_sequences", "batch_slots"):
+            require(getattr(self, key) >= 1, f"data.{key}={getattr(self, key)} must be at least 1")
+        require(
+            self.max_minutes is None or self.max_minutes > 0, f"data.max_minutes={self.max_minutes} must be above 0"
+        )
+        require(
+            self.num_prompts is None or self.num_prompts >= 1,
+            f"data.num_prompts={self.num_prompts} must be >= 1",
+        )
+        require(
+            self.prompts != "selfprompt" or not self.uses_fixed_responses,
+            "self-written prompts have no fixed responses; use data.source=teacher or data.prompts=FILE",
+        )
+
+    @property
+    def policy(self) -> SamplingPolicy:
+        return SamplingPolicy(temperature=self.temperature, top_p=self.top_p)
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether the current draft writes (some of) what it learns from."""
+        return self.source in ("draft", "mixed")
+
+    @property
+    def uses_fixed_responses(self) -> bool:
+        """Whether responses are read from the file."""
+        return self.source == "fixed" or (self.source == "mixed" and self.mixed_with == "fixed")

@@ -1,0 +1,54 @@
+"""The deployed policy, and how drafts are judged under it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from distillspec.config.checks import require
+from distillspec.types import SamplingPolicy
+
+
+@dataclass
+class SamplingConfig:
+    """The deployed policy, under which acceptance is measured."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def __post_init__(self) -> None:
+        require(self.temperature >= 0, f"sampling.temperature={self.temperature} must be at least 0 (0 is greedy)")
+        require(self.top_k >= 0, f"sampling.top_k={self.top_k} must be at least 0 (0 is off)")
+        require(0 < self.top_p <= 1, f"sampling.top_p={self.top_p} must be in (0, 1]")
+        require(0 <= self.min_p <= 1, f"sampling.min_p={self.min_p} must be in [0, 1]")
+
+    @property
+    def policy(self) -> SamplingPolicy:
+        return SamplingPolicy(self.temperature, self.top_k, self.top_p, self.min_p)
+
+
+@dataclass
+class EvaluationConfig:
+    """How drafts are judged."""
+
+    max_gamma: int = 8
+    bootstrap_samples: int = 1000
+    measure_cost: bool = True  # time draft and target steps on this machine
+    cost_batches: list[int] = field(default_factory=lambda: [1, 8])
+    measure_speedup: bool = False  # decode for real with the reference decoder
+    speedup_prompts: int = 8
+    speedup_tokens: int = 96
+
+    def __post_init__(self) -> None:
+        require(1 <= self.max_gamma <= 32, f"evaluation.max_gamma={self.max_gamma} must be in 1..32")
+        require(
+            self.bootstrap_samples >= 10,
+            f"evaluation.bootstrap_samples={self.bootstrap_samples} must be at least 10",
+        )
+        require(
+            bool(self.cost_batches) and min(self.cost_batches) >= 1,
+            f"evaluation.cost_batches={self.cost_batches} must name batch sizes of at least 1",
+        )
+        for key in ("speedup_prompts", "speedup_tokens"):
+            require(getattr(self, key) >= 1, f"evaluation.{key}={getattr(self, key)} must be at least 1")

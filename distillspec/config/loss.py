@@ -1,0 +1,54 @@
+"""What the draft is trained to minimise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from distillspec.config.checks import one_of, require
+
+
+@dataclass
+class LossConfig:
+    """What the draft minimises: one named loss, or a weighted mix of them."""
+
+    name: str = "fkl"  # ce | fkl | rkl | jsd | tvd | lk | lk_hybrid | tvdpp
+    beta: float = 0.5  # jsd: weight of the target in the mixture
+    eta: float = 3.0  # lk_hybrid: how fast KL gives way to acceptance
+    mix: Any = None  # instead of name, weights: loss.mix={fkl:1,jsd:{weight:0.5,beta:0.1}}
+    temperature: float = 1.0
+    chunk_tokens: int | None = None  # loss positions whose logits exist at one time; null: by memory
+    select_fraction: float | None = None  # AdaSPEC: train on this share of tokens only
+    reference: str | None = None  # AdaSPEC: folder of the reference draft
+
+    def __post_init__(self) -> None:
+        one_of("loss.name", self.name, ("ce", "fkl", "rkl", "jsd", "tvd", "lk", "lk_hybrid", "tvdpp"))
+        require(0 < self.beta < 1, f"loss.beta={self.beta} must be in (0, 1)")
+        # Typed Any, since Hydra cannot put new keys into a typed dictionary from the command line.
+        require(
+            self.mix is None or (isinstance(self.mix, dict) and bool(self.mix)),
+            f"loss.mix={self.mix} must give losses a weight, as in loss.mix={{fkl:1,tvd:0.5}}",
+        )
+        require(self.eta >= 0, f"loss.eta={self.eta} must be at least 0")
+        require(self.temperature > 0, f"loss.temperature={self.temperature} must be above 0")
+        require(
+            self.chunk_tokens is None or self.chunk_tokens >= 1,
+            f"loss.chunk_tokens={self.chunk_tokens} must be at least 1",
+        )
+        if self.select_fraction is not None:
+            require(
+                0 < self.select_fraction <= 1,
+                f"loss.select_fraction={self.select_fraction} must be in (0, 1]",
+            )
+            require(
+                self.reference is not None,
+                "loss.select_fraction needs loss.reference=FOLDER (a draft to compare)",
+            )
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """The mix as `LossMix.parse` reads it."""
+        if self.mix:
+            return dict(self.mix)
+        own = {"jsd": {"beta": self.beta}, "lk_hybrid": {"eta": self.eta}}.get(self.name, {})
+        return {self.name: {"weight": 1.0, **own}}

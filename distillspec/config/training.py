@@ -1,0 +1,97 @@
+"""The optimizer's run, its trackers, its processes."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from dataclasses import dataclass, field
+
+from distillspec.config.checks import one_of, require
+
+
+@dataclass
+class TrainConfig:
+    """The optimisation. A run ends at the first limit it meets among steps, minutes and tokens."""
+
+    max_steps: int | None = None
+    max_minutes: float | None = None
+    max_tokens: int | None = None
+    learning_rate: float = 1.5e-3
+    schedule: str = "wsd"  # cosine | wsd | constant
+    warmup_fraction: float = 0.03
+    decay_fraction: float = 0.3  # wsd: the last share of the run, decaying to 0
+    weight_decay: float = 0.0
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    clip_norm: float = 1.0
+    batch_tokens: int = 768  # tokens a micro-batch, prompts included; many small steps beat few large ones
+    row_tokens: int = 768  # length of a packed row
+    accumulate: int = 1
+    eval_every: int | None = None  # steps; null: ten times in a run
+    save_every: int | None = None  # steps; null: with every evaluation
+    keep_checkpoints: int = 2
+    eval_max_prompts: int = 32
+    max_bad_steps: int = 5  # non-finite losses or gradients in a row before the run stops
+    dtype: str = "auto"  # of forward and backward; weights stay float32
+
+    def __post_init__(self) -> None:
+        one_of("train.schedule", self.schedule, ("cosine", "wsd", "constant"))
+        one_of("train.dtype", self.dtype, ("auto", "float32", "bfloat16"))
+        limits = (self.max_steps, self.max_minutes, self.max_tokens)
+        require(
+            any(limit is not None for limit in limits),
+            "the run has no end: set train.max_minutes, train.max_steps or train.max_tokens",
+        )
+        for key in ("max_steps", "max_minutes", "max_tokens", "eval_every", "save_every"):
+            value = getattr(self, key)
+            require(value is None or value > 0, f"train.{key}={value} must be above 0")
+        for key in ("batch_tokens", "accumulate", "keep_checkpoints", "max_bad_steps", "eval_max_prompts"):
+            require(getattr(self, key) >= 1, f"train.{key}={getattr(self, key)} must be at least 1")
+        require(self.row_tokens >= 2, f"train.row_tokens={self.row_tokens} must be at least 2 (a prompt and an answer)")
+        require(
+            0 < self.learning_rate < math.inf, f"train.learning_rate={self.learning_rate} must be above 0 and finite"
+        )
+        require(self.weight_decay >= 0, f"train.weight_decay={self.weight_decay} must be at least 0")
+        require(
+            len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
+            f"train.betas={self.betas} must be two numbers in [0, 1)",
+        )
+        require(self.clip_norm > 0, f"train.clip_norm={self.clip_norm} must be above 0")
+        require(0 <= self.warmup_fraction < 1, f"train.warmup_fraction={self.warmup_fraction} must be in [0, 1)")
+        require(0 <= self.decay_fraction <= 1, f"train.decay_fraction={self.decay_fraction} must be in [0, 1]")
+        require(
+            self.batch_tokens >= self.row_tokens,
+            f"train.batch_tokens={self.batch_tokens} is below train.row_tokens={self.row_tokens}; a row would not fit",
+        )
+
+
+@dataclass
+class TrackerConfig:
+    """Where curves go besides metrics.jsonl. `kind`: none | wandb | tensorboard."""
+
+    kind: str = "none"
+    project: str = "distillspec"
+    name: str | None = None
+    tags: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        one_of("tracker.kind", self.kind, ("none", "wandb", "tensorboard"))
+        require(
+            self.kind == "none" or importlib.util.find_spec(self.kind) is not None,
+            f"tracker={self.kind} needs the package {self.kind}; pip install {self.kind}, or use tracker=none",
+        )
+
+
+@dataclass
+class LauncherConfig:
+    """How many processes train. `kind`: local | ddp | fsdp | deepspeed_zero2 | deepspeed_zero3."""
+
+    kind: str = "local"
+    num_processes: int = 1
+
+    def __post_init__(self) -> None:
+        one_of("launcher.kind", self.kind, ("local", "ddp", "fsdp", "deepspeed_zero2", "deepspeed_zero3"))
+        require(self.num_processes >= 1, f"launcher.num_processes={self.num_processes} must be at least 1")
+        require(
+            self.kind != "local" or self.num_processes == 1,
+            f"launcher=local runs one process, not {self.num_processes}; use launcher=ddp, fsdp or deepspeed_zero2",
+        )
