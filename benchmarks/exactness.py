@@ -67,9 +67,7 @@ def main() -> None:
 
 def _settings(proposer: str, length: int, batch: int, event: str) -> EngineSettings:
     tight = {"max_cache_tokens": 700} if event == "preempt" else {}
-    return EngineSettings(
-        max_slots=batch, max_model_len=400, proposer=proposer, speculation_length=length, compile=False, **tight
-    )
+    return EngineSettings(max_slots=batch, max_model_len=400, proposer=proposer, speculation_length=length, **tight)
 
 
 def _run(engine: Engine, prompts: list[list[int]], options: argparse.Namespace, event: str) -> list[list[int]]:

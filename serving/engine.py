@@ -20,6 +20,7 @@ from distillspec.models.slot_cache import hook, unhook
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.core import EngineCore, StepOutput
+from distillspec.serving.graphs import CudaRecorder, Recorder
 from distillspec.serving.kv_cache import SlotPool
 from distillspec.serving.memory import choose_model_len, choose_slots
 from distillspec.serving.packed_linear import PackedLinears, row_counts
@@ -63,6 +64,7 @@ class Engine:
         *,
         controller: LengthController | None = None,
         proposer: Proposer | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.settings = settings or EngineSettings()
         self.target, self.draft = target, draft
@@ -74,10 +76,11 @@ class Engine:
         self._row_counts = row_counts(self.slots, longest)
         for model in models:
             self._hold(model)
+        self._recorder = recorder or self._choose_recorder()
         self.sampler = TokenSampler(target.identity.vocab_size, target.device, self.settings.seed)
         self.core = EngineCore(
             target,
-            ModelRunner(target, self.slots, self.max_model_len, self._packs_of(target)),
+            ModelRunner(target, self.slots, self.max_model_len, self._packs_of(target), self._recorder),
             SlotPool(self.slots, self.max_model_len, self.settings.max_cache_tokens),
             self.sampler,
             controller or FixedLength(self.settings.speculation_length),
@@ -86,7 +89,15 @@ class Engine:
             prefix_reuse=self.settings.prefix_reuse,
         )
         self._ids = count()
-        log.info("engine: %s, %d slots of %d tokens", target.name, self.slots, self.max_model_len)
+        log.info(
+            "engine: %s on %s in %s, %d slots of %d tokens, %s",
+            target.name,
+            target.device,
+            str(target.dtype).removeprefix("torch."),
+            self.slots,
+            self.max_model_len,
+            self._passes(),
+        )
 
     @classmethod
     def from_pretrained(cls, target: str, draft: str | Path | None = None, **settings: Any) -> Engine:
@@ -209,8 +220,18 @@ class Engine:
         unhook(model.model)
         model.model.train(held.was_training)
 
+    def _choose_recorder(self) -> Recorder | None:
+        return CudaRecorder() if self.settings.cuda_graphs and self.target.device.type == "cuda" else None
+
     def _packs(self, model: LanguageModel) -> bool:
         return self.settings.pack_weights and PackedLinears.helps(model)
+
+    def _passes(self) -> str:
+        """How forward passes run, in words."""
+        packs = self._packs_of(self.target)
+        if self._recorder is not None:
+            return "replayed graphs"
+        return "eager" if packs is None or not packs.row_counts else f"weights packed for {packs.row_counts} rows"
 
     def _packs_of(self, model: LanguageModel) -> PackedLinears | None:
         return next(held.packs for held in self._held if held.model is model)

@@ -11,6 +11,7 @@ from torch.nn.functional import linear
 
 from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import SlotCache, SlotView
+from distillspec.serving.graphs import GraphedPasses, Recorder
 from distillspec.serving.kv_cache import Move
 from distillspec.serving.packed_linear import PackedLinears
 from distillspec.serving.tree import TokenTree
@@ -36,10 +37,18 @@ class ModelRunner:
     `passes` counts forward passes.
     """
 
-    def __init__(self, model: LanguageModel, slots: int, max_len: int, packs: PackedLinears | None = None) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        slots: int,
+        max_len: int,
+        packs: PackedLinears | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
         self.model = model
         self.packs = packs
         self.cache = SlotCache(slots, max_len)
+        self.graphs = GraphedPasses(model, self.cache, recorder) if recorder is not None else None
         self.passes = 0
 
     def read(self, rows: Seq[RowInput]) -> Tensor:
@@ -48,7 +57,11 @@ class ModelRunner:
         width = max(len(row.tokens) for row in rows)
         padded = [[*row.tokens, *[0] * (width - len(row.tokens))] for row in rows]
         view = self._view(rows, width)
-        hidden = self.model.hidden(torch.tensor(padded, device=device), view.positions, slot_view=view)
+        tokens = torch.tensor(padded, device=device)
+        if self.graphs is not None and self.graphs.takes(view):
+            hidden = self.graphs.hidden(tokens, view)
+        else:
+            hidden = self.model.hidden(tokens, view.positions, slot_view=view)
         self.passes += 1
         return hidden.reshape(-1, hidden.shape[-1])[_wanted(rows, width, device)]
 

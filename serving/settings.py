@@ -15,18 +15,22 @@ class EngineSettings:
     """All settings of an `Engine`, with their defaults.
 
     Args:
-        dtype: auto (the model's own where the hardware multiplies it, else float32), float32, bfloat16, float16,
-            float64. device: auto, cpu, cuda, cuda:1, … max_slots: the most requests side by side; fewer where memory
-            is short. max_model_len: prompt and output together; None means what the model allows, at most 4,096.
-            cache_gib: memory for the caches of target and draft together; None means half of what is free.
-            max_cache_tokens: count on fewer tokens than the slots hold (mainly for tests of preemption).
-            prefill_chunk: prompt tokens read a step; longer prompts take several, decoding goes on between.
-            prefix_reuse: take over the keys and values of a beginning that another prompt shares. proposer: none,
-            draft_model, prompt_lookup, lookup_else_model; None means draft_model where a draft is given.
-            speculation_length: drafted tokens a row and step (controller=fixed). draft_confidence: stop drafting
-            where the draft's best probability falls to this or below; 0 never. lookup_longest, lookup_shortest:
-            n-gram sizes of prompt lookup. compile: auto (where a C++ compiler is), True, False. seed: of the engine's
-            own draws; requests with a seed do not depend on it.
+        dtype: auto (bfloat16 where the hardware multiplies it, else float32), float32, bfloat16, float16, float64.
+        device: auto, cpu, cuda, cuda:1, …
+        max_slots: the most requests side by side; fewer where memory is short.
+        max_model_len: prompt and output together; None means what the model allows, at most 4,096.
+        cache_gib: memory for the caches of target and draft together; None means half of what is free.
+        max_cache_tokens: count on fewer tokens than the slots hold (mainly for tests of preemption).
+        prefill_chunk: prompt tokens read a step; longer prompts take several, decoding goes on between.
+        prefix_reuse: take over the keys and values of a beginning that another prompt shares.
+        proposer: none, draft_model, prompt_lookup, lookup_else_model; None means draft_model where a draft is given.
+        controller: who chooses speculation lengths: fixed.
+        speculation_length: drafted tokens a row and step (controller=fixed).
+        draft_confidence: stop drafting where the draft's best probability falls to this or below; 0 never.
+        lookup_longest, lookup_shortest: n-gram sizes of prompt lookup.
+        cuda_graphs: CUDA: record passes of few tokens once per shape and replay them.
+        pack_weights: float32 on CPU: keep weights packed for few rows too (more memory, much faster verification).
+        seed: of the engine's own draws; requests with a seed do not depend on it.
     """
 
     dtype: str = "auto"
@@ -43,7 +47,7 @@ class EngineSettings:
     draft_confidence: float = 0.0
     lookup_longest: int = 4
     lookup_shortest: int = 2
-    compile: bool | str = "auto"
+    cuda_graphs: bool = True
     pack_weights: bool = True
     seed: int = 0
 
@@ -69,7 +73,6 @@ class EngineSettings:
             1 <= self.lookup_shortest <= self.lookup_longest,
             f"lookup_shortest={self.lookup_shortest} must be between 1 and lookup_longest={self.lookup_longest}",
         )
-        _require(self.compile in (True, False, "auto"), f"compile={self.compile} must be auto, True or False")
 
 
 def _require(holds: bool, problem: str) -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from distillspec.models import LanguageModel
+from distillspec.serving.graphs import Recorder
 from distillspec.serving.kv_cache import Move
 from distillspec.serving.logits import Columns, Place
 from distillspec.serving.packed_linear import PackedLinears
@@ -75,8 +76,9 @@ class DraftModel:
         version: str = "",
         rule: ContinueRule | None = None,
         packs: PackedLinears | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
-        self.runner = ModelRunner(model, slots, max_len, packs)
+        self.runner = ModelRunner(model, slots, max_len, packs, recorder)
         self.sampler = sampler
         kept_ids = None if model.kept_ids is None else model.kept_ids.to(model.device)
         self.columns = Columns(model.identity.vocab_size, kept_ids)

@@ -60,7 +60,7 @@ def make_engine(target: LanguageModel) -> Iterator[MakeEngine]:
     made: list[Engine] = []
 
     def make(draft: LanguageModel | None = None, *, model: LanguageModel | None = None, **settings: Any) -> Engine:
-        defaults: dict[str, Any] = {"max_slots": 4, "max_model_len": 256, "compile": False}
+        defaults: dict[str, Any] = {"max_slots": 4, "max_model_len": 256}
         parts = {name: settings.pop(name) for name in ("controller", "proposer_object") if name in settings}
         engine = Engine(
             model or target,

@@ -68,7 +68,7 @@ def seeded_alone(target: LanguageModel) -> list[tuple[int, ...]]:
     """What seeded requests write one at a time, without any speculation."""
     from distillspec.serving import EngineSettings
 
-    engine = Engine(target, None, EngineSettings(max_slots=1, max_model_len=256, compile=False))
+    engine = Engine(target, None, EngineSettings(max_slots=1, max_model_len=256))
     written = [engine.generate([p], own)[0].token_ids for p, own in zip(prompts(), SEEDED, strict=True)]
     engine.close()
     assert len(set(written)) == len(written)

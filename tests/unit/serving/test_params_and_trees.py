@@ -49,7 +49,6 @@ def test_impossible_sampling_parameters_are_refused_by_name(wish: dict[str, Any]
         ({"speculation_length": -1}, "speculation_length=-1"),
         ({"draft_confidence": 1.0}, "draft_confidence=1.0"),
         ({"lookup_shortest": 9}, "lookup_shortest=9"),
-        ({"compile": "maybe"}, "compile=maybe"),
     ],
 )
 def test_impossible_engine_settings_are_refused_by_name(setting: dict[str, Any], message: str) -> None:
