@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel
-from distillspec.models.signal import SignalRecorder
+from distillspec.recording import SignalRecorder
 from distillspec.serving.engine import Engine
 from distillspec.serving.params import SEED_LIMIT, SamplingParams
 from distillspec.serving.requests import CompletionOutput, Request, Sequence

@@ -16,7 +16,7 @@ from distillspec.data.prompts import stable_seed
 from distillspec.data.shards import ShardWriter, read_samples, recorded_key
 from distillspec.errors import ConfigError
 from distillspec.models.language_model import LanguageModel
-from distillspec.models.signal import sampled_entries, top_entries
+from distillspec.recording import sampled_entries, top_entries
 from distillspec.types import (
     GenerationRequest,
     Generator,

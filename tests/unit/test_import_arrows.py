@@ -21,7 +21,7 @@ FOLDERS = {
 
 # Every part may import these; `types` and `errors` import nothing of ours.
 COMMON = {"types", "errors", "files"}
-MODEL_SIDE = {"config", "sampling", "losses", "models"}
+MODEL_SIDE = {"config", "sampling", "recording", "losses", "models"}
 ALL_BUT_SERVING = MODEL_SIDE | {
     "provenance",
     "data",
@@ -41,11 +41,12 @@ ARROWS: dict[str, set[str]] = {
     "conf": set(),
     "config": set(),
     "sampling": set(),
+    "recording": {"sampling"},
     "provenance": set(),
     "losses": {"sampling"},
     "models": {"config"},
-    "generation": {"config", "sampling", "models"},
-    "data": {"config", "sampling", "models", "generation"},
+    "generation": {"config", "sampling", "recording", "models"},
+    "data": {"config", "sampling", "recording", "models", "generation"},
     "evaluation": {"config", "provenance", "sampling", "losses", "models", "data", "generation"},
     "training": {"config", "provenance", "sampling", "losses", "models", "data", "generation"},
     "export": {"config", "provenance", "models"},

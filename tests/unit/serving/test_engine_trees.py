@@ -120,7 +120,7 @@ def test_sampled_trees_keep_the_targets_distribution(
     grow = drawn_without_replacement(draft, torch.Generator().manual_seed(1))
     engine = make_engine(proposer_object=Gardener(grow), speculation_length=2, max_slots=32)
     outputs = engine.generate([prompt] * count, SamplingParams(max_tokens=3, ignore_eos=True))
-    assert sum(output.stats.accepted for output in outputs) > count / 4
+    assert sum(output.stats.accepted for output in outputs) > count / 10
     engine.close()
     written = torch.tensor([output.token_ids for output in outputs])
     texts = torch.cat([torch.tensor([prompt]).expand(count, -1), written], 1)
