@@ -121,7 +121,7 @@ class Engine:
 
     def generate(
         self,
-        prompts: Seq[str] | Seq[Seq[int]],
+        prompts: Seq[str | Seq[int]],
         params: SamplingParams | Seq[SamplingParams] | None = None,
         *,
         progress: bool = False,

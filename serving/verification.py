@@ -39,7 +39,8 @@ def verify_tree(target_probs: Tensor, tree: TokenTree, accept_uniforms: Tensor, 
         accept_uniforms: `[n]` in [0, 1), one a node.
         next_uniform: `[]` in [0, 1), independent of proposals and acceptance.
     """
-    node, path = ROOT, []
+    node = ROOT
+    path: list[int] = []
     while True:
         p = target_probs[1 + node].double()
         q = _node_draft_probs(tree, node, p)
@@ -64,7 +65,8 @@ def verify_choices(choice: Callable[[int], int], tree: TokenTree) -> Verdict:
     `choice(row)` is the target's token at a row of the window: 0 follows the text, 1 + i node i. Asked only along the
     path.
     """
-    node, path = ROOT, []
+    node = ROOT
+    path: list[int] = []
     while True:
         wanted = choice(1 + node)
         match = next((child for child in tree.children.get(node, ()) if tree.tokens[child] == wanted), None)

@@ -27,10 +27,10 @@ needs_mkl = pytest.mark.skipif(
 
 
 def test_rows_are_packed_for_plain_and_drafted_steps() -> None:
-    assert row_counts(1, 4) == (8,)
-    assert row_counts(8, 4) == (8, 40)
-    assert row_counts(16, 4) == (8, 16, 80)
-    assert row_counts(64, 4) == (8, 64)
+    assert row_counts(1, 4) == (5,)
+    assert row_counts(1, 0) == ()
+    assert row_counts(8, 4) == (8, 24, 40)
+    assert row_counts(64, 4) == (64,)
 
 
 @needs_mkl
