@@ -15,8 +15,8 @@ from torch import Tensor
 from distillspec.errors import ConfigError, RunError
 from distillspec.types import SamplingPolicy
 
-# A nucleus rarely holds more tokens than this; only rows where it does pay for a full sort.
-_NUCLEUS_PREFIX = 1024
+# A nucleus rarely holds more tokens than this; only rows where it does pay for looking further.
+_NUCLEUS_PREFIX = 256
 # A draw looks for its block of so many ids first, then inside it: one cheap pass over the vocabulary.
 _DRAW_BLOCK = 256
 
@@ -86,19 +86,22 @@ def filtered_logits(logits: Tensor, policy: SamplingPolicy) -> Tensor:
     Not for greedy policies. Raises as `policy_probs`.
     """
     check_policy(policy)
-    check_logits(logits, "sampling")
-    logits = logits.float()
+    peaks = logits.amax(-1, keepdim=True)
+    if not bool(torch.isfinite(peaks).all()):
+        check_logits(logits, "sampling")
     # Shifting first keeps tiny temperatures from overflowing.
-    scaled = (logits - logits.amax(-1, keepdim=True)) / max(policy.temperature, 1e-30)
+    scaled = (logits - peaks).float() if logits.dtype == torch.float64 else logits.float() - peaks.float()
+    if policy.temperature != 1.0:
+        scaled /= max(policy.temperature, 1e-30)
     if 0 < policy.top_k < scaled.shape[-1]:
         smallest = scaled.topk(policy.top_k, -1).values[..., -1:]
-        scaled = scaled.masked_fill(scaled < smallest, -torch.inf)
+        scaled.masked_fill_(scaled < smallest, -torch.inf)
     if policy.top_p < 1.0:
         probs = torch.softmax(scaled, -1)
         keep = _nucleus(probs.flatten(0, -2) if probs.dim() > 1 else probs[None], policy.top_p)
-        scaled = scaled.masked_fill(~keep.view_as(scaled), -torch.inf)
+        scaled.masked_fill_(~keep.view_as(scaled), -torch.inf)
     if policy.min_p > 0.0:  # relative to the most probable token, whose scaled logit is 0
-        scaled = scaled.masked_fill(scaled < math.log(policy.min_p), -torch.inf)
+        scaled.masked_fill_(scaled < math.log(policy.min_p), -torch.inf)
     return scaled
 
 
@@ -150,14 +153,15 @@ def _greedy_mask(logits: Tensor) -> Tensor:
 
 def _nucleus(probs: Tensor, top_p: float, prefix: int = _NUCLEUS_PREFIX) -> Tensor:
     """Bool `[R, V]`: the smallest set of the most probable tokens whose mass reaches `top_p`."""
-    vocab = probs.shape[-1]
-    if prefix >= vocab:
+    if prefix >= probs.shape[-1]:
         return _nucleus_from_sorted(probs, probs.sort(-1, descending=True).values, top_p)
     largest = probs.topk(prefix, -1).values
-    keep = _nucleus_from_sorted(probs, largest, top_p)
     longer = largest.sum(-1, dtype=torch.float64) < top_p
-    if bool(longer.any()):
-        keep[longer] = _nucleus(probs[longer], top_p, prefix=vocab)
+    if not bool(longer.any()):
+        return _nucleus_from_sorted(probs, largest, top_p)
+    keep = torch.empty_like(probs, dtype=torch.bool)
+    keep[~longer] = _nucleus_from_sorted(probs[~longer], largest[~longer], top_p)
+    keep[longer] = _nucleus(probs[longer], top_p, prefix=8 * prefix)
     return keep
 
 
@@ -165,8 +169,10 @@ def _nucleus_from_sorted(probs: Tensor, largest: Tensor, top_p: float) -> Tensor
     mass_before = largest.double().cumsum(-1) - largest
     count = (mass_before < top_p).sum(-1, keepdim=True).clamp(min=1)
     smallest = largest.gather(-1, count - 1)
-    above, tied = probs > smallest, probs == smallest
-    room = count - above.sum(-1, keepdim=True)
-    if bool((tied.sum(-1, keepdim=True) > room).any()):
-        tied = tied & (tied.cumsum(-1) <= room)
-    return above | tied
+    keep = probs >= smallest
+    crowded = keep.sum(-1) > count[:, 0]  # tokens tied with the smallest one: the lowest ids stay
+    if bool(crowded.any()):
+        above, tied = probs[crowded] > smallest[crowded], probs[crowded] == smallest[crowded]
+        room = count[crowded] - above.sum(-1, keepdim=True)
+        keep[crowded] = above | (tied & (tied.cumsum(-1) <= room))
+    return keep
