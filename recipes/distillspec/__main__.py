@@ -11,21 +11,17 @@ from pathlib import Path
 
 from distillspec.cli import main as distill
 from distillspec.recipes.distillspec.cells import resumable, run_cells
-from distillspec.recipes.distillspec.grid import Study, data_command, initial_command, summary_of
+from distillspec.recipes.distillspec.grid import Study, cut_command, data_command, initial_command, summary_of
 from distillspec.recipes.distillspec.results import write_results
 
 
 def main() -> int:
     study = _study()
-    for source in ("teacher", "fixed"):
-        if summary_of(study.data_folder(source)) is None:
-            code = distill(resumable(data_command(study, source), study.data_folder(source)))
+    for folder, command in _preparations(study):
+        if summary_of(folder) is None:
+            code = distill(resumable(command, folder))
             if code:
                 return code
-    if summary_of(study.initial) is None:
-        code = distill(initial_command(study))
-        if code:
-            return code
     code = run_cells(study, lambda: write_results(study))
     if code:
         return code
@@ -34,11 +30,18 @@ def main() -> int:
     return 0
 
 
+def _preparations(study: Study) -> list[tuple[Path, list[str]]]:
+    """What all cells share: both kinds of samples, and the draft they start from."""
+    samples = [(study.data_folder(source), data_command(study, source)) for source in ("teacher", "fixed")]
+    return [*samples, (study.cut, cut_command(study)), (study.initial, initial_command(study))]
+
+
 def _study() -> Study:
     parser = argparse.ArgumentParser(prog="python -m distillspec.recipes.distillspec", description=__doc__)
     parser.add_argument("--prompts", required=True, help="JSON, JSONL, CSV or Parquet with prompt and response columns")
     parser.add_argument("--output", default="runs/study/distillspec", help="where everything goes")
     parser.add_argument("--minutes", type=float, default=3.0, help="training minutes a cell (24 cells)")
+    parser.add_argument("--warm-minutes", type=float, default=3.0, help="fine-tuning minutes before all cells")
     parser.add_argument("--data-minutes", type=float, default=10.0, help="minutes of sampling, and of scoring")
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("--vocabulary", type=int, default=8192)
@@ -49,14 +52,15 @@ def _study() -> Study:
     options = parser.parse_args()
     if options.jobs < 1:
         parser.error(f"--jobs {options.jobs} must be at least 1")
-    if options.minutes <= 0 or options.data_minutes <= 0:
-        parser.error("--minutes and --data-minutes must be above 0")
+    if min(options.minutes, options.warm_minutes, options.data_minutes) <= 0:
+        parser.error("--minutes, --warm-minutes and --data-minutes must be above 0")
     if not Path(options.prompts).is_file():
         parser.error(f"--prompts {options.prompts}: no such file")
     return Study(
         root=Path(options.output),
         prompts=options.prompts,
         minutes=options.minutes,
+        warm_minutes=options.warm_minutes,
         data_minutes=options.data_minutes,
         target=options.target,
         vocabulary=options.vocabulary,

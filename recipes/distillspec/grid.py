@@ -17,6 +17,7 @@ class Study:
     root: Path
     prompts: str
     minutes: float  # of training a cell
+    warm_minutes: float  # of fine-tuning before, shared by all cells
     data_minutes: float  # of sampling (teacher) or scoring (fixed), shared by all cells of a source
     target: str = "smollm2"
     layers: int = 3
@@ -29,6 +30,10 @@ class Study:
     def data_folder(self, source: str) -> Path:
         """On-policy cells read prompts and held-out answers of the teacher's folder."""
         return self.root / "data" / ("fixed" if source == "fixed" else "teacher")
+
+    @property
+    def cut(self) -> Path:
+        return self.root / "cut"
 
     @property
     def initial(self) -> Path:
@@ -50,8 +55,8 @@ def data_command(study: Study, source: str) -> list[str]:
     ]
 
 
-def initial_command(study: Study) -> list[str]:
-    """`distill init-draft` for the one draft that every cell starts from; its vocabulary is the teacher's."""
+def cut_command(study: Study) -> list[str]:
+    """`distill init-draft`: the target's own layers; the vocabulary is chosen by the teacher's samples."""
     return [
         "init-draft",
         f"target={study.target}",
@@ -60,28 +65,21 @@ def initial_command(study: Study) -> list[str]:
         f"data.cache={study.data_folder('teacher')}",
         f"draft.layers={study.layers}",
         f"draft.vocabulary={study.vocabulary}",
-        f"hydra.run.dir={study.initial}",
+        f"hydra.run.dir={study.cut}",
     ]
+
+
+def initial_command(study: Study) -> list[str]:
+    """The draft that every cell starts from, the paper's undistilled one: fine-tuned on the file's own responses.
+
+    An untrained draft's own text is noise, and nothing is learned from judging it.
+    """
+    return _train(study, "ce", "fixed", study.cut / "draft", study.warm_minutes, study.initial)
 
 
 def cell_command(study: Study, loss: str, source: str) -> list[str]:
     """`distill train` for one cell."""
-    return [
-        "train",
-        f"target={study.target}",
-        f"loss={loss}",
-        f"data={source}",
-        *_data(study),
-        "data.refresh_steps=50",
-        "data.refresh_prompts=48",
-        f"data.cache={study.data_folder(source)}",
-        "draft=pretrained",
-        f"draft.path={study.initial / 'draft'}",
-        f"train.max_minutes={study.minutes:g}",
-        "train.eval_max_prompts=12",
-        "evaluation.measure_cost=false",
-        f"hydra.run.dir={study.cell(loss, source)}",
-    ]
+    return _train(study, loss, source, study.initial / "draft", study.minutes, study.cell(loss, source))
 
 
 def summary_of(folder: Path) -> dict | None:
@@ -96,4 +94,23 @@ def _data(study: Study) -> list[str]:
         f"data.num_prompts={study.num_prompts}",
         f"data.eval_prompts={study.eval_prompts}",
         f"data.max_new_tokens={study.max_new_tokens}",
+    ]
+
+
+def _train(study: Study, loss: str, source: str, draft: Path, minutes: float, folder: Path) -> list[str]:
+    return [
+        "train",
+        f"target={study.target}",
+        f"loss={loss}",
+        f"data={source}",
+        *_data(study),
+        "data.refresh_steps=50",
+        "data.refresh_prompts=48",
+        f"data.cache={study.data_folder(source)}",
+        "draft=pretrained",
+        f"draft.path={draft}",
+        f"train.max_minutes={minutes:g}",
+        "train.eval_max_prompts=12",
+        "evaluation.measure_cost=false",
+        f"hydra.run.dir={folder}",
     ]

@@ -24,6 +24,7 @@ def collect(study: Study) -> dict[str, Any]:
         "cells": cells,
         "undistilled": undistilled,
         "minutes": study.minutes,
+        "warm_minutes": study.warm_minutes,
         "jobs": study.jobs,
         "target": study.target,
     }
