@@ -20,7 +20,7 @@ from distillspec.models.slot_cache import hook, unhook
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.core import EngineCore, StepOutput
-from distillspec.serving.graphs import CudaRecorder, Recorder
+from distillspec.serving.graphs import CompiledRecorder, CudaRecorder, Recorder
 from distillspec.serving.kv_cache import SlotPool
 from distillspec.serving.memory import choose_model_len, choose_slots
 from distillspec.serving.packed_linear import PackedLinears, row_counts
@@ -35,6 +35,8 @@ from distillspec.serving.sampling import TokenSampler
 from distillspec.serving.settings import EngineSettings
 
 log = logging.getLogger(__name__)
+
+COMPILE_AFTER_S = 30.0  # about what compiling a shape costs, so that it is never paid in vain by much
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,12 @@ class Engine:
         model.model.train(held.was_training)
 
     def _choose_recorder(self) -> Recorder | None:
-        return CudaRecorder() if self.settings.cuda_graphs and self.target.device.type == "cuda" else None
+        settings = self.settings
+        if self.target.device.type == "cuda":
+            return CudaRecorder() if settings.cuda_graphs else None
+        if self.target.device.type != "cpu" or settings.compile is False or not CompiledRecorder.works():
+            return None
+        return CompiledRecorder(after_s=0.0 if settings.compile is True else COMPILE_AFTER_S)
 
     def _packs(self, model: LanguageModel) -> bool:
         return self.settings.pack_weights and PackedLinears.helps(model)
@@ -229,9 +236,10 @@ class Engine:
     def _passes(self) -> str:
         """How forward passes run, in words."""
         packs = self._packs_of(self.target)
+        words = [f"weights packed for {packs.row_counts} rows"] if packs is not None and packs.row_counts else []
         if self._recorder is not None:
-            return "replayed graphs"
-        return "eager" if packs is None or not packs.row_counts else f"weights packed for {packs.row_counts} rows"
+            words.append("graphs" if self._recorder.pads else "hot shapes compiled")
+        return ", ".join(words) or "eager"
 
     def _packs_of(self, model: LanguageModel) -> PackedLinears | None:
         return next(held.packs for held in self._held if held.model is model)

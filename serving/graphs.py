@@ -1,11 +1,15 @@
-"""Forward passes recorded once per shape and replayed: CUDA graphs behind a seam that any machine can test.
+"""Forward passes recorded once per shape and replayed: CUDA graphs, or compiled code on CPUs, behind one seam.
 
-A pass over B rows of q tokens reads its inputs from buffers of the next larger shape bucket. Rows and tokens that
-only pad write to the cache's spare place and read what they like; their outputs are dropped.
+A pass over B rows of q tokens reads its inputs from buffers of its shape (graphs: of the next larger bucket). Rows and
+tokens that only pad write to the cache's spare place and read what they like; their outputs are dropped.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -16,8 +20,11 @@ from torch import Tensor
 from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import SlotCache, SlotView
 
+log = logging.getLogger(__name__)
+
 WARM_UPS = 2
 WIDEST = 16  # tokens a row; longer reads are prompts, and run as they are
+SHORTEST_REACH = 256  # keys read a row are rounded up to a power of two from here on
 
 Replay = Callable[[], Tensor]
 
@@ -25,13 +32,21 @@ Replay = Callable[[], Tensor]
 class Recorder(Protocol):
     """Turns a computation into one that can be replayed on changed inputs."""
 
+    pads: bool  # whether shapes are rounded up to powers of two, because padding costs less than another recording
+    after_s: float  # seconds to have spent in a shape before recording it is worth its price
+    most: int  # shapes to record at most
+
     def record(self, run: Callable[[], Tensor]) -> Replay:
-        """Run `run` as often as it takes to record it; the replay gives its output, in place, for new input values."""
+        """Run `run` as often as it takes to record it; the replay gives its output for new input values."""
         ...
 
 
 class CudaRecorder:
-    """CUDA graphs; all of them share one memory pool."""
+    """CUDA graphs; all of them share one memory pool, so an output lives until the next replay."""
+
+    pads = True
+    after_s = 0.0
+    most = 256
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
@@ -54,6 +69,31 @@ class CudaRecorder:
         return replay
 
 
+class CompiledRecorder:
+    """`torch.compile` for CPUs: fuses what lies between the matrix products. A minute a shape the first time, seconds
+    when the compiler's cache on disk knows it, so only shapes that are used a lot are worth it."""
+
+    pads = False
+    most = 16
+
+    def __init__(self, after_s: float) -> None:
+        self.after_s = after_s
+
+    @staticmethod
+    def works() -> bool:
+        """Whether there is a C++ compiler."""
+        return any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++") if name)
+
+    def record(self, run: Callable[[], Tensor]) -> Replay:
+        started = time.perf_counter()
+        compiled = torch.compile(run, fullgraph=True, dynamic=False)
+        # Shapes are closures of one function, which dynamo would stop compiling after eight.
+        with torch._dynamo.config.patch(recompile_limit=4 * self.most):
+            compiled()
+        log.info("compiled a pass in %.0f s", time.perf_counter() - started)
+        return compiled
+
+
 @dataclass(frozen=True)
 class _Shape:
     """Rows, tokens a row, keys read a row."""
@@ -71,42 +111,70 @@ class _Recorded:
 
 
 class GraphedPasses:
-    """Recorded passes of one model over slots 0 … B−1 of its cache, made when a shape first occurs."""
+    """Recorded passes of one model over slots 0 … B−1 of its cache; other passes, and cold shapes, run as they are."""
 
     def __init__(self, model: LanguageModel, cache: SlotCache, recorder: Recorder) -> None:
         self.model, self.cache, self.recorder = model, cache, recorder
         self._recorded: dict[_Shape, _Recorded] = {}
+        self._spent_s: dict[_Shape, float] = {}
+        self._works = True
 
     @property
     def shapes(self) -> int:
         """How many shapes have been recorded."""
         return len(self._recorded)
 
-    def takes(self, view: SlotView) -> bool:
-        """Whether a pass can be replayed: chains of few tokens in the first slots."""
-        return view.first == 0 and view.ancestors is None and view.places.shape[1] <= WIDEST
-
     def hidden(self, tokens: Tensor, view: SlotView) -> Tensor:
         """Final hidden states `[B, q, D]` of `tokens [B, q]` int64, valid until the next call."""
+        shape = self._shape(view)
+        if shape is None:
+            return self.model.hidden(tokens, view.positions, slot_view=view)
+        if shape not in self._recorded and not self._try_to_record(shape):
+            return self._timed(tokens, view, shape)
         rows, width = tokens.shape
-        shape = _Shape(min(_bucket(rows), self.cache.slots), _bucket(width), view.reach)
-        if shape not in self._recorded:
-            self._recorded[shape] = self._record(shape)
         recorded = self._recorded[shape]
         recorded.places.fill_(self.cache.max_len)
         recorded.tokens[:rows, :width].copy_(tokens)
         recorded.places[:rows, :width].copy_(view.places)
         return recorded.replay()[:rows, :width]
 
+    def _shape(self, view: SlotView) -> _Shape | None:
+        """The shape to replay; None for trees, prompts, and rows that are not the first slots."""
+        rows, width = view.places.shape
+        if view.first != 0 or view.ancestors is not None or width > WIDEST:
+            return None
+        if self.recorder.pads:
+            rows, width = min(_bucket(rows), self.cache.slots), _bucket(width)
+        return _Shape(rows, width, min(max(_bucket(view.reach), SHORTEST_REACH), self.cache.max_len))
+
+    def _timed(self, tokens: Tensor, view: SlotView, shape: _Shape) -> Tensor:
+        started = time.perf_counter()
+        hidden = self.model.hidden(tokens, view.positions, slot_view=view)
+        self._spent_s[shape] = self._spent_s.get(shape, 0.0) + time.perf_counter() - started
+        return hidden
+
+    def _try_to_record(self, shape: _Shape) -> bool:
+        """Record a shape that is hot; one failure and nothing is recorded any more."""
+        hot = self._spent_s.get(shape, 0.0) >= self.recorder.after_s
+        if not (hot and self._works and len(self._recorded) < self.recorder.most):
+            return False
+        try:
+            self._recorded[shape] = self._record(shape)
+        except Exception as error:  # a compiler has many ways to fail, and serving must go on
+            self._works = False
+            log.warning("passes run as they are: recording one failed (%s)", " ".join(str(error).split())[:300])
+        return self._works
+
     def _record(self, shape: _Shape) -> _Recorded:
         device = self.model.device
         tokens = torch.zeros(shape.rows, shape.width, dtype=torch.int64, device=device)
         places = torch.full_like(tokens, self.cache.max_len)
         slots = torch.arange(shape.rows, device=device)
+        reach, last = shape.reach, self.cache.max_len - 1
 
         def run() -> Tensor:
-            positions = places.clamp(max=self.cache.max_len - 1)
-            view = SlotView(self.cache, places, positions, shape.reach, slots, first=0)
+            positions = places.clamp(max=last)
+            view = SlotView(self.cache, places, positions, reach, slots, first=0)
             return self.model.hidden(tokens, positions, slot_view=view)
 
         return _Recorded(tokens, places, self.recorder.record(run))

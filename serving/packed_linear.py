@@ -55,22 +55,22 @@ class PackedLinears:
     def attach(self) -> None:
         """Let the model's linear layers use the packed weights."""
         for layer in self._layers:
-            layer.forward = partial(self._forward, layer)  # type: ignore[method-assign]
+            packed = self._packed.get(layer.weight.data_ptr(), {})
+            layer.forward = partial(self._product, packed, layer.weight, layer.bias)  # type: ignore[method-assign]
 
     def detach(self) -> None:
         """Give the layers their own product back."""
         for layer in self._layers:
             layer.__dict__.pop("forward", None)
 
-    def _forward(self, layer: nn.Linear, x: Tensor) -> Tensor:
-        return self.linear(x, layer.weight, layer.bias)
-
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """`x [..., in]` → `[..., out]`."""
+        return self._product(self._packed.get(weight.data_ptr(), {}), weight, bias, x)
+
+    def _product(self, packed: dict[int, Tensor], weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
         rows = x.numel() // x.shape[-1]
         size = self._sizes.get(rows)
-        packed = None if size is None else self._packed.get(weight.data_ptr())
-        if size is None or packed is None:
+        if size is None or size not in packed:
             return linear(x, weight, bias)
         flat = x.reshape(rows, -1)
         if rows < size:

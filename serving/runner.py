@@ -58,7 +58,7 @@ class ModelRunner:
         padded = [[*row.tokens, *[0] * (width - len(row.tokens))] for row in rows]
         view = self._view(rows, width)
         tokens = torch.tensor(padded, device=device)
-        if self.graphs is not None and self.graphs.takes(view):
+        if self.graphs is not None:
             hidden = self.graphs.hidden(tokens, view)
         else:
             hidden = self.model.hidden(tokens, view.positions, slot_view=view)

@@ -29,6 +29,8 @@ class EngineSettings:
         draft_confidence: stop drafting where the draft's best probability falls to this or below; 0 never.
         lookup_longest, lookup_shortest: n-gram sizes of prompt lookup.
         cuda_graphs: CUDA: record passes of few tokens once per shape and replay them.
+        compile: CPU: compile passes of few tokens: auto (shapes in which half a minute was spent, where there is a C++
+            compiler), True (every shape at once: minutes), False.
         pack_weights: float32 on CPU: keep weights packed for few rows too (more memory, much faster verification).
         seed: of the engine's own draws; requests with a seed do not depend on it.
     """
@@ -48,6 +50,7 @@ class EngineSettings:
     lookup_longest: int = 4
     lookup_shortest: int = 2
     cuda_graphs: bool = True
+    compile: bool | str = "auto"
     pack_weights: bool = True
     seed: int = 0
 
@@ -73,6 +76,7 @@ class EngineSettings:
             1 <= self.lookup_shortest <= self.lookup_longest,
             f"lookup_shortest={self.lookup_shortest} must be between 1 and lookup_longest={self.lookup_longest}",
         )
+        _require(self.compile in (True, False, "auto"), f"compile={self.compile} must be auto, True or False")
 
 
 def _require(holds: bool, problem: str) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft
 from distillspec.serving import Engine, EngineSettings, SamplingParams
+from distillspec.serving.graphs import CompiledRecorder
 
 from .conftest import hf_greedy, prompts
 
@@ -17,7 +18,10 @@ from .conftest import hf_greedy, prompts
 class FakeRecorder:
     """Counts what it records; a replay runs the computation on the buffers as they are then."""
 
-    def __init__(self) -> None:
+    most = 256
+
+    def __init__(self, pads: bool = True, after_s: float = 0.0) -> None:
+        self.pads, self.after_s = pads, after_s
         self.recorded = 0
         self.replayed = 0
 
@@ -33,11 +37,14 @@ class FakeRecorder:
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3_text"])
-def test_replayed_passes_write_the_same_text(random_model: Callable[[str], LanguageModel], kind: str) -> None:
+@pytest.mark.parametrize("pads", [True, False])
+def test_replayed_passes_write_the_same_text(
+    random_model: Callable[[str], LanguageModel], kind: str, pads: bool
+) -> None:
     model = random_model(kind)
     asked = prompts(6)
     wanted = [hf_greedy(model, prompt, 20) for prompt in asked]
-    recorder = FakeRecorder()
+    recorder = FakeRecorder(pads)
     draft = initialise_draft(DraftConfig(layers=2), model)
     settings = EngineSettings(max_slots=3, max_model_len=256, speculation_length=3)
     engine = Engine(model, draft, settings, recorder=recorder)
@@ -49,3 +56,44 @@ def test_replayed_passes_write_the_same_text(random_model: Callable[[str], Langu
     assert recorder.recorded <= 2 * 3 * 3 * 4
     assert engine.core.runner.graphs is not None
     assert engine.core.runner.graphs.shapes > 0
+
+
+def test_only_hot_shapes_are_recorded(target: LanguageModel) -> None:
+    recorder = FakeRecorder(pads=False, after_s=3600.0)
+    engine = Engine(target, None, EngineSettings(max_slots=2, max_model_len=256), recorder=recorder)
+    engine.generate(prompts(3), SamplingParams(temperature=0.0, max_tokens=8))
+    engine.close()
+    assert recorder.recorded == 0
+
+
+def test_a_recorder_that_fails_is_not_asked_again_and_the_text_is_right(
+    target: LanguageModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(FakeRecorder):
+        def record(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+            self.recorded += 1
+            raise RuntimeError("no compiler after all")
+
+    recorder = Broken()
+    asked = prompts(3)
+    wanted = [hf_greedy(target, prompt, 8) for prompt in asked]
+    engine = Engine(target, None, EngineSettings(max_slots=2, max_model_len=256), recorder=recorder)
+    outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=8))
+    engine.close()
+    assert [list(output.token_ids) for output in outputs] == wanted
+    assert recorder.recorded == 1
+    assert "no compiler after all" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # the compiler's own affair
+@pytest.mark.skipif(not CompiledRecorder.works(), reason="needs a C++ compiler")
+def test_compiled_passes_write_the_same_text(target: LanguageModel) -> None:
+    asked = [prompt[:3] for prompt in prompts(2)]
+    wanted = [hf_greedy(target, prompt, 12) for prompt in asked]
+    settings = EngineSettings(max_slots=2, max_model_len=64, compile=True)
+    engine = Engine(target, None, settings)
+    outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=12))
+    engine.close()
+    assert [list(output.token_ids) for output in outputs] == wanted
+    assert engine.core.runner.graphs is not None
+    assert engine.core.runner.graphs.shapes >= 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -50,13 +52,13 @@ def test_an_engine_uses_them_and_gives_the_model_back(wide: LanguageModel, monke
     asked = prompts(4)
     wanted = [hf_greedy(wide, prompt, 10) for prompt in asked]
     used: list[int] = []
-    plain = PackedLinears.linear
+    plain = PackedLinears._product
 
-    def counted(self: PackedLinears, x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+    def counted(self: PackedLinears, packed: Any, weight: Any, bias: Any, x: torch.Tensor) -> torch.Tensor:
         used.append(x.numel() // x.shape[-1])
-        return plain(self, x, *rest)
+        return plain(self, packed, weight, bias, x)
 
-    monkeypatch.setattr(PackedLinears, "linear", counted)
+    monkeypatch.setattr(PackedLinears, "_product", counted)
     engine = Engine(wide, None, EngineSettings(max_slots=4, max_model_len=300, proposer="prompt_lookup"))
     outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=10))
     assert [list(output.token_ids) for output in outputs] == wanted
