@@ -88,12 +88,12 @@ def test_a_recorder_that_fails_is_not_asked_again_and_the_text_is_right(
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # the compiler's own affair
 @pytest.mark.skipif(not CompiledRecorder.works(), reason="needs a C++ compiler")
 def test_compiled_passes_write_the_same_text(target: LanguageModel) -> None:
-    asked = [prompt[:3] for prompt in prompts(2)]
+    asked = prompts(2)[1:]  # too long a prompt to be compiled: one shape
     wanted = [hf_greedy(target, prompt, 12) for prompt in asked]
-    settings = EngineSettings(max_slots=2, max_model_len=64, compile=True)
+    settings = EngineSettings(max_slots=1, max_model_len=96, compile=True)
     engine = Engine(target, None, settings)
     outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=12))
     engine.close()
     assert [list(output.token_ids) for output in outputs] == wanted
     assert engine.core.runner.graphs is not None
-    assert engine.core.runner.graphs.shapes >= 1
+    assert engine.core.runner.graphs.shapes == 1
