@@ -21,6 +21,7 @@ class ProgressLine:
         self._bar = bar
         self._task = bar.add_task(title, total=1.0, note="") if bar is not None else None
         self._started = self._last = time.monotonic()
+        self._pace_from: tuple[float, float] | None = None  # (elapsed seconds, share done) when first asked
 
     def update(self, fraction: float, note: str) -> None:
         if self._bar is not None and self._task is not None:
@@ -34,10 +35,13 @@ class ProgressLine:
         return time.monotonic() - self._started
 
     def left(self, fraction: float) -> str:
-        """Time left at the pace so far, as m:ss."""
-        if fraction <= 0:
+        """Time left at the pace since first asked, as m:ss: a resumed run has done a share that took it no time."""
+        if self._pace_from is None:
+            self._pace_from = (self.elapsed_s, fraction)
+        since_s, since = self._pace_from
+        if fraction <= since:
             return "?"
-        seconds = int(self.elapsed_s * (1 - fraction) / fraction)
+        seconds = int((self.elapsed_s - since_s) * (1 - fraction) / (fraction - since))
         return f"{seconds // 60}:{seconds % 60:02d}"
 
 

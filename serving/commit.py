@@ -13,7 +13,7 @@ from distillspec.serving.outputs import delta, token_logprobs
 from distillspec.serving.proposers.base import Proposer
 from distillspec.serving.requests import Sequence
 from distillspec.serving.roster import Roster
-from distillspec.serving.sampling import Window
+from distillspec.serving.sampling import Judgement, Window
 from distillspec.serving.tree import TokenTree
 from distillspec.serving.verification import Verdict
 
@@ -38,25 +38,28 @@ class Committer:
     def commit(
         self,
         windows: Seq[Window],
-        verdicts: Seq[Verdict | None],
+        judgements: Seq[Judgement],
         logits: Tensor,
         proposer: Proposer | None,
         now: float,
     ) -> tuple[RowResult, ...]:
-        """Write every verdict (None: the target's numbers are not finite) into its sequence, end those that are done.
+        """Write every verdict into its sequence, end those that are done.
 
         `logits` are the windows' rows, one after another, as the verdicts were made from.
         """
         results, first = [], 0
         emitted: list[tuple[Sequence, int]] = []
         judged: list[int] = []  # the rows of logits that emitted tokens were judged by
-        for window, verdict in zip(windows, verdicts, strict=True):
+        for window, judgement in zip(windows, judgements, strict=True):
             rows = range(first, first + 1 + len(window.tree))
             first = rows.stop
+            verdict = judgement.verdict
             if verdict is None:
                 results.append(self._fail(window))
                 continue
             result = self._keep(window, verdict, logits[rows.start : rows.stop], proposer, now)
+            if not judgement.sound:  # a rejected token left numbers that are none: weight 0 times NaN is NaN
+                self.cache.clear(window.sequence.held_slot, window.sequence.computed)
             results.append(result)
             emitted.append((window.sequence, result.emitted))
             judged += [rows.start, *(rows.start + 1 + node for node in verdict.path)][: result.emitted]

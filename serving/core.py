@@ -55,6 +55,7 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.runner, self.sampler, self.controller, self.proposer = runner, sampler, controller, proposer
+        self.target = target
         self.vocab_size = target.identity.vocab_size
         self.clock = clock
         self.limits = Limits(pool.slots, pool.max_len, pool.token_budget, prefill_chunk, controller.longest)
@@ -157,11 +158,12 @@ class EngineCore:
             hidden = self._read_windows(windows)
             prompt_hidden, started = self._read_chunks(chunks)
             windows += started
-            logits = self.runner.logits(torch.cat([hidden, prompt_hidden])) if windows else None
+            states = torch.cat([hidden, prompt_hidden])
+            logits = self.target.full_width(self.runner.logits(states)) if windows else None
         rows: tuple[RowResult, ...] = ()
         if logits is not None:
-            verdicts = self.sampler.verify(logits, windows)
-            rows = self.committer.commit(windows, verdicts, logits, self.proposer, self.clock())
+            judgements = self.sampler.verify(logits, windows)
+            rows = self.committer.commit(windows, judgements, logits, self.proposer, self.clock())
         result = StepResult(rows, plan, view.prefill_tokens, timer.draft_s, timer.target_s, timer.total_s)
         self.controller.observe(result)
         return result

@@ -36,6 +36,7 @@ from distillspec.serving.settings import EngineSettings
 
 log = logging.getLogger(__name__)
 
+DRAFTING = ("draft_model", "lookup_else_model")  # proposers that need a draft
 COMPILE_AFTER_S = 30.0  # about what compiling a shape costs, so that it is never paid in vain by much
 
 
@@ -187,6 +188,8 @@ class Engine:
         Raises:
             ConfigError: the draft is refused, the old one stays.
         """
+        if self._proposer_name(with_draft=True) not in DRAFTING:
+            raise ConfigError(f"proposer={self.settings.proposer} uses no draft; {path} is not loaded")
         draft = _load_draft(path, self.target)
         _check_target(path, self.target)
         _check_finite(draft)
@@ -207,6 +210,8 @@ class Engine:
 
     def _hold(self, model: LanguageModel) -> None:
         """Take a model over: slot attention, packed weights, no dropout."""
+        if getattr(model.model, "_is_stateful", False):
+            raise ConfigError(f"{model.name} keeps recurrent state, which cannot roll back: the engine cannot serve it")
         packs = PackedLinears(model, self._row_counts) if self._packs(model) else None
         self._held.append(_Held(model, model.model.training, packs))
         model.model.eval()
@@ -259,8 +264,8 @@ class Engine:
         return done
 
     def _make_proposer(self, draft: LanguageModel | None, version: str) -> Proposer | None:
-        name = self.settings.proposer or ("draft_model" if draft is not None else "none")
-        if name in ("draft_model", "lookup_else_model") and draft is None:
+        name = self._proposer_name(with_draft=draft is not None)
+        if name in DRAFTING and draft is None:
             raise ConfigError(f"proposer={name} needs a draft; give draft=..., or use prompt_lookup")
         lookup = PromptLookup(self.settings.lookup_longest, self.settings.lookup_shortest)
         if name == "none":
@@ -271,9 +276,19 @@ class Engine:
         threshold = self.settings.draft_confidence
         rule = ConfidenceThreshold(threshold) if threshold > 0 else None
         model = DraftModel(
-            draft, self.sampler, self.slots, self.max_model_len, version=version, rule=rule, packs=self._packs_of(draft)
+            draft,
+            self.sampler,
+            self.slots,
+            self.max_model_len,
+            version=version,
+            rule=rule,
+            packs=self._packs_of(draft),
+            recorder=self._recorder,
         )
         return LookupElseModel(lookup, model) if name == "lookup_else_model" else model
+
+    def _proposer_name(self, with_draft: bool) -> str:
+        return self.settings.proposer or ("draft_model" if with_draft else "none")
 
     def _switch(self, draft: LanguageModel, proposer: Proposer | None) -> None:
         old, self.draft = self.draft, draft

@@ -44,6 +44,14 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Judgement:
+    """What becomes of a window."""
+
+    verdict: Verdict | None  # None where the target's logits on the path are no numbers
+    sound: bool  # False where any of the window's logits are no numbers, on the path or off it
+
+
+@dataclass(frozen=True)
 class Drafted:
     """One token a row from the draft: `tokens [B]` absolute ids; `probs[r]` where row r draws, else None."""
 
@@ -80,8 +88,8 @@ class TokenSampler:
                     probs[row] = row_probs
         return Drafted(columns.ids(tokens).tolist(), probs, finite)
 
-    def verify(self, logits: Tensor, windows: Seq[Window]) -> list[Verdict | None]:
-        """A verdict for each window; None where the target's logits on its path are no numbers.
+    def verify(self, logits: Tensor, windows: Seq[Window]) -> list[Judgement]:
+        """A judgement of each window.
 
         `logits [Σ (1 + len(tree)), V]` of any float dtype, window by window, the row after the text first.
         """
@@ -96,7 +104,13 @@ class TokenSampler:
             part = logits if len(rows) == len(logits) else logits[rows]
             judge = _verify_greedy if policy.is_greedy else self._verify_seeded if seeded else self._verify_drawn
             verdicts.update(zip(members, judge(part, group, policy), strict=True))
-        return [verdicts[i] if _path_is_finite(verdicts[i], finite, first) else None for i, first in enumerate(firsts)]
+        return [
+            Judgement(
+                verdicts[i] if _path_is_finite(verdicts[i], finite, first) else None,
+                all(finite[first : first + 1 + len(window.tree)]),
+            )
+            for i, (first, window) in enumerate(zip(firsts, windows, strict=True))
+        ]
 
     def _verify_seeded(self, logits: Tensor, windows: Seq[Window], policy: SamplingPolicy) -> list[Verdict]:
         """Choices are made only where the path comes by."""

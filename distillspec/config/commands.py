@@ -35,6 +35,10 @@ class TrainCommand:
             f"loss.temperature={self.loss.temperature} needs the live target: add data.signal=none "
             "(a stored signal is the target's at temperature 1)",
         )
+        require(
+            self.data.generator == "slots" or self.launcher.kind == "local",
+            f"data.generator={self.data.generator} samples in one process; use launcher=local or data.generator=slots",
+        )
 
 
 @dataclass

@@ -52,11 +52,11 @@ class SlotCache:
             keys[slot, start : start + len(places)] = keys[slot, list(places)]
             values[slot, start : start + len(places)] = values[slot, list(places)]
 
-    def clear(self, slot: int) -> None:
-        """Zero a slot that numbers which are not finite were written to: masked NaN times weight 0 is NaN."""
+    def clear(self, slot: int, start: int = 0) -> None:
+        """Zero a slot from a place on, where numbers that are none were written: masked NaN times weight 0 is NaN."""
         for keys, values in self.layers.values():
-            keys[slot].zero_()
-            values[slot].zero_()
+            keys[slot, start:].zero_()
+            values[slot, start:].zero_()
 
     def reach(self, longest: int) -> int:
         """How many places to read when the longest row holds `longest` tokens."""

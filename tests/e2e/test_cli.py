@@ -181,6 +181,8 @@ STATIC = [
     ("train loss.mix={}", "loss.mix={} must give losses a weight"),
     ("train loss.temperature=2", "add data.signal=none"),
     ("train data.source=fixed", "self-written prompts have no fixed responses"),
+    ("train data.generator=engine launcher=ddp", "data.generator=engine samples in one process; use launcher=local"),
+    ("train data.speculation_length=2", "data.speculation_length=2 needs data.generator=engine"),
     ("train data.source=students", "data.source=students is not known; use one of fixed, teacher, draft, mixed"),
     ("train train.max_minutes=null", "the run has no end"),
     ("train train.betas=[0.9]", "train.betas=[0.9] must be two numbers"),

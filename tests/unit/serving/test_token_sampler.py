@@ -35,9 +35,9 @@ def test_many_chains_at_once_are_judged_as_the_reference_judges_each() -> None:
     found = TokenSampler(vocab, CPU, seed=3).verify(torch.cat(logits), windows)
     accept = torch.rand(40 * 3, generator=torch.Generator().manual_seed(10), dtype=torch.float64).view(40, 3)
     residual = torch.rand(40, generator=torch.Generator().manual_seed(11), dtype=torch.float64)
-    for b, (window, rows, verdict) in enumerate(zip(windows, logits, found, strict=True)):
+    for b, (window, rows, judgement) in enumerate(zip(windows, logits, found, strict=True)):
         probs = torch.softmax(sampling.filtered_logits(rows, params.policy), -1)
-        assert verdict == verify_tree(probs, window.tree, accept[b, : len(window.tree)], residual[b])
+        assert judgement.verdict == verify_tree(probs, window.tree, accept[b, : len(window.tree)], residual[b])
 
 
 def emitted_first(vocab: int, trials: int, params: SamplingParams, lot: int) -> tuple[Tensor, Tensor]:
@@ -51,8 +51,8 @@ def emitted_first(vocab: int, trials: int, params: SamplingParams, lot: int) -> 
         drafted = torch.multinomial(draft_probs, lot, replacement=True, generator=generator).tolist()
         windows = [Window(row("x", params), TokenTree.chain([token], draft_probs[None])) for token in drafted]
         first = [
-            token if verdict.path else verdict.next_token  # type: ignore[union-attr]
-            for token, verdict in zip(drafted, sampler.verify(rows, windows), strict=True)
+            token if judgement.verdict.path else judgement.verdict.next_token  # type: ignore[union-attr]
+            for token, judgement in zip(drafted, sampler.verify(rows, windows), strict=True)
         ]
         counts += torch.bincount(torch.tensor(first), minlength=vocab)
     return counts, torch.softmax(logits, -1)
@@ -115,6 +115,16 @@ def test_nothing_left_to_write_is_that_requests_failure_alone() -> None:
     params = [SamplingParams(allowed_token_ids=[4], bad_word_ids=[[4]]), SamplingParams()]
     rows = [row("a", params[0]), row("b", params[1])]
     rows[0].bad_words = ((4,),)
-    verdicts = TokenSampler(10, CPU).verify(torch.randn(2, 10), [Window(r, TokenTree()) for r in rows])
-    assert verdicts[0] is None
-    assert verdicts[1] is not None
+    judgements = TokenSampler(10, CPU).verify(torch.randn(2, 10), [Window(r, TokenTree()) for r in rows])
+    assert [judgement.verdict is None for judgement in judgements] == [True, False]
+
+
+def test_numbers_that_are_none_off_the_path_are_reported_and_harmless() -> None:
+    """The drafted token is rejected, so what the target thinks after it does not matter, but was written."""
+    logits = torch.zeros(2, 10)
+    logits[0, 3] = 50.0
+    logits[1] = torch.nan
+    window = Window(row("a", SamplingParams(temperature=0.0)), TokenTree.chain([7]))
+    (judgement,) = TokenSampler(10, CPU).verify(logits, [window])
+    assert judgement.verdict == ((), 3)
+    assert not judgement.sound

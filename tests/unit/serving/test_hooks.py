@@ -1,0 +1,152 @@
+"""What later parts plug into: lengths by row and step, trimming, continue rules; and what must not stall."""
+
+from __future__ import annotations
+
+import pytest
+
+from distillspec.errors import ConfigError
+from distillspec.models import LanguageModel
+from distillspec.serving import EngineSettings, Request, SamplingParams
+from distillspec.serving.control.base import BatchView, Plan, RowPlan, StepResult
+from distillspec.serving.memory import choose_model_len, choose_slots
+from distillspec.serving.proposers.base import ProposalRequest
+from distillspec.serving.proposers.prompt_lookup import PromptLookup
+from distillspec.serving.requests import Sequence
+
+from .conftest import MakeEngine, hf_greedy, prompts
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24)
+SEEDED = [SamplingParams(temperature=0.9, seed=i, max_tokens=24) for i in range(8)]
+
+
+class Restless:
+    """Another length for every row and step, 0 among them; verifies fewer tokens than were drafted if asked to."""
+
+    longest = 5
+
+    def __init__(self, trims: bool = False) -> None:
+        self.trims = trims
+        self.results: list[StepResult] = []
+
+    def plan(self, view: BatchView) -> Plan:
+        turn = len(self.results)
+        lengths = [(turn + 2 * place) % 6 for place in range(len(view.rows))]
+        return Plan(
+            tuple(RowPlan(row.sequence_id, min(k, row.limit)) for row, k in zip(view.rows, lengths, strict=True))
+        )
+
+    def trim(self, view: BatchView, drafted: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(max(0, count - 1 - place % 2) for place, count in enumerate(drafted)) if self.trims else drafted
+
+    def observe(self, result: StepResult) -> None:
+        self.results.append(result)
+
+
+@pytest.mark.parametrize("trims", [False, True])
+@pytest.mark.parametrize("seeded", [False, True])
+def test_any_lengths_and_any_trimming_change_no_token(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, trims: bool, seeded: bool
+) -> None:
+    asked = prompts()
+    params = SEEDED if seeded else [GREEDY] * len(asked)
+    plain = make_engine(None)
+    wanted = [output.token_ids for output in plain.generate(asked, params)]
+    plain.close()
+    if not seeded:
+        assert [list(ids) for ids in wanted] == [hf_greedy(target, prompt, 24) for prompt in asked]
+    controller = Restless(trims)
+    engine = make_engine(draft, controller=controller, max_slots=3)
+    outputs = engine.generate(asked, params)
+    assert [output.token_ids for output in outputs] == wanted
+    rows = [row for result in controller.results for row in result.rows]
+    assert sum(row.emitted for row in rows) == sum(len(ids) for ids in wanted)
+    assert sum(row.proposed for row in rows) == sum(output.stats.proposed for output in outputs) > 0
+    assert all(row.accepted <= row.proposed for row in rows)
+    assert all(0 <= result.draft_s + result.target_s <= result.total_s for result in controller.results)
+
+
+def test_a_continue_rule_stops_rows_one_by_one_and_changes_no_token(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine
+) -> None:
+    asked = prompts()
+    free = make_engine(draft, speculation_length=5, max_slots=4)
+    drafted_freely = sum(output.stats.proposed for output in free.generate(asked, GREEDY))
+    free.close()
+    engine = make_engine(draft, speculation_length=5, max_slots=4, draft_confidence=0.4)
+    outputs = engine.generate(asked, GREEDY)
+    assert [list(output.token_ids) for output in outputs] == [list(o) for o in _plain(make_engine, asked, engine)]
+    drafted = [output.stats.proposed for output in outputs]
+    assert 0 < sum(drafted) < drafted_freely
+    assert len(set(drafted)) > 1
+
+
+def _plain(make_engine: MakeEngine, asked: list[list[int]], other: object) -> list[tuple[int, ...]]:
+    other.close()  # type: ignore[attr-defined]
+    engine = make_engine(None)
+    written = [output.token_ids for output in engine.generate(asked, GREEDY)]
+    engine.close()
+    return written
+
+
+def test_a_long_prompt_does_not_stall_the_others(draft: LanguageModel, make_engine: MakeEngine) -> None:
+    engine = make_engine(draft, prefill_chunk=16, prefix_reuse=False, speculation_length=2)
+    engine.submit(Request("quick", (5, 6, 7), SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)))
+    engine.step()
+    engine.submit(Request("long", tuple(3 + i % 200 for i in range(150)), GREEDY))
+    chunks = 0
+    while True:
+        gains = {delta.request_id: len(delta.token_ids) for delta in engine.step().deltas}
+        assert gains.get("quick", 0) >= 1
+        if "long" in gains:
+            break
+        chunks += 1
+    assert chunks == 9  # 150 tokens in chunks of 16: the tenth step writes
+
+
+def proposals(tokens: list[int], length: int = 4) -> tuple[int, ...]:
+    sequence = Sequence("a", Request("a", tuple(tokens)), 0, 0, list(tokens), frozenset(), 64)
+    (tree,) = PromptLookup(longest=3, shortest=1).propose([ProposalRequest(sequence, length)])
+    return tree.tokens
+
+
+def test_the_longest_match_wins_and_of_equal_ones_the_latest() -> None:
+    assert proposals([1, 2, 3, 9, 9, 5, 3, 7, 1, 2, 3]) == (9, 9, 5, 3)
+    assert proposals([3, 7, 3, 8, 3], length=2) == (8, 3)
+    assert proposals([1, 2, 3, 4]) == ()
+    assert proposals([4, 4, 4]) == (4,)
+
+
+def test_lookups_find_what_was_written_meanwhile() -> None:
+    lookup = PromptLookup(longest=2, shortest=2)
+    sequence = Sequence("a", Request("a", (1, 2)), 0, 0, [1, 2], frozenset(), 64)
+    assert len(lookup.propose([ProposalRequest(sequence, 3)])[0]) == 0
+    sequence.tokens += [5, 6, 7, 1, 2]
+    assert lookup.propose([ProposalRequest(sequence, 3)])[0].tokens == (5, 6, 7)
+
+
+def test_slots_and_length_come_from_memory_and_model(target: LanguageModel, draft: LanguageModel) -> None:
+    token = 2 * 4 * 2 * 16 * 4  # keys and values, layers, heads, dim, bytes
+    tight = EngineSettings(max_slots=16, cache_gib=5.5 * 101 * token / 2**30)
+    assert choose_slots(tight, [target], 100) == 5
+    assert choose_slots(tight, [target, draft], 100) == 3  # the draft has half the layers
+    assert choose_slots(EngineSettings(max_slots=2), [target], 100) == 2
+    with pytest.raises(ConfigError, match=r"needs .* GiB of cache and there are .*; lower max_model_len"):
+        choose_slots(EngineSettings(cache_gib=1e-6), [target], 100)
+    assert choose_model_len(EngineSettings(), target) == 2048
+    with pytest.raises(ConfigError, match="max_model_len=4096: tiny reads at most 2048 tokens"):
+        choose_model_len(EngineSettings(max_model_len=4096), target)
+
+
+def test_a_model_with_recurrent_state_is_refused(target: LanguageModel, make_engine: MakeEngine) -> None:
+    target.model._is_stateful = True
+    try:
+        with pytest.raises(ConfigError, match="keeps recurrent state"):
+            make_engine(None)
+    finally:
+        del target.model._is_stateful
+
+
+def test_a_draft_nobody_would_use_is_refused(make_engine: MakeEngine) -> None:
+    engine = make_engine(None, proposer="prompt_lookup")
+    with pytest.raises(ConfigError, match="proposer=prompt_lookup uses no draft"):
+        engine.load_draft("anywhere")
