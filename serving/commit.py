@@ -55,7 +55,7 @@ class Committer:
             first = rows.stop
             verdict = judgement.verdict
             if verdict is None:
-                results.append(self._fail(window))
+                results.append(self._read_again(window) if len(window.tree) else self._fail(window))
                 continue
             result = self._keep(window, verdict, logits[rows.start : rows.stop], proposer, now)
             if not judgement.sound:  # a rejected token left numbers that are none: weight 0 times NaN is NaN
@@ -69,6 +69,13 @@ class Committer:
             if window.sequence.finish_reason is not None:
                 self.roster.finish(window.sequence, now)
         return tuple(results)
+
+    def _read_again(self, window: Window) -> RowResult:
+        """A drafted token may have spoilt its whole row: the next step reads the newest token alone, and decides."""
+        sequence = window.sequence
+        sequence.draft_ok = False
+        self.cache.clear(sequence.held_slot, sequence.computed)
+        return RowResult(sequence.id, len(window.tree), 0, 0)
 
     def _fail(self, window: Window) -> RowResult:
         """The target's numbers are not finite: this request alone ends, and nobody reads what it left."""

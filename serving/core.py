@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -23,6 +25,8 @@ from distillspec.serving.runner import ModelRunner, RowInput
 from distillspec.serving.sampling import TokenSampler, Window
 from distillspec.serving.scheduler import Limits, SchedulePlan, plan_step
 from distillspec.serving.tree import TokenTree
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -66,11 +70,13 @@ class EngineCore:
             target.stop_ids,
             prefix_reuse=prefix_reuse,
             on_moves=self._follow,
+            on_unjudged=runner.cache.clear,
             on_gone=lambda sequence_id: self.proposer.forget(sequence_id) if self.proposer is not None else None,
         )
         self.committer = Committer(self.roster, runner.cache)
         self._messages: deque[Callable[[], None]] = deque()
         self._known: set[str] = set()
+        self._door = Lock()  # between submitters alone; `step` never takes it
 
     def submit(self, request: Request) -> None:
         """Queue a request; it takes part from the next step on.
@@ -79,8 +85,9 @@ class EngineCore:
             RequestRefused: it could never run, or its id lives already.
             ConfigError: its parameters name tokens that do not exist.
         """
-        self.check(request)
-        self._known.add(request.id)
+        with self._door:
+            self.check(request)
+            self._known.add(request.id)
         self._messages.append(lambda: self.roster.enqueue(request, self.clock()))
 
     def abort(self, request_id: str) -> None:
@@ -109,7 +116,11 @@ class EngineCore:
         self.roster.end_expired(timer.started)
         schedule = plan_step(self.roster.waiting, self.roster.running, self.limits)
         self._apply(schedule)
-        result = self._run(schedule, timer) if self.roster.pool.owners else None
+        try:
+            result = self._run(schedule, timer) if self.roster.pool.owners else None
+        except BaseException:
+            self.roster.recover(self.clock())
+            raise
         deltas, finished = self.roster.take_results()
         self._known.difference_update(output.request_id for output in finished)
         return StepOutput(deltas, finished, result)
@@ -185,9 +196,16 @@ class EngineCore:
         asked = [ProposalRequest(s, lengths[s.id]) for s in decoding if lengths[s.id] > 0]
         if not asked or self.proposer is None:
             return [EMPTY] * len(decoding)
-        proposed = dict(zip((r.sequence.id for r in asked), self.proposer.propose(asked), strict=True))
+        try:
+            grown = self.proposer.propose(asked)
+        except Exception as error:  # a draft may be slow or wrong, but never the end of a request
+            log.warning("no speculation for %d requests: the proposer failed (%s)", len(asked), error)
+            for request in asked:
+                request.sequence.draft_ok = False
+            return [EMPTY] * len(decoding)
+        proposed = dict(zip((r.sequence.id for r in asked), grown, strict=True))
         trees = [proposed.get(s.id, EMPTY) for s in decoding]
-        kept = self.controller.trim(view, tuple(max(tree.depths, default=0) for tree in trees))
+        kept = self.controller.trim(view, plan)
         return [
             self._that_fits(sequence, tree.shortened(depth))
             for sequence, tree, depth in zip(decoding, trees, kept, strict=True)
@@ -215,13 +233,15 @@ class EngineCore:
             end = min(start + tokens, len(sequence.tokens))
             whole = end == len(sequence.tokens)
             inputs.append(RowInput(sequence.held_slot, start, sequence.tokens[start:end], wanted=int(whole)))
-            self.roster.pool.record(sequence.held_slot, sequence.tokens[start:end], start)
-            sequence.computed = end
-            if whole:
+        hidden = self.runner.read(inputs)
+        for (sequence, _), row in zip(chunks, inputs, strict=True):
+            self.roster.pool.record(sequence.held_slot, row.tokens, row.start)
+            sequence.computed = row.start + len(row.tokens)
+            if sequence.computed == len(sequence.tokens):
                 sequence.status = Status.DECODE
                 sequence.computed -= 1  # as in any window, the newest token is its root
                 started.append(Window(sequence, EMPTY))
-        return self.runner.read(inputs), started
+        return hidden, started
 
 
 class _Timer:

@@ -13,7 +13,7 @@ import torch
 from tqdm.auto import tqdm
 
 from distillspec.config import TargetConfig
-from distillspec.errors import ConfigError
+from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel, load_target, read_metadata
 from distillspec.models.draft import load_pretrained
 from distillspec.models.slot_cache import hook, unhook
@@ -22,7 +22,7 @@ from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.core import EngineCore, StepOutput
 from distillspec.serving.graphs import CompiledRecorder, CudaRecorder, Recorder
 from distillspec.serving.kv_cache import SlotPool
-from distillspec.serving.memory import choose_model_len, choose_slots
+from distillspec.serving.memory import check_reads, choose_model_len, choose_slots
 from distillspec.serving.packed_linear import PackedLinears, row_counts
 from distillspec.serving.params import SamplingParams
 from distillspec.serving.proposers.base import Proposer
@@ -71,8 +71,12 @@ class Engine:
     ) -> None:
         self.settings = settings or EngineSettings()
         self.target, self.draft = target, draft
-        self.max_model_len = choose_model_len(self.settings, target)
         models = [target] if draft is None else [target, draft]
+        for model in models:
+            _check_servable(model)
+        if self._proposer_name(with_draft=draft is not None) in DRAFTING and draft is None:
+            raise ConfigError(f"proposer={self.settings.proposer} needs a draft; give draft=..., or use prompt_lookup")
+        self.max_model_len = choose_model_len(self.settings, models)
         self.slots = choose_slots(self.settings, models, self.max_model_len)
         self._held: list[_Held] = []
         longest = controller.longest if controller is not None else self.settings.speculation_length
@@ -165,6 +169,7 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """See `EngineCore.submit`; returns at once, from any thread."""
+        self._check_open()
         self.core.submit(request)
 
     def abort(self, request_id: str) -> None:
@@ -173,6 +178,7 @@ class Engine:
 
     def step(self) -> StepOutput:
         """Advance every running request once; see `EngineCore.step`."""
+        self._check_open()
         return self.core.step()
 
     @property
@@ -188,11 +194,14 @@ class Engine:
         Raises:
             ConfigError: the draft is refused, the old one stays.
         """
+        self._check_open()
         if self._proposer_name(with_draft=True) not in DRAFTING:
             raise ConfigError(f"proposer={self.settings.proposer} uses no draft; {path} is not loaded")
         draft = _load_draft(path, self.target)
         _check_target(path, self.target)
+        _check_servable(draft)
         _check_finite(draft)
+        check_reads(draft, self.max_model_len)
         self._hold(draft)
         version = _version(draft)
         proposer = self._make_proposer(draft, version)
@@ -208,10 +217,12 @@ class Engine:
         for held in list(self._held):
             self._let_go(held.model)
 
+    def _check_open(self) -> None:
+        if not self._held:
+            raise RunError("this engine is closed, and its models are given back; make another")
+
     def _hold(self, model: LanguageModel) -> None:
         """Take a model over: slot attention, packed weights, no dropout."""
-        if getattr(model.model, "_is_stateful", False):
-            raise ConfigError(f"{model.name} keeps recurrent state, which cannot roll back: the engine cannot serve it")
         packs = PackedLinears(model, self._row_counts) if self._packs(model) else None
         self._held.append(_Held(model, model.model.training, packs))
         model.model.eval()
@@ -265,8 +276,6 @@ class Engine:
 
     def _make_proposer(self, draft: LanguageModel | None, version: str) -> Proposer | None:
         name = self._proposer_name(with_draft=draft is not None)
-        if name in DRAFTING and draft is None:
-            raise ConfigError(f"proposer={name} needs a draft; give draft=..., or use prompt_lookup")
         lookup = PromptLookup(self.settings.lookup_longest, self.settings.lookup_shortest)
         if name == "none":
             return None
@@ -315,6 +324,11 @@ def _check_target(path: str | Path, target: LanguageModel) -> None:
         raise ConfigError(
             f"the draft {path} was made for {made_for.get('name')}, whose weights differ from {target.name}'s"
         )
+
+
+def _check_servable(model: LanguageModel) -> None:
+    if getattr(model.model, "_is_stateful", False):
+        raise ConfigError(f"{model.name} keeps recurrent state, which cannot roll back: the engine cannot serve it")
 
 
 def _check_finite(draft: LanguageModel) -> None:

@@ -13,18 +13,30 @@ DEFAULT_MODEL_LEN = 4096
 GIB = 2**30
 
 
-def choose_model_len(settings: EngineSettings, target: LanguageModel) -> int:
-    """Prompt and output together: what was asked, or what the model reads, at most 4,096.
+def choose_model_len(settings: EngineSettings, models: Seq[LanguageModel]) -> int:
+    """Prompt and output together: what was asked, or what all the models read, at most 4,096.
 
     Raises:
-        ConfigError: more was asked than the model reads.
+        ConfigError: more was asked than a model reads.
     """
-    limit = getattr(target.model.config.get_text_config(), "max_position_embeddings", None)
+    limits = {model.name: _reads(model) for model in models}
     if settings.max_model_len is None:
-        return DEFAULT_MODEL_LEN if limit is None else min(limit, DEFAULT_MODEL_LEN)
-    if limit is not None and settings.max_model_len > limit:
-        raise ConfigError(f"max_model_len={settings.max_model_len}: {target.name} reads at most {limit} tokens")
+        return min([DEFAULT_MODEL_LEN, *(limit for limit in limits.values() if limit is not None)])
+    for model in models:
+        check_reads(model, settings.max_model_len)
     return settings.max_model_len
+
+
+def check_reads(model: LanguageModel, max_model_len: int) -> None:
+    """Raise `ConfigError` for a model that reads less than `max_model_len` tokens."""
+    limit = _reads(model)
+    if limit is not None and max_model_len > limit:
+        raise ConfigError(f"max_model_len={max_model_len}: {model.name} reads at most {limit} tokens")
+
+
+def _reads(model: LanguageModel) -> int | None:
+    limit = getattr(model.model.config.get_text_config(), "max_position_embeddings", None)
+    return None if limit is None else int(limit)
 
 
 def choose_slots(settings: EngineSettings, models: Seq[LanguageModel], max_len: int) -> int:

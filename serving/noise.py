@@ -38,5 +38,5 @@ class NoiseBank:
         # Drawn on the CPU wherever the model is: the same numbers on every device.
         digest = blake2b(",".join(map(str, key)).encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
-        exponential = torch.empty(self.vocab_size).exponential_(generator=generator)
+        exponential = torch.empty(self.vocab_size, dtype=torch.float32).exponential_(generator=generator)
         return exponential.log_().neg_().to(self.device)

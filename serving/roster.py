@@ -17,8 +17,11 @@ MIN_PREFIX = 16  # shared tokens below which copying is not worth it
 
 
 class Roster:
-    """All unfinished sequences; owns the slot pool. Tensors follow through `on_moves` (slots changed places) and
-    `on_gone` (a sequence left its slot)."""
+    """All unfinished sequences; owns the slot pool.
+
+    Tensors follow through `on_moves` (slots changed places), `on_gone` (a sequence left its slot) and `on_unjudged` (a
+    slot is left whose numbers nobody has looked at).
+    """
 
     def __init__(
         self,
@@ -30,10 +33,11 @@ class Roster:
         prefix_reuse: bool,
         on_moves: Callable[[Seq[Move]], None],
         on_gone: Callable[[str], None],
+        on_unjudged: Callable[[int], None],
     ) -> None:
         self.pool, self.limits, self.tokenizer, self.stop_ids = pool, limits, tokenizer, tuple(stop_ids)
         self.prefix_reuse = prefix_reuse
-        self._on_moves, self._on_gone = on_moves, on_gone
+        self._on_moves, self._on_gone, self._on_unjudged = on_moves, on_gone, on_unjudged
         self.sequences: dict[str, Sequence] = {}  # unfinished ones, in order of arrival
         self.texts: dict[str, Detokenizer] = {}
         self._groups: dict[str, list[Sequence]] = {}  # request id → its answers
@@ -83,6 +87,16 @@ class Roster:
         self._leave_slot(sequence)
         sequence.status = Status.WAITING
         sequence.stats.preemptions += 1
+
+    def recover(self, now: float) -> None:
+        """A step broke off: what it wrote is not to be trusted. All that ran waits to be read again, or has ended."""
+        for slot in range(len(self.pool.owners)):
+            self.pool.forget(slot)
+        for sequence in self.running:
+            if sequence.finish_reason is None:
+                self.preempt(sequence)
+            else:
+                self.finish(sequence, now)
 
     def reserve_ahead(self) -> None:
         """Set aside what the next step may add to each running sequence."""
@@ -170,6 +184,9 @@ class Roster:
     def _leave_slot(self, sequence: Sequence) -> None:
         if sequence.slot is None:
             return
+        if sequence.status is Status.PREFILL:
+            self._on_unjudged(sequence.slot)
+            self.pool.forget(sequence.slot)
         moves = self.pool.release(sequence.slot, len(self.decoding))
         self._on_moves(moves)
         self._on_gone(sequence.id)

@@ -53,8 +53,8 @@ def plan_step(waiting: Seq[Sequence], running: Seq[Sequence], limits: Limits) ->
     admitted: list[Sequence] = []
     prefill_left = limits.prefill_chunk - sum(_unread(s) for s in kept if s.status is Status.PREFILL)
     for sequence in sorted(waiting, key=_urgency):
-        if prefill_left <= 0:
-            break
+        if prefill_left <= 0 or (preempted and _urgency(sequence) > min(map(_urgency, preempted))):
+            break  # whoever lost a slot gets the next one, before any who come after
         victims = _make_room(sequence, kept, admitted, limits)
         if victims is None:
             break  # first come, first served: nobody overtakes the first that does not fit

@@ -77,8 +77,12 @@ class LengthController(Protocol):
         """Pure: no clock, no model, no change of state; lengths within each row's limit."""
         ...
 
-    def trim(self, view: BatchView, drafted: tuple[int, ...]) -> tuple[int, ...]:
-        """How many of each row's drafted tokens to verify, at most as many as were drafted. Pure."""
+    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
+        """How many of each row's drafted tokens to verify at most. Pure.
+
+        It must not depend on what was drawn: to drop a token because of its value (or because a chain ended at it)
+        would change the distribution. So it is given what was planned, not what was drafted.
+        """
         ...
 
     def observe(self, result: StepResult) -> None:

@@ -17,8 +17,8 @@ class FixedLength:
     def plan(self, view: BatchView) -> Plan:
         return Plan(tuple(RowPlan(row.sequence_id, min(self.longest, row.limit)) for row in view.rows))
 
-    def trim(self, view: BatchView, drafted: tuple[int, ...]) -> tuple[int, ...]:
-        return drafted
+    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
+        return tuple(row.length for row in plan.rows)
 
     def observe(self, result: StepResult) -> None:
         """Nothing to learn."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from distillspec.errors import ConfigError
+from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel
-from distillspec.serving import EngineSettings, Request, SamplingParams
+from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
 from distillspec.serving.control.base import BatchView, Plan, RowPlan, StepResult
 from distillspec.serving.memory import choose_model_len, choose_slots
 from distillspec.serving.proposers.base import ProposalRequest
@@ -35,8 +35,9 @@ class Restless:
             tuple(RowPlan(row.sequence_id, min(k, row.limit)) for row, k in zip(view.rows, lengths, strict=True))
         )
 
-    def trim(self, view: BatchView, drafted: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(max(0, count - 1 - place % 2) for place, count in enumerate(drafted)) if self.trims else drafted
+    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
+        planned = [row.length for row in plan.rows]
+        return tuple(max(0, k - 1 - place % 2) if self.trims else k for place, k in enumerate(planned))
 
     def observe(self, result: StepResult) -> None:
         self.results.append(result)
@@ -132,9 +133,9 @@ def test_slots_and_length_come_from_memory_and_model(target: LanguageModel, draf
     assert choose_slots(EngineSettings(max_slots=2), [target], 100) == 2
     with pytest.raises(ConfigError, match=r"needs .* GiB of cache and there are .*; lower max_model_len"):
         choose_slots(EngineSettings(cache_gib=1e-6), [target], 100)
-    assert choose_model_len(EngineSettings(), target) == 2048
+    assert choose_model_len(EngineSettings(), [target]) == 2048
     with pytest.raises(ConfigError, match="max_model_len=4096: tiny reads at most 2048 tokens"):
-        choose_model_len(EngineSettings(max_model_len=4096), target)
+        choose_model_len(EngineSettings(max_model_len=4096), [target])
 
 
 def test_a_model_with_recurrent_state_is_refused(target: LanguageModel, make_engine: MakeEngine) -> None:
@@ -144,6 +145,73 @@ def test_a_model_with_recurrent_state_is_refused(target: LanguageModel, make_eng
             make_engine(None)
     finally:
         del target.model._is_stateful
+
+
+def test_an_engine_that_cannot_be_made_leaves_the_target_as_it_was(
+    target: LanguageModel, make_engine: MakeEngine
+) -> None:
+    before = target.model.config._attn_implementation
+    with pytest.raises(ConfigError, match="proposer=draft_model needs a draft"):
+        make_engine(None, proposer="draft_model")
+    assert target.model.config._attn_implementation == before
+
+
+def test_a_closed_engine_says_so(make_engine: MakeEngine) -> None:
+    engine = make_engine(None)
+    engine.close()
+    with pytest.raises(RunError, match="this engine is closed"):
+        engine.generate([[5]])
+
+
+def test_a_step_that_breaks_off_loses_no_request_and_trusts_nothing_it_wrote(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = prompts()
+    wanted = [hf_greedy(target, prompt, 24) for prompt in asked]
+    engine = make_engine(draft, max_slots=3)
+    read, calls = engine.core.runner.read, 0
+
+    def now_and_then(rows: list) -> object:  # type: ignore[type-arg]
+        nonlocal calls
+        calls += 1
+        if calls % 7 == 0:
+            raise MemoryError
+        return read(rows)
+
+    monkeypatch.setattr(engine.core.runner, "read", now_and_then)
+    for i, prompt in enumerate(asked):
+        engine.submit(Request(str(i), tuple(prompt), GREEDY))
+    found: dict[str, list[int]] = {}
+    broken = 0
+    while engine.has_work:
+        try:
+            output = engine.step()
+        except MemoryError:
+            broken += 1
+            engine.check_integrity()
+            continue
+        found.update({done.request_id: list(done.token_ids) for done in output.finished})
+    assert broken > 3
+    assert [found[str(i)] for i in range(len(asked))] == wanted
+
+
+def test_a_proposer_that_fails_ends_speculation_not_requests(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(draft)
+
+    def fails(rows: object) -> object:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(engine.core.proposer.runner, "read", fails)  # type: ignore[union-attr]
+    outputs = engine.generate(prompts(3), GREEDY)
+    assert [list(output.token_ids) for output in outputs] == [_greedy(target, engine, p) for p in prompts(3)]
+    assert sum(output.stats.proposed for output in outputs) == 0
+
+
+def _greedy(target: LanguageModel, engine: Engine, prompt: list[int]) -> list[int]:
+    engine.close()
+    return hf_greedy(target, prompt, 24)
 
 
 def test_a_draft_nobody_would_use_is_refused(make_engine: MakeEngine) -> None:
