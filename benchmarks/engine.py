@@ -38,6 +38,7 @@ from distillspec.serving.sampling import TokenSampler, Window
 from distillspec.serving.tree import TokenTree
 
 NEW_TOKENS = 128
+COMPILE = False  # a compilation would fall into a timed round; set True and warm up to measure compiled passes
 GOALS = {
     "plain": {"1": 1.3, "8": 1.5},
     "speculation": {"1": 1.5, "8": 1.2, "lookup": 1.3},
@@ -202,7 +203,7 @@ def scaling(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any
 
 
 def make_engine(target: LanguageModel, draft: LanguageModel | None, batch: int, **settings: Any) -> Engine:
-    defaults: dict[str, Any] = {"max_slots": batch, "max_model_len": 1024, "prefix_reuse": False}
+    defaults: dict[str, Any] = {"max_slots": batch, "max_model_len": 1024, "prefix_reuse": False, "compile": COMPILE}
     return Engine(target, draft, EngineSettings(**{**defaults, **settings}))
 
 
