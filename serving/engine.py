@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 from distillspec.config import TargetConfig
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel, load_target, read_metadata
+from distillspec.models.checkpoint import METADATA
 from distillspec.models.draft import load_pretrained
 from distillspec.models.slot_cache import hook, unhook
 from distillspec.serving.control.base import LengthController
@@ -264,7 +265,7 @@ class Engine:
         done: dict[str, RequestOutput] = {}
         with tqdm(total=len(wanted), disable=not progress, unit="request") as bar:
             tokens = 0
-            while wanted - done.keys():
+            while len(done) < len(wanted):
                 output = self.step()
                 tokens += sum(len(delta.token_ids) for delta in output.deltas)
                 new = {o.request_id: o for o in output.finished if o.request_id in wanted}
@@ -316,7 +317,7 @@ def _version(draft: LanguageModel | None) -> str:
 
 def _check_target(path: str | Path, target: LanguageModel) -> None:
     """A draft records which target it was made for."""
-    if not (Path(path) / "distillspec.json").is_file():
+    if not (Path(path) / METADATA).is_file():
         return  # any other model: nothing is recorded
     made_for = read_metadata(path).get("target", {})
     recorded = made_for.get("weights_hash")

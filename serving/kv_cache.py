@@ -49,10 +49,6 @@ class SlotPool:
     def reserved_tokens(self) -> int:
         return sum(self.reserved.values())
 
-    @property
-    def free_tokens(self) -> int:
-        return self.token_budget - self.reserved_tokens
-
     def take(self, owner: str, tokens: int) -> int:
         """Give `owner` the next free slot with room for `tokens`; returns the slot."""
         assert self.free_slots > 0, "no free slot"

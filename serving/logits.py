@@ -27,9 +27,7 @@ class Columns:
     """Which column of the logits stands for which token id."""
 
     def __init__(self, vocab_size: int, kept_ids: Tensor | None = None) -> None:
-        self.vocab_size = vocab_size
         self.kept_ids = kept_ids
-        self.width = vocab_size if kept_ids is None else len(kept_ids)
         self._column: Tensor | None = None
         if kept_ids is not None:
             self._column = torch.full((vocab_size,), -1, dtype=torch.int64, device=kept_ids.device)

@@ -56,6 +56,7 @@ def test_a_longer_vocabulary_is_a_difference_at_its_first_extra_id() -> None:
 
 
 def test_the_same_tokenizer_passes() -> None:
+    assert tokenizer_hash(with_added("<a>")) == tokenizer_hash(with_added("<a>")) != tokenizer_hash(with_added("<b>"))
     require_same_tokenizer(with_added("<a>"), with_added("<a>"), "draft", "target")
 
 
