@@ -178,22 +178,35 @@ def fresh_samples(
     prompts: Sequence[Prompt],
     seed: int,
     step: int,
+    recorded: Sequence[Sample] = (),
 ) -> list[Sample]:
     """On-policy data: `data.refresh_prompts` prompts answered by the current draft, or by it and another.
 
     `mixed` by sequence lets the draft answer each prompt with probability λ and the teacher (or the file)
-    the rest; by token both write every answer together. No signal is kept: the live target judges.
+    the rest; by token both write every answer together. Where the teacher's answers are `recorded`, its share is
+    taken from them. No signal is kept: the live target judges.
     """
     chooser = torch.Generator().manual_seed(stable_seed(seed, "refresh", step) % (1 << 62))
     order = torch.randperm(len(prompts), generator=chooser)[: config.refresh_prompts].tolist()
     chosen = [prompts[i] for i in order]
     written: list[Sample] = []
     for generator, share in _shares(config, target, draft, chosen, stable_seed(seed, "refresh", step)):
-        if generator is not None:
+        if recorded and generator is not None and generator.source == "teacher":
+            places = torch.randint(len(recorded), (len(share),), generator=chooser).tolist()
+            written += [replace(recorded[i], signal=None) for i in places]
+        elif generator is not None:
             written += _answer(generator, share, config, target, seed, step)
         elif share:
             written += fixed_samples(share, target, config.max_new_tokens)
     return written
+
+
+def recorded_answers(config: DataConfig, target: LanguageModel, folder: DataFolder) -> list[Sample]:
+    """The cache's answers by the teacher, for the teacher's share of a run mixed by sequence; empty without a cache."""
+    mixes = config.source == "mixed" and config.mixed_by == "sequence" and config.mixed_with == "teacher"
+    if not mixes or config.cache is None or not folder.samples.is_dir():
+        return []
+    return [sample for sample in read_samples(folder.samples, target.identity) if sample.source == "teacher"]
 
 
 def prepare_held_out(

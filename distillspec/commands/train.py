@@ -16,6 +16,7 @@ from distillspec.commands.prepare import (
     prepare_folder,
     prepare_held_out,
     prepare_samples,
+    recorded_answers,
 )
 from distillspec.commands.run_folder import close_run, open_run, plain
 from distillspec.config import TrainCommand
@@ -152,8 +153,10 @@ def train(
         accelerator.num_processes,
     )
 
+    recorded = recorded_answers(config.data, target, data)
+
     def sample(model: LanguageModel, step: int) -> list[Sample]:
-        return fresh_samples(config.data, target, model, prompts, config.seed, step)
+        return fresh_samples(config.data, target, model, prompts, config.seed, step, recorded)
 
     resuming = config.resume is not None and (folder / "checkpoints").is_dir()
     with listen_for_stop() as stop, progress("training") as line:

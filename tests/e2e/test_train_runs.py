@@ -45,7 +45,6 @@ def prompt_file(tmp_path: Path) -> str:
         ("data=mixed", "data.mixed_by=sequence", "loss=rkl"),
         ("data=mixed", "data.mixed_by=token", "loss=lk"),
         ("data=draft", "data.generator=engine", "draft.vocabulary=100"),
-        ("data=mixed", "data.mixed_by=sequence", "data.generator=engine", "data.speculation_length=2"),
     ],
 )
 def test_on_policy_runs(distill: Any, tmp_path: Path, data_folder: Path, words: tuple[str, ...]) -> None:
@@ -58,6 +57,17 @@ def test_on_policy_runs(distill: Any, tmp_path: Path, data_folder: Path, words: 
     wanted = {"draft"} if "data=draft" in words else {"mixed"} if "token" in words[1] else {"draft", "teacher"}
     assert {s.source for s in fresh} == wanted
     assert len(fresh) == 8
+    if "data.mixed_by=sequence" in words:
+        recorded = read_samples(data_folder / "data" / "samples")
+        assert {s.response_ids for s in fresh if s.source == "teacher"} <= {s.response_ids for s in recorded}
+
+
+def test_teacher_answers_a_mixed_run_without_a_cache(distill: Any, tmp_path: Path) -> None:
+    words = ("data=mixed", "data.refresh_prompts=8", "data.generator=engine", "data.speculation_length=2")
+    outcome = distill("train", *FAST, *words)
+    assert outcome.code == 0, outcome.err
+    fresh = read_samples(tmp_path / "run" / "checkpoints" / "step-00000003" / "fresh")
+    assert {s.source for s in fresh} == {"draft", "teacher"}
 
 
 def test_fixed_responses_from_a_file(distill: Any, tmp_path: Path, prompt_file: str) -> None:
