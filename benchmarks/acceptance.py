@@ -3,7 +3,7 @@
     python benchmarks/acceptance.py --prompts math.jsonl --minutes 10 [--work runs/benchmark]
 
 Drives the command line as a user would: `distill generate` once, `distill train` on its data, and reads the run's
-own `summary.json`.
+own `summary.json`. With `--first RUN` training goes on from that run's draft, and its minutes count.
 """
 
 from __future__ import annotations
@@ -38,21 +38,24 @@ def main() -> int:
         if code:
             return code
     if not (run / "summary.json").is_file():
-        code = distill(
-            [
-                "train",
-                f"data.cache={data}",
-                f"draft.layers={options.layers}",
-                f"draft.vocabulary={options.vocabulary}",
-                f"train.max_minutes={options.minutes:g}",
-                *options.overrides,
-                f"hydra.run.dir={run}",
-            ]
-        )
+        code = distill(["train", f"data.cache={data}", *_draft(options), *options.overrides, f"hydra.run.dir={run}"])
         if code:
             return code
     write_result(f"acceptance_{options.minutes:g}min", _result(data, run, options))
     return 0
+
+
+def _draft(options: argparse.Namespace) -> list[str]:
+    """What to train, and for how long."""
+    if options.first is None:
+        cut = [f"draft.layers={options.layers}", f"draft.vocabulary={options.vocabulary}"]
+        return [*cut, f"train.max_minutes={options.minutes:g}"]
+    left = options.minutes - _minutes_before(options)
+    return ["draft=pretrained", f"draft.path={options.first / 'draft'}", f"train.max_minutes={left:g}"]
+
+
+def _minutes_before(options: argparse.Namespace) -> float:
+    return 0.0 if options.first is None else json.loads((options.first / "summary.json").read_text())["minutes"]
 
 
 def _result(data: Path, run: Path, options: argparse.Namespace) -> dict:
@@ -61,7 +64,8 @@ def _result(data: Path, run: Path, options: argparse.Namespace) -> dict:
     cost = after["cost"]["1"]["c"]
     goal = GOALS.get(int(options.minutes))
     return {
-        "minutes": trained["minutes"],
+        "minutes": trained["minutes"] + _minutes_before(options),
+        "minutes_before": _minutes_before(options),
         "draft": {"layers": options.layers, "vocabulary": options.vocabulary, "overrides": options.overrides},
         "generated": {k: made[k] for k in ("samples", "response_tokens", "seconds")},
         "alpha": after["alpha"],
@@ -86,6 +90,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--data-minutes", type=float, default=10.0)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--first", type=Path, help="an earlier run, whose draft to go on with")
     parser.add_argument("--work", type=Path, default=Path("runs/benchmark"))
     parser.add_argument("overrides", nargs="*", help="more settings for distill train")
     return parser.parse_args()

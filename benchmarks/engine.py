@@ -9,7 +9,8 @@ overhead      what a step does besides model passes: 8 rows × 5 positions of lo
 scaling       batch sizes and prompt lengths, as curves
 
 Each section writes `results/engine_SECTION.json`. Both sides of a comparison take turns, and the ratio is the
-median of the rounds' ratios.
+median of the rounds' ratios. With `--compile` the first round, which is not counted, compiles every shape it meets
+(minutes), and the results are `engine_SECTION_compiled.json`.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ from distillspec.serving.sampling import TokenSampler, Window
 from distillspec.serving.tree import TokenTree
 
 NEW_TOKENS = 128
-COMPILE = False  # a compilation would fall into a timed round; set True and warm up to measure compiled passes
 GOALS = {
     "plain": {"1": 1.3, "8": 1.5},
     "speculation": {"1": 1.5, "8": 1.2, "lookup": 1.3},
@@ -59,7 +59,8 @@ def main() -> None:
     target = load_target(TargetConfig(path=options.target, dtype=options.dtype))
     for name in options.sections.split(","):
         result = sections[name](options, target)
-        write_result(f"engine_{name}", {"dtype": str(target.dtype), "threads": torch.get_num_threads(), **result})
+        machine = {"dtype": str(target.dtype), "threads": torch.get_num_threads(), "compiled": options.compile}
+        write_result(f"engine_{name}{'_compiled' if options.compile else ''}", {**machine, **result})
 
 
 def plain(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
@@ -70,7 +71,7 @@ def plain(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for batch in (1, 8):
         texts = prompts[:batch]
-        engine = make_engine(target, None, batch)
+        engine = make_engine(options, target, None, batch)
 
         def ours(engine: Engine = engine, texts: list[list[int]] = texts) -> int:
             return generate(engine, texts, greedy())
@@ -91,12 +92,12 @@ def speculation(options: argparse.Namespace, target: LanguageModel) -> dict[str,
         draft = load_pretrained(options.draft, target, target.dtype)
         prompts = read_prompts(options.prompts, target, 8)
         for batch in (1, 8):
-            engine = make_engine(target, draft, batch, speculation_length=4)
+            engine = make_engine(options, target, draft, batch, speculation_length=4)
             found[str(batch)] = _against_plain(engine, prompts[:batch], (0, 1, 2, 3, 4), options)
             goals[str(batch)] = GOALS["speculation"][str(batch)]
     if options.summaries:
         texts = read_prompts(options.summaries, target, 4, longest=600)
-        engine = make_engine(target, None, 1, proposer="prompt_lookup", speculation_length=7)
+        engine = make_engine(options, target, None, 1, proposer="prompt_lookup", speculation_length=7)
         found["lookup"] = _against_plain(engine, texts, (0, 3, 5, 7), options)
         goals["lookup"] = GOALS["speculation"]["lookup"]
     return {"tokens": NEW_TOKENS, "batch": found, "goals": goals, "met": _met(found, goals)}
@@ -124,7 +125,7 @@ def _against_plain(
 
 def verify(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
     """β: a pass over 8 rows × (k + 1) tokens against 8 × 1, 256 tokens of context."""
-    engine = make_engine(target, None, 8)
+    engine = make_engine(options, target, None, 8)
     runner, context = engine.core.runner, 256
     runner_pass = torch.inference_mode()(lambda k: runner.logits(runner.read(_rows(k, context))).shape[0])
     with torch.inference_mode():
@@ -185,13 +186,13 @@ def scaling(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any
     prompt = read_prompts(options.prompts, target, 1)[0]
     by_batch, by_length = {}, {}
     for batch in (1, 2, 4, 8, 16, 32):
-        engine = make_engine(target, None, batch)
+        engine = make_engine(options, target, None, batch)
         rates = [_rate(lambda e=engine, b=batch: generate(e, [prompt] * b, greedy(32))) for _ in range(3)]
         by_batch[batch] = statistics.median(rates)
         engine.close()
     limit = target.model.config.get_text_config().max_position_embeddings
     for length in (64, 256, 1024, 4096):
-        engine = make_engine(target, None, 1, max_model_len=min(limit, length + 40))
+        engine = make_engine(options, target, None, 1, max_model_len=min(limit, length + 40))
         ids = (prompt * (length // len(prompt) + 1))[: min(length, limit - 40)]
         engine.generate([ids], greedy(2))
         engine.core.roster.pool.forget(0)  # its prompt must be read again
@@ -202,9 +203,11 @@ def scaling(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any
     return {"tokens_per_s_by_batch": by_batch, "by_prompt_length": by_length}
 
 
-def make_engine(target: LanguageModel, draft: LanguageModel | None, batch: int, **settings: Any) -> Engine:
-    defaults: dict[str, Any] = {"max_slots": batch, "max_model_len": 1024, "prefix_reuse": False, "compile": COMPILE}
-    return Engine(target, draft, EngineSettings(**{**defaults, **settings}))
+def make_engine(
+    options: argparse.Namespace, target: LanguageModel, draft: LanguageModel | None, batch: int, **settings: Any
+) -> Engine:
+    defaults: dict[str, Any] = {"max_slots": batch, "max_model_len": 1024, "prefix_reuse": False}
+    return Engine(target, draft, EngineSettings(**{**defaults, "compile": options.compile, **settings}))
 
 
 def greedy(tokens: int = NEW_TOKENS) -> SamplingParams:
@@ -295,6 +298,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--compile", action="store_true", help="compile every shape in the round that warms up")
     parser.add_argument("--sections", default="plain,verify,overhead,speculation,scaling")
     return parser.parse_args()
 

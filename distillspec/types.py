@@ -66,6 +66,11 @@ class TeacherSignal:
     def __len__(self) -> int:
         return self.ids.shape[0]
 
+    @property
+    def request(self) -> SignalRequest:
+        """What such a signal is asked for with."""
+        return SignalRequest(self.kind, self.ids.shape[1])
+
     def rows(self, start: int, stop: int) -> TeacherSignal:
         return TeacherSignal(self.kind, self.ids[start:stop], self.logprobs[start:stop], self.tail[start:stop])
 

@@ -69,6 +69,7 @@ class Engine:
         controller: LengthController | None = None,
         proposer: Proposer | None = None,
         recorder: Recorder | None = None,
+        sampler: TokenSampler | None = None,
     ) -> None:
         self.settings = settings or EngineSettings()
         self.target, self.draft = target, draft
@@ -85,7 +86,7 @@ class Engine:
         for model in models:
             self._hold(model)
         self._recorder = recorder or self._choose_recorder()
-        self.sampler = TokenSampler(target.identity.vocab_size, target.device, self.settings.seed)
+        self.sampler = sampler or TokenSampler(target.identity.vocab_size, target.device, self.settings.seed)
         self.core = EngineCore(
             target,
             ModelRunner(target, self.slots, self.max_model_len, self._packs_of(target), self._recorder),

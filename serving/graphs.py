@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 WARM_UPS = 2
 WIDEST = 16  # tokens a row; longer reads are prompts, and run as they are
 SHORTEST_REACH = 256  # keys read a row are rounded up to a power of two from here on
+
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 Replay = Callable[[], Tensor]
 
@@ -72,13 +75,18 @@ class CudaRecorder:
 
 class CompiledRecorder:
     """`torch.compile` for CPUs: fuses what lies between the matrix products. A minute a shape the first time, seconds
-    when the compiler's cache on disk knows it, so only shapes that are used a lot are worth it."""
+    when the compiler's cache on disk knows it, so only shapes that are used a lot are worth it.
+
+    The cache is `TORCHINDUCTOR_CACHE_DIR` where that is set, else a folder that, unlike torch's own choice, is still
+    there after the machine was restarted.
+    """
 
     pads = False
     most = 16
 
     def __init__(self, after_s: float) -> None:
         self.after_s = after_s
+        os.environ.setdefault(CACHE_VARIABLE, str(_cache_home() / "distillspec" / "compiled"))
 
     @staticmethod
     def works() -> bool:
@@ -179,6 +187,10 @@ class GraphedPasses:
             return self.model.hidden(tokens, positions, slot_view=view)
 
         return _Recorded(tokens, places, self.recorder.record(run))
+
+
+def _cache_home() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def _bucket(count: int) -> int:

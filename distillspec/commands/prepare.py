@@ -184,7 +184,8 @@ def fresh_samples(
 
     `mixed` by sequence lets the draft answer each prompt with probability λ and the teacher (or the file)
     the rest; by token both write every answer together. Where the teacher's answers are `recorded`, its share is
-    taken from them. No signal is kept: the live target judges.
+    taken from them. The target judges live (`data.signal=none`) or once, here, for text that is learnt from
+    several times.
     """
     chooser = torch.Generator().manual_seed(stable_seed(seed, "refresh", step) % (1 << 62))
     order = torch.randperm(len(prompts), generator=chooser)[: config.refresh_prompts].tolist()
@@ -193,12 +194,22 @@ def fresh_samples(
     for generator, share in _shares(config, target, draft, chosen, stable_seed(seed, "refresh", step)):
         if recorded and generator is not None and generator.source == "teacher":
             places = torch.randint(len(recorded), (len(share),), generator=chooser).tolist()
-            written += [replace(recorded[i], signal=None) for i in places]
+            written += [recorded[i] for i in places]
         elif generator is not None:
             written += _answer(generator, share, config, target, seed, step)
         elif share:
             written += fixed_samples(share, target, config.max_new_tokens)
-    return written
+    return _judged(written, target, config, stable_seed(seed, "score", step))
+
+
+def _judged(samples: Sequence[Sample], target: LanguageModel, config: DataConfig, seed: int) -> list[Sample]:
+    """The samples with the signal that `data.signal` asks for, the target's recorded one where it is of that kind."""
+    wanted = signal_request(config)
+    if wanted is None:
+        return [replace(sample, signal=None) for sample in samples]
+    recorded = [s for s in samples if s.signal is not None and s.signal.request == wanted]
+    unknown = [s for s in samples if s.signal is None or s.signal.request != wanted]
+    return recorded + score(unknown, target, wanted, seed)
 
 
 def recorded_answers(config: DataConfig, target: LanguageModel, folder: DataFolder) -> list[Sample]:

@@ -40,8 +40,8 @@ def _study() -> Study:
     parser = argparse.ArgumentParser(prog="python -m distillspec.recipes.distillspec", description=__doc__)
     parser.add_argument("--prompts", required=True, help="JSON, JSONL, CSV or Parquet with prompt and response columns")
     parser.add_argument("--output", default="runs/study/distillspec", help="where everything goes")
-    parser.add_argument("--minutes", type=float, default=3.0, help="training minutes a cell (24 cells)")
-    parser.add_argument("--warm-minutes", type=float, default=3.0, help="fine-tuning minutes before all cells")
+    parser.add_argument("--tokens", type=int, default=100_000, help="response tokens a cell trains on (24 cells)")
+    parser.add_argument("--warm-tokens", type=int, default=200_000, help="fine-tuning before all cells")
     parser.add_argument("--data-minutes", type=float, default=10.0, help="minutes of sampling, and of scoring")
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("--vocabulary", type=int, default=8192)
@@ -52,15 +52,15 @@ def _study() -> Study:
     options = parser.parse_args()
     if options.jobs < 1:
         parser.error(f"--jobs {options.jobs} must be at least 1")
-    if min(options.minutes, options.warm_minutes, options.data_minutes) <= 0:
-        parser.error("--minutes, --warm-minutes and --data-minutes must be above 0")
+    if min(options.tokens, options.warm_tokens, options.data_minutes) <= 0:
+        parser.error("--tokens, --warm-tokens and --data-minutes must be above 0")
     if not Path(options.prompts).is_file():
         parser.error(f"--prompts {options.prompts}: no such file")
     return Study(
         root=Path(options.output),
         prompts=options.prompts,
-        minutes=options.minutes,
-        warm_minutes=options.warm_minutes,
+        tokens=options.tokens,
+        warm_tokens=options.warm_tokens,
         data_minutes=options.data_minutes,
         target=options.target,
         vocabulary=options.vocabulary,

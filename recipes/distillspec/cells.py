@@ -44,7 +44,7 @@ def _one_by_one(study: Study, after_each: Callable[[], object]) -> int:
 
 
 def _side_by_side(study: Study, after_each: Callable[[], object]) -> int:
-    """Every process has the same number of threads all the time, so that a cell's minutes are worth the same."""
+    """Every process has its share of the cores all the time, to its last cell."""
     with ThreadPoolExecutor(study.jobs) as pool:
         running = {pool.submit(_process, study, *cell): cell for cell in unfinished(study)}
         for future in as_completed(running):

@@ -16,8 +16,8 @@ class Study:
 
     root: Path
     prompts: str
-    minutes: float  # of training a cell
-    warm_minutes: float  # of fine-tuning before, shared by all cells
+    tokens: int  # response tokens a cell trains on; equal work, whatever else the machine does
+    warm_tokens: int  # of fine-tuning before, shared by all cells
     data_minutes: float  # of sampling (teacher) or scoring (fixed), shared by all cells of a source
     target: str = "smollm2"
     layers: int = 3
@@ -74,12 +74,12 @@ def initial_command(study: Study) -> list[str]:
 
     An untrained draft's own text is noise, and nothing is learned from judging it.
     """
-    return _train(study, "ce", "fixed", study.cut / "draft", study.warm_minutes, study.initial)
+    return _train(study, "ce", "fixed", study.cut / "draft", study.warm_tokens, study.initial)
 
 
 def cell_command(study: Study, loss: str, source: str) -> list[str]:
     """`distill train` for one cell."""
-    return _train(study, loss, source, study.initial / "draft", study.minutes, study.cell(loss, source))
+    return _train(study, loss, source, study.initial / "draft", study.tokens, study.cell(loss, source))
 
 
 def summary_of(folder: Path) -> dict | None:
@@ -97,19 +97,20 @@ def _data(study: Study) -> list[str]:
     ]
 
 
-def _train(study: Study, loss: str, source: str, draft: Path, minutes: float, folder: Path) -> list[str]:
+def _train(study: Study, loss: str, source: str, draft: Path, tokens: int, folder: Path) -> list[str]:
     return [
         "train",
         f"target={study.target}",
         f"loss={loss}",
         f"data={source}",
         *_data(study),
-        "data.refresh_steps=50",
-        "data.refresh_prompts=48",
+        "data.signal=topk",  # on-policy text is scored once: every cell learns from the same kind of signal
+        "data.refresh_steps=25",
+        "data.refresh_prompts=64",
         f"data.cache={study.data_folder(source)}",
         "draft=pretrained",
         f"draft.path={draft}",
-        f"train.max_minutes={minutes:g}",
+        f"train.max_tokens={tokens}",
         "train.eval_max_prompts=12",
         "evaluation.measure_cost=false",
         f"hydra.run.dir={folder}",

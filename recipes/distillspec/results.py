@@ -19,12 +19,12 @@ def collect(study: Study) -> dict[str, Any]:
             summary = summary_of(study.cell(loss, source))
             if summary is not None:
                 undistilled = undistilled or _figures(summary["before"])
-                cells[f"{loss}-{source}"] = {**_figures(summary["after"]), "tokens": summary["tokens"]}
+                cells[f"{loss}-{source}"] = {**_figures(summary["after"]), "minutes": summary["minutes"]}
     return {
         "cells": cells,
         "undistilled": undistilled,
-        "minutes": study.minutes,
-        "warm_minutes": study.warm_minutes,
+        "tokens": study.tokens,
+        "warm_tokens": study.warm_tokens,
         "jobs": study.jobs,
         "target": study.target,
     }

@@ -29,8 +29,8 @@ def test_the_study_fills_cells_and_goes_on_where_it_stopped(
     for module in (cells, results):
         monkeypatch.setattr(module, "LOSSES", ("fkl",))
         monkeypatch.setattr(module, "SOURCES", ("fixed", "draft"))
-    minutes = "--minutes 0.02 --warm-minutes 0.02 --data-minutes 1"
-    arguments = f"--target tiny {minutes} --vocabulary 128 --eval-prompts 4 --max-new-tokens 12"
+    amounts = "--tokens 200 --warm-tokens 200 --data-minutes 1"
+    arguments = f"--target tiny {amounts} --vocabulary 128 --eval-prompts 4 --max-new-tokens 12"
     monkeypatch.setattr(sys, "argv", ["study", "--prompts", str(prompts), "--output", "out", *arguments.split()])
     assert study.main() == 0
     figures = json.loads(Path("out/results.json").read_text())
@@ -52,13 +52,11 @@ def test_the_study_fills_cells_and_goes_on_where_it_stopped(
 def test_a_cell_that_fails_in_its_own_process_stops_the_study_and_names_its_log(
     tmp_path: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    broken = Study(
-        tmp_path / "out", str(prompts), minutes=-1.0, warm_minutes=1.0, data_minutes=1.0, target="tiny", jobs=2
-    )
+    broken = Study(tmp_path / "out", str(prompts), tokens=-1, warm_tokens=100, data_minutes=1.0, target="tiny", jobs=2)
     assert cells.run_cells(broken, lambda: None) == 2
     assert "exit code 2, see" in capsys.readouterr().out
     logs = list((tmp_path / "out/cells").glob("*.log"))
-    assert any("train.max_minutes" in log.read_text() for log in logs)
+    assert any("train.max_tokens" in log.read_text() for log in logs)
 
 
 def test_the_demo_ends_with_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from distillspec.data.shards import read_samples
+from distillspec.types import SignalRequest
 
 FAST = (
     "experiment=smoke",
@@ -60,6 +61,16 @@ def test_on_policy_runs(distill: Any, tmp_path: Path, data_folder: Path, words: 
     if "data.mixed_by=sequence" in words:
         recorded = read_samples(data_folder / "data" / "samples")
         assert {s.response_ids for s in fresh if s.source == "teacher"} <= {s.response_ids for s in recorded}
+
+
+def test_fresh_text_is_scored_once_where_a_signal_is_asked_for(distill: Any, tmp_path: Path, data_folder: Path) -> None:
+    words = ("data=mixed", "data.signal=topk", "data.signal_entries=16", "data.refresh_prompts=8")
+    outcome = distill("train", *FAST, *words, f"data.cache={data_folder}")
+    assert outcome.code == 0, outcome.err
+    fresh = read_samples(tmp_path / "run" / "checkpoints" / "step-00000003" / "fresh")
+    assert {s.source for s in fresh} == {"draft", "teacher"}
+    assert {s.signal.request for s in fresh if s.signal is not None} == {SignalRequest("topk", 16)}
+    assert all(s.signal is not None and len(s.signal) == len(s.response_ids) for s in fresh)
 
 
 def test_teacher_answers_a_mixed_run_without_a_cache(distill: Any, tmp_path: Path) -> None:

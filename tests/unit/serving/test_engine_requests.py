@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -314,6 +315,58 @@ def test_a_deadline_ends_a_request_as_it_stands(draft: LanguageModel, make_engin
     (output,) = engine.step().finished
     assert output.finish_reason == "abort"
     assert len(output.token_ids) >= 1
+
+
+@pytest.mark.parametrize("where", ["waiting", "reading its prompt"])
+def test_a_deadline_holds_before_the_first_token_too(draft: LanguageModel, make_engine: MakeEngine, where: str) -> None:
+    engine = make_engine(draft, max_slots=1, prefill_chunk=4)
+    now = 0.0
+    engine.core.clock = lambda: now
+    if where == "waiting":
+        engine.submit(Request("first", tuple(PROMPT), GREEDY))
+    engine.submit(Request("late", tuple(PROMPT), GREEDY, deadline_s=5.0))
+    engine.step()
+    now = 6.0
+    (output,) = engine.step().finished
+    assert (output.request_id, output.finish_reason, output.token_ids) == ("late", "abort", ())
+    engine.check_integrity()
+
+
+def test_the_head_sees_only_the_rows_that_are_judged(
+    draft: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(draft, speculation_length=3, prefill_chunk=16)
+    rows: list[int] = []
+    logits = engine.core.runner.logits
+    monkeypatch.setattr(engine.core.runner, "logits", lambda hidden: rows.append(len(hidden)) or logits(hidden))
+    engine.submit(Request("a", tuple(range(5, 45)), SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True)))
+    for _ in range(4):  # 40 prompt tokens in three chunks, then one window
+        engine.step()
+    assert rows == [1, 4]
+
+
+def test_threads_submit_and_abort_while_one_steps(draft: LanguageModel, make_engine: MakeEngine) -> None:
+    engine = make_engine(draft, max_slots=3)
+    names = [f"{thread}-{i}" for thread in range(4) for i in range(15)]
+
+    def client(thread: int) -> None:
+        for name in names[15 * thread : 15 * (thread + 1)]:
+            engine.submit(Request(name, tuple(PROMPT), SamplingParams(temperature=1.0, max_tokens=5, ignore_eos=True)))
+            if name.endswith(("3", "7")):
+                engine.abort(name)
+
+    clients = [Thread(target=client, args=(thread,)) for thread in range(4)]
+    for thread in clients:
+        thread.start()
+    reasons: dict[str, str] = {}
+    while len(reasons) < len(names):
+        reasons.update({output.request_id: output.finish_reason for output in engine.step().finished})
+        engine.check_integrity()
+    for thread in clients:
+        thread.join()
+    assert not engine.has_work
+    assert all(reasons[name] == "length" for name in names if not name.endswith(("3", "7")))
+    assert "abort" in reasons.values()
 
 
 def test_a_thousand_requests_go_through_four_slots(target: LanguageModel, make_engine: MakeEngine) -> None:

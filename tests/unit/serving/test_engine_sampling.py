@@ -19,6 +19,14 @@ PROMPT = prompts()[1][:9]
 POLICIES = {
     "plain": SamplingParams(temperature=1.0),
     "warm": SamplingParams(temperature=0.7, top_k=30, top_p=0.9, min_p=0.01),
+    "penalised": SamplingParams(
+        temperature=0.8,
+        top_p=0.9,
+        repetition_penalty=1.4,
+        frequency_penalty=1.5,
+        presence_penalty=-0.8,
+        logit_bias={40: 2.0, 41: -3.0},
+    ),
 }
 
 
@@ -33,7 +41,7 @@ def excess(engine: Engine, target: LanguageModel, params: SamplingParams, reques
     texts = torch.cat([torch.tensor([PROMPT]).expand(requests, -1), written], 1)
     engine.close()
     with torch.no_grad():
-        logits = target.logits(texts)[:, len(PROMPT) - 1 : -1].float()
+        logits = penalised(target.logits(texts)[:, len(PROMPT) - 1 : -1].float(), texts, params)
     probs = policy_probs(logits, params.policy).double()
     chosen = probs.gather(-1, written[..., None])[..., 0]
     assert bool((chosen > 0).all()), "a token that the policy excludes was written"
@@ -42,6 +50,23 @@ def excess(engine: Engine, target: LanguageModel, params: SamplingParams, reques
     counts = torch.stack([torch.histc(column, 20, 0, 1) for column in places.T])
     wanted = requests / 20
     return (((counts - wanted) ** 2 / wanted).sum(-1) - 19) / 38**0.5
+
+
+def penalised(logits: Tensor, texts: Tensor, params: SamplingParams) -> Tensor:
+    """`logits [N, places, V]` with bias and vLLM's penalties, from the whole texts before each place."""
+    logits = logits.clone()
+    for token, bias in params.logit_bias.items():
+        logits[..., token] += bias
+    for place in range(logits.shape[1]):
+        here = logits[:, place]
+        before = texts[:, : len(PROMPT) + place]
+        seen = torch.zeros(here.shape, dtype=torch.bool).scatter_(1, before, True)
+        harder = torch.where(here > 0, here / params.repetition_penalty, here * params.repetition_penalty)
+        output = before[:, len(PROMPT) :]
+        written = torch.zeros_like(here).scatter_add_(1, output, torch.ones(output.shape))
+        here = torch.where(seen, harder, here) - params.frequency_penalty * written
+        logits[:, place] = here - params.presence_penalty * (written > 0)
+    return logits
 
 
 @pytest.mark.parametrize("policy", POLICIES)

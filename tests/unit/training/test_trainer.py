@@ -329,3 +329,29 @@ def joined(batches: list[Any]) -> Any:
         from_draft=torch.cat([b.from_draft for b in batches]),
         signal=signal,
     )
+
+
+def test_gradients_above_the_limit_are_cut_to_it(make_trainer) -> None:
+    trainer = make_trainer(train={"clip_norm": 1e-3, "max_steps": 2})
+    after: list[float] = []
+    update = trainer.strategy.update
+
+    def watch() -> None:
+        gradients = [p.grad for p in trainer.module.parameters() if p.grad is not None]
+        after.append(float(torch.nn.utils.get_total_norm(gradients)))
+        update()
+
+    with mock.patch.object(trainer.strategy, "update", watch):
+        trainer.run()
+    logged = [line["train/grad_norm"] for line in metrics(trainer.folder) if "train/grad_norm" in line]
+    assert min(logged) > 0.01  # what is logged is the norm before
+    assert after == pytest.approx([1e-3, 1e-3], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("limit", "reason"), [({"max_tokens": 70}, "tokens"), ({"max_minutes": 1e-6}, "time"), ({"max_steps": 2}, "steps")]
+)
+def test_a_run_ends_at_the_first_limit_it_meets(make_trainer, limit: dict[str, float], reason: str) -> None:
+    trainer = make_trainer(train={"max_steps": 50, **limit})
+    assert trainer.run().stopped_by == reason
+    assert trainer.progress.step <= 3
