@@ -111,12 +111,23 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     Rows need not be normalised. The same row and uniform give the same id in any batch; an id of zero
     probability is never returned, not even for u = 0 or u = 1. Raises ValueError for a row without mass.
     """
-    rows, levels = probs.reshape(-1, probs.shape[-1]), uniforms.reshape(-1).double().clamp(0, 1)
+    rows = probs.reshape(-1, probs.shape[-1])
     sums = _block_sums(rows)
     total = sums.sum(-1)
     if not bool(((total > 0) & torch.isfinite(total)).all()):
         raise ValueError("draw: a row of probabilities sums to zero or is not finite")
-    block, rest = _locate(sums, levels * total)
+    return _draw(rows, sums, uniforms)
+
+
+def draw_unchecked(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """As `draw`, without asking the device whether rows have mass: one that has none gives some id."""
+    rows = probs.reshape(-1, probs.shape[-1])
+    return _draw(rows, _block_sums(rows), uniforms)
+
+
+def _draw(rows: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
+    levels = uniforms.reshape(-1).double().clamp(0, 1)
+    block, rest = _locate(sums, levels * sums.sum(-1))
     places = block[:, None] * _DRAW_BLOCK + torch.arange(_DRAW_BLOCK, device=rows.device)
     inside = rows.gather(-1, places.clamp(max=rows.shape[-1] - 1)).double() * (places < rows.shape[-1])
     ids = block * _DRAW_BLOCK + _locate(inside, rest)[0]

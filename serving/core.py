@@ -233,7 +233,7 @@ class EngineCore:
             end = min(start + tokens, len(sequence.tokens))
             whole = end == len(sequence.tokens)
             inputs.append(RowInput(sequence.held_slot, start, sequence.tokens[start:end], wanted=int(whole)))
-        hidden = self.runner.read(inputs)
+        hidden = self.runner.read_uneven(inputs)
         for (sequence, _), row in zip(chunks, inputs, strict=True):
             self.roster.pool.record(sequence.held_slot, row.tokens, row.start)
             sequence.computed = row.start + len(row.tokens)

@@ -254,10 +254,14 @@ class Engine:
     def _passes(self) -> str:
         """How forward passes run, in words."""
         packs = self._packs_of(self.target)
-        words = [f"weights packed for {packs.row_counts} rows"] if packs is not None and packs.row_counts else []
+        words = ["attention by masked scaled_dot_product_attention over the slots"]
+        if packs is not None and packs.row_counts:
+            words.append(f"weights packed for {packs.row_counts} rows")
         if self._recorder is not None:
             words.append("graphs" if self._recorder.pads else "hot shapes compiled")
-        return ", ".join(words) or "eager"
+        else:
+            words.append("passes run as they are")
+        return ", ".join(words)
 
     def _packs_of(self, model: LanguageModel) -> PackedLinears | None:
         return next(held.packs for held in self._held if held.model is model)

@@ -10,10 +10,11 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,7 +30,8 @@ SHORTEST_REACH = 256  # keys read a row are rounded up to a power of two from he
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
-Replay = Callable[[], Tensor]
+Output = TypeVar("Output")
+Recording = TypeVar("Recording")
 
 
 class Recorder(Protocol):
@@ -39,7 +41,7 @@ class Recorder(Protocol):
     after_s: float  # seconds to have spent in a shape before recording it is worth its price
     most: int  # shapes to record at most
 
-    def record(self, run: Callable[[], Tensor]) -> Replay:
+    def record(self, run: Callable[[], Output]) -> Callable[[], Output]:
         """Run `run` as often as it takes to record it; the replay gives its output for new input values."""
         ...
 
@@ -54,7 +56,7 @@ class CudaRecorder:
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
 
-    def record(self, run: Callable[[], Tensor]) -> Replay:
+    def record(self, run: Callable[[], Output]) -> Callable[[], Output]:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -66,7 +68,7 @@ class CudaRecorder:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             output = run()
 
-        def replay() -> Tensor:
+        def replay() -> Output:
             graph.replay()
             return output
 
@@ -93,7 +95,7 @@ class CompiledRecorder:
         """Whether there is a C++ compiler."""
         return any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++") if name)
 
-    def record(self, run: Callable[[], Tensor]) -> Replay:
+    def record(self, run: Callable[[], Output]) -> Callable[[], Output]:
         started = time.perf_counter()
         compiled = torch.compile(run, fullgraph=True, dynamic=False)
         # Shapes are closures of one function, which dynamo would stop compiling after eight.
@@ -101,6 +103,41 @@ class CompiledRecorder:
             compiled()
         log.info("compiled a pass in %.0f s", time.perf_counter() - started)
         return compiled
+
+
+class Recordings(Generic[Recording]):
+    """What a recorder has recorded, by shape: those that are hot, until one fails or there are enough."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._made: dict[Hashable, Recording] = {}
+        self._spent_s: dict[Hashable, float] = {}
+        self._works = True
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def get(self, shape: Hashable, record: Callable[[], Recording]) -> Recording | None:
+        """The recording of a shape, made now if it is hot; None where it is to be run as it is."""
+        if shape in self._made:
+            return self._made[shape]
+        hot = self._spent_s.get(shape, 0.0) >= self.recorder.after_s
+        if not (hot and self._works and len(self._made) < self.recorder.most):
+            return None
+        try:
+            self._made[shape] = record()
+        except Exception as error:  # a compiler has many ways to fail, and serving must go on
+            self._works = False
+            log.warning("passes run as they are: recording one failed (%s)", " ".join(str(error).split())[:300])
+            return None
+        return self._made[shape]
+
+    @contextmanager
+    def timed(self, shape: Hashable) -> Iterator[None]:
+        """Count the time of a pass that runs as it is: it makes its shape hot."""
+        started = time.perf_counter()
+        yield
+        self._spent_s[shape] = self._spent_s.get(shape, 0.0) + time.perf_counter() - started
 
 
 @dataclass(frozen=True)
@@ -116,7 +153,7 @@ class _Shape:
 class _Recorded:
     tokens: Tensor  # [rows, width] int64
     places: Tensor  # [rows, width] int64
-    replay: Replay
+    replay: Callable[[], Tensor]
 
 
 class GraphedPasses:
@@ -124,24 +161,23 @@ class GraphedPasses:
 
     def __init__(self, model: LanguageModel, cache: SlotCache, recorder: Recorder) -> None:
         self.model, self.cache, self.recorder = model, cache, recorder
-        self._recorded: dict[_Shape, _Recorded] = {}
-        self._spent_s: dict[_Shape, float] = {}
-        self._works = True
+        self._recordings: Recordings[_Recorded] = Recordings(recorder)
 
     @property
     def shapes(self) -> int:
         """How many shapes have been recorded."""
-        return len(self._recorded)
+        return len(self._recordings)
 
     def hidden(self, tokens: Tensor, view: SlotView) -> Tensor:
         """Final hidden states `[B, q, D]` of `tokens [B, q]` int64, valid until the next call."""
         shape = self._shape(view)
         if shape is None:
             return self.model.hidden(tokens, view.positions, slot_view=view)
-        if shape not in self._recorded and not self._try_to_record(shape):
-            return self._timed(tokens, view, shape)
+        recorded = self._recordings.get(shape, lambda: self._record(shape))
+        if recorded is None:
+            with self._recordings.timed(shape):
+                return self.model.hidden(tokens, view.positions, slot_view=view)
         rows, width = tokens.shape
-        recorded = self._recorded[shape]
         recorded.places.fill_(self.cache.max_len)
         recorded.tokens[:rows, :width].copy_(tokens)
         recorded.places[:rows, :width].copy_(view.places)
@@ -153,26 +189,8 @@ class GraphedPasses:
         if view.first != 0 or view.ancestors is not None or width > WIDEST:
             return None
         if self.recorder.pads:
-            rows, width = min(_bucket(rows), self.cache.slots), _bucket(width)
-        return _Shape(rows, width, min(max(_bucket(view.reach), SHORTEST_REACH), self.cache.max_len))
-
-    def _timed(self, tokens: Tensor, view: SlotView, shape: _Shape) -> Tensor:
-        started = time.perf_counter()
-        hidden = self.model.hidden(tokens, view.positions, slot_view=view)
-        self._spent_s[shape] = self._spent_s.get(shape, 0.0) + time.perf_counter() - started
-        return hidden
-
-    def _try_to_record(self, shape: _Shape) -> bool:
-        """Record a shape that is hot; one failure and nothing is recorded any more."""
-        hot = self._spent_s.get(shape, 0.0) >= self.recorder.after_s
-        if not (hot and self._works and len(self._recorded) < self.recorder.most):
-            return False
-        try:
-            self._recorded[shape] = self._record(shape)
-        except Exception as error:  # a compiler has many ways to fail, and serving must go on
-            self._works = False
-            log.warning("passes run as they are: recording one failed (%s)", " ".join(str(error).split())[:300])
-        return self._works
+            rows, width = min(bucket(rows), self.cache.slots), bucket(width)
+        return _Shape(rows, width, recorded_reach(view.reach, self.cache))
 
     def _record(self, shape: _Shape) -> _Recorded:
         device = self.model.device
@@ -193,6 +211,11 @@ def _cache_home() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
-def _bucket(count: int) -> int:
+def recorded_reach(reach: int, cache: SlotCache) -> int:
+    """Keys read a row in recorded passes that have to read `reach`."""
+    return min(max(bucket(reach), SHORTEST_REACH), cache.max_len)
+
+
+def bucket(count: int) -> int:
     """The next power of two."""
     return 1 << (count - 1).bit_length()

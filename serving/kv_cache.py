@@ -40,6 +40,8 @@ class SlotPool:
         self.owners: list[str] = []  # slot → sequence id
         self.reserved: dict[str, int] = {}  # sequence id → tokens it may grow to
         self.contents: list[list[int]] = [[] for _ in range(slots)]
+        self._used = [0] * slots  # when each slot was last of use: taken, released, or found to hold a beginning
+        self._now = 0
 
     @property
     def free_slots(self) -> int:
@@ -57,8 +59,25 @@ class SlotPool:
         self.owners.append(owner)
         self.reserved[owner] = 0
         self.contents[slot] = []
+        self._touch(slot)
         self.reserve(owner, tokens)
         return slot
+
+    def spare(self, prefix: Prefix | None) -> list[Move]:
+        """Save what the next free slot holds where the free slot lies that was not of use for longest.
+
+        Owned slots are the first ones, so without this an idle engine would write every prompt into slot 0 and
+        remember only the last. `prefix` is what the next owner takes over: its slot is not written over, and needs no
+        saving where it is the next one.
+        """
+        following = len(self.owners)
+        if prefix is not None and prefix.slot == following:
+            return []
+        kept = -1 if prefix is None else prefix.slot
+        oldest = min((s for s in range(following, self.slots) if s != kept), key=self._used.__getitem__)
+        if oldest == following or not self.contents[following]:
+            return []
+        return [self._move(following, oldest)]
 
     def reserve(self, owner: str, tokens: int) -> None:
         """Set aside room for `tokens` in all; never shrinks below what is held."""
@@ -80,22 +99,38 @@ class SlotPool:
         moves, gap = [], slot
         for last in (first_prefilling - 1, len(self.owners) - 1):
             if gap < last:
-                moves.append(Move(last, gap, len(self.contents[last])))
+                moves.append(self._move(last, gap))
                 self.owners[gap] = self.owners[last]
-                self.contents[gap] = list(self.contents[last])
                 gap = last
         del self.owners[-1]
+        if moves:
+            self.contents[gap] = []  # its owner took the text along
+        else:
+            self._touch(gap)
         return moves
 
     def longest_prefix(self, tokens: Seq[int]) -> Prefix | None:
         """The slot, owned or not, that holds the longest common beginning with `tokens`."""
         lengths = [_common(held, tokens) for held in self.contents]
         length = max(lengths, default=0)
-        return Prefix(lengths.index(length), length) if length else None
+        if not length:
+            return None
+        slot = lengths.index(length)
+        self._touch(slot)
+        return Prefix(slot, length)
 
     def forget(self, slot: int) -> None:
         """What the slot holds must not be used again (its numbers were not finite)."""
         self.contents[slot] = []
+
+    def _move(self, source: int, destination: int) -> Move:
+        self.contents[destination] = list(self.contents[source])
+        self._used[destination] = self._used[source]
+        return Move(source, destination, len(self.contents[source]))
+
+    def _touch(self, slot: int) -> None:
+        self._now += 1
+        self._used[slot] = self._now
 
     def check_integrity(self) -> None:
         """Raise AssertionError if a slot has two owners, a reservation no slot, or the budget is broken."""
@@ -108,10 +143,12 @@ class SlotPool:
 
 
 def _common(one: Seq[int], other: Seq[int]) -> int:
-    """How many leading tokens agree."""
-    count = 0
-    for a, b in zip(one, other, strict=False):
-        if a != b:
-            break
-        count += 1
-    return count
+    """How many leading tokens agree; compared by halves, since comparing slices is much faster than a loop."""
+    agree, end = 0, min(len(one), len(other))
+    while agree < end:
+        middle = (agree + end + 1) // 2
+        if one[agree:middle] == other[agree:middle]:
+            agree = middle
+        else:
+            end = middle - 1
+    return agree

@@ -6,8 +6,9 @@ columns. Order, as in vLLM: allowed ids, bad words, minimum length, bias, then p
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -33,13 +34,13 @@ class Columns:
             self._column = torch.full((vocab_size,), -1, dtype=torch.int64, device=kept_ids.device)
             self._column[kept_ids] = torch.arange(len(kept_ids), device=kept_ids.device)
 
-    def of(self, ids: Seq[int], device: torch.device) -> Tensor:
-        """Columns of those of `ids` that have one, `[m]` int64."""
-        index = torch.tensor(list(ids), dtype=torch.int64, device=device)
+    def of(self, ids: Tensor, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Columns of those of `ids [n]` (int64) that have one, and their `values [n]` (zeros where there are none)."""
+        values = torch.zeros(len(ids), device=ids.device) if values is None else values
         if self._column is None:
-            return index
-        found = self._column[index]
-        return found[found >= 0]
+            return ids, values
+        found = self._column[ids]
+        return found[found >= 0], values[found >= 0]
 
     def ids(self, columns: Tensor) -> Tensor:
         """Token ids of columns."""
@@ -61,26 +62,61 @@ def needs_transform(sequence: Sequence) -> bool:
 
 def transform(logits: Tensor, places: Seq[Place], columns: Columns) -> None:
     """Change `logits [N, width]` float32 in place; row n stands at `places[n]`."""
+    texts: dict[str, _Text] = {}  # the rows of a window share theirs
     for row, place in zip(logits, places, strict=True):
-        if needs_transform(place.sequence):
-            _transform_row(row, place, columns)
+        sequence = place.sequence
+        if not needs_transform(sequence):
+            continue
+        _ban(row, place, columns)
+        _bias(row, place, columns)
+        if sequence.params.penalises:
+            if sequence.id not in texts:
+                texts[sequence.id] = _Text.of(sequence, row.device)
+            _penalise(row, place, texts[sequence.id], columns)
 
 
-def _transform_row(row: Tensor, place: Place, columns: Columns) -> None:
+@dataclass(frozen=True)
+class _Text:
+    """What penalties look at: the ids seen so far, and those written."""
+
+    seen: Tensor  # [n] int64, once each
+    written: Tensor  # [output length] int64
+
+    @classmethod
+    def of(cls, sequence: Sequence, device: torch.device) -> _Text:
+        return cls(_ids({*sequence.tokens}, device), _ids(sequence.output_ids, device))
+
+
+def _ban(row: Tensor, place: Place, columns: Columns) -> None:
     sequence, params = place.sequence, place.sequence.params
     if params.allowed_token_ids is not None:
-        banned = torch.ones_like(row, dtype=torch.bool)
-        banned[columns.of(params.allowed_token_ids, row.device)] = False
-        row.masked_fill_(banned, -torch.inf)
+        allowed, _ = columns.of(_ids(params.allowed_token_ids, row.device))
+        row.masked_fill_(torch.ones_like(row, dtype=torch.bool).index_fill_(0, allowed, False), -torch.inf)
     ban = set(_ended_by_bad_word(place))
     if sequence.output_length + len(place.drafted) < params.min_tokens:
         ban |= sequence.stop_ids
     if ban:
-        row[columns.of(sorted(ban), row.device)] = -torch.inf
-    for token, bias in params.logit_bias.items():
-        row[columns.of([token], row.device)] += bias
-    if params.penalises:
-        _penalise(row, place, columns)
+        row[columns.of(_ids(ban, row.device))[0]] = -torch.inf
+
+
+def _bias(row: Tensor, place: Place, columns: Columns) -> None:
+    bias = place.sequence.params.logit_bias
+    if bias:
+        places, values = columns.of(_ids(bias, row.device), torch.tensor(list(bias.values()), device=row.device))
+        row[places] += values
+
+
+def _penalise(row: Tensor, place: Place, text: _Text, columns: Columns) -> None:
+    """Repetition (CTRL): logits of seen ids shrink; presence and frequency: output ids lose a constant or per count."""
+    params, drafted = place.sequence.params, _ids(place.drafted, row.device)
+    if params.repetition_penalty != 1.0:
+        seen, _ = columns.of(torch.cat([text.seen, drafted]).unique())
+        values = row[seen]
+        row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
+    if params.presence_penalty or params.frequency_penalty:
+        written, counts = torch.cat([text.written, drafted]).unique(return_counts=True)
+        places, times = columns.of(written, counts)
+        row[places] -= params.presence_penalty + params.frequency_penalty * times
 
 
 def _ended_by_bad_word(place: Place) -> list[int]:
@@ -93,14 +129,5 @@ def _ended_by_bad_word(place: Place) -> list[int]:
     return [word[-1] for word in words if len(word) == 1 or recent[-(len(word) - 1) :] == list(word[:-1])]
 
 
-def _penalise(row: Tensor, place: Place, columns: Columns) -> None:
-    """Repetition (CTRL): logits of seen ids shrink; presence and frequency: output ids lose a constant or per count."""
-    params, sequence = place.sequence.params, place.sequence
-    if params.repetition_penalty != 1.0:
-        seen = columns.of(sorted({*sequence.tokens, *place.drafted}), row.device)
-        values = row[seen]
-        row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-    if params.presence_penalty or params.frequency_penalty:
-        counts = Counter([*sequence.output_ids, *place.drafted])
-        for token, count in counts.items():
-            row[columns.of([token], row.device)] -= params.presence_penalty + params.frequency_penalty * count
+def _ids(ids: Iterable[int], device: torch.device) -> Tensor:
+    return torch.tensor(list(ids), dtype=torch.int64, device=device)

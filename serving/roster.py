@@ -72,11 +72,15 @@ class Roster:
     def admit(self, sequence: Sequence, now: float) -> None:
         """Give a waiting sequence the next slot, with the beginning that another slot already holds."""
         prefix = self.pool.longest_prefix(sequence.tokens[:-1]) if self.prefix_reuse else None
+        if prefix is not None and prefix.length < MIN_PREFIX:
+            prefix = None
+        if self.prefix_reuse:
+            self._on_moves(self.pool.spare(prefix))
         slot = self.pool.take(sequence.id, reservation(sequence, self.limits))
         sequence.slot, sequence.status = slot, Status.PREFILL
         if sequence.stats.admitted_s is None:
             sequence.stats.admitted_s = now
-        if prefix is not None and prefix.length >= MIN_PREFIX:
+        if prefix is not None:
             if prefix.slot != slot:
                 self._on_moves([Move(prefix.slot, slot, prefix.length)])
             self.pool.record(slot, sequence.tokens[: prefix.length], 0)

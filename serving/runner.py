@@ -16,6 +16,8 @@ from distillspec.serving.kv_cache import Move
 from distillspec.serving.packed_linear import PackedLinears
 from distillspec.serving.tree import TokenTree
 
+PADDING = 1.5  # so many times the tokens themselves a pass over prompts may compute
+
 
 @dataclass(frozen=True)
 class RowInput:
@@ -53,17 +55,30 @@ class ModelRunner:
 
     def read(self, rows: Seq[RowInput]) -> Tensor:
         """Read all rows in one pass; final hidden states `[Σ wanted, D]`, row by row."""
-        device = self.model.device
+        tokens, view = self.prepare(rows)
+        hidden = self.hidden(tokens, view)
+        return hidden.reshape(-1, hidden.shape[-1])[_wanted(rows, tokens.shape[1], self.model.device)]
+
+    def prepare(self, rows: Seq[RowInput]) -> tuple[Tensor, SlotView]:
+        """One pass's tokens `[B, q]` int64, shorter rows padded, and where they go."""
         width = max(len(row.tokens) for row in rows)
         padded = [[*row.tokens, *[0] * (width - len(row.tokens))] for row in rows]
-        view = self._view(rows, width)
-        tokens = torch.tensor(padded, device=device)
-        if self.graphs is not None:
-            hidden = self.graphs.hidden(tokens, view)
-        else:
-            hidden = self.model.hidden(tokens, view.positions, slot_view=view)
+        return torch.tensor(padded, device=self.model.device), self._view(rows, width)
+
+    def hidden(self, tokens: Tensor, view: SlotView) -> Tensor:
+        """One pass; final hidden states `[B, q, D]`, valid until the next call."""
         self.passes += 1
-        return hidden.reshape(-1, hidden.shape[-1])[_wanted(rows, width, device)]
+        if self.graphs is not None:
+            return self.graphs.hidden(tokens, view)
+        return self.model.hidden(tokens, view.positions, slot_view=view)
+
+    def read_uneven(self, rows: Seq[RowInput]) -> Tensor:
+        """As `read`, for rows of any lengths: those that would pad each other too much take a pass of their own."""
+        pieces: dict[int, Tensor] = {}
+        for lot in _alike([len(row.tokens) for row in rows]):
+            hidden = self.read([rows[i] for i in lot])
+            pieces.update(zip(lot, hidden.split([rows[i].wanted for i in lot]), strict=True))
+        return torch.cat([pieces[i] for i in range(len(rows))])
 
     def no_hidden(self) -> Tensor:
         """Hidden states of no token, `[0, D]`."""
@@ -103,6 +118,20 @@ def _tree_view(view: SlotView, rows: Seq[RowInput], starts: Tensor, width: int) 
     device = starts.device
     positions = (starts[:, None] + depths.to(device)).clamp(max=view.cache.max_len - 1)
     return replace(view, positions=positions, base=starts, ancestors=ancestors.to(device), _masks={})
+
+
+def _alike(lengths: Seq[int]) -> list[list[int]]:
+    """The places of `lengths` in lots, each padded to at most `PADDING` times its tokens; in order within a lot."""
+    lots: list[list[int]] = []
+    total = 0
+    for place in sorted(range(len(lengths)), key=lengths.__getitem__):
+        total += lengths[place]
+        if lots and lengths[place] * (len(lots[-1]) + 1) <= PADDING * total:
+            lots[-1].append(place)
+        else:
+            lots.append([place])
+            total = lengths[place]
+    return [sorted(lot) for lot in lots]
 
 
 def _wanted(rows: Seq[RowInput], width: int, device: torch.device) -> Tensor:

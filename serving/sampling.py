@@ -88,6 +88,10 @@ class TokenSampler:
                     probs[row] = row_probs
         return Drafted(columns.ids(tokens).tolist(), probs, finite)
 
+    def proposal_uniforms(self, rows: int, count: int, like: Tensor) -> Tensor:
+        """`[rows, count]` float64 of the proposals' own stream, on `like`'s device: for drafting many at once."""
+        return self._uniforms(self._propose, rows * count, like).view(rows, count)
+
     def verify(self, logits: Tensor, windows: Seq[Window]) -> list[Judgement]:
         """A judgement of each window.
 
@@ -232,7 +236,7 @@ def _by_kind(sequences: Seq[Sequence]) -> Iterator[tuple[tuple[SamplingPolicy, b
 
 
 def _verify_greedy(logits: Tensor, windows: Seq[Window], policy: SamplingPolicy) -> list[Verdict]:
-    choices = logits.argmax(-1).tolist()
+    choices: list[int] = logits.argmax(-1).tolist()
     return [
         verify_choices(choices[first : first + 1 + len(window.tree)].__getitem__, window.tree)
         for first, window in zip(_firsts(windows), windows, strict=True)

@@ -9,11 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from distillspec.errors import ConfigError
 from distillspec.files import verify_folder, write_folder
 from distillspec.models.language_model import LanguageModel, fingerprint
+from distillspec.models.target import load_tokenizer, one_line_failures
 from distillspec.models.tokenizers import identify, require_same_tokenizer
 
 METADATA = "distillspec.json"
@@ -63,10 +64,11 @@ def load_draft(
     if problem := verify_folder(folder):
         raise ConfigError(f"the draft {folder} is damaged: {problem}")
     record = json.loads((folder / METADATA).read_text())
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer = load_tokenizer(str(folder))
     if target is not None:
         require_same_tokenizer(tokenizer, target.tokenizer, str(folder), target.name)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or torch.float32)
+    with one_line_failures(str(folder)):
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or torch.float32)
     rows = model.get_output_embeddings().weight.shape[0]
     kept_ids = None
     if (folder / KEPT_IDS).is_file():

@@ -66,14 +66,14 @@ def resolve_path(path: str) -> str:
 def load_causal_lm(path: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A model and tokenizer from a folder or the Hub; every failure is one line naming the path."""
     tokenizer = load_tokenizer(path)
-    with _one_line_failures(path):
+    with one_line_failures(path):
         return AutoModelForCausalLM.from_pretrained(_folder_or_id(path), dtype=dtype), tokenizer
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder or Hub id; fails as `load_causal_lm` does, but fast."""
     folder = _folder_or_id(path)
-    with _one_line_failures(path):
+    with one_line_failures(path):
         AutoConfig.from_pretrained(folder)
         return AutoTokenizer.from_pretrained(folder)
 
@@ -87,9 +87,12 @@ def _folder_or_id(path: str) -> str:
 
 
 @contextmanager
-def _one_line_failures(path: str) -> Iterator[None]:
+def one_line_failures(path: str) -> Iterator[None]:
+    """Whatever goes wrong in loading `path` is one `ConfigError` that names it."""
     try:
         yield
     except Exception as error:  # every library underneath (safetensors, tokenizers, the Hub) has types of its own
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if "ignore_mismatched_sizes" in reason:  # transformers tells shapes in a report beside its error
+            reason = "a weight has another shape than config.json says"
         raise ConfigError(f"cannot load {path} as a causal language model: {reason}") from error

@@ -12,16 +12,17 @@ from torch import Tensor
 from distillspec.models import LanguageModel
 from distillspec.serving.graphs import Recorder
 from distillspec.serving.kv_cache import Move
-from distillspec.serving.logits import Columns, Place
+from distillspec.serving.logits import Columns, Place, needs_transform
 from distillspec.serving.packed_linear import PackedLinears
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest
+from distillspec.serving.proposers.draft_loop import DraftLoop, Draws
 from distillspec.serving.requests import Sequence
 from distillspec.serving.runner import ModelRunner, RowInput
 from distillspec.serving.sampling import TokenSampler
 from distillspec.serving.tree import TokenTree
 
 CATCH_UP = 8  # unread tokens a row may have in the first pass of a draft loop; longer texts are read before
-CHUNK = 512  # tokens a row and pass when a long text is read
+CHUNK = 512  # tokens of long texts read a step, all rows together
 
 
 class ContinueRule(Protocol):
@@ -82,6 +83,7 @@ class DraftModel:
         self.sampler = sampler
         kept_ids = None if model.kept_ids is None else model.kept_ids.to(model.device)
         self.columns = Columns(model.identity.vocab_size, kept_ids)
+        self.loop = DraftLoop(self.runner, self.columns, recorder)
         self.rule = rule
         self._version = version
         self._drafted: dict[str, int] = {}
@@ -93,12 +95,11 @@ class DraftModel:
     def propose(self, requests: Seq[ProposalRequest]) -> list[TokenTree]:
         rows = [_Row(request) for request in requests if request.sequence.draft_ok]
         rows.sort(key=lambda row: row.slot)  # rows in slot order read the cache without copies
-        self._read_long_texts(rows)
-        for step in range(max((row.request.length for row in rows), default=0)):
-            drafting = [row for row in rows if row.drafting]
-            if not drafting:
-                break
-            self._draft_one(drafting, step)
+        rows = self._read_long_texts(rows)
+        if rows and self._can_draft_at_once(rows):
+            self._draft_at_once(rows)
+        else:
+            self._draft_one_by_one(rows)
         trees = {row.sequence.id: self._tree(row) for row in rows}
         return [trees.get(request.sequence.id, EMPTY) for request in requests]
 
@@ -114,18 +115,56 @@ class DraftModel:
     def forget(self, sequence_id: str) -> None:
         self._drafted.pop(sequence_id, None)
 
-    def _read_long_texts(self, rows: Seq[_Row]) -> None:
-        """Read all but the newest tokens of rows that are far behind (new, swapped, long without speculation)."""
-        behind = [row for row in rows if len(row.sequence.tokens) - row.sequence.draft_computed > CATCH_UP]
-        while behind:
-            inputs = []
-            for row in behind:
-                start = row.sequence.draft_computed
-                end = min(start + CHUNK, len(row.sequence.tokens) - 1)
-                inputs.append(RowInput(row.slot, start, row.sequence.tokens[start:end], wanted=0))
+    def _read_long_texts(self, rows: Seq[_Row]) -> list[_Row]:
+        """Read on in rows that are far behind (new, swapped, long without speculation); the rows that can draft now.
+
+        Only so much a step, in slot order: rows still behind wait, and the target's decoding does not wait for them.
+        """
+        room, ready, inputs = CHUNK, [], []
+        for row in rows:
+            tokens, start = row.sequence.tokens, row.sequence.draft_computed
+            unread = len(tokens) - start
+            if unread > CATCH_UP and room > 0:
+                end = start + min(unread - 1, room)  # the newest token is the first that is drafted from
+                inputs.append(RowInput(row.slot, start, tokens[start:end], wanted=0))
                 row.sequence.draft_computed = end
-            self.runner.read(inputs)
-            behind = [row for row in behind if row.sequence.draft_computed < len(row.sequence.tokens) - 1]
+                room -= end - start
+            if len(tokens) - row.sequence.draft_computed <= CATCH_UP:
+                ready.append(row)
+        if inputs:
+            self.runner.read_uneven(inputs)
+        return ready
+
+    def _can_draft_at_once(self, rows: Seq[_Row]) -> bool:
+        """Where passes are not free, rows that want fewer tokens than others are better left out of the later ones."""
+        even = self.loop.records or len({row.request.length for row in rows}) == 1
+        return even and self.rule is None and all(_needs_only_temperature(row.sequence) for row in rows)
+
+    def _draft_at_once(self, rows: Seq[_Row]) -> None:
+        """All tokens of all rows, and one look at the device."""
+        count = max(row.request.length for row in rows)
+        temperatures = [row.sequence.params.temperature for row in rows]
+        draws = None
+        if any(temperatures):
+            scale = torch.tensor(temperatures, dtype=torch.float32, device=self.runner.model.device)
+            draws = Draws(scale, self.sampler.proposal_uniforms(len(rows), count, scale))
+        drafts = self.loop.run([self._input(row) for row in rows], count, draws)
+        seen = torch.cat([drafts.ids, drafts.finite], 1).tolist()
+        for r, (row, found) in enumerate(zip(rows, seen, strict=True)):
+            sound = sum(found[count:])
+            row.tokens = _until_stop(found[: min(sound, row.request.length)], row.sequence.stop_ids)
+            if drafts.probs is not None and temperatures[r]:
+                row.probs = list(drafts.probs[r, : len(row.tokens)])
+            if sound < count:
+                self._give_up(row)
+
+    def _draft_one_by_one(self, rows: Seq[_Row]) -> None:
+        """A token of every row at a time, for rows whose next token depends on what a look at the last one says."""
+        for step in range(max((row.request.length for row in rows), default=0)):
+            drafting = [row for row in rows if row.drafting]
+            if not drafting:
+                break
+            self._draft_one(drafting, step)
 
     def _draft_one(self, rows: Seq[_Row], step: int) -> None:
         inputs = [self._input(row) for row in rows]
@@ -137,14 +176,18 @@ class DraftModel:
             rows, drafted.tokens, drafted.probs, drafted.finite, goes_on, strict=True
         ):
             if not finite:
-                row.drafting = row.sequence.draft_ok = False
-                self.runner.cache.clear(row.slot)
+                self._give_up(row)
                 continue
             row.tokens.append(token)
             if probs is not None:
                 row.probs.append(probs)
             full = len(row.tokens) >= row.request.length
             row.drafting = keep and not full and token not in row.sequence.stop_ids
+
+    def _give_up(self, row: _Row) -> None:
+        """The draft's logits are no numbers: this sequence is not drafted for any more."""
+        row.drafting = row.sequence.draft_ok = False
+        self.runner.cache.clear(row.slot)
 
     def _input(self, row: _Row) -> RowInput:
         """What the draft has not read: text first, then its own last token."""
@@ -159,3 +202,17 @@ class DraftModel:
         self._drafted[row.sequence.id] = len(row.tokens)
         probs = torch.stack(row.probs) if row.probs else None
         return TokenTree.chain(row.tokens, probs, self.columns.kept_ids)
+
+
+def _needs_only_temperature(sequence: Sequence) -> bool:
+    """Whether a token can be drawn on the device from nothing but its logits and a uniform number."""
+    params = sequence.params
+    filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+    unseeded = params.seed is None and not filters
+    return not needs_transform(sequence) and (params.policy.is_greedy or unseeded)
+
+
+def _until_stop(tokens: Seq[int], stop_ids: frozenset[int]) -> list[int]:
+    """The tokens up to and with the first stop token: nothing could stand after it."""
+    end = next((place + 1 for place, token in enumerate(tokens) if token in stop_ids), len(tokens))
+    return list(tokens[:end])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -86,9 +87,29 @@ def _truncated_file(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-100])
 
 
+def _other_tokenizer(folder: Path) -> None:
+    file = folder / "tokenizer.json"
+    words = json.loads(file.read_text())
+    words["added_tokens"][0]["content"] = "<|another|>"
+    rewrite(folder, lambda: file.write_text(json.dumps(words)))
+
+
+def _other_shapes(folder: Path) -> None:
+    state = load_file(folder / "model.safetensors")
+    name = next(name for name in state if name.endswith("mlp.up_proj.weight"))
+    state[name] = state[name][:-1].clone()
+    rewrite(folder, lambda: save_file(state, folder / "model.safetensors", metadata={"format": "pt"}))
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
-    [(_nan_weights, "no numbers"), (_truncated_file, "damaged"), (shutil.rmtree, "cannot be|not a")],
+    [
+        (_nan_weights, "no numbers"),
+        (_truncated_file, "damaged"),
+        (_other_tokenizer, "tokenizer"),
+        (_other_shapes, "cannot be|shape"),
+        (shutil.rmtree, "cannot be|not a"),
+    ],
 )
 def test_a_bad_draft_is_refused_and_the_old_one_stays(
     draft: LanguageModel,

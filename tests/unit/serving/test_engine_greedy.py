@@ -93,6 +93,20 @@ def test_a_shared_beginning_is_read_once(target: LanguageModel, draft: LanguageM
     assert sum(output.stats.prefix_tokens >= len(head) for output in outputs) >= 3
 
 
+def test_an_idle_engine_remembers_more_than_the_last_prompt(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine
+) -> None:
+    asked = [[20 + i] * 40 for i in range(3)]
+    wanted = [hf_greedy(target, prompt, 5) for prompt in asked]
+    engine = make_engine(draft, max_slots=3)
+    for again in range(2):
+        for prompt, answer in zip(asked, wanted, strict=True):
+            (output,) = engine.generate([prompt], SamplingParams(temperature=0.0, max_tokens=5))
+            assert output.stats.prefix_tokens == (39 if again else 0)
+            assert list(output.token_ids) == answer
+    engine.check_integrity()
+
+
 def test_length_zero_touches_no_draft_and_runs_the_target_once_a_token(
     draft: LanguageModel, make_engine: MakeEngine
 ) -> None:

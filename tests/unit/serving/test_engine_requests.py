@@ -137,6 +137,9 @@ class Dictating:
             self.places += [place - self.prompt_length + 1 for place in range(end - row.wanted, end)]
         return self.inner.read(rows)  # type: ignore[attr-defined]
 
+    def read_uneven(self, rows: list) -> torch.Tensor:  # type: ignore[type-arg]
+        return self.read(rows)
+
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         logits = self.inner.logits(hidden)  # type: ignore[attr-defined]
         for row, place in enumerate(self.places):

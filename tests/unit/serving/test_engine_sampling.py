@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import count, cycle
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 from distillspec.config import DraftConfig
-from distillspec.models import LanguageModel, initialise_draft
+from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.sampling import policy_probs
-from distillspec.serving import Engine, SamplingParams
+from distillspec.serving import Engine, Request, SamplingParams
 
 from .conftest import MakeEngine, prompts
 
@@ -30,14 +33,27 @@ POLICIES = {
 }
 
 
-def excess(engine: Engine, target: LanguageModel, params: SamplingParams, requests: int = 1500) -> Tensor:
+def excess(
+    engine: Engine,
+    target: LanguageModel,
+    params: SamplingParams,
+    requests: int = 1500,
+    between_steps: Callable[[int], object] = lambda step: None,
+) -> Tensor:
     """(χ² − df) / √(2 df) of each of the first four emitted positions, by the probability integral transform.
 
     Given its own prefix, token x of distribution p lands at u = F(x − 1) + v · p(x), v uniform: uniform if and only
     if x was drawn from p. Twenty equal bins.
     """
-    outputs = engine.generate([PROMPT] * requests, replace(params, max_tokens=4, ignore_eos=True))
-    written = torch.tensor([output.token_ids for output in outputs])
+    for number in range(requests):
+        engine.submit(Request(str(number), tuple(PROMPT), replace(params, max_tokens=4, ignore_eos=True)))
+    tokens: list[tuple[int, ...]] = []
+    for step in count():
+        between_steps(step)
+        tokens += [output.token_ids for output in engine.step().finished]
+        if len(tokens) == requests:
+            break
+    written = torch.tensor(tokens)
     texts = torch.cat([torch.tensor([PROMPT]).expand(requests, -1), written], 1)
     engine.close()
     with torch.no_grad():
@@ -85,6 +101,27 @@ def test_every_emitted_position_follows_the_target(
     assert float(excess(engine, target, POLICIES[policy]).max()) < 5
 
 
+def test_drafts_that_take_turns_leave_the_distribution_alone(
+    target: LanguageModel,
+    draft: LanguageModel,
+    truncated_draft: LanguageModel,
+    make_engine: MakeEngine,
+    tmp_path: Path,
+) -> None:
+    for name, model in (("one", draft), ("two", truncated_draft)):
+        save_draft(model, tmp_path / name, target)
+    engine = make_engine(draft, speculation_length=3, max_slots=64)
+    folders = cycle((tmp_path / "two", tmp_path / "one"))
+    versions: set[str] = set()
+
+    def swap(step: int) -> None:
+        if step % 7 == 6:
+            versions.add(engine.load_draft(next(folders)))
+
+    assert float(excess(engine, target, POLICIES["plain"], between_steps=swap).max()) < 5
+    assert len(versions) == 2
+
+
 SEEDED = [SamplingParams(temperature=0.9, max_tokens=20, seed=i, top_p=0.95 if i % 2 else 1.0) for i in range(8)]
 
 
@@ -125,21 +162,24 @@ def test_a_seed_survives_preemption(
     assert sum(output.stats.preemptions for output in outputs) > 0
 
 
-def test_zeroing_the_drafts_head_changes_no_seeded_output_but_its_acceptance(
-    seeded_alone: list[tuple[int, ...]], target: LanguageModel, make_engine: MakeEngine
+@pytest.mark.parametrize("seeded", [True, False])
+def test_zeroing_the_drafts_head_changes_no_fixed_output_but_its_acceptance(
+    target: LanguageModel, make_engine: MakeEngine, seeded: bool
 ) -> None:
+    params = SEEDED if seeded else [SamplingParams(temperature=0.0, max_tokens=20)] * len(SEEDED)
+    alone = [output.token_ids for output in make_engine(None).generate(prompts(), params)]
     draft = initialise_draft(DraftConfig(layers=4), target)  # all of the target's layers: always right
     engine = make_engine(draft, speculation_length=4)
-    usual = engine.generate(prompts(), SEEDED)
+    usual = engine.generate(prompts(), params)
     with torch.no_grad():
         saved = draft.model.get_output_embeddings().weight.clone()
         draft.model.get_output_embeddings().weight.zero_()
-    zeroed = engine.generate(prompts(), SEEDED)
+    zeroed = engine.generate(prompts(), params)
     with torch.no_grad():
         draft.model.get_output_embeddings().weight.copy_(saved)
-    restored = engine.generate(prompts(), SEEDED)
+    restored = engine.generate(prompts(), params)
     for outputs in (usual, zeroed, restored):
-        assert [output.token_ids for output in outputs] == seeded_alone
+        assert [output.token_ids for output in outputs] == alone
     accepted = [sum(output.stats.accepted for output in outputs) for outputs in (usual, zeroed, restored)]
     assert accepted[1] < accepted[0] / 3
     assert accepted[2] == accepted[0]

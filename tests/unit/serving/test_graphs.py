@@ -56,6 +56,27 @@ def test_replayed_passes_write_the_same_text(
     assert recorder.recorded <= 2 * 3 * 3 * 4
     assert engine.core.runner.graphs is not None
     assert engine.core.runner.graphs.shapes > 0
+    loop = engine.core.proposer.loop  # type: ignore[union-attr]
+    assert (loop.shapes > 0) == pads  # a draft's whole loop is one recording, where padding is cheap
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_recorded_draft_loop_drafts_as_the_passes_one_by_one(
+    random_model: Callable[[str], LanguageModel], temperature: float
+) -> None:
+    model = random_model("llama")
+    params = SamplingParams(temperature=temperature, max_tokens=30, ignore_eos=True)
+    settings = EngineSettings(max_slots=3, max_model_len=64, speculation_length=4)
+    found = []
+    for recorder in (FakeRecorder(), None):
+        engine = Engine(model, initialise_draft(DraftConfig(layers=2), model), settings, recorder=recorder)
+        # The same draws in the same order, also where rows want different lengths.
+        engine.core.proposer._can_draft_at_once = lambda rows: True  # type: ignore[union-attr]
+        outputs = engine.generate([p[:20] for p in prompts(6)], params)
+        engine.close()
+        found.append([(output.token_ids, output.stats.proposed, output.stats.accepted) for output in outputs])
+    assert found[0] == found[1]
+    assert sum(accepted for _, _, accepted in found[0]) > 0
 
 
 def test_only_hot_shapes_are_recorded(target: LanguageModel) -> None:

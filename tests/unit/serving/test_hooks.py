@@ -110,6 +110,23 @@ def proposals(tokens: list[int], length: int = 4) -> tuple[int, ...]:
     return tree.tokens
 
 
+def test_a_draft_reads_a_long_text_in_parts_and_then_drafts(
+    draft: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = [5 + i % 200 for i in range(1200)]
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    (wanted,) = make_engine(max_model_len=1500).generate([prompt], params)
+    engine = make_engine(draft, max_model_len=1500, speculation_length=2)
+    runner = engine.core.proposer.runner  # type: ignore[union-attr]
+    read, sizes = runner.read, []
+    monkeypatch.setattr(runner, "read", lambda rows: sizes.append(sum(len(r.tokens) for r in rows)) or read(rows))
+    (output,) = engine.generate([prompt], params)
+    assert output.token_ids == wanted.token_ids
+    assert sizes[:2] == [512, 512]
+    assert max(sizes) == 512
+    assert output.stats.proposed > 0
+
+
 def test_the_longest_match_wins_and_of_equal_ones_the_latest() -> None:
     assert proposals([1, 2, 3, 9, 9, 5, 3, 7, 1, 2, 3]) == (9, 9, 5, 3)
     assert proposals([3, 7, 3, 8, 3], length=2) == (8, 3)

@@ -111,6 +111,7 @@ def test_releasing_a_slot_keeps_owners_together_and_decoding_ones_first() -> Non
     assert moves == [Move(2, 0, 3), Move(4, 2, 5)]
     assert pool.owners == ["c", "b", "e", "d"]
     assert pool.contents[2] == [4] * 5
+    assert pool.contents[4] == []
     pool.check_integrity()
 
 
@@ -121,6 +122,20 @@ def test_prefixes_are_found_in_free_slots_too_and_never_in_forgotten_ones() -> N
     assert pool.longest_prefix([1, 2, 3, 9]) == (0, 3)
     pool.forget(0)
     assert pool.longest_prefix([1, 2, 3, 9]) is None
+
+
+def test_an_idle_pool_remembers_as_many_texts_as_it_has_slots() -> None:
+    pool = SlotPool(3, 16)
+    moves = []
+    for text in ([1] * 4, [2] * 5, [3] * 6, [4] * 7):
+        moves += pool.spare(pool.longest_prefix(text))
+        pool.record(pool.take("x", 8), text, 0)
+        pool.release(0, 1)
+    assert moves == [Move(0, 1, 4), Move(0, 2, 5), Move(0, 1, 6)]  # the first text went, the oldest
+    assert pool.longest_prefix([1]) is None
+    assert pool.longest_prefix([2, 2]) == (2, 2)
+    assert pool.spare(pool.longest_prefix([4] * 7)) == []  # taken over where it lies
+    assert pool.spare(pool.longest_prefix([3] * 6)) == [Move(0, 2, 7)]  # what is taken over is not written over
 
 
 def test_misuse_of_the_pool_is_found() -> None:

@@ -1,0 +1,166 @@
+"""Many draft tokens a row without a look at the device: each token is drawn there and fed to the next pass.
+
+On CUDA the whole loop is one graph. Only for rows whose tokens need nothing but temperature (`DraftModel` decides);
+what a row must not have (tokens past a stop, more than it asked for) is cut off afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from distillspec.models.slot_cache import SlotView
+from distillspec.sampling import draw_unchecked
+from distillspec.serving.graphs import Recorder, Recordings, bucket, recorded_reach
+from distillspec.serving.logits import Columns
+from distillspec.serving.runner import ModelRunner, RowInput
+
+Pass = Callable[[Tensor, SlotView], Tensor]
+
+
+class Drafts(NamedTuple):
+    """What a loop over B rows drafted, still on the device; valid until the next loop."""
+
+    ids: Tensor  # [B, count] int64, absolute
+    finite: Tensor  # [B, count] bool: False from where a row's logits are no numbers
+    probs: Tensor | None  # [B, count, width] float32 that tokens were drawn from; None where all rows are greedy
+
+
+class Draws(NamedTuple):
+    """How rows draw: `temperatures [B]` float32, 0 for greedy ones; `uniforms [B, count]` float64 in [0, 1)."""
+
+    temperatures: Tensor
+    uniforms: Tensor
+
+
+class DraftLoop:
+    """Runs the loop on a draft's runner, recorded as a whole where the recorder pads (CUDA), else pass by pass."""
+
+    def __init__(self, runner: ModelRunner, columns: Columns, recorder: Recorder | None) -> None:
+        self.runner, self.columns = runner, columns
+        self._recordings: Recordings[_Recorded] | None = None
+        if recorder is not None and recorder.pads:
+            self._recordings = Recordings(recorder)
+
+    @property
+    def records(self) -> bool:
+        """Whether whole loops are recorded."""
+        return self._recordings is not None
+
+    @property
+    def shapes(self) -> int:
+        """How many loops have been recorded."""
+        return 0 if self._recordings is None else len(self._recordings)
+
+    def run(self, rows: Seq[RowInput], count: int, draws: Draws | None) -> Drafts:
+        """Read `rows` (each wants its last token's logits) and draft `count` tokens after each.
+
+        Args:
+            draws: None where every row is greedy.
+        """
+        tokens, view = self.runner.prepare(rows)
+        last = torch.tensor([len(row.tokens) - 1 for row in rows], device=tokens.device)
+        reach = self.runner.cache.reach(max(row.start + len(row.tokens) for row in rows) + count)
+        recorded = self._recorded(tokens, view, reach, count, draws is not None)
+        if recorded is None:
+            return self._loop(self.runner.hidden, tokens, view, last, reach, count, draws)
+        self.runner.passes += count
+        return recorded.run(tokens, view.places, last, draws)
+
+    def _recorded(self, tokens: Tensor, view: SlotView, reach: int, count: int, drawn: bool) -> _Recorded | None:
+        if self._recordings is None or view.first != 0:
+            return None
+        cache = self.runner.cache
+        rows, width = min(bucket(tokens.shape[0]), cache.slots), bucket(tokens.shape[1])
+        shape = (rows, width, recorded_reach(reach, cache), count, drawn)
+        return self._recordings.get(shape, lambda: self._record(*shape))
+
+    def _record(self, rows: int, width: int, reach: int, count: int, drawn: bool) -> _Recorded:
+        model, cache = self.runner.model, self.runner.cache
+        tokens = torch.zeros(rows, width, dtype=torch.int64, device=model.device)
+        places = torch.full_like(tokens, cache.max_len)
+        last = torch.zeros(rows, dtype=torch.int64, device=model.device)
+        draws = Draws(last.float(), last.double()[:, None].repeat(1, count)) if drawn else None
+        slots = torch.arange(rows, device=model.device)
+
+        def one_pass(tokens: Tensor, view: SlotView) -> Tensor:
+            return model.hidden(tokens, view.positions, slot_view=view)
+
+        def run() -> Drafts:
+            view = SlotView(cache, places, places.clamp(max=cache.max_len - 1), reach, slots, first=0)
+            return self._loop(one_pass, tokens, view, last, reach, count, draws)
+
+        assert self._recordings is not None
+        return _Recorded(tokens, places, last, draws, cache.max_len, self._recordings.recorder.record(run))
+
+    def _loop(
+        self,
+        one_pass: Pass,
+        tokens: Tensor,
+        view: SlotView,
+        last: Tensor,
+        reach: int,
+        count: int,
+        draws: Draws | None,
+    ) -> Drafts:
+        cache, every = view.cache, torch.arange(len(last), device=last.device)
+        end = view.places[every, last] + 1  # where the first drafted token stands
+        hidden = one_pass(tokens, view)[every, last]
+        ids, finite, probs = [], [], []
+        for step in range(count):
+            logits = self.runner.logits(hidden).float()
+            finite.append(torch.isfinite(logits.amax(-1)))
+            column, drawn_from = _choose(logits, draws, step)
+            ids.append(self.columns.ids(column))
+            if drawn_from is not None:
+                probs.append(drawn_from)
+            if step + 1 < count:
+                # Rows near the context's end draft on into the spare place; the excess is cut off afterwards.
+                places = (end + step).clamp(max=cache.max_len)[:, None]
+                at = SlotView(cache, places, places.clamp(max=cache.max_len - 1), reach, view.slots, view.first)
+                hidden = one_pass(ids[-1][:, None], at)[:, 0]
+        return Drafts(
+            torch.stack(ids, 1),
+            torch.stack(finite, 1).long().cumprod(1).bool(),
+            torch.stack(probs, 1) if probs else None,
+        )
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A recorded loop and the buffers it reads; rows that only pad write to the cache's spare place."""
+
+    tokens: Tensor  # [rows, width] int64
+    places: Tensor  # [rows, width] int64
+    last: Tensor  # [rows] int64
+    draws: Draws | None
+    spare: int
+    replay: Callable[[], Drafts]
+
+    def run(self, tokens: Tensor, places: Tensor, last: Tensor, draws: Draws | None) -> Drafts:
+        rows, width = tokens.shape
+        self.places.fill_(self.spare)
+        self.tokens[:rows, :width].copy_(tokens)
+        self.places[:rows, :width].copy_(places)
+        self.last[:rows].copy_(last)
+        if self.draws is not None and draws is not None:
+            self.draws.temperatures[:rows].copy_(draws.temperatures)
+            self.draws.uniforms[:rows].copy_(draws.uniforms)
+        ids, finite, probs = self.replay()
+        return Drafts(ids[:rows], finite[:rows], None if probs is None else probs[:rows])
+
+
+def _choose(logits: Tensor, draws: Draws | None, step: int) -> tuple[Tensor, Tensor | None]:
+    """Columns `[B]` of the next tokens from `logits [B, width]` float32, and what the drawn ones were drawn from."""
+    best = logits.argmax(-1)
+    if draws is None:
+        return best, None
+    greedy = draws.temperatures == 0
+    scale = torch.where(greedy, 1.0, draws.temperatures)[:, None]
+    probs = torch.softmax((logits - logits.amax(-1, keepdim=True)) / scale, -1)
+    return torch.where(greedy, best, draw_unchecked(probs, draws.uniforms[:, step])), probs
