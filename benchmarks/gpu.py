@@ -73,7 +73,8 @@ def main() -> None:
         del bench
         if device.type == "cuda":
             torch.cuda.empty_cache()
-    write_result(options.output, result)
+    if options.output:
+        write_result(options.output, result)
     _show(result, options.shapes.split(","))
 
 
@@ -112,16 +113,18 @@ def host(bench: Bench, result: dict[str, Any]) -> dict[str, Any]:
 def synthetic(bench: Bench, result: dict[str, Any]) -> dict[str, Any]:
     """Tokens a second over plain decoding, by batch, α and length."""
     table: dict[str, Any] = {}
-    for batch in BATCHES:
+    # A trial takes the first of each.
+    batches, alphas, lengths = (grid[:1] if bench.name == "tiny" else grid for grid in (BATCHES, ALPHAS, LENGTHS))
+    for batch in batches:
         if bench.late:
             break
         sampler = SyntheticAcceptance(bench.target.identity.vocab_size, bench.target.device, 0.0)
         engine = make_engine(bench, batch, bench.draft, sampler)
         plain = _decode_rate(engine, batch, 0)
         table[str(batch)] = {}
-        for alpha in ALPHAS:
+        for alpha in alphas:
             sampler.alpha = alpha
-            rates = {k: _decode_rate(engine, batch, k) for k in LENGTHS if not bench.late}
+            rates = {k: _decode_rate(engine, batch, k) for k in lengths if not bench.late}
             table[str(batch)][str(alpha)] = {k: rate / plain for k, rate in rates.items()}
         engine.close()
     return {"draft_layers": len(bench.draft.layers), "speedup": table}
@@ -261,7 +264,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--shapes", default="1b,8b")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--output", default="gpu", help="name of the file under results/")
+    parser.add_argument("--output", default="gpu", help="name of the file under results/; empty: none")
     return parser.parse_args()
 
 

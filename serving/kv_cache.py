@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 
 class Move(NamedTuple):
-    """Copy the first `length` positions of one slot over another's."""
+    """Copy the first `length` positions of one slot over another's, and `back` of that one's the other way."""
 
     source: int
     destination: int
     length: int
+    back: int = 0
 
 
 class Prefix(NamedTuple):
@@ -63,21 +64,24 @@ class SlotPool:
         self.reserve(owner, tokens)
         return slot
 
-    def spare(self, prefix: Prefix | None) -> list[Move]:
-        """Save what the next free slot holds where the free slot lies that was not of use for longest.
+    def bring(self, prefix: Prefix | None) -> list[Move]:
+        """Moves that leave the next free slot with `prefix` in it, at the price of the text of use longest ago.
 
         Owned slots are the first ones, so without this an idle engine would write every prompt into slot 0 and
-        remember only the last. `prefix` is what the next owner takes over: its slot is not written over, and needs no
-        saving where it is the next one.
+        remember only the last. A free slot's text that is hardly longer than the prefix goes on in the new one, and
+        changes places; longer ones are copied from.
         """
         following = len(self.owners)
-        if prefix is not None and prefix.slot == following:
-            return []
-        kept = -1 if prefix is None else prefix.slot
-        oldest = min((s for s in range(following, self.slots) if s != kept), key=self._used.__getitem__)
-        if oldest == following or not self.contents[following]:
-            return []
-        return [self._move(following, oldest)]
+        if prefix is not None and prefix.slot >= following and 2 * prefix.length >= len(self.contents[prefix.slot]):
+            return [] if prefix.slot == following else [self._exchange(prefix.slot, following)]
+        source = following if prefix is None else prefix.slot
+        free = [slot for slot in range(following, self.slots) if slot == following or slot != source]
+        oldest = min(free, key=self._used.__getitem__)
+        saved = oldest != following and bool(self.contents[following])
+        moves = [self._move(following, oldest)] if saved else []
+        if prefix is not None and source != following:
+            moves.append(Move(source, following, prefix.length))
+        return moves
 
     def reserve(self, owner: str, tokens: int) -> None:
         """Set aside room for `tokens` in all; never shrinks below what is held."""
@@ -127,6 +131,12 @@ class SlotPool:
         self.contents[destination] = list(self.contents[source])
         self._used[destination] = self._used[source]
         return Move(source, destination, len(self.contents[source]))
+
+    def _exchange(self, one: int, other: int) -> Move:
+        lengths = len(self.contents[one]), len(self.contents[other])
+        self.contents[one], self.contents[other] = self.contents[other], self.contents[one]
+        self._used[one], self._used[other] = self._used[other], self._used[one]
+        return Move(one, other, *lengths)
 
     def _touch(self, slot: int) -> None:
         self._now += 1

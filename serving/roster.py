@@ -75,14 +75,12 @@ class Roster:
         if prefix is not None and prefix.length < MIN_PREFIX:
             prefix = None
         if self.prefix_reuse:
-            self._on_moves(self.pool.spare(prefix))
+            self._on_moves(self.pool.bring(prefix))
         slot = self.pool.take(sequence.id, reservation(sequence, self.limits))
         sequence.slot, sequence.status = slot, Status.PREFILL
         if sequence.stats.admitted_s is None:
             sequence.stats.admitted_s = now
         if prefix is not None:
-            if prefix.slot != slot:
-                self._on_moves([Move(prefix.slot, slot, prefix.length)])
             self.pool.record(slot, sequence.tokens[: prefix.length], 0)
             sequence.computed = sequence.stats.prefix_tokens = prefix.length
 

@@ -90,8 +90,8 @@ class ModelRunner:
 
     def move(self, moves: Seq[Move]) -> None:
         """Carry out the pool's moves."""
-        for source, destination, length in moves:
-            self.cache.move(source, destination, length)
+        for move in moves:
+            self.cache.move(*move)
 
     def _view(self, rows: Seq[RowInput], width: int) -> SlotView:
         device = self.model.device

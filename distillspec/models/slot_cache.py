@@ -40,11 +40,12 @@ class SlotCache:
             self.layers[index] = (like.new_zeros(shape), like.new_zeros(shape))
         return self.layers[index]
 
-    def move(self, source: int, destination: int, length: int) -> None:
-        """Copy the first `length` places of one slot over another's."""
-        for keys, values in self.layers.values():
-            keys[destination, :length] = keys[source, :length]
-            values[destination, :length] = values[source, :length]
+    def move(self, source: int, destination: int, length: int, back: int = 0) -> None:
+        """Copy the first `length` places of one slot over another's, and `back` places of that one's the other way."""
+        for held in (tensor for layer in self.layers.values() for tensor in layer):
+            returned = held[destination, :back].clone()
+            held[destination, :length] = held[source, :length]
+            held[source, :back] = returned
 
     def gather(self, slot: int, places: Sequence[int], start: int) -> None:
         """Let what stands at `places` of a slot stand at start, start + 1, …; for the accepted path of a tree."""

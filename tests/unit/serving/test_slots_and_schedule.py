@@ -128,14 +128,17 @@ def test_an_idle_pool_remembers_as_many_texts_as_it_has_slots() -> None:
     pool = SlotPool(3, 16)
     moves = []
     for text in ([1] * 4, [2] * 5, [3] * 6, [4] * 7):
-        moves += pool.spare(pool.longest_prefix(text))
+        moves += pool.bring(pool.longest_prefix(text))
         pool.record(pool.take("x", 8), text, 0)
         pool.release(0, 1)
     assert moves == [Move(0, 1, 4), Move(0, 2, 5), Move(0, 1, 6)]  # the first text went, the oldest
     assert pool.longest_prefix([1]) is None
     assert pool.longest_prefix([2, 2]) == (2, 2)
-    assert pool.spare(pool.longest_prefix([4] * 7)) == []  # taken over where it lies
-    assert pool.spare(pool.longest_prefix([3] * 6)) == [Move(0, 2, 7)]  # what is taken over is not written over
+    assert pool.bring(pool.longest_prefix([4] * 7)) == []  # taken over where it lies
+    assert pool.bring(pool.longest_prefix([3] * 6)) == [Move(1, 0, 6, back=7)]  # it changes places
+    assert pool.contents == [[3] * 6, [4] * 7, [2] * 5]
+    # A short beginning is copied; what stood there goes where the oldest text was that is not copied from.
+    assert pool.bring(pool.longest_prefix([2, 2, 9])) == [Move(0, 1, 6), Move(2, 0, 2)]
 
 
 def test_misuse_of_the_pool_is_found() -> None:
