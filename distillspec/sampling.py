@@ -70,7 +70,14 @@ def policy_probs(logits: Tensor, policy: SamplingPolicy) -> Tensor:
     """
     if policy.is_greedy:
         return _greedy_mask(logits).float()
-    return torch.softmax(filtered_logits(logits, policy), -1)
+    scaled = _scaled(logits, policy)
+    if policy.top_p == 1.0:
+        return torch.softmax(_above_min_p(scaled, policy), -1)
+    probs = torch.softmax(scaled, -1)
+    kept = probs * _nucleus_of(probs, policy.top_p)
+    if policy.min_p > 0.0:
+        kept.masked_fill_(scaled < math.log(policy.min_p), 0.0)
+    return kept / kept.sum(-1, keepdim=True)
 
 
 def policy_logprobs(logits: Tensor, policy: SamplingPolicy) -> Tensor:
@@ -85,6 +92,14 @@ def filtered_logits(logits: Tensor, policy: SamplingPolicy) -> Tensor:
 
     Not for greedy policies. Raises as `policy_probs`.
     """
+    scaled = _scaled(logits, policy)
+    if policy.top_p < 1.0:
+        scaled.masked_fill_(~_nucleus_of(torch.softmax(scaled, -1), policy.top_p), -torch.inf)
+    return _above_min_p(scaled, policy)
+
+
+def _scaled(logits: Tensor, policy: SamplingPolicy) -> Tensor:
+    """Scores under temperature and top-k, the maximum at 0; a tensor of its own."""
     check_policy(policy)
     peaks = logits.amax(-1, keepdim=True)
     if not bool(torch.isfinite(peaks).all()):
@@ -96,13 +111,19 @@ def filtered_logits(logits: Tensor, policy: SamplingPolicy) -> Tensor:
     if 0 < policy.top_k < scaled.shape[-1]:
         smallest = scaled.topk(policy.top_k, -1).values[..., -1:]
         scaled.masked_fill_(scaled < smallest, -torch.inf)
-    if policy.top_p < 1.0:
-        probs = torch.softmax(scaled, -1)
-        keep = _nucleus(probs.flatten(0, -2) if probs.dim() > 1 else probs[None], policy.top_p)
-        scaled.masked_fill_(~keep.view_as(scaled), -torch.inf)
-    if policy.min_p > 0.0:  # relative to the most probable token, whose scaled logit is 0
+    return scaled
+
+
+def _above_min_p(scaled: Tensor, policy: SamplingPolicy) -> Tensor:
+    """Min-p, in place: relative to the most probable token, whose score is 0."""
+    if policy.min_p > 0.0:
         scaled.masked_fill_(scaled < math.log(policy.min_p), -torch.inf)
     return scaled
+
+
+def _nucleus_of(probs: Tensor, top_p: float) -> Tensor:
+    """`_nucleus` for `probs [..., V]`."""
+    return _nucleus(probs.reshape(-1, probs.shape[-1]), top_p).view(probs.shape)
 
 
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
@@ -181,7 +202,8 @@ def _nucleus_from_sorted(probs: Tensor, largest: Tensor, top_p: float) -> Tensor
     count = (mass_before < top_p).sum(-1, keepdim=True).clamp(min=1)
     smallest = largest.gather(-1, count - 1)
     keep = probs >= smallest
-    crowded = keep.sum(-1) > count[:, 0]  # tokens tied with the smallest one: the lowest ids stay
+    # Tokens tied with the smallest one: the lowest ids stay. There may be more of them than the prefix shows.
+    crowded = ((largest >= smallest).sum(-1) > count[:, 0]) | (largest[:, -1:] >= smallest)[:, 0]
     if bool(crowded.any()):
         above, tied = probs[crowded] > smallest[crowded], probs[crowded] == smallest[crowded]
         room = count[crowded] - above.sum(-1, keepdim=True)
