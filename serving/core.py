@@ -74,6 +74,7 @@ class EngineCore:
             on_gone=lambda sequence_id: self.proposer.forget(sequence_id) if self.proposer is not None else None,
         )
         self.committer = Committer(self.roster, runner.cache)
+        self.last_result: StepResult | None = None
         self._messages: deque[Callable[[], None]] = deque()
         self._known: set[str] = set()
         self._door = Lock()  # between submitters alone; `step` never takes it
@@ -101,6 +102,7 @@ class EngineCore:
     def replace_proposer(self, proposer: Proposer | None) -> None:
         """Draft with another proposer from now on; call between steps (`at_next_step`)."""
         self.proposer = proposer
+        self.controller.draft_changed()
         self.roster.forget_drafts()
 
     @property
@@ -175,8 +177,9 @@ class EngineCore:
         if logits is not None:
             judgements = self.sampler.verify(logits, windows)
             rows = self.committer.commit(windows, judgements, logits, self.proposer, self.clock())
-        result = StepResult(rows, plan, view.prefill_tokens, timer.draft_s, timer.target_s, timer.total_s)
+        result = StepResult(rows, view, plan, view.prefill_tokens, timer.draft_s, timer.target_s, timer.total_s)
         self.controller.observe(result)
+        self.last_result = result
         return result
 
     def _view(self, decoding: Seq[Sequence], prefill_tokens: int) -> BatchView:

@@ -20,6 +20,7 @@ from distillspec.models.draft import load_pretrained
 from distillspec.models.slot_cache import hook, unhook
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.core import EngineCore, StepOutput
 from distillspec.serving.graphs import CompiledRecorder, CudaRecorder, Recorder
 from distillspec.serving.kv_cache import SlotPool
@@ -92,7 +93,7 @@ class Engine:
             ModelRunner(target, self.slots, self.max_model_len, self._packs_of(target), self._recorder),
             SlotPool(self.slots, self.max_model_len, self.settings.max_cache_tokens),
             self.sampler,
-            controller or FixedLength(self.settings.speculation_length),
+            controller or self._make_controller(),
             proposer or self._make_proposer(draft, _version(draft)),
             prefill_chunk=self.settings.prefill_chunk,
             prefix_reuse=self.settings.prefix_reuse,
@@ -210,6 +211,11 @@ class Engine:
         self.core.at_next_step(lambda: self._switch(draft, proposer))
         return version
 
+    def explain_last_plan(self) -> Any:
+        """Why the last step's lengths were what they were: the controller's own `Decision`; None before any step, and
+        where the controller has no reasons."""
+        return None if self.core.last_result is None else self.core.last_result.plan.why
+
     def check_integrity(self) -> None:
         """Raise AssertionError where slots, sequences and caches disagree."""
         self.core.roster.check_integrity()
@@ -279,6 +285,13 @@ class Engine:
                 if progress:
                     bar.set_postfix_str(f"{tokens / max(bar.format_dict['elapsed'], 1e-9):.0f} tokens/s", refresh=False)
         return done
+
+    def _make_controller(self) -> LengthController:
+        longest = self.settings.speculation_length
+        if self.settings.controller == "fixed":
+            return FixedLength(longest)
+        with_model = self._proposer_name(with_draft=self.draft is not None) in DRAFTING
+        return GoodputController(longest, drafts_with_model=with_model)
 
     def _make_proposer(self, draft: LanguageModel | None, version: str) -> Proposer | None:
         name = self._proposer_name(with_draft=draft is not None)

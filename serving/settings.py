@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from distillspec.errors import ConfigError
 
 PROPOSERS = ("none", "draft_model", "prompt_lookup", "lookup_else_model")
-CONTROLLERS = ("fixed",)
+CONTROLLERS = ("fixed", "goodput")
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,9 @@ class EngineSettings:
         prefill_chunk: prompt tokens read a step; longer prompts take several, decoding goes on between.
         prefix_reuse: take over the keys and values of a beginning that another prompt shares.
         proposer: none, draft_model, prompt_lookup, lookup_else_model; None means draft_model where a draft is given.
-        controller: who chooses speculation lengths: fixed.
-        speculation_length: drafted tokens a row and step (controller=fixed).
+        controller: who chooses speculation lengths: fixed, or goodput (the most expected tokens a second, by row and
+            step; learns costs and acceptance as it serves).
+        speculation_length: drafted tokens a row and step; the most of them with controller=goodput.
         draft_confidence: stop drafting where the draft's best probability falls to this or below; 0 never.
         lookup_longest, lookup_shortest: n-gram sizes of prompt lookup.
         cuda_graphs: CUDA: record passes of few tokens once per shape and replay them.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Plan:
     rows: tuple[RowPlan, ...]
     predicted_tokens: float | None = None
     predicted_s: float | None = None
+    why: Any = None  # the controller's reasons, for people
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class StepResult:
     """What a step did, for controllers, metrics and logs; times in seconds."""
 
     rows: tuple[RowResult, ...]
+    view: BatchView
     plan: Plan
     prefill_tokens: int
     draft_s: float
@@ -87,4 +89,8 @@ class LengthController(Protocol):
 
     def observe(self, result: StepResult) -> None:
         """Learn from a step."""
+        ...
+
+    def draft_changed(self) -> None:
+        """Another draft is used from now on: what was learnt of the old one is void."""
         ...

@@ -22,3 +22,6 @@ class FixedLength:
 
     def observe(self, result: StepResult) -> None:
         """Nothing to learn."""
+
+    def draft_changed(self) -> None:
+        """Nothing was learnt."""

@@ -28,9 +28,9 @@ def test_the_time_left_follows_the_pace_since_first_asked(clock: list[float]) ->
     line = ProgressLine("training", None)
     assert line.left(0.5) == "?"  # a resumed run: half is done, nothing is known of the pace
     clock[0] += 30
-    assert line.left(0.6) == "2:00"
-    clock[0] += 60
-    assert line.left(0.8) == "1:00"
+    assert line.left(0.625) == "1:30"
+    clock[0] += 30
+    assert line.left(0.75) == "1:00"
 
 
 def test_the_meter_counts_tokens_and_time_whichever_is_further(clock: list[float]) -> None:

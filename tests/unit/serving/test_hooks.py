@@ -56,7 +56,7 @@ def test_any_lengths_and_any_trimming_change_no_token(
     if not seeded:
         assert [list(ids) for ids in wanted] == [hf_greedy(target, prompt, 24) for prompt in asked]
     controller = Restless(trims)
-    engine = make_engine(draft, controller=controller, max_slots=3)
+    engine = make_engine(draft, controller_object=controller, max_slots=3)
     outputs = engine.generate(asked, params)
     assert [output.token_ids for output in outputs] == wanted
     rows = [row for result in controller.results for row in result.rows]

@@ -1,0 +1,73 @@
+"""Costs that follow the machine: recursive least squares with forgetting on live step times."""
+
+from __future__ import annotations
+
+import numpy
+from scipy.optimize import nnls
+
+from distillspec.errors import ConfigError
+from distillspec.serving.control.latency import ForwardCost
+
+SPIKE = 4.0  # residuals beyond so many typical ones are cut to that
+QUICK = 0.1  # how fast the typical residual follows
+SCALE = numpy.array([1000.0, 10.0, 1.0])  # typical contexts, tokens, passes of a pair
+LASTING = 0.05  # pairs that the prior is always worth
+
+
+class CostCalibration:
+    """The coefficients of one model's `ForwardCost`, from (work, seconds) pairs; one pair may hold several passes.
+
+    Recursive least squares with forgetting in its information form (Ljung 1999, ch. 11): weighted sums of work times
+    work and work times seconds, solved with no coefficient below 0. The prior stays in the sums with a little weight,
+    and decides what the pairs do not tell apart (tokens from passes, where all rows draft alike). A residual far beyond
+    the usual is cut: a pause of the machine is no new machine.
+
+    Args:
+        prior: the profile's coefficients, or a guess.
+        confidence: pairs that the prior is worth at first.
+        forgetting: weight of a pair after the next one.
+    """
+
+    def __init__(self, prior: ForwardCost, *, confidence: float = 20.0, forgetting: float = 0.99) -> None:
+        if not 0 < forgetting <= 1:
+            raise ConfigError(f"forgetting={forgetting} must be in (0, 1]")
+        if confidence <= 0:
+            raise ConfigError(f"confidence={confidence} must be above 0")
+        self.forgetting = forgetting
+        self._prior = numpy.array([prior.per_context, prior.per_token, prior.fixed]) * SCALE
+        self._lasting = min(confidence, 1.0) * LASTING
+        self._squares = confidence * numpy.eye(3)
+        self._products = confidence * self._prior
+        self._theta = self._prior.copy()
+        self._typical: float | None = None  # residual, seconds
+
+    @property
+    def cost(self) -> ForwardCost:
+        """The present estimate."""
+        return ForwardCost(*(float(value) for value in self._theta / SCALE))
+
+    def observe(self, context: float, tokens: float, passes: float, seconds: float) -> None:
+        """Learn that `passes` passes over `tokens` tokens with `context` tokens cached took `seconds`.
+
+        Times that no clock should give (negative, not finite) are left out.
+        """
+        if passes <= 0 or not 0 <= seconds < float("inf"):
+            return
+        work = numpy.array([context, tokens, passes]) / SCALE
+        expected = float(work @ self._theta)
+        work_size = max(1.0, float(work @ work)) ** 0.5  # large steps are not worth more than small ones
+        work, cut = work / work_size, self._cut(expected, seconds) / work_size
+        self._squares = self.forgetting * self._squares + numpy.outer(work, work)
+        self._products = self.forgetting * self._products + work * cut
+        root = numpy.linalg.cholesky(self._squares + self._lasting * numpy.eye(3))
+        right = numpy.linalg.solve(root, self._products + self._lasting * self._prior)
+        self._theta, _ = nnls(root.T, right)
+
+    def _cut(self, expected: float, seconds: float) -> float:
+        """The seconds, no further from what was expected than a few usual residuals."""
+        residual = seconds - expected
+        if self._typical is None:
+            self._typical = abs(residual)
+        limit = SPIKE * max(self._typical, 1e-6)
+        self._typical += QUICK * (min(abs(residual), 2 * limit) - self._typical)
+        return expected + min(max(residual, -limit), limit)

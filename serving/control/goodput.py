@@ -1,0 +1,230 @@
+"""Lengths that maximise goodput, tokens a second (SmartSpec, Liu et al. 2024), by row and step, and never below not
+speculating for long."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy
+
+from distillspec.errors import ConfigError
+from distillspec.serving.control.acceptance import AcceptanceEstimate
+from distillspec.serving.control.allocation import Allocation, Ints, best_by_row, best_for_all, expected
+from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowResult, RowView, StepResult
+from distillspec.serving.control.calibration import CostCalibration
+from distillspec.serving.control.latency import ForwardCost, LatencyModel
+
+# What a machine is taken for until it was measured; worth a fraction of one measured step.
+UNKNOWN = LatencyModel(ForwardCost(1e-7, 1e-3, 2e-2), ForwardCost(1e-8, 1e-4, 2e-3))
+GUESS_CONFIDENCE, PROFILE_CONFIDENCE = 1e-2, 20.0
+PLAIN_EVERY = 100  # speculating steps between two that do not, to see what not speculating costs
+TRIALS_COST = 0.008  # share of all tokens that may be lost by speculating now and then where it does not pay
+TRY_EVERY = 10  # plain steps at least between two trials
+TRY_LENGTH = 2  # tokens a row drafts on trial
+MEMORY = 0.998  # of what predictions missed, a step
+FEWEST_TO_JUDGE = 30  # speculating steps before speculation may be switched off
+FORGET_ROWS_EVERY = 256  # steps
+WARM_UP = (0, 1, 2, 4) * 6  # lengths of an unknown machine's first steps: its costs must be seen before they are judged
+Mode = Literal["learning costs", "speculating", "not worth it", "trial", "measuring plain", "nothing to draft for"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Why a plan is what it is; seconds and tokens of the step."""
+
+    mode: Mode
+    lengths: tuple[int, ...]
+    predicted_tokens: float
+    predicted_s: float
+    plain_tokens_per_s: float
+    best_tokens_per_s: float  # of the best lengths, whether they were taken or not
+    uncertainty: float  # relative, of the measured goodput
+    hazards: tuple[float, ...]
+    target: ForwardCost
+    draft: ForwardCost | None
+
+
+class Missed:
+    """By what factor predictions miss, from sums that forget: measured over predicted, and how sure that is."""
+
+    def __init__(self) -> None:
+        self._measured = self._predicted = 1.0
+        self._squares = 0.0
+        self.seen = 0
+
+    @property
+    def factor(self) -> float:
+        return self._measured / self._predicted
+
+    @property
+    def relative_error(self) -> float:
+        """Standard error of `factor`, relative."""
+        return self._squares**0.5 / self._predicted
+
+    def observe(self, measured: float, predicted: float) -> None:
+        if predicted <= 0:
+            return
+        self.seen += 1
+        miss = measured / predicted - self.factor
+        self._measured = MEMORY * self._measured + measured / predicted
+        self._predicted = MEMORY * self._predicted + 1.0
+        self._squares = MEMORY**2 * self._squares + miss**2
+
+
+class GoodputController:
+    """Plans the lengths of highest expected goodput; learns acceptance and costs from every step.
+
+    Args:
+        longest: the most tokens a row may draft.
+        latency: a profile's costs; None: learnt from the first steps.
+        lengths: `request` gives each row its own, `step` one for all.
+        drafts_with_model: False where proposals cost next to nothing (prompt lookup).
+        acceptance: how acceptance is estimated; None: the defaults.
+    """
+
+    def __init__(
+        self,
+        longest: int,
+        latency: LatencyModel | None = None,
+        *,
+        lengths: Literal["request", "step"] = "request",
+        drafts_with_model: bool = True,
+        acceptance: AcceptanceEstimate | None = None,
+    ) -> None:
+        if longest < 0:
+            raise ConfigError(f"longest={longest} must be at least 0")
+        if lengths not in ("request", "step"):
+            raise ConfigError(f"lengths={lengths} must be request or step")
+        self.longest = longest
+        self._choose = best_by_row if lengths == "request" else best_for_all
+        prior, confidence = (latency, PROFILE_CONFIDENCE) if latency is not None else (UNKNOWN, GUESS_CONFIDENCE)
+        self._target = CostCalibration(prior.target, confidence=confidence)
+        self._draft: CostCalibration | None = None
+        if drafts_with_model and prior.draft is not None:
+            self._draft = CostCalibration(prior.draft, confidence=confidence)
+        self._draft_free_s = prior.draft_free_s
+        self.acceptance = acceptance or AcceptanceEstimate(longest)
+        self._steps = 0
+        self._to_learn = list(WARM_UP) if latency is None else []
+        self._start_over()
+
+    @property
+    def latency(self) -> LatencyModel:
+        """What steps are believed to cost now."""
+        draft = None if self._draft is None else self._draft.cost
+        return LatencyModel(self._target.cost, draft, self._draft_free_s)
+
+    def plan(self, view: BatchView) -> Plan:
+        decision = self.decide(view)
+        rows = tuple(RowPlan(row.sequence_id, k) for row, k in zip(view.rows, decision.lengths, strict=True))
+        return Plan(rows, decision.predicted_tokens, decision.predicted_s, decision)
+
+    def decide(self, view: BatchView) -> Decision:
+        """The plan with its reasons. Pure."""
+        latency, limits = self.latency, self._limits(view.rows)
+        contexts = numpy.array([row.context_tokens for row in view.rows], dtype=numpy.int64)
+        survival = self.acceptance.survival([row.sequence_id for row in view.rows])
+        batch = (survival, limits, contexts, latency, view.prefill_tokens)
+        plain = expected(numpy.zeros_like(limits), *batch)
+        tried = expected(numpy.minimum(limits, TRY_LENGTH), *batch)
+        best = self._choose(*batch)
+        mode = self._mode(best, tried, plain, limits)
+        planned = {"speculating": best, "trial": tried}.get(mode, plain)
+        if mode == "learning costs":
+            planned = expected(numpy.minimum(limits, self._to_learn[0]), *batch)
+        return Decision(
+            mode,
+            tuple(map(int, planned.lengths)),
+            planned.tokens,
+            planned.seconds,
+            self._plain_rate(plain),
+            best.goodput * self._gain,
+            self._uncertainty,
+            tuple(self.acceptance.hazards.tolist()),
+            latency.target,
+            latency.draft,
+        )
+
+    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
+        return tuple(row.length for row in plan.rows)
+
+    def observe(self, result: StepResult) -> None:
+        """Learn from a step: what stood, what it cost, and whether predictions held."""
+        decoding = {row.sequence_id for row in result.view.rows}
+        rows = [row for row in result.rows if row.sequence_id in decoding]
+        self._learn_costs(result, [row.proposed for row in rows])
+        self.acceptance.observe(rows)
+        if rows:
+            self._hold_against_prediction(result, rows)
+        self._steps += 1
+        if self._steps % FORGET_ROWS_EVERY == 0:
+            self.acceptance.keep_only(list(decoding))
+
+    def draft_changed(self) -> None:
+        """Another draft: what was known of the old one's acceptance and worth is void."""
+        self.acceptance.reset()
+        self._start_over()
+
+    def _limits(self, rows: Seq[RowView]) -> Ints:
+        return numpy.array([min(self.longest, row.limit) for row in rows], dtype=numpy.int64)
+
+    def _mode(self, best: Allocation, tried: Allocation, plain: Allocation, limits: Ints) -> Mode:
+        if not limits.any():
+            return "nothing to draft for"
+        if self._to_learn:
+            return "learning costs"
+        if self._speculates and best.lengths.any():
+            return "measuring plain" if self._since_plain >= PLAIN_EVERY else "speculating"
+        loss = 1 - tried.goodput * self._gain / self._plain_rate(plain)
+        return "trial" if self._since_speculation >= max(TRY_EVERY, loss / TRIALS_COST) else "not worth it"
+
+    def _plain_rate(self, plain: Allocation) -> float:
+        """Tokens a second without speculation, as measured."""
+        return plain.goodput / max(self._plain_s.factor, 1e-9)
+
+    @property
+    def _gain(self) -> float:
+        """Measured goodput of speculating steps over what was predicted."""
+        return self._spec_tokens.factor / max(self._spec_s.factor, 1e-9)
+
+    @property
+    def _uncertainty(self) -> float:
+        return (self._spec_tokens.relative_error**2 + self._spec_s.relative_error**2) ** 0.5
+
+    def _start_over(self) -> None:
+        self._spec_tokens, self._spec_s, self._plain_s = Missed(), Missed(), Missed()
+        self._speculates = True
+        self._since_plain = self._since_speculation = 0
+
+    def _learn_costs(self, result: StepResult, proposed: Seq[int]) -> None:
+        contexts = [row.context_tokens for row in result.view.rows]
+        if not contexts or result.prefill_tokens or len(proposed) != len(contexts):
+            return
+        self._target.observe(sum(contexts), sum(proposed) + len(proposed), 1, result.target_s)
+        deepest = max(proposed)
+        if self._draft is not None and deepest:
+            drafting = [[c for c, k in zip(contexts, proposed, strict=True) if k > depth] for depth in range(deepest)]
+            self._draft.observe(sum(map(sum, drafting)), sum(map(len, drafting)), deepest, result.draft_s)
+
+    def _hold_against_prediction(self, result: StepResult, rows: Seq[RowResult]) -> None:
+        """Note what the prediction missed, and decide whether speculation goes on."""
+        speculated = any(row.proposed for row in rows)
+        self._since_plain = self._since_plain + 1 if speculated else 0
+        self._since_speculation = 0 if speculated else self._since_speculation + 1
+        plan = result.plan
+        if result.prefill_tokens or plan.predicted_s is None or plan.predicted_tokens is None:
+            return
+        if self._to_learn:
+            self._to_learn = self._to_learn[1:]
+            return
+        if not speculated:
+            self._plain_s.observe(result.total_s, plan.predicted_s)
+            return
+        self._spec_tokens.observe(sum(row.emitted for row in rows), plan.predicted_tokens)
+        self._spec_s.observe(result.total_s, plan.predicted_s)
+        if self._spec_s.seen < FEWEST_TO_JUDGE:
+            return
+        now = self.decide(result.view)
+        self._speculates = now.best_tokens_per_s * (1 - now.uncertainty) > now.plain_tokens_per_s

@@ -1,0 +1,251 @@
+"""Lengths that pay: the optimum against brute force, estimates against known truths, a controller on known machines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distillspec.errors import ConfigError
+from distillspec.models import LanguageModel
+from distillspec.serving import SamplingParams
+from distillspec.serving.control.acceptance import AcceptanceEstimate
+from distillspec.serving.control.allocation import best_by_row, best_for_all
+from distillspec.serving.control.base import BatchView, LengthController, RowResult, RowView, StepResult
+from distillspec.serving.control.calibration import CostCalibration
+from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.control.goodput import GoodputController
+from distillspec.serving.control.latency import ForwardCost, LatencyModel
+
+from .conftest import MakeEngine, hf_greedy, prompts
+
+
+def goodput(survival: numpy.ndarray, lengths: tuple[int, ...], contexts: list[int], latency: LatencyModel) -> float:
+    """Expected tokens a second, by definition."""
+    tokens = sum(1 + sum(row[:length]) for row, length in zip(survival, lengths, strict=True))
+    return tokens / latency.step_s(contexts, lengths)
+
+
+def test_costs_count_roots_and_a_draft_batch_that_shrinks() -> None:
+    latency = LatencyModel(ForwardCost(0.5, 2.0, 10.0), ForwardCost(0.25, 1.0, 3.0))
+    # Target: 30 context, 2 roots and 3 drafted. Draft: depth 1 both rows, depth 2 the first alone.
+    assert latency.step_s([10, 20], [2, 1]) == (15 + 10 + 10) + (0.25 * 30 + 2 + 3) + (2.5 + 1 + 3)
+    assert latency.step_s([10], [0], prefill_tokens=4) == 5 + 2 * 5 + 10
+    assert LatencyModel(ForwardCost(0, 0, 1.0), None, 0.125).step_s([1], [3]) == 1.125
+
+
+def test_a_pass_that_only_two_rows_pay_for_is_found() -> None:
+    latency = LatencyModel(ForwardCost(0, 0, 10.0), ForwardCost(0, 0, 6.0))
+    survival = numpy.array([[0.9], [0.9]])
+    best = best_by_row(survival, numpy.array([1, 1]), numpy.array([5, 5]), latency)
+    assert best.lengths.tolist() == [1, 1]
+    assert best.goodput == pytest.approx(3.8 / 16)
+
+
+HAZARDS = st.lists(st.floats(0, 1), min_size=3, max_size=3)
+COSTS = st.builds(ForwardCost, *(st.floats(0, limit) for limit in (0.01, 0.3, 3.0)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.tuples(HAZARDS, st.integers(0, 3), st.integers(0, 50)), max_size=3),
+    COSTS,
+    COSTS | st.none(),
+)
+def test_the_optimum_is_brute_forces(
+    rows: list[tuple[list[float], int, int]], target: ForwardCost, draft: ForwardCost | None
+) -> None:
+    latency = LatencyModel(ForwardCost(target.per_context, target.per_token, target.fixed + 0.1), draft, 0.2)
+    survival = numpy.cumprod(numpy.array([hazards for hazards, _, _ in rows]).reshape(-1, 3), 1)
+    limits = numpy.array([limit for _, limit, _ in rows], dtype=numpy.int64)
+    contexts = numpy.array([context for _, _, context in rows], dtype=numpy.int64)
+    best = best_by_row(survival, limits, contexts, latency)
+    assert (best.lengths <= limits).all()
+    if not rows:
+        return
+    every = product(*(range(limit + 1) for limit in limits))
+    brute = max(goodput(survival, lengths, contexts.tolist(), latency) for lengths in every)
+    assert goodput(survival, tuple(best.lengths.tolist()), contexts.tolist(), latency) == pytest.approx(brute)
+    assert best.goodput == pytest.approx(brute)
+    common = best_for_all(survival, limits, contexts, latency)
+    assert common.goodput <= brute * (1 + 1e-9)
+    alike = (goodput(survival, tuple(numpy.minimum(limits, k).tolist()), contexts.tolist(), latency) for k in range(4))
+    assert common.goodput == pytest.approx(max(alike))
+
+
+def test_what_lies_behind_a_rejection_was_never_tried() -> None:
+    generator = numpy.random.default_rng(0)
+    estimate = AcceptanceEstimate(5, global_memory=1e6)
+    for _ in range(3000):
+        accepted = int((generator.random(5) < 0.7).cumprod().sum())
+        estimate.observe([RowResult("a", 5, accepted, accepted + 1)])
+    # Accepted over proposed would be 0.39.
+    assert estimate.hazards == pytest.approx(numpy.full(5, 0.7), abs=0.05)
+    assert 1 + estimate.survival(["a"]).sum() == pytest.approx(2.94, abs=0.35)
+
+
+def test_requests_move_from_the_global_estimate_to_their_own() -> None:
+    estimate = AcceptanceEstimate(2, strength=10)
+    for _ in range(200):
+        estimate.observe([RowResult("easy", 2, 2, 3), RowResult("hard", 2, 0, 1)])
+    easy, hard, new = estimate.survival(["easy", "hard", "new"])[:, 0]
+    assert easy > 0.9
+    assert hard < 0.1
+    assert new == pytest.approx(0.5, abs=0.05)
+    everyone = AcceptanceEstimate(2, strength=float("inf"))
+    everyone.observe([RowResult("easy", 2, 2, 3)])
+    assert len({tuple(row) for row in everyone.survival(["easy", "new"]).tolist()}) == 1
+    estimate.keep_only(["easy"])
+    assert len(estimate) == 1
+    assert estimate.survival(["hard"])[0, 0] == pytest.approx(new)
+    estimate.reset()
+    assert estimate.survival(["easy"])[0, 0] == pytest.approx(0.6)
+
+
+def test_steps_without_drafts_teach_nothing() -> None:
+    estimate = AcceptanceEstimate(3)
+    before = estimate.hazards
+    estimate.observe([])
+    estimate.observe([RowResult("a", 0, 0, 1)])
+    assert (estimate.hazards == before).all()
+    assert estimate.survival([]).shape == (0, 3)
+
+
+def work(generator: numpy.random.Generator) -> tuple[float, float, float]:
+    return float(generator.integers(100, 4000)), float(generator.integers(1, 40)), 1.0
+
+
+def test_costs_are_learnt_and_followed_and_spikes_are_not() -> None:
+    generator = numpy.random.default_rng(1)
+    truth = ForwardCost(2e-6, 8e-4, 4e-2)
+    learnt = CostCalibration(ForwardCost(1e-7, 1e-3, 2e-2), confidence=1e-2)
+
+    def watch(steps: int, truth: ForwardCost, spikes: bool = False) -> float:
+        """The median relative error of predictions, made before each step is seen."""
+        errors = []
+        for step in range(steps):
+            context, tokens, passes = work(generator)
+            seconds = truth.seconds(context, tokens) * float(generator.normal(1, 0.02))
+            errors.append(abs(learnt.cost.seconds(context, tokens) / seconds - 1))
+            learnt.observe(context, tokens, passes, 3.0 if spikes and step % 40 == 20 else seconds)
+        return float(numpy.median(errors[steps // 2 :]))
+
+    assert watch(200, truth) < 0.03
+    assert watch(200, truth, spikes=True) < 0.06
+    slower = ForwardCost(4e-6, 1.6e-3, 8e-2)
+    assert watch(400, slower) < 0.04
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_times_that_no_clock_gives_are_left_out(seconds: float) -> None:
+    learnt = CostCalibration(ForwardCost(1e-6, 1e-3, 1e-2))
+    before = learnt.cost
+    learnt.observe(100, 5, 1, seconds)
+    learnt.observe(100, 5, 0, 1.0)
+    assert learnt.cost == before
+
+
+class Machine:
+    """Steps with known costs and acceptance; tokens and seconds of a run under a controller."""
+
+    def __init__(self, latency: LatencyModel, alpha: float, rows: int = 4, seed: int = 0) -> None:
+        self.latency, self.alpha, self.rows = latency, alpha, rows
+        self.generator = numpy.random.default_rng(seed)
+
+    def run(self, controller: LengthController, steps: int) -> float:
+        """Tokens a second over the steps."""
+        tokens, seconds = 0, 0.0
+        for step in range(steps):
+            contexts = [100 + (step + 37 * row) % 400 for row in range(self.rows)]
+            view = BatchView(tuple(RowView(f"r{row}", c, 8) for row, c in enumerate(contexts)))
+            plan = controller.plan(view)
+            assert plan == controller.plan(view)  # pure
+            lengths = [row.length for row in plan.rows]
+            accepted = [int((self.generator.random(k) < self.alpha).cumprod().sum()) for k in lengths]
+            noise = float(self.generator.normal(1, 0.03))
+            draft_s = self.latency.draft_s(contexts, lengths) * noise
+            target_s = self.latency.target_s(contexts, lengths) * noise
+            outcomes = enumerate(zip(lengths, accepted, strict=True))
+            rows = tuple(RowResult(f"r{i}", k, stood, stood + 1) for i, (k, stood) in outcomes)
+            controller.observe(StepResult(rows, view, plan, 0, draft_s, target_s, draft_s + target_s))
+            tokens += sum(row.emitted for row in rows)
+            seconds += draft_s + target_s
+        return tokens / seconds
+
+
+CPU = LatencyModel(ForwardCost(1e-6, 1.5e-3, 4e-2), ForwardCost(1e-7, 2e-4, 5e-3))
+
+
+@pytest.mark.parametrize("profile", [CPU, None])
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.6, 0.9])
+def test_goodput_comes_near_the_best_fixed_length(alpha: float, profile: LatencyModel | None) -> None:
+    fixed = [Machine(CPU, alpha).run(FixedLength(k), 1500) for k in range(9)]
+    ours = Machine(CPU, alpha).run(GoodputController(8, profile), 4000)
+    assert ours > 0.97 * max(fixed)
+
+
+def test_a_useless_draft_costs_almost_nothing() -> None:
+    plain = Machine(CPU, 0.0).run(FixedLength(0), 1000)
+    assert Machine(CPU, 0.0).run(GoodputController(8, CPU), 4000) > 0.98 * plain
+
+
+def test_speculation_comes_back_with_a_better_draft() -> None:
+    controller = GoodputController(8, CPU)
+    machine = Machine(CPU, 0.0)
+    machine.run(controller, 1000)
+    view = BatchView((RowView("r0", 100, 8),))
+    assert controller.decide(view).mode in ("not worth it", "trial")
+    machine.alpha = 0.9
+    controller.draft_changed()
+    assert controller.decide(view).mode == "speculating"
+    rate = machine.run(controller, 1000)
+    assert rate > 1.3 * machine.run(FixedLength(0), 500)
+
+
+def test_costs_nobody_told_it_of_switch_speculation_off() -> None:
+    class Slow(Machine):
+        """Every speculating step takes twice what its parts say."""
+
+        def run(self, controller: LengthController, steps: int) -> float:
+            observe = controller.observe
+
+            def slow(result: StepResult) -> None:
+                factor = 2.0 if any(row.proposed for row in result.rows) else 1.0
+                observe(replace(result, total_s=factor * result.total_s))
+
+            controller.observe = slow  # type: ignore[method-assign]
+            return super().run(controller, steps)
+
+    controller = GoodputController(8, CPU)
+    Slow(CPU, 0.6).run(controller, 300)
+    assert controller.decide(BatchView((RowView("r0", 100, 8),))).mode in ("not worth it", "trial")
+
+
+def test_impossible_settings_are_refused_by_name() -> None:
+    for make, name in (
+        (lambda: ForwardCost(-1, 0, 0), "per_context=-1"),
+        (lambda: ForwardCost(0, float("nan"), 0), "per_token=nan"),
+        (lambda: GoodputController(-1), "longest=-1"),
+        (lambda: AcceptanceEstimate(4, prior=1.0), r"prior=1\.0"),
+        (lambda: CostCalibration(ForwardCost(0, 0, 0), forgetting=0.0), r"forgetting=0\.0"),
+    ):
+        with pytest.raises(ConfigError, match=name):
+            make()
+
+
+def test_an_engine_with_it_writes_the_same_text_and_explains_itself(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine
+) -> None:
+    wanted = [hf_greedy(target, prompt, 40) for prompt in prompts()]
+    engine = make_engine(draft, controller="goodput", speculation_length=5)
+    assert engine.explain_last_plan() is None
+    outputs = engine.generate(prompts(), SamplingParams(temperature=0.0, max_tokens=40))
+    assert [list(output.token_ids) for output in outputs] == wanted
+    why = engine.explain_last_plan()
+    assert len(why.lengths) == len(engine.core.last_result.view.rows)  # type: ignore[union-attr]
+    assert why.target.fixed >= 0
+    assert sum(output.stats.proposed for output in outputs) > 0
