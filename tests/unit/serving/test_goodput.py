@@ -180,12 +180,11 @@ class Machine:
 CPU = LatencyModel(ForwardCost(1e-6, 1.5e-3, 4e-2), ForwardCost(1e-7, 2e-4, 5e-3))
 
 
-@pytest.mark.parametrize("profile", [CPU, None])
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.6, 0.9])
-def test_goodput_comes_near_the_best_fixed_length(alpha: float, profile: LatencyModel | None) -> None:
-    fixed = [Machine(CPU, alpha).run(FixedLength(k), 1500) for k in range(9)]
-    ours = Machine(CPU, alpha).run(GoodputController(8, profile), 4000)
-    assert ours > 0.97 * max(fixed)
+def test_goodput_comes_near_the_best_fixed_length(alpha: float) -> None:
+    best = max(Machine(CPU, alpha).run(FixedLength(k), 1500) for k in range(9))
+    for profile in (CPU, None):
+        assert Machine(CPU, alpha).run(GoodputController(8, profile), 3000) > 0.97 * best
 
 
 def test_a_useless_draft_costs_almost_nothing() -> None:
