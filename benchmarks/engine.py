@@ -31,7 +31,9 @@ from distillspec.data.chat import render_prompt
 from distillspec.models import LanguageModel, load_target
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine, EngineSettings, SamplingParams
+from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.requests import Request
 from distillspec.serving.requests import Sequence as Row
 from distillspec.serving.runner import RowInput
@@ -106,21 +108,23 @@ def speculation(options: argparse.Namespace, target: LanguageModel) -> dict[str,
 def _against_plain(
     engine: Engine, texts: list[list[int]], lengths: Sequence[int], options: argparse.Namespace
 ) -> dict[str, Any]:
-    """The same engine at several lengths, and not speculating."""
+    """The same engine at several lengths, not speculating, and with lengths by goodput."""
+    controllers: dict[str, LengthController] = {str(k): FixedLength(k) for k in lengths}
+    controllers["goodput"] = GoodputController(max(lengths), drafts_with_model=engine.draft is not None)
 
-    def at(length: int) -> int:
-        engine.core.controller = FixedLength(length)
+    def under(name: str) -> int:
+        engine.core.controller = controllers[name]
         return generate(engine, texts, greedy())
 
-    timed = paired({str(k): (lambda k=k: at(k)) for k in lengths}, options.rounds, against="0")
-    for length in lengths:
-        engine.core.controller = FixedLength(length)
+    timed = paired({name: (lambda name=name: under(name)) for name in controllers}, options.rounds, against="0")
+    for name, controller in controllers.items():
+        engine.core.controller = controller
         outputs = engine.generate(texts, greedy())
         tokens, steps = sum(len(o.token_ids) for o in outputs), sum(o.stats.steps for o in outputs)
-        timed["sides"][str(length)]["block_efficiency"] = tokens / steps
+        timed["sides"][name]["block_efficiency"] = tokens / steps
     engine.close()
     best = max((str(k) for k in lengths if k), key=lambda name: timed["ratios"][name])
-    return {**timed, "best_length": int(best), "ratio": timed["ratios"][best]}
+    return {**timed, "best_length": int(best), "ratio": timed["ratios"][best], "goodput": timed["ratios"]["goodput"]}
 
 
 def verify(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:

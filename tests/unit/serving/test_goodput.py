@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import numpy
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distillspec.errors import ConfigError
-from distillspec.models import LanguageModel
+from distillspec.models import LanguageModel, save_draft
 from distillspec.serving import SamplingParams
 from distillspec.serving.control.acceptance import AcceptanceEstimate
 from distillspec.serving.control.allocation import best_by_row, best_for_all
@@ -248,3 +249,17 @@ def test_an_engine_with_it_writes_the_same_text_and_explains_itself(
     assert len(why.lengths) == len(engine.core.last_result.view.rows)  # type: ignore[union-attr]
     assert why.target.fixed >= 0
     assert sum(output.stats.proposed for output in outputs) > 0
+
+
+def test_a_swapped_draft_starts_with_a_clean_record(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    save_draft(draft, tmp_path / "next", target)
+    engine = make_engine(draft, controller="goodput", speculation_length=3)
+    engine.generate(prompts(3), SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
+    controller = engine.core.controller
+    assert isinstance(controller, GoodputController)
+    assert controller.acceptance.trials > 0
+    engine.load_draft(tmp_path / "next")
+    engine.step()
+    assert controller.acceptance.trials == 0
