@@ -43,7 +43,7 @@ SHAPES = {
 DRAFT_SHARE = 16  # the draft has this fraction of the target's layers, at least one
 GOALS = {"bandwidth": {"1b": 0.6, "8b": 0.8}, "verify": 1.1, "host_ms": 0.3}
 ALPHAS, LENGTHS, BATCHES = (0.5, 0.7, 0.9), (1, 2, 4, 6), (1, 8, 32)
-CONTEXT, NEW_TOKENS = 64, 64
+CONTEXT, NEW_TOKENS, ROUNDS = 64, 64, 3
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def main() -> None:
 def bandwidth(bench: Bench, result: dict[str, Any]) -> dict[str, Any]:
     """Bytes of weights read a second in plain decoding at batch 1, as a share of what a copy reaches."""
     engine = make_engine(bench, 1, None)
-    rate = statistics.median(_decode_rate(engine, 1, 0) for _ in range(3))
+    rate = statistics.median(_decode_rate(engine, 1, 0) for _ in range(ROUNDS))
     engine.close()
     share = rate * _read_bytes(bench.target) / (1e9 * result["bandwidth_gb_s"])
     goal = GOALS["bandwidth"].get(bench.name)
@@ -104,7 +104,7 @@ def host(bench: Bench, result: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for batch in (1, 8):
         engine = make_engine(bench, batch, None)
-        step_s = batch / statistics.median(_decode_rate(engine, batch, 0) for _ in range(3))
+        step_s = batch / statistics.median(_decode_rate(engine, batch, 0) for _ in range(ROUNDS))
         found[str(batch)] = 1e3 * (step_s - _pass_seconds(engine, batch, 1))
         engine.close()
     return {"host_ms": found, "goal_ms": GOALS["host_ms"], "met": max(found.values()) < GOALS["host_ms"]}
@@ -204,11 +204,15 @@ def _pass_seconds(engine: Engine, batch: int, tokens: int) -> float:
 
 
 def _device_seconds(run: Callable[[], object], device: torch.device, count: int) -> float:
-    """Seconds of one `run`, from `count` of them in a row after a warm-up; the median of five such rows."""
+    """Seconds of one `run`, from `count` of them in a row after a warm-up; the median of five such rows.
+
+    A trial on a CPU makes do with a single one.
+    """
+    count, rows = (count, 5) if device.type == "cuda" else (1, 1)
     for _ in range(3):
         run()
     found = []
-    for _ in range(5):
+    for _ in range(rows):
         _wait(device)
         started = time.perf_counter()
         for _ in range(count):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import count, cycle
+from itertools import count, cycle, product
 from pathlib import Path
 
 import pytest
@@ -85,8 +85,14 @@ def penalised(logits: Tensor, texts: Tensor, params: SamplingParams) -> Tensor:
     return logits
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("kind", ["draft", "truncated", "lookup", "none"])
+@pytest.mark.parametrize(
+    ("kind", "policy"),
+    [
+        *product(["draft", "truncated", "lookup", "none"], ["plain", "warm"]),
+        ("draft", "penalised"),
+        ("truncated", "penalised"),
+    ],
+)
 def test_every_emitted_position_follows_the_target(
     target: LanguageModel,
     draft: LanguageModel,

@@ -183,7 +183,7 @@ CPU = LatencyModel(ForwardCost(1e-6, 1.5e-3, 4e-2), ForwardCost(1e-7, 2e-4, 5e-3
 
 @pytest.mark.parametrize("alpha", [0.0, 0.3, 0.6, 0.9])
 def test_goodput_comes_near_the_best_fixed_length(alpha: float) -> None:
-    best = max(Machine(CPU, alpha).run(FixedLength(k), 1500) for k in range(9))
+    best = max(Machine(CPU, alpha).run(FixedLength(k), 400) for k in range(9))
     for profile in (CPU, None):
         assert Machine(CPU, alpha).run(GoodputController(8, profile), 3000) > 0.97 * best
 

@@ -349,7 +349,8 @@ def test_gradients_above_the_limit_are_cut_to_it(make_trainer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "reason"), [({"max_tokens": 70}, "tokens"), ({"max_minutes": 1e-6}, "minutes"), ({"max_steps": 2}, "steps")]
+    ("limit", "reason"),
+    [({"max_tokens": 70}, "tokens"), ({"max_minutes": 1e-6}, "minutes"), ({"max_steps": 2}, "steps")],
 )
 def test_a_run_ends_at_the_first_limit_it_meets(make_trainer, limit: dict[str, float], reason: str) -> None:
     trainer = make_trainer(train={"max_steps": 50, **limit})
