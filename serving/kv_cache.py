@@ -41,7 +41,7 @@ class SlotPool:
         self.owners: list[str] = []  # slot → sequence id
         self.reserved: dict[str, int] = {}  # sequence id → tokens it may grow to
         self.contents: list[list[int]] = [[] for _ in range(slots)]
-        self._used = [0] * slots  # when each slot was last of use: taken, released, or found to hold a beginning
+        self._used = [0] * slots  # when each slot was last of use: taken, released, or taken a beginning from
         self._now = 0
 
     @property
@@ -72,6 +72,8 @@ class SlotPool:
         changes places; longer ones are copied from.
         """
         following = len(self.owners)
+        if prefix is not None:
+            self._touch(prefix.slot)
         if prefix is not None and prefix.slot >= following and 2 * prefix.length >= len(self.contents[prefix.slot]):
             return [] if prefix.slot == following else [self._exchange(prefix.slot, following)]
         source = following if prefix is None else prefix.slot
@@ -117,11 +119,7 @@ class SlotPool:
         """The slot, owned or not, that holds the longest common beginning with `tokens`."""
         lengths = [_common(held, tokens) for held in self.contents]
         length = max(lengths, default=0)
-        if not length:
-            return None
-        slot = lengths.index(length)
-        self._touch(slot)
-        return Prefix(slot, length)
+        return Prefix(lengths.index(length), length) if length else None
 
     def forget(self, slot: int) -> None:
         """What the slot holds must not be used again (its numbers were not finite)."""
