@@ -17,6 +17,9 @@ EXAMPLES = {
     "generate": "distill generate data.prompts=prompts.jsonl data.signal=topk",
     "export": "distill export draft.path=runs/train/A/draft format=vllm",
     "report": "distill report runs=[runs/train/A,runs/train/B]",
+    "adapt": "distill adapt online.folder=online once=true judge=true",
+    "replay": "distill replay action=delete tenant=acme online.folder=online",
+    "versions": "distill versions action=list online.folder=online",
 }
 
 

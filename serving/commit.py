@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -20,11 +21,22 @@ from distillspec.serving.verification import Verdict
 NOT_FINITE = "the target's logits are not finite (NaN or infinity) for this request"
 
 
+@dataclass(frozen=True)
+class Emission:
+    """The new tokens of one sequence, and what they were judged by."""
+
+    sequence: Sequence  # its last `len(rows)` tokens are the new ones
+    tree: TokenTree  # what was drafted
+    path: tuple[int, ...]  # the nodes that stood, those after a stop token included
+    rows: tuple[int, ...]  # the step's row of logits for each new token
+    draft_version: str  # of the draft in use, "" without one
+
+
 class Observer(Protocol):
     """Sees the target's raw logits wherever it wrote a token: for recording signals and replay logs."""
 
-    def __call__(self, emitted: Seq[tuple[Sequence, int]], logits: Tensor) -> None:
-        """Each sequence has as many new tokens; `logits [n, V]`, of any float dtype, are those they were judged by."""
+    def __call__(self, emissions: Seq[Emission], logits: Tensor) -> None:
+        """`logits [n, V]`, of any float dtype, are the whole step's; they are not to be kept or changed."""
         ...
 
 
@@ -48,8 +60,8 @@ class Committer:
         `logits` are the windows' rows, one after another, as the verdicts were made from.
         """
         results, first = [], 0
-        emitted: list[tuple[Sequence, int]] = []
-        judged: list[int] = []  # the rows of logits that emitted tokens were judged by
+        emissions: list[Emission] = []
+        version = proposer.version if proposer is not None else ""
         for window, judgement in zip(windows, judgements, strict=True):
             rows = range(first, first + 1 + len(window.tree))
             first = rows.stop
@@ -61,10 +73,10 @@ class Committer:
             if not judgement.sound:  # a rejected token left numbers that are none: weight 0 times NaN is NaN
                 self.cache.clear(window.sequence.held_slot, window.sequence.computed)
             results.append(result)
-            emitted.append((window.sequence, result.emitted))
-            judged += [rows.start, *(rows.start + 1 + node for node in verdict.path)][: result.emitted]
-        if self.observer is not None and emitted:
-            self.observer(emitted, logits[judged])
+            judged = (rows.start, *(rows.start + 1 + node for node in verdict.path))[: result.emitted]
+            emissions.append(Emission(window.sequence, window.tree, verdict.path, judged, version))
+        if self.observer is not None and emissions:
+            self.observer(emissions, logits)
         for window in windows:
             if window.sequence.finish_reason is not None:
                 self.roster.finish(window.sequence, now)

@@ -12,6 +12,7 @@ from torch import Tensor
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel
 from distillspec.recording import SignalRecorder
+from distillspec.serving.commit import Emission
 from distillspec.serving.engine import Engine
 from distillspec.serving.params import SEED_LIMIT, SamplingParams
 from distillspec.serving.requests import CompletionOutput, Request, Sequence
@@ -109,9 +110,10 @@ class _Recording:
         self.requests = requests
         self._recorders: dict[int, SignalRecorder] = {}
 
-    def __call__(self, emitted: Seq[tuple[Sequence, int]], logits: Tensor) -> None:
-        recorders = [self._recorder(sequence) for sequence, count in emitted for _ in range(count)]
-        SignalRecorder.record(logits.float(), recorders)
+    def __call__(self, emissions: Seq[Emission], logits: Tensor) -> None:
+        recorders = [self._recorder(emission.sequence) for emission in emissions for _ in emission.rows]
+        rows = [row for emission in emissions for row in emission.rows]
+        SignalRecorder.record(logits[rows].float(), recorders)
 
     def _recorder(self, sequence: Sequence) -> SignalRecorder:
         assert self.signal is not None

@@ -27,6 +27,8 @@ class Request:
         priority: lower goes first, as in vLLM; equal ones in order of arrival.
         deadline_s: seconds after submission at which the request is ended as it stands, reason `abort`.
         tenant: whose request it is, for logs and limits.
+        domain: what kind of text it is, in the caller's words; acceptance is followed by it.
+        log: False keeps it out of every log that online adaptation learns from.
     """
 
     id: str
@@ -35,6 +37,8 @@ class Request:
     priority: int = 0
     deadline_s: float | None = None
     tenant: str = "default"
+    domain: str = "default"
+    log: bool = True
 
 
 class Status(Enum):

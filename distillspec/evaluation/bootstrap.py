@@ -57,3 +57,25 @@ def _resample_weights(prompts: int, samples: int, seed: int) -> NDArray[np.float
     """`[S, P]`: how often each prompt occurs in each resample of P prompts with replacement."""
     counts = np.random.default_rng(seed).multinomial(prompts, np.full(prompts, 1 / prompts), size=samples)
     return counts.astype(np.float64)
+
+
+def relative_gain(
+    before: tuple[ArrayLike, ArrayLike], after: tuple[ArrayLike, ArrayLike], samples: int, seed: int
+) -> Interval:
+    """How much larger the ratio Σ/Σ of `after` is than that of `before`, as a share of it, with its 95 % interval.
+
+    Both are numerators and denominators `[P]` of the same P prompts, in order: a resample takes a prompt's four numbers
+    together, so that what makes a prompt easy for both cancels.
+
+    Raises:
+        ValueError: the denominators, or the numerators of `before`, sum to zero.
+    """
+    columns = np.stack([np.asarray(values, dtype=np.float64) for values in (*before, *after)], axis=1)
+    totals = columns.sum(0)
+    if not (totals[[0, 1, 3]] > 0).all():
+        raise ValueError(f"bootstrap: sums {totals.tolist()} give no ratio to compare")
+    resampled = _resample_weights(len(columns), samples, seed) @ columns
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gains = resampled[:, 2] * resampled[:, 1] / (resampled[:, 3] * resampled[:, 0]) - 1
+    low, high = np.nanquantile(np.where(np.isfinite(gains), gains, np.nan), QUANTILES)
+    return Interval(float(totals[2] * totals[1] / (totals[3] * totals[0]) - 1), float(low), float(high))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,24 @@ from distillspec.files import verify_folder, write_folder
 from distillspec.models.language_model import LanguageModel, fingerprint
 from distillspec.models.target import load_tokenizer, one_line_failures
 from distillspec.models.tokenizers import identify, require_same_tokenizer
+from distillspec.types import ModelIdentity
 
 METADATA = "distillspec.json"
 KEPT_IDS = "d2t.json"  # not safetensors: other engines load every such file of a folder as weights
 FORMAT_VERSION = 1
 
 
-def save_draft(draft: LanguageModel, folder: Path, target: LanguageModel, extra: dict[str, Any] | None = None) -> None:
+@dataclass(frozen=True)
+class TargetRecord:
+    """What a draft folder remembers of the target it was made for."""
+
+    name: str
+    identity: ModelIdentity
+
+
+def save_draft(
+    draft: LanguageModel, folder: Path, target: LanguageModel | TargetRecord, extra: dict[str, Any] | None = None
+) -> None:
     """Write the draft so that any Hugging Face loader can read it; complete before it is visible.
 
     A truncated head is written at full width, with zero rows for ids the draft does not keep: measured, these
@@ -86,6 +97,12 @@ def read_metadata(folder: Path | str) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"{folder} is not a distillspec draft: it has no {METADATA}")
     return json.loads(path.read_text())
+
+
+def recorded_target(folder: Path | str) -> TargetRecord:
+    """The target a draft was made for, so that another version of it can be saved where the target is not at hand."""
+    made_for = read_metadata(folder)["target"]
+    return TargetRecord(made_for["name"], ModelIdentity(**{f.name: made_for[f.name] for f in fields(ModelIdentity)}))
 
 
 def _slice_head(model: Any, kept_ids: Tensor) -> None:

@@ -1,0 +1,91 @@
+"""`distill adapt`: the online trainer by hand, beside a server (online=decoupled) or once over a recorded log."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+
+from distillspec.commands.run_folder import close_run, open_run
+from distillspec.config import AdaptCommand
+from distillspec.models import load_target
+from distillspec.serving.online.gatekeeper import Gatekeeper
+from distillspec.serving.online.layout import Layout, OnlineSettings, TrainerState
+from distillspec.serving.online.process import run_trainer
+from distillspec.serving.online.registry import VersionRegistry
+from distillspec.serving.online.replay_log import ReplayLog
+from distillspec.serving.online.shadow import Shadow, TargetStates
+from distillspec.training.interrupts import listen_for_stop
+from distillspec.training.tracking import Tracker, flat
+
+
+def run(config: AdaptCommand, folder: Path) -> None:
+    """Train until a signal, `max_updates`, or with `once` for one update; candidates go to the registry."""
+    settings = OnlineSettings(
+        online=config.online,
+        adapt=config.adapt,
+        gate=config.gate,
+        loss=config.loss,
+        tracker=config.tracker,
+        seed=config.seed,
+    )
+    ReplayLog(settings.layout.replay).close()  # no log, no run
+    open_run(folder, config)
+    _lift_quarantine(settings.layout)
+    with listen_for_stop() as stop, _tracker(config, folder) as report:
+        made = run_trainer(
+            settings, lambda: stop.asked, report=report, once=config.once, max_updates=config.max_updates
+        )
+        verdict = _judge(config, settings, report) if config.judge and made else None
+    for version in made:
+        print(f"candidate: {version.name}")
+    if verdict is not None:
+        print(f"{verdict['decision']}: {verdict['reason']}")
+    close_run(folder, "adapt", {"versions": [version.name for version in made], "verdict": verdict})
+
+
+def _judge(
+    config: AdaptCommand, settings: OnlineSettings, report: Callable[[dict[str, Any]], None]
+) -> dict[str, Any] | None:
+    """The gate, here and now, with a target of our own."""
+    target = load_target(config.target)
+    replay, registry = ReplayLog(settings.layout.replay), VersionRegistry(settings.layout.versions)
+    shadow = Shadow(target, TargetStates(target), config.gate.max_gamma)
+    keeper = Gatekeeper(settings, registry, replay, shadow, report=report)
+    verdict = keeper.judge_newest()
+    if verdict is None:
+        print(f"not judged: there are {keeper.waiting_for}")
+    return None if verdict is None else verdict.to_json()
+
+
+def _lift_quarantine(layout: Layout) -> None:
+    """Whoever starts a trainer by hand has seen why it stopped."""
+    state = TrainerState.read(layout.state)
+    if state.quarantined:
+        state.with_(quarantined=None, bad_updates=0, working=None).write(layout.state)
+
+
+@contextmanager
+def _tracker(config: AdaptCommand, folder: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """`metrics.jsonl` in the run folder, and the tracker that was asked for."""
+    tracker = Tracker(Accelerator(cpu=config.adapt.device == "cpu"), config.tracker, folder)
+    tracker.start(config.tracker, folder, dataclasses.asdict(config))
+    numbers = (int, float)
+
+    def report(record: dict[str, Any]) -> None:
+        tracker.metrics and tracker.metrics.add(record)
+        if tracker.external:
+            scalars = {k: v for k, v in flat(record).items() if isinstance(v, numbers) and k != "step"}
+            tracker.accelerator.log(scalars, step=int(record.get("step", 0)))
+
+    try:
+        yield report
+    finally:
+        tracker.close()
+
+
+__all__ = ["run"]

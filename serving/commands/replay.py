@@ -1,0 +1,55 @@
+"""`distill replay`: what the log of live traffic holds; take it out, or delete a tenant's part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from distillspec.commands.run_folder import close_run, open_run
+from distillspec.config import ReplayCommand
+from distillspec.serving.online.layout import Layout
+from distillspec.serving.online.replay_log import ReplayLog
+from distillspec.serving.online.shard import save_shard
+
+
+def run(config: ReplayCommand, folder: Path) -> None:
+    """Carry out `action=` on the log in `online.folder`."""
+    replay = ReplayLog(Layout(Path(config.online.folder)).replay)
+    open_run(folder, config)
+    actions = {"inspect": _inspect, "export": _export, "delete": _delete}
+    close_run(folder, "replay", actions[config.action](config, replay, folder))
+
+
+def _inspect(config: ReplayCommand, replay: ReplayLog, folder: Path) -> dict:
+    entries = replay.entries()
+    readable = len(replay.load(entries))
+    tried, accepted = sum(e.tried for e in entries), sum(e.accepted for e in entries)
+    sizes = replay.sizes()
+    found = {
+        **sizes,
+        "readable": readable,
+        "refused_shards": replay.refused,
+        "bytes_per_token": sizes["bytes"] / max(1, sizes["tokens"]),
+        "acceptance": accepted / tried if tried else None,
+        "tenants": replay.tenants(),
+    }
+    for name, value in found.items():
+        print(f"{name:<18} {value}")
+    return found
+
+
+def _export(config: ReplayCommand, replay: ReplayLog, folder: Path) -> dict:
+    """One safetensors file of everything readable (of one tenant)."""
+    entries = [e for e in replay.entries() if config.tenant is None or e.tenant == config.tenant]
+    answers = replay.load(entries)
+    path = folder / "replay.safetensors"
+    if answers:
+        save_shard(path, answers, replay.key)
+    print(f"{len(answers)} answers" + (f" in {path}" if answers else ": nothing is written"))
+    return {"answers": len(answers), "file": str(path) if answers else None}
+
+
+def _delete(config: ReplayCommand, replay: ReplayLog, folder: Path) -> dict:
+    assert config.tenant is not None
+    count = replay.delete_tenant(config.tenant)
+    print(f"{count} answers of {config.tenant} are deleted; draft versions that learnt from them stay")
+    return {"deleted": count}

@@ -1,0 +1,299 @@
+"""`Adaptation`: all of online adaptation behind one object, for whoever runs the engine's loop.
+
+    draft = first_draft(settings, target, given="runs/my-draft")
+    engine = Engine(target, load_pretrained(draft, target, target.dtype))
+    with Adaptation(engine, settings) as adaptation:
+        while True:
+            adaptation.on_step(engine.step())
+
+The engine's thread calls `on_step`; everything else may come from any thread. Nothing here fails a request: what goes
+wrong is logged, counted and shown by `stats`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from torch import Tensor
+
+from distillspec.errors import ConfigError, RunError
+from distillspec.models import LanguageModel, save_draft
+from distillspec.models.draft import load_pretrained
+from distillspec.serving.commit import Emission
+from distillspec.serving.core import StepOutput
+from distillspec.serving.engine import Engine
+from distillspec.serving.online.gate import estimate_costs
+from distillspec.serving.online.gatekeeper import Gatekeeper
+from distillspec.serving.online.idle import BetweenSteps, Stopped
+from distillspec.serving.online.layout import OnlineSettings, TrainerControl, TrainerState
+from distillspec.serving.online.monitor import ServedAcceptance
+from distillspec.serving.online.records import LogKey
+from distillspec.serving.online.registry import Version, VersionRegistry
+from distillspec.serving.online.replay_log import ReplayLog
+from distillspec.serving.online.shadow import ServedStates, Shadow
+from distillspec.serving.online.supervisor import Supervisor
+from distillspec.serving.online.tap import Redaction, ReplayTap
+from distillspec.serving.online.writer import LogWriter
+from distillspec.training.tracking import MetricsLog
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.2
+IDLE_AFTER_S = 2.0  # without a running request the engine counts as idle
+
+
+def first_draft(settings: OnlineSettings, target: LanguageModel, given: str | Path | None = None) -> Path:
+    """The folder of the draft to start with: the promoted version or, where there is none yet, the given draft.
+
+    A given draft that the registry does not know becomes a version and is promoted: somebody chose it by hand.
+
+    Raises:
+        ConfigError: there is neither, or the given one does not fit the target.
+    """
+    registry = VersionRegistry(settings.layout.versions)
+    try:
+        if given is not None:
+            draft = load_pretrained(str(given), target)
+            if registry.find(draft.identity.weights_hash) is None:
+                version = registry.add(lambda folder: save_draft(draft, folder, target))
+                registry.promote(version.name, f"given by hand: {Path(given).name}")
+        current = registry.boot()
+        if current is None:
+            raise ConfigError(f"there is no draft in {settings.layout.versions} yet; name one to begin with")
+        return current.path
+    finally:
+        registry.close()
+
+
+class Adaptation:
+    """Logs, trains, judges, swaps and rolls back while `engine` serves.
+
+    Args:
+        engine: serves the registry's promoted version (`first_draft`).
+        redact: see `tap.Redaction`.
+        report: told every verdict, rollback, alarm and line of figures; by default `metrics.jsonl` in the folder.
+
+    Raises:
+        ConfigError: the folder holds another target's log, or no version is promoted.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        settings: OnlineSettings,
+        *,
+        redact: Redaction | None = None,
+        report: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        self.engine, self.settings, self.layout = engine, settings, settings.layout
+        self._report = report or MetricsLog(self.layout.root / "metrics.jsonl").add
+        key = LogKey.of(engine.target.identity, settings.replay.entries)
+        self.replay = ReplayLog(self.layout.replay, key, settings.replay, seed=settings.seed)
+        self.registry = VersionRegistry(self.layout.versions)
+        self.writer = LogWriter(self.replay)
+        self.tap = ReplayTap(settings.replay, self.writer.put, self.replay.clock, redact)
+        self.served = ServedAcceptance(settings.gate, self._alarm)
+        self._between = BetweenSteps(engine, settings.gate.busy_share)
+        self._states = ServedStates(engine.target)
+        shadow = Shadow(engine.target, self._states, settings.gate.max_gamma, self._between.run)
+        self.gatekeeper = Gatekeeper(
+            settings,
+            self.registry,
+            self.replay,
+            shadow,
+            costs=lambda draft: estimate_costs(engine.target, draft, settings.gate, engine.core.controller),
+            swap=self._swap,
+            served=self.served,
+            report=self._tell,
+        )
+        if self.gatekeeper.serving is None:
+            raise ConfigError(f"no draft is promoted in {self.layout.versions}; see first_draft")
+        self._base = self.registry.promotions()[0]["version"]
+        self._shadow = shadow
+        self.supervisor = Supervisor(settings) if settings.online.mode == "on" else None
+        self._control = TrainerControl(asked=TrainerControl.read(self.layout.control).asked)
+        self._busy_s = time.monotonic()
+        self._started_s = time.monotonic()
+        self._lines = 0
+        self._stopping = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Begin to log, and with online=on to train."""
+        self.layout.trainer.mkdir(parents=True, exist_ok=True)
+        self._control.write(self.layout.control)
+        self.writer.start()
+        self.engine.core.committer.observer = self._observe
+        for name, work, every_s in (
+            ("gatekeeper", self._keep_gate, POLL_S),
+            ("trainer-watch", self._keep_house, POLL_S),
+        ):
+            thread = threading.Thread(target=self._repeat, args=(work, every_s), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def stop(self) -> None:
+        """Write what was logged, end the trainer; the engine serves on as it is."""
+        self.engine.core.committer.observer = None
+        self._stopping.set()
+        self._between.stop()
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+        if self.supervisor is not None:
+            self.supervisor.stop()
+        self.writer.stop()
+        self._write_figures()
+        self.replay.close()
+        self.registry.close()
+
+    def __enter__(self) -> Adaptation:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def on_step(self, output: StepOutput) -> None:
+        """To be called after every step, with what it gave."""
+        if output.result is not None and output.result.rows:
+            self._busy_s = time.monotonic()
+        if output.finished:
+            self.tap.finish(output.finished)
+            self.served.finish(output.finished)
+
+    def pause(self) -> None:
+        """Log nothing new and train no more, until `resume`."""
+        self.tap.paused = True
+        self._tell_trainer(paused=True)
+
+    def resume(self) -> None:
+        """Go on after `pause`, or after a quarantine that somebody has looked into."""
+        self.tap.paused = False
+        if self.supervisor is not None:
+            self.supervisor.lift()
+        self._tell_trainer(paused=False)
+
+    def trigger(self) -> None:
+        """Ask for an update now."""
+        self.writer.flush()
+        self._tell_trainer(asked=self._control.asked + 1)
+
+    def verdicts(self) -> list[dict[str, Any]]:
+        """What became of every judged version, oldest first."""
+        return [
+            {"version": v.name, "status": v.status, "reason": v.reason, **v.verdict}
+            for v in self.registry.list()
+            if v.verdict or v.reason
+        ]
+
+    def delete_tenant(self, tenant: str) -> int:
+        """Leave no byte of a tenant in memory or log; how many logged answers there were.
+
+        Versions that learnt from them stay: weights are not text.
+        """
+        self.tap.forget_tenant(tenant)
+        self.writer.forget_tenant(tenant)
+        count = self.replay.delete_tenant(tenant)
+        self._shadow.forget()
+        return count
+
+    def stats(self) -> dict[str, Any]:
+        """Everything there is to see, as plain values."""
+        trainer = TrainerState.read(self.layout.state)
+        serving = self.gatekeeper.serving
+        elapsed = time.monotonic() - self._started_s
+        base = self.registry.get(self._base)
+        gained = self.served.accepted_gain(base.served_as)
+        problem = self.supervisor.problem if self.supervisor is not None else trainer.quarantined
+        return {
+            "serving": serving.name if serving is not None else None,
+            "waiting_for": self.gatekeeper.waiting_for,
+            "served": self.served.figures(),
+            "log": {
+                **self.replay.sizes(),
+                **self.tap.counters,
+                **self.writer.counters,
+                "waiting_tokens": self.writer.waiting_tokens,
+                "refused_shards": len(self.replay.refused),
+            },
+            "trainer": {
+                "pid": self.supervisor.pid if self.supervisor is not None else trainer.pid,
+                "stage": trainer.stage,
+                "updates": trainer.updates,
+                "lag": max(0, self.replay.newest_number() - trainer.cursor),
+                "skipped": trainer.skipped,
+                "capped": trainer.capped,
+                "cpu_s": trainer.cpu_s,
+                "share": trainer.seconds / elapsed if elapsed > 0 else 0.0,
+                "drift": trainer.drift,
+                "quarantined": problem,
+                "paused": self._control.paused,
+            },
+            "gained_tokens": gained,
+            "cpu_s_per_gained_token": trainer.cpu_s / gained if gained > 0 else None,
+        }
+
+    def _observe(self, emissions: list[Emission], logits: Tensor) -> None:
+        self.served.watch(emissions)
+        self.tap(emissions, logits)
+
+    def _swap(self, version: Version) -> None:
+        """Load in this thread, and see to it that the next step drafts with it."""
+        self.engine.load_draft(version.path)
+        self._tell({"event": "swap", "version": version.name, "served_as": version.served_as})
+
+    def _keep_gate(self) -> None:
+        with suppress(Stopped):
+            self.gatekeeper.work()
+        gate = self.settings.gate
+        self._states.forget_beyond(4 * (gate.requests + gate.offline_samples))
+
+    def _keep_house(self) -> None:
+        idle = time.monotonic() - self._busy_s > IDLE_AFTER_S
+        if idle != self._control.idle:
+            self._tell_trainer(idle=idle)
+        if self.supervisor is not None:
+            self.supervisor.poll()
+        if time.monotonic() - self._started_s > (self._lines + 1) * self.settings.online.metrics_s:
+            self._write_figures()
+
+    def _write_figures(self) -> None:
+        self._lines = int((time.monotonic() - self._started_s) / self.settings.online.metrics_s)
+        self._tell({"event": "figures", "seconds": time.monotonic() - self._started_s, **self.stats()})
+
+    def _tell_trainer(self, **changes: Any) -> None:
+        with self._lock:
+            self._control = self._control.with_(**changes)
+            self._control.write(self.layout.control)
+
+    def _alarm(self, message: str) -> None:
+        log.error("%s", message)
+        self._tell({"event": "alarm", "message": message})
+
+    def _tell(self, record: dict[str, Any]) -> None:
+        try:
+            self._report({"time_s": self.replay.clock(), **record})
+        except RunError as error:
+            log.warning("a line of figures is lost: %s", error)
+
+    def _repeat(self, work: Callable[[], None], every_s: float) -> None:
+        """Until stopped; what goes wrong once is logged, and tried again later."""
+        wait = every_s
+        while not self._stopping.wait(wait):
+            wait = every_s
+            try:
+                work()
+            except Exception:
+                log.exception("online adaptation: %s failed", threading.current_thread().name)
+                wait = 10.0

@@ -1,0 +1,62 @@
+"""SQLite as the online parts use it: write-ahead log, one writer at a time, deleted rows overwritten."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+from distillspec.files import clear_disk_errors
+
+PATIENCE_S = 30.0  # to wait for another process's transaction
+
+
+class Database:
+    """One file; any thread may use it, and several processes may have it open."""
+
+    def __init__(self, path: Path, schema: str) -> None:
+        self.path = path
+        self._lock = RLock()
+        with clear_disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._connection = sqlite3.connect(path, timeout=PATIENCE_S, isolation_level=None, check_same_thread=False)
+            self._connection.row_factory = sqlite3.Row
+            for pragma in ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON", "foreign_keys=ON"):
+                self._connection.execute(f"PRAGMA {pragma}").fetchall()
+            for statement in filter(str.strip, schema.split(";")):
+                self._connection.execute(statement)
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        """All or nothing; other writers, of this process or another, wait until it is over."""
+        with self._lock:
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._connection
+            except BaseException:
+                self._connection.execute("ROLLBACK")
+                raise
+            self._connection.execute("COMMIT")
+
+    def rows(self, query: str, arguments: Sequence[Any] = ()) -> list[sqlite3.Row]:
+        """What a SELECT finds."""
+        with self._lock:
+            return self._connection.execute(query, arguments).fetchall()
+
+    def value(self, query: str, arguments: Sequence[Any] = ()) -> Any:
+        """The first column of the first row; None without rows."""
+        found = self.rows(query, arguments)
+        return found[0][0] if found else None
+
+    def scrub(self) -> None:
+        """Leave no byte of deleted rows, in the file or in its write-ahead log."""
+        with self._lock:
+            self._connection.execute("VACUUM")
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def close(self) -> None:
+        with self._lock:
+            self._connection.close()

@@ -1,0 +1,177 @@
+"""Judges candidates, lets the better ones in, sends back those that fail in service."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from distillspec.data.shards import read_samples, recorded_key
+from distillspec.errors import ConfigError, RunError
+from distillspec.models import LanguageModel, load_draft
+from distillspec.serving.online.gate import Comparison, Costs, Verdict, decide, estimate_costs
+from distillspec.serving.online.layout import OnlineSettings
+from distillspec.serving.online.monitor import ServedAcceptance
+from distillspec.serving.online.registry import Version, VersionRegistry
+from distillspec.serving.online.replay_log import ReplayLog
+from distillspec.serving.online.selection import offline_folder
+from distillspec.serving.online.shadow import Exam, Shadow
+from distillspec.types import SamplingPolicy
+
+log = logging.getLogger(__name__)
+
+Swap = Callable[[Version], None]
+"""Has the engine draft with a version from its next step on; raises ConfigError where it refuses."""
+
+
+class Gatekeeper:
+    """Decides with the registry what serves; `work` does what there is to do and returns.
+
+    Args:
+        replay: where held-out answers are.
+        shadow: scores drafts with the target.
+        costs: of a step, for the draft given.
+        swap: None where no engine is at hand (judging by hand): promotion is enough.
+    """
+
+    def __init__(
+        self,
+        settings: OnlineSettings,
+        registry: VersionRegistry,
+        replay: ReplayLog,
+        shadow: Shadow,
+        *,
+        costs: Callable[[LanguageModel], Costs] | None = None,
+        swap: Swap | None = None,
+        served: ServedAcceptance | None = None,
+        report: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
+        self.settings, self.config = settings, settings.gate
+        self.registry, self.replay, self.shadow = registry, replay, shadow
+        self._costs = costs or (lambda draft: estimate_costs(shadow.target, draft, settings.gate))
+        self._swap, self._served = swap, served
+        self._report = report or (lambda record: None)
+        self.serving: Version | None = registry.current()
+        self.waiting_for: str | None = None  # why the newest candidate is not judged yet
+        self._looked = 0
+        self._offline: list[Exam] | None = None
+
+    def work(self) -> None:
+        """Follow what was promoted elsewhere, look for a regression, judge the newest candidate."""
+        self.follow()
+        self.watch()
+        self.judge_newest()
+
+    def follow(self) -> None:
+        """Serve what the registry says: somebody may have promoted or rolled back by hand."""
+        current = self.registry.current()
+        if current is None or (self.serving is not None and current.name == self.serving.name):
+            return
+        try:
+            self._bring(current)
+        except ConfigError as error:
+            log.error("the promoted draft %s is refused: %s", current.name, error)
+            self._return(f"refused by the engine: {error}", current)
+
+    def watch(self) -> None:
+        """Roll back where served acceptance fell below the predecessor's interval."""
+        if self._served is None or self.serving is None or self._served.due == self._looked:
+            return
+        self._looked = self._served.due
+        predecessor = self.registry.predecessor()
+        if predecessor is None:
+            return
+        problem = self._served.regression(self.serving.served_as, predecessor.served_as)
+        if problem is not None:
+            log.error("%s is rolled back: %s", self.serving.name, problem)
+            self._return(problem, self.serving)
+
+    def judge_newest(self) -> Verdict | None:
+        """Judge the newest candidate, if there are held-out answers enough; older ones are overtaken."""
+        candidates = self.registry.list("candidate")
+        for overtaken in candidates[:-1]:
+            self.registry.judged(overtaken.name, "inconclusive", {}, f"overtaken by {candidates[-1].name}")
+        incumbent = self.registry.current()
+        if not candidates or incumbent is None:
+            return None
+        exams = self._exams()
+        if len(exams) < self.config.min_requests:
+            self.waiting_for = f"{len(exams)} of {self.config.min_requests} held-out requests"
+            return None
+        self.waiting_for = None
+        verdict = self._judge(candidates[-1], incumbent, exams)
+        self._carry_out(verdict, candidates[-1], incumbent)
+        return verdict
+
+    def _judge(self, candidate: Version, incumbent: Version, exams: list[Exam]) -> Verdict:
+        started = time.monotonic()
+        try:
+            if problem := self.registry.problem_of(candidate):
+                raise ConfigError(problem)
+            after, before = (self._load(version) for version in (candidate, incumbent))
+            costs = self._costs(before)
+            online = Comparison(self.shadow.scores(before, exams), self.shadow.scores(after, exams), costs)
+            held = self._offline_exams()
+            offline = (
+                Comparison(self.shadow.scores(before, held), self.shadow.scores(after, held), costs) if held else None
+            )
+            verdict = decide(candidate.name, incumbent.name, online, offline, self.config, self.settings.seed)
+        except (ConfigError, RunError, ValueError, OSError) as error:
+            verdict = Verdict(candidate.name, incumbent.name, "refused", f"it cannot be judged: {error}")
+        return replace(verdict, seconds=time.monotonic() - started)
+
+    def _carry_out(self, verdict: Verdict, candidate: Version, incumbent: Version) -> None:
+        if verdict.decision == "promoted":
+            try:
+                self._promote(candidate, incumbent, verdict.reason)
+            except ConfigError as error:
+                verdict = replace(verdict, decision="refused", reason=f"refused by the engine: {error}")
+            except RunError as error:
+                verdict = replace(verdict, decision="inconclusive", reason=str(error))
+                self._bring(self.registry.current() or incumbent)
+        self.registry.judged(candidate.name, verdict.decision, verdict.to_json(), verdict.reason)
+        log.info("%s: %s, %s", verdict.candidate, verdict.decision, verdict.reason)
+        self._report({"event": "verdict", **verdict.to_json()})
+
+    def _promote(self, candidate: Version, incumbent: Version, reason: str) -> None:
+        """The engine first, which checks what it loads; a crash in between boots the incumbent."""
+        self._bring(candidate)
+        self.registry.promote(candidate.name, reason, expected=incumbent.name)
+
+    def _bring(self, version: Version) -> None:
+        if self._swap is not None:
+            self._swap(version)
+        self.serving = version
+
+    def _return(self, reason: str, failed: Version) -> None:
+        try:
+            back = self.registry.rollback(reason, expected=failed.name)
+        except RunError as error:
+            log.error("no rollback: %s", error)
+            self.serving = failed  # not tried again and again
+            return
+        self._bring(back)
+        self._report({"event": "rollback", "version": failed.name, "to": back.name, "reason": reason})
+
+    def _load(self, version: Version) -> LanguageModel:
+        return load_draft(version.path, self.shadow.target, dtype=self.shadow.target.dtype)
+
+    def _exams(self) -> list[Exam]:
+        """The newest held-out answers that say something."""
+        newest = self.replay.entries(split="held_out")[-self.config.requests :]
+        answers = [answer for answer in self.replay.load(newest) if answer.response_ids]
+        return [Exam(answer.sample(), answer.policy) for answer in answers]
+
+    def _offline_exams(self) -> list[Exam]:
+        """Answers of the offline set that were held out from its own training, under the policy they were made with."""
+        if self._offline is None:
+            self._offline = []
+            folder = offline_folder(self.settings.adapt)
+            shards = sorted((folder.root / "held_out").iterdir()) if folder is not None else []
+            if shards:
+                samples = [s for s in read_samples(shards[0], self.shadow.target.identity) if s.response_ids]
+                policy = SamplingPolicy(**recorded_key(shards[0]).get("policy", {}))
+                self._offline = [Exam(s, policy) for s in samples[: self.config.offline_samples]]
+        return self._offline

@@ -1,0 +1,109 @@
+"""Where things are in an `online.folder`, and the small files by which server and trainer talk."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from distillspec.config import AdaptConfig, GateConfig, LossConfig, OnlineConfig, ReplayConfig, TrackerConfig
+from distillspec.files import write_json
+
+M = TypeVar("M", bound="_Message")
+
+
+@dataclass(frozen=True)
+class OnlineSettings:
+    """Everything that online adaptation can be told."""
+
+    online: OnlineConfig = field(default_factory=OnlineConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    adapt: AdaptConfig = field(default_factory=AdaptConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
+    seed: int = 0
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(Path(self.online.folder))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Paths in an online folder."""
+
+    root: Path
+
+    @property
+    def replay(self) -> Path:
+        return self.root / "replay"
+
+    @property
+    def versions(self) -> Path:
+        return self.root / "versions"
+
+    @property
+    def trainer(self) -> Path:
+        return self.root / "trainer"
+
+    @property
+    def state(self) -> Path:
+        return self.trainer / "state.json"
+
+    @property
+    def control(self) -> Path:
+        return self.trainer / "control.json"
+
+    @property
+    def settings(self) -> Path:
+        return self.trainer / "settings.json"
+
+
+@dataclass(frozen=True)
+class _Message:
+    """A small file, whole or not there; unknown and missing fields are no error, so that versions may differ."""
+
+    @classmethod
+    def read(cls: type[M], path: Path) -> M:
+        try:
+            found = json.loads(path.read_text())
+        except (OSError, ValueError):
+            return cls()
+        known = {f.name for f in fields(cls)}
+        return cls(**{name: value for name, value in found.items() if name in known})
+
+    def write(self, path: Path) -> None:
+        write_json(path, asdict(self))
+
+    def with_(self: M, **changes: Any) -> M:
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class TrainerState(_Message):
+    """What the trainer remembers between updates, and shows; written by the process that holds its lock."""
+
+    cursor: int = 0  # the last logged answer it has considered
+    updates: int = 0
+    bad_updates: int = 0  # in a row
+    skipped: int = 0  # new answers it never learnt from: traffic was faster
+    capped: int = 0  # new answers left out by tenants' shares
+    cpu_s: float = 0.0
+    seconds: float = 0.0
+    working: str | None = None  # the version it goes on from while that is not refused
+    quarantined: str | None = None  # why it stopped for good
+    stage: str = "starting"
+    pid: int = 0
+    last: dict[str, Any] = field(default_factory=dict)
+    drift: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrainerControl(_Message):
+    """What the server wants of the trainer."""
+
+    paused: bool = False
+    asked: int = 0  # grows with every update asked for by hand
+    idle: bool = True  # the server has nothing to do

@@ -1,0 +1,229 @@
+"""One update of the draft: a few optimizer steps on logged answers."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from distillspec.config import AdaptConfig, LossConfig, TrainConfig
+from distillspec.data.packing import collate, plan_epoch
+from distillspec.errors import RunError
+from distillspec.losses import DenseTeacher, LossMix, SignalTeacher, chunked_loss
+from distillspec.models import LanguageModel
+from distillspec.sampling import NonFiniteLogits
+from distillspec.serving.online.records import ACCEPTED, PLAIN, REJECTED, LoggedAnswer
+from distillspec.training.module import DistillModule, loss_hidden
+from distillspec.training.optimizer import choose_trainable, make_optimizer
+from distillspec.types import Sample, TokenBatch
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A sample and how much each of its response tokens counts, `[R]` float32."""
+
+    sample: Sample
+    weights: Tensor
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """What an update did."""
+
+    steps: int
+    tokens: int  # response tokens with a weight, repeats counted
+    bad_steps: int
+    loss: float  # mean a token, first and last tenth of the steps
+    loss_at_end: float
+    seconds: float
+    cpu_s: float
+    problem: str = ""  # why there is no new version; empty where there is
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass
+class _Tally:
+    losses: list[float] = field(default_factory=list)
+    tokens: int = 0
+    bad_steps: int = 0
+    bad_in_a_row: int = 0
+    problem: str = ""
+
+
+def lesson_of(answer: LoggedAnswer, config: AdaptConfig) -> Lesson:
+    """What an answer teaches, by `adapt.positions`.
+
+    `rejected` are OSD's positions: those where the draft was wrong. Where nothing was drafted (length 0) nobody knows,
+    so these count too: a draft so bad that nobody uses it must still be able to learn.
+    """
+    outcomes = answer.outcomes
+    if config.positions == "all":
+        weights = torch.ones(len(answer))
+    elif config.positions == "rejected":
+        weights = ((outcomes == REJECTED) | (outcomes == PLAIN)).float()
+    else:
+        weights = torch.where(outcomes == ACCEPTED, config.accepted_weight, 1.0)
+    return Lesson(answer.sample(), weights)
+
+
+def learn(
+    draft: LanguageModel,
+    lessons: Sequence[Lesson],
+    config: AdaptConfig,
+    loss: LossConfig,
+    *,
+    anchor: LanguageModel | None = None,
+    seed: int = 0,
+    on_step: Callable[[int], None] | None = None,
+) -> Learnt:
+    """Train `draft` (float32 weights) in place.
+
+    Steps whose numbers are not finite are left out; `max_bad_steps` of them in a row end the update with a problem,
+    and the weights are not to be used then.
+
+    Raises:
+        RunError: nothing among the lessons has a weight.
+    """
+    if not any(bool((lesson.weights > 0).any()) for lesson in lessons):
+        raise RunError("no logged token has a weight; use adapt.positions=all, or wait for more requests")
+    started, cpu = time.monotonic(), time.process_time()
+    student = _Student(draft, config, loss, anchor)
+    tally = _Tally()
+    draft.model.train()
+    for step, (batch, weights) in enumerate(_batches(lessons, config, draft, seed)):
+        if step >= config.max_steps or tally.problem:
+            break
+        student.warm_up(step)
+        _take(student, batch, weights, tally, config)
+        if on_step is not None:
+            on_step(step)
+    draft.model.eval()
+    student.finish()
+    if not tally.problem and not tally.losses:
+        tally.problem = "no step was finite"
+    if not tally.problem and not _all_finite(draft):
+        tally.problem = "weights became NaN or infinite"
+    tenth = max(1, len(tally.losses) // 10)
+    return Learnt(
+        steps=len(tally.losses),
+        tokens=tally.tokens,
+        bad_steps=tally.bad_steps,
+        loss=_mean(tally.losses[:tenth]),
+        loss_at_end=_mean(tally.losses[-tenth:]),
+        seconds=time.monotonic() - started,
+        cpu_s=time.process_time() - cpu,
+        problem=tally.problem,
+    )
+
+
+class _Student:
+    """The draft with its optimizer; with `adapt.lora_rank` only adapters learn, merged at the end."""
+
+    def __init__(
+        self, draft: LanguageModel, config: AdaptConfig, loss: LossConfig, anchor: LanguageModel | None
+    ) -> None:
+        self.draft, self.config, self.anchor = draft, config, anchor
+        choose_trainable(draft, train_embeddings=False)
+        self._adapters = _add_adapters(draft, config.lora_rank) if config.lora_rank else None
+        self.module = DistillModule(draft, loss)
+        self.mix = LossMix.parse(loss.terms)
+        settings = TrainConfig(max_steps=config.max_steps, learning_rate=config.learning_rate)
+        self.optimizer = make_optimizer(self.module, settings)
+        self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def warm_up(self, step: int) -> None:
+        """Adam's first steps are the least informed: the rate rises over ten of them."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.learning_rate * min(1.0, (step + 1) / 10)
+
+    def gradients(self, batch: TokenBatch, weights: Tensor) -> float:
+        """Backward of one batch; its loss a token."""
+        self.optimizer.zero_grad(set_to_none=True)
+        assert batch.signal is not None
+        hidden = loss_hidden(self.draft, batch)
+        common = {"weights": weights, "normalizer": float(weights.sum())}
+        result = chunked_loss(
+            hidden,
+            self.module.head(),
+            SignalTeacher(batch.signal),
+            self.mix,
+            kept_ids=self.module.kept_ids,
+            labels=batch.labels,
+            from_draft=batch.from_draft,
+            **common,
+        )
+        loss = result.loss
+        if self.anchor is not None:
+            # Both distributions are over the draft's own columns, so no vocabulary is involved.
+            with torch.no_grad():
+                before = DenseTeacher(loss_hidden(self.anchor, batch), self.anchor.head)
+            kept = chunked_loss(hidden, self.module.head(), before, LossMix.parse("fkl"), **common)
+            loss = loss + self.config.anchor * kept.loss
+        loss.backward()
+        return float(loss.detach())
+
+    def finish(self) -> None:
+        if self._adapters is not None:
+            self._adapters.merge_and_unload()
+
+
+def _take(student: _Student, batch: TokenBatch, weights: Tensor, tally: _Tally, config: AdaptConfig) -> None:
+    """One optimizer step, or none where its numbers are not finite."""
+    try:
+        loss = student.gradients(batch, weights)
+        norm = float(torch.nn.utils.clip_grad_norm_(student.parameters, config.clip_norm))
+        problem = "" if math.isfinite(loss) and math.isfinite(norm) else f"loss {loss}, gradient norm {norm}"
+    except NonFiniteLogits as error:
+        problem = str(error)
+    if problem:
+        tally.bad_steps += 1
+        tally.bad_in_a_row += 1
+        if tally.bad_in_a_row >= config.max_bad_steps:
+            tally.problem = f"{tally.bad_in_a_row} steps in a row were not finite ({problem})"
+        return
+    student.optimizer.step()
+    tally.bad_in_a_row = 0
+    tally.losses.append(loss)
+    tally.tokens += int((weights > 0).sum())
+
+
+def _batches(
+    lessons: Sequence[Lesson], config: AdaptConfig, draft: LanguageModel, seed: int
+) -> Iterator[tuple[TokenBatch, Tensor]]:
+    """Packed batches, epoch after epoch, with a weight for every loss position."""
+    samples = [lesson.sample for lesson in lessons]
+    lengths = [len(sample) for sample in samples]
+    rows = max(1, config.batch_tokens // config.row_tokens)
+    pad = draft.tokenizer.pad_token_id
+    for epoch in range(config.epochs):
+        for plan in plan_epoch(lengths, config.row_tokens, rows, seed, epoch):
+            batch = collate(
+                [[samples[i] for i in row] for row in plan], config.row_tokens, pad if pad is not None else 0
+            )
+            counts = torch.bincount(batch.sample_index, minlength=len(batch.domains)).tolist()
+            chosen = [lessons[i].weights for row in plan for i in row]
+            weights = torch.cat([w[:count] for w, count in zip(chosen, counts, strict=True)])
+            if float(weights.sum()) > 0:
+                yield batch.to(draft.device), weights.to(draft.device)
+
+
+def _add_adapters(draft: LanguageModel, rank: int) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    # The base model's own layers are replaced in place, so that `draft.model` runs with the adapters.
+    return get_peft_model(draft.model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
+
+
+def _all_finite(draft: LanguageModel) -> bool:
+    return all(bool(torch.isfinite(p).all()) for p in draft.model.parameters())
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

@@ -1,0 +1,31 @@
+"""A lock that one process holds and that its death gives back."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from distillspec.errors import RunError
+
+
+@contextmanager
+def held(path: Path, *, wait: bool = True, refusal: str = "") -> Iterator[None]:
+    """Hold the lock file while the block runs.
+
+    Raises:
+        RunError: without `wait`, another process holds it; `refusal` and its process number.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            stream.seek(0)
+            raise RunError(f"{refusal} (process {stream.read().strip() or 'unknown'})") from error
+        stream.truncate(0)
+        stream.write(str(os.getpid()))
+        stream.flush()
+        yield  # closing the file gives the lock back

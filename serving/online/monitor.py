@@ -1,0 +1,176 @@
+"""Acceptance as it is served, by version and domain: what rolls a version back, and what raises the alarm."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, NamedTuple
+
+from distillspec.config import GateConfig
+from distillspec.evaluation.bootstrap import interval
+from distillspec.serving.commit import Emission
+from distillspec.serving.online.drift import SETTLED, DriftDetector
+from distillspec.serving.online.tap import acceptance_in
+from distillspec.serving.requests import RequestOutput
+from distillspec.types import Interval
+
+log = logging.getLogger(__name__)
+
+CHECK_EVERY = 16  # requests: to look after each one would find a difference by chance sooner or later
+
+
+class Seen(NamedTuple):
+    """One finished answer under one version."""
+
+    domain: str
+    tried: int
+    accepted: int
+
+
+@dataclass
+class _Open:
+    """An answer in the making: version → [tried, accepted]."""
+
+    domain: str
+    counts: dict[str, list[int]]
+    broken: bool = False
+
+
+class ServedAcceptance:
+    """Counts every request, logged or not. `watch` and `finish` are called by the engine's thread, the rest by any."""
+
+    def __init__(self, config: GateConfig, alarm: Callable[[str], None] | None = None) -> None:
+        self.config = config
+        self.alarm = alarm or (lambda message: log.error("%s", message))
+        self._open: dict[tuple[str, int], _Open] = {}
+        self._seen: dict[str, deque[Seen]] = {}
+        self._totals: dict[str, Counter[str]] = {}
+        self._averages = DriftDetector(1.0)
+        self._collapsed = False
+        self._finished = 0
+        self._lock = Lock()
+
+    def watch(self, emissions: Sequence[Emission]) -> None:
+        """Count a step's verdicts."""
+        for emission in emissions:
+            sequence = emission.sequence
+            key = (sequence.request.id, sequence.index)
+            tried, accepted = acceptance_in(emission)
+            if not tried and sequence.draft_ok:
+                continue
+            answer = self._open.setdefault(key, _Open(sequence.request.domain, {}))
+            if not sequence.draft_ok and not answer.broken:
+                answer.broken = True  # the draft gave no numbers: as bad as a rejection, and not to be overlooked
+                tried += 1
+            counts = answer.counts.setdefault(emission.draft_version, [0, 0])
+            counts[0] += tried
+            counts[1] += accepted
+
+    def finish(self, outputs: Sequence[RequestOutput]) -> None:
+        """File what ended."""
+        for output in outputs:
+            for completion in output.completions:
+                answer = self._open.pop((output.request_id, completion.index), None)
+                if answer is not None:
+                    self._file(answer)
+
+    def finished(self, version: str) -> int:
+        """Requests that this version drafted for, of those remembered."""
+        with self._lock:
+            return len(self._seen.get(version, ()))
+
+    def acceptance(self, version: str, domains: set[str] | None = None) -> Interval | None:
+        """α of the newest requests with its interval; None where nothing was judged."""
+        seen = [s for s in self._recent(version) if domains is None or s.domain in domains]
+        return self._interval(seen)
+
+    def regression(self, version: str, predecessor: str) -> str | None:
+        """Why `version` should go back: its interval lies below its predecessor's on the domains both have served.
+
+        The predecessor's is weighed by the traffic that the version meets, so that a shift of traffic is no regression.
+        """
+        new, old = self._recent(version), self._recent(predecessor)
+        counts = Counter(s.domain for s in new), Counter(s.domain for s in old)
+        least = min(self.config.domain_requests, self.config.rollback_requests)
+        shared = {d for d in counts[0] if counts[0][d] >= least and counts[1][d] >= least}
+        new = [s for s in new if s.domain in shared]
+        if len(new) < self.config.rollback_requests:
+            return None
+        now = self._interval(new)
+        if now is None:
+            return None
+        tried = {d: sum(s.tried for s in new if s.domain == d) for d in shared}
+        before = {d: self._interval([s for s in old if s.domain == d]) for d in shared}
+        if any(found is None for found in before.values()):
+            return None
+        weight = sum(tried.values())
+        low = sum(tried[d] * found.low for d, found in before.items() if found is not None) / weight
+        if now.high >= low:
+            return None
+        return f"acceptance {now.mean:.3f} (at most {now.high:.3f}) after at least {low:.3f} with {predecessor}"
+
+    def figures(self) -> dict[str, Any]:
+        """Served acceptance by version and domain, and the averages."""
+        with self._lock:
+            versions = list(self._seen)
+            totals = {version: dict(counts) for version, counts in self._totals.items()}
+        short, long = self._averages.averages().get("", (0.0, 0.0))
+        found: dict[str, Any] = {}
+        for version in versions:
+            domains = sorted({s.domain for s in self._recent(version)})
+            whole = self.acceptance(version)
+            found[version] = {
+                **totals[version],
+                "alpha": None if whole is None else whole.mean,
+                "low": None if whole is None else whole.low,
+                "high": None if whole is None else whole.high,
+                "domains": {d: i.mean for d in domains if (i := self.acceptance(version, {d})) is not None},
+            }
+        return {"versions": found, "short": short, "long": long, "collapsed": self._collapsed}
+
+    def accepted_gain(self, base: str) -> float:
+        """Accepted tokens beyond what the draft `base` would have had accepted, by its own rate."""
+        with self._lock:
+            totals = {version: dict(counts) for version, counts in self._totals.items()}
+        first = totals.pop(base, {})
+        if not first.get("tried"):
+            return 0.0
+        rate = first["accepted"] / first["tried"]
+        return sum(counts["accepted"] - rate * counts["tried"] for counts in totals.values())
+
+    @property
+    def due(self) -> int:
+        """Grows when it is time to look for a regression."""
+        return self._finished // CHECK_EVERY
+
+    def _file(self, answer: _Open) -> None:
+        with self._lock:
+            for version, (tried, accepted) in answer.counts.items():
+                self._seen.setdefault(version, deque(maxlen=self.config.window)).append(
+                    Seen(answer.domain, tried, accepted)
+                )
+                totals = self._totals.setdefault(version, Counter())
+                totals.update(requests=1, tried=tried, accepted=accepted)
+                self._averages.add("", tried, accepted)
+            self._finished += 1
+        self._watch_for_collapse()
+
+    def _watch_for_collapse(self) -> None:
+        short, long = self._averages.averages().get("", (0.0, 0.0))
+        collapsed = self._finished >= SETTLED and short < self.config.collapse * long
+        if collapsed and not self._collapsed:
+            self.alarm(f"acceptance collapsed: {short:.3f} of late, {long:.3f} before")
+        self._collapsed = collapsed
+
+    def _recent(self, version: str) -> list[Seen]:
+        with self._lock:
+            return list(self._seen.get(version, ()))
+
+    def _interval(self, seen: Sequence[Seen]) -> Interval | None:
+        tried = [s.tried for s in seen]
+        if not sum(tried):
+            return None
+        return interval([s.accepted for s in seen], tried, self.config.bootstrap_samples, 0)

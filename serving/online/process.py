@@ -1,0 +1,115 @@
+"""The trainer as a process: `python -m distillspec.serving.online.process FOLDER`, settings from the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distillspec.config import AdaptConfig, GateConfig, LossConfig, OnlineConfig, ReplayConfig, TrackerConfig
+from distillspec.errors import ConfigError, RunError
+from distillspec.files import write_json
+from distillspec.serving.online.layout import Layout, OnlineSettings, TrainerState
+from distillspec.serving.online.lock import held
+from distillspec.serving.online.registry import Version
+from distillspec.serving.online.trainer import OnlineTrainer
+from distillspec.training.interrupts import listen_for_stop
+from distillspec.training.lifeline import end_with_parent
+from distillspec.training.tracking import MetricsLog
+
+POLL_S = 0.5
+QUARANTINED = 3  # exit code: do not start it again
+
+_PARTS = {
+    "online": OnlineConfig,
+    "replay": ReplayConfig,
+    "adapt": AdaptConfig,
+    "gate": GateConfig,
+    "loss": LossConfig,
+    "tracker": TrackerConfig,
+}
+
+
+def write_settings(settings: OnlineSettings) -> None:
+    """Leave the settings where the trainer's process reads them."""
+    write_json(settings.layout.settings, asdict(settings))
+
+
+def read_settings(root: Path) -> OnlineSettings:
+    found = json.loads(Layout(root).settings.read_text())
+    parts: dict[str, Any] = {name: kind(**found[name]) for name, kind in _PARTS.items()}
+    parts["online"].folder = str(root)
+    return OnlineSettings(**parts, seed=found["seed"])
+
+
+def run_trainer(
+    settings: OnlineSettings,
+    stopped: Callable[[], bool],
+    *,
+    report: Callable[[dict[str, Any]], None] | None = None,
+    once: bool = False,
+    max_updates: int | None = None,
+    on_stage: Callable[[str], None] | None = None,
+    wait: Callable[[float], Any] | None = None,
+) -> list[Version]:
+    """Train until told to stop (`once`: one update over what is there); the candidates it made.
+
+    Raises:
+        RunError: another trainer works on this folder, or this one is quarantined.
+        ConfigError: there is nothing to train, or nothing to train on.
+    """
+    config, layout = settings.adapt, settings.layout
+    torch.set_num_threads(config.threads)
+    if config.gpu_memory_share is not None and torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(config.gpu_memory_share)
+    refusal = f"another trainer works on {layout.root}; end it first, or give this one another online.folder"
+    with held(layout.trainer / "trainer.lock", wait=False, refusal=refusal):
+        trainer = OnlineTrainer(settings, report=report, on_stage=on_stage)
+        made: list[Version | None] = []
+        if once:
+            made.append(trainer.update("by hand"))
+        while not once and not stopped() and (max_updates is None or len(made) < max_updates):
+            reason = trainer.due()
+            if reason is None:
+                (wait or threading.Event().wait)(POLL_S)
+            else:
+                made.append(_survive(trainer, reason))
+        return [version for version in made if version is not None]
+
+
+def _survive(trainer: OnlineTrainer, reason: str) -> Version | None:
+    """An update that found nothing to learn from is no reason to stop."""
+    try:
+        return trainer.update(reason)
+    except RunError as error:
+        if trainer.state.quarantined:
+            raise
+        print(f"no update: {error}", file=sys.stderr, flush=True)
+        return None
+
+
+def main() -> int:
+    """The embedded trainer: ends with the process that started it."""
+    root = Path(sys.argv[1])
+    end_with_parent()
+    settings = read_settings(root)
+    os.nice(settings.adapt.niceness)
+    metrics = MetricsLog(settings.layout.trainer / "metrics.jsonl")
+    try:
+        with listen_for_stop() as stop:
+            run_trainer(settings, lambda: stop.asked, report=metrics.add)
+    except (ConfigError, RunError) as error:
+        print(error, file=sys.stderr, flush=True)
+        return QUARANTINED if TrainerState.read(settings.layout.state).quarantined else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,351 @@
+"""The replay log on disk: shards, and a manifest that alone says which of them count.
+
+A shard is written aside, synced and renamed, then entered in the manifest in one transaction with its answers. What
+the manifest does not know is removed at the next start, what it knows and is damaged is forgotten and counted; so a
+crash at any point costs answers that were not yet acknowledged, and never brings deleted ones back.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import sqlite3
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from distillspec.config import ReplayConfig
+from distillspec.errors import ConfigError
+from distillspec.files import sha256_of, write_atomic
+from distillspec.serving.online.clock import SteadyClock
+from distillspec.serving.online.database import Database
+from distillspec.serving.online.lock import held
+from distillspec.serving.online.records import LoggedAnswer, LogKey, Split
+from distillspec.serving.online.shard import ShardRefused, load_shard, save_shard
+
+log = logging.getLogger(__name__)
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS shards (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, file TEXT UNIQUE NOT NULL, sha256 TEXT NOT NULL, bytes INTEGER NOT NULL,
+    newest_s REAL NOT NULL, fresh INTEGER NOT NULL DEFAULT 1
+);
+CREATE TABLE IF NOT EXISTS answers (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, shard INTEGER NOT NULL REFERENCES shards(id) ON DELETE CASCADE,
+    place INTEGER NOT NULL, request_id TEXT NOT NULL, tenant TEXT NOT NULL, domain TEXT NOT NULL, split TEXT NOT NULL,
+    tokens INTEGER NOT NULL, tried INTEGER NOT NULL, accepted INTEGER NOT NULL, time_s REAL NOT NULL
+);
+CREATE INDEX IF NOT EXISTS answers_of_shard ON answers (shard);
+CREATE TABLE IF NOT EXISTS deletions (tenant TEXT PRIMARY KEY, time_s REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL)
+"""
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One answer as the manifest knows it; `number` grows in the order of arrival, for ever."""
+
+    number: int
+    shard: int
+    place: int
+    request_id: str
+    tenant: str
+    domain: str
+    split: Split
+    tokens: int
+    tried: int
+    accepted: int
+    time_s: float
+
+
+class ReplayLog:
+    """The log in `folder`. Several processes may read; those that write wait for each other.
+
+    Args:
+        key: whose signal it holds; None reads whatever is there.
+        write: how a file comes to be: `(path, write_to(temporary))`. A seam for tests of full disks.
+
+    Raises:
+        ConfigError: the folder holds another target's log.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        key: LogKey | None = None,
+        config: ReplayConfig | None = None,
+        *,
+        clock: Callable[[], float] | None = None,
+        write: Callable[[Path, Callable[[Path], Any]], None] = write_atomic,
+        seed: int = 0,
+    ) -> None:
+        if key is None and not (folder / "manifest.sqlite").is_file():
+            raise ConfigError(f"there is no log in {folder}; a server with online=on writes one")
+        self.folder, self.config = folder, config or ReplayConfig()
+        self._write, self._random = write, random.Random(seed)
+        self._database = Database(folder / "manifest.sqlite", SCHEMA)
+        self.key = self._agreed_key(key)
+        newest = self._database.value("SELECT MAX(time_s) FROM answers") or 0.0
+        self.clock = clock or SteadyClock(newest)
+        self.refused: dict[str, str] = {}  # file → why its answers are not read
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def append(self, answers: Sequence[LoggedAnswer]) -> int:
+        """Put answers on disk; how many: those of tenants deleted since they were recorded stay out.
+
+        Raises:
+            RunError: the disk is full; nothing was kept.
+        """
+        with self._changing():
+            deleted = {row["tenant"]: row["time_s"] for row in self._database.rows("SELECT * FROM deletions")}
+            kept = [a for a in answers if a.time_s > deleted.get(a.tenant, float("-inf"))]
+            if kept:
+                path = self._save(kept)
+                try:
+                    with self._database.transaction() as rows:
+                        self._enter(rows, path, kept)
+                except BaseException:
+                    path.unlink(missing_ok=True)
+                    raise
+            self._make_room()
+        return len(kept)
+
+    def delete_tenant(self, tenant: str) -> int:
+        """Leave no byte of a tenant's answers, recorded up to now; how many there were."""
+        with self._changing():
+            shards = self._database.rows("SELECT DISTINCT shard FROM answers WHERE tenant = ?", (tenant,))
+            count = self._database.value("SELECT COUNT(*) FROM answers WHERE tenant = ?", (tenant,))
+            with self._database.transaction() as rows:
+                rows.execute("INSERT OR REPLACE INTO deletions VALUES (?, ?)", (tenant, self.clock()))
+            for row in shards:
+                self._rewrite_without(row["shard"], tenant)
+            self._database.scrub()
+        return int(count)
+
+    def reconcile(self) -> None:
+        """After a crash: files that the manifest does not know go, entries without an intact file are forgotten."""
+        with self._changing():
+            shards = self._database.rows("SELECT id, file, bytes FROM shards")
+            damaged = [row["id"] for row in shards if not _has_size(self.folder / row["file"], row["bytes"])]
+            self._forget(damaged)
+            self._count("damaged_shards", len(damaged))
+            known = {row["file"] for row in shards if row["id"] not in damaged}
+            strays = [path for path in self.folder.glob("*shard-*") if path.name not in known]
+            for path in strays:
+                path.unlink(missing_ok=True)
+            self._count("stray_files", len(strays))
+            self._make_room()
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def entries(self, *, after: int = 0, up_to: int | None = None, split: Split | None = None) -> list[Entry]:
+        """What is there with a number above `after` (and at most `up_to`), in order."""
+        query = "SELECT * FROM answers WHERE number > ? AND number <= ?"
+        found = self._database.rows(f"{query} ORDER BY number", (after, up_to if up_to is not None else 1 << 62))
+        return [Entry(**row) for row in found if split is None or row["split"] == split]
+
+    def newest_number(self) -> int:
+        """The number of the last answer ever entered, deleted ones included; 0 for an empty log."""
+        return self._database.value("SELECT seq FROM sqlite_sequence WHERE name = 'answers'") or 0
+
+    def load(self, entries: Iterable[Entry]) -> list[LoggedAnswer]:
+        """The answers of entries, in their order; those whose shard is gone, damaged or foreign are left out."""
+        wanted = list(entries)
+        shards = {shard: self._load_shard(shard) for shard in dict.fromkeys(entry.shard for entry in wanted)}
+        found = [(entry, shards[entry.shard]) for entry in wanted]
+        return [answers[entry.place] for entry, answers in found if entry.place < len(answers)]
+
+    def sizes(self) -> dict[str, int]:
+        """`shards`, `bytes`, `answers`, `held_out`, `tokens` and the counters kept in the manifest."""
+        shards = self._database.rows("SELECT COUNT(*) n, COALESCE(SUM(bytes), 0) bytes FROM shards")[0]
+        answers = self._database.rows(
+            "SELECT COUNT(*) n, COALESCE(SUM(tokens), 0) tokens, COALESCE(SUM(split = 'held_out'), 0) held FROM answers"
+        )[0]
+        counters = {row["name"]: row["value"] for row in self._database.rows("SELECT * FROM counters")}
+        return {
+            "shards": shards["n"],
+            "bytes": shards["bytes"],
+            "answers": answers["n"],
+            "held_out": answers["held"],
+            "tokens": answers["tokens"],
+            **counters,
+        }
+
+    def tenants(self) -> dict[str, int]:
+        """Tenant → answers."""
+        found = self._database.rows("SELECT tenant, COUNT(*) n FROM answers GROUP BY tenant ORDER BY n DESC")
+        return {row["tenant"]: row["n"] for row in found}
+
+    def deleted_at(self) -> dict[str, float]:
+        """Tenant → when its answers were deleted last."""
+        return {row["tenant"]: row["time_s"] for row in self._database.rows("SELECT * FROM deletions")}
+
+    def close(self) -> None:
+        self._database.close()
+
+    # -- parts --------------------------------------------------------------------------------------------------
+
+    def _changing(self) -> Any:
+        return held(self.folder / "changing.lock")
+
+    def _agreed_key(self, key: LogKey | None) -> LogKey:
+        with self._database.transaction() as rows:
+            found = rows.execute("SELECT value FROM facts WHERE name = 'key'").fetchone()
+            if found is None:
+                if key is None:
+                    raise ConfigError(f"the log in {self.folder} is empty; a server with online=on fills it")
+                rows.execute("INSERT INTO facts VALUES ('key', ?)", (json.dumps(asdict(key)),))
+                return key
+        recorded = LogKey(**json.loads(found[0]))
+        if key is not None and key != recorded:
+            name = next(name for name, value in asdict(key).items() if getattr(recorded, name) != value)
+            raise ConfigError(
+                f"the log in {self.folder} was recorded with another {name} ({getattr(recorded, name)}, not "
+                f"{getattr(key, name)}); use another online.folder"
+            )
+        return recorded
+
+    def _save(self, answers: Sequence[LoggedAnswer]) -> Path:
+        path = self.folder / f"shard-{uuid.uuid4().hex}.safetensors"
+        self._write(path, lambda temporary: save_shard(temporary, answers, self.key))
+        return path
+
+    def _enter(self, rows: sqlite3.Connection, path: Path, answers: Sequence[LoggedAnswer]) -> None:
+        size, newest = path.stat().st_size, max(a.time_s for a in answers)
+        shard = rows.execute(
+            "INSERT INTO shards (file, sha256, bytes, newest_s) VALUES (?, ?, ?, ?)",
+            (path.name, sha256_of(path), size, newest),
+        ).lastrowid
+        rows.executemany(
+            "INSERT INTO answers (shard, place, request_id, tenant, domain, split, tokens, tried, accepted, time_s)"
+            " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                (shard, i, a.request_id, a.tenant, a.domain, a.split, len(a), a.tried, a.accepted, a.time_s)
+                for i, a in enumerate(answers)
+            ],
+        )
+
+    def _rewrite_without(self, shard: int, tenant: str) -> None:
+        """Put a shard's other answers into a new file; their numbers stay."""
+        (row,) = self._database.rows("SELECT * FROM shards WHERE id = ?", (shard,))
+        answers = self._load_shard(shard)
+        kept = [(place, a) for place, a in enumerate(answers) if a.tenant != tenant]
+        path = self._save([a for _, a in kept]) if kept else None
+        with self._database.transaction() as rows:
+            rows.execute("DELETE FROM answers WHERE shard = ? AND tenant = ?", (shard, tenant))
+            if path is None:
+                rows.execute("DELETE FROM shards WHERE id = ?", (shard,))
+            else:
+                rows.execute(
+                    "UPDATE shards SET file = ?, sha256 = ?, bytes = ? WHERE id = ?",
+                    (path.name, sha256_of(path), path.stat().st_size, shard),
+                )
+                rows.executemany(
+                    "UPDATE answers SET place = ? WHERE shard = ? AND place = ?",
+                    [(new, shard, old) for new, (old, _) in enumerate(kept)],
+                )
+        (self.folder / row["file"]).unlink(missing_ok=True)
+
+    def _load_shard(self, shard: int) -> list[LoggedAnswer]:
+        found = self._database.rows("SELECT file, sha256 FROM shards WHERE id = ?", (shard,))
+        if not found:
+            return []  # made room for others since
+        path = self.folder / found[0]["file"]
+        try:
+            if not path.is_file():
+                return []
+            if sha256_of(path) != found[0]["sha256"]:
+                raise ShardRefused(f"{path.name} does not match its sha256 (truncated or changed)")
+            return load_shard(path, self.key)
+        except ShardRefused as refusal:
+            if path.name not in self.refused:
+                log.warning("a shard of the log is skipped: %s", refusal)
+            self.refused[path.name] = str(refusal)
+            return []
+
+    def _make_room(self) -> None:
+        """Drop what is past its retention, then what exceeds the budget."""
+        oldest = self.clock() - self.config.retention_days * 86400
+        gone = [row["id"] for row in self._database.rows("SELECT id FROM shards WHERE newest_s < ?", (oldest,))]
+        self._forget(gone)
+        self._count("expired_shards", len(gone))
+        budget = int(self.config.max_mib * MIB)
+        if self.config.keep == "fifo":
+            self._drop_oldest(budget)
+        else:
+            self._age(int(budget * self.config.fresh_share), budget)
+
+    def _drop_oldest(self, budget: int) -> None:
+        shards = self._database.rows("SELECT id, bytes FROM shards ORDER BY id")
+        total, gone = sum(row["bytes"] for row in shards), []
+        for row in shards[:-1]:
+            if total <= budget:
+                break
+            total -= row["bytes"]
+            gone.append(row["id"])
+        self._forget(gone)
+        self._count("replaced_shards", len(gone))
+
+    def _age(self, fresh_budget: int, budget: int) -> None:
+        """The oldest of too many fresh shards ask for a place in the reservoir (Vitter 1985, algorithm R).
+
+        There the n-th shard to ask finds room, or replaces a random one with probability (places / n), or goes.
+        """
+        fresh = self._database.rows("SELECT id, bytes FROM shards WHERE fresh ORDER BY id")
+        total = sum(row["bytes"] for row in fresh)
+        for row in fresh[:-1]:
+            if total <= fresh_budget:
+                break
+            total -= row["bytes"]
+            self._ask_for_a_place(row["id"], row["bytes"], budget - fresh_budget)
+
+    def _ask_for_a_place(self, shard: int, size: int, budget: int) -> None:
+        kept = self._database.rows("SELECT id, bytes FROM shards WHERE NOT fresh")
+        asked = self._count("reservoir_asked", 1)
+        used, gone = sum(row["bytes"] for row in kept), []
+        if used + size > budget:
+            if not kept or self._random.random() >= len(kept) / asked:
+                self._forget([shard])
+                self._count("replaced_shards", 1)
+                return
+            self._random.shuffle(kept)
+            while kept and used + size > budget:
+                row = kept.pop()
+                used -= row["bytes"]
+                gone.append(row["id"])
+        self._forget(gone)
+        self._count("replaced_shards", len(gone))
+        with self._database.transaction() as rows:
+            rows.execute("UPDATE shards SET fresh = 0 WHERE id = ?", (shard,))
+
+    def _forget(self, shards: Sequence[int]) -> None:
+        """The entries go first: a file without them is a stray, never an answer."""
+        if not shards:
+            return
+        marks = ", ".join("?" * len(shards))
+        files = self._database.rows(f"SELECT file FROM shards WHERE id IN ({marks})", shards)
+        with self._database.transaction() as rows:
+            rows.execute(f"DELETE FROM shards WHERE id IN ({marks})", shards)
+        for row in files:
+            (self.folder / row["file"]).unlink(missing_ok=True)
+
+    def _count(self, name: str, more: int) -> int:
+        """Add to a counter of the manifest; what it stands at then."""
+        if more == 0:
+            return 0
+        with self._database.transaction() as rows:
+            rows.execute(
+                "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+                (name, more),
+            )
+            return int(rows.execute("SELECT value FROM counters WHERE name = ?", (name,)).fetchone()[0])
+
+
+def _has_size(path: Path, size: int) -> bool:
+    return path.is_file() and path.stat().st_size == size

@@ -1,0 +1,99 @@
+"""Judging drafts beside the traffic: held-out answers read again by the target, with whole distributions."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from distillspec.evaluation.blocks import count_blocks
+from distillspec.evaluation.positions import measure_positions
+from distillspec.evaluation.states import TargetStates
+from distillspec.models import LanguageModel
+from distillspec.models.slot_cache import SlotCache, SlotView
+from distillspec.types import Sample, SamplingPolicy
+
+Run = Callable[[Callable[[], "Score"]], "Score"]
+"""Runs one piece of work where the target may be used."""
+
+
+@dataclass(frozen=True)
+class Exam:
+    """One held-out answer and the policy it was sampled under."""
+
+    sample: Sample
+    policy: SamplingPolicy
+
+
+@dataclass(frozen=True)
+class Score:
+    """One draft on one answer: expected tokens and blocks by length γ = 1 … G, and Σ α over its positions."""
+
+    domain: str
+    tokens: tuple[float, ...]
+    blocks: tuple[float, ...]
+    alpha: float
+    positions: int
+
+
+class ServedStates(TargetStates):
+    """The target's hidden states while an engine serves with it: its attention knows slots alone, so a slot of their
+    own is made for every answer."""
+
+    def hidden(self, sample: Sample) -> Tensor:
+        key = hashlib.sha256(repr((sample.prompt_ids, sample.response_ids)).encode()).hexdigest()
+        if key not in self._known:
+            self._known[key] = self._read(sample)
+        return self._known[key]
+
+    def forget_beyond(self, answers: int) -> None:
+        """Begin anew when more answers than these are remembered."""
+        if len(self._known) > answers:
+            self._known.clear()
+
+    @torch.no_grad()
+    def _read(self, sample: Sample) -> Tensor:
+        read = [*sample.prompt_ids, *sample.response_ids[:-1]]
+        device = self.target.device
+        start, count = torch.tensor([0], device=device), torch.tensor([len(read)], device=device)
+        view = SlotView.append(SlotCache(1, len(read)), [0], start, count, len(read))
+        hidden = self.target.hidden(torch.tensor([read], device=device), view.positions, slot_view=view)
+        return hidden[0, len(sample.prompt_ids) - 1 :].clone()
+
+
+class Shadow:
+    """Scores drafts, one answer at a time through `run`; what was scored once is remembered."""
+
+    def __init__(self, target: LanguageModel, states: TargetStates, max_gamma: int, run: Run | None = None) -> None:
+        self.target, self.states, self.max_gamma = target, states, max_gamma
+        self.run: Run = run or (lambda work: work())
+        self._known: dict[tuple[str, str], Score] = {}
+
+    def scores(self, draft: LanguageModel, exams: Sequence[Exam]) -> list[Score]:
+        """A score for each exam, in order.
+
+        Raises:
+            NonFiniteLogits: the draft gives no distribution somewhere.
+        """
+        return [self._score(draft, exam) for exam in exams]
+
+    def forget(self) -> None:
+        """Drop all that was read of anybody's text."""
+        self._known.clear()
+        self.states._known.clear()
+
+    def _score(self, draft: LanguageModel, exam: Exam) -> Score:
+        key = (draft.identity.weights_hash, f"{exam.sample.prompt_id}/{hash(exam.sample.response_ids)}")
+        if key not in self._known:
+            self._known[key] = self.run(lambda: self._measure(draft, exam))
+        return self._known[key]
+
+    def _measure(self, draft: LanguageModel, exam: Exam) -> Score:
+        sample = exam.sample
+        positions = measure_positions(draft, self.target, sample, exam.policy, states=self.states)
+        counts = count_blocks(positions, sample.finished, self.max_gamma)
+        alpha = float(positions.alpha.sum())
+        return Score(sample.domain, tuple(counts.tokens.tolist()), tuple(counts.blocks.tolist()), alpha, len(positions))

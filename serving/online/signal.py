@@ -1,0 +1,105 @@
+"""The target's best tokens and the draft's opinion of its own, compressed on the device and read in one piece."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from distillspec.serving.tree import TokenTree
+
+BLOCK = 64  # neighbouring ids whose best is found first
+
+
+class Drafted(NamedTuple):
+    """What was drafted where a token was emitted."""
+
+    outcome: int
+    token: int = -1
+    row: int | None = None  # of the tree's `draft_probs`
+
+
+class TopSignal(NamedTuple):
+    """n positions: `ids [n, K]` int32, `logprobs [n, K]` float16 (nats, raw), `tail [n]` float32 probability."""
+
+    ids: Tensor
+    logprobs: Tensor
+    tail: Tensor
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What a step read from the device: `[n, bytes]` uint8, a row a position."""
+
+    content: Tensor
+    entries: int
+
+    def rows(self, first: int, last: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """ids `[r, K]` int32, logprobs `[r, K]` float16, tail `[r]` float32, draft probability and entropy `[r]`."""
+        part, k = self.content[first:last], self.entries
+        ids, logprobs, tail, own = part.split([4 * k, 2 * k, 4, 4], -1)
+        opinion = own.contiguous().view(torch.float16)
+        return (
+            ids.contiguous().view(torch.int32),
+            logprobs.contiguous().view(torch.float16),
+            tail.contiguous().view(torch.float32)[:, 0],
+            opinion[:, 0],
+            opinion[:, 1],
+        )
+
+
+def top_signal(logits: Tensor, entries: int) -> TopSignal:
+    """As `distillspec.recording.top_entries`, for `logits [n, V]` of any float dtype; faster for wide V."""
+    k = min(entries, logits.shape[-1])
+    values, ids = top_of_blocks(logits, k)
+    total = torch.logsumexp(logits.float(), -1, keepdim=True)
+    logprobs = (values.float() - total).to(torch.float16)
+    tail = (1.0 - logprobs.float().exp().sum(-1)).clamp_min(0.0)
+    return TopSignal(ids.to(torch.int32), logprobs, tail)
+
+
+def top_of_blocks(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row and their places, best first.
+
+    They stand in at most k blocks, those with the k largest maxima: one pass finds these, and only k blocks are sorted.
+    """
+    width = logits.shape[-1]
+    whole = width // BLOCK * BLOCK
+    if whole < 4 * k * BLOCK:
+        best = logits.topk(k, -1)
+        return best.values, best.indices
+    blocks = logits[:, :whole].unflatten(-1, (-1, BLOCK))
+    chosen = blocks.amax(-1).topk(k, -1, sorted=False).indices
+    values = blocks.gather(1, chosen[..., None].expand(-1, -1, BLOCK)).flatten(1)
+    places = (chosen[..., None] * BLOCK + torch.arange(BLOCK, device=logits.device)).flatten(1)
+    if whole < width:
+        rest = torch.arange(whole, width, device=logits.device).expand(len(logits), -1)
+        values, places = torch.cat([values, logits[:, whole:]], -1), torch.cat([places, rest], -1)
+    best = values.topk(k, -1)
+    return best.values, places.gather(1, best.indices)
+
+
+def pack(signal: TopSignal, drafted: Sequence[Drafted], trees: Sequence[TokenTree]) -> Packed:
+    """One copy to the host: the signal, and probability and entropy of what was drafted at each position."""
+    opinion = _opinions(drafted, trees, signal.tail.device)
+    parts = (signal.ids, signal.logprobs, signal.tail[:, None], opinion)
+    return Packed(torch.cat([part.contiguous().view(torch.uint8) for part in parts], -1).cpu(), signal.ids.shape[1])
+
+
+def _opinions(drafted: Sequence[Drafted], trees: Sequence[TokenTree], device: torch.device) -> Tensor:
+    """`[n, 2]` float16: q(x) and the entropy of q; 1 and 0 for deterministic proposals, NaN without one."""
+    known = [(1.0, 0.0) if d.token >= 0 else (torch.nan, torch.nan) for d in drafted]
+    opinions = torch.tensor(known, dtype=torch.float16, device=device)
+    at = [i for i, d in enumerate(drafted) if d.row is not None and d.token >= 0]
+    if at:
+        probs = [trees[i].draft_probs[drafted[i].row] for i in at]  # type: ignore[index]
+        q = torch.stack(probs).float()
+        tokens = torch.tensor([drafted[i].token for i in at], device=q.device)
+        kept = trees[at[0]].kept_ids
+        columns = tokens if kept is None else torch.searchsorted(kept, tokens)
+        of_token = q.gather(-1, columns[:, None])[:, 0]
+        opinions[at] = torch.stack([of_token, torch.special.entr(q).sum(-1)], -1).to(opinions)
+    return opinions

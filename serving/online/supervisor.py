@@ -1,0 +1,125 @@
+"""Starts the embedded trainer, watches it, and starts it again; gives up when it keeps failing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from distillspec.serving.online.layout import OnlineSettings, TrainerState
+from distillspec.serving.online.process import QUARANTINED, write_settings
+
+log = logging.getLogger(__name__)
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
+TOO_OFTEN = 5  # ends in a row, without an update in between
+
+
+class Supervisor:
+    """`poll` now and then does all the work; nothing here waits for the trainer."""
+
+    def __init__(
+        self,
+        settings: OnlineSettings,
+        *,
+        command: Sequence[str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings, self.layout, self._clock = settings, settings.layout, clock
+        module = "distillspec.serving.online.process"
+        self._command = list(command or (sys.executable, "-P", "-m", module, str(self.layout.root)))
+        self._process: subprocess.Popen | None = None
+        self._ends = 0
+        self._updates = 0
+        self._next_s = 0.0
+        self.problem: str | None = None  # why it is not started any more
+
+    @property
+    def pid(self) -> int | None:
+        """The trainer's process number while it runs."""
+        running = self._process is not None and self._process.poll() is None
+        return self._process.pid if running and self._process is not None else None
+
+    def poll(self) -> None:
+        """Start the trainer where none runs and it may; notice that it ended."""
+        if self.problem is not None:
+            return
+        if self._process is None:
+            if self._clock() >= self._next_s:
+                self._start()
+            return
+        code = self._process.poll()
+        if code is not None:
+            self._ended(code)
+
+    def stop(self) -> None:
+        """End the trainer; what it had not finished is lost."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(5.0)
+            except subprocess.TimeoutExpired:
+                with suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+        self._close()
+
+    def lift(self) -> None:
+        """Forget a quarantine: somebody has looked into it."""
+        state = TrainerState.read(self.layout.state)
+        if state.quarantined and self._process is None:
+            state.with_(quarantined=None, bad_updates=0, working=None).write(self.layout.state)
+        self.problem, self._ends, self._next_s = None, 0, 0.0
+
+    def _start(self) -> None:
+        quarantined = TrainerState.read(self.layout.state).quarantined
+        if quarantined:
+            self._give_up(quarantined)
+            return
+        self.layout.trainer.mkdir(parents=True, exist_ok=True)
+        write_settings(self.settings)
+        threads = str(self.settings.adapt.threads)
+        environment = {**os.environ, "OMP_NUM_THREADS": threads}
+        if self.settings.adapt.device == "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        with (self.layout.trainer / "trainer.log").open("a") as output:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,  # closes with this process, however it ends
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def _ended(self, code: int) -> None:
+        self._close()
+        state = TrainerState.read(self.layout.state)
+        if code == QUARANTINED or state.quarantined:
+            self._give_up(state.quarantined or "see trainer.log")
+            return
+        self._ends = 1 if state.updates > self._updates else self._ends + 1
+        self._updates = state.updates
+        if self._ends >= TOO_OFTEN:
+            self._give_up(f"it ended {self._ends} times in a row (code {code}); see {self.layout.trainer}/trainer.log")
+            return
+        wait = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (self._ends - 1))
+        log.warning("the online trainer ended (code %s); it starts again in %.0f s", code, wait)
+        self._next_s = self._clock() + wait
+
+    def _give_up(self, problem: str) -> None:
+        self.problem = problem
+        log.error("the online trainer is quarantined: %s", problem)
+
+    def _close(self) -> None:
+        assert self._process is not None
+        self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process = None

@@ -1,0 +1,241 @@
+"""The engine's side of the log: what target and draft thought, taken in the step that thought it.
+
+One packed read from the device a step, for the rows of requests that are logged; nothing for the others. An answer is
+gathered in memory until it ends, redacted, and only then queued; serving never waits for any of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from distillspec.config import ReplayConfig
+from distillspec.serving.commit import Emission
+from distillspec.serving.online.records import (
+    ACCEPTED,
+    BONUS,
+    PLAIN,
+    REJECTED,
+    LoggedAnswer,
+    share_of,
+    split_of,
+)
+from distillspec.serving.online.signal import Drafted, Packed, pack, top_signal
+from distillspec.serving.requests import CompletionOutput, Request, RequestOutput
+from distillspec.types import TeacherSignal
+
+log = logging.getLogger(__name__)
+
+Redaction = Callable[[LoggedAnswer], LoggedAnswer | None]
+"""Sees an answer before anything else does; returns what may be kept of it, or None."""
+
+RECENT = 512  # requests that a tenant's share of the log is counted over
+
+
+@dataclass
+class _Growing:
+    """An answer in the making."""
+
+    request: Request
+    pieces: list[tuple[Packed, int, int]] = field(default_factory=list)  # rows first…last of a step's read
+    drafted: list[Drafted] = field(default_factory=list)
+    versions: list[str] = field(default_factory=list)
+    version_of: list[int] = field(default_factory=list)
+
+
+class ReplayTap:
+    """An engine's `Observer`, and what is told of finished requests.
+
+    Args:
+        queue: takes a whole answer, at once; False where it is full.
+        clock: seconds since the epoch, for the records.
+    """
+
+    def __init__(
+        self,
+        config: ReplayConfig,
+        queue: Callable[[LoggedAnswer], bool],
+        clock: Callable[[], float],
+        redact: Redaction | None = None,
+    ) -> None:
+        self.config, self.queue, self.clock, self.redact = config, queue, clock, redact
+        self.paused = False
+        self.counters: Counter[str] = Counter()
+        self._growing: dict[tuple[str, int], _Growing] = {}
+        self._skipped: set[tuple[str, int]] = set()  # decided against, or dropped on the way
+        self._waiting_tokens = 0
+        self._cap = TenantCap(config.tenant_share)
+
+    def __call__(self, emissions: Sequence[Emission], logits: Tensor) -> None:
+        """See `serving.commit.Observer`. Never raises: a log is not worth a request."""
+        try:
+            logged = [(e, growing) for e in emissions if e.rows and (growing := self._of(e)) is not None]
+            if logged:
+                self._record(logged, logits)
+        except Exception:
+            self.counters["errors"] += 1
+            self._drop_all([(e.sequence.request.id, e.sequence.index) for e in emissions])
+            log.exception("a step is not logged")
+
+    def finish(self, outputs: Sequence[RequestOutput]) -> None:
+        """Queue what ended; called after every step with what it finished."""
+        for output in outputs:
+            for completion in output.completions:
+                try:
+                    self._finish(output, completion)
+                except Exception:
+                    self.counters["errors"] += 1
+                    log.exception("an answer is not logged")
+
+    def forget_tenant(self, tenant: str) -> None:
+        """Drop what a tenant's requests have in memory; the rest of them is not logged either."""
+        self._drop_all([key for key, growing in self._growing.items() if growing.request.tenant == tenant])
+
+    def _of(self, emission: Emission) -> _Growing | None:
+        """The answer as gathered so far; None where it is not logged."""
+        sequence = emission.sequence
+        key = (sequence.request.id, sequence.index)
+        if key in self._skipped:
+            return None
+        if key not in self._growing:
+            # An answer whose beginning was not seen (logging began later) cannot be learnt from.
+            if sequence.output_length != len(emission.rows) or not self._wanted(sequence.request):
+                self._skipped.add(key)
+                return None
+            self._growing[key] = _Growing(sequence.request)
+        if self._waiting_tokens + len(emission.rows) > self.config.max_waiting:
+            self.counters["dropped_memory"] += 1
+            self._drop_all([key])
+            return None
+        return self._growing[key]
+
+    def _wanted(self, request: Request) -> bool:
+        config = self.config
+        if self.paused or not request.log or request.tenant in config.exclude_tenants:
+            return False
+        if share_of(request.id, "log") >= config.share:
+            return False
+        if not self._cap.admits(request.tenant):
+            self.counters["capped"] += 1
+            return False
+        return True
+
+    def _record(self, logged: Sequence[tuple[Emission, _Growing]], logits: Tensor) -> None:
+        rows = [row for emission, _ in logged for row in emission.rows]
+        drafted = [drafted_at(emission, place) for emission, _ in logged for place in range(len(emission.rows))]
+        trees = [emission.tree for emission, _ in logged for _ in emission.rows]
+        chosen = logits if len(rows) == len(logits) and rows == list(range(len(rows))) else logits[rows]
+        packed = pack(top_signal(chosen, self.config.entries), drafted, trees)
+        first = 0
+        for emission, growing in logged:
+            last = first + len(emission.rows)
+            growing.pieces.append((packed, first, last))
+            growing.drafted += drafted[first:last]
+            version = emission.draft_version
+            if version not in growing.versions:
+                growing.versions.append(version)
+            growing.version_of += [growing.versions.index(version)] * len(emission.rows)
+            self._waiting_tokens += len(emission.rows)
+            first = last
+
+    def _finish(self, output: RequestOutput, completion: CompletionOutput) -> None:
+        key = (output.request_id, completion.index)
+        growing = self._growing.pop(key, None)
+        self._skipped.discard(key)
+        if growing is None:
+            return
+        self._waiting_tokens -= len(growing.drafted)
+        if completion.error is not None or len(growing.drafted) != len(completion.token_ids):
+            self.counters["incomplete"] += 1
+            return
+        answer: LoggedAnswer | None = self._answer(growing, completion)
+        if self.redact is not None and answer is not None:
+            answer = self.redact(answer)
+        if answer is None:
+            self.counters["redacted"] += 1
+        elif self.queue(answer):
+            self.counters["logged"] += 1
+        else:
+            self.counters["dropped_queue"] += 1
+
+    def _answer(self, growing: _Growing, completion: CompletionOutput) -> LoggedAnswer:
+        request = growing.request
+        parts = [packed.rows(first, last) for packed, first, last in growing.pieces]
+        ids, logprobs, tail, probs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
+        return LoggedAnswer(
+            request_id=request.id,
+            index=completion.index,
+            tenant=request.tenant,
+            domain=request.domain,
+            policy=request.params.policy,
+            time_s=self.clock(),
+            finished=completion.finish_reason == "stop",
+            split=split_of(request.id, self.config.held_out),
+            prompt_ids=request.prompt_ids,
+            response_ids=completion.token_ids,
+            signal=TeacherSignal("topk", ids, logprobs, tail),
+            outcomes=torch.tensor([d.outcome for d in growing.drafted], dtype=torch.uint8),
+            draft_tokens=torch.tensor([d.token for d in growing.drafted], dtype=torch.int32),
+            draft_probs=probs,
+            draft_entropies=entropies,
+            draft_versions=tuple(growing.versions),
+            version_of=torch.tensor([min(v, 255) for v in growing.version_of], dtype=torch.uint8),
+        )
+
+    def _drop_all(self, keys: Sequence[tuple[str, int]]) -> None:
+        for key in keys:
+            growing = self._growing.pop(key, None)
+            if growing is not None:
+                self._waiting_tokens -= len(growing.drafted)
+            self._skipped.add(key)
+
+
+class TenantCap:
+    """Keeps one tenant among several from filling the log: its share of the newest logged requests has a limit."""
+
+    def __init__(self, share: float, recent: int = RECENT) -> None:
+        self.share = share
+        self._recent: deque[str] = deque(maxlen=recent)
+        self._counts: Counter[str] = Counter()
+
+    def admits(self, tenant: str) -> bool:
+        """Whether another request of this tenant may be logged; counts it if so.
+
+        A tenant that is alone may fill the log. A refused request counts for nothing, so a flood is thinned to what
+        the others' requests allow it.
+        """
+        others = len(self._recent) - self._counts[tenant]
+        if others > 0 and self._counts[tenant] + 1 > self.share * (len(self._recent) + 1):
+            return False
+        if len(self._recent) == self._recent.maxlen:
+            self._counts[self._recent[0]] -= 1
+        self._recent.append(tenant)
+        self._counts[tenant] += 1
+        return True
+
+
+def drafted_at(emission: Emission, place: int) -> Drafted:
+    """What was drafted where the emission's token `place` stands."""
+    tree, path = emission.tree, emission.path
+    if len(tree) == 0:
+        return Drafted(PLAIN)
+    parent = path[place - 1] if place else -1
+    row = None if tree.rows is None else tree.rows.get(parent)
+    if place < len(path):
+        return Drafted(ACCEPTED, tree.tokens[path[place]], row)
+    children = tree.children.get(parent)
+    return Drafted(REJECTED, tree.tokens[children[0]], row) if children else Drafted(BONUS)
+
+
+def acceptance_in(emission: Emission) -> tuple[int, int]:
+    """Drafted tokens judged and accepted in one window, stop token or not."""
+    tree, path = emission.tree, emission.path
+    if len(tree) == 0:
+        return 0, 0
+    rejected = path[-1] in tree.children if path else True
+    return len(path) + int(rejected), len(path)

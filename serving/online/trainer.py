@@ -1,0 +1,272 @@
+"""The online trainer: reads the log, decides when to learn, and leaves candidates in the registry.
+
+It meets the server in files alone. Killed at any point it costs the update under way; a candidate is complete before
+it is visible, and the place in the log is written after it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from distillspec.errors import ConfigError, RunError
+from distillspec.models import LanguageModel, load_draft, save_draft
+from distillspec.models.checkpoint import TargetRecord, recorded_target
+from distillspec.serving.online.drift import DriftDetector
+from distillspec.serving.online.layout import OnlineSettings, TrainerControl, TrainerState
+from distillspec.serving.online.learning import Learnt, Lesson, learn, lesson_of
+from distillspec.serving.online.registry import Version, VersionRegistry
+from distillspec.serving.online.replay_log import Entry, ReplayLog
+from distillspec.serving.online.selection import Selection, offline_samples, select
+
+log = logging.getLogger(__name__)
+
+OLD_ANSWERS = 4096  # old answers among which an update's share of them is drawn
+Report = Callable[[dict[str, Any]], None]
+
+
+class OnlineTrainer:
+    """One trainer over one online folder.
+
+    Args:
+        report: told the figures of every update.
+        on_stage: told what it begins: waiting, selecting, loading, learning, saving, registering.
+
+    Raises:
+        ConfigError: there is no log, or no draft is promoted yet.
+    """
+
+    def __init__(
+        self,
+        settings: OnlineSettings,
+        *,
+        report: Report | None = None,
+        on_stage: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings, self.config, self.layout = settings, settings.adapt, settings.layout
+        self.replay = ReplayLog(self.layout.replay)
+        self.registry = VersionRegistry(self.layout.versions)
+        self.report = report or (lambda record: None)
+        self._on_stage, self._clock = on_stage or (lambda stage: None), clock
+        self.state = TrainerState.read(self.layout.state).with_(pid=os.getpid())
+        self.control = TrainerControl.read(self.layout.control)
+        self.drift = DriftDetector(self.config.drift_drop)
+        self._followed = 0  # the last answer that the drift detector has seen
+        self._drifted = False
+        self._asked = self.control.asked
+        self._since_s = clock()
+        self._offline: list | None = None
+
+    def due(self) -> str | None:
+        """Why an update is to be made now; None where it is not."""
+        self.control = TrainerControl.read(self.layout.control)
+        new = self._new_entries()
+        self._follow()
+        if not new or self.control.paused:
+            return None
+        if self.control.asked > self._asked:
+            return "asked"
+        if len(new) < self.config.min_requests or (self.config.idle_only and not self.control.idle):
+            return None
+        if self.config.every_requests is not None and len(new) >= self.config.every_requests:
+            return "requests"
+        if self.config.every_s is not None and self._clock() - self._since_s >= self.config.every_s:
+            return "time"
+        return "drift" if self.config.on_drift and self._drifted else None
+
+    def update(self, reason: str) -> Version | None:
+        """Learn once; the new candidate, or None where the numbers were not finite.
+
+        Raises:
+            RunError: so many updates in a row failed that the trainer stops for good (`state.quarantined`).
+            ConfigError: the log and the draft do not go together.
+        """
+        self._stage("selecting")
+        self._asked, self._drifted, self._since_s = self.control.asked, False, self._clock()
+        self.drift.restart()
+        up_to = self.replay.newest_number()
+        chosen, skipped = self._select(self._new_entries(up_to))
+        self._stage("loading")
+        parent = self._parent()
+        draft, promoted = self._load(parent), self._anchor()
+        lessons = self._lessons(chosen)
+        self._stage("learning")
+        learnt = self._learn(draft, lessons, promoted)
+        version = None if learnt.problem else self._save(draft, parent, chosen, learnt, reason)
+        self._remember(up_to, learnt, version, chosen, skipped)
+        self._tell(reason, chosen, learnt, version)
+        self._judge_itself(learnt)
+        self._stage("waiting")
+        return version
+
+    def _select(self, new: Sequence[Entry]) -> tuple[Selection, int]:
+        """The update's entries: of new ones the newest that it has time for, and how many were too many."""
+        config = self.config
+        room = config.max_steps * config.batch_tokens / config.epochs
+        if config.mode == "replay":
+            room *= 1 - config.replay_share - config.offline_share
+        kept: list[Entry] = []
+        for entry in reversed(new):
+            room -= entry.tokens
+            if room < 0 and kept:
+                break
+            kept.append(entry)
+        kept.reverse()
+        old = self._old_entries(kept[0].number - 1 if kept else 0)
+        if self._offline is None:
+            made_for = self._target().identity
+            self._offline = offline_samples(config, made_for, self.replay.key.entries)
+        seed = self.settings.seed + self.state.updates
+        return select(kept, old, self._offline, config, seed), len(new) - len(kept)
+
+    def _old_entries(self, up_to: int) -> list[Entry]:
+        if self.config.mode == "flush" or self.config.replay_share == 0:
+            return []
+        old = self.replay.entries(up_to=up_to, split="train")
+        if len(old) <= OLD_ANSWERS:
+            return old
+        rng = random.Random(self.settings.seed + self.state.updates)
+        return sorted(rng.sample(old, OLD_ANSWERS), key=lambda entry: entry.number)
+
+    def _new_entries(self, up_to: int | None = None) -> list[Entry]:
+        return self.replay.entries(after=self.state.cursor, up_to=up_to, split="train")
+
+    def _follow(self) -> None:
+        """Show the drift detector what came since; held-out answers count, nothing is learnt here."""
+        for entry in self.replay.entries(after=self._followed):
+            cluster = entry.tenant if self.config.drift_by == "tenant" else entry.domain
+            self._drifted |= self.drift.add(cluster, entry.tried, entry.accepted)
+            self._followed = entry.number
+
+    def _lessons(self, chosen: Selection) -> list[Lesson]:
+        answers = self.replay.load([*chosen.new, *chosen.old])
+        if not answers:
+            raise RunError("the chosen answers are gone from the log; nothing is learnt")
+        lessons = [lesson_of(answer, self.config) for answer in answers]
+        return lessons + [Lesson(sample, torch.ones(len(sample.response_ids))) for sample in chosen.offline]
+
+    def _parent(self) -> Version:
+        """Go on from the last candidate while it descends from what serves and is not refused; else from that.
+
+        Small gains must add up: a candidate that the gate could not tell from its parent is a good beginning.
+        """
+        current = self._current()
+        name = self.state.working
+        if name is None:
+            return current
+        working = self.registry.get(name)
+        usable = working.status in ("candidate", "inconclusive") and self.registry.problem_of(working) is None
+        return working if usable and current.name in self._ancestors(working) else current
+
+    def _ancestors(self, version: Version) -> set[str]:
+        names: set[str] = set()
+        parent = version.parent
+        while parent is not None and parent not in names:
+            names.add(parent)
+            parent = self.registry.get(parent).parent
+        return names
+
+    def _current(self) -> Version:
+        current = self.registry.current()
+        if current is None:
+            raise ConfigError(
+                f"no draft is promoted in {self.layout.versions}; start the server with its draft first, or "
+                "distill versions action=promote"
+            )
+        return current
+
+    def _load(self, version: Version) -> LanguageModel:
+        if problem := self.registry.problem_of(version):
+            raise RunError(f"{version.name} cannot be trained on: {problem}")
+        draft = load_draft(version.path)
+        key = self.replay.key
+        if draft.identity.tokenizer_hash != key.tokenizer_hash:
+            raise ConfigError(
+                f"the draft {version.name} and the log in {self.layout.replay} have different tokenizers "
+                f"({draft.identity.tokenizer_hash}, {key.tokenizer_hash})"
+            )
+        if self._target().identity.weights_hash not in ("", key.weights_hash):
+            raise ConfigError(f"the draft {version.name} was made for another target than the log's")
+        draft.model.to(self.config.device)
+        return draft
+
+    def _anchor(self) -> LanguageModel | None:
+        return self._load(self._current()) if self.config.anchor > 0 else None
+
+    def _learn(self, draft: LanguageModel, lessons: list[Lesson], anchor: LanguageModel | None) -> Learnt:
+        seed = self.settings.seed + self.state.updates
+        return learn(
+            draft,
+            lessons,
+            self.config,
+            self.settings.loss,
+            anchor=anchor,
+            seed=seed,
+            on_step=lambda step: self._on_stage("learning") if step else None,
+        )
+
+    def _save(self, draft: LanguageModel, parent: Version, chosen: Selection, learnt: Learnt, reason: str) -> Version:
+        self._stage("saving")
+        numbers = [entry.number for entry in (*chosen.old, *chosen.new)]
+        trained = {"update": self.state.updates, "reason": reason, "parent": parent.name, **learnt.to_json()}
+        draft.model.to("cpu")
+
+        def write(folder: Any) -> None:
+            save_draft(draft, folder, self._target(), {"online": trained})
+            self._stage("registering")
+
+        return self.registry.add(write, parent=parent.name, requests=(min(numbers), max(numbers)), metrics=trained)
+
+    def _target(self) -> TargetRecord:
+        return recorded_target(self._current().path)
+
+    def _remember(self, up_to: int, learnt: Learnt, version: Version | None, chosen: Selection, skipped: int) -> None:
+        state = self.state
+        self.state = state.with_(
+            cursor=up_to,
+            updates=state.updates + 1,
+            bad_updates=0 if version is not None else state.bad_updates + 1,
+            skipped=state.skipped + skipped,
+            capped=state.capped + chosen.capped,
+            cpu_s=state.cpu_s + learnt.cpu_s,
+            seconds=state.seconds + learnt.seconds,
+            working=version.name if version is not None else None,
+            last=learnt.to_json(),
+        )
+        self.state.write(self.layout.state)
+
+    def _tell(self, reason: str, chosen: Selection, learnt: Learnt, version: Version | None) -> None:
+        record = {
+            "event": "update",
+            "step": self.state.updates,
+            "reason": reason,
+            "version": version.name if version is not None else None,
+            "new": len(chosen.new),
+            "old": len(chosen.old),
+            "offline": len(chosen.offline),
+            **learnt.to_json(),
+        }
+        record |= {f"replay_{name}": value for name, value in self.replay.sizes().items()}
+        self.report(record)
+        log.info("update %d (%s): %s", self.state.updates, reason, learnt.problem or record["version"])
+
+    def _judge_itself(self, learnt: Learnt) -> None:
+        if self.state.bad_updates < self.config.max_bad_updates:
+            return
+        problem = f"{self.state.bad_updates} updates in a row gave no finite draft: {learnt.problem}"
+        self.state = self.state.with_(quarantined=problem)
+        self.state.write(self.layout.state)
+        raise RunError(f"the online trainer is quarantined: {problem}")
+
+    def _stage(self, stage: str) -> None:
+        drift = {name or "all": list(pair) for name, pair in self.drift.averages().items()}
+        self.state = self.state.with_(stage=stage, drift=drift)
+        self.state.write(self.layout.state)
+        self._on_stage(stage)

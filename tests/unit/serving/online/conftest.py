@@ -1,0 +1,91 @@
+"""Logged answers without an engine, and settings for a folder of the test's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distillspec.config import AdaptConfig, DraftConfig, GateConfig, OnlineConfig, ReplayConfig
+from distillspec.models import LanguageModel, initialise_draft, save_draft
+from distillspec.recording import top_entries
+from distillspec.serving.online.layout import OnlineSettings
+from distillspec.serving.online.records import LoggedAnswer, LogKey
+from distillspec.serving.online.registry import VersionRegistry
+from distillspec.serving.online.replay_log import ReplayLog
+from distillspec.types import SamplingPolicy, TeacherSignal
+
+ENTRIES = 16
+Answer = Callable[..., LoggedAnswer]
+
+
+@pytest.fixture
+def key(target: LanguageModel) -> LogKey:
+    return LogKey.of(target.identity, ENTRIES)
+
+
+@pytest.fixture
+def answer(target: LanguageModel) -> Answer:
+    """`answer("r1", tenant="a")`: random text with the target's true signal; half of it accepted."""
+
+    def make(name: str, *, tokens: int = 20, entries: int = ENTRIES, **changes: Any) -> LoggedAnswer:
+        generator = torch.Generator().manual_seed(hash(name) % 1000)
+        ids = torch.randint(3, 250, (6 + tokens,), generator=generator).tolist()
+        with torch.no_grad():
+            logits = target.logits(torch.tensor([ids]))[0, 5:-1]
+        best, logprobs, tail = top_entries(logits, entries)
+        made = LoggedAnswer(
+            request_id=name,
+            index=0,
+            tenant="default",
+            domain="default",
+            policy=SamplingPolicy(),
+            time_s=1000.0,
+            finished=False,
+            split="train",
+            prompt_ids=tuple(ids[:6]),
+            response_ids=tuple(ids[6:]),
+            signal=TeacherSignal("topk", best.int(), logprobs.half(), tail),
+            outcomes=torch.tensor([i % 2 for i in range(tokens)], dtype=torch.uint8),
+            draft_tokens=torch.arange(tokens, dtype=torch.int32),
+            draft_probs=torch.full((tokens,), 0.5, dtype=torch.float16),
+            draft_entropies=torch.ones(tokens, dtype=torch.float16),
+            draft_versions=("one",),
+            version_of=torch.zeros(tokens, dtype=torch.uint8),
+        )
+        return replace(made, **changes)
+
+    return make
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> OnlineSettings:
+    return OnlineSettings(
+        OnlineConfig(mode="decoupled", folder=str(tmp_path / "online"), metrics_s=0.2),
+        ReplayConfig(share=1.0, held_out=0.3, entries=ENTRIES, shard_positions=200, flush_s=0.2),
+        AdaptConfig(every_requests=20, min_requests=4, learning_rate=2e-3, max_steps=40, epochs=4, on_drift=False),
+        GateConfig(requests=12, min_requests=4, domain_requests=4, rollback_requests=8, bootstrap_samples=200),
+    )
+
+
+@pytest.fixture
+def small_draft(target: LanguageModel) -> LanguageModel:
+    return initialise_draft(DraftConfig(layers=2), target)
+
+
+@pytest.fixture
+def registry(settings: OnlineSettings, small_draft: LanguageModel, target: LanguageModel) -> VersionRegistry:
+    """With one promoted version."""
+    made = VersionRegistry(settings.layout.versions)
+    first = made.add(lambda folder: save_draft(small_draft, folder, target))
+    made.promote(first.name, "the beginning")
+    return made
+
+
+@pytest.fixture
+def replay(settings: OnlineSettings, key: LogKey) -> ReplayLog:
+    return ReplayLog(settings.layout.replay, key, settings.replay, clock=lambda: 2000.0)

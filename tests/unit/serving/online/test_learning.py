@@ -1,0 +1,139 @@
+"""One update: it learns what is asked for, from whom it may, and never leaves a broken draft."""
+
+from __future__ import annotations
+
+import copy
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from distillspec.config import AdaptConfig, LossConfig
+from distillspec.models import LanguageModel
+from distillspec.serving.online.drift import SETTLED, DriftDetector
+from distillspec.serving.online.learning import Learnt, learn, lesson_of
+from distillspec.serving.online.records import ACCEPTED, BONUS, PLAIN, REJECTED
+from distillspec.serving.online.replay_log import Entry
+from distillspec.serving.online.selection import cap_tenants, select
+
+from .conftest import Answer
+
+CONFIG = AdaptConfig(max_steps=30, epochs=30, learning_rate=2e-3, batch_tokens=256, row_tokens=256)
+
+
+def fresh(draft: LanguageModel) -> LanguageModel:
+    return replace(draft, model=copy.deepcopy(draft.model))
+
+
+def alpha(draft: LanguageModel, target: LanguageModel, ids: torch.Tensor) -> float:
+    with torch.no_grad():
+        p, q = (torch.softmax(m.logits(ids).float(), -1) for m in (target, draft))
+    return float(torch.minimum(p, q).sum(-1).mean())
+
+
+def taught(draft: LanguageModel, answers: list, config: AdaptConfig = CONFIG, **extra: object) -> Learnt:
+    return learn(draft, [lesson_of(a, config) for a in answers], config, LossConfig(), **extra)  # type: ignore[arg-type]
+
+
+def test_positions_count_as_configured(answer: Answer) -> None:
+    outcomes = torch.tensor([ACCEPTED, REJECTED, BONUS, PLAIN], dtype=torch.uint8)
+    one = answer("a", tokens=4, outcomes=outcomes)
+    weights = {
+        kind: lesson_of(one, AdaptConfig(positions=kind, accepted_weight=0.25)).weights.tolist()
+        for kind in ("all", "rejected", "weighted")
+    }
+    assert weights == {"all": [1, 1, 1, 1], "rejected": [0, 1, 0, 1], "weighted": [0.25, 1, 1, 1]}
+
+
+@pytest.mark.parametrize("change", [{}, {"positions": "rejected"}, {"lora_rank": 4}])
+@pytest.mark.filterwarnings("ignore::UserWarning:peft")
+def test_an_update_raises_acceptance_where_it_learnt(
+    small_draft: LanguageModel, target: LanguageModel, answer: Answer, change: dict
+) -> None:
+    answers = [answer(f"r{i}", tokens=40) for i in range(6)]
+    ids = torch.tensor([[*a.prompt_ids, *a.response_ids] for a in answers])
+    draft, config = fresh(small_draft), replace(CONFIG, **change)
+    before = alpha(draft, target, ids)
+    names = [name for name, _ in draft.model.named_parameters()]
+    learnt = taught(draft, answers, config)
+    assert not learnt.problem
+    assert learnt.steps == 30
+    assert learnt.loss_at_end < learnt.loss
+    assert alpha(draft, target, ids) > before + 0.02
+    assert [name for name, _ in draft.model.named_parameters()] == names  # adapters are merged
+
+
+def test_without_weight_a_position_teaches_nothing(
+    small_draft: LanguageModel, answer: Answer, target: LanguageModel
+) -> None:
+    """Rejected positions alone: what stands at the others may be anything."""
+    one = answer("a", tokens=30)
+    spoilt = replace(one, signal=replace(one.signal, ids=one.signal.ids.clone(), logprobs=one.signal.logprobs.clone()))
+    accepted = one.outcomes == ACCEPTED
+    spoilt.signal.ids[accepted] = (spoilt.signal.ids[accepted] + 1) % 259
+    config = replace(CONFIG, positions="rejected", max_steps=3, epochs=3)
+    drafts = [fresh(small_draft), fresh(small_draft)]
+    for draft, taught_by in zip(drafts, (one, spoilt), strict=True):
+        taught(draft, [taught_by], config)
+    for a, b in zip(drafts[0].model.parameters(), drafts[1].model.parameters(), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_an_anchor_keeps_the_draft_near_the_promoted_one(small_draft: LanguageModel, answer: Answer) -> None:
+    answers = [answer(f"r{i}", tokens=40) for i in range(4)]
+    moved = []
+    for weight in (0.0, 20.0):
+        draft = fresh(small_draft)
+        anchor = small_draft if weight else None
+        taught(draft, answers, replace(CONFIG, anchor=weight), anchor=anchor)
+        ids = torch.tensor([answers[0].prompt_ids + answers[0].response_ids])
+        with torch.no_grad():
+            was, now = (torch.log_softmax(m.logits(ids), -1) for m in (small_draft, draft))
+        moved.append(float((was.exp() * (was - now)).sum(-1).mean()))
+    assert moved[1] < 0.5 * moved[0]
+
+
+def test_numbers_that_are_none_end_an_update(small_draft: LanguageModel, answer: Answer) -> None:
+    draft = fresh(small_draft)
+    with torch.no_grad():
+        draft.layers[0].mlp.up_proj.weight[0, 0] = torch.nan
+    learnt = taught(draft, [answer("a")])
+    assert "not finite" in learnt.problem
+    assert learnt.steps == 0
+    assert learnt.bad_steps == CONFIG.max_bad_steps
+
+
+def entry(number: int, tenant: str, tokens: int = 10) -> Entry:
+    return Entry(number, 1, 0, f"r{number}", tenant, "d", "train", tokens, 5, 2, 0.0)
+
+
+def share(entries: list[Entry], tenant: str) -> float:
+    return sum(e.tokens for e in entries if e.tenant == tenant) / sum(e.tokens for e in entries)
+
+
+def test_no_tenant_has_more_than_its_share() -> None:
+    entries = [entry(i, "flood" if i % 10 else f"t{i % 30}") for i in range(300)]
+    kept = cap_tenants(entries, 0.4, random.Random(0))
+    assert share(kept, "flood") <= 0.4
+    assert sum(e.tenant != "flood" for e in kept) == 30  # the others lose nothing
+    assert cap_tenants([entry(i, "only") for i in range(5)], 0.4, random.Random(0))[-1].number == 4
+    both = cap_tenants([entry(i, "ab"[i > 90]) for i in range(100)], 0.2, random.Random(0))
+    assert share(both, "a") == pytest.approx(0.5)
+
+
+def test_an_update_mixes_new_and_old_and_flush_mode_does_not() -> None:
+    new, old = [entry(i, "t") for i in range(100, 170)], [entry(i, "t") for i in range(100)]
+    chosen = select(new, old, [], AdaptConfig(replay_share=0.3), seed=0)
+    assert (len(chosen.new), len(chosen.old)) == (70, 30)
+    assert select(new, old, [], AdaptConfig(mode="flush"), seed=0).old == []
+
+
+def test_drift_is_a_fall_of_the_short_average() -> None:
+    detector = DriftDetector(0.1)
+    assert not any(detector.add("code", 10, 7) for _ in range(5 * SETTLED))
+    fallen = [detector.add("chat", 10, 3) for _ in range(40)]
+    assert any(fallen)  # the whole falls, though chat is new
+    detector.restart()
+    assert not any(detector.add("chat", 10, 3) for _ in range(100))
+    assert not detector.add("chat", 0, 0)

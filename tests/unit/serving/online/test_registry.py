@@ -1,0 +1,128 @@
+"""Versions: complete or not there, one serves, and what serves changes in one transaction."""
+
+from __future__ import annotations
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+import torch
+
+from distillspec.errors import ConfigError, RunError
+from distillspec.models import LanguageModel, save_draft
+from distillspec.serving.online.registry import Version, VersionRegistry
+
+
+def add_changed(registry: VersionRegistry, draft: LanguageModel, target: LanguageModel, by: float) -> Version:
+    """A candidate with other weights."""
+    with torch.no_grad():
+        for parameter in draft.layers.parameters():
+            parameter += by
+    current = registry.current()
+    parent = None if current is None else current.name
+    return registry.add(lambda folder: save_draft(draft, folder, target), parent=parent, requests=(1, 9))
+
+
+def test_a_version_is_a_folder_and_a_row(
+    registry: VersionRegistry, small_draft: LanguageModel, target: LanguageModel
+) -> None:
+    first = registry.current()
+    assert first is not None
+    second = add_changed(registry, small_draft, target, 0.1)
+    assert (second.status, second.parent, second.first_request, second.last_request) == ("candidate", first.name, 1, 9)
+    assert second.weights_hash != first.weights_hash
+    assert registry.problem_of(second) is None
+    assert registry.current() == first  # a candidate does not serve
+
+
+def test_promotion_retires_the_old_one_and_rollback_brings_it_back(
+    registry: VersionRegistry, small_draft: LanguageModel, target: LanguageModel
+) -> None:
+    first = registry.current()
+    assert first is not None
+    second = add_changed(registry, small_draft, target, 0.1)
+    registry.promote(second.name, "better", expected=first.name)
+    assert [v.status for v in registry.list()] == ["retired", "promoted"]
+    assert registry.rollback("worse after all").name == first.name
+    assert [v.status for v in registry.list()] == ["promoted", "rolled_back"]
+    assert [p["version"] for p in registry.promotions()] == [first.name, second.name, first.name]
+    with pytest.raises(RunError, match="no earlier version"):
+        registry.rollback("again")
+
+
+def _promote(folder: Path, name: str, expected: str, told) -> None:  # type: ignore[no-untyped-def]
+    try:
+        VersionRegistry(folder).promote(name, "race", expected=expected)
+        told.put("promoted")
+    except RunError as error:
+        told.put(str(error))
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_of_two_processes_that_promote_at_once_one_succeeds(
+    registry: VersionRegistry, small_draft: LanguageModel, target: LanguageModel
+) -> None:
+    first = registry.current()
+    assert first is not None
+    rivals = [add_changed(registry, small_draft, target, 0.1) for _ in range(2)]
+    context = multiprocessing.get_context("fork")
+    told = context.Queue()
+    processes = [
+        context.Process(target=_promote, args=(registry.folder, rival.name, first.name, told)) for rival in rivals
+    ]
+    for process in processes:
+        process.start()
+    answers = sorted(told.get(timeout=60) for _ in processes)
+    for process in processes:
+        process.join()
+    assert answers[0] == "promoted"
+    assert "serves now, not" in answers[1]
+
+
+def test_a_damaged_promoted_version_is_not_booted(
+    registry: VersionRegistry, small_draft: LanguageModel, target: LanguageModel
+) -> None:
+    first = registry.current()
+    second = add_changed(registry, small_draft, target, 0.1)
+    registry.promote(second.name, "better")
+    weights = second.path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    booted = registry.boot()
+    assert booted is not None
+    assert first is not None
+    assert booted.name == first.name
+    with pytest.raises(RunError, match="cannot serve"):
+        registry.promote(second.name, "by hand")
+
+
+def test_an_unfinished_version_leaves_nothing(registry: VersionRegistry) -> None:
+    def breaks(folder: Path) -> None:
+        folder.mkdir()
+        (folder / "half").write_text("x")
+        raise OSError("broken")
+
+    with pytest.raises(OSError, match="broken"):
+        registry.add(breaks)
+    with pytest.raises(RunError, match="not complete"):
+        registry.add(lambda folder: folder.mkdir())
+    assert len(registry.list()) == 1
+    assert [p.name for p in registry.folder.iterdir() if p.is_dir()] == [registry.list()[0].name]
+
+
+def test_clearing_away_keeps_what_may_serve_again(
+    registry: VersionRegistry, small_draft: LanguageModel, target: LanguageModel
+) -> None:
+    first = registry.current()
+    second = add_changed(registry, small_draft, target, 0.1)
+    registry.promote(second.name, "better")
+    refused = [add_changed(registry, small_draft, target, 0.1) for _ in range(2)]
+    for version in refused:
+        registry.judged(version.name, "refused", {"gain": -1}, "worse")
+    (registry.folder / "v99999-stray").mkdir()
+    assert registry.clear_away(keep=1) == [refused[0].name]
+    there = {p.name for p in registry.folder.iterdir() if p.is_dir()}
+    assert first is not None
+    assert there == {first.name, second.name, refused[1].name}
+    assert registry.get(refused[0].name).verdict == {"gain": -1}  # its row stays
+    with pytest.raises(ConfigError, match="is not in"):
+        registry.get("v1")

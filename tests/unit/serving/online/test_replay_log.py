@@ -1,0 +1,207 @@
+"""The log on disk: small, bounded, private, and whole whatever happens to it."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+import torch
+
+from distillspec.config import ReplayConfig
+from distillspec.errors import ConfigError, RunError
+from distillspec.files import write_atomic
+from distillspec.serving.online.clock import SteadyClock
+from distillspec.serving.online.layout import OnlineSettings
+from distillspec.serving.online.records import LogKey
+from distillspec.serving.online.replay_log import ReplayLog
+from distillspec.serving.online.shard import save_shard
+from distillspec.serving.online.writer import LogWriter
+
+from .conftest import Answer
+
+
+def names(replay: ReplayLog) -> list[str]:
+    return [entry.request_id for entry in replay.entries()]
+
+
+def test_what_is_written_is_read(replay: ReplayLog, answer: Answer) -> None:
+    written = [answer(f"r{i}", tokens=3 + i, split="held_out" if i == 1 else "train") for i in range(3)]
+    assert replay.append(written) == 3
+    read = replay.load(replay.entries())
+    for was, now in zip(written, read, strict=True):
+        assert (now.prompt_ids, now.response_ids, now.policy) == (was.prompt_ids, was.response_ids, was.policy)
+        assert (now.draft_versions, now.split, now.tenant) == (was.draft_versions, was.split, was.tenant)
+        for name in ("ids", "logprobs"):
+            assert torch.equal(getattr(now.signal, name), getattr(was.signal, name))
+        torch.testing.assert_close(now.signal.tail, was.signal.tail, atol=1e-3, rtol=1e-3)
+        for name in ("outcomes", "draft_tokens", "draft_probs", "draft_entropies", "version_of"):
+            assert torch.equal(getattr(now, name), getattr(was, name))
+    assert [e.request_id for e in replay.entries(split="held_out")] == ["r1"]
+    assert [e.request_id for e in replay.entries(after=1, up_to=2)] == ["r1"]
+
+
+@pytest.mark.parametrize(("vocab_size", "limit"), [(49152, 320), (151_936, 500)])
+def test_a_token_takes_less_than_half_a_kilobyte(answer: Answer, tmp_path: Path, vocab_size: int, limit: int) -> None:
+    answers = [answer(f"r{i}", tokens=100, entries=64) for i in range(20)]
+    save_shard(tmp_path / "s", answers, LogKey("w", "t", vocab_size, 64))
+    assert (tmp_path / "s").stat().st_size / sum(map(len, answers)) <= limit
+
+
+def budgeted(settings: OnlineSettings, key: LogKey, answer: Answer, shards: int, **config: object) -> ReplayLog:
+    """A log with room for about so many shards of one answer."""
+    save_shard(Path(settings.online.folder).parent / "one", [answer("x")], key)
+    size = (Path(settings.online.folder).parent / "one").stat().st_size
+    made = ReplayConfig(max_mib=(shards + 0.5) * size / 2**20, **config)  # type: ignore[arg-type]
+    return ReplayLog(settings.layout.replay, key, made, clock=lambda: 2000.0)
+
+
+def test_fifo_keeps_the_newest(settings: OnlineSettings, key: LogKey, answer: Answer) -> None:
+    replay = budgeted(settings, key, answer, 4, keep="fifo")
+    for i in range(10):
+        replay.append([answer(f"r{i}")])
+    assert names(replay) == ["r6", "r7", "r8", "r9"]
+    assert len(list(replay.folder.glob("shard-*"))) == 4
+    assert replay.sizes()["replaced_shards"] == 6
+
+
+def test_the_reservoir_is_a_fair_sample_of_all_time_beside_the_newest(
+    settings: OnlineSettings, key: LogKey, answer: Answer
+) -> None:
+    replay = budgeted(settings, key, answer, 12, keep="reservoir", fresh_share=0.25)
+    for i in range(60):
+        replay.append([answer(f"{i}")])
+    kept = [int(name) for name in names(replay)]
+    assert len(kept) <= 12
+    assert kept[-3:] == [57, 58, 59]
+    assert sum(number < 30 for number in kept) >= 2  # FIFO would have none
+
+
+def test_what_is_past_its_retention_goes(settings: OnlineSettings, key: LogKey, answer: Answer) -> None:
+    now = [1000.0]
+    replay = ReplayLog(settings.layout.replay, key, ReplayConfig(retention_days=1), clock=lambda: now[0])
+    replay.append([answer("old", time_s=1000.0)])
+    now[0] += 86400 + 1
+    replay.append([answer("new", time_s=now[0])])
+    assert names(replay) == ["new"]
+
+
+def test_a_deleted_tenant_leaves_no_byte(replay: ReplayLog, answer: Answer) -> None:
+    secret = tuple(range(100, 120))
+    mine = answer("secret-request", tenant="secret-tenant", prompt_ids=secret)
+    others = [answer(f"r{i}") for i in range(3)]
+    replay.append([others[0], mine, others[1]])
+    replay.append([mine])
+    replay.append([others[2]])
+    assert replay.delete_tenant("secret-tenant") == 2
+    content = b"".join(path.read_bytes() for path in replay.folder.iterdir() if path.name.startswith("shard"))
+    assert b"secret-request" not in content
+    assert torch.tensor(secret, dtype=torch.int32).to(torch.uint16).numpy().tobytes() not in content
+    for path in replay.folder.iterdir():
+        assert b"secret-request" not in path.read_bytes(), path
+    read = replay.load(replay.entries())
+    assert [(a.request_id, a.response_ids) for a in read] == [(a.request_id, a.response_ids) for a in others]
+    # What was recorded before the deletion and still waited stays out, later traffic does not.
+    assert replay.append([mine]) == 0
+    assert replay.append([answer("later", tenant="secret-tenant", time_s=3000.0)]) == 1
+
+
+def test_a_truncated_shard_is_skipped_and_named(replay: ReplayLog, answer: Answer) -> None:
+    replay.append([answer("a")])
+    replay.append([answer("b")])
+    shard = sorted(replay.folder.glob("shard-*"), key=lambda p: p.stat().st_mtime_ns)[0]
+    shard.write_bytes(shard.read_bytes()[:-7])
+    assert [a.request_id for a in replay.load(replay.entries())] == ["b"]
+    assert "truncated or changed" in replay.refused[shard.name]
+
+
+def test_another_targets_log_is_refused(replay: ReplayLog, settings: OnlineSettings, answer: Answer) -> None:
+    replay.append([answer("a")])
+    foreign = LogKey("other-weights", replay.key.tokenizer_hash, replay.key.vocab_size, replay.key.entries)
+    with pytest.raises(ConfigError, match="another weights_hash"):
+        ReplayLog(settings.layout.replay, foreign)
+    # A shard that somebody put in the place of ours, digest and all.
+    (shard,) = replay.folder.glob("shard-*")
+    save_shard(shard, [answer("a")], foreign)
+    from distillspec.files import sha256_of
+
+    with replay._database.transaction() as rows:
+        rows.execute("UPDATE shards SET sha256 = ?", (sha256_of(shard),))
+    assert replay.load(replay.entries()) == []
+    assert "another weights_hash" in replay.refused[shard.name]
+
+
+def test_manifest_and_shards_that_disagree_are_reconciled(
+    replay: ReplayLog, settings: OnlineSettings, key: LogKey, answer: Answer
+) -> None:
+    for name in "abc":
+        replay.append([answer(name)])
+    shards = sorted(replay.folder.glob("shard-*"), key=lambda p: p.stat().st_mtime_ns)
+    shards[0].unlink()  # known, but gone
+    shards[1].write_bytes(b"short")  # known, but damaged
+    save_shard(replay.folder / "shard-stray.safetensors", [answer("x")], key)  # written, but never entered
+    (replay.folder / ".shard-half.safetensors.17.tmp").write_bytes(b"half")
+    again = ReplayLog(settings.layout.replay, key, settings.replay, clock=lambda: 2000.0)
+    again.reconcile()
+    assert names(again) == ["c"]
+    assert [path.name for path in again.folder.glob("*shard-*")] == [shards[2].name]
+    sizes = again.sizes()
+    assert (sizes["damaged_shards"], sizes["stray_files"]) == (2, 3)
+
+
+class Quota:
+    """A disk with room for so many bytes."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def __call__(self, path: Path, write) -> None:  # type: ignore[no-untyped-def]
+        def limited(temporary: Path) -> None:
+            write(temporary)
+            size = temporary.stat().st_size
+            if size > self.room:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            self.room -= size
+
+        write_atomic(path, limited)
+
+
+def test_a_full_disk_costs_answers_and_nothing_else(settings: OnlineSettings, key: LogKey, answer: Answer) -> None:
+    quota = Quota(0)
+    replay = ReplayLog(settings.layout.replay, key, settings.replay, clock=lambda: 2000.0, write=quota)
+    with pytest.raises(RunError, match="disk is full"):
+        replay.append([answer("a")])
+    writer = LogWriter(replay)
+    writer.start()
+    assert writer.put(answer("b"))
+    writer.flush()
+    assert writer.counters["dropped_disk"] == 1
+    quota.room = 1 << 20
+    assert writer.put(answer("c"))
+    writer.flush()
+    writer.stop()
+    assert names(replay) == ["c"]
+    assert list(replay.folder.glob("*.tmp")) == []
+
+
+def test_a_full_queue_drops_at_once(settings: OnlineSettings, key: LogKey, answer: Answer) -> None:
+    replay = ReplayLog(settings.layout.replay, key, ReplayConfig(max_waiting=50), clock=lambda: 2000.0)
+    writer = LogWriter(replay)  # not started: nobody takes anything away
+    assert [writer.put(answer(f"r{i}", tokens=20)) for i in range(4)] == [True, True, False, False]
+    assert writer.waiting_tokens == 40
+
+
+def test_jumps_of_the_machines_clock_change_nothing() -> None:
+    wall, steady = [1000.0], [50.0]
+    clock = SteadyClock(0.0, lambda: wall[0], lambda: steady[0])
+    wall[0], steady[0] = 9e9, 51.0
+    assert clock() == 1001.0
+    wall[0], steady[0] = -5.0, 52.0
+    assert clock() == 1002.0
+    assert SteadyClock(2000.0, lambda: 10.0, lambda: 0.0)() == 2000.0  # set back while nothing ran
+
+
+def test_a_log_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no log in"):
+        ReplayLog(tmp_path / "nothing")
+    assert not (tmp_path / "nothing").exists()

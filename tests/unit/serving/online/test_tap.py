@@ -1,0 +1,176 @@
+"""What the engine leaves in the log: the target's own opinion at every token, and nothing of those who opted out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from distillspec.config import ReplayConfig
+from distillspec.models import LanguageModel
+from distillspec.serving import Engine, Request, SamplingParams
+from distillspec.serving.online.records import ACCEPTED, BONUS, PLAIN, REJECTED, LoggedAnswer
+from distillspec.serving.online.signal import top_of_blocks
+from distillspec.serving.online.tap import ReplayTap, TenantCap
+
+from ..conftest import MakeEngine, prompts
+
+PARAMS = SamplingParams(temperature=1.0, max_tokens=14, ignore_eos=True)
+
+
+def serve(engine: Engine, tap: ReplayTap, requests: list[Request], abort_after: int | None = None) -> None:
+    engine.core.committer.observer = tap
+    for request in requests:
+        engine.submit(request)
+    step = 0
+    while engine.has_work:
+        if step == abort_after:
+            engine.abort(requests[0].id)
+        tap.finish(engine.step().finished)
+        step += 1
+
+
+def tapped(**config: Any) -> tuple[ReplayTap, list[LoggedAnswer]]:
+    logged: list[LoggedAnswer] = []
+
+    def queue(answer: LoggedAnswer) -> bool:
+        logged.append(answer)
+        return True
+
+    settings = ReplayConfig(**{"share": 1.0, "entries": 8, **config})
+    return ReplayTap(settings, queue, lambda: 1000.0), logged
+
+
+def requests(params: SamplingParams = PARAMS, **extra: Any) -> list[Request]:
+    return [Request(f"r{i}", tuple(p), params, **extra) for i, p in enumerate(prompts(6))]
+
+
+@pytest.mark.parametrize("length", [0, 3])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_every_emitted_position_has_the_plain_forward_pass(
+    target: LanguageModel, truncated_draft: LanguageModel, make_engine: MakeEngine, length: int, temperature: float
+) -> None:
+    tap, logged = tapped()
+    params = replace(PARAMS, temperature=temperature, top_k=40, repetition_penalty=1.2)
+    serve(make_engine(truncated_draft, speculation_length=length), tap, requests(params))
+    assert len(logged) == 6
+    for answer in logged:
+        assert len(answer) == len(answer.signal) == 14
+        ids = torch.tensor([[*answer.prompt_ids, *answer.response_ids]])
+        logprobs = torch.log_softmax(target.logits(ids)[0, len(answer.prompt_ids) - 1 : -1].float(), -1)
+        best = logprobs.topk(8, -1)
+        torch.testing.assert_close(answer.signal.logprobs.float(), best.values, atol=5e-3, rtol=0)
+        wanted = logprobs.gather(-1, answer.signal.ids.long())
+        torch.testing.assert_close(answer.signal.logprobs.float(), wanted, atol=5e-3, rtol=0)
+        torch.testing.assert_close(answer.signal.tail, 1 - best.values.exp().sum(-1), atol=2e-3, rtol=0)
+
+
+def test_outcomes_tell_what_became_of_the_draft(draft: LanguageModel, make_engine: MakeEngine) -> None:
+    tap, logged = tapped()
+    engine = make_engine(draft, speculation_length=3)
+    serve(engine, tap, requests())
+    assert {int(o) for answer in logged for o in answer.outcomes} == {ACCEPTED, REJECTED, BONUS, PLAIN}
+    for answer in logged:
+        emitted = torch.tensor(answer.response_ids)
+        drafted = answer.outcomes <= REJECTED
+        assert torch.equal(answer.draft_tokens >= 0, drafted)
+        assert torch.equal((answer.draft_tokens == emitted)[drafted], (answer.outcomes == ACCEPTED)[drafted])
+        assert torch.equal(answer.draft_probs.isnan(), ~drafted)
+        assert bool((answer.draft_probs[drafted] > 0).all())
+        assert bool((answer.draft_entropies[drafted] > 0).all())
+        assert int(answer.outcomes[0]) == PLAIN  # the prompt's own step drafts nothing
+        assert answer.draft_versions == (draft.identity.weights_hash[:12],)
+
+
+def test_the_drafts_opinion_is_what_it_drew_from(draft: LanguageModel, make_engine: MakeEngine) -> None:
+    tap, logged = tapped()
+    serve(make_engine(draft, speculation_length=2), tap, requests())
+    (answer, *_) = logged
+    # A rejected first token of a window follows the emitted text, so that the draft can be asked again.
+    at = next(i for i in range(1, len(answer)) if answer.outcomes[i] == REJECTED and answer.outcomes[i - 1] != ACCEPTED)
+    with torch.no_grad():
+        read = torch.tensor([[*answer.prompt_ids, *answer.response_ids[:at]]])
+        q = torch.softmax(draft.logits(read)[0, -1], -1)
+    assert float(answer.draft_probs[at]) == pytest.approx(float(q[answer.draft_tokens[at]]), rel=0.02)
+    assert float(answer.draft_entropies[at]) == pytest.approx(float(torch.special.entr(q).sum()), rel=0.02)
+
+
+def test_who_opts_out_leaves_nothing(draft: LanguageModel, make_engine: MakeEngine) -> None:
+    tap, logged = tapped(exclude_tenants=["private"])
+    out = [
+        Request("no", tuple(prompts()[0]), PARAMS, log=False),
+        Request("private", tuple(prompts()[1]), PARAMS, tenant="private"),
+        Request("yes", tuple(prompts()[2]), PARAMS),
+    ]
+    serve(make_engine(draft), tap, out)
+    assert [answer.request_id for answer in logged] == ["yes"]
+    assert tap.counters == {"logged": 1}
+    assert not tap._growing
+    assert not tap._skipped
+
+
+def test_redaction_sees_everything_first(draft: LanguageModel, make_engine: MakeEngine) -> None:
+    tap, logged = tapped()
+    tap.redact = lambda answer: None if answer.request_id == "r1" else replace(answer, tenant="nobody")
+    serve(make_engine(draft), tap, requests())
+    assert {answer.request_id for answer in logged} == {"r0", "r2", "r3", "r4", "r5"}
+    assert {answer.tenant for answer in logged} == {"nobody"}
+    assert tap.counters["redacted"] == 1
+
+
+def test_a_share_of_requests_is_chosen_by_their_ids(draft: LanguageModel, make_engine: MakeEngine) -> None:
+    engine = make_engine(draft)
+    chosen = []
+    for _ in range(2):
+        tap, logged = tapped(share=0.5)
+        serve(engine, tap, requests())
+        chosen.append([answer.request_id for answer in logged])
+    assert sorted(chosen[0]) == sorted(chosen[1])
+    assert 0 < len(chosen[0]) < 6
+
+
+def test_an_aborted_answer_is_logged_as_far_as_it_went(draft: LanguageModel, make_engine: MakeEngine) -> None:
+    tap, logged = tapped()
+    serve(make_engine(draft, speculation_length=1), tap, requests(), abort_after=4)
+    (cut,) = (answer for answer in logged if answer.request_id == "r0")
+    assert 0 < len(cut) < 14
+    assert len(cut.signal) == len(cut)
+    assert not cut.finished
+
+
+def test_memory_is_bounded_and_nothing_is_logged_in_part(draft: LanguageModel, make_engine: MakeEngine) -> None:
+    tap, logged = tapped(max_waiting=30)
+    serve(make_engine(draft), tap, requests())
+    assert tap.counters["dropped_memory"] > 0
+    assert all(len(answer) == 14 for answer in logged)
+    assert tap._waiting_tokens == 0
+
+
+def test_an_error_in_the_tap_costs_no_request(draft: LanguageModel, make_engine: MakeEngine) -> None:
+    tap, logged = tapped()
+    tap._record = lambda *_: 1 / 0  # type: ignore[method-assign, assignment]
+    engine = make_engine(draft)
+    engine.core.committer.observer = tap
+    outputs = engine.generate(prompts(2), PARAMS)
+    assert all(len(output.token_ids) == 14 for output in outputs)
+    assert not logged
+    assert tap.counters["errors"] > 0
+
+
+def test_a_flood_is_thinned_to_its_share() -> None:
+    cap = TenantCap(0.5)
+    logged = [tenant for i in range(2000) if cap.admits(tenant := "good" if i % 20 == 0 else "flood")]
+    assert logged.count("good") == 100  # all of it
+    assert logged.count("flood") <= 1.1 * logged.count("good")
+    alone = TenantCap(0.5)
+    assert all(alone.admits("only") for _ in range(100))
+
+
+@pytest.mark.parametrize("width", [100, 49_152, 50_001])
+def test_the_best_of_blocks_are_the_best_of_all(width: int) -> None:
+    logits = torch.randn(3, width, generator=torch.Generator().manual_seed(1))
+    values, places = top_of_blocks(logits, 64)
+    assert torch.equal(values, logits.topk(64, -1).values)
+    assert torch.equal(logits.gather(-1, places), values)
