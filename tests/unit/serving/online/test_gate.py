@@ -1,0 +1,325 @@
+"""What gets in, what is refused, what is sent back."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from distillspec.config import DraftConfig, GateConfig
+from distillspec.errors import ConfigError
+from distillspec.evaluation import TargetStates
+from distillspec.evaluation.bootstrap import relative_gain
+from distillspec.models import LanguageModel, initialise_draft, save_draft
+from distillspec.models.draft import load_pretrained
+from distillspec.serving import Request, SamplingParams
+from distillspec.serving.online.gate import Comparison, Costs, decide
+from distillspec.serving.online.gatekeeper import Gatekeeper
+from distillspec.serving.online.layout import OnlineSettings
+from distillspec.serving.online.monitor import ServedAcceptance
+from distillspec.serving.online.registry import Version, VersionRegistry
+from distillspec.serving.online.replay_log import ReplayLog
+from distillspec.serving.online.shadow import Exam, Score, ServedStates, Shadow
+
+from ..conftest import MakeEngine, prompts
+from ..test_draft_swap import rewrite
+from .conftest import Answer
+
+COSTS = Costs(draft=0.1, verify=0.05)
+CONFIG = GateConfig(domain_requests=4, bootstrap_samples=500)
+
+
+def scores(alphas: list[float], domain: str = "a") -> list[Score]:
+    """What drafts with so steady an acceptance would score on 40 tokens, γ = 1 and 2."""
+    made = []
+    for a in alphas:
+        tokens, blocks = 40.0, (40 / (1 + a), 40 / (1 + a + a * a))
+        made.append(Score(domain, (tokens, tokens), blocks, a * 40, 40))
+    return made
+
+
+def verdict_of(before: list[Score], after: list[Score], config: GateConfig = CONFIG, offline=None):  # type: ignore[no-untyped-def]
+    return decide("new", "old", Comparison(before, after, COSTS), offline, config)
+
+
+def test_a_sure_gain_is_let_in_and_an_unsure_one_waits() -> None:
+    easy_and_hard = [0.1 + 0.02 * i for i in range(30)]
+    better = verdict_of(scores(easy_and_hard), scores([a + 0.03 for a in easy_and_hard]))
+    assert better.decision == "promoted"
+    assert better.gain is not None
+    assert 0 < better.gain.low < better.gain.mean < better.gain.high
+    # The same mean gain, but of opposite signs: paired differences tell them apart, pooled ones would not.
+    mixed = [a + (0.2 if i % 2 else -0.14) for i, a in enumerate(easy_and_hard)]
+    assert verdict_of(scores(easy_and_hard), scores(mixed)).decision == "inconclusive"
+    worse = verdict_of(scores(easy_and_hard), scores([a - 0.05 for a in easy_and_hard]))
+    assert worse.decision == "refused"
+    assert verdict_of(scores(easy_and_hard), scores(easy_and_hard)).decision == "inconclusive"
+    margin = replace(CONFIG, margin=0.5)
+    assert verdict_of(scores([0.3] * 20), scores([0.4] * 20), margin).decision == "inconclusive"
+
+
+def test_a_loss_on_one_domain_or_on_the_offline_set_is_refused() -> None:
+    before = scores([0.3] * 20) + scores([0.5] * 5, "b")
+    after = scores([0.6] * 20) + scores([0.2] * 5, "b")
+    verdict = verdict_of(before, after)
+    assert verdict.decision == "refused"
+    assert "on b" in verdict.reason
+    assert verdict.domains["a"] > 0 > verdict.domains["b"]
+    few = verdict_of(before[:-2], after[:-2])  # three requests are no evidence of their own
+    assert few.decision == "promoted"
+    offline = Comparison(scores([0.6] * 5), scores([0.4] * 5), COSTS)
+    assert "offline" in verdict_of(scores([0.3] * 20), scores([0.6] * 20), offline=offline).reason
+
+
+def test_a_better_draft_is_let_in_where_neither_is_worth_its_cost() -> None:
+    dear = Costs(draft=2.0, verify=1.0)
+    verdict = decide("n", "o", Comparison(scores([0.1] * 20), scores([0.3] * 20), dear), None, CONFIG)
+    assert verdict.decision == "promoted"
+    assert verdict.goodput is not None
+    assert max(verdict.goodput) < 1
+
+
+def test_the_paired_bootstrap_is_that_of_the_ratio() -> None:
+    gain = relative_gain(([2, 2], [1, 1]), ([3, 3], [1, 1]), 100, 0)
+    assert (gain.mean, gain.low, gain.high) == (0.5, 0.5, 0.5)
+    with pytest.raises(ValueError, match="no ratio"):
+        relative_gain(([0, 0], [1, 1]), ([3, 3], [1, 1]), 100, 0)
+
+
+def test_the_served_targets_states_are_its_own(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, answer: Answer
+) -> None:
+    sample = answer("a").sample()
+    plain = TargetStates(target).hidden(sample)
+    make_engine(draft)  # takes the target over
+    torch.testing.assert_close(ServedStates(target).hidden(sample), plain, atol=1e-5, rtol=1e-5)
+
+
+def nearly_the_target(target: LanguageModel) -> LanguageModel:
+    """A draft of all the target's layers, a little off."""
+    made = initialise_draft(DraftConfig(layers=4), target)
+    with torch.no_grad():
+        for parameter in made.layers.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+    return made
+
+
+@pytest.fixture
+def held_out(replay: ReplayLog, answer: Answer) -> ReplayLog:
+    replay.append([answer(f"r{i}", split="held_out") for i in range(12)])
+    return replay
+
+
+def keeper_of(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, target: LanguageModel, **extra: object
+) -> Gatekeeper:
+    shadow = Shadow(target, TargetStates(target), settings.gate.max_gamma)
+    return Gatekeeper(settings, registry, replay, shadow, **extra)  # type: ignore[arg-type]
+
+
+def candidate(registry: VersionRegistry, draft: LanguageModel, target: LanguageModel) -> Version:
+    current = registry.current()
+    return registry.add(lambda f: save_draft(draft, f, target), parent=None if current is None else current.name)
+
+
+def test_a_better_candidate_is_swapped_in_and_promoted_with_its_numbers(
+    settings: OnlineSettings, registry: VersionRegistry, held_out: ReplayLog, target: LanguageModel
+) -> None:
+    overtaken = candidate(registry, nearly_the_target(target), target)
+    better = candidate(registry, nearly_the_target(target), target)
+    swapped: list[str] = []
+    keeper = keeper_of(settings, registry, held_out, target, swap=lambda version: swapped.append(version.name))
+    verdict = keeper.judge_newest()
+    assert verdict is not None
+    assert verdict.decision == "promoted"
+    assert verdict.alpha is not None
+    assert verdict.alpha[1].mean > verdict.alpha[0].mean + 0.1
+    assert swapped == [better.name]
+    recorded = registry.get(better.name)
+    assert recorded.status == "promoted"
+    assert recorded.verdict["gain"]["low"] > 0
+    assert json.dumps(recorded.verdict)
+    assert registry.get(overtaken.name).status == "inconclusive"
+    assert keeper.judge_newest() is None
+
+
+def test_without_held_out_requests_a_candidate_waits(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, target: LanguageModel, answer: Answer
+) -> None:
+    replay.append([answer(f"r{i}") for i in range(12)])  # of the training split: not to be judged on
+    waiting = candidate(registry, nearly_the_target(target), target)
+    keeper = keeper_of(settings, registry, replay, target)
+    assert keeper.judge_newest() is None
+    assert keeper.waiting_for == "0 of 4 held-out requests"
+    assert registry.get(waiting.name).status == "candidate"
+
+
+def _truncate(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def _not_a_number(folder: Path) -> None:
+    state = load_file(folder / "model.safetensors")
+    state["lm_head.weight"][:] = torch.nan
+    rewrite(folder, lambda: save_file(state, folder / "model.safetensors", metadata={"format": "pt"}))
+
+
+def _other_shape(folder: Path) -> None:
+    state = load_file(folder / "model.safetensors")
+    name = next(name for name in state if name.endswith("mlp.up_proj.weight"))
+    state[name] = state[name][:-1].clone()
+    rewrite(folder, lambda: save_file(state, folder / "model.safetensors", metadata={"format": "pt"}))
+
+
+def _other_tokenizer(folder: Path) -> None:
+    file = folder / "tokenizer.json"
+    words = json.loads(file.read_text())
+    words["added_tokens"][0]["content"] = "<|another|>"
+    rewrite(folder, lambda: file.write_text(json.dumps(words)))
+
+
+@pytest.mark.parametrize("damage", [_truncate, _not_a_number, _other_shape, _other_tokenizer])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_bad_candidate_is_refused_and_the_old_one_serves(
+    settings: OnlineSettings,
+    registry: VersionRegistry,
+    held_out: ReplayLog,
+    target: LanguageModel,
+    damage: Callable[[Path], None],
+    when: str,
+) -> None:
+    """Damaged by the trainer itself (sealed with good digests), or on disk after it was registered."""
+    serving = registry.current()
+
+    def write(folder: Path) -> None:
+        save_draft(nearly_the_target(target), folder, target)
+        if when == "before" and damage is not _truncate:
+            damage(folder)
+
+    bad = registry.add(write)
+    if when == "after" or damage is _truncate:
+        damage(bad.path)
+    keeper = keeper_of(settings, registry, held_out, target, swap=lambda version: pytest.fail("swapped in"))
+    verdict = keeper.judge_newest()
+    assert verdict is not None
+    assert verdict.decision == "refused"
+    assert "cannot be judged" in verdict.reason
+    assert registry.current() == serving
+
+
+def test_a_candidate_that_the_engine_refuses_is_not_promoted(
+    settings: OnlineSettings, registry: VersionRegistry, held_out: ReplayLog, target: LanguageModel
+) -> None:
+    serving = registry.current()
+    refused = candidate(registry, nearly_the_target(target), target)
+
+    def swap(version: Version) -> None:
+        raise ConfigError("no room for it")
+
+    verdict = keeper_of(settings, registry, held_out, target, swap=swap).judge_newest()
+    assert verdict is not None
+    assert registry.get(refused.name).status == "refused"
+    assert registry.current() == serving
+
+
+def test_a_regression_after_the_gate_is_rolled_back_within_500_requests(
+    settings: OnlineSettings, held_out: ReplayLog, target: LanguageModel, make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    good = nearly_the_target(target)
+    registry = VersionRegistry(settings.layout.versions)
+    first = candidate(registry, good, target)
+    registry.promote(first.name, "the beginning")
+    engine = make_engine(load_pretrained(str(first.path), target, target.dtype), speculation_length=2)
+    served = ServedAcceptance(settings.gate)
+    told: list[dict] = []
+    keeper = keeper_of(
+        settings,
+        registry,
+        held_out,
+        target,
+        swap=lambda version: engine.load_draft(version.path) and None,
+        served=served,
+        report=told.append,
+    )
+    engine.core.committer.observer = lambda emissions, logits: served.watch(emissions)
+    count = 0
+
+    def serve(requests: int) -> None:
+        nonlocal count
+        for _ in range(requests):
+            params = SamplingParams(max_tokens=8, ignore_eos=True, seed=count)
+            engine.submit(Request(f"r{count}", tuple(prompts()[count % 6][:20]), params))
+            count += 1
+        while engine.has_work:
+            served.finish(engine.step().finished)
+
+    serve(48)
+    worse = copy.deepcopy(good)
+    with torch.no_grad():
+        for parameter in worse.layers.parameters():
+            parameter.zero_()
+    second = candidate(registry, replace(good, model=worse.model), target)
+    registry.promote(second.name, "slipped through")  # behind the gate's back
+    keeper.work()
+    assert keeper.serving is not None
+    assert keeper.serving.name == second.name
+    began = count
+    while keeper.serving.name == second.name and count - began < 500:
+        serve(16)
+        keeper.work()
+    assert keeper.serving.name == first.name
+    assert registry.current() == registry.get(first.name)
+    assert registry.get(second.name).status == "rolled_back"
+    assert [record["event"] for record in told] == ["rollback"]
+    serve(4)
+    figures = served.figures()["versions"]
+    assert set(figures) == {first.served_as, second.served_as}
+    assert figures[first.served_as]["alpha"] > figures[second.served_as]["alpha"]
+
+
+def test_a_shift_of_traffic_is_no_regression() -> None:
+    served = ServedAcceptance(GateConfig(rollback_requests=8, domain_requests=4, bootstrap_samples=200))
+    for version, easy, hard in (("old", 40, 8), ("new", 8, 40)):
+        for domain, accepted, times in (("easy", 9, easy), ("hard", 2, hard)):
+            for i in range(times):
+                feed(served, version, domain, 10, accepted + i % 2)
+    assert served.regression("new", "old") is None
+    for _ in range(40):
+        feed(served, "worse", "hard", 10, 0)
+    assert "acceptance 0.000" in str(served.regression("worse", "old"))
+
+
+def test_a_collapse_raises_the_alarm_once() -> None:
+    alarms: list[str] = []
+    served = ServedAcceptance(GateConfig(collapse=0.5), alarms.append)
+    for i in range(200):
+        feed(served, "one", "a", 10, 6 if i < 150 else 0)
+    assert len(alarms) == 1
+    assert "collapsed" in alarms[0]
+
+
+def feed(served: ServedAcceptance, version: str, domain: str, tried: int, accepted: int) -> None:
+    from distillspec.serving.online.monitor import _Open
+
+    served._file(_Open(domain, {version: [tried, accepted]}))
+
+
+def test_an_exam_is_read_once(target: LanguageModel, small_draft: LanguageModel, answer: Answer) -> None:
+    works = []
+
+    def run(work):  # type: ignore[no-untyped-def]
+        works.append(work)
+        return work()
+
+    shadow = Shadow(target, TargetStates(target), 2, run)
+    exams = [Exam(a.sample(), a.policy) for a in (answer("a"), answer("b"))]
+    first = shadow.scores(small_draft, exams)
+    assert shadow.scores(small_draft, exams) == first
+    assert len(works) == 2

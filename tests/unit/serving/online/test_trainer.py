@@ -1,0 +1,260 @@
+"""The trainer in its files: when it learns, what it leaves, and that its death harms nobody."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from distillspec.config import AdaptConfig, LossConfig
+from distillspec.errors import ConfigError, RunError
+from distillspec.models import LanguageModel, save_draft
+from distillspec.serving.online.layout import OnlineSettings, TrainerControl, TrainerState
+from distillspec.serving.online.lock import held
+from distillspec.serving.online.process import read_settings, run_trainer, write_settings
+from distillspec.serving.online.registry import VersionRegistry
+from distillspec.serving.online.replay_log import ReplayLog
+from distillspec.serving.online.supervisor import TOO_OFTEN, Supervisor
+from distillspec.serving.online.trainer import OnlineTrainer
+
+from ..test_draft_swap import rewrite
+from .conftest import Answer
+
+QUICK = {"max_steps": 3, "epochs": 1, "min_requests": 4, "on_drift": False}
+
+
+def changed(settings: OnlineSettings, **adapt: object) -> OnlineSettings:
+    return replace(settings, adapt=AdaptConfig(**{**QUICK, **adapt}))  # type: ignore[arg-type]
+
+
+def fill(replay: ReplayLog, answer: Answer, count: int, start: int = 0, **extra: object) -> None:
+    replay.append([answer(f"r{start + i}", **extra) for i in range(count)])
+
+
+def test_an_update_leaves_a_candidate_that_says_where_it_comes_from(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer, target: LanguageModel
+) -> None:
+    fill(replay, answer, 6)
+    replay.append([answer("held", split="held_out")])
+    (version,) = run_trainer(changed(settings), lambda: False, once=True)
+    first = registry.current()
+    assert first is not None
+    assert (version.status, version.parent) == ("candidate", first.name)
+    assert (version.first_request, version.last_request) == (1, 6)  # the held-out one is not among them
+    assert version.metrics["steps"] > 0
+    assert registry.current() == first
+    state = TrainerState.read(settings.layout.state)
+    assert (state.cursor, state.updates, state.working) == (7, 1, version.name)
+
+
+def test_updates_are_due_by_requests_time_and_when_asked(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    now = [0.0]
+    trainer = OnlineTrainer(changed(settings, every_requests=8, every_s=60.0), clock=lambda: now[0])
+    assert trainer.due() is None
+    fill(replay, answer, 3)
+    now[0] = 100.0
+    assert trainer.due() is None  # too few to be worth it
+    fill(replay, answer, 3, 3)
+    assert trainer.due() == "time"
+    now[0] = 10.0
+    assert trainer.due() is None
+    fill(replay, answer, 3, 6)
+    assert trainer.due() == "requests"
+    TrainerControl(paused=True).write(settings.layout.control)
+    assert trainer.due() is None
+    TrainerControl(asked=1).write(settings.layout.control)
+    assert trainer.due() == "asked"
+    trainer.update("asked")
+    assert trainer.due() is None
+    idle = OnlineTrainer(changed(settings, every_requests=1, min_requests=1, idle_only=True))
+    fill(replay, answer, 3, 9)
+    TrainerControl(idle=False).write(settings.layout.control)
+    assert idle.due() is None
+    TrainerControl(idle=True).write(settings.layout.control)
+    assert idle.due() == "requests"
+
+
+def test_an_update_is_due_when_acceptance_falls(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    good = torch.zeros(20, dtype=torch.uint8)
+    trainer = OnlineTrainer(changed(settings, every_requests=None, on_drift=True, drift_drop=0.1))
+    fill(replay, answer, 100, outcomes=good)
+    assert trainer.due() is None
+    fill(replay, answer, 40, 100, outcomes=good + 1)
+    assert trainer.due() == "drift"
+
+
+def test_a_trainer_slower_than_traffic_skips_and_says_how_many(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    fill(replay, answer, 50)
+    small = changed(settings, max_steps=1, batch_tokens=256, row_tokens=256, replay_share=0.0)
+    (version,) = run_trainer(small, lambda: False, once=True)
+    state = TrainerState.read(settings.layout.state)
+    assert state.cursor == 50  # it never falls behind
+    assert version.last_request == 50
+    assert version.first_request == 50 - 12 + 1  # 256 tokens of answers
+    assert state.skipped == 38
+
+
+def test_small_gains_add_up_and_a_refusal_starts_over(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    first = registry.current()
+    assert first is not None
+    made = []
+    for i, verdict in enumerate(["inconclusive", "refused", None]):
+        fill(replay, answer, 5, 5 * i)
+        (version,) = run_trainer(changed(settings), lambda: False, once=True)
+        if verdict is not None:
+            registry.judged(version.name, verdict, {}, "")
+        made.append(version)
+    assert [version.parent for version in made] == [first.name, made[0].name, first.name]
+
+
+def test_flush_mode_forgets(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    for i in range(2):
+        fill(replay, answer, 5, 5 * i)
+        (version,) = run_trainer(changed(settings, mode="flush"), lambda: False, once=True)
+    assert (version.first_request, version.last_request) == (6, 10)
+
+
+def test_updates_without_numbers_quarantine_the_trainer(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer, target: LanguageModel
+) -> None:
+    broken = registry.current()
+    assert broken is not None
+
+    def spoil() -> None:
+        state = load_file(broken.path / "model.safetensors")
+        state["model.norm.weight"][:] = torch.nan
+        save_file(state, broken.path / "model.safetensors", metadata={"format": "pt"})
+
+    bad = registry.add(lambda folder: _copy_spoilt(broken.path, folder, spoil))
+    registry.promote(bad.name, "by hand")
+    trainer = OnlineTrainer(changed(settings, max_bad_updates=2))
+    fill(replay, answer, 5)
+    assert trainer.update("asked") is None
+    fill(replay, answer, 5, 5)
+    with pytest.raises(RunError, match="quarantined: 2 updates in a row"):
+        trainer.update("asked")
+    assert "not finite" in str(TrainerState.read(settings.layout.state).quarantined)
+    assert registry.list("candidate") == []
+    started: list[str] = []
+    supervisor = Supervisor(settings, command=[sys.executable, "-c", "pass"])
+    supervisor._start = lambda: started.append("") if supervisor.problem else Supervisor._start(supervisor)  # type: ignore[method-assign]
+    supervisor.poll()
+    assert "2 updates in a row" in str(supervisor.problem)
+    supervisor.lift()
+    assert TrainerState.read(settings.layout.state).quarantined is None
+
+
+def _copy_spoilt(source: Path, folder: Path, spoil) -> None:  # type: ignore[no-untyped-def]
+    import shutil
+
+    shutil.copytree(source, folder)
+    state = load_file(folder / "model.safetensors")
+    state["model.norm.weight"][:] = torch.nan
+    rewrite(folder, lambda: save_file(state, folder / "model.safetensors", metadata={"format": "pt"}))
+
+
+def test_of_two_trainers_on_one_folder_the_second_says_so(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    fill(replay, answer, 5)
+    with (
+        held(settings.layout.trainer / "trainer.lock"),
+        pytest.raises(RunError, match=r"another trainer works on .* \(process \d+\)"),
+    ):
+        run_trainer(changed(settings), lambda: False, once=True)
+    assert len(run_trainer(changed(settings), lambda: False, once=True)) == 1
+
+
+def test_a_draft_with_another_tokenizer_than_the_logs_is_refused(
+    settings: OnlineSettings, registry: VersionRegistry, target: LanguageModel, answer: Answer
+) -> None:
+    from distillspec.serving.online.records import LogKey
+
+    key = LogKey(target.identity.weights_hash, "another", target.identity.vocab_size, 16)
+    foreign = ReplayLog(settings.layout.replay, key, settings.replay, clock=lambda: 2000.0)
+    fill(foreign, answer, 5)
+    with pytest.raises(ConfigError, match="different tokenizers"):
+        run_trainer(changed(settings), lambda: False, once=True)
+
+
+def test_a_trainer_killed_at_any_stage_harms_nothing(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    fill(replay, answer, 6)
+    serving = registry.current()
+    write_settings(changed(settings))
+    script = Path(__file__).with_name("kill_at_stages.py")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script), settings.online.folder],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=250,
+    )
+    stages = ("selecting", "loading", "learning", "saving", "registering")
+    assert done.stdout.split("\n")[:-1] == [*(f"{stage} killed" for stage in stages), "None 0"], done.stderr
+    assert registry.current() == serving
+    assert serving is not None
+    assert registry.problem_of(serving) is None
+    (version,) = registry.list("candidate")  # of the one that was let through
+    assert registry.problem_of(version) is None
+    assert TrainerState.read(settings.layout.state).updates == 1
+    registry.clear_away(keep=0)
+    assert {p.name for p in registry.folder.iterdir() if p.is_dir()} == {serving.name, version.name}
+
+
+def test_settings_reach_the_process(settings: OnlineSettings) -> None:
+    told = replace(settings, loss=LossConfig(mix={"fkl": 1, "lk": 0.2}), seed=5)
+    write_settings(told)
+    assert read_settings(Path(settings.online.folder)) == told
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_trainer_that_keeps_ending_is_given_up(settings: OnlineSettings, code: int) -> None:
+    now = [0.0]
+    supervisor = Supervisor(settings, command=[sys.executable, "-c", f"raise SystemExit({code})"], clock=lambda: now[0])
+    waits = []
+    for _ in range(TOO_OFTEN):
+        supervisor.poll()
+        assert supervisor._process is not None
+        supervisor._process.wait()
+        supervisor.poll()
+        waits.append(supervisor._next_s - now[0])
+        now[0] = max(now[0], supervisor._next_s)
+    assert f"{TOO_OFTEN} times in a row" in str(supervisor.problem)
+    assert waits[:3] == [1.0, 2.0, 4.0]
+    supervisor.poll()
+    assert supervisor.pid is None
+    supervisor.stop()
+
+
+def test_an_imported_version_trains_too(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer, target: LanguageModel
+) -> None:
+    """With the promoted draft as its anchor, and adapters in place of all weights."""
+    fill(replay, answer, 5)
+    (version,) = run_trainer(changed(settings, anchor=0.5), lambda: False, once=True)
+    assert version.metrics["problem"] == ""
+    with pytest.raises(FileExistsError):  # a version's folder is never written to again
+        save_exclusively(version.path)
+
+
+def save_exclusively(path: Path) -> None:
+    path.mkdir()
+
+
