@@ -42,9 +42,11 @@ def clear_disk_errors(path: Path) -> Iterator[None]:
 
 
 def _says_disk_full(error: BaseException | None) -> bool:
-    """Whether a full disk is behind an error: safetensors puts it in words, torch fails again on top of it."""
+    """Whether a full disk is behind an error: safetensors and SQLite put it in words, torch fails again on top."""
     while error is not None:
-        if (isinstance(error, OSError) and error.errno in DISK_FULL) or "No space left on device" in str(error):
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
+            return True
+        if any(words in str(error) for words in ("No space left on device", "database or disk is full")):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from distillspec.config import AdaptConfig, LossConfig
 from distillspec.errors import ConfigError, RunError
-from distillspec.models import LanguageModel, save_draft
+from distillspec.models import LanguageModel
 from distillspec.serving.online.layout import OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.lock import held
 from distillspec.serving.online.process import read_settings, run_trainer, write_settings
@@ -256,5 +256,3 @@ def test_an_imported_version_trains_too(
 
 def save_exclusively(path: Path) -> None:
     path.mkdir()
-
-

@@ -1,0 +1,177 @@
+"""Everything together in one process, the trainer's part done by the test: acceptance rises, requests never fail."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from distillspec.cli import main
+from distillspec.errors import ConfigError
+from distillspec.models import LanguageModel, save_draft
+from distillspec.models.draft import load_pretrained
+from distillspec.serving import Engine, Request, SamplingParams
+from distillspec.serving.online.adaptation import Adaptation, first_draft
+from distillspec.serving.online.layout import OnlineSettings, TrainerControl
+from distillspec.serving.online.process import run_trainer
+
+from ..conftest import MakeEngine, prompts
+
+PATIENCE_S = 120.0
+
+
+class Traffic:
+    """Requests one lot after another; all of them must end well."""
+
+    def __init__(self, engine: Engine, adaptation: Adaptation | None = None) -> None:
+        self.engine, self.adaptation, self.count = engine, adaptation, 0
+        self.tokens: dict[str, tuple[int, ...]] = {}
+
+    def serve(self, requests: int, **extra: object) -> None:
+        for _ in range(requests):
+            params = SamplingParams(max_tokens=24, ignore_eos=True, seed=self.count)
+            prompt = tuple(prompts()[self.count % 3])
+            self.engine.submit(Request(f"r{self.count}", prompt, params, **extra))  # type: ignore[arg-type]
+            self.count += 1
+        while self.engine.has_work:
+            output = self.engine.step()
+            if self.adaptation is not None:
+                self.adaptation.on_step(output)
+            for finished in output.finished:
+                assert finished.finish_reason == "length"
+                self.tokens[finished.request_id] = finished.token_ids
+
+    def serve_until(self, holds: Callable[[], bool]) -> None:
+        """Serve on, so that the gate finds steps to work between."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < deadline, "nothing happened"
+            self.serve(1)
+
+
+@pytest.fixture
+def given(small_draft: LanguageModel, target: LanguageModel, tmp_path: Path) -> Path:
+    save_draft(small_draft, tmp_path / "given", target)
+    return tmp_path / "given"
+
+
+def engine_with(path: Path, target: LanguageModel, make_engine: MakeEngine) -> Engine:
+    draft = load_pretrained(str(path), target, target.dtype)
+    return make_engine(draft, speculation_length=2, compile=False, max_slots=8)
+
+
+def test_the_draft_learns_from_what_it_serves(
+    settings: OnlineSettings, given: Path, target: LanguageModel, make_engine: MakeEngine
+) -> None:
+    settings = replace(settings, adapt=replace(settings.adapt, max_steps=60, epochs=12))
+    engine = engine_with(first_draft(settings, target, given), target, make_engine)
+    with Adaptation(engine, settings) as adaptation:
+        traffic = Traffic(engine, adaptation)
+        traffic.serve(40)
+        adaptation.writer.flush()
+        assert adaptation.stats()["log"]["answers"] == 40
+        first = adaptation.registry.current()
+        (candidate,) = run_trainer(settings, lambda: False, once=True)
+        traffic.serve_until(lambda: adaptation.registry.get(candidate.name).status != "candidate")
+        assert adaptation.registry.get(candidate.name).status == "promoted", adaptation.verdicts()
+        traffic.serve(40)
+        stats = adaptation.stats()
+        shown = stats["served"]["versions"]
+        assert first is not None
+        assert shown[candidate.served_as]["alpha"] > shown[first.served_as]["alpha"] + 0.02
+        assert stats["serving"] == candidate.name
+        assert stats["gained_tokens"] > 0
+        assert stats["cpu_s_per_gained_token"] > 0
+    lines = [json.loads(line) for line in (settings.layout.root / "metrics.jsonl").read_text().splitlines()]
+    assert {"swap", "verdict", "figures"} <= {line["event"] for line in lines}
+    # Seeded requests get the same tokens across the swap as without any draft.
+    plain = Traffic(make_engine(None, compile=False, max_slots=8))
+    plain.serve(len(traffic.tokens))
+    assert plain.tokens == traffic.tokens
+    # The next start takes up what was promoted.
+    assert first_draft(settings, target) == candidate.path
+    assert first_draft(settings, target, given) == candidate.path  # the given one is known, and older
+
+
+def test_pause_trigger_and_deletion(
+    settings: OnlineSettings, given: Path, target: LanguageModel, make_engine: MakeEngine
+) -> None:
+    engine = engine_with(first_draft(settings, target, given), target, make_engine)
+    with Adaptation(engine, settings) as adaptation:
+        traffic = Traffic(engine, adaptation)
+        traffic.serve(3, tenant="a")
+        adaptation.pause()
+        assert TrainerControl.read(settings.layout.control).paused
+        traffic.serve(3, tenant="a")
+        adaptation.resume()
+        traffic.serve(3, tenant="b")
+        adaptation.trigger()
+        assert TrainerControl.read(settings.layout.control) == TrainerControl(asked=1)
+        assert adaptation.replay.tenants() == {"a": 3, "b": 3}
+        assert adaptation.delete_tenant("a") == 3
+        assert adaptation.replay.tenants() == {"b": 3}
+    assert engine.core.committer.observer is None
+    traffic.adaptation = None
+    traffic.serve(2)  # the engine serves on
+
+
+def test_a_start_without_a_draft_or_with_another_targets_log_is_one_line(
+    settings: OnlineSettings, given: Path, target: LanguageModel, make_engine: MakeEngine
+) -> None:
+    with pytest.raises(ConfigError, match="there is no draft in"):
+        first_draft(settings, target)
+    first_draft(settings, target, given)
+    other = replace(settings, replay=replace(settings.replay, entries=8))
+    engine = engine_with(given, target, make_engine)
+    Adaptation(engine, settings).stop()
+    with pytest.raises(ConfigError, match="another entries"):
+        Adaptation(engine, other)
+
+
+def test_the_commands(
+    settings: OnlineSettings,
+    given: Path,
+    target: LanguageModel,
+    make_engine: MakeEngine,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Once over a recorded log by hand, judged, and looked at; nothing of a deleted tenant is exported."""
+    engine = engine_with(first_draft(settings, target, given), target, make_engine)
+    with Adaptation(engine, settings) as adaptation:
+        Traffic(engine, adaptation).serve(40, tenant="acme")
+    engine.close()
+    monkeypatch.chdir(tmp_path)
+    where = f"online.folder={settings.online.folder}"
+    quick = ["adapt.max_steps=60", "adapt.epochs=12", "adapt.learning_rate=2e-3", "gate.min_requests=4"]
+    assert main(["adapt", "target=tiny", "target.dtype=float32", where, "once=true", "judge=true", *quick]) == 0
+    assert "promoted: gain" in capsys.readouterr().out
+    assert main(["versions", where]) == 0
+    assert [line.split()[1] for line in _lines(capsys, "v0")] == ["retired", "promoted"]
+    assert main(["versions", "action=rollback", where]) == 0
+    assert main(["versions", where]) == 0
+    assert [line.split()[1] for line in _lines(capsys, "v0")] == ["promoted", "promoted", "rolled_back"]
+    assert main(["replay", where]) == 0
+    assert "bytes_per_token" in capsys.readouterr().out
+    assert main(["replay", "action=delete", "tenant=acme", where]) == 0
+    assert "40 answers of acme are deleted" in capsys.readouterr().out
+    assert main(["replay", "action=export", where]) == 0
+    assert "nothing is written" in capsys.readouterr().out
+    assert main(["versions", "action=show", where]) == 2
+    assert main(["versions", "action=promote", "version=v9", where]) == 2
+    assert main(["replay", "online.folder=nowhere"]) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("distill:")]
+    assert len(errors) == 3
+    for line, words in zip(
+        errors, ("name the version to show", "version=v9 is not in", "there is no log"), strict=True
+    ):
+        assert words in line
+
+
+def _lines(capsys: pytest.CaptureFixture[str], start: str) -> list[str]:
+    return [line for line in capsys.readouterr().out.splitlines() if line.startswith(start)]
