@@ -145,8 +145,6 @@ class GateConfig:
     draft_cost: float | None = None  # cost of a draft step in target steps; null: from the models' sizes
     verify_cost: float = 0.05  # cost of each further token in a verification, in target steps
     busy_share: float = 0.05  # share of time that judging may take from a busy engine
-    canary_share: float = 0.0  # of requests that a promoted version drafts for first; 0: all at once
-    canary_requests: int = 64  # finished ones on it before it drafts for all
     rollback_requests: int = 32  # finished requests of a version before its acceptance counts as known
     window: int = 400  # newest finished requests of a version that its interval is made of
     collapse: float = 0.5  # alarm when the short average of acceptance falls below so much of the long one
@@ -155,7 +153,7 @@ class GateConfig:
     def __post_init__(self) -> None:
         for name in ("requests", "min_requests", "domain_requests", "max_gamma", "rollback_requests"):
             require(getattr(self, name) >= 1, f"gate.{name}={getattr(self, name)} must be at least 1")
-        for name in ("offline_samples", "canary_requests", "verify_cost"):
+        for name in ("offline_samples", "verify_cost"):
             require(getattr(self, name) >= 0, f"gate.{name}={getattr(self, name)} must be at least 0")
         require(
             self.min_requests <= self.requests,
@@ -164,7 +162,6 @@ class GateConfig:
         require(self.margin >= 0, f"gate.margin={self.margin} must be at least 0")
         require(self.max_domain_loss >= 0, f"gate.max_domain_loss={self.max_domain_loss} must be at least 0")
         require(0 < self.busy_share <= 1, f"gate.busy_share={self.busy_share} must be in (0, 1]")
-        require(0 <= self.canary_share < 1, f"gate.canary_share={self.canary_share} must be in [0, 1)")
         require(0 <= self.collapse < 1, f"gate.collapse={self.collapse} must be in [0, 1)")
         require(self.window >= self.rollback_requests, f"gate.window={self.window} is below gate.rollback_requests")
         require(self.bootstrap_samples >= 100, f"gate.bootstrap_samples={self.bootstrap_samples} must be at least 100")

@@ -79,6 +79,7 @@ class Adaptation:
         engine: serves the registry's promoted version (`first_draft`).
         redact: see `tap.Redaction`.
         report: told every verdict, rollback, alarm and line of figures; by default `metrics.jsonl` in the folder.
+        wake: makes a sleeping loop call `engine.step` again; the gate's work is done there.
 
     Raises:
         ConfigError: the folder holds another target's log, or no version is promoted.
@@ -91,6 +92,7 @@ class Adaptation:
         *,
         redact: Redaction | None = None,
         report: Callable[[dict[str, Any]], None] | None = None,
+        wake: Callable[[], None] | None = None,
     ) -> None:
         self.engine, self.settings, self.layout = engine, settings, settings.layout
         self._report = report or MetricsLog(self.layout.root / "metrics.jsonl").add
@@ -100,7 +102,7 @@ class Adaptation:
         self.writer = LogWriter(self.replay)
         self.tap = ReplayTap(settings.replay, self.writer.put, self.replay.clock, redact)
         self.served = ServedAcceptance(settings.gate, self._alarm)
-        self._between = BetweenSteps(engine, settings.gate.busy_share)
+        self._between = BetweenSteps(engine, settings.gate.busy_share, wake)
         self._states = ServedStates(engine.target)
         shadow = Shadow(engine.target, self._states, settings.gate.max_gamma, self._between.run)
         self.gatekeeper = Gatekeeper(

@@ -15,7 +15,7 @@ from distillspec.serving.online.gate import Comparison, Costs, Verdict, decide, 
 from distillspec.serving.online.layout import OnlineSettings
 from distillspec.serving.online.monitor import ServedAcceptance
 from distillspec.serving.online.registry import Version, VersionRegistry
-from distillspec.serving.online.replay_log import ReplayLog
+from distillspec.serving.online.replay_log import Entry, ReplayLog
 from distillspec.serving.online.selection import offline_folder
 from distillspec.serving.online.shadow import Exam, Shadow
 from distillspec.types import SamplingPolicy
@@ -96,9 +96,10 @@ class Gatekeeper:
         incumbent = self.registry.current()
         if not candidates or incumbent is None:
             return None
-        exams = self._exams()
+        newest = self.replay.entries(split="held_out")[-self.config.requests :]
+        exams = self._exams(newest) if len(newest) >= self.config.min_requests else []
         if len(exams) < self.config.min_requests:
-            self.waiting_for = f"{len(exams)} of {self.config.min_requests} held-out requests"
+            self.waiting_for = f"{len(newest)} of {self.config.min_requests} held-out requests"
             return None
         self.waiting_for = None
         verdict = self._judge(candidates[-1], incumbent, exams)
@@ -158,10 +159,9 @@ class Gatekeeper:
     def _load(self, version: Version) -> LanguageModel:
         return load_draft(version.path, self.shadow.target, dtype=self.shadow.target.dtype)
 
-    def _exams(self) -> list[Exam]:
-        """The newest held-out answers that say something."""
-        newest = self.replay.entries(split="held_out")[-self.config.requests :]
-        answers = [answer for answer in self.replay.load(newest) if answer.response_ids]
+    def _exams(self, entries: list[Entry]) -> list[Exam]:
+        """The held-out answers that say something."""
+        answers = [answer for answer in self.replay.load(entries) if answer.response_ids]
         return [Exam(answer.sample(), answer.policy) for answer in answers]
 
     def _offline_exams(self) -> list[Exam]:

@@ -17,10 +17,14 @@ class Stopped(Exception):
 
 
 class BetweenSteps:
-    """Runs pieces of work in the engine's own thread, one between two steps, at most `busy_share` of its time."""
+    """Runs pieces of work in the engine's own thread, one between two steps, at most `busy_share` of its time.
 
-    def __init__(self, engine: Engine, busy_share: float) -> None:
+    `wake` is called when there is work: a loop that sleeps while no request runs would not notice it.
+    """
+
+    def __init__(self, engine: Engine, busy_share: float, wake: Callable[[], None] | None = None) -> None:
         self.engine, self.busy_share = engine, busy_share
+        self._wake = wake or (lambda: None)
         self._stopping = threading.Event()
 
     def run(self, work: Callable[[], T]) -> T:
@@ -48,6 +52,7 @@ class BetweenSteps:
             done.set()
 
         self.engine.core.at_next_step(do)
+        self._wake()
         while not done.wait(0.1):
             if self._stopping.is_set():
                 raise Stopped

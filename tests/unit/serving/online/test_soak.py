@@ -1,0 +1,66 @@
+"""Ten thousand requests with random kills of server and trainer; run with -m soak."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from distillspec.serving.online.layout import Layout, TrainerState
+from distillspec.serving.online.registry import VersionRegistry
+from distillspec.serving.online.replay_log import ReplayLog
+
+REQUESTS = 10_000
+LONGEST_LIFE_S = 120.0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(14_400)
+def test_nothing_acknowledged_is_lost_and_no_request_fails(tmp_path: Path) -> None:
+    rng = random.Random(0)
+    layout = Layout(tmp_path / "online")
+    acknowledged = 0
+    while acknowledged < REQUESTS:
+        done = _one_life(tmp_path, acknowledged, rng, layout)
+        assert done >= acknowledged
+        acknowledged = done
+        present = {entry.request_id for entry in ReplayLog(layout.replay).entries()}
+        missing = [number for number in range(acknowledged) if f"r{number}" not in present]
+        assert not missing, f"{len(missing)} acknowledged requests are gone, the first is r{missing[0]}"
+        registry = VersionRegistry(layout.versions)
+        booted = registry.boot()
+        assert booted is not None
+        assert registry.problem_of(booted) is None
+    assert ReplayLog(layout.replay).load(ReplayLog(layout.replay).entries())
+
+
+def _one_life(folder: Path, first: int, rng: random.Random, layout: Layout) -> int:
+    """Serve from `first` on until killed or done; up to where requests were acknowledged."""
+    script = Path(__file__).with_name("soak_server.py")
+    words = [sys.executable, "-W", "ignore", str(script), str(folder), str(first), str(REQUESTS)]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    killers = [
+        threading.Timer(rng.uniform(20, LONGEST_LIFE_S), process.kill),
+        threading.Timer(rng.uniform(20, LONGEST_LIFE_S), _kill_trainer, [layout]),
+    ]
+    for killer in killers:
+        killer.start()
+    output, errors = process.communicate()
+    for killer in killers:
+        killer.cancel()
+    assert process.returncode in (0, -signal.SIGKILL), errors
+    said = [int(line.split()[1]) for line in output.splitlines() if line.startswith("acknowledged")]
+    return max(said, default=first)
+
+
+def _kill_trainer(layout: Layout) -> None:
+    with suppress(ProcessLookupError):
+        if pid := TrainerState.read(layout.state).pid:
+            os.kill(pid, signal.SIGKILL)
