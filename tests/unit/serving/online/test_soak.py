@@ -61,6 +61,8 @@ def _one_life(folder: Path, first: int, rng: random.Random, layout: Layout) -> i
 
 
 def _kill_trainer(layout: Layout) -> None:
-    with suppress(ProcessLookupError):
-        if pid := TrainerState.read(layout.state).pid:
+    """The process that says it trains, if it still is what it says."""
+    pid = TrainerState.read(layout.state).pid
+    with suppress(OSError):
+        if b"online.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
