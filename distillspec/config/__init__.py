@@ -17,6 +17,7 @@ from distillspec.config.data import DataConfig
 from distillspec.config.evaluation import EvaluationConfig, SamplingConfig
 from distillspec.config.loss import LossConfig
 from distillspec.config.models import DraftConfig, DraftPathConfig, TargetConfig
+from distillspec.config.profile import ProfileCommand, ProfileConfig
 from distillspec.config.training import LauncherConfig, TrackerConfig, TrainConfig
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "InitDraftCommand",
     "LauncherConfig",
     "LossConfig",
+    "ProfileCommand",
+    "ProfileConfig",
     "ReportCommand",
     "SamplingConfig",
     "TargetConfig",

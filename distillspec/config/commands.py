@@ -9,6 +9,7 @@ from distillspec.config.data import DataConfig
 from distillspec.config.evaluation import EvaluationConfig, SamplingConfig
 from distillspec.config.loss import LossConfig
 from distillspec.config.models import DraftConfig, DraftPathConfig, TargetConfig
+from distillspec.config.profile import ProfileCommand
 from distillspec.config.training import LauncherConfig, TrackerConfig, TrainConfig
 
 
@@ -133,4 +134,5 @@ COMMANDS: dict[str, type] = {
     "generate": GenerateCommand,
     "export": ExportCommand,
     "report": ReportCommand,
+    "profile": ProfileCommand,
 }
