@@ -115,6 +115,8 @@ class Trainer:
             self._step()
             if self._evaluation_due():
                 self._evaluate_and_save()
+            elif settings.save_every is not None and self.progress.step % settings.save_every == 0:
+                self._save()
         if self._evaluated_step != self.progress.step:
             self._evaluate_and_save()
         assert self.best is not None
