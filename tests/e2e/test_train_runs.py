@@ -171,6 +171,26 @@ def test_bfloat16_learns_what_float32_learns(distill: Any, tmp_path: Path, data_
     assert {tensor.dtype for tensor in kept} == {torch.float32}
 
 
+@pytest.mark.parametrize("eval_every", [1, 100])
+def test_a_run_that_diverges_names_the_learning_rate(
+    distill: Any, tmp_path: Path, data_folder: Path, eval_every: int
+) -> None:
+    """Met by the next evaluation, or by as many bad steps as are borne."""
+    words = (
+        "train.learning_rate=1e30",
+        "train.max_bad_steps=3",
+        "train.max_steps=20",
+        f"train.eval_every={eval_every}",
+    )
+    outcome = distill("train", *FAST, f"data.cache={data_folder}", *words)
+    assert outcome.code == 1
+    said = "the draft cannot be evaluated after step 1 (" if eval_every == 1 else "3 steps in a row were not finite"
+    last = outcome.err.strip().splitlines()[-1]
+    assert said in last
+    assert "lower train.learning_rate=1e+30 and continue with resume=" in last
+    assert "Traceback" not in outcome.out + outcome.err
+
+
 def test_another_targets_cache_is_refused(distill: Any, tmp_path: Path, data_folder: Path) -> None:
     from distillspec.models.tiny import tiny_model, tiny_tokenizer
 
