@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from distillspec.config.checks import check_seed, one_of, require
+from distillspec.config.checks import check_seed, list_of, one_of, require
 from distillspec.config.data import DataConfig
 from distillspec.config.evaluation import EvaluationConfig, SamplingConfig
 from distillspec.config.loss import LossConfig
@@ -72,6 +72,11 @@ class GenerateCommand:
             self.draft.path is not None or not self.data.on_policy,
             f"data.source={self.data.source} needs the draft that writes: draft.path=FOLDER",
         )
+        require(
+            self.draft.path is None or self.data.on_policy,
+            f"draft.path={self.draft.path} writes nothing in data.source={self.data.source}; "
+            "use data=draft or data=mixed",
+        )
         by_draft = self.data.source == "draft" or (self.data.source == "mixed" and self.data.mixed_by == "sequence")
         require(
             not by_draft or self.data.signal == "none",
@@ -92,7 +97,8 @@ class EvalCommand:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        require(bool(self.drafts), "name the drafts to judge: drafts=[FOLDER, FOLDER]")
+        list_of("drafts", self.drafts, (str,), "folders")
+        require(bool(self.drafts) and all(self.drafts), "name the drafts to judge: drafts=[FOLDER, FOLDER]")
 
 
 @dataclass
@@ -110,7 +116,7 @@ class ExportCommand:
         require(bool(self.draft.path), "name the draft to export: draft.path=FOLDER")
         one_of("format", self.format, ("hf", "vllm", "sglang"))
         one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
-        require(self.gamma >= 1, f"gamma={self.gamma} must be at least 1")
+        require(1 <= self.gamma <= 32, f"gamma={self.gamma} must be in 1..32")
         check_seed(self.seed)
 
 
@@ -124,7 +130,8 @@ class ReportCommand:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        require(bool(self.runs), "name the run folders to report on: runs=[FOLDER, FOLDER]")
+        list_of("runs", self.runs, (str,), "folders")
+        require(bool(self.runs) and all(self.runs), "name the run folders to report on: runs=[FOLDER, FOLDER]")
 
 
 COMMANDS: dict[str, type] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from distillspec.config.checks import one_of, require
@@ -54,7 +55,8 @@ class DataConfig:
         one_of("data.mixed_by", self.mixed_by, ("sequence", "token"))
         one_of("data.mixed_with", self.mixed_with, ("teacher", "fixed"))
         require(0 <= self.mixed_lambda <= 1, f"data.mixed_lambda={self.mixed_lambda} must be in [0, 1]")
-        require(self.temperature >= 0, f"data.temperature={self.temperature} must be at least 0")
+        require(0 <= self.temperature < math.inf, f"data.temperature={self.temperature} must be at least 0 and finite")
+        require(bool(self.prompts), "data.prompts is empty; give a file, a Hub dataset id or selfprompt")
         require(0 < self.top_p <= 1, f"data.top_p={self.top_p} must be in (0, 1]")
         for key in (
             "eval_prompts",
