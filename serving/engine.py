@@ -83,8 +83,8 @@ class Engine:
         self.max_model_len = choose_model_len(self.settings, models)
         self.slots = choose_slots(self.settings, models, self.max_model_len)
         self._held: list[_Held] = []
-        longest = controller.longest if controller is not None else self.settings.speculation_length
-        self._row_counts = row_counts(self.slots, longest)
+        controller = controller or self._make_controller()  # before models are held: it may refuse a profile
+        self._row_counts = row_counts(self.slots, controller.longest)
         for model in models:
             self._hold(model)
         self._recorder = recorder or self._choose_recorder()
@@ -94,7 +94,7 @@ class Engine:
             ModelRunner(target, self.slots, self.max_model_len, self._packs_of(target), self._recorder),
             SlotPool(self.slots, self.max_model_len, self.settings.max_cache_tokens),
             self.sampler,
-            controller or self._make_controller(),
+            controller,
             proposer or self._make_proposer(draft, _version(draft)),
             prefill_chunk=self.settings.prefill_chunk,
             prefix_reuse=self.settings.prefix_reuse,

@@ -97,6 +97,7 @@ def test_profiles_of_others_are_refused_with_a_reason(
     other_draft = initialise_draft(DraftConfig(layers=1), target)
     with pytest.raises(ConfigError, match=r"profile.*weights differ"):
         make_engine(other_draft, controller="goodput", profile=str(measured))
+    make_engine(draft).close()  # the models were not kept
     for change, reason in (
         (lambda s: s.update(version=VERSION + 1), f"version {VERSION + 1}"),
         (lambda s: s["machine"].update(cores=1000), "cores=1000"),
