@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from distillspec.types import Generator
 
 HELP_FLAGS = {"-h", "--help", "help"}
+ENGINE_COMMANDS = {"simulate"}  # in distillspec.serving.commands: they run parts of the engine
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -71,7 +72,8 @@ def _run(command: str, overrides: list[str]) -> int:
     for single in expand_sweep(overrides):
         compose(command, single)
     _connect_engine()
-    module = importlib.import_module(f"distillspec.commands.{command.replace('-', '_')}")
+    package = "distillspec.serving.commands" if command in ENGINE_COMMANDS else "distillspec.commands"
+    module = importlib.import_module(f"{package}.{command.replace('-', '_')}")
     return run_with_hydra(command, overrides, module.run, folder)
 
 

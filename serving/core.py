@@ -19,11 +19,11 @@ from distillspec.serving.commit import Committer
 from distillspec.serving.control.base import BatchView, LengthController, Plan, RowResult, RowView, StepResult
 from distillspec.serving.kv_cache import Move, SlotPool
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer
-from distillspec.serving.requests import Request, RequestOutput, RequestRefused, Sequence, SequenceDelta, Status
+from distillspec.serving.requests import Request, RequestOutput, RequestRefused, Sequence, SequenceDelta
 from distillspec.serving.roster import Roster
 from distillspec.serving.runner import ModelRunner, RowInput
 from distillspec.serving.sampling import TokenSampler, Window
-from distillspec.serving.scheduler import Limits, SchedulePlan, plan_step
+from distillspec.serving.scheduler import Limits, SchedulePlan, plan_step, speculation_limit
 from distillspec.serving.tree import TokenTree
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class EngineCore:
             self._messages.popleft()()
         self.roster.end_expired(timer.started)
         schedule = plan_step(self.roster.waiting, self.roster.running, self.limits)
-        self._apply(schedule)
+        self.roster.follow(schedule, self.clock())
         try:
             result = self._run(schedule, timer) if self.roster.pool.owners else None
         except BaseException:
@@ -146,13 +146,6 @@ class EngineCore:
             problem = f"token id {bad[0]} is not in the model's vocabulary (0…{self.vocab_size - 1})"
         if problem is not None:
             raise RequestRefused(f"request {request.id}: {problem}")
-
-    def _apply(self, schedule: SchedulePlan) -> None:
-        for sequence_id in schedule.preempt:
-            self.roster.preempt(self.roster.sequences[sequence_id])
-        for sequence_id in schedule.admit:
-            self.roster.admit(self.roster.sequences[sequence_id], self.clock())
-        self.roster.reserve_ahead()
 
     def _follow(self, moves: Seq[Move]) -> None:
         self.runner.move(moves)
@@ -183,16 +176,9 @@ class EngineCore:
         return result
 
     def _view(self, decoding: Seq[Sequence], prefill_tokens: int) -> BatchView:
-        rows = tuple(RowView(s.id, len(s.tokens), self._speculation_limit(s)) for s in decoding)
+        none = self.proposer is None
+        rows = tuple(RowView(s.id, len(s.tokens), 0 if none else speculation_limit(s, self.limits)) for s in decoding)
         return BatchView(rows, prefill_tokens, len(self.roster.waiting))
-
-    def _speculation_limit(self, sequence: Sequence) -> int:
-        """The step adds one token of the target's own, so one fewer than there is room for may be drafted."""
-        params = sequence.params
-        if self.proposer is None or not params.speculate or not sequence.draft_ok:
-            return 0
-        room = min(sequence.room, self.limits.max_len - len(sequence.tokens)) - 1
-        return max(0, room if params.max_speculation is None else min(room, params.max_speculation))
 
     def _propose(self, decoding: Seq[Sequence], plan: Plan, view: BatchView) -> list[TokenTree]:
         lengths = {row.sequence_id: row.length for row in plan.rows}
@@ -238,11 +224,7 @@ class EngineCore:
             inputs.append(RowInput(sequence.held_slot, start, sequence.tokens[start:end], wanted=int(whole)))
         hidden = self.runner.read_uneven(inputs)
         for (sequence, _), row in zip(chunks, inputs, strict=True):
-            self.roster.pool.record(sequence.held_slot, row.tokens, row.start)
-            sequence.computed = row.start + len(row.tokens)
-            if sequence.computed == len(sequence.tokens):
-                sequence.status = Status.DECODE
-                sequence.computed -= 1  # as in any window, the newest token is its root
+            if self.roster.has_read(sequence, len(row.tokens)):
                 started.append(Window(sequence, EMPTY))
         return hidden, started
 

@@ -11,7 +11,7 @@ from distillspec.serving.detokenize import Detokenizer
 from distillspec.serving.kv_cache import Move, SlotPool
 from distillspec.serving.outputs import delta, output
 from distillspec.serving.requests import Request, RequestOutput, Sequence, SequenceDelta, Status
-from distillspec.serving.scheduler import Limits, reservation
+from distillspec.serving.scheduler import Limits, SchedulePlan, reservation
 
 MIN_PREFIX = 16  # shared tokens below which copying is not worth it
 
@@ -69,6 +69,14 @@ class Roster:
             group.append(sequence)
         self._groups[request.id] = group
 
+    def follow(self, schedule: SchedulePlan, now: float) -> None:
+        """Who is to lose a slot loses it, who is admitted gets one, and everyone's next step has its room."""
+        for sequence_id in schedule.preempt:
+            self.preempt(self.sequences[sequence_id])
+        for sequence_id in schedule.admit:
+            self.admit(self.sequences[sequence_id], now)
+        self.reserve_ahead()
+
     def admit(self, sequence: Sequence, now: float) -> None:
         """Give a waiting sequence the next slot, with the beginning that another slot already holds."""
         prefix = self.pool.longest_prefix(sequence.tokens[:-1]) if self.prefix_reuse else None
@@ -83,6 +91,17 @@ class Roster:
         if prefix is not None:
             self.pool.record(slot, sequence.tokens[: prefix.length], 0)
             sequence.computed = sequence.stats.prefix_tokens = prefix.length
+
+    def has_read(self, sequence: Sequence, tokens: int) -> bool:
+        """The target has read the next `tokens` tokens of a prompt; True where that was the rest of it."""
+        start, end = sequence.computed, sequence.computed + tokens
+        self.pool.record(sequence.held_slot, sequence.tokens[start:end], start)
+        sequence.computed = end
+        if end < len(sequence.tokens):
+            return False
+        sequence.status = Status.DECODE
+        sequence.computed -= 1  # as in any window, the newest token is its root
+        return True
 
     def preempt(self, sequence: Sequence) -> None:
         """Take the slot away; everything is read again later, the text stays."""

@@ -42,6 +42,15 @@ def reservation(sequence: Sequence, limits: Limits) -> int:
     return min(len(sequence.tokens) + limits.lookahead + 1, final, limits.max_len)
 
 
+def speculation_limit(sequence: Sequence, limits: Limits) -> int:
+    """The most tokens that may be drafted for a sequence: the step adds one of the target's own to them."""
+    params = sequence.params
+    if not params.speculate or not sequence.draft_ok:
+        return 0
+    room = min(sequence.room, limits.max_len - len(sequence.tokens)) - 1
+    return max(0, room if params.max_speculation is None else min(room, params.max_speculation))
+
+
 def plan_step(waiting: Seq[Sequence], running: Seq[Sequence], limits: Limits) -> SchedulePlan:
     """Who is preempted, who is admitted, and how much of whose prompt is read.
 
