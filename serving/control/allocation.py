@@ -6,6 +6,10 @@ with a gain (the probability that the token is emitted) and a cost. The best *ra
 cost while that exceeds the ratio so far; survival never rises with depth, so a row's items are taken from the first on.
 The best D follows by trying all. (Adding the best marginal row while goodput rises is not optimal: the first row alone
 may not pay for a pass that two rows pay for.)
+
+Experts of a mixture cost by the *number* of tokens verified, less for each further one, so no fixed order of items is
+right at once. For a given price λ of a second the best set is (items by gain − λ · cost, each count tried), and raising
+λ to the ratio of the set found until nothing changes gives the best ratio (Dinkelbach 1967): exact as well.
 """
 
 from __future__ import annotations
@@ -49,6 +53,8 @@ def best_by_row(
     plain = expected(numpy.zeros_like(limits), survival, limits, contexts, latency, prefill_tokens)
     if rows == 0 or deepest == 0:
         return plain
+    if latency.target.per_expert:
+        return _best_with_experts(survival, limits, contexts, latency, prefill_tokens, plain)
     depth = numpy.arange(1, deepest + 1)
     gain = numpy.where(depth <= limits[:, None], survival, 0.0).ravel()
     cost = numpy.repeat(_costs(contexts, latency), deepest)
@@ -64,6 +70,33 @@ def best_by_row(
         return plain
     taken = order[: last + 1][within[d, : last + 1] & (gain[: last + 1] > 0)]
     return Allocation(numpy.bincount(taken // deepest, minlength=rows), float(tokens[d, last]), float(seconds[d, last]))
+
+
+def _best_with_experts(
+    survival: Floats, limits: Ints, contexts: Ints, latency: LatencyModel, prefill_tokens: int, plain: Allocation
+) -> Allocation:
+    """Dinkelbach's iteration from plain decoding up; each round is the best set at the price so far."""
+    rows, deepest = survival.shape
+    depth = numpy.arange(1, deepest + 1)
+    allowed = depth <= limits[:, None]
+    cost = _costs(contexts, latency)[:, None]
+    tokens = len(limits) + prefill_tokens + numpy.arange(rows * deepest + 1, dtype=numpy.float64)
+    experts_s = latency.target.per_expert * latency.target.loaded_experts(tokens)  # by drafted tokens
+    best = plain
+    while True:
+        value = numpy.where(allowed, survival - best.goodput * cost, -numpy.inf).ravel()
+        order = numpy.argsort(-value, kind="stable")
+        depths = numpy.tile(depth, rows)[order]
+        within = (depths <= depth[:, None]) & (value[order] > -numpy.inf)  # [D, items]
+        worth = numpy.cumsum(numpy.where(within, value[order], 0.0), 1)
+        worth -= best.goodput * (experts_s[numpy.cumsum(within, 1)] + _fixed(depth, latency)[:, None])
+        d, last = divmod(int(numpy.argmax(worth)), len(order))
+        taken = order[: last + 1][within[d, : last + 1]]
+        lengths = numpy.bincount(taken // deepest, minlength=rows)
+        found = expected(lengths, survival, limits, contexts, latency, prefill_tokens)
+        if found.goodput <= best.goodput * (1 + 1e-12):
+            return best
+        best = found
 
 
 def best_for_all(

@@ -10,7 +10,7 @@ from distillspec.serving.control.latency import ForwardCost
 
 SPIKE = 4.0  # residuals beyond so many typical ones are cut to that
 QUICK = 0.1  # how fast the typical residual follows
-SCALE = numpy.array([1000.0, 10.0, 1.0])  # typical contexts, tokens, passes of a pair
+SCALE = (1000.0, 10.0, 1.0, 10.0)  # typical contexts, tokens, passes and experts of a pair
 LASTING = 0.05  # pairs that the prior is always worth
 
 
@@ -34,9 +34,12 @@ class CostCalibration:
         if confidence <= 0:
             raise ConfigError(f"confidence={confidence} must be above 0")
         self.forgetting = forgetting
-        self._prior = numpy.array([prior.per_context, prior.per_token, prior.fixed]) * SCALE
+        self._shape = prior
+        known = [prior.per_context, prior.per_token, prior.fixed, prior.per_expert]
+        self._scale = numpy.array(SCALE if prior.experts else SCALE[:3])
+        self._prior = numpy.array(known[: len(self._scale)]) * self._scale
         self._lasting = min(confidence, 1.0) * LASTING
-        self._squares = confidence * numpy.eye(3)
+        self._squares = confidence * numpy.eye(len(self._scale))
         self._products = confidence * self._prior
         self._theta = self._prior.copy()
         self._typical: float | None = None  # residual, seconds
@@ -44,7 +47,9 @@ class CostCalibration:
     @property
     def cost(self) -> ForwardCost:
         """The present estimate."""
-        return ForwardCost(*(float(value) for value in self._theta / SCALE))
+        context, token, fixed, *expert = (self._theta / self._scale).tolist()
+        per_expert = expert[0] if expert else 0.0
+        return ForwardCost(context, token, fixed, per_expert, self._shape.experts, self._shape.active)
 
     def observe(self, context: float, tokens: float, passes: float, seconds: float) -> None:
         """Learn that `passes` passes over `tokens` tokens with `context` tokens cached took `seconds`.
@@ -53,13 +58,16 @@ class CostCalibration:
         """
         if passes <= 0 or not 0 <= seconds < float("inf"):
             return
-        work = numpy.array([context, tokens, passes]) / SCALE
-        expected = float(work @ self._theta)
-        work_size = max(1.0, float(work @ work)) ** 0.5  # large steps are not worth more than small ones
-        work, cut = work / work_size, self._cut(expected, seconds) / work_size
-        self._squares = self.forgetting * self._squares + numpy.outer(work, work)
-        self._products = self.forgetting * self._products + work * cut
-        root = numpy.linalg.cholesky(self._squares + self._lasting * numpy.eye(3))
+        work: list[float] = [context, tokens, passes]
+        if self._shape.experts:
+            work.append(passes * self._shape.loaded_experts(tokens / passes))
+        scaled = numpy.array(work) / self._scale
+        expected = float(scaled @ self._theta)
+        work_size = max(1.0, float(scaled @ scaled)) ** 0.5  # large steps are not worth more than small ones
+        scaled, cut = scaled / work_size, self._cut(expected, seconds) / work_size
+        self._squares = self.forgetting * self._squares + numpy.outer(scaled, scaled)
+        self._products = self.forgetting * self._products + scaled * cut
+        root = numpy.linalg.cholesky(self._squares + self._lasting * numpy.eye(len(self._scale)))
         right = numpy.linalg.solve(root, self._products + self._lasting * self._prior)
         self._theta, _ = nnls(root.T, right)
 

@@ -4,30 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy
+from numpy.typing import NDArray
 
 from distillspec.errors import ConfigError
+
+Number = TypeVar("Number", float, NDArray[numpy.float64])
 
 
 @dataclass(frozen=True)
 class ForwardCost:
-    """Seconds of one forward pass: `per_context · N_context + per_token · N_batched + fixed`, none below 0.
+    """Seconds of one forward pass: `per_context · N_context + per_token · N_batched + fixed`, none below 0; in a
+    mixture of experts also `per_expert` for each that is expected to be loaded, in all layers together.
 
     N_context: tokens that the pass's rows have in the cache, summed; N_batched: tokens it reads, roots counted.
-    Raises ConfigError for a coefficient that is negative or not finite.
+    Raises ConfigError for a coefficient that is negative or not finite, and for numbers of experts that cannot be.
     """
 
     per_context: float
     per_token: float
     fixed: float
+    per_expert: float = 0.0
+    experts: int = 0  # of a layer; 0: the model is dense
+    active: int = 0  # experts that a token uses
 
     def __post_init__(self) -> None:
-        for name in ("per_context", "per_token", "fixed"):
+        for name in ("per_context", "per_token", "fixed", "per_expert"):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise ConfigError(f"{name}={value} must be finite and at least 0 seconds")
+        if not 0 <= self.active <= self.experts or (self.experts > 0 and self.active == 0):
+            raise ConfigError(f"active={self.active} must be between 1 and experts={self.experts}")
+        if self.per_expert > 0 and self.experts == 0:
+            raise ConfigError(f"per_expert={self.per_expert} needs experts and active: how many a layer has and uses")
 
     def seconds(self, context: float, tokens: float) -> float:
-        return self.per_context * context + self.per_token * tokens + self.fixed
+        dense = self.per_context * context + self.per_token * tokens + self.fixed
+        return dense + self.per_expert * self.loaded_experts(tokens) if self.experts else dense
+
+    def loaded_experts(self, tokens: Number) -> Number:
+        """Experts of a layer expected to be used by any of `tokens`: E · (1 − ((E − a) / E)^tokens)."""
+        if not self.experts:
+            return 0.0 * tokens
+        unused: Number = (1 - self.active / self.experts) ** tokens
+        return self.experts * (1 - unused)
 
 
 @dataclass(frozen=True)
@@ -36,11 +58,20 @@ class LatencyModel:
 
     Args:
         draft: None where proposals come without a model; they cost `draft_free_s` a step.
+
+    Raises ConfigError for a draft with experts (what one more row costs would depend on the others of its depth) and
+    for a time that is negative or not finite.
     """
 
     target: ForwardCost
     draft: ForwardCost | None = None
     draft_free_s: float = 5e-4
+
+    def __post_init__(self) -> None:
+        if self.draft is not None and self.draft.experts:
+            raise ConfigError(f"experts={self.draft.experts} of a draft are not priced; leave them out of its cost")
+        if not 0 <= self.draft_free_s < float("inf"):
+            raise ConfigError(f"draft_free_s={self.draft_free_s} must be finite and at least 0 seconds")
 
     def target_s(self, contexts: Seq[int], lengths: Seq[int], prefill_tokens: int = 0) -> float:
         """The target's pass over a root and `lengths[i]` tokens of each row, and over prompt tokens."""

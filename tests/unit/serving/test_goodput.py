@@ -47,6 +47,14 @@ def test_a_pass_that_only_two_rows_pay_for_is_found() -> None:
     assert best.goodput == pytest.approx(3.8 / 16)
 
 
+def test_experts_are_loaded_once_for_all_tokens() -> None:
+    mixtral = ForwardCost(0, 0, 1.0, per_expert=0.5, experts=8, active=2)
+    assert mixtral.loaded_experts(1.0) == pytest.approx(2)
+    assert mixtral.loaded_experts(6.0) == pytest.approx(6.58, abs=0.01)
+    # Two rows with two drafted tokens each: six tokens verified, roots included.
+    assert LatencyModel(mixtral).target_s([10, 20], [2, 2]) == pytest.approx(1 + 0.5 * mixtral.loaded_experts(6.0))
+
+
 HAZARDS = st.lists(st.floats(0, 1), min_size=3, max_size=3)
 COSTS = st.builds(ForwardCost, *(st.floats(0, limit) for limit in (0.01, 0.3, 3.0)))
 
@@ -56,11 +64,13 @@ COSTS = st.builds(ForwardCost, *(st.floats(0, limit) for limit in (0.01, 0.3, 3.
     st.lists(st.tuples(HAZARDS, st.integers(0, 3), st.integers(0, 50)), max_size=3),
     COSTS,
     COSTS | st.none(),
+    st.just(0.0) | st.floats(0, 1),
 )
 def test_the_optimum_is_brute_forces(
-    rows: list[tuple[list[float], int, int]], target: ForwardCost, draft: ForwardCost | None
+    rows: list[tuple[list[float], int, int]], target: ForwardCost, draft: ForwardCost | None, per_expert: float
 ) -> None:
-    latency = LatencyModel(ForwardCost(target.per_context, target.per_token, target.fixed + 0.1), draft, 0.2)
+    target = replace(target, fixed=target.fixed + 0.1, per_expert=per_expert, experts=8, active=2)
+    latency = LatencyModel(target, draft, 0.2)
     survival = numpy.cumprod(numpy.array([hazards for hazards, _, _ in rows]).reshape(-1, 3), 1)
     limits = numpy.array([limit for _, limit, _ in rows], dtype=numpy.int64)
     contexts = numpy.array([context for _, _, context in rows], dtype=numpy.int64)
@@ -139,6 +149,17 @@ def test_costs_are_learnt_and_followed_and_spikes_are_not() -> None:
     assert watch(200, truth, spikes=True) < 0.06
     slower = ForwardCost(4e-6, 1.6e-3, 8e-2)
     assert watch(400, slower) < 0.04
+
+
+def test_the_cost_of_experts_is_learnt() -> None:
+    generator = numpy.random.default_rng(2)
+    truth = ForwardCost(0, 1e-4, 5e-3, per_expert=4e-3, experts=8, active=2)
+    learnt = CostCalibration(replace(truth, per_expert=0.0, fixed=2e-2), confidence=1e-2)
+    for _ in range(300):
+        tokens = float(generator.integers(1, 40))
+        learnt.observe(100, tokens, 1, truth.seconds(100, tokens))
+    for tokens in (1.0, 4.0, 30.0):
+        assert learnt.cost.seconds(100, tokens) == pytest.approx(truth.seconds(100, tokens), rel=0.02)
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
@@ -229,6 +250,10 @@ def test_impossible_settings_are_refused_by_name() -> None:
     for make, name in (
         (lambda: ForwardCost(-1, 0, 0), "per_context=-1"),
         (lambda: ForwardCost(0, float("nan"), 0), "per_token=nan"),
+        (lambda: ForwardCost(0, 0, 0, per_expert=1.0), r"per_expert=1\.0"),
+        (lambda: ForwardCost(0, 0, 0, experts=2, active=3), "active=3"),
+        (lambda: LatencyModel(CPU.target, ForwardCost(0, 0, 0, experts=8, active=2)), "experts=8"),
+        (lambda: LatencyModel(CPU.target, draft_free_s=-1.0), r"draft_free_s=-1\.0"),
         (lambda: GoodputController(-1), "longest=-1"),
         (lambda: AcceptanceEstimate(4, prior=1.0), r"prior=1\.0"),
         (lambda: CostCalibration(ForwardCost(0, 0, 0), forgetting=0.0), r"forgetting=0\.0"),
