@@ -17,6 +17,7 @@ EXAMPLES = {
     "generate": "distill generate data.prompts=prompts.jsonl data.signal=topk",
     "export": "distill export draft.path=runs/train/A/draft format=vllm",
     "report": "distill report runs=[runs/train/A,runs/train/B]",
+    "simulate": "distill simulate hardware=a100-7b workload=chat workload.rates=[1,4] policies=[none,goodput]",
 }
 
 

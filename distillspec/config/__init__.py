@@ -11,12 +11,14 @@ from distillspec.config.commands import (
     GenerateCommand,
     InitDraftCommand,
     ReportCommand,
+    SimulateCommand,
     TrainCommand,
 )
 from distillspec.config.data import DataConfig
 from distillspec.config.evaluation import EvaluationConfig, SamplingConfig
 from distillspec.config.loss import LossConfig
 from distillspec.config.models import DraftConfig, DraftPathConfig, TargetConfig
+from distillspec.config.simulation import HardwareConfig, ModelFigures, WorkloadConfig
 from distillspec.config.training import LauncherConfig, TrackerConfig, TrainConfig
 
 __all__ = [
@@ -28,13 +30,17 @@ __all__ = [
     "EvaluationConfig",
     "ExportCommand",
     "GenerateCommand",
+    "HardwareConfig",
     "InitDraftCommand",
     "LauncherConfig",
     "LossConfig",
+    "ModelFigures",
     "ReportCommand",
     "SamplingConfig",
+    "SimulateCommand",
     "TargetConfig",
     "TrackerConfig",
     "TrainCommand",
     "TrainConfig",
+    "WorkloadConfig",
 ]

@@ -9,6 +9,7 @@ from distillspec.config.data import DataConfig
 from distillspec.config.evaluation import EvaluationConfig, SamplingConfig
 from distillspec.config.loss import LossConfig
 from distillspec.config.models import DraftConfig, DraftPathConfig, TargetConfig
+from distillspec.config.simulation import HardwareConfig, WorkloadConfig
 from distillspec.config.training import LauncherConfig, TrackerConfig, TrainConfig
 
 
@@ -126,6 +127,22 @@ class ReportCommand:
         require(bool(self.runs), "name the run folders to report on: runs=[FOLDER, FOLDER]")
 
 
+@dataclass
+class SimulateCommand:
+    """`distill simulate`: the scheduler and length controllers on a simulated machine and load."""
+
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    policies: list[str] = field(default_factory=lambda: ["none", "fixed-3", "fixed-5", "goodput"])
+    longest: int = 5  # the most tokens a row drafts where the policy chooses
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        require(bool(self.policies), "name the policies to compare: policies=[none,fixed-3,goodput]")
+        require(self.longest >= 1, f"longest={self.longest} must be at least 1")
+
+
 COMMANDS: dict[str, type] = {
     "init-draft": InitDraftCommand,
     "train": TrainCommand,
@@ -133,4 +150,5 @@ COMMANDS: dict[str, type] = {
     "generate": GenerateCommand,
     "export": ExportCommand,
     "report": ReportCommand,
+    "simulate": SimulateCommand,
 }
