@@ -16,6 +16,7 @@ EXAMPLES = {
     "eval": "distill eval drafts=[runs/train/A/draft,runs/train/B/draft]",
     "generate": "distill generate data.prompts=prompts.jsonl data.signal=topk",
     "export": "distill export draft.path=runs/train/A/draft format=vllm",
+    "profile": "distill profile target=smollm2 draft.path=runs/train/A/draft",
     "report": "distill report runs=[runs/train/A,runs/train/B]",
     "simulate": "distill simulate hardware=a100-7b workload=chat workload.rates=[1,4] policies=[none,goodput]",
 }

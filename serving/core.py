@@ -166,9 +166,9 @@ class EngineCore:
             windows += started
             states = torch.cat([hidden, prompt_hidden])
             logits = self.target.full_width(self.runner.logits(states)) if windows else None
+            judgements = self.sampler.verify(logits, windows) if logits is not None else []
         rows: tuple[RowResult, ...] = ()
         if logits is not None:
-            judgements = self.sampler.verify(logits, windows)
             rows = self.committer.commit(windows, judgements, logits, self.proposer, self.clock())
         result = StepResult(rows, view, plan, view.prefill_tokens, timer.draft_s, timer.target_s, timer.total_s)
         self.controller.observe(result)

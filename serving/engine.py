@@ -21,6 +21,7 @@ from distillspec.models.slot_cache import hook, unhook
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
+from distillspec.serving.control.profile import Profile, experts_of
 from distillspec.serving.core import EngineCore, StepOutput
 from distillspec.serving.graphs import CompiledRecorder, CudaRecorder, Recorder
 from distillspec.serving.kv_cache import SlotPool
@@ -291,7 +292,10 @@ class Engine:
         if self.settings.controller == "fixed":
             return FixedLength(longest)
         with_model = self._proposer_name(with_draft=self.draft is not None) in DRAFTING
-        return GoodputController(longest, drafts_with_model=with_model)
+        latency = None
+        if self.settings.profile is not None:
+            latency = Profile.load(Path(self.settings.profile), self.target, self.draft if with_model else None).latency
+        return GoodputController(longest, latency, drafts_with_model=with_model, experts=experts_of(self.target))
 
     def _make_proposer(self, draft: LanguageModel | None, version: str) -> Proposer | None:
         name = self._proposer_name(with_draft=draft is not None)

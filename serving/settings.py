@@ -27,6 +27,8 @@ class EngineSettings:
         controller: who chooses speculation lengths: fixed, or goodput (the most expected tokens a second, by row and
             step; learns costs and acceptance as it serves).
         speculation_length: drafted tokens a row and step; the most of them with controller=goodput.
+        profile: folder or file that `distill profile` wrote: what passes cost here, so that goodput is known from the
+            first step; refused where it is of other models or another machine.
         draft_confidence: stop drafting where the draft's best probability falls to this or below; 0 never.
         lookup_longest, lookup_shortest: n-gram sizes of prompt lookup.
         cuda_graphs: CUDA: record passes of few tokens once per shape and replay them.
@@ -47,6 +49,7 @@ class EngineSettings:
     proposer: str | None = None
     controller: str = "fixed"
     speculation_length: int = 4
+    profile: str | None = None
     draft_confidence: float = 0.0
     lookup_longest: int = 4
     lookup_shortest: int = 2
@@ -72,6 +75,10 @@ class EngineSettings:
             f"controller={self.controller} is not known; use one of {', '.join(CONTROLLERS)}",
         )
         _require(self.speculation_length >= 0, f"speculation_length={self.speculation_length} must be at least 0")
+        _require(
+            self.profile is None or self.controller != "fixed",
+            f"profile={self.profile} is not used by controller=fixed; add controller=goodput, or leave it out",
+        )
         _require(0 <= self.draft_confidence < 1, f"draft_confidence={self.draft_confidence} must be in [0, 1)")
         _require(
             1 <= self.lookup_shortest <= self.lookup_longest,

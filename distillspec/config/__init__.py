@@ -18,6 +18,7 @@ from distillspec.config.data import DataConfig
 from distillspec.config.evaluation import EvaluationConfig, SamplingConfig
 from distillspec.config.loss import LossConfig
 from distillspec.config.models import DraftConfig, DraftPathConfig, TargetConfig
+from distillspec.config.profile import ProfileCommand, ProfileConfig
 from distillspec.config.simulation import HardwareConfig, ModelFigures, WorkloadConfig
 from distillspec.config.training import LauncherConfig, TrackerConfig, TrainConfig
 
@@ -35,6 +36,8 @@ __all__ = [
     "LauncherConfig",
     "LossConfig",
     "ModelFigures",
+    "ProfileCommand",
+    "ProfileConfig",
     "ReportCommand",
     "SamplingConfig",
     "SimulateCommand",

@@ -9,6 +9,7 @@ from distillspec.config.data import DataConfig
 from distillspec.config.evaluation import EvaluationConfig, SamplingConfig
 from distillspec.config.loss import LossConfig
 from distillspec.config.models import DraftConfig, DraftPathConfig, TargetConfig
+from distillspec.config.profile import ProfileCommand
 from distillspec.config.simulation import HardwareConfig, WorkloadConfig
 from distillspec.config.training import LauncherConfig, TrackerConfig, TrainConfig
 
@@ -150,5 +151,6 @@ COMMANDS: dict[str, type] = {
     "generate": GenerateCommand,
     "export": ExportCommand,
     "report": ReportCommand,
+    "profile": ProfileCommand,
     "simulate": SimulateCommand,
 }

@@ -80,7 +80,8 @@ def _best_with_experts(
     depth = numpy.arange(1, deepest + 1)
     allowed = depth <= limits[:, None]
     cost = _costs(contexts, latency)[:, None]
-    tokens = len(limits) + prefill_tokens + numpy.arange(rows * deepest + 1, dtype=numpy.float64)
+    beside = prefill_tokens if latency.prefill is None else 0
+    tokens = len(limits) + beside + numpy.arange(rows * deepest + 1, dtype=numpy.float64)
     experts_s = latency.target.per_expert * latency.target.loaded_experts(tokens)  # by drafted tokens
     best = plain
     while True:

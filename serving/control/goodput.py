@@ -4,7 +4,7 @@ speculating for long."""
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy
@@ -82,6 +82,7 @@ class GoodputController:
         lengths: `request` gives each row its own, `step` one for all.
         drafts_with_model: False where proposals cost next to nothing (prompt lookup).
         acceptance: how acceptance is estimated; None: the defaults.
+        experts: of a layer of the target, and how many a token uses, where no `latency` says so.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class GoodputController:
         lengths: Literal["request", "step"] = "request",
         drafts_with_model: bool = True,
         acceptance: AcceptanceEstimate | None = None,
+        experts: tuple[int, int] = (0, 0),
     ) -> None:
         if longest < 0:
             raise ConfigError(f"longest={longest} must be at least 0")
@@ -99,12 +101,13 @@ class GoodputController:
             raise ConfigError(f"lengths={lengths} must be request or step")
         self.longest = longest
         self._choose = best_by_row if lengths == "request" else best_for_all
-        prior, confidence = (latency, PROFILE_CONFIDENCE) if latency is not None else (UNKNOWN, GUESS_CONFIDENCE)
+        unknown = replace(UNKNOWN, target=replace(UNKNOWN.target, experts=experts[0], active=experts[1]))
+        prior, confidence = (latency, PROFILE_CONFIDENCE) if latency is not None else (unknown, GUESS_CONFIDENCE)
         self._target = CostCalibration(prior.target, confidence=confidence)
         self._draft: CostCalibration | None = None
         if drafts_with_model and prior.draft is not None:
             self._draft = CostCalibration(prior.draft, confidence=confidence)
-        self._draft_free_s = prior.draft_free_s
+        self._draft_free_s, self._prefill = prior.draft_free_s, prior.prefill
         self.acceptance = acceptance or AcceptanceEstimate(longest)
         self._steps = 0
         self._to_learn = list(WARM_UP) if latency is None else []
@@ -114,7 +117,7 @@ class GoodputController:
     def latency(self) -> LatencyModel:
         """What steps are believed to cost now."""
         draft = None if self._draft is None else self._draft.cost
-        return LatencyModel(self._target.cost, draft, self._draft_free_s)
+        return LatencyModel(self._target.cost, draft, self._draft_free_s, self._prefill)
 
     def plan(self, view: BatchView) -> Plan:
         decision = self.decide(view)

@@ -58,6 +58,7 @@ class LatencyModel:
 
     Args:
         draft: None where proposals come without a model; they cost `draft_free_s` a step.
+        prefill: the pass over prompt tokens (`per_context` unused); None: they join the target's pass.
 
     Raises ConfigError for a draft with experts (what one more row costs would depend on the others of its depth) and
     for a time that is negative or not finite.
@@ -66,6 +67,7 @@ class LatencyModel:
     target: ForwardCost
     draft: ForwardCost | None = None
     draft_free_s: float = 5e-4
+    prefill: ForwardCost | None = None
 
     def __post_init__(self) -> None:
         if self.draft is not None and self.draft.experts:
@@ -75,7 +77,11 @@ class LatencyModel:
 
     def target_s(self, contexts: Seq[int], lengths: Seq[int], prefill_tokens: int = 0) -> float:
         """The target's pass over a root and `lengths[i]` tokens of each row, and over prompt tokens."""
-        return self.target.seconds(sum(contexts), sum(lengths) + len(lengths) + prefill_tokens)
+        tokens = sum(lengths) + len(lengths)
+        if self.prefill is None or not prefill_tokens:
+            return self.target.seconds(sum(contexts), tokens + prefill_tokens)
+        prompts_s = self.prefill.seconds(0, prefill_tokens)
+        return prompts_s + self.target.seconds(sum(contexts), tokens) if tokens else prompts_s
 
     def draft_s(self, contexts: Seq[int], lengths: Seq[int]) -> float:
         """All draft passes: depth s runs over the rows with at least s tokens to draft."""

@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 from distillspec.config.simulation import HardwareConfig, ModelFigures
 from distillspec.errors import ConfigError
 from distillspec.serving.control.latency import ForwardCost, LatencyModel
+from distillspec.serving.control.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -82,15 +83,11 @@ def forward_cost(config: HardwareConfig, model: ModelFigures) -> ForwardCost:
 
 def _latency(config: HardwareConfig) -> LatencyModel:
     if config.profile is not None:
-        return _profiled(config.profile)
+        return Profile.read(Path(config.profile)).latency
     if config.target.params <= 0:
         raise ConfigError("hardware.target.params=0: choose a machine (hardware=a100-7b) or give hardware.profile")
     draft = forward_cost(config, config.draft) if config.draft.params else None
     return LatencyModel(forward_cost(config, config.target), draft, config.draft_free_s)
-
-
-def _profiled(path: str) -> LatencyModel:
-    raise NotImplementedError
 
 
 def _cache_tokens(config: HardwareConfig) -> int:
