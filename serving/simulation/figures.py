@@ -115,7 +115,7 @@ def plot_latency(runs: Seq[RunFigures], path: Path, title: str) -> None:
     else:
         for policy in policies:
             own = [run for run in runs if run.policy == policy]
-            axes.plot([run.rate for run in own], [run.mean_latency_s for run in own], marker="o", label=policy)
+            axes.plot([run.rate or 0 for run in own], [run.mean_latency_s for run in own], marker="o", label=policy)
         axes.set(xlabel="requests a second", yscale="log")
         axes.legend(fontsize="small")
     axes.set(title=title, ylabel="mean latency, s")

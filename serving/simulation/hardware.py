@@ -68,17 +68,16 @@ def load_hardware(name: str) -> Hardware:
 def forward_cost(config: HardwareConfig, model: ModelFigures) -> ForwardCost:
     """A model's coefficients from its figures."""
     read, multiplied = config.bandwidth * config.bandwidth_share, config.flops * config.flops_share
-    expert_bytes = model.expert_params * model.bytes_per_param
     shared = model.params - model.experts * model.expert_params
     used = shared + model.active * model.expert_params
-    dense = {
-        "per_context": model.kv_bytes / read,
-        "per_token": 2 * used / multiplied,
-        "fixed": shared * model.bytes_per_param / read + model.overhead_s,
-    }
-    if not model.experts:
-        return ForwardCost(**dense)
-    return ForwardCost(**dense, per_expert=expert_bytes / read, experts=model.experts, active=model.active)
+    return ForwardCost(
+        per_context=model.kv_bytes / read,
+        per_token=2 * used / multiplied,
+        fixed=shared * model.bytes_per_param / read + model.overhead_s,
+        per_expert=model.expert_params * model.bytes_per_param / read,
+        experts=model.experts,
+        active=model.active,
+    )
 
 
 def _latency(config: HardwareConfig) -> LatencyModel:

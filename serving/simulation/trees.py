@@ -125,11 +125,13 @@ class GoodputTree:
         success = below[numpy.arange(len(below)), self._widths]  # [shapes, heads]
         tokens = rows * (1 + numpy.cumprod(success, 1).sum(1))
         context = sum([row.context_tokens for row in view.rows])
-        read = rows * self._nodes + view.prefill_tokens
-        seconds = numpy.array([self.latency.target.seconds(context, int(count)) for count in read])
+        # Without the prompt tokens read beside, as in GoodputController: they cost the same whatever is drafted.
+        seconds = numpy.array([self.latency.target.seconds(context, int(count)) for count in rows * self._nodes])
         seconds = seconds + numpy.where(self._nodes > 1, self.latency.draft_free_s, 0.0)
         best = int(numpy.argmax(tokens / seconds))
-        return _tree_plan(view, self.shapes[best], float(tokens[best]), float(seconds[best]))
+        lengths = [int(self._nodes[best]) - 1] * rows
+        step_s = self.latency.step_s([row.context_tokens for row in view.rows], lengths, view.prefill_tokens)
+        return _tree_plan(view, self.shapes[best], float(tokens[best]), step_s)
 
     def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
         return tuple(row.length for row in plan.rows)
