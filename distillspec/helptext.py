@@ -18,6 +18,7 @@ EXAMPLES = {
     "export": "distill export draft.path=runs/train/A/draft format=vllm",
     "profile": "distill profile target=smollm2 draft.path=runs/train/A/draft",
     "report": "distill report runs=[runs/train/A,runs/train/B]",
+    "simulate": "distill simulate hardware=a100-7b workload=chat workload.rates=[1,4] policies=[none,goodput]",
 }
 
 

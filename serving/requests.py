@@ -115,14 +115,14 @@ class Sequence:
     error: str | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     stats: RequestStats = field(default_factory=RequestStats)
+    prompt_length: int = field(init=False)  # kept, since the scheduler asks several times a step
+
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.request.prompt_ids)
 
     @property
     def params(self) -> SamplingParams:
         return self.request.params
-
-    @property
-    def prompt_length(self) -> int:
-        return len(self.request.prompt_ids)
 
     @property
     def output_ids(self) -> list[int]:

@@ -39,6 +39,7 @@ class Roster:
         self.prefix_reuse = prefix_reuse
         self._on_moves, self._on_gone, self._on_unjudged = on_moves, on_gone, on_unjudged
         self.sequences: dict[str, Sequence] = {}  # unfinished ones, in order of arrival
+        self._waiting: dict[str, Sequence] = {}
         self.texts: dict[str, Detokenizer] = {}
         self._groups: dict[str, list[Sequence]] = {}  # request id → its answers
         self._arrivals = 0
@@ -56,7 +57,7 @@ class Roster:
 
     @property
     def waiting(self) -> list[Sequence]:
-        return [s for s in self.sequences.values() if s.status is Status.WAITING]
+        return list(self._waiting.values())
 
     def enqueue(self, request: Request, now: float) -> None:
         """Let a request's answers wait for slots."""
@@ -64,7 +65,7 @@ class Roster:
         for index in range(request.params.n):
             sequence = self._new(request, index)
             sequence.stats.submitted_s = now
-            self.sequences[sequence.id] = sequence
+            self.sequences[sequence.id] = self._waiting[sequence.id] = sequence
             self.texts[sequence.id] = Detokenizer(self.tokenizer, request.prompt_ids, request.params.stop)
             group.append(sequence)
         self._groups[request.id] = group
@@ -86,6 +87,7 @@ class Roster:
             self._on_moves(self.pool.bring(prefix))
         slot = self.pool.take(sequence.id, reservation(sequence, self.limits))
         sequence.slot, sequence.status = slot, Status.PREFILL
+        del self._waiting[sequence.id]
         if sequence.stats.admitted_s is None:
             sequence.stats.admitted_s = now
         if prefix is not None:
@@ -107,6 +109,7 @@ class Roster:
         """Take the slot away; everything is read again later, the text stays."""
         self._leave_slot(sequence)
         sequence.status = Status.WAITING
+        self._waiting[sequence.id] = sequence
         sequence.stats.preemptions += 1
 
     def recover(self, now: float) -> None:
@@ -144,6 +147,7 @@ class Roster:
         sequence.stats.finished_s = now
         sequence.text = self.texts.pop(sequence.id).text
         del self.sequences[sequence.id]
+        self._waiting.pop(sequence.id, None)
         group = self._groups[sequence.request.id]
         if all(s.finished for s in group):
             del self._groups[sequence.request.id]
@@ -165,7 +169,9 @@ class Roster:
         self.pool.check_integrity()
         running = self.running
         assert all(s.slot == place for place, s in enumerate(running)), "a sequence is not in the slot it believes"
-        assert all(s.slot is None for s in self.waiting), "a waiting sequence holds a slot"
+        waiting = [s for s in self.sequences.values() if s.status is Status.WAITING]
+        assert {s.id for s in waiting} == set(self._waiting), "those that wait are not those that are listed"
+        assert all(s.slot is None for s in waiting), "a waiting sequence holds a slot"
         decoding = len(self.decoding)
         assert all(s.status is Status.DECODE for s in running[:decoding]), "decoding sequences come first"
         assert all(s.status is Status.PREFILL for s in running[decoding:]), "the others read their prompts"

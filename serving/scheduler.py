@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from operator import attrgetter
 
 from distillspec.serving.requests import Sequence, Status
+
+_urgency = attrgetter("request.priority", "arrival")
 
 
 @dataclass(frozen=True)
@@ -58,17 +62,20 @@ def plan_step(waiting: Seq[Sequence], running: Seq[Sequence], limits: Limits) ->
     next step does not fit the cache, or when a more urgent one waits and finds no slot. The first in order always
     fits: a request larger than the cache is refused at the door. Changes nothing.
     """
-    kept, preempted = _keep_what_fits(sorted(running, key=_urgency), limits)
+    needs = {s.id: reservation(s, limits) for s in running}
+    kept, preempted = _keep_what_fits(sorted(running, key=_urgency), needs, limits)
     admitted: list[Sequence] = []
     prefill_left = limits.prefill_chunk - sum(_unread(s) for s in kept if s.status is Status.PREFILL)
     for sequence in sorted(waiting, key=_urgency):
         if prefill_left <= 0 or (preempted and _urgency(sequence) > min(map(_urgency, preempted))):
             break  # whoever lost a slot gets the next one, before any who come after
-        victims = _make_room(sequence, kept, admitted, limits)
+        needs[sequence.id] = reservation(sequence, limits)
+        victims = _make_room(sequence, kept, admitted, needs, limits)
         if victims is None:
             break  # first come, first served: nobody overtakes the first that does not fit
         preempted += victims
-        kept = [s for s in kept if s not in victims]
+        gone = {s.id for s in victims}
+        kept = [s for s in kept if s.id not in gone]
         admitted.append(sequence)
         prefill_left -= len(sequence.tokens)
     prefilling = [s for s in kept if s.status is Status.PREFILL]
@@ -79,12 +86,14 @@ def plan_step(waiting: Seq[Sequence], running: Seq[Sequence], limits: Limits) ->
     )
 
 
-def _keep_what_fits(running: Seq[Sequence], limits: Limits) -> tuple[list[Sequence], list[Sequence]]:
+def _keep_what_fits(
+    running: Seq[Sequence], needs: Mapping[str, int], limits: Limits
+) -> tuple[list[Sequence], list[Sequence]]:
     """Most urgent first, as many as the cache holds; the rest loses its slot."""
     kept: list[Sequence] = []
     room = limits.cache_tokens
     for place, sequence in enumerate(running):
-        room -= reservation(sequence, limits)
+        room -= needs[sequence.id]
         if room < 0 and kept:
             return kept, list(running[place:])
         kept.append(sequence)
@@ -92,14 +101,15 @@ def _keep_what_fits(running: Seq[Sequence], limits: Limits) -> tuple[list[Sequen
 
 
 def _make_room(
-    sequence: Sequence, kept: Seq[Sequence], admitted: Seq[Sequence], limits: Limits
+    sequence: Sequence, kept: Seq[Sequence], admitted: Seq[Sequence], needs: Mapping[str, int], limits: Limits
 ) -> list[Sequence] | None:
     """Who must go for `sequence` to fit (nobody: []); None where it has to wait."""
     victims: list[Sequence] = []
     less_urgent = sorted((s for s in kept if s.request.priority > sequence.request.priority), key=_urgency)
     while True:
-        staying = [s for s in [*kept, *admitted] if s not in victims]
-        tokens = sum(reservation(s, limits) for s in [*staying, sequence])
+        gone = {s.id for s in victims}
+        staying = [s for s in [*kept, *admitted] if s.id not in gone]
+        tokens = sum([needs[s.id] for s in staying]) + needs[sequence.id]
         if len(staying) < limits.slots and tokens <= limits.cache_tokens:
             return victims
         if not less_urgent:
@@ -121,7 +131,3 @@ def _chunks(sequences: Seq[Sequence], budget: int) -> tuple[Chunk, ...]:
 
 def _unread(sequence: Sequence) -> int:
     return len(sequence.tokens) - sequence.computed
-
-
-def _urgency(sequence: Sequence) -> tuple[int, int]:
-    return sequence.request.priority, sequence.arrival

@@ -11,6 +11,7 @@ from distillspec.config.commands import (
     GenerateCommand,
     InitDraftCommand,
     ReportCommand,
+    SimulateCommand,
     TrainCommand,
 )
 from distillspec.config.data import DataConfig
@@ -18,6 +19,7 @@ from distillspec.config.evaluation import EvaluationConfig, SamplingConfig
 from distillspec.config.loss import LossConfig
 from distillspec.config.models import DraftConfig, DraftPathConfig, TargetConfig
 from distillspec.config.profile import ProfileCommand, ProfileConfig
+from distillspec.config.simulation import HardwareConfig, ModelFigures, WorkloadConfig
 from distillspec.config.training import LauncherConfig, TrackerConfig, TrainConfig
 
 __all__ = [
@@ -29,15 +31,19 @@ __all__ = [
     "EvaluationConfig",
     "ExportCommand",
     "GenerateCommand",
+    "HardwareConfig",
     "InitDraftCommand",
     "LauncherConfig",
     "LossConfig",
+    "ModelFigures",
     "ProfileCommand",
     "ProfileConfig",
     "ReportCommand",
     "SamplingConfig",
+    "SimulateCommand",
     "TargetConfig",
     "TrackerConfig",
     "TrainCommand",
     "TrainConfig",
+    "WorkloadConfig",
 ]

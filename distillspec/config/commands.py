@@ -10,6 +10,7 @@ from distillspec.config.evaluation import EvaluationConfig, SamplingConfig
 from distillspec.config.loss import LossConfig
 from distillspec.config.models import DraftConfig, DraftPathConfig, TargetConfig
 from distillspec.config.profile import ProfileCommand
+from distillspec.config.simulation import HardwareConfig, WorkloadConfig
 from distillspec.config.training import LauncherConfig, TrackerConfig, TrainConfig
 
 
@@ -134,6 +135,22 @@ class ReportCommand:
         require(bool(self.runs) and all(self.runs), "name the run folders to report on: runs=[FOLDER, FOLDER]")
 
 
+@dataclass
+class SimulateCommand:
+    """`distill simulate`: the scheduler and length controllers on a simulated machine and load."""
+
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    policies: list[str] = field(default_factory=lambda: ["none", "fixed-3", "fixed-5", "goodput"])
+    longest: int = 5  # the most tokens a row drafts where the policy chooses
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        require(bool(self.policies), "name the policies to compare: policies=[none,fixed-3,goodput]")
+        require(self.longest >= 1, f"longest={self.longest} must be at least 1")
+
+
 COMMANDS: dict[str, type] = {
     "init-draft": InitDraftCommand,
     "train": TrainCommand,
@@ -142,4 +159,5 @@ COMMANDS: dict[str, type] = {
     "export": ExportCommand,
     "report": ReportCommand,
     "profile": ProfileCommand,
+    "simulate": SimulateCommand,
 }

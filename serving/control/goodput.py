@@ -125,11 +125,15 @@ class GoodputController:
         return Plan(rows, decision.predicted_tokens, decision.predicted_s, decision)
 
     def decide(self, view: BatchView) -> Decision:
-        """The plan with its reasons. Pure."""
+        """The plan with its reasons. Pure.
+
+        Prompt tokens read in the same step cost the same whatever is drafted, now or in another step. Counted in, they
+        would make each drafted token look cheap (the ratio is low anyway), so lengths are chosen without them.
+        """
         latency, limits = self.latency, self._limits(view.rows)
         contexts = numpy.array([row.context_tokens for row in view.rows], dtype=numpy.int64)
         survival = self.acceptance.survival([row.sequence_id for row in view.rows])
-        batch = (survival, limits, contexts, latency, view.prefill_tokens)
+        batch = (survival, limits, contexts, latency)
         plain = expected(numpy.zeros_like(limits), *batch)
         tried = expected(numpy.minimum(limits, TRY_LENGTH), *batch)
         best = self._choose(*batch)
@@ -137,6 +141,8 @@ class GoodputController:
         planned = {"speculating": best, "trial": tried}.get(mode, plain)
         if mode == "learning costs":
             planned = expected(numpy.minimum(limits, self._to_learn[0]), *batch)
+        if view.prefill_tokens:
+            planned = expected(planned.lengths, *batch, view.prefill_tokens)
         return Decision(
             mode,
             tuple(map(int, planned.lengths)),
