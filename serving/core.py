@@ -173,9 +173,10 @@ class EngineCore:
             windows += started
             states = torch.cat([hidden, prompt_hidden])
             logits = self.target.full_width(self.runner.logits(states)) if windows else None
+            # Reading the verdicts is what waits for the target.
+            judgements = [] if logits is None else self.sampler.verify(logits, windows)
         rows: tuple[RowResult, ...] = ()
         if logits is not None:
-            judgements = self.sampler.verify(logits, windows)
             rows = self.committer.commit(windows, judgements, logits, self.proposer, self.clock())
         result = StepResult(rows, view, plan, view.prefill_tokens, timer.draft_s, timer.target_s, timer.total_s)
         self.controller.observe(result)
