@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 
 import torch
@@ -18,7 +18,7 @@ from distillspec.models import LanguageModel
 from distillspec.serving.commit import Committer
 from distillspec.serving.control.base import BatchView, LengthController, Plan, RowResult, RowView, StepResult
 from distillspec.serving.kv_cache import Move, SlotPool
-from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer
+from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer, most_nodes
 from distillspec.serving.requests import Request, RequestOutput, RequestRefused, Sequence, SequenceDelta
 from distillspec.serving.roster import Roster
 from distillspec.serving.runner import ModelRunner, RowInput
@@ -62,7 +62,8 @@ class EngineCore:
         self.target = target
         self.vocab_size = target.identity.vocab_size
         self.clock = clock
-        self.limits = Limits(pool.slots, pool.max_len, pool.token_budget, prefill_chunk, controller.longest)
+        ahead = most_nodes(proposer, controller.longest)
+        self.limits = Limits(pool.slots, pool.max_len, pool.token_budget, prefill_chunk, ahead)
         self.roster = Roster(
             pool,
             self.limits,
@@ -102,6 +103,7 @@ class EngineCore:
     def replace_proposer(self, proposer: Proposer | None) -> None:
         """Draft with another proposer from now on; call between steps (`at_next_step`)."""
         self.proposer = proposer
+        self.limits = self.roster.limits = replace(self.limits, lookahead=most_nodes(proposer, self.controller.longest))
         self.controller.draft_changed()
         self.roster.forget_drafts()
 
@@ -166,7 +168,8 @@ class EngineCore:
             windows += started
             states = torch.cat([hidden, prompt_hidden])
             logits = self.target.full_width(self.runner.logits(states)) if windows else None
-            judgements = self.sampler.verify(logits, windows) if logits is not None else []
+            # Reading the verdicts is what waits for the target.
+            judgements = [] if logits is None else self.sampler.verify(logits, windows)
         rows: tuple[RowResult, ...] = ()
         if logits is not None:
             rows = self.committer.commit(windows, judgements, logits, self.proposer, self.clock())
@@ -201,8 +204,9 @@ class EngineCore:
         ]
 
     def _that_fits(self, sequence: Sequence, tree: TokenTree) -> TokenTree:
-        """A wide tree needs a place for every node: near the context's end its deepest levels go."""
-        while len(tree) and len(sequence.tokens) + len(tree) > self.limits.max_len:
+        """A wide tree needs a place for every node: where fewer were reserved (near the end of context or answer) its
+        deepest levels go."""
+        while len(tree) and len(sequence.tokens) + len(tree) > self.roster.pool.reserved[sequence.id]:
             tree = tree.shortened(max(tree.depths) - 1)
         return tree
 

@@ -25,7 +25,7 @@ from distillspec.serving.control.profile import Profile, experts_of
 from distillspec.serving.core import EngineCore, StepOutput
 from distillspec.serving.graphs import CompiledRecorder, CudaRecorder, Recorder
 from distillspec.serving.kv_cache import SlotPool
-from distillspec.serving.memory import check_reads, choose_model_len, choose_slots
+from distillspec.serving.memory import check_draft_fits, check_reads, choose_model_len, choose_slots
 from distillspec.serving.packed_linear import PackedLinears, row_counts
 from distillspec.serving.params import SamplingParams
 from distillspec.serving.proposers.base import Proposer
@@ -111,12 +111,22 @@ class Engine:
         )
 
     @classmethod
-    def from_pretrained(cls, target: str, draft: str | Path | None = None, **settings: Any) -> Engine:
+    def from_pretrained(
+        cls,
+        target: str,
+        draft: str | Path | None = None,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        **settings: Any,
+    ) -> Engine:
         """Load models and build an engine.
 
         Args:
             target: `smollm2`, `tiny`, a Hub id, a folder or a .gguf file.
             draft: a distillspec draft folder, or any causal language model with the target's tokenizer.
+            dtype: auto (bfloat16 where the hardware multiplies it, else float32), float32, bfloat16, float16, float64.
+            device: auto, cpu, cuda, cuda:1, …
             settings: see `EngineSettings`.
 
         Raises:
@@ -127,7 +137,7 @@ class Engine:
         if unknown:
             raise ConfigError(f"{unknown[0]} is not an engine setting; there are {', '.join(known)}")
         chosen = EngineSettings(**settings)
-        model = load_target(TargetConfig(path=target, dtype=chosen.dtype, device=chosen.device))
+        model = load_target(TargetConfig(path=target, dtype=dtype, device=device))
         return cls(model, _load_draft(draft, model) if draft is not None else None, chosen)
 
     def generate(
@@ -193,7 +203,8 @@ class Engine:
         """Draft with another draft from the next step on, while requests run; returns its version.
 
         Everything is loaded and checked first, in the caller's thread: files, tokenizer, the target it was made for,
-        weights that are numbers. Outputs keep their distribution (seeded and greedy ones do not change at all).
+        weights that are numbers, room for its cache (its weights lie beside the old ones' until the switch). Outputs
+        keep their distribution (seeded and greedy ones do not change at all).
 
         Raises:
             ConfigError: the draft is refused, the old one stays.
@@ -206,6 +217,7 @@ class Engine:
         _check_servable(draft)
         _check_finite(draft)
         check_reads(draft, self.max_model_len)
+        check_draft_fits(self.settings, self.target, self.draft, draft, self.slots, self.max_model_len)
         self._hold(draft)
         version = _version(draft)
         proposer = self._make_proposer(draft, version)

@@ -54,7 +54,7 @@ class RequestStats:
     finished_s: float | None = None
     steps: int = 0  # runs of the target that emitted tokens of this request
     proposed: int = 0  # drafted tokens that were verified
-    accepted: int = 0
+    accepted: int = 0  # of these, those that were emitted
     tried_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)
     draft_versions: list[str] = field(default_factory=list)
@@ -79,15 +79,20 @@ class RequestStats:
         tried = sum(self.tried_per_position)
         return self.accepted / tried if tried else None
 
-    def record_verification(self, proposed: int, accepted: int) -> None:
-        """A verified chain (or the depth of a tree): positions up to the first rejection were tried."""
+    def record_verification(self, proposed: int, accepted: int, emitted: int) -> None:
+        """A verified chain (or the depth of a tree): positions up to the first rejection were tried.
+
+        Where the answer ended inside it, `emitted ≤ accepted` tokens were its own; what stood behind does not count.
+        """
+        tried = min(accepted + 1, proposed, emitted)
+        accepted = min(accepted, emitted)
         self.proposed += proposed
         self.accepted += accepted
         missing = proposed - len(self.tried_per_position)
         if missing > 0:
             self.tried_per_position.extend([0] * missing)
             self.accepted_per_position.extend([0] * missing)
-        for place in range(min(accepted + 1, proposed)):
+        for place in range(tried):
             self.tried_per_position[place] += 1
             self.accepted_per_position[place] += place < accepted
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+from heapq import heappop, heappush
 
 from transformers import PreTrainedTokenizerBase
 
@@ -11,7 +13,7 @@ from distillspec.serving.detokenize import Detokenizer
 from distillspec.serving.kv_cache import Move, SlotPool
 from distillspec.serving.outputs import delta, output
 from distillspec.serving.requests import Request, RequestOutput, Sequence, SequenceDelta, Status
-from distillspec.serving.scheduler import Limits, SchedulePlan, reservation
+from distillspec.serving.scheduler import Limits, SchedulePlan, reservation, urgency
 
 MIN_PREFIX = 16  # shared tokens below which copying is not worth it
 
@@ -39,8 +41,9 @@ class Roster:
         self.prefix_reuse = prefix_reuse
         self._on_moves, self._on_gone, self._on_unjudged = on_moves, on_gone, on_unjudged
         self.sequences: dict[str, Sequence] = {}  # unfinished ones, in order of arrival
-        self._waiting: dict[str, Sequence] = {}
         self.texts: dict[str, Detokenizer] = {}
+        self.waiting: list[Sequence] = []  # most urgent first
+        self._deadlines: list[tuple[float, int, Sequence]] = []  # a heap; the finished are passed over
         self._groups: dict[str, list[Sequence]] = {}  # request id → its answers
         self._arrivals = 0
         self.deltas: list[SequenceDelta] = []
@@ -55,18 +58,17 @@ class Roster:
     def decoding(self) -> list[Sequence]:
         return [s for s in self.running if s.status is Status.DECODE]
 
-    @property
-    def waiting(self) -> list[Sequence]:
-        return list(self._waiting.values())
-
     def enqueue(self, request: Request, now: float) -> None:
         """Let a request's answers wait for slots."""
         group = []
         for index in range(request.params.n):
             sequence = self._new(request, index)
             sequence.stats.submitted_s = now
-            self.sequences[sequence.id] = self._waiting[sequence.id] = sequence
+            self.sequences[sequence.id] = sequence
             self.texts[sequence.id] = Detokenizer(self.tokenizer, request.prompt_ids, request.params.stop)
+            self._wait(sequence)
+            if request.deadline_s is not None:
+                heappush(self._deadlines, (now + request.deadline_s, sequence.arrival, sequence))
             group.append(sequence)
         self._groups[request.id] = group
 
@@ -86,8 +88,8 @@ class Roster:
         if self.prefix_reuse:
             self._on_moves(self.pool.bring(prefix))
         slot = self.pool.take(sequence.id, reservation(sequence, self.limits))
+        self._wait_no_more(sequence)
         sequence.slot, sequence.status = slot, Status.PREFILL
-        del self._waiting[sequence.id]
         if sequence.stats.admitted_s is None:
             sequence.stats.admitted_s = now
         if prefix is not None:
@@ -108,8 +110,7 @@ class Roster:
     def preempt(self, sequence: Sequence) -> None:
         """Take the slot away; everything is read again later, the text stays."""
         self._leave_slot(sequence)
-        sequence.status = Status.WAITING
-        self._waiting[sequence.id] = sequence
+        self._wait(sequence)
         sequence.stats.preemptions += 1
 
     def recover(self, now: float) -> None:
@@ -135,19 +136,20 @@ class Roster:
 
     def end_expired(self, now: float) -> None:
         """End the sequences whose deadline has passed."""
-        for sequence in list(self.sequences.values()):
-            deadline_s = sequence.request.deadline_s
-            if deadline_s is not None and now - sequence.stats.submitted_s > deadline_s:
+        while self._deadlines and self._deadlines[0][0] < now:
+            sequence = heappop(self._deadlines)[2]
+            if not sequence.finished:
                 self._cut(sequence, now)
 
     def finish(self, sequence: Sequence, now: float) -> None:
         """A sequence with a finish reason leaves; with the last of its request the output is made."""
+        if sequence.status is Status.WAITING:
+            self._wait_no_more(sequence)
         self._leave_slot(sequence)
         sequence.status = Status.FINISHED
         sequence.stats.finished_s = now
         sequence.text = self.texts.pop(sequence.id).text
         del self.sequences[sequence.id]
-        self._waiting.pop(sequence.id, None)
         group = self._groups[sequence.request.id]
         if all(s.finished for s in group):
             del self._groups[sequence.request.id]
@@ -170,15 +172,25 @@ class Roster:
         running = self.running
         assert all(s.slot == place for place, s in enumerate(running)), "a sequence is not in the slot it believes"
         waiting = [s for s in self.sequences.values() if s.status is Status.WAITING]
-        assert {s.id for s in waiting} == set(self._waiting), "those that wait are not those that are listed"
         assert all(s.slot is None for s in waiting), "a waiting sequence holds a slot"
         decoding = len(self.decoding)
         assert all(s.status is Status.DECODE for s in running[:decoding]), "decoding sequences come first"
         assert all(s.status is Status.PREFILL for s in running[decoding:]), "the others read their prompts"
         for place, s in enumerate(running):
             assert self.pool.contents[place] == s.tokens[: s.computed], f"slot {place} does not hold the text of {s.id}"
+        waiting = [s for s in self.sequences.values() if s.status is Status.WAITING]
+        assert self.waiting == sorted(waiting, key=urgency), "the waiting list is not who waits, most urgent first"
         listed = {s.id for group in self._groups.values() for s in group if not s.finished}
         assert listed == set(self.sequences) == set(self.texts), "groups, sequences and texts differ"
+
+    def _wait(self, sequence: Sequence) -> None:
+        sequence.status = Status.WAITING
+        insort(self.waiting, sequence, key=urgency)
+
+    def _wait_no_more(self, sequence: Sequence) -> None:
+        place = bisect_left(self.waiting, urgency(sequence), key=urgency)
+        assert self.waiting[place] is sequence, f"{sequence.id} is not where it should wait"
+        del self.waiting[place]
 
     def _new(self, request: Request, index: int) -> Sequence:
         params = request.params

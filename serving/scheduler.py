@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from distillspec.serving.requests import Sequence, Status
 
-_urgency = attrgetter("request.priority", "arrival")
+urgency = attrgetter("request.priority", "arrival")  # smaller is sooner; no two sequences are equally urgent
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Limits:
     max_len: int  # tokens a slot
     cache_tokens: int  # over all slots
     prefill_chunk: int  # prompt tokens read a step
-    lookahead: int  # drafted tokens a row may add, reserved ahead
+    lookahead: int  # drafted tokens a row may add (of a wide tree: nodes), reserved ahead
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,17 @@ def speculation_limit(sequence: Sequence, limits: Limits) -> int:
 def plan_step(waiting: Seq[Sequence], running: Seq[Sequence], limits: Limits) -> SchedulePlan:
     """Who is preempted, who is admitted, and how much of whose prompt is read.
 
-    Lower `priority` first, equal ones in order of arrival. Sequences that run are preempted, the last first, when their
-    next step does not fit the cache, or when a more urgent one waits and finds no slot. The first in order always
-    fits: a request larger than the cache is refused at the door. Changes nothing.
+    Lower `priority` first, equal ones in order of arrival; `waiting` comes in that order, and only as many as get in
+    are looked at. Sequences that run are preempted, the last first, when their next step does not fit the cache, or
+    when a more urgent one waits and finds no slot. The first in order always fits: a request larger than the cache is
+    refused at the door. Changes nothing.
     """
     needs = {s.id: reservation(s, limits) for s in running}
-    kept, preempted = _keep_what_fits(sorted(running, key=_urgency), needs, limits)
+    kept, preempted = _keep_what_fits(sorted(running, key=urgency), needs, limits)
     admitted: list[Sequence] = []
     prefill_left = limits.prefill_chunk - sum(_unread(s) for s in kept if s.status is Status.PREFILL)
-    for sequence in sorted(waiting, key=_urgency):
-        if prefill_left <= 0 or (preempted and _urgency(sequence) > min(map(_urgency, preempted))):
+    for sequence in waiting:
+        if prefill_left <= 0 or (preempted and urgency(sequence) > min(map(urgency, preempted))):
             break  # whoever lost a slot gets the next one, before any who come after
         needs[sequence.id] = reservation(sequence, limits)
         victims = _make_room(sequence, kept, admitted, needs, limits)
@@ -105,7 +106,7 @@ def _make_room(
 ) -> list[Sequence] | None:
     """Who must go for `sequence` to fit (nobody: []); None where it has to wait."""
     victims: list[Sequence] = []
-    less_urgent = sorted((s for s in kept if s.request.priority > sequence.request.priority), key=_urgency)
+    less_urgent = sorted((s for s in kept if s.request.priority > sequence.request.priority), key=urgency)
     while True:
         gone = {s.id for s in victims}
         staying = [s for s in [*kept, *admitted] if s.id not in gone]

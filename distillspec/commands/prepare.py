@@ -174,8 +174,7 @@ def _teacher(config: DataConfig, target: LanguageModel, draft: LanguageModel | N
         config.generator,
         target,
         slots=config.batch_slots,
-        draft=draft if config.speculation_length else None,
-        speculation_length=config.speculation_length,
+        draft=draft,
     )
 
 

@@ -15,6 +15,7 @@ from distillspec.config.commands import (
     TrainCommand,
 )
 from distillspec.config.data import DataConfig
+from distillspec.config.engine import EngineConfig
 from distillspec.config.evaluation import EvaluationConfig, SamplingConfig
 from distillspec.config.loss import LossConfig
 from distillspec.config.models import DraftConfig, DraftPathConfig, TargetConfig
@@ -27,6 +28,7 @@ __all__ = [
     "DataConfig",
     "DraftConfig",
     "DraftPathConfig",
+    "EngineConfig",
     "EvalCommand",
     "EvaluationConfig",
     "ExportCommand",

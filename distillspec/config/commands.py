@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from distillspec.config.checks import check_seed, list_of, one_of, require
 from distillspec.config.data import DataConfig
+from distillspec.config.engine import EngineConfig
 from distillspec.config.evaluation import EvaluationConfig, SamplingConfig
 from distillspec.config.loss import LossConfig
 from distillspec.config.models import DraftConfig, DraftPathConfig, TargetConfig
@@ -22,6 +23,7 @@ class TrainCommand:
     draft: DraftConfig = field(default_factory=DraftConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)  # who samples with data.generator=engine
     train: TrainConfig = field(default_factory=lambda: TrainConfig(max_minutes=10))
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -50,6 +52,7 @@ class InitDraftCommand:
     target: TargetConfig = field(default_factory=TargetConfig)
     draft: DraftConfig = field(default_factory=DraftConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)  # who samples with data.generator=engine
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -63,6 +66,7 @@ class GenerateCommand:
     target: TargetConfig = field(default_factory=TargetConfig)
     draft: DraftPathConfig = field(default_factory=DraftPathConfig)  # source=draft or mixed: who writes
     data: DataConfig = field(default_factory=DataConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)  # who samples with data.generator=engine
     sampling: SamplingConfig = field(default_factory=SamplingConfig)  # of the held-out answers
     seed: int = 0
     resume: str | None = None  # a run folder to continue
@@ -92,6 +96,7 @@ class EvalCommand:
     drafts: list[str] = field(default_factory=list)
     target: TargetConfig = field(default_factory=TargetConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)  # who samples with data.generator=engine
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     seed: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from distillspec.serving.kv_cache import Move
 from distillspec.serving.requests import Sequence
@@ -50,3 +50,17 @@ class Proposer(Protocol):
     def forget(self, sequence_id: str) -> None:
         """The sequence has ended or lost its slot."""
         ...
+
+
+@runtime_checkable
+class GrowsWide(Protocol):
+    """A proposer whose trees may have more nodes than levels; those that only draft chains need not say."""
+
+    def most_nodes(self, depth: int) -> int:
+        """The most nodes a tree of so many levels may have; so many places a row are reserved ahead."""
+        ...
+
+
+def most_nodes(proposer: Proposer | None, depth: int) -> int:
+    """The most nodes a row's tree of `depth` levels may have."""
+    return max(depth, proposer.most_nodes(depth)) if isinstance(proposer, GrowsWide) else depth

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from distillspec.serving.kv_cache import Move
-from distillspec.serving.proposers.base import ProposalRequest, Proposer
+from distillspec.serving.proposers.base import ProposalRequest, Proposer, most_nodes
 from distillspec.serving.requests import Sequence
 from distillspec.serving.tree import TokenTree
 
@@ -19,6 +19,9 @@ class LookupElseModel:
     @property
     def version(self) -> str:
         return self.model.version
+
+    def most_nodes(self, depth: int) -> int:
+        return max(most_nodes(self.lookup, depth), most_nodes(self.model, depth))
 
     def propose(self, requests: Seq[ProposalRequest]) -> list[TokenTree]:
         trees = self.lookup.propose(requests)

@@ -215,7 +215,7 @@ class Simulation:
             if drafted:
                 # As in DraftModel: the text was read up, and of the accepted tokens all but the last drafted one.
                 sequence.draft_computed = len(sequence.tokens) + min(accepted, drafted - 1)
-                sequence.stats.record_verification(len(ranks) or verified, accepted)
+                sequence.stats.record_verification(len(ranks) or verified, accepted, accepted + 1)
             self._keep(sequence, accepted + 1)
             if ranks:
                 results.append(TreeRowResult(sequence.id, verified, accepted, accepted + 1, ranks))

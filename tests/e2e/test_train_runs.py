@@ -75,7 +75,7 @@ def test_fresh_text_is_scored_once_where_a_signal_is_asked_for(distill: Any, tmp
 
 
 def test_teacher_answers_a_mixed_run_without_a_cache(distill: Any, tmp_path: Path) -> None:
-    words = ("data=mixed", "data.refresh_prompts=8", "data.generator=engine", "data.speculation_length=2")
+    words = ("data=mixed", "data.refresh_prompts=8", "data.generator=engine", "engine.speculation_length=2")
     outcome = distill("train", *FAST, *words)
     assert outcome.code == 0, outcome.err
     fresh = read_samples(tmp_path / "run" / "checkpoints" / "step-00000003" / "fresh")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from distillspec.serving.kv_cache import Move, SlotPool
 from distillspec.serving.params import SamplingParams
 from distillspec.serving.requests import Request, Sequence, Status
-from distillspec.serving.scheduler import Chunk, Limits, plan_step, reservation
+from distillspec.serving.scheduler import Chunk, Limits, plan_step, reservation, urgency
 
 LIMITS = Limits(slots=3, max_len=64, cache_tokens=150, prefill_chunk=32, lookahead=4)
 
@@ -90,7 +90,7 @@ def test_plans_stay_within_their_limits(
         sequence(f"w{i}", prompt=prompt, priority=priority, arrival=10 + i)
         for i, (prompt, _, priority) in enumerate(waiting)
     ]
-    plan = plan_step(waiting_, running_, limits)
+    plan = plan_step(sorted(waiting_, key=urgency), running_, limits)
     kept = [s for s in running_ if s.id not in plan.preempt]
     admitted = [s for s in waiting_ if s.id in plan.admit]
     assert len(kept) + len(admitted) <= 4
