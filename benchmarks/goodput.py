@@ -223,14 +223,7 @@ def _by_round(records: dict[str, list[LoadRecord]], of: str, against: str) -> li
 
 def _pooled(records: list[LoadRecord]) -> LoadSummary:
     """All rounds as one run."""
-    return summarise(
-        LoadRecord(
-            tuple(request for record in records for request in record.requests),
-            tuple(step for record in records for step in record.steps),
-            sum(record.seconds for record in records),
-            sum(record.failed for record in records),
-        )
-    )
+    return summarise(LoadRecord.joined(records))
 
 
 def _mean_latencies(records: dict[str, list[LoadRecord]]) -> str:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from distillspec.types import Generator
 
 HELP_FLAGS = {"-h", "--help", "help"}
-ENGINE_COMMANDS = {"profile", "simulate"}  # in distillspec.serving.commands: they run parts of the engine
+ENGINE_COMMANDS = {"bench", "profile", "simulate"}  # in distillspec.serving.commands: they run parts of the engine
 
 
 def main(argv: Sequence[str] | None = None) -> int:

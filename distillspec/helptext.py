@@ -16,6 +16,7 @@ EXAMPLES = {
     "eval": "distill eval drafts=[runs/train/A/draft,runs/train/B/draft]",
     "generate": "distill generate data.prompts=prompts.jsonl data.signal=topk",
     "export": "distill export draft.path=runs/train/A/draft format=vllm",
+    "bench": "distill bench draft.path=runs/train/A/draft bench.prompts=[math.jsonl] bench.rates=[0.5,1]",
     "profile": "distill profile target=smollm2 draft.path=runs/train/A/draft",
     "report": "distill report runs=[runs/train/A,runs/train/B]",
     "simulate": "distill simulate hardware=a100-7b workload=chat workload.rates=[1,4] policies=[none,goodput]",

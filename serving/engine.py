@@ -224,6 +224,12 @@ class Engine:
         self.core.at_next_step(lambda: self._switch(draft, proposer))
         return version
 
+    def forget_prompts(self) -> None:
+        """Drop the beginnings that idle slots remember, between steps: the next prompts are read whole."""
+        pool = self.core.roster.pool
+        for slot in range(len(pool.owners), pool.slots):
+            pool.forget(slot)
+
     def explain_last_plan(self) -> Any:
         """Why the last step's lengths were what they were: the controller's own `Decision`; None before any step, and
         where the controller has no reasons."""

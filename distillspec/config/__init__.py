@@ -4,6 +4,7 @@ The YAML files in `conf/` only select and override. Values are checked in `__pos
 refused before anything is loaded or written.
 """
 
+from distillspec.config.bench import BenchCommand, BenchConfig
 from distillspec.config.commands import (
     COMMANDS,
     EvalCommand,
@@ -25,6 +26,8 @@ from distillspec.config.training import LauncherConfig, TrackerConfig, TrainConf
 
 __all__ = [
     "COMMANDS",
+    "BenchCommand",
+    "BenchConfig",
     "DataConfig",
     "DraftConfig",
     "DraftPathConfig",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from distillspec.config.bench import BenchCommand
 from distillspec.config.checks import check_seed, list_of, one_of, require
 from distillspec.config.data import DataConfig
 from distillspec.config.engine import EngineConfig
@@ -163,6 +164,7 @@ COMMANDS: dict[str, type] = {
     "generate": GenerateCommand,
     "export": ExportCommand,
     "report": ReportCommand,
+    "bench": BenchCommand,
     "profile": ProfileCommand,
     "simulate": SimulateCommand,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
 
@@ -62,3 +63,13 @@ class LoadRecord:
     steps: tuple[StepRecord, ...]
     seconds: float
     failed: int = 0
+
+    @classmethod
+    def joined(cls, records: Seq[LoadRecord]) -> LoadRecord:
+        """Several rounds as one run; their clocks all begin at 0."""
+        return cls(
+            tuple(request for record in records for request in record.requests),
+            tuple(step for record in records for step in record.steps),
+            sum(record.seconds for record in records),
+            sum(record.failed for record in records),
+        )
