@@ -62,8 +62,7 @@ class EngineCore:
         self.target = target
         self.vocab_size = target.identity.vocab_size
         self.clock = clock
-        ahead = most_nodes(proposer, controller.longest)
-        self.limits = Limits(pool.slots, pool.max_len, pool.token_budget, prefill_chunk, ahead)
+        self.limits = Limits(pool.slots, pool.max_len, pool.token_budget, prefill_chunk, *_ahead(controller, proposer))
         self.roster = Roster(
             pool,
             self.limits,
@@ -103,7 +102,8 @@ class EngineCore:
     def replace_proposer(self, proposer: Proposer | None) -> None:
         """Draft with another proposer from now on; call between steps (`at_next_step`)."""
         self.proposer = proposer
-        self.limits = self.roster.limits = replace(self.limits, lookahead=most_nodes(proposer, self.controller.longest))
+        lookahead, extra = _ahead(self.controller, proposer)
+        self.limits = self.roster.limits = replace(self.limits, lookahead=lookahead, extra=extra)
         self.controller.draft_changed()
         self.roster.forget_drafts()
 
@@ -137,6 +137,8 @@ class EngineCore:
         problem = None
         if request.id in self._known:
             problem = "a request with this id is running already"
+        elif request.deadline_s is not None and not request.deadline_s >= 0:
+            problem = f"deadline_s={request.deadline_s} must be at least 0"
         elif length == 0:
             problem = "the prompt is empty; give at least one token"
         elif length >= longest:
@@ -204,7 +206,7 @@ class EngineCore:
         ]
 
     def _that_fits(self, sequence: Sequence, tree: TokenTree) -> TokenTree:
-        """A wide tree needs a place for every node: where fewer were reserved (near the end of context or answer) its
+        """A wide tree needs a place for every node: where fewer were reserved (near the context's end) its
         deepest levels go."""
         while len(tree) and len(sequence.tokens) + len(tree) > self.roster.pool.reserved[sequence.id]:
             tree = tree.shortened(max(tree.depths) - 1)
@@ -258,6 +260,11 @@ class _Timer:
     @property
     def total_s(self) -> float:
         return self.clock() - self.started
+
+
+def _ahead(controller: LengthController, proposer: Proposer | None) -> tuple[int, int]:
+    """Drafted tokens that a row may add, and the nodes that wide trees have beside them."""
+    return controller.longest, most_nodes(proposer, controller.longest) - controller.longest
 
 
 def _window_input(window: Window) -> RowInput:

@@ -213,7 +213,7 @@ class Roster:
         words = {tuple(word) for word in request.params.bad_word_ids}
         spelt: Iterable[str] = (s for word in request.params.bad_words for s in (word, f" {word.lstrip()}"))
         words |= {tuple(self.tokenizer.encode(s, add_special_tokens=False)) for s in spelt}
-        return tuple(sorted(words))
+        return tuple(sorted(words - {()}))  # a tokenizer may make nothing of a word
 
     def _cut(self, sequence: Sequence, now: float) -> None:
         sequence.finish_reason = "abort"

@@ -20,7 +20,8 @@ class Limits:
     max_len: int  # tokens a slot
     cache_tokens: int  # over all slots
     prefill_chunk: int  # prompt tokens read a step
-    lookahead: int  # drafted tokens a row may add (of a wide tree: nodes), reserved ahead
+    lookahead: int  # drafted tokens a row may add, reserved ahead
+    extra: int = 0  # nodes that wide trees have beside them, which take places too
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,8 @@ class SchedulePlan:
 def reservation(sequence: Sequence, limits: Limits) -> int:
     """Tokens to set aside for a sequence's next step: its text, the drafted ones and one of the target's own."""
     final = sequence.prompt_length + sequence.max_output
-    return min(len(sequence.tokens) + limits.lookahead + 1, final, limits.max_len)
+    tokens = min(len(sequence.tokens) + limits.lookahead + 1, final)
+    return min(tokens + limits.extra, limits.max_len, max(tokens, limits.cache_tokens))
 
 
 def speculation_limit(sequence: Sequence, limits: Limits) -> int:

@@ -55,7 +55,7 @@ def test_a_long_prompt_is_read_in_chunks_and_others_wait_behind_it() -> None:
 
 def test_priorities_come_first_and_preempt_the_last_of_the_less_urgent() -> None:
     slots = [running("a", 0, priority=1), running("b", 1, priority=2), running("c", 2, priority=2)]
-    plan = plan_step([sequence("late", arrival=9, priority=2), sequence("urgent", arrival=10)], slots, LIMITS)
+    plan = plan_step([sequence("urgent", arrival=10), sequence("late", arrival=9, priority=2)], slots, LIMITS)
     assert plan.preempt == ("c",)
     assert plan.admit == ("urgent",)
 
