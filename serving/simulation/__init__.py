@@ -2,12 +2,13 @@
 
 from distillspec.serving.simulation.clock import Simulation, SimulationResult, StepRecord
 from distillspec.serving.simulation.hardware import Hardware, derive_hardware, load_hardware
-from distillspec.serving.simulation.policies import POLICY_NAMES, make_policy
+from distillspec.serving.simulation.policies import POLICY_NAMES, Policy, make_policy
 from distillspec.serving.simulation.workload import SimulatedRequest, make_workload, read_trace
 
 __all__ = [
     "POLICY_NAMES",
     "Hardware",
+    "Policy",
     "SimulatedRequest",
     "Simulation",
     "SimulationResult",

@@ -25,6 +25,7 @@ class Hardware:
     max_len: int = 4096
     prefill_chunk: int = 2048
     noise: float = 0.0
+    batch_expansion: bool = False
     title: str = ""
 
 
@@ -46,6 +47,7 @@ def derive_hardware(config: HardwareConfig) -> Hardware:
         config.max_len,
         config.prefill_chunk,
         config.noise,
+        config.batch_expansion,
         config.title,
     )
 
