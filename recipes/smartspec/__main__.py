@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from distillspec.errors import RunError
 from distillspec.files import write_json, write_text
 from distillspec.recipes.smartspec.latency_figures import claims, sweeps
 from distillspec.recipes.smartspec.surface import write_surface
@@ -21,7 +22,14 @@ from distillspec.serving.simulation.figures import RunFigures, plot_latency, wri
 
 
 def main() -> int:
-    options = _options()
+    try:
+        return _study(_options())
+    except RunError as error:  # a full disk, say
+        print(f"smartspec: {error}", file=sys.stderr)
+        return 1
+
+
+def _study(options: argparse.Namespace) -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     results = _finished(options)
     for name in options.figures:

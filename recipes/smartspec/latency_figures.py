@@ -9,13 +9,11 @@ from distillspec.recipes.smartspec.sweeps import (
     MakePolicy,
     Sweep,
     latencies,
-    load_workload,
-    machine,
     worst_against_best,
 )
 from distillspec.serving.control.acceptance import AcceptanceEstimate
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.simulation import Hardware, Policy, SimulatedRequest
+from distillspec.serving.simulation import Hardware, Policy, SimulatedRequest, load_hardware, load_workload
 from distillspec.serving.simulation.figures import RunFigures
 
 FIXED = ("fixed-1", "fixed-3", "fixed-5")
@@ -36,58 +34,67 @@ class Claim:
 
 def sweeps() -> dict[str, Sweep]:
     """Figure by figure; rates are where each machine goes from idle to saturated."""
-    a100 = machine("a100-7b")
-    even = load_workload("even")
-    found = {
-        "fig01": Sweep(
-            "Fig. 1 and 3: fixed lengths, α 0.7, 128 in, 128 out",
-            a100,
-            even,
-            (4, 8, 12, 16, 20, 24),
-            (*BASELINES, "goodput"),
-        ),
-        "fig14": Sweep(
-            "Fig. 14: oracle and random",
-            a100,
-            even,
-            (4, 12, 20),
-            ("none", "fixed-3", "goodput", "random", "random-request", "oracle"),
-        ),
-    }
+    return {**_even_load(), **_draft_models(), **_prompt_lookup(), **_medusa(), **_estimates()}
+
+
+def _even_load() -> dict[str, Sweep]:
+    a100, even, rates = load_hardware("a100-7b"), load_workload("even"), (4, 8, 12, 16, 20, 24)
+    title, random = "Fig. 1 and 3: fixed lengths, α 0.7, 128 in, 128 out", ("random", "random-request", "oracle")
     expanded = replace(a100, batch_expansion=True)
-    found["fig01-expansion"] = replace(
-        found["fig01"], title="Fig. 1, contexts read once a token", hardware=expanded, policies=BASELINES
-    )
+    return {
+        "fig01": Sweep(title, a100, even, rates, (*BASELINES, "goodput")),
+        "fig01-expansion": Sweep(f"{title}; contexts read for each token", expanded, even, rates, BASELINES),
+        "fig14": Sweep("Fig. 14: oracle and random", a100, even, (4, 12, 20), ("none", "fixed-3", "goodput", *random)),
+    }
+
+
+def _draft_models() -> dict[str, Sweep]:
+    found = {}
     for name, rates in (("a100-7b", (2, 8, 14)), ("a100x4-33b", (2, 6, 10)), ("a100x8-70b", (2, 6, 10))):
-        title = f"Fig. 11: {machine(name).title}, chat"
-        found[f"fig11-{name}"] = Sweep(title, machine(name), load_workload("chat"), rates, (*BASELINES, "goodput"))
+        hardware = load_hardware(name)
+        title = f"Fig. 11: {hardware.title}, chat"
+        found[f"fig11-{name}"] = Sweep(title, hardware, load_workload("chat"), rates, (*BASELINES, "goodput"))
+    return found
+
+
+def _prompt_lookup() -> dict[str, Sweep]:
+    found = {}
     for name, work, rates in (
         ("mistral-7b", "summarisation", (1, 3, 5)),
         ("mixtral-8x7b", "summarisation", (1, 3, 5)),
         ("mistral-7b", "context-qa", (1, 2.5, 4)),
     ):
-        title = f"Fig. 12: {machine(name).title}, {work}"
-        found[f"fig12-{name}-{work}"] = Sweep(title, machine(name), load_workload(work), rates, (*BASELINES, "goodput"))
-    heads = replace(a100, latency=replace(a100.latency, draft=None, draft_free_s=0.0))
-    for figure, alpha in (("fig15", 0.8), ("fig16", 0.6)):
-        title = f"Fig. {figure[3:]}: three Medusa heads, α {alpha}"
-        work = load_workload("even", alpha=alpha)
-        found[figure] = Sweep(title, heads, work, (2, 8, 16, 24), ("none", *TREES, "medusa"))
-    chat = load_workload("chat")
-    found["fig17"] = Sweep(
-        "Fig. 17: drafting by confidence",
-        a100,
-        chat,
-        (2, 8, 14),
-        ("none", "fixed-3", "goodput", "confidence", "confidence-0.3"),
-    )
-    uneven = load_workload("chat", request_spread=0.2, drift=0.3)
-    found["lengths"] = Sweep(
-        "Global, by step, by request", a100, uneven, (2, 8, 14), ("none", "goodput-global", "goodput-step", "goodput")
-    )
-    windows = tuple((f"window {size}", _windowed(size)) for size in WINDOWS)
-    found["windows"] = Sweep("Window of the acceptance estimate", a100, uneven, (4, 12), ("none",), others=windows)
+        hardware = load_hardware(name)
+        title = f"Fig. 12: {hardware.title}, {work}"
+        found[f"fig12-{name}-{work}"] = Sweep(title, hardware, load_workload(work), rates, (*BASELINES, "goodput"))
     return found
+
+
+def _medusa() -> dict[str, Sweep]:
+    a100 = load_hardware("a100-7b")
+    heads = replace(a100, latency=replace(a100.latency, draft=None, draft_free_s=0.0))
+    return {
+        f"fig{number}": Sweep(
+            f"Fig. {number}: three Medusa heads, α {alpha}",
+            heads,
+            load_workload("even", alpha=alpha),
+            (2, 8, 16, 24),
+            ("none", *TREES, "medusa"),
+        )
+        for number, alpha in ((15, 0.8), (16, 0.6))
+    }
+
+
+def _estimates() -> dict[str, Sweep]:
+    a100, uneven = load_hardware("a100-7b"), load_workload("chat", request_spread=0.2, drift=0.3)
+    windows = tuple((f"window {size}", _windowed(size)) for size in WINDOWS)
+    by_confidence = ("none", "fixed-3", "goodput", "confidence", "confidence-0.3")
+    by_scope = ("none", "goodput-global", "goodput-step", "goodput")
+    return {
+        "fig17": Sweep("Fig. 17: drafting by confidence", a100, load_workload("chat"), (2, 8, 14), by_confidence),
+        "lengths": Sweep("Acceptance and lengths: global, step, request", a100, uneven, (2, 8, 14), by_scope),
+        "windows": Sweep("Window of the acceptance estimate", a100, uneven, (4, 12), ("none",), others=windows),
+    }
 
 
 def claims(figure: str, runs: Seq[RunFigures]) -> list[Claim]:

@@ -10,8 +10,8 @@ import numpy
 
 from distillspec.files import write_atomic, write_text
 from distillspec.recipes.smartspec.latency_figures import Claim
-from distillspec.recipes.smartspec.sweeps import machine
 from distillspec.serving.control.allocation import expected
+from distillspec.serving.simulation import load_hardware
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LENGTHS = tuple(range(9))
@@ -21,7 +21,7 @@ CONTEXT = 192  # 128 tokens in, half of 128 out
 
 def surface(alpha: float) -> numpy.ndarray:
     """Tokens a second, `[batch, length]`."""
-    latency = machine("a100-7b").latency
+    latency = load_hardware("a100-7b").latency
     rows = []
     for batch in BATCHES:
         survival = numpy.tile(numpy.cumprod(numpy.full(max(LENGTHS), alpha)), (batch, 1))

@@ -5,18 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from pathlib import Path
 
-from omegaconf import OmegaConf
-
-import distillspec.conf
 from distillspec.config import WorkloadConfig
 from distillspec.serving.simulation import (
     Hardware,
     Policy,
     SimulatedRequest,
     Simulation,
-    load_hardware,
     make_policy,
     make_workload,
 )
@@ -54,18 +49,6 @@ def run_sweep(sweep: Sweep, scale: float = 1.0, seed: int = 0) -> list[RunFigure
         for name, policy in zip(names, policies, strict=True):
             runs.append(figures_of(name, rate, Simulation(requests, policy, sweep.hardware, seed).run()))
     return runs
-
-
-def load_workload(name: str, **changes: float) -> WorkloadConfig:
-    """The workload that `workload=NAME` gives, with changes."""
-    file = Path(next(iter(distillspec.conf.__path__))) / "workload" / f"{name}.yaml"
-    config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(WorkloadConfig), OmegaConf.load(file), changes))
-    assert isinstance(config, WorkloadConfig)
-    return config
-
-
-def machine(name: str) -> Hardware:
-    return load_hardware(name)
 
 
 def latencies(runs: Seq[RunFigures], rate: float) -> dict[str, float]:
