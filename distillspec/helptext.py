@@ -54,10 +54,19 @@ def command_help(command: str) -> str:
 def _group(name: str, kind: Any, default: Any) -> list[str]:
     about = " ".join((inspect.getdoc(kind) or "").split())
     lines = [f"{name}: {about}"]
+    return [*lines, *_members(name, kind, default), ""]
+
+
+def _members(name: str, kind: Any, default: Any) -> list[str]:
+    lines: list[str] = []
+    hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
         value = getattr(default, field.name) if default is not None else None
-        lines.append(f"  {name}.{field.name}={_shown(value)}{_comment(kind, field.name)}")
-    return [*lines, ""]
+        if dataclasses.is_dataclass(hints[field.name]):
+            lines += _members(f"{name}.{field.name}", hints[field.name], value)
+        else:
+            lines.append(f"  {name}.{field.name}={_shown(value)}{_comment(kind, field.name)}")
+    return lines
 
 
 def _summary(schema: type) -> str:

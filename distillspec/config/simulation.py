@@ -52,6 +52,7 @@ class HardwareConfig:
     max_len: int = 4096  # tokens of prompt and answer
     prefill_chunk: int = 2048  # prompt tokens read a step
     cache_tokens: int | None = None  # tokens that fit the caches; null: from memory
+    batch_expansion: bool = False  # verification reads a row's context once for each token, as vLLM's first scorer did
     noise: float = 0.0  # standard deviation of step times, relative
     profile: str | None = None  # profile.json of distill profile: its times in place of those that follow from figures
 

@@ -197,7 +197,11 @@ class Simulation:
         latency = self.hardware.latency
         contexts = [row.context_tokens for row in view.rows]
         drafted = [window.drafted for window in windows]
-        target_s = latency.target_s(contexts, [window.verified for window in windows], view.prefill_tokens)
+        verified = [window.verified for window in windows]
+        read = contexts
+        if self.hardware.batch_expansion:
+            read = [context * (1 + tokens) for context, tokens in zip(contexts, verified, strict=True)]
+        target_s = latency.target_s(read, verified, view.prefill_tokens)
         draft_s = latency.draft_s(contexts, drafted) if any(drafted) else 0.0
         if latency.draft is not None and draft_s:
             unread = sum([len(s.tokens) - s.draft_computed - 1 for s, k in zip(decoding, drafted, strict=True) if k])

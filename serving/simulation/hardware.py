@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
 from pathlib import Path
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from distillspec.config.simulation import HardwareConfig, ModelFigures
 from distillspec.errors import ConfigError
@@ -25,6 +21,7 @@ class Hardware:
     max_len: int = 4096
     prefill_chunk: int = 2048
     noise: float = 0.0
+    batch_expansion: bool = False
     title: str = ""
 
 
@@ -46,23 +43,9 @@ def derive_hardware(config: HardwareConfig) -> Hardware:
         config.max_len,
         config.prefill_chunk,
         config.noise,
+        config.batch_expansion,
         config.title,
     )
-
-
-def load_hardware(name: str) -> Hardware:
-    """The machine that `hardware=NAME` gives; raises ConfigError with the known names for another."""
-    folder = Path(next(iter(importlib.import_module("distillspec.conf").__path__))) / "hardware"
-    file = folder / f"{name}.yaml"
-    if not file.is_file():
-        known = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
-        raise ConfigError(f"hardware={name} is not known; use one of {known}")
-    try:
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(HardwareConfig), OmegaConf.load(file)))
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{file.name}: {str(error).splitlines()[0]}") from error
-    assert isinstance(config, HardwareConfig)
-    return derive_hardware(config)
 
 
 def forward_cost(config: HardwareConfig, model: ModelFigures) -> ForwardCost:

@@ -67,6 +67,11 @@ def test_a_draft_reads_up_what_it_missed() -> None:
     assert [step.seconds for step in result.steps] == pytest.approx([1.0, 1.0 + 0.1 + 0.21, 1.0 + 0.1 + 0.02])
 
 
+def test_batch_expansion_reads_a_context_for_each_token() -> None:
+    result = served("fixed-1", [request("a", 0.0, 4, 3)], replace(SMALL, batch_expansion=True))
+    assert [step.seconds for step in result.steps] == pytest.approx([1.04, 0.1 + 1.02 + 2 * 0.005])
+
+
 def test_a_lone_request_takes_what_its_passes_take() -> None:
     (stats,) = served("none", [request("a", 3.0, 10, 40)]).stats
     contexts = sum(range(11, 50))

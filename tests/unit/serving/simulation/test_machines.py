@@ -10,7 +10,7 @@ import distillspec.conf
 from distillspec.config import HardwareConfig, ModelFigures
 from distillspec.errors import ConfigError
 from distillspec.serving.control.base import BatchView, RowView
-from distillspec.serving.simulation import POLICY_NAMES, derive_hardware, load_hardware, make_policy
+from distillspec.serving.simulation import POLICY_NAMES, derive_hardware, load_hardware, load_workload, make_policy
 
 MACHINES = sorted(file.stem for file in (Path(next(iter(distillspec.conf.__path__))) / "hardware").glob("*.yaml"))
 
@@ -69,6 +69,10 @@ def test_the_table_above_has_every_machine() -> None:
 def test_impossible_machines_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"hardware=a100-8b is not known; use one of a100-7b"):
         load_hardware("a100-8b")
+    with pytest.raises(ConfigError, match=r"workload=poems is not known; use one of chat, context-qa"):
+        load_workload("poems")
+    with pytest.raises(ConfigError, match=r"workload=chat: .*alpha"):
+        load_workload("chat", alpha="high")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"hardware.target.params=0"):
         derive_hardware(HardwareConfig())
     with pytest.raises(ConfigError, match="not even one request"):
