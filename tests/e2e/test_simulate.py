@@ -16,13 +16,13 @@ SMALL = ["workload.requests=12", "workload.output_tokens=20", "workload.rates=[2
 
 
 def test_a_run_leaves_figures_a_table_and_a_picture(distill: Any, tmp_path: Path) -> None:
-    outcome = distill("simulate", *SMALL, "hardware=h200-8b", "policies=[none,fixed-2,goodput]", "seed=4")
+    outcome = distill("simulate", *SMALL, "hardware=h200-8b", "policies=[none,fixed-2,oracle]", "seed=4")
     assert outcome.code == 0, outcome.err
     assert "H200" in outcome.out
     assert outcome.out.rstrip().endswith("results: run")
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert [(run["policy"], run["rate"]) for run in summary["runs"]] == [
-        (policy, rate) for rate in (2.0, 8.0) for policy in ("none", "fixed-2", "goodput")
+        (policy, rate) for rate in (2.0, 8.0) for policy in ("none", "fixed-2", "oracle")
     ]
     with (tmp_path / "run/results.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -61,16 +61,16 @@ def test_mistakes_are_one_line_and_leave_nothing(distill: Any, tmp_path: Path, w
 
 
 def test_the_recipe_draws_and_judges_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["--output", str(tmp_path), "--scale", "0.05", "--figures", "fig05", "fig01", "fig16"]
+    words = ["--output", str(tmp_path), "--scale", "0.03", "--figures", "fig05", "fig01-expansion", "fig16"]
     monkeypatch.setattr(sys, "argv", ["smartspec", *words])
     assert recipe.main() == 0
     results = json.loads((tmp_path / "results.json").read_text())["figures"]
-    assert list(results) == ["fig01", "fig05", "fig16"]
-    assert all(seconds > 0 for at in results["fig01"]["mean_latency_s"].values() for seconds in at.values())
+    assert list(results) == ["fig01-expansion", "fig05", "fig16"]
+    assert all(seconds > 0 for at in results["fig01-expansion"]["mean_latency_s"].values() for seconds in at.values())
     for name in results:
         assert (tmp_path / f"{name}.csv").stat().st_size > 100
         assert (tmp_path / f"{name}.png").stat().st_size > 1000
-    assert "| fig01 | k = 3 or 5 is best at 4 requests/s |" in (tmp_path / "agreement.md").read_text()
+    assert "| fig01-expansion | k = 3 or 5 is best at 4 requests/s |" in (tmp_path / "agreement.md").read_text()
 
     before = {file.name: file.stat().st_mtime_ns for file in tmp_path.glob("*.csv")}
     assert recipe.main() == 0  # everything is there
