@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from distillspec.errors import ConfigError
 
 PROPOSERS = ("none", "draft_model", "prompt_lookup", "lookup_else_model")
-CONTROLLERS = ("fixed", "goodput")
+CONTROLLERS = ("fixed", "goodput", "smartspec")
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,13 @@ class EngineSettings:
         prefill_chunk: prompt tokens read a step; longer prompts take several, decoding goes on between.
         prefix_reuse: take over the keys and values of a beginning that another prompt shares.
         proposer: none, draft_model, prompt_lookup, lookup_else_model; None means draft_model where a draft is given.
-        controller: who chooses speculation lengths: fixed, or goodput (the most expected tokens a second, by row and
-            step; learns costs and acceptance as it serves).
-        speculation_length: drafted tokens a row and step; the most of them with controller=goodput.
+        controller: who chooses speculation lengths: fixed, goodput (the most expected tokens a second, by row and step;
+            learns costs and acceptance as it serves), or smartspec (the paper's algorithms, to compare with: one length
+            a step, and requests are admitted by goodput; needs `profile`).
+        speculation_length: drafted tokens a row and step; the most of them where the controller chooses.
+        max_time_per_token_s: controller=goodput: expected seconds per output token that no request may exceed; a
+            request's own goes first. Where that cannot be, the worst row is as near to it as can be.
+        max_wait_s: controller=smartspec: a request that waited longer is admitted whatever goodput says.
         profile: folder or file that `distill profile` wrote: what passes cost here, so that goodput is known from the
             first step; refused where it is of other models or another machine.
         draft_confidence: stop drafting where the draft's best probability falls to this or below; 0 never.
@@ -49,6 +53,8 @@ class EngineSettings:
     proposer: str | None = None
     controller: str = "fixed"
     speculation_length: int = 4
+    max_time_per_token_s: float | None = None
+    max_wait_s: float = 1.0
     profile: str | None = None
     draft_confidence: float = 0.0
     lookup_longest: int = 4
@@ -75,6 +81,17 @@ class EngineSettings:
             f"controller={self.controller} is not known; use one of {', '.join(CONTROLLERS)}",
         )
         _require(self.speculation_length >= 0, f"speculation_length={self.speculation_length} must be at least 0")
+        bound = self.max_time_per_token_s
+        _require(bound is None or bound > 0, f"max_time_per_token_s={bound} must be above 0 seconds")
+        _require(
+            bound is None or self.controller == "goodput",
+            f"max_time_per_token_s={bound} needs controller=goodput, not {self.controller}",
+        )
+        _require(self.max_wait_s >= 0, f"max_wait_s={self.max_wait_s} must be at least 0 seconds")
+        _require(
+            self.profile is not None or self.controller != "smartspec",
+            "controller=smartspec needs profile=FOLDER: measure this machine with distill profile",
+        )
         _require(
             self.profile is None or self.controller != "fixed",
             f"profile={self.profile} is not used by controller=fixed; add controller=goodput, or leave it out",
