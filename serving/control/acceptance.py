@@ -88,9 +88,11 @@ class AcceptanceEstimate:
     def survival(self, names: Seq[str], matches: Seq[int] | None = None) -> Floats:
         """P(the first 1 … longest drafted tokens all stand), `[n, longest]`; the global one without evidence."""
         matches = matches or [0] * len(names)
-        pooled: Floats = numpy.array([self.hazards_at(match) for match in matches]).reshape(-1, self.longest)
+        pooled = self.hazards_at(matches[0] if matches else 0)
+        if len(set(matches)) > 1:
+            pooled = numpy.array([self.hazards_at(match) for match in matches])
         if self.strength == float("inf"):
-            return numpy.cumprod(pooled, 1)
+            return numpy.tile(pooled, (len(names), 1)).cumprod(1) if pooled.ndim == 1 else pooled.cumprod(1)
         places = [self._places.get(key, 0) for key in zip(names, matches, strict=True)]
         tried, accepted = self._own.take(places, 1)
         survival: Floats = ((accepted + self.strength * pooled) / (tried + self.strength)).cumprod(1)

@@ -71,7 +71,7 @@ def best_by_row(
     if not survival.size or not limits.any():
         return nothing
     if len(limits) == 1:
-        return max(every_length(batch), key=lambda allocation: allocation.goodput)
+        return _best_of_one(batch, nothing)
     if latency.target.per_expert:
         return _best_with_experts(batch, nothing)
     found = best_from(batch, nothing)
@@ -168,6 +168,27 @@ def best_from(
     return Allocation(lengths, float(tokens[case, last]), float(seconds[case, last]))
 
 
+def _best_of_one(batch: Batch, nothing: Allocation) -> Allocation:
+    """A single row: all lengths at once."""
+    latency, draft = batch.latency, batch.latency.draft
+    limit = min(int(batch.limits[0]), batch.survival.shape[1])
+    length = numpy.arange(limit + 1)
+    by_model = draft is not None and (batch.by_model is None or bool(batch.by_model[0]))
+    a_token = latency.target.per_token
+    if draft is not None and by_model:
+        a_token += draft.per_token + draft.per_context * int(batch.contexts[0]) + draft.fixed
+    seconds = nothing.seconds + a_token * length
+    if not by_model:
+        seconds[1:] += latency.draft_free_s
+    if latency.target.per_expert:
+        experts_s = _experts_s(batch)
+        seconds += experts_s[: limit + 1] - experts_s[0]
+    tokens = numpy.ones(limit + 1)
+    tokens[1:] += batch.survival[0, :limit].cumsum()
+    best = int((tokens / seconds).argmax())
+    return Allocation(length[best : best + 1], float(tokens[best]), float(seconds[best]))
+
+
 def _best_with_experts(batch: Batch, nothing: Allocation) -> Allocation:
     """Dinkelbach's iteration from plain decoding up; each round is the best set at the price so far."""
     rows, deepest = batch.survival.shape
@@ -212,7 +233,7 @@ def _cases(batch: Batch, model: Bools, order: Ints, depth: Ints) -> tuple[Bools,
         return numpy.ones((1, len(order)), dtype=numpy.bool_), numpy.array([latency.draft_free_s])
     depths = order % deepest + 1
     within = depths <= depth[:, None]
-    fixed_s = depth * latency.draft.fixed
+    fixed_s = depth.astype(numpy.float64) * latency.draft.fixed
     if model.all():
         return within, fixed_s
     own = model[order // deepest]
