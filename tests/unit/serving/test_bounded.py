@@ -92,9 +92,10 @@ def test_the_controller_keeps_bounds_and_says_when_it_cannot() -> None:
 def test_an_engine_under_bounds_writes_the_same_text(
     target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine
 ) -> None:
+    wanted = [hf_greedy(target, prompt, 40) for prompt in prompts(3)]
     engine = make_engine(draft, controller="goodput", speculation_length=4, max_time_per_token_s=1e-6)
     outputs = engine.generate(prompts(3), SamplingParams(temperature=0.0, max_tokens=40))
-    assert [list(output.token_ids) for output in outputs] == [hf_greedy(target, p, 40) for p in prompts(3)]
+    assert [list(output.token_ids) for output in outputs] == wanted
     assert engine.explain_last_plan().slo_violation is not None
     with pytest.raises(RequestRefused, match="max_time_per_token_s=-1"):
         engine.submit(Request("hurry", (5,), max_time_per_token_s=-1))

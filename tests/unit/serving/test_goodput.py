@@ -307,7 +307,7 @@ def test_an_engine_with_it_writes_the_same_text_and_explains_itself(
 def test_rows_without_a_match_are_not_counted_on(target: LanguageModel, make_engine: MakeEngine) -> None:
     engine = make_engine(None, proposer="prompt_lookup", controller="goodput", speculation_length=4)
     text = [*range(30, 60), *range(30, 60)]  # what follows 58 59 is known, and what follows a new pair is not
-    engine.submit(Request("found", tuple(text), SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)))
+    engine.submit(Request("found", tuple(text), SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)))
     engine.step()
     engine.step()
     (row,) = engine.core.last_result.view.rows  # type: ignore[union-attr]
