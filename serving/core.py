@@ -18,12 +18,12 @@ from distillspec.models import LanguageModel
 from distillspec.serving.commit import Committer
 from distillspec.serving.control.base import BatchView, LengthController, Plan, RowResult, RowView, StepResult
 from distillspec.serving.kv_cache import Move, SlotPool
-from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer, most_nodes
+from distillspec.serving.proposers.base import EMPTY, Foresees, ProposalRequest, Proposer, Prospect, most_nodes
 from distillspec.serving.requests import Request, RequestOutput, RequestRefused, Sequence, SequenceDelta
 from distillspec.serving.roster import Roster
 from distillspec.serving.runner import ModelRunner, RowInput
 from distillspec.serving.sampling import TokenSampler, Window
-from distillspec.serving.scheduler import Limits, SchedulePlan, plan_step, speculation_limit
+from distillspec.serving.scheduler import Limits, SchedulePlan, most_admitted, plan_step, speculation_limit
 from distillspec.serving.tree import TokenTree
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,9 @@ class EngineCore:
         while self._messages:
             self._messages.popleft()()
         self.roster.end_expired(timer.started)
-        schedule = plan_step(self.roster.waiting, self.roster.running, self.limits)
+        waiting, running = self.roster.waiting, self.roster.running
+        most = most_admitted(self.controller, waiting, running, self.limits, timer.started)
+        schedule = plan_step(waiting, running, self.limits, most)
         self.roster.follow(schedule, self.clock())
         try:
             result = self._run(schedule, timer) if self.roster.pool.owners else None
@@ -146,6 +148,8 @@ class EngineCore:
                 f"a prompt of {length} tokens leaves no room to answer: prompt and output together may have "
                 f"{longest} (max_model_len)"
             )
+        elif request.max_time_per_token_s is not None and not request.max_time_per_token_s > 0:
+            problem = f"max_time_per_token_s={request.max_time_per_token_s} must be above 0 seconds"
         elif bad := [token for token in request.prompt_ids if not 0 <= token < self.vocab_size]:
             problem = f"token id {bad[0]} is not in the model's vocabulary (0…{self.vocab_size - 1})"
         if problem is not None:
@@ -181,11 +185,24 @@ class EngineCore:
         return result
 
     def _view(self, decoding: Seq[Sequence], prefill_tokens: int) -> BatchView:
-        none = self.proposer is None
-        rows = tuple(RowView(s.id, len(s.tokens), 0 if none else speculation_limit(s, self.limits)) for s in decoding)
-        return BatchView(rows, prefill_tokens, len(self.roster.waiting))
+        return BatchView(tuple([self._row(s) for s in decoding]), prefill_tokens, len(self.roster.waiting))
+
+    def _row(self, sequence: Sequence) -> RowView:
+        limit = 0 if self.proposer is None else speculation_limit(sequence, self.limits)
+        prospect = self.proposer.prospect(sequence) if limit and isinstance(self.proposer, Foresees) else Prospect()
+        return RowView(
+            sequence.id,
+            len(sequence.tokens),
+            min(limit, prospect.most),
+            prospect.by_model,
+            prospect.match,
+            sequence.request.max_time_per_token_s,
+        )
 
     def _propose(self, decoding: Seq[Sequence], plan: Plan, view: BatchView) -> list[TokenTree]:
+        for sequence, row in zip(decoding, plan.rows, strict=True):
+            if not row.draft_prefill and sequence.draft_computed == 0:
+                sequence.uses_draft = False
         lengths = {row.sequence_id: row.length for row in plan.rows}
         asked = [ProposalRequest(s, lengths[s.id]) for s in decoding if lengths[s.id] > 0]
         if not asked or self.proposer is None:

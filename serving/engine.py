@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.profile import Profile, experts_of
+from distillspec.serving.control.smartspec import SmartSpecController
 from distillspec.serving.core import EngineCore, StepOutput
 from distillspec.serving.graphs import CompiledRecorder, CudaRecorder, Recorder
 from distillspec.serving.kv_cache import SlotPool
@@ -313,7 +314,18 @@ class Engine:
         latency = None
         if self.settings.profile is not None:
             latency = Profile.load(Path(self.settings.profile), self.target, self.draft if with_model else None).latency
-        return GoodputController(longest, latency, drafts_with_model=with_model, experts=experts_of(self.target))
+        if self.settings.controller == "smartspec":
+            assert latency is not None, "settings asked for a profile"
+            latency = latency if with_model else replace(latency, draft=None)
+            gated = with_model and self.settings.draft_confidence > 0
+            return SmartSpecController(longest, latency, gated=gated, max_wait_s=self.settings.max_wait_s)
+        return GoodputController(
+            longest,
+            latency,
+            drafts_with_model=with_model,
+            max_time_per_token_s=self.settings.max_time_per_token_s,
+            experts=experts_of(self.target),
+        )
 
     def _make_proposer(self, draft: LanguageModel | None, version: str) -> Proposer | None:
         name = self._proposer_name(with_draft=draft is not None)

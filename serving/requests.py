@@ -27,6 +27,7 @@ class Request:
         priority: lower goes first, as in vLLM; equal ones in order of arrival.
         deadline_s: seconds after submission at which the request is ended as it stands, reason `abort`.
         tenant: whose request it is, for logs and limits.
+        max_time_per_token_s: expected time per output token that controller=goodput keeps it to; None: the engine's.
     """
 
     id: str
@@ -35,6 +36,7 @@ class Request:
     priority: int = 0
     deadline_s: float | None = None
     tenant: str = "default"
+    max_time_per_token_s: float | None = None
 
 
 class Status(Enum):
@@ -114,6 +116,7 @@ class Sequence:
     computed: int = 0  # leading tokens whose keys and values the target's cache holds
     draft_computed: int = 0  # the same for the draft's cache
     draft_ok: bool = True  # False after draft logits that were no numbers
+    uses_draft: bool = True  # False: the draft model never reads it; draft-free proposers may serve it
     text: str = ""
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None

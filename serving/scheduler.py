@@ -7,6 +7,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from operator import attrgetter
 
+from distillspec.serving.control.base import AdmissionController, AdmissionView, LengthController, WaitingView
 from distillspec.serving.requests import Sequence, Status
 
 urgency = attrgetter("request.priority", "arrival")  # smaller is sooner; no two sequences are equally urgent
@@ -57,8 +58,19 @@ def speculation_limit(sequence: Sequence, limits: Limits) -> int:
     return max(0, room if params.max_speculation is None else min(room, params.max_speculation))
 
 
-def plan_step(waiting: Seq[Sequence], running: Seq[Sequence], limits: Limits) -> SchedulePlan:
-    """Who is preempted, who is admitted, and how much of whose prompt is read.
+def most_admitted(
+    controller: LengthController, waiting: Seq[Sequence], running: Seq[Sequence], limits: Limits, now: float
+) -> int | None:
+    """How many of those who wait the controller lets in, those who go first first; None: it leaves that alone."""
+    if not waiting or not isinstance(controller, AdmissionController):
+        return None
+    views = [WaitingView(s.id, len(s.tokens), now - s.stats.submitted_s) for s in waiting]
+    running_tokens = tuple([len(sequence.tokens) for sequence in running])
+    return controller.admit(AdmissionView(running_tokens, tuple(views), limits.slots, limits.cache_tokens))
+
+
+def plan_step(waiting: Seq[Sequence], running: Seq[Sequence], limits: Limits, most: int | None = None) -> SchedulePlan:
+    """Who is preempted, who is admitted (at most `most`), and how much of whose prompt is read.
 
     Lower `priority` first, equal ones in order of arrival; `waiting` comes in that order, and only as many as get in
     are looked at. Sequences that run are preempted, the last first, when their next step does not fit the cache, or
@@ -70,6 +82,8 @@ def plan_step(waiting: Seq[Sequence], running: Seq[Sequence], limits: Limits) ->
     admitted: list[Sequence] = []
     prefill_left = limits.prefill_chunk - sum(_unread(s) for s in kept if s.status is Status.PREFILL)
     for sequence in waiting:
+        if len(admitted) == most:
+            break
         if prefill_left <= 0 or (preempted and urgency(sequence) > min(map(urgency, preempted))):
             break  # whoever lost a slot gets the next one, before any who come after
         needs[sequence.id] = reservation(sequence, limits)

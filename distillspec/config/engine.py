@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from distillspec.config.checks import one_of, require
 
 PROPOSERS = ("none", "draft_model", "prompt_lookup", "lookup_else_model")
-CONTROLLERS = ("fixed", "goodput")
+CONTROLLERS = ("fixed", "goodput", "smartspec")
 
 
 @dataclass
@@ -21,8 +21,10 @@ class EngineConfig:
     prefill_chunk: int = 512  # prompt tokens read a step; decoding goes on between the parts of a long prompt
     prefix_reuse: bool = True  # take over the keys and values of a beginning that another prompt shares
     proposer: str | None = None  # none | draft_model | prompt_lookup | lookup_else_model; null: the draft if any
-    controller: str = "fixed"  # who chooses lengths: fixed | goodput (most expected tokens a second, by row and step)
-    speculation_length: int = 4  # drafted tokens a row and step; with goodput the most of them
+    controller: str = "fixed"  # who chooses lengths: fixed | goodput (most expected tokens a second) | smartspec
+    speculation_length: int = 4  # drafted tokens a row and step; the most of them where the controller chooses
+    max_time_per_token_s: float | None = None  # goodput: expected seconds per output token that no request may exceed
+    max_wait_s: float = 1.0  # smartspec: a request that waited longer is admitted whatever goodput says
     profile: str | None = None  # what `distill profile` wrote: costs known from the first step; null: learnt live
     draft_confidence: float = 0.0  # stop drafting where the draft's best probability falls to this; 0: never
     lookup_longest: int = 4  # the longest n-gram of prompt lookup
@@ -43,6 +45,17 @@ class EngineConfig:
             one_of("proposer", self.proposer, PROPOSERS)
         one_of("controller", self.controller, CONTROLLERS)
         require(self.speculation_length >= 0, f"speculation_length={self.speculation_length} must be at least 0")
+        bound = self.max_time_per_token_s
+        require(bound is None or bound > 0, f"max_time_per_token_s={bound} must be above 0 seconds")
+        require(
+            bound is None or self.controller == "goodput",
+            f"max_time_per_token_s={bound} needs controller=goodput, not {self.controller}",
+        )
+        require(self.max_wait_s >= 0, f"max_wait_s={self.max_wait_s} must be at least 0 seconds")
+        require(
+            self.profile is not None or self.controller != "smartspec",
+            "controller=smartspec needs profile=FOLDER: measure this machine with distill profile",
+        )
         require(
             self.profile is None or self.controller != "fixed",
             f"profile={self.profile} is not used by controller=fixed; add controller=goodput, or leave it out",

@@ -10,7 +10,7 @@ import numpy
 
 from distillspec.files import write_atomic, write_text
 from distillspec.recipes.smartspec.latency_figures import Claim
-from distillspec.serving.control.allocation import expected
+from distillspec.serving.control.allocation import Batch, expected
 from distillspec.serving.simulation import load_hardware
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -26,7 +26,8 @@ def surface(alpha: float) -> numpy.ndarray:
     for batch in BATCHES:
         survival = numpy.tile(numpy.cumprod(numpy.full(max(LENGTHS), alpha)), (batch, 1))
         limits, contexts = numpy.full(batch, max(LENGTHS)), numpy.full(batch, CONTEXT)
-        rows.append([expected(numpy.full(batch, k), survival, limits, contexts, latency).goodput for k in LENGTHS])
+        whole = Batch(survival, limits, contexts, latency)
+        rows.append([expected(whole, numpy.full(batch, k)).goodput for k in LENGTHS])
     return numpy.array(rows)
 
 

@@ -83,19 +83,30 @@ class LatencyModel:
         prompts_s = self.prefill.seconds(0, prefill_tokens)
         return prompts_s + self.target.seconds(sum(contexts), tokens) if tokens else prompts_s
 
-    def draft_s(self, contexts: Seq[int], lengths: Seq[int]) -> float:
-        """All draft passes: depth s runs over the rows with at least s tokens to draft."""
-        deepest = max(lengths, default=0)
-        if self.draft is None:
-            return self.draft_free_s if deepest else 0.0
-        total = 0.0
-        for depth in range(1, deepest + 1):
-            drafting = [context for context, length in zip(contexts, lengths, strict=True) if length >= depth]
-            total += self.draft.seconds(sum(drafting), len(drafting))
-        return total
+    def draft_s(self, contexts: Seq[int], lengths: Seq[int], by_model: Seq[bool] | None = None) -> float:
+        """All draft passes: depth s runs over the rows with at least s tokens to draft.
 
-    def step_s(self, contexts: Seq[int], lengths: Seq[int], prefill_tokens: int = 0) -> float:
+        `by_model` False: a row whose tokens come without the model; all such rows together cost `draft_free_s`.
+        """
+        if self.draft is None:
+            return self.draft_free_s if any(lengths) else 0.0
+        if by_model is not None and not all(by_model):
+            free = any(length and not own for length, own in zip(lengths, by_model, strict=True))
+            lengths = [length if own else 0 for length, own in zip(lengths, by_model, strict=True)]
+            return self.draft_s(contexts, lengths) + (self.draft_free_s if free else 0.0)
+        deepest = max(lengths, default=0)
+        # A row takes part in as many passes as it drafts tokens.
+        read = sum([context * length for context, length in zip(contexts, lengths, strict=True)])
+        return self.draft.per_context * read + self.draft.per_token * sum(lengths) + self.draft.fixed * deepest
+
+    def step_s(
+        self,
+        contexts: Seq[int],
+        lengths: Seq[int],
+        prefill_tokens: int = 0,
+        by_model: Seq[bool] | None = None,
+    ) -> float:
         """A whole step; raises ValueError where contexts and lengths are not of the same rows."""
         if len(contexts) != len(lengths):
             raise ValueError(f"{len(contexts)} contexts but {len(lengths)} lengths")
-        return self.target_s(contexts, lengths, prefill_tokens) + self.draft_s(contexts, lengths)
+        return self.target_s(contexts, lengths, prefill_tokens) + self.draft_s(contexts, lengths, by_model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from distillspec.serving.kv_cache import Move
 from distillspec.serving.requests import Sequence
@@ -19,6 +19,23 @@ class ProposalRequest:
 
     sequence: Sequence
     length: int
+
+
+class Prospect(NamedTuple):
+    """What a proposer would have for a row, known before any length is chosen."""
+
+    most: int = 1 << 30  # tokens that it can propose; 0: nothing comes to mind
+    by_model: bool = True  # whether a draft model would run for it
+    match: int = 0  # tokens of text that a lookup found again
+
+
+@runtime_checkable
+class Foresees(Protocol):
+    """A proposer that can say what it would have; it depends on the row's text alone."""
+
+    def prospect(self, sequence: Sequence) -> Prospect:
+        """For the row's next step. Changes nothing that matters."""
+        ...
 
 
 class Proposer(Protocol):

@@ -14,7 +14,7 @@ from distillspec.serving.graphs import Recorder
 from distillspec.serving.kv_cache import Move
 from distillspec.serving.logits import Columns, Place, needs_transform
 from distillspec.serving.packed_linear import PackedLinears
-from distillspec.serving.proposers.base import EMPTY, ProposalRequest
+from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Prospect
 from distillspec.serving.proposers.draft_loop import DraftLoop, Draws
 from distillspec.serving.requests import Sequence
 from distillspec.serving.runner import ModelRunner, RowInput
@@ -94,7 +94,7 @@ class DraftModel:
         return self._version
 
     def propose(self, requests: Seq[ProposalRequest]) -> list[TokenTree]:
-        rows = [_Row(request) for request in requests if request.sequence.draft_ok]
+        rows = [_Row(request) for request in requests if request.sequence.draft_ok and request.sequence.uses_draft]
         rows.sort(key=lambda row: row.slot)  # rows in slot order read the cache without copies
         rows = self._read_long_texts(rows)
         if rows and self._can_draft_at_once(rows):
@@ -103,6 +103,10 @@ class DraftModel:
             self._draft_one_by_one(rows)
         trees = {row.sequence.id: self._tree(row) for row in rows}
         return [trees.get(request.sequence.id, EMPTY) for request in requests]
+
+    def prospect(self, sequence: Sequence) -> Prospect:
+        """Nothing for sequences that it is not to read."""
+        return Prospect() if sequence.uses_draft else Prospect(0)
 
     def committed(self, sequence: Sequence, tree: TokenTree, path: Seq[int]) -> None:
         # The last drafted token was never read, so after full acceptance two tokens are unread.

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.control.latency import ForwardCost, LatencyModel
+from distillspec.serving.control.smartspec import SmartSpecController
 from distillspec.serving.kv_cache import Move, SlotPool
 from distillspec.serving.params import SamplingParams
 from distillspec.serving.requests import Request, Sequence, Status
-from distillspec.serving.scheduler import Chunk, Limits, plan_step, reservation, urgency
+from distillspec.serving.scheduler import Chunk, Limits, most_admitted, plan_step, reservation, urgency
 
 LIMITS = Limits(slots=3, max_len=64, cache_tokens=150, prefill_chunk=32, lookahead=4)
 
@@ -41,6 +46,21 @@ def test_first_come_first_served_within_slots() -> None:
     plan = plan_step(waiting, [], LIMITS)
     assert plan.admit == ("a", "b", "c")
     assert plan.prefill == (Chunk("a", 10), Chunk("b", 10), Chunk("c", 10))
+
+
+def test_a_controller_may_hold_requests_back_but_not_for_long() -> None:
+    dear = LatencyModel(ForwardCost(1e-2, 1e-3, 1e-2))
+    controller = SmartSpecController(4, dear, max_wait_s=1.0)
+    limits = replace(LIMITS, slots=8, cache_tokens=400)
+    slots = [running(name, slot, prompt=1) for slot, name in enumerate("ab")]
+    waiting = [sequence("long", prompt=60, arrival=8), sequence("next", prompt=60, arrival=9)]
+    assert most_admitted(FixedLength(2), waiting, slots, limits, 0.5) is None
+    assert most_admitted(controller, [], slots, limits, 0.5) is None
+    assert most_admitted(controller, waiting, slots, limits, 0.5) == 0
+    assert plan_step(waiting, slots, limits, 0).admit == ()
+    waiting[1].stats.submitted_s = 1.0
+    late = most_admitted(controller, waiting, slots, limits, 1.5)  # the first has waited too long, the next has not
+    assert plan_step(waiting, slots, limits, late).admit == ("long",)
 
 
 def test_a_long_prompt_is_read_in_chunks_and_others_wait_behind_it() -> None:
