@@ -16,7 +16,6 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,10 +34,9 @@ from distillspec.serving.bench.load import Arrival, poisson_load
 from distillspec.serving.bench.plot import plot_load
 from distillspec.serving.bench.records import LoadRecord
 from distillspec.serving.bench.summary import LoadSummary, summarise
-from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.fixed import FixedLength
-from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.latency import LatencyModel
+from distillspec.serving.control.named import named_controller
 from distillspec.serving.control.profile import Profile
 from distillspec.types import Prompt
 
@@ -73,7 +71,9 @@ def sweep(options: argparse.Namespace, target: LanguageModel, prompts: list[Prom
     runs: dict[float, dict[str, list[LoadRecord]]] = {}
     for share in options.loads:
         rate = share * capacity
-        runs[share] = take_turns(engine, options, prompts, rate, names, lambda name: policy(name, options, latency))
+        runs[share] = take_turns(
+            engine, options, prompts, rate, names, lambda name: named_controller(name, max(options.fixed), latency)
+        )
         print(f"load {share}: {_mean_latencies(runs[share])}", flush=True)
     engine.close()
     summaries = {name: {share: _pooled(runs[share][name]) for share in runs} for name in names}
@@ -100,9 +100,7 @@ def useless(options: argparse.Namespace, target: LanguageModel, prompts: list[Pr
                 parameter.normal_(0.0, 0.02, generator=generator)
     engine = make_engine(options, target, draft)
     rate = 0.9 * measured_capacity(engine, options, prompts)
-    records = take_turns(
-        engine, options, prompts, rate, ["none", "goodput"], lambda name: policy(name, options, None), rounds=3
-    )
+    records = take_turns(engine, options, prompts, rate, ["none", "goodput"], None, rounds=3)
     engine.close()
     ratio = speed_ratio(records, "goodput", "none").value
     return {
@@ -120,11 +118,11 @@ def take_turns(
     prompts: list[Prompt],
     rate: float,
     names: list[str],
-    make: Callable[[str], LengthController],
+    latency: LatencyModel | None,
     rounds: int | None = None,
 ) -> dict[str, list[LoadRecord]]:
     """One record a policy and round; what a policy learnt in one round it keeps for the next."""
-    controllers = {name: make(name) for name in names}
+    controllers = {name: named_controller(name, max(options.fixed), latency) for name in names}
     records: dict[str, list[LoadRecord]] = {name: [] for name in names}
     for round_ in range(options.rounds if rounds is None else rounds):
         arrivals = load(options, prompts, rate, round_)
@@ -133,14 +131,6 @@ def take_turns(
             engine.core.controller = controllers[name]
             records[name].append(drive(engine, arrivals))
     return records
-
-
-def policy(name: str, options: argparse.Namespace, latency: LatencyModel | None) -> LengthController:
-    if name == "none":
-        return FixedLength(0)
-    if name.startswith("fixed-"):
-        return FixedLength(int(name.removeprefix("fixed-")))
-    return GoodputController(max(options.fixed), latency)
 
 
 def load(options: argparse.Namespace, prompts: list[Prompt], rate: float, round_: int) -> list[Arrival]:

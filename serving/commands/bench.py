@@ -23,10 +23,10 @@ from distillspec.serving.bench.compare import speed_ratio
 from distillspec.serving.bench.drive import drive
 from distillspec.serving.bench.load import Arrival, poisson_load
 from distillspec.serving.bench.plot import plot_load
-from distillspec.serving.bench.policies import make_policy
 from distillspec.serving.bench.records import LoadRecord
 from distillspec.serving.bench.summary import LoadSummary, summarise
 from distillspec.serving.control.base import LengthController
+from distillspec.serving.control.named import named_controller
 from distillspec.serving.control.profile import Profile
 from distillspec.serving.engine import Engine
 from distillspec.serving.params import SamplingParams
@@ -95,10 +95,14 @@ def _policies(config: BenchCommand, engine: Engine) -> dict[str, LengthControlle
     latency = None
     if settings.profile is not None:
         latency = Profile.load(Path(settings.profile), engine.target, engine.draft).latency
-    return {
-        name: make_policy(name, settings.speculation_length, latency, drafts_with_model=with_model)
-        for name in config.bench.policies
+    longest = settings.speculation_length
+    policies = {
+        name: named_controller(name, longest, latency, drafts_with_model=with_model) for name in config.bench.policies
     }
+    for name, controller in policies.items():
+        if controller.longest > longest:
+            raise ConfigError(f"policy {name} drafts more than engine.speculation_length={longest}; raise that")
+    return policies
 
 
 def _measure(

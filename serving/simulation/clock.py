@@ -14,7 +14,7 @@ from distillspec.serving.kv_cache import SlotPool
 from distillspec.serving.params import SamplingParams
 from distillspec.serving.requests import Request, RequestStats, Sequence
 from distillspec.serving.roster import Roster
-from distillspec.serving.scheduler import Limits, SchedulePlan, plan_step, speculation_limit
+from distillspec.serving.scheduler import Limits, SchedulePlan, most_admitted, plan_step, speculation_limit
 from distillspec.serving.simulation.hardware import Hardware
 from distillspec.serving.simulation.policies import Policy
 from distillspec.serving.simulation.trees import TreePlan, TreeRowResult, tree_nodes
@@ -114,7 +114,9 @@ class Simulation:
         if not self.roster.sequences and self._arrived < len(self.requests):
             self.now = max(self.now, self.requests[self._arrived].arrival_s)
         self._let_in()
-        schedule = plan_step(self.roster.waiting, self.roster.running, self.limits)
+        waiting, running = self.roster.waiting, self.roster.running
+        most = most_admitted(self.controller, waiting, running, self.limits, self.now)
+        schedule = plan_step(waiting, running, self.limits, most)
         self.roster.follow(schedule, self.now)
         return self._run(schedule) if self.roster.pool.owners else None
 

@@ -10,22 +10,16 @@ from random import Random
 import numpy
 
 from distillspec.errors import ConfigError
-from distillspec.serving.control.acceptance import AcceptanceEstimate
 from distillspec.serving.control.allocation import best_by_row
 from distillspec.serving.control.base import BatchView, LengthController, Plan, RowPlan, StepResult
-from distillspec.serving.control.fixed import FixedLength
-from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.latency import LatencyModel
+from distillspec.serving.control.named import CONTROLLER_NAMES, named_controller
 from distillspec.serving.simulation.trees import FixedTree, GoodputTree
 from distillspec.serving.simulation.workload import SimulatedRequest
 
 HEADS, MOST_CANDIDATES = 3, 3  # of the Medusa policies
 POLICY_NAMES = {
-    "none": "no speculation",
-    "fixed-K": "K tokens a row, as in fixed-3",
-    "goodput": "the engine's controller=goodput: a length for each row and step",
-    "goodput-step": "the same with one length for all rows of a step, acceptance by request",
-    "goodput-global": "one length for all rows of a step, one acceptance for all requests",
+    **CONTROLLER_NAMES,
     "confidence": "goodput, and a row drafts on only while the draft is surer than 0.5 (confidence-T: than T)",
     "random": "a random length a step",
     "random-request": "a random length for each row and step",
@@ -58,14 +52,8 @@ def make_policy(
         ConfigError: an unknown name; the line lists those there are.
     """
     word, _, number = name.partition("-")
-    if name == "none":
-        return Policy(name, FixedLength(0))
-    if word == "fixed" and number.isdigit():
-        return Policy(name, FixedLength(int(number)))
-    if name in ("goodput", "goodput-step", "goodput-global"):
-        return Policy(name, _goodput(name, latency, longest))
     if name == "confidence" or (word == "confidence" and re.fullmatch(r"0?\.\d+|0", number)):
-        return Policy(name, _goodput("goodput", latency, longest), float(number or 0.5))
+        return Policy(name, _named("goodput", longest, latency), float(number or 0.5))
     if name in ("random", "random-request"):
         return Policy(name, RandomLength(longest, by_row=name == "random-request", seed=seed))
     if name == "oracle":
@@ -74,6 +62,8 @@ def make_policy(
         return Policy(name, GoodputTree(HEADS, MOST_CANDIDATES, latency))
     if re.fullmatch(r"medusa-top[1-9]", name):
         return Policy(name, FixedTree((int(name[-1]),) * HEADS))
+    if name in CONTROLLER_NAMES or word == "fixed":
+        return Policy(name, _named(name, longest, latency))
     raise ConfigError(f"policies: {name} is not known; use some of {', '.join(POLICY_NAMES)}")
 
 
@@ -135,17 +125,8 @@ class Oracle:
         return runs[context_tokens - prompt_tokens]
 
 
-def _goodput(name: str, latency: LatencyModel, longest: int) -> GoodputController:
-    own = (
-        AcceptanceEstimate(longest, strength=float("inf")) if name == "goodput-global" else AcceptanceEstimate(longest)
-    )
-    return GoodputController(
-        longest,
-        latency,
-        lengths="request" if name == "goodput" else "step",
-        drafts_with_model=latency.draft is not None,
-        acceptance=own,
-    )
+def _named(name: str, longest: int, latency: LatencyModel) -> LengthController:
+    return named_controller(name, longest, latency, drafts_with_model=latency.draft is not None)
 
 
 def _plan(view: BatchView, lengths: Seq[int], tokens: float | None = None, seconds: float | None = None) -> Plan:
