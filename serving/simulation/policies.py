@@ -62,7 +62,7 @@ def make_policy(
         return Policy(name, GoodputTree(HEADS, MOST_CANDIDATES, latency))
     if re.fullmatch(r"medusa-top[1-9]", name):
         return Policy(name, FixedTree((int(name[-1]),) * HEADS))
-    if name in CONTROLLER_NAMES or word == "fixed":
+    if name in CONTROLLER_NAMES or (word == "fixed" and number.isdigit()):
         return Policy(name, _named(name, longest, latency))
     raise ConfigError(f"policies: {name} is not known; use some of {', '.join(POLICY_NAMES)}")
 
