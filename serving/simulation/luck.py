@@ -51,7 +51,7 @@ def draw_luck(config: WorkloadConfig, alpha: float, output_tokens: int, random: 
 
 def _ranks(chances: NDArray[numpy.float64], uniforms: NDArray[numpy.float64]) -> NDArray[numpy.int64]:
     """Geometric: P(rank = r) = c (1 − c)^(r − 1); rank 1 exactly where the uniform number is below the chance."""
-    with numpy.errstate(divide="ignore", invalid="ignore"):
+    with numpy.errstate(divide="ignore", invalid="ignore", over="ignore"):
         tries = numpy.floor(numpy.log1p(-uniforms) / numpy.log1p(-chances)) + 1
     ranks = numpy.nan_to_num(tries, nan=NEVER, posinf=NEVER).clip(1, NEVER).astype(numpy.int64)
     ranks = numpy.where(uniforms < chances, 1, numpy.maximum(ranks, 2))
