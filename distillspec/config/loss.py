@@ -13,7 +13,7 @@ from distillspec.config.checks import one_of, require
 class LossConfig:
     """What the draft minimises: one named loss, or a weighted mix of them."""
 
-    name: str = "fkl"  # ce | fkl | rkl | jsd | tvd | lk | lk_hybrid | tvdpp
+    name: str = "jsd"  # ce | fkl | rkl | jsd | tvd | lk | lk_hybrid | tvdpp
     beta: float = 0.5  # jsd: weight of the target in the mixture
     eta: float = 3.0  # lk_hybrid: how fast KL gives way to acceptance
     mix: Any = None  # instead of name, weights: loss.mix={fkl:1,jsd:{weight:0.5,beta:0.1}}
