@@ -4,6 +4,7 @@ The YAML files in `conf/` only select and override. Values are checked in `__pos
 refused before anything is loaded or written.
 """
 
+from distillspec.config.bench import BenchCommand, BenchConfig
 from distillspec.config.commands import (
     COMMANDS,
     EvalCommand,
@@ -11,9 +12,11 @@ from distillspec.config.commands import (
     GenerateCommand,
     InitDraftCommand,
     ReportCommand,
+    SimulateCommand,
     TrainCommand,
 )
 from distillspec.config.data import DataConfig
+from distillspec.config.engine import EngineConfig
 from distillspec.config.evaluation import EvaluationConfig, SamplingConfig
 from distillspec.config.loss import LossConfig
 from distillspec.config.models import DraftConfig, DraftPathConfig, TargetConfig
@@ -26,31 +29,42 @@ from distillspec.config.online import (
     ReplayConfig,
     VersionsCommand,
 )
+from distillspec.config.profile import ProfileCommand, ProfileConfig
+from distillspec.config.simulation import HardwareConfig, ModelFigures, WorkloadConfig
 from distillspec.config.training import LauncherConfig, TrackerConfig, TrainConfig
 
 __all__ = [
     "COMMANDS",
     "AdaptCommand",
     "AdaptConfig",
+    "BenchCommand",
+    "BenchConfig",
     "DataConfig",
     "DraftConfig",
     "DraftPathConfig",
+    "EngineConfig",
     "EvalCommand",
     "EvaluationConfig",
     "ExportCommand",
     "GateConfig",
     "GenerateCommand",
+    "HardwareConfig",
     "InitDraftCommand",
     "LauncherConfig",
     "LossConfig",
+    "ModelFigures",
     "OnlineConfig",
+    "ProfileCommand",
+    "ProfileConfig",
     "ReplayCommand",
     "ReplayConfig",
     "ReportCommand",
     "SamplingConfig",
+    "SimulateCommand",
     "TargetConfig",
     "TrackerConfig",
     "TrainCommand",
     "TrainConfig",
     "VersionsCommand",
+    "WorkloadConfig",
 ]

@@ -27,6 +27,7 @@ from distillspec.serving.online.records import (
 )
 from distillspec.serving.online.signal import Drafted, Packed, pack, top_signal
 from distillspec.serving.requests import CompletionOutput, Request, RequestOutput
+from distillspec.serving.transfer import to_device
 from distillspec.types import TeacherSignal
 
 log = logging.getLogger(__name__)
@@ -129,7 +130,11 @@ class ReplayTap:
         rows = [row for emission, _ in logged for row in emission.rows]
         drafted = [drafted_at(emission, place) for emission, _ in logged for place in range(len(emission.rows))]
         trees = [emission.tree for emission, _ in logged for _ in emission.rows]
-        chosen = logits if len(rows) == len(logits) and rows == list(range(len(rows))) else logits[rows]
+        chosen = (
+            logits
+            if len(rows) == len(logits) and rows == list(range(len(rows)))
+            else logits[to_device(rows, logits.device)]
+        )
         packed = pack(top_signal(chosen, self.config.entries), drafted, trees)
         first = 0
         for emission, growing in logged:

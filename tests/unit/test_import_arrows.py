@@ -57,8 +57,8 @@ ARROWS: dict[str, set[str]] = {
     "commands": ALL_BUT_SERVING | {"progress"},
     "cli": ALL_BUT_SERVING | {"commands", "composition", "helptext", "serving"},
     "recipes": ALL_BUT_SERVING | {"commands", "cli", "serving"},
-    "serving": MODEL_SIDE,
-    "serving.online": MODEL_SIDE | {"serving", "data", "training", "evaluation"},
+    "serving": MODEL_SIDE | {"provenance"},
+    "serving.online": MODEL_SIDE | {"provenance", "serving", "data", "training", "evaluation"},
     "serving.commands": ALL_BUT_SERVING | {"serving", "commands", "progress"},
 }
 ROOMS = ("serving.online", "serving.commands")  # parts of serving that may import more than the rest of it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,7 @@ def answer(target: LanguageModel) -> Answer:
     """`answer("r1", tenant="a")`: random text with the target's true signal; half of it accepted."""
 
     def make(name: str, *, tokens: int = 20, entries: int = ENTRIES, **changes: Any) -> LoggedAnswer:
-        generator = torch.Generator().manual_seed(hash(name) % 1000)
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
         ids = torch.randint(3, 250, (6 + tokens,), generator=generator).tolist()
         with torch.no_grad():
             logits = target.logits(torch.tensor([ids]))[0, 5:-1]
