@@ -12,13 +12,14 @@ from accelerate import Accelerator
 
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import AdaptCommand
+from distillspec.evaluation.states import TargetStates
 from distillspec.models import load_target
 from distillspec.serving.online.gatekeeper import Gatekeeper
 from distillspec.serving.online.layout import Layout, OnlineSettings, TrainerState
 from distillspec.serving.online.process import run_trainer
 from distillspec.serving.online.registry import VersionRegistry
 from distillspec.serving.online.replay_log import ReplayLog
-from distillspec.serving.online.shadow import Shadow, TargetStates
+from distillspec.serving.online.shadow import Shadow
 from distillspec.training.interrupts import listen_for_stop
 from distillspec.training.tracking import Tracker, flat
 
@@ -77,7 +78,8 @@ def _tracker(config: AdaptCommand, folder: Path) -> Iterator[Callable[[dict[str,
     numbers = (int, float)
 
     def report(record: dict[str, Any]) -> None:
-        tracker.metrics and tracker.metrics.add(record)
+        if tracker.metrics:
+            tracker.metrics.add(record)
         if tracker.external:
             scalars = {k: v for k, v in flat(record).items() if isinstance(v, numbers) and k != "step"}
             tracker.accelerator.log(scalars, step=int(record.get("step", 0)))
@@ -86,6 +88,3 @@ def _tracker(config: AdaptCommand, folder: Path) -> Iterator[Callable[[dict[str,
         yield report
     finally:
         tracker.close()
-
-
-__all__ = ["run"]

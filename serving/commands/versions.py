@@ -28,7 +28,7 @@ def run(config: VersionsCommand, folder: Path) -> None:
 
 
 def _list(config: VersionsCommand, registry: VersionRegistry) -> dict[str, Any]:
-    found = registry.list()
+    found = registry.versions()
     for version in found:
         print(_line(version))
     return {"versions": [_plain(version) for version in found]}

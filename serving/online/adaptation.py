@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -195,7 +195,7 @@ class Adaptation:
         """What became of every judged version, oldest first."""
         return [
             {"version": v.name, "status": v.status, "reason": v.reason, **v.verdict}
-            for v in self.registry.list()
+            for v in self.registry.versions()
             if v.verdict or v.reason
         ]
 
@@ -246,7 +246,7 @@ class Adaptation:
             "cpu_s_per_gained_token": trainer.cpu_s / gained if gained > 0 else None,
         }
 
-    def _observe(self, emissions: list[Emission], logits: Tensor) -> None:
+    def _observe(self, emissions: Sequence[Emission], logits: Tensor) -> None:
         self.served.watch(emissions)
         self.tap(emissions, logits)
 

@@ -90,7 +90,7 @@ class Gatekeeper:
 
     def judge_newest(self) -> Verdict | None:
         """Judge the newest candidate, if there are held-out answers enough; older ones are overtaken."""
-        candidates = self.registry.list("candidate")
+        candidates = self.registry.versions("candidate")
         for overtaken in candidates[:-1]:
             self.registry.judged(overtaken.name, "inconclusive", {}, f"overtaken by {candidates[-1].name}")
         incumbent = self.registry.current()

@@ -148,7 +148,7 @@ class _Student:
         self.optimizer.zero_grad(set_to_none=True)
         assert batch.signal is not None
         hidden = loss_hidden(self.draft, batch)
-        common = {"weights": weights, "normalizer": float(weights.sum())}
+        normalizer = float(weights.sum())
         result = chunked_loss(
             hidden,
             self.module.head(),
@@ -157,14 +157,16 @@ class _Student:
             kept_ids=self.module.kept_ids,
             labels=batch.labels,
             from_draft=batch.from_draft,
-            **common,
+            weights=weights,
+            normalizer=normalizer,
         )
         loss = result.loss
         if self.anchor is not None:
             # Both distributions are over the draft's own columns, so no vocabulary is involved.
             with torch.no_grad():
                 before = DenseTeacher(loss_hidden(self.anchor, batch), self.anchor.head)
-            kept = chunked_loss(hidden, self.module.head(), before, LossMix.parse("fkl"), **common)
+            mix = LossMix.parse("fkl")
+            kept = chunked_loss(hidden, self.module.head(), before, mix, weights=weights, normalizer=normalizer)
             loss = loss + self.config.anchor * kept.loss
         loss.backward()
         return float(loss.detach())

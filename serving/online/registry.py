@@ -109,11 +109,11 @@ class VersionRegistry:
         """
         found = self._database.rows("SELECT * FROM versions WHERE name = ?", (name,))
         if not found:
-            known = ", ".join(v.name for v in self.list()[-3:]) or "none yet"
+            known = ", ".join(v.name for v in self.versions()[-3:]) or "none yet"
             raise ConfigError(f"version={name} is not in {self.folder}; the newest are {known}")
         return self._version(found[0])
 
-    def list(self, status: str | None = None) -> list[Version]:
+    def versions(self, status: str | None = None) -> list[Version]:
         """All versions, oldest first."""
         found = self._database.rows("SELECT * FROM versions ORDER BY id")
         return [self._version(row) for row in found if status is None or row["status"] == status]
@@ -216,7 +216,7 @@ class VersionRegistry:
         """Delete folders of versions that will not serve again but for the newest `keep`, and what crashes left."""
         current, predecessor = self.current(), self.predecessor()
         safe = {v.name for v in (current, predecessor) if v is not None}
-        idle = [v for v in self.list() if v.name not in safe and v.present and v.status != "candidate"]
+        idle = [v for v in self.versions() if v.name not in safe and v.present and v.status != "candidate"]
         gone = [v.name for v in idle[: max(0, len(idle) - keep)]]
         with self._database.transaction() as rows:
             rows.executemany("UPDATE versions SET present = 0 WHERE name = ?", [(name,) for name in gone])

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -69,12 +70,16 @@ def _answers(words: list[dict], tensors: dict[str, Tensor]) -> Iterable[LoggedAn
     for word, (first, last), (start, stop) in zip(words, *map(itertools.pairwise, places), strict=True):
         rows = slice(start, stop)
         answer_at = last - (stop - start)
+        own: dict[str, Any] = {name: tensors[name][rows] for name in ROW_FIELDS}
+        own |= word | {
+            "policy": SamplingPolicy(**word["policy"]),
+            "draft_versions": tuple(word["draft_versions"]),
+        }
         yield LoggedAnswer(
-            **{**word, "policy": SamplingPolicy(**word["policy"]), "draft_versions": tuple(word["draft_versions"])},
             prompt_ids=tuple(tokens[first:answer_at]),
             response_ids=tuple(tokens[answer_at:last]),
             signal=TeacherSignal("topk", ids[rows], logprobs[rows], tail[rows]),
-            **{name: tensors[name][rows] for name in ROW_FIELDS},
+            **own,
         )
 
 

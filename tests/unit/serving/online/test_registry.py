@@ -42,9 +42,9 @@ def test_promotion_retires_the_old_one_and_rollback_brings_it_back(
     assert first is not None
     second = add_changed(registry, small_draft, target, 0.1)
     registry.promote(second.name, "better", expected=first.name)
-    assert [v.status for v in registry.list()] == ["retired", "promoted"]
+    assert [v.status for v in registry.versions()] == ["retired", "promoted"]
     assert registry.rollback("worse after all").name == first.name
-    assert [v.status for v in registry.list()] == ["promoted", "rolled_back"]
+    assert [v.status for v in registry.versions()] == ["promoted", "rolled_back"]
     assert [p["version"] for p in registry.promotions()] == [first.name, second.name, first.name]
     with pytest.raises(RunError, match="no earlier version"):
         registry.rollback("again")
@@ -105,8 +105,8 @@ def test_an_unfinished_version_leaves_nothing(registry: VersionRegistry) -> None
         registry.add(breaks)
     with pytest.raises(RunError, match="not complete"):
         registry.add(lambda folder: folder.mkdir())
-    assert len(registry.list()) == 1
-    assert [p.name for p in registry.folder.iterdir() if p.is_dir()] == [registry.list()[0].name]
+    assert len(registry.versions()) == 1
+    assert [p.name for p in registry.folder.iterdir() if p.is_dir()] == [registry.versions()[0].name]
 
 
 def test_clearing_away_keeps_what_may_serve_again(

@@ -149,7 +149,7 @@ def test_updates_without_numbers_quarantine_the_trainer(
     with pytest.raises(RunError, match="quarantined: 2 updates in a row"):
         trainer.update("asked")
     assert "not finite" in str(TrainerState.read(settings.layout.state).quarantined)
-    assert registry.list("candidate") == []
+    assert registry.versions("candidate") == []
     started: list[str] = []
     supervisor = Supervisor(settings, command=[sys.executable, "-c", "pass"])
     supervisor._start = lambda: started.append("") if supervisor.problem else Supervisor._start(supervisor)  # type: ignore[method-assign]
@@ -211,7 +211,7 @@ def test_a_trainer_killed_at_any_stage_harms_nothing(
     assert registry.current() == serving
     assert serving is not None
     assert registry.problem_of(serving) is None
-    (version,) = registry.list("candidate")  # of the one that was let through
+    (version,) = registry.versions("candidate")  # of the one that was let through
     assert registry.problem_of(version) is None
     assert TrainerState.read(settings.layout.state).updates == 1
     registry.clear_away(keep=0)
