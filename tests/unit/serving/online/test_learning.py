@@ -46,6 +46,7 @@ def test_positions_count_as_configured(answer: Answer) -> None:
     assert weights == {"all": [1, 1, 1, 1], "rejected": [0, 1, 0, 1], "weighted": [0.25, 1, 1, 1]}
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers so
 @pytest.mark.parametrize("change", [{}, {"positions": "rejected"}, {"lora_rank": 4}])
 def test_an_update_raises_acceptance_where_it_learnt(
     small_draft: LanguageModel, target: LanguageModel, answer: Answer, change: dict
