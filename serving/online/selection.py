@@ -11,6 +11,7 @@ from distillspec.config import AdaptConfig
 from distillspec.data.folder import DataFolder, find_data_folder
 from distillspec.data.shards import read_samples
 from distillspec.errors import ConfigError
+from distillspec.serving.online.fairness import fair_level
 from distillspec.serving.online.replay_log import Entry
 from distillspec.types import ModelIdentity, Sample
 
@@ -57,23 +58,13 @@ def cap_tenants(entries: Sequence[Entry], share: float, rng: random.Random) -> l
         tokens[entry.tenant] = tokens.get(entry.tenant, 0) + entry.tokens
     if len(tokens) < 2:
         return list(entries)
-    limit = _limit(sorted(tokens.values()), max(share, 1 / len(tokens)))
+    limit = fair_level(list(tokens.values()), share)
     kept: set[int] = set()
     for tenant, total in tokens.items():
         own = [entry for entry in entries if entry.tenant == tenant]
         chosen = own if total <= limit else _up_to(limit, own, lambda entry: entry.tokens, rng, strict=True)
         kept |= {entry.number for entry in chosen}
     return [entry for entry in entries if entry.number in kept]
-
-
-def _limit(tokens: Sequence[int], share: float) -> float:
-    """The most tokens a tenant may have, L ≤ share · Σ min(tokens, L); the largest such L."""
-    below, above = 0.0, float(max(tokens))
-    for _ in range(60):
-        middle = (below + above) / 2
-        fits = middle <= share * sum(min(count, middle) for count in tokens) * (1 + 1e-9)
-        below, above = (middle, above) if fits else (below, middle)
-    return above
 
 
 def _up_to(

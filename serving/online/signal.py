@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from distillspec.serving.transfer import to_device, to_host
 from distillspec.serving.tree import TokenTree
 
 BLOCK = 64  # neighbouring ids whose best is found first
@@ -86,20 +87,20 @@ def pack(signal: TopSignal, drafted: Sequence[Drafted], trees: Sequence[TokenTre
     """One copy to the host: the signal, and probability and entropy of what was drafted at each position."""
     opinion = _opinions(drafted, trees, signal.tail.device)
     parts = (signal.ids, signal.logprobs, signal.tail[:, None], opinion)
-    return Packed(torch.cat([part.contiguous().view(torch.uint8) for part in parts], -1).cpu(), signal.ids.shape[1])
+    return Packed(to_host(torch.cat([part.contiguous().view(torch.uint8) for part in parts], -1)), signal.ids.shape[1])
 
 
 def _opinions(drafted: Sequence[Drafted], trees: Sequence[TokenTree], device: torch.device) -> Tensor:
     """`[n, 2]` float16: q(x) and the entropy of q; 1 and 0 for deterministic proposals, NaN without one."""
     known = [(1.0, 0.0) if d.token >= 0 else (torch.nan, torch.nan) for d in drafted]
-    opinions = torch.tensor(known, dtype=torch.float16, device=device)
+    opinions = to_device(known, device, torch.float16)
     at = [i for i, d in enumerate(drafted) if d.row is not None and d.token >= 0]
     if at:
         probs = [trees[i].draft_probs[drafted[i].row] for i in at]  # type: ignore[index]
         q = torch.stack(probs).float()
-        tokens = torch.tensor([drafted[i].token for i in at], device=q.device)
+        tokens = to_device([drafted[i].token for i in at], device)
         kept = trees[at[0]].kept_ids
         columns = tokens if kept is None else torch.searchsorted(kept, tokens)
         of_token = q.gather(-1, columns[:, None])[:, 0]
-        opinions[at] = torch.stack([of_token, torch.special.entr(q).sum(-1)], -1).to(opinions)
+        opinions[to_device(at, device)] = torch.stack([of_token, torch.special.entr(q).sum(-1)], -1).to(opinions)
     return opinions

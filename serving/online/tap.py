@@ -16,6 +16,7 @@ from torch import Tensor
 
 from distillspec.config import ReplayConfig
 from distillspec.serving.commit import Emission
+from distillspec.serving.online.fairness import fair_level
 from distillspec.serving.online.records import (
     ACCEPTED,
     BONUS,
@@ -35,7 +36,7 @@ log = logging.getLogger(__name__)
 Redaction = Callable[[LoggedAnswer], LoggedAnswer | None]
 """Sees an answer before anything else does; returns what may be kept of it, or None."""
 
-RECENT = 512  # requests that a tenant's share of the log is counted over
+RECENT = 512  # requests that a tenant's part of the log is counted over
 
 
 @dataclass
@@ -201,27 +202,38 @@ class ReplayTap:
 
 
 class TenantCap:
-    """Keeps one tenant among several from filling the log: its share of the newest logged requests has a limit."""
+    """Keeps one tenant among several from filling the log: of the newest requests it gets a fair part.
+
+    The requests that were refused count too. Were it those that are logged alone, a tenant that fell silent would hold
+    the others at its own level for ever.
+    """
 
     def __init__(self, share: float, recent: int = RECENT) -> None:
         self.share = share
         self._recent: deque[str] = deque(maxlen=recent)
         self._counts: Counter[str] = Counter()
+        self._credit: dict[str, float] = {}  # of tenants that ask for more than their part
 
     def admits(self, tenant: str) -> bool:
-        """Whether another request of this tenant may be logged; counts it if so.
+        """Whether another request of this tenant may be logged. A tenant that is alone may fill the log."""
+        self._count(tenant)
+        part = fair_level(list(self._counts.values()), self.share) / self._counts[tenant]
+        if part >= 1:
+            self._credit.pop(tenant, None)
+            return True
+        credit = self._credit.get(tenant, 0.0) + part
+        self._credit[tenant] = credit - (credit >= 1)
+        return credit >= 1
 
-        A tenant that is alone may fill the log. A refused request counts for nothing, so a flood is thinned to what
-        the others' requests allow it.
-        """
-        others = len(self._recent) - self._counts[tenant]
-        if others > 0 and self._counts[tenant] + 1 > self.share * (len(self._recent) + 1):
-            return False
+    def _count(self, tenant: str) -> None:
         if len(self._recent) == self._recent.maxlen:
-            self._counts[self._recent[0]] -= 1
+            oldest = self._recent.popleft()
+            self._counts[oldest] -= 1
+            if not self._counts[oldest]:
+                del self._counts[oldest]
+                self._credit.pop(oldest, None)
         self._recent.append(tenant)
         self._counts[tenant] += 1
-        return True
 
 
 def drafted_at(emission: Emission, place: int) -> Drafted:

@@ -22,7 +22,7 @@ def main(root: Path) -> None:
             _train(root, deadly)
         _, status = os.waitpid(child, 0)
         killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        print(deadly, "killed" if killed else os.waitstatus_to_exitcode(status), flush=True)
+        print("trainer:", deadly, "killed" if killed else os.waitstatus_to_exitcode(status), flush=True)
 
 
 def _train(root: Path, deadly: str | None) -> None:

@@ -54,7 +54,9 @@ def test_every_emitted_position_has_the_plain_forward_pass(
 ) -> None:
     tap, logged = tapped()
     params = replace(PARAMS, temperature=temperature, top_k=40, repetition_penalty=1.2)
-    serve(make_engine(truncated_draft, speculation_length=length), tap, requests(params))
+    engine = make_engine(truncated_draft, speculation_length=length)
+    serve(engine, tap, requests(params))
+    engine.close()  # the target is its own again
     assert len(logged) == 6
     for answer in logged:
         assert len(answer) == len(answer.signal) == 14
@@ -86,7 +88,9 @@ def test_outcomes_tell_what_became_of_the_draft(draft: LanguageModel, make_engin
 
 def test_the_drafts_opinion_is_what_it_drew_from(draft: LanguageModel, make_engine: MakeEngine) -> None:
     tap, logged = tapped()
-    serve(make_engine(draft, speculation_length=2), tap, requests())
+    engine = make_engine(draft, speculation_length=2)
+    serve(engine, tap, requests())
+    engine.close()
     (answer, *_) = logged
     # A rejected first token of a window follows the emitted text, so that the draft can be asked again.
     at = next(i for i in range(1, len(answer)) if answer.outcomes[i] == REJECTED and answer.outcomes[i - 1] != ACCEPTED)
@@ -164,6 +168,9 @@ def test_a_flood_is_thinned_to_its_share() -> None:
     logged = [tenant for i in range(2000) if cap.admits(tenant := "good" if i % 20 == 0 else "flood")]
     assert logged.count("good") == 100  # all of it
     assert logged.count("flood") <= 1.1 * logged.count("good")
+    for _ in range(1000):
+        cap.admits("flood")  # the other has fallen silent, and is forgotten
+    assert all(cap.admits("flood") for _ in range(100))
     alone = TenantCap(0.5)
     assert all(alone.admits("only") for _ in range(100))
 
