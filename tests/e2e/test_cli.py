@@ -25,7 +25,7 @@ CONF = Path(next(iter(distillspec.conf.__path__)))
 GROUPS = {folder.name: sorted(f.stem for f in folder.glob("*.yaml")) for folder in CONF.iterdir() if folder.is_dir()}
 FAST = ("experiment=smoke", "train.dtype=float32", "evaluation.measure_cost=false", "evaluation.bootstrap_samples=10")
 # What a command or an option cannot do without.
-REQUIRED = {"eval": ["drafts=[d]"], "export": ["draft.path=d"], "report": ["runs=[r]"]}
+REQUIRED = {"bench": ["bench.prompts=[p]"], "eval": ["drafts=[d]"], "export": ["draft.path=d"], "report": ["runs=[r]"]}
 NEEDS = {"draft=pretrained": ["draft.path=d"], "data=fixed": ["data.prompts=p.jsonl"]}
 INSTALLED = {"tracker=tensorboard": "tensorboard", "tracker=wandb": "wandb"}
 
