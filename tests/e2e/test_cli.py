@@ -27,6 +27,7 @@ FAST = ("experiment=smoke", "train.dtype=float32", "evaluation.measure_cost=fals
 # What a command or an option cannot do without.
 REQUIRED = {"bench": ["bench.prompts=[p]"], "eval": ["drafts=[d]"], "export": ["draft.path=d"], "report": ["runs=[r]"]}
 NEEDS = {"draft=pretrained": ["draft.path=d"], "data=fixed": ["data.prompts=p.jsonl"]}
+UNFIT = {("adapt", "loss=tvdpp")}  # refused: the log holds the target's text
 INSTALLED = {"tracker=tensorboard": "tensorboard", "tracker=wandb": "wandb"}
 
 
@@ -92,13 +93,14 @@ def options(command: str) -> list[str]:
 
 
 ALL_OPTIONS = [(command, option) for command in COMMANDS for option in options(command)]
+FITTING = [pair for pair in ALL_OPTIONS if pair not in UNFIT]
 
 
 def test_every_group_is_reached_by_some_command() -> None:
     assert {option.split("=")[0] for _, option in ALL_OPTIONS} == set(GROUPS)
 
 
-@pytest.mark.parametrize(("command", "option"), ALL_OPTIONS)
+@pytest.mark.parametrize(("command", "option"), FITTING)
 def test_every_option_of_every_command_composes(command: str, option: str) -> None:
     if option in INSTALLED:
         pytest.importorskip(INSTALLED[option])
@@ -192,6 +194,10 @@ STATIC = [
     ("train loss=rkl data.signal=sampled", "loss rkl needs the target's distribution, and data.signal=sampled"),
     ("train loss=tvdpp", "loss tvdpp learns only from text that the draft wrote, and data.source=teacher"),
     ("train loss=tvdpp data=mixed data.mixed_by=token", "loss tvdpp learns only from text that the draft wrote"),
+    ("adapt loss=tvdpp", "loss=tvdpp needs text that the draft wrote; the log holds the target's"),
+    ("adapt judge=true", "judge=true goes with once=true"),
+    ("replay action=delete", "name the tenant whose records go: tenant=NAME"),
+    ("versions action=promote", "name the version to promote: version=NAME"),
     ("train target.dtype=int8", "target.dtype=int8 is not known"),
     ("train loss.select_fraction=0.5", "loss.select_fraction needs loss.reference"),
     ("train loss.mix={}", "loss.mix={} must give losses a weight"),
