@@ -17,6 +17,7 @@ EXAMPLES = {
     "generate": "distill generate data.prompts=prompts.jsonl data.signal=topk",
     "export": "distill export draft.path=runs/train/A/draft format=vllm",
     "report": "distill report runs=[runs/train/A,runs/train/B]",
+    "serve": "distill serve target=smollm2 draft.path=runs/train/A server.port=8000",
 }
 
 

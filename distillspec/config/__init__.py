@@ -11,12 +11,15 @@ from distillspec.config.commands import (
     GenerateCommand,
     InitDraftCommand,
     ReportCommand,
+    ServeCommand,
     TrainCommand,
 )
 from distillspec.config.data import DataConfig
+from distillspec.config.engine import EngineConfig
 from distillspec.config.evaluation import EvaluationConfig, SamplingConfig
 from distillspec.config.loss import LossConfig
 from distillspec.config.models import DraftConfig, DraftPathConfig, TargetConfig
+from distillspec.config.serving import ServerConfig
 from distillspec.config.training import LauncherConfig, TrackerConfig, TrainConfig
 
 __all__ = [
@@ -24,6 +27,7 @@ __all__ = [
     "DataConfig",
     "DraftConfig",
     "DraftPathConfig",
+    "EngineConfig",
     "EvalCommand",
     "EvaluationConfig",
     "ExportCommand",
@@ -33,6 +37,8 @@ __all__ = [
     "LossConfig",
     "ReportCommand",
     "SamplingConfig",
+    "ServeCommand",
+    "ServerConfig",
     "TargetConfig",
     "TrackerConfig",
     "TrainCommand",

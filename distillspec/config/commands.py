@@ -6,9 +6,11 @@ from dataclasses import dataclass, field
 
 from distillspec.config.checks import check_seed, one_of, require
 from distillspec.config.data import DataConfig
+from distillspec.config.engine import EngineConfig
 from distillspec.config.evaluation import EvaluationConfig, SamplingConfig
 from distillspec.config.loss import LossConfig
 from distillspec.config.models import DraftConfig, DraftPathConfig, TargetConfig
+from distillspec.config.serving import ServerConfig
 from distillspec.config.training import LauncherConfig, TrackerConfig, TrainConfig
 
 
@@ -126,6 +128,20 @@ class ReportCommand:
         require(bool(self.runs), "name the run folders to report on: runs=[FOLDER, FOLDER]")
 
 
+@dataclass
+class ServeCommand:
+    """`distill serve`: OpenAI's HTTP interface in front of the engine, with a dashboard."""
+
+    target: TargetConfig = field(default_factory=TargetConfig)
+    draft: DraftPathConfig = field(default_factory=DraftPathConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+
+
 COMMANDS: dict[str, type] = {
     "init-draft": InitDraftCommand,
     "train": TrainCommand,
@@ -133,4 +149,5 @@ COMMANDS: dict[str, type] = {
     "generate": GenerateCommand,
     "export": ExportCommand,
     "report": ReportCommand,
+    "serve": ServeCommand,
 }
