@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from distillspec import __version__
@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from distillspec.types import Generator
 
 HELP_FLAGS = {"-h", "--help", "help"}
-
-# Commands of the serving side, which `commands` may not import: command → module with `run(config, folder)`.
-SERVING_COMMANDS = {"serve": "distillspec.serving.server.command"}
+ENGINE_COMMANDS = {"serve"}  # in distillspec.serving.commands: they run parts of the engine
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,22 +72,9 @@ def _run(command: str, overrides: list[str]) -> int:
     for single in expand_sweep(overrides):
         compose(command, single)
     _connect_engine()
-    return run_with_hydra(command, overrides, _load_command(command).run, folder)
-
-
-def _load_command(command: str) -> ModuleType:
-    """The module of a command.
-
-    Raises:
-        ConfigError: it needs an extra that is not installed.
-    """
-    name = SERVING_COMMANDS.get(command, f"distillspec.commands.{command.replace('-', '_')}")
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if command != "serve" or (error.name or "").startswith("distillspec"):
-            raise
-        raise ConfigError(f"distill serve needs {error.name}: pip install 'distillspec[serve]'") from error
+    package = "distillspec.serving.commands" if command in ENGINE_COMMANDS else "distillspec.commands"
+    module = importlib.import_module(f"{package}.{command.replace('-', '_')}")
+    return run_with_hydra(command, overrides, module.run, folder)
 
 
 def _connect_engine() -> None:

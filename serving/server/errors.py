@@ -60,9 +60,11 @@ def switched_off(what: str, setting: str) -> ApiError:
 
 def from_validation(error: ValidationError) -> ApiError:
     """The first thing wrong with a body, by the name of its field."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    path = ".".join(str(part) for part in first["loc"] if not _is_union_branch(part))
-    kind = first["type"]
+    found = error.errors(include_url=False, include_input=False)
+    # Each branch of a union reports: the one that got furthest into the field is the one that was meant.
+    same = [item for item in found if item["loc"][:1] == found[0]["loc"][:1]]
+    first = max(same, key=lambda item: len(_place(item)))
+    path, kind = ".".join(_place(first)), first["type"]
     if kind == "json_invalid":
         return bad_request(f"The body is not valid JSON: {_short(first['msg'])}", code="invalid_json")
     if kind == "extra_forbidden":
@@ -75,9 +77,17 @@ def from_validation(error: ValidationError) -> ApiError:
     return bad_request(f"{where}{_short(first['msg'])}", param=_short(path) or None, code="invalid_value")
 
 
+def _place(item: Any) -> list[str]:
+    """Fields and places, without the union branches that pydantic names among them (`list[str]`)."""
+    *way, last = item["loc"] or ("",)
+    kept = [part for part in way if not _is_union_branch(part)]
+    if item["type"] == "extra_forbidden" or not _is_union_branch(last):
+        kept.append(last)
+    return [str(part) for part in kept if part != ""]
+
+
 def _is_union_branch(part: Any) -> bool:
-    """pydantic names the branch of a union that it tried (`list[str]`); clients know fields and places only."""
-    return isinstance(part, str) and ("[" in part or part in {"str", "int", "float", "bool"})
+    return isinstance(part, str) and ("[" in part or part in {"str", "int", "float", "bool", "constrained-str"})
 
 
 def _short(text: str) -> str:

@@ -20,7 +20,7 @@ from distillspec.serving.server.keys import KeyRing
 from distillspec.serving.server.listening import DrainingServer, bind, url_of
 from distillspec.serving.server.parts import Parts, make_parts
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 API_KEY, ADMIN_KEY = "secret-api-key", "secret-admin-key"
 
 
