@@ -29,15 +29,14 @@ def run(config: ServeCommand, folder: Path) -> None:
     from distillspec.serving.server.greeting import greeting
     from distillspec.serving.server.keys import load_admin_key, load_api_keys
     from distillspec.serving.server.listening import DrainingServer, bind, check_exposure, url_of
-    from distillspec.serving.server.logs import set_up_logging
+    from distillspec.serving.server.logs import logging_to_stderr
     from distillspec.serving.server.parts import make_parts
 
     settings = config.server
     keys, admin = load_api_keys(settings), load_admin_key(settings)
     check_exposure(settings, bool(keys))
     draft = None if config.draft.path is None else find_draft(config.draft.path)
-    with bind(settings) as bound:
-        set_up_logging(settings.log_format)
+    with bind(settings) as bound, logging_to_stderr(settings.log_format):
         engine = _load_engine(config, draft)
         root = settings.drafts_folder
         catalogue = None if root is None else open_folder(engine, root, draft)

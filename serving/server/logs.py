@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
@@ -41,12 +43,19 @@ class TextLines(logging.Formatter):
         return super().format(record) + "".join(f" {k}={v}" for k, v in fields.items() if v is not None)
 
 
-def set_up_logging(log_format: str) -> logging.Handler:
-    """Send the server's and uvicorn's lines to stderr in one format; returns the handler."""
+@contextmanager
+def logging_to_stderr(log_format: str) -> Iterator[None]:
+    """Inside the block the project's and uvicorn's lines go to stderr in one format, and nowhere else."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if log_format == "json" else TextLines())
-    for name, level in (("distillspec", logging.INFO), ("uvicorn", logging.WARNING)):
-        logger = logging.getLogger(name)
+    chosen = [(logging.getLogger("distillspec"), logging.INFO), (logging.getLogger("uvicorn"), logging.WARNING)]
+    before = [(logger.handlers, logger.propagate, logger.level) for logger, _ in chosen]
+    for logger, level in chosen:
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)
-    return handler
+    try:
+        yield
+    finally:
+        for (logger, _), (handlers, propagate, level) in zip(chosen, before, strict=True):
+            logger.handlers, logger.propagate = handlers, propagate
+            logger.setLevel(level)
