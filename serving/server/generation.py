@@ -56,7 +56,10 @@ async def answer(parts: Parts, http: HttpRequest, wanted: Wanted, replies: Repli
         ApiError: refused, cut off, or failed before anything was sent.
     """
     requests = _requests(parts, wanted, replies.head.id)
-    _exclude_from_log(parts, wanted, requests)
+    _check_draft(parts, wanted.body.wish.draft)
+    if not wanted.body.wish.log and parts.online is not None:
+        for request in requests:
+            parts.online.exclude(request.id)
     generation = Generation(parts, wanted, replies, requests)
     if wanted.body.stream:
         return EventStream(generation.events(), parts.config.write_timeout_s, generation.close)
@@ -82,14 +85,14 @@ class Generation:
         self._texts: dict[int, Detokenizer] = {}
         self._began = time.monotonic()
         self._failure: str | None = None
+        self._closed = False
 
     def close(self) -> None:
         """End what still runs; more calls do nothing."""
-        if self._open is not None:
-            outputs = list(self.ticket.outputs.values())
-            self._log(outputs)
+        if not self._closed:
+            self._closed = True
+            self._log(list(self.ticket.outputs.values()))
             self._open.close()
-            self._open = None  # type: ignore[assignment]
 
     async def collect(self) -> Json:
         """The body, when everything is finished."""
@@ -196,16 +199,12 @@ def _requests(parts: Parts, wanted: Wanted, head_id: str) -> list[Request]:
     ]
 
 
-def _exclude_from_log(parts: Parts, wanted: Wanted, requests: Sequence[Request]) -> None:
-    wish = wanted.body.wish
+def _check_draft(parts: Parts, wanted: str | None) -> None:
+    """A request may insist on the draft in use; there is only one at a time."""
     current = None if parts.engine.draft is None else parts.engine.draft.identity.weights_hash[:12]
-    if wish.draft is not None and wish.draft != current:
-        raise bad_request(
-            f"speculation.draft={wish.draft!r} is not the draft in use ({current or 'none'})", "speculation.draft"
-        )
-    if not wish.log and parts.online is not None:
-        for request in requests:
-            parts.online.exclude(request.id)
+    if wanted is not None and wanted != current:
+        problem = f"speculation.draft={wanted!r} is not the draft in use ({current or 'none'})"
+        raise bad_request(problem, "speculation.draft")
 
 
 def _check_whole(gain: Gain, deadline_s: float) -> None:

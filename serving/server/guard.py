@@ -47,12 +47,12 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        answer = _Answer(send, _request_id(headers))
+        body = _LimitedBody(receive, headers, self.config)
+        answer = _Answer(send, _request_id(headers), body)
         token = REQUEST_ID.set(answer.request_id)
         began = time.monotonic()
         try:
             self._check(headers)
-            body = _LimitedBody(receive, self.config.max_body_kib * 1024, self.config.body_timeout_s)
             await self.app(scope, body, answer)
         except ApiError as error:
             await _respond(error, scope, receive, answer)
@@ -89,7 +89,7 @@ class Guard:
         route = getattr(scope.get("route"), "path", "unmatched")
         status = answer.status or 499
         self.metrics.observe_http(route, status)
-        if status >= 400:
+        if 400 <= status < 499 or status == 503:
             self.metrics.observe_refusal(_reason(status, answer.code))
         if scope["path"] in QUIET and status < 400:
             return
@@ -99,10 +99,11 @@ class Guard:
 
 @dataclass
 class _Answer:
-    """The sending side: notes the status, adds the request id."""
+    """The sending side: notes the status, adds the request id, and lets nobody go on sending after a refusal."""
 
     send: Send
     request_id: str
+    body: _LimitedBody
     status: int | None = None
     code: str | None = None
 
@@ -113,6 +114,8 @@ class _Answer:
             self.code = headers.get("x-error-code")
             headers["X-Request-Id"] = self.request_id
             headers["X-Content-Type-Options"] = "nosniff"
+            if self.body.unread:
+                headers.update(CLOSE)
             message = {**message, "headers": headers.raw}
         await self.send(message)
 
@@ -120,10 +123,16 @@ class _Answer:
 class _LimitedBody:
     """The receiving side: a body that is too long or too slow is refused while it comes."""
 
-    def __init__(self, receive: Receive, most_bytes: int, limit_s: float) -> None:
-        self._receive, self._most, self._limit_s = receive, most_bytes, limit_s
+    def __init__(self, receive: Receive, headers: Headers, config: ServerConfig) -> None:
+        self._receive, self._most, self._limit_s = receive, config.max_body_kib * 1024, config.body_timeout_s
         self._seen, self._more = 0, True
+        self._announced = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
         self._until: float | None = None
+
+    @property
+    def unread(self) -> bool:
+        """The client has more to send."""
+        return self._announced and self._more
 
     async def __call__(self) -> Message:
         if not self._more:

@@ -172,6 +172,15 @@ def test_slow_headers_and_slow_bodies_are_cut(serve: Serve) -> None:
     assert running.complete().status_code == 200
 
 
+def test_nobody_goes_on_sending_after_a_refusal(guarded: Running) -> None:
+    with connection(guarded) as raw:
+        raw.sendall((HEAD + "Content-Length: 100000\r\n\r\n{").encode())
+        reply = b""
+        while piece := raw.recv(65536):
+            reply += piece
+    assert reply.startswith(b"HTTP/1.1 401")
+
+
 @pytest.mark.parametrize(
     "headers",
     [
