@@ -9,11 +9,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distillspec import __version__
 from distillspec.composition import compose, expand_sweep, resumed_overrides, run_with_hydra
-from distillspec.config import COMMANDS
+from distillspec.config import COMMANDS, EngineConfig
 from distillspec.errors import ConfigError, Interrupted, RunError, Terminated
 from distillspec.helptext import command_help, general_help
 
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from distillspec.types import Generator
 
 HELP_FLAGS = {"-h", "--help", "help"}
-ENGINE_COMMANDS = {"serve"}  # in distillspec.serving.commands: they run parts of the engine
+# in distillspec.serving.commands: they run parts of the engine
+ENGINE_COMMANDS = {"bench", "profile", "serve", "simulate"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,23 +71,33 @@ def _run(command: str, overrides: list[str]) -> int:
     """Check every run the overrides describe, then let Hydra make the folders and run them."""
     overrides, folder = resumed_overrides(command, overrides)
     for single in expand_sweep(overrides):
-        compose(command, single)
-    _connect_engine()
+        _check_engine(compose(command, single), single)
     package = "distillspec.serving.commands" if command in ENGINE_COMMANDS else "distillspec.commands"
     module = importlib.import_module(f"{package}.{command.replace('-', '_')}")
-    return run_with_hydra(command, overrides, module.run, folder)
+
+    def run(config: Any, folder: Path) -> None:
+        if hasattr(config, "engine"):
+            _connect_engine(config.engine)
+        module.run(config, folder)
+
+    return run_with_hydra(command, overrides, run, folder)
 
 
-def _connect_engine() -> None:
+def _check_engine(config: Any, overrides: Sequence[str]) -> None:
+    """Settings of an engine that would never be made are a mistake."""
+    meant = [word for word in overrides if word.startswith(("engine=", "engine."))]
+    if meant and hasattr(config, "data") and config.data.generator != "engine":
+        raise ConfigError(f"{meant[0]} needs data.generator=engine: data.generator={config.data.generator} samples")
+
+
+def _connect_engine(settings: EngineConfig) -> None:
     """Let `data.generator=engine` sample with the serving engine, which only this module may import."""
     from distillspec.generation import GENERATORS
 
-    def engine_generator(
-        writer: LanguageModel, slots: int, source: str, draft: LanguageModel | None, length: int
-    ) -> Generator:
+    def engine_generator(writer: LanguageModel, slots: int, source: str, draft: LanguageModel | None) -> Generator:
         from distillspec.serving.generator import EngineGenerator
 
-        return EngineGenerator(writer, slots=slots, source=source, draft=draft, speculation_length=length)
+        return EngineGenerator(writer, settings, source=source, draft=draft)
 
     GENERATORS["engine"] = engine_generator
 

@@ -33,6 +33,7 @@ from distillspec.files import DISK_FULL, write_text
 
 CONFIG_MODULE = "distillspec.conf"
 SWEEP_FLAGS = {"-m", "--multirun"}
+SWEEP_RECORD = "multirun.yaml"
 HOUSEKEEPING = {".hydra", "config.yaml", "provenance.json"}
 Command = Callable[[Any, Path], None]
 
@@ -136,6 +137,7 @@ def run_with_hydra(command: str, overrides: list[str], run: Command, folder: Pat
     """
     transformers.utils.logging.disable_progress_bar()
     failures: list[BaseException] = []
+    refused: list[Path] = []
 
     def task(composed: DictConfig) -> None:
         output = Path(HydraConfig.get().runtime.output_dir)
@@ -145,8 +147,7 @@ def run_with_hydra(command: str, overrides: list[str], run: Command, folder: Pat
             print(f"results: {_from_here(output)}")
         except ConfigError as error:
             failures.append(error)
-            if folder is None:
-                _discard_untouched(output)
+            refused.append(output)
         except RunError as error:
             failures.append(error)
         except OSError as error:
@@ -172,6 +173,9 @@ def run_with_hydra(command: str, overrides: list[str], run: Command, folder: Pat
         except KeyboardInterrupt:
             if not failures:
                 raise
+        finally:
+            for output in refused if folder is None else ():
+                _discard_untouched(output)
     if failures:
         raise failures[0]
     return 0
@@ -203,10 +207,17 @@ def _unchanged_if_refused(folder: Path | None, failures: list[BaseException]) ->
 
 
 def _discard_untouched(output: Path) -> None:
-    """Remove a run folder that holds no work yet, and the folders above it that are empty then."""
+    """Remove a run folder that holds no work yet, and the folders above it that are empty then.
+
+    Hydra's record of a sweep counts as nothing once no run of the sweep is left beside it.
+    """
+    if not output.is_dir():
+        return
     files = [path.relative_to(output) for path in output.rglob("*") if path.is_file()]
     if all(path.parts[0] in HOUSEKEEPING or path.suffix == ".log" for path in files):
         shutil.rmtree(output, ignore_errors=True)
+        if [path.name for path in output.parent.iterdir()] == [SWEEP_RECORD]:
+            (output.parent / SWEEP_RECORD).unlink()
         for parent in output.parents:
             if not parent.is_relative_to(Path.cwd()) or parent == Path.cwd() or any(parent.iterdir()):
                 break
@@ -226,6 +237,8 @@ def _one_line(command: str, error: Exception) -> str:
     if match := re.search(r"Key '([^']+)' is not in struct", text):
         full = re.search(r"full_key: (\S+)", text)
         return _unknown_key(command, full[1] if full else match[1])
+    if match := re.search(r"field '([^']+)' is not Optional", str(error.__cause__)):
+        return f"{match[1]}=null is not possible; give a value, or leave it out for the default"
     if match := re.search(r"Could not find '([^']+)'", text):
         group, _, option = match[1].rpartition("/")
         options = _options(group)

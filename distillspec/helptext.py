@@ -16,8 +16,11 @@ EXAMPLES = {
     "eval": "distill eval drafts=[runs/train/A/draft,runs/train/B/draft]",
     "generate": "distill generate data.prompts=prompts.jsonl data.signal=topk",
     "export": "distill export draft.path=runs/train/A/draft format=vllm",
+    "bench": "distill bench draft.path=runs/train/A/draft bench.prompts=[math.jsonl] bench.rates=[0.5,1]",
+    "profile": "distill profile target=smollm2 draft.path=runs/train/A/draft",
     "report": "distill report runs=[runs/train/A,runs/train/B]",
     "serve": "distill serve target=smollm2 draft.path=runs/train/A server.port=8000",
+    "simulate": "distill simulate hardware=a100-7b workload=chat workload.rates=[1,4] policies=[none,goodput]",
 }
 
 
@@ -52,10 +55,19 @@ def command_help(command: str) -> str:
 def _group(name: str, kind: Any, default: Any) -> list[str]:
     about = " ".join((inspect.getdoc(kind) or "").split())
     lines = [f"{name}: {about}"]
+    return [*lines, *_members(name, kind, default), ""]
+
+
+def _members(name: str, kind: Any, default: Any) -> list[str]:
+    lines: list[str] = []
+    hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
         value = getattr(default, field.name) if default is not None else None
-        lines.append(f"  {name}.{field.name}={_shown(value)}{_comment(kind, field.name)}")
-    return [*lines, ""]
+        if dataclasses.is_dataclass(hints[field.name]):
+            lines += _members(f"{name}.{field.name}", hints[field.name], value)
+        else:
+            lines.append(f"  {name}.{field.name}={_shown(value)}{_comment(kind, field.name)}")
+    return lines
 
 
 def _summary(schema: type) -> str:

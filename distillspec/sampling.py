@@ -3,6 +3,10 @@
 Training, evaluation and serving all call these functions, so that an acceptance rate measured in one
 place means the same in another. Order of the transforms: temperature, top-k, top-p, min-p, each on the
 renormalised result of the one before (as transformers does).
+
+Functions with `look` ask the device about numbers: whether rows are distributions, and how many tokens a nucleus needs.
+With `look=False` they read nothing: a row that defines no distribution gives numbers that mean nothing, and nuclei are
+found by sorting whole rows. What sound rows give is the same.
 """
 
 from __future__ import annotations
@@ -61,7 +65,7 @@ def check_policy(policy: SamplingPolicy) -> None:
         raise ConfigError(f"min_p={policy.min_p} must be in [0, 1] (0 switches it off)")
 
 
-def policy_probs(logits: Tensor, policy: SamplingPolicy) -> Tensor:
+def policy_probs(logits: Tensor, policy: SamplingPolicy, *, look: bool = True) -> Tensor:
     """Probabilities `[..., V]` float32 that `policy` draws from, given `logits [..., V]` of any dtype.
 
     Greedy gives a one-hot row at the argmax, the lowest id winning ties. Top-k keeps every token tied with
@@ -69,12 +73,12 @@ def policy_probs(logits: Tensor, policy: SamplingPolicy) -> Tensor:
     first among ties. Raises `NonFiniteLogits` (a ValueError) for NaN or +inf, `ConfigError` for the policy.
     """
     if policy.is_greedy:
-        return _greedy_mask(logits).float()
-    scaled = _scaled(logits, policy)
+        return _greedy_mask(logits, look).float()
+    scaled = _scaled(logits, policy, look)
     if policy.top_p == 1.0:
         return torch.softmax(_above_min_p(scaled, policy), -1)
     probs = torch.softmax(scaled, -1)
-    kept = probs * _nucleus_of(probs, policy.top_p)
+    kept = probs * _nucleus_of(probs, policy.top_p, look)
     if policy.min_p > 0.0:
         kept.masked_fill_(scaled < math.log(policy.min_p), 0.0)
     return kept / kept.sum(-1, keepdim=True)
@@ -83,26 +87,26 @@ def policy_probs(logits: Tensor, policy: SamplingPolicy) -> Tensor:
 def policy_logprobs(logits: Tensor, policy: SamplingPolicy) -> Tensor:
     """Logarithm of `policy_probs`, `[..., V]` float32 in nats; −inf where the probability is zero."""
     if policy.is_greedy:
-        return torch.zeros_like(logits, dtype=torch.float32).masked_fill_(~_greedy_mask(logits), -torch.inf)
+        return torch.zeros_like(logits, dtype=torch.float32).masked_fill_(~_greedy_mask(logits, look=True), -torch.inf)
     return torch.log_softmax(filtered_logits(logits, policy), -1)
 
 
-def filtered_logits(logits: Tensor, policy: SamplingPolicy) -> Tensor:
+def filtered_logits(logits: Tensor, policy: SamplingPolicy, *, look: bool = True) -> Tensor:
     """Scores `[..., V]` float32 whose softmax is `policy_probs`: the maximum at 0, −inf where a filter removes.
 
     Not for greedy policies. Raises as `policy_probs`.
     """
-    scaled = _scaled(logits, policy)
+    scaled = _scaled(logits, policy, look)
     if policy.top_p < 1.0:
-        scaled.masked_fill_(~_nucleus_of(torch.softmax(scaled, -1), policy.top_p), -torch.inf)
+        scaled.masked_fill_(~_nucleus_of(torch.softmax(scaled, -1), policy.top_p, look), -torch.inf)
     return _above_min_p(scaled, policy)
 
 
-def _scaled(logits: Tensor, policy: SamplingPolicy) -> Tensor:
+def _scaled(logits: Tensor, policy: SamplingPolicy, look: bool) -> Tensor:
     """Scores under temperature and top-k, the maximum at 0; a tensor of its own."""
     check_policy(policy)
     peaks = logits.amax(-1, keepdim=True)
-    if not bool(torch.isfinite(peaks).all()):
+    if look and not bool(torch.isfinite(peaks).all()):
         check_logits(logits, "sampling")
     # Shifting first keeps tiny temperatures from overflowing.
     scaled = (logits - peaks).float() if logits.dtype == torch.float64 else logits.float() - peaks.float()
@@ -121,9 +125,10 @@ def _above_min_p(scaled: Tensor, policy: SamplingPolicy) -> Tensor:
     return scaled
 
 
-def _nucleus_of(probs: Tensor, top_p: float) -> Tensor:
+def _nucleus_of(probs: Tensor, top_p: float, look: bool) -> Tensor:
     """`_nucleus` for `probs [..., V]`."""
-    return _nucleus(probs.reshape(-1, probs.shape[-1]), top_p).view(probs.shape)
+    rows = probs.reshape(-1, probs.shape[-1])
+    return (_nucleus(rows, top_p) if look else _nucleus_by_sorting(rows, top_p)).view(probs.shape)
 
 
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
@@ -177,8 +182,9 @@ def _locate(weights: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
     return place[:, 0], (levels[:, None] - before)[:, 0].clamp(min=0)
 
 
-def _greedy_mask(logits: Tensor) -> Tensor:
-    check_logits(logits, "greedy sampling")
+def _greedy_mask(logits: Tensor, look: bool) -> Tensor:
+    if look:
+        check_logits(logits, "greedy sampling")
     best = logits.argmax(-1, keepdim=True)  # the first of several equal maxima
     return torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, best, True)
 
@@ -195,6 +201,14 @@ def _nucleus(probs: Tensor, top_p: float, prefix: int = _NUCLEUS_PREFIX) -> Tens
     keep[~longer] = _nucleus_from_sorted(probs[~longer], largest[~longer], top_p)
     keep[longer] = _nucleus(probs[longer], top_p, prefix=8 * prefix)
     return keep
+
+
+def _nucleus_by_sorting(probs: Tensor, top_p: float) -> Tensor:
+    """`_nucleus` with no question to the device; a stable sort leaves the lowest of tied ids first."""
+    largest, order = torch.sort(probs, dim=-1, descending=True, stable=True)
+    count = ((largest.double().cumsum(-1) - largest) < top_p).sum(-1, keepdim=True).clamp(min=1)
+    inside = torch.arange(probs.shape[-1], device=probs.device) < count
+    return torch.zeros_like(probs, dtype=torch.bool).scatter_(-1, order, inside)
 
 
 def _nucleus_from_sorted(probs: Tensor, largest: Tensor, top_p: float) -> Tensor:

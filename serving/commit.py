@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from itertools import islice
 from typing import Protocol
 
 from torch import Tensor
@@ -11,9 +12,10 @@ from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.control.base import RowResult
 from distillspec.serving.outputs import delta, token_logprobs
 from distillspec.serving.proposers.base import Proposer
-from distillspec.serving.requests import Sequence
+from distillspec.serving.requests import Sequence, TokenLogprob
 from distillspec.serving.roster import Roster
 from distillspec.serving.sampling import Judgement, Window
+from distillspec.serving.transfer import to_device
 from distillspec.serving.tree import TokenTree
 from distillspec.serving.verification import Verdict
 
@@ -47,24 +49,24 @@ class Committer:
 
         `logits` are the windows' rows, one after another, as the verdicts were made from.
         """
-        results, first = [], 0
+        results = []
         emitted: list[tuple[Sequence, int]] = []
         judged: list[int] = []  # the rows of logits that emitted tokens were judged by
-        for window, judgement in zip(windows, judgements, strict=True):
-            rows = range(first, first + 1 + len(window.tree))
-            first = rows.stop
+        rows = _judging_rows(windows, judgements)
+        logprobs = _logprobs(windows, judgements, rows, logits)
+        for place, (window, judgement) in enumerate(zip(windows, judgements, strict=True)):
             verdict = judgement.verdict
             if verdict is None:
                 results.append(self._read_again(window) if len(window.tree) else self._fail(window))
                 continue
-            result = self._keep(window, verdict, logits[rows.start : rows.stop], proposer, now)
+            result = self._keep(window, verdict, logprobs.get(place, []), proposer, now)
             if not judgement.sound:  # a rejected token left numbers that are none: weight 0 times NaN is NaN
                 self.cache.clear(window.sequence.held_slot, window.sequence.computed)
             results.append(result)
             emitted.append((window.sequence, result.emitted))
-            judged += [rows.start, *(rows.start + 1 + node for node in verdict.path)][: result.emitted]
+            judged += rows[place][: result.emitted]
         if self.observer is not None and emitted:
-            self.observer(emitted, logits[judged])
+            self.observer(emitted, logits[to_device(judged, logits.device)])
         for window in windows:
             if window.sequence.finish_reason is not None:
                 self.roster.finish(window.sequence, now)
@@ -87,18 +89,16 @@ class Committer:
         return RowResult(sequence.id, len(window.tree), 0, 0)
 
     def _keep(
-        self, window: Window, verdict: Verdict, logits: Tensor, proposer: Proposer | None, now: float
+        self, window: Window, verdict: Verdict, logprobs: Seq[TokenLogprob], proposer: Proposer | None, now: float
     ) -> RowResult:
-        """Write the accepted path into the sequence and its cache; `logits` are the window's rows."""
+        """Write the accepted path into the sequence and its cache."""
         sequence, tree, path = window.sequence, window.tree, verdict.path
         before = sequence.output_length
         self._keep_path(sequence, tree, path)
-        text = self._append(sequence, [*(tree.tokens[node] for node in path), verdict.next_token])
+        text = self._append(sequence, _tokens(window, verdict))
         emitted = sequence.output_length - before
-        _count(window, verdict, proposer, now)
-        rows = [0, *(1 + node for node in path)][:emitted]
-        if sequence.params.logprobs is not None:
-            sequence.logprobs += token_logprobs(logits[rows], sequence.output_ids[before:], sequence.params.logprobs)
+        _count(window, verdict, emitted, proposer, now)
+        sequence.logprobs += logprobs[:emitted]
         if proposer is not None:
             proposer.committed(sequence, tree, path)
         self.roster.deltas.append(delta(sequence, before, text))
@@ -131,13 +131,44 @@ class Committer:
         return "".join(pieces)
 
 
-def _count(window: Window, verdict: Verdict, proposer: Proposer | None, now: float) -> None:
+def _tokens(window: Window, verdict: Verdict) -> list[int]:
+    return [*(window.tree.tokens[node] for node in verdict.path), verdict.next_token]
+
+
+def _judging_rows(windows: Seq[Window], judgements: Seq[Judgement]) -> list[list[int]]:
+    """The rows of logits that each verdict's tokens were judged by; none where there is no verdict."""
+    found, first = [], 0
+    for window, judgement in zip(windows, judgements, strict=True):
+        path = None if judgement.verdict is None else judgement.verdict.path
+        found.append([] if path is None else [first, *(first + 1 + node for node in path)])
+        first += 1 + len(window.tree)
+    return found
+
+
+def _logprobs(
+    windows: Seq[Window], judgements: Seq[Judgement], rows: Seq[Seq[int]], logits: Tensor
+) -> dict[int, list[TokenLogprob]]:
+    """Log-probabilities of the verdicts' tokens, by the places of the windows that ask for them; one read for all."""
+    asking = {
+        place: (_tokens(window, judgement.verdict), window.sequence.params.logprobs)
+        for place, (window, judgement) in enumerate(zip(windows, judgements, strict=True))
+        if judgement.verdict is not None and window.sequence.params.logprobs is not None
+    }
+    if not asking:
+        return {}
+    chosen = logits[to_device([row for place in asking for row in rows[place]], logits.device)]
+    tokens = [token for own, _ in asking.values() for token in own]
+    found = iter(token_logprobs(chosen, tokens, [best for own, best in asking.values() for _ in own]))
+    return {place: list(islice(found, len(own))) for place, (own, _) in asking.items()}
+
+
+def _count(window: Window, verdict: Verdict, emitted: int, proposer: Proposer | None, now: float) -> None:
     stats = window.sequence.stats
     stats.steps += 1
     if stats.first_token_s is None:
         stats.first_token_s = now
     if len(window.tree):
-        stats.record_verification(max(window.tree.depths), len(verdict.path))
+        stats.record_verification(max(window.tree.depths), len(verdict.path), emitted)
         version = proposer.version if proposer is not None else ""
         if version and version not in stats.draft_versions:
             stats.draft_versions.append(version)

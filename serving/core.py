@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 
 import torch
@@ -18,12 +18,12 @@ from distillspec.models import LanguageModel
 from distillspec.serving.commit import Committer
 from distillspec.serving.control.base import BatchView, LengthController, Plan, RowResult, RowView, StepResult
 from distillspec.serving.kv_cache import Move, SlotPool
-from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer
-from distillspec.serving.requests import Request, RequestOutput, RequestRefused, Sequence, SequenceDelta, Status
+from distillspec.serving.proposers.base import EMPTY, Foresees, ProposalRequest, Proposer, Prospect, most_nodes
+from distillspec.serving.requests import Request, RequestOutput, RequestRefused, Sequence, SequenceDelta
 from distillspec.serving.roster import Roster
 from distillspec.serving.runner import ModelRunner, RowInput
 from distillspec.serving.sampling import TokenSampler, Window
-from distillspec.serving.scheduler import Limits, SchedulePlan, plan_step
+from distillspec.serving.scheduler import Limits, SchedulePlan, most_admitted, plan_step, speculation_limit
 from distillspec.serving.tree import TokenTree
 
 log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class EngineCore:
         self.target = target
         self.vocab_size = target.identity.vocab_size
         self.clock = clock
-        self.limits = Limits(pool.slots, pool.max_len, pool.token_budget, prefill_chunk, controller.longest)
+        self.limits = Limits(pool.slots, pool.max_len, pool.token_budget, prefill_chunk, *_ahead(controller, proposer))
         self.roster = Roster(
             pool,
             self.limits,
@@ -102,6 +102,8 @@ class EngineCore:
     def replace_proposer(self, proposer: Proposer | None) -> None:
         """Draft with another proposer from now on; call between steps (`at_next_step`)."""
         self.proposer = proposer
+        lookahead, extra = _ahead(self.controller, proposer)
+        self.limits = self.roster.limits = replace(self.limits, lookahead=lookahead, extra=extra)
         self.controller.draft_changed()
         self.roster.forget_drafts()
 
@@ -116,8 +118,10 @@ class EngineCore:
         while self._messages:
             self._messages.popleft()()
         self.roster.end_expired(timer.started)
-        schedule = plan_step(self.roster.waiting, self.roster.running, self.limits)
-        self._apply(schedule)
+        waiting, running = self.roster.waiting, self.roster.running
+        most = most_admitted(self.controller, waiting, running, self.limits, timer.started)
+        schedule = plan_step(waiting, running, self.limits, most)
+        self.roster.follow(schedule, self.clock())
         try:
             result = self._run(schedule, timer) if self.roster.pool.owners else None
         except BaseException:
@@ -135,6 +139,8 @@ class EngineCore:
         problem = None
         if request.id in self._known:
             problem = "a request with this id is running already"
+        elif request.deadline_s is not None and not request.deadline_s >= 0:
+            problem = f"deadline_s={request.deadline_s} must be at least 0"
         elif length == 0:
             problem = "the prompt is empty; give at least one token"
         elif length >= longest:
@@ -142,17 +148,12 @@ class EngineCore:
                 f"a prompt of {length} tokens leaves no room to answer: prompt and output together may have "
                 f"{longest} (max_model_len)"
             )
+        elif request.max_time_per_token_s is not None and not request.max_time_per_token_s > 0:
+            problem = f"max_time_per_token_s={request.max_time_per_token_s} must be above 0 seconds"
         elif bad := [token for token in request.prompt_ids if not 0 <= token < self.vocab_size]:
             problem = f"token id {bad[0]} is not in the model's vocabulary (0…{self.vocab_size - 1})"
         if problem is not None:
             raise RequestRefused(f"request {request.id}: {problem}")
-
-    def _apply(self, schedule: SchedulePlan) -> None:
-        for sequence_id in schedule.preempt:
-            self.roster.preempt(self.roster.sequences[sequence_id])
-        for sequence_id in schedule.admit:
-            self.roster.admit(self.roster.sequences[sequence_id], self.clock())
-        self.roster.reserve_ahead()
 
     def _follow(self, moves: Seq[Move]) -> None:
         self.runner.move(moves)
@@ -173,9 +174,10 @@ class EngineCore:
             windows += started
             states = torch.cat([hidden, prompt_hidden])
             logits = self.target.full_width(self.runner.logits(states)) if windows else None
+            # Reading the verdicts is what waits for the target.
+            judgements = [] if logits is None else self.sampler.verify(logits, windows)
         rows: tuple[RowResult, ...] = ()
         if logits is not None:
-            judgements = self.sampler.verify(logits, windows)
             rows = self.committer.commit(windows, judgements, logits, self.proposer, self.clock())
         result = StepResult(rows, view, plan, view.prefill_tokens, timer.draft_s, timer.target_s, timer.total_s)
         self.controller.observe(result)
@@ -183,18 +185,24 @@ class EngineCore:
         return result
 
     def _view(self, decoding: Seq[Sequence], prefill_tokens: int) -> BatchView:
-        rows = tuple(RowView(s.id, len(s.tokens), self._speculation_limit(s)) for s in decoding)
-        return BatchView(rows, prefill_tokens, len(self.roster.waiting))
+        return BatchView(tuple([self._row(s) for s in decoding]), prefill_tokens, len(self.roster.waiting))
 
-    def _speculation_limit(self, sequence: Sequence) -> int:
-        """The step adds one token of the target's own, so one fewer than there is room for may be drafted."""
-        params = sequence.params
-        if self.proposer is None or not params.speculate or not sequence.draft_ok:
-            return 0
-        room = min(sequence.room, self.limits.max_len - len(sequence.tokens)) - 1
-        return max(0, room if params.max_speculation is None else min(room, params.max_speculation))
+    def _row(self, sequence: Sequence) -> RowView:
+        limit = 0 if self.proposer is None else speculation_limit(sequence, self.limits)
+        prospect = self.proposer.prospect(sequence) if limit and isinstance(self.proposer, Foresees) else Prospect()
+        return RowView(
+            sequence.id,
+            len(sequence.tokens),
+            min(limit, prospect.most),
+            prospect.by_model,
+            prospect.match,
+            sequence.request.max_time_per_token_s,
+        )
 
     def _propose(self, decoding: Seq[Sequence], plan: Plan, view: BatchView) -> list[TokenTree]:
+        for sequence, row in zip(decoding, plan.rows, strict=True):
+            if not row.draft_prefill and sequence.draft_computed == 0:
+                sequence.uses_draft = False
         lengths = {row.sequence_id: row.length for row in plan.rows}
         asked = [ProposalRequest(s, lengths[s.id]) for s in decoding if lengths[s.id] > 0]
         if not asked or self.proposer is None:
@@ -215,8 +223,9 @@ class EngineCore:
         ]
 
     def _that_fits(self, sequence: Sequence, tree: TokenTree) -> TokenTree:
-        """A wide tree needs a place for every node: near the context's end its deepest levels go."""
-        while len(tree) and len(sequence.tokens) + len(tree) > self.limits.max_len:
+        """A wide tree needs a place for every node: where fewer were reserved (near the context's end) its
+        deepest levels go."""
+        while len(tree) and len(sequence.tokens) + len(tree) > self.roster.pool.reserved[sequence.id]:
             tree = tree.shortened(max(tree.depths) - 1)
         return tree
 
@@ -238,11 +247,7 @@ class EngineCore:
             inputs.append(RowInput(sequence.held_slot, start, sequence.tokens[start:end], wanted=int(whole)))
         hidden = self.runner.read_uneven(inputs)
         for (sequence, _), row in zip(chunks, inputs, strict=True):
-            self.roster.pool.record(sequence.held_slot, row.tokens, row.start)
-            sequence.computed = row.start + len(row.tokens)
-            if sequence.computed == len(sequence.tokens):
-                sequence.status = Status.DECODE
-                sequence.computed -= 1  # as in any window, the newest token is its root
+            if self.roster.has_read(sequence, len(row.tokens)):
                 started.append(Window(sequence, EMPTY))
         return hidden, started
 
@@ -272,6 +277,11 @@ class _Timer:
     @property
     def total_s(self) -> float:
         return self.clock() - self.started
+
+
+def _ahead(controller: LengthController, proposer: Proposer | None) -> tuple[int, int]:
+    """Drafted tokens that a row may add, and the nodes that wide trees have beside them."""
+    return controller.longest, most_nodes(proposer, controller.longest) - controller.longest
 
 
 def _window_input(window: Window) -> RowInput:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ from distillspec.models.slot_cache import hook, unhook
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
+from distillspec.serving.control.profile import Profile, experts_of
+from distillspec.serving.control.smartspec import SmartSpecController
 from distillspec.serving.core import EngineCore, StepOutput
 from distillspec.serving.graphs import CompiledRecorder, CudaRecorder, Recorder
 from distillspec.serving.kv_cache import SlotPool
-from distillspec.serving.memory import check_reads, choose_model_len, choose_slots
+from distillspec.serving.memory import check_draft_fits, check_reads, choose_model_len, choose_slots
 from distillspec.serving.packed_linear import PackedLinears, row_counts
 from distillspec.serving.params import SamplingParams
 from distillspec.serving.proposers.base import Proposer
@@ -82,8 +84,8 @@ class Engine:
         self.max_model_len = choose_model_len(self.settings, models)
         self.slots = choose_slots(self.settings, models, self.max_model_len)
         self._held: list[_Held] = []
-        longest = controller.longest if controller is not None else self.settings.speculation_length
-        self._row_counts = row_counts(self.slots, longest)
+        controller = controller or self._make_controller()  # before models are held: it may refuse a profile
+        self._row_counts = row_counts(self.slots, controller.longest)
         for model in models:
             self._hold(model)
         self._recorder = recorder or self._choose_recorder()
@@ -93,7 +95,7 @@ class Engine:
             ModelRunner(target, self.slots, self.max_model_len, self._packs_of(target), self._recorder),
             SlotPool(self.slots, self.max_model_len, self.settings.max_cache_tokens),
             self.sampler,
-            controller or self._make_controller(),
+            controller,
             proposer or self._make_proposer(draft, _version(draft)),
             prefill_chunk=self.settings.prefill_chunk,
             prefix_reuse=self.settings.prefix_reuse,
@@ -110,12 +112,22 @@ class Engine:
         )
 
     @classmethod
-    def from_pretrained(cls, target: str, draft: str | Path | None = None, **settings: Any) -> Engine:
+    def from_pretrained(
+        cls,
+        target: str,
+        draft: str | Path | None = None,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        **settings: Any,
+    ) -> Engine:
         """Load models and build an engine.
 
         Args:
             target: `smollm2`, `tiny`, a Hub id, a folder or a .gguf file.
             draft: a distillspec draft folder, or any causal language model with the target's tokenizer.
+            dtype: auto (bfloat16 where the hardware multiplies it, else float32), float32, bfloat16, float16, float64.
+            device: auto, cpu, cuda, cuda:1, …
             settings: see `EngineSettings`.
 
         Raises:
@@ -126,7 +138,7 @@ class Engine:
         if unknown:
             raise ConfigError(f"{unknown[0]} is not an engine setting; there are {', '.join(known)}")
         chosen = EngineSettings(**settings)
-        model = load_target(TargetConfig(path=target, dtype=chosen.dtype, device=chosen.device))
+        model = load_target(TargetConfig(path=target, dtype=dtype, device=device))
         return cls(model, _load_draft(draft, model) if draft is not None else None, chosen)
 
     def generate(
@@ -192,7 +204,8 @@ class Engine:
         """Draft with another draft from the next step on, while requests run; returns its version.
 
         Everything is loaded and checked first, in the caller's thread: files, tokenizer, the target it was made for,
-        weights that are numbers. Outputs keep their distribution (seeded and greedy ones do not change at all).
+        weights that are numbers, room for its cache (its weights lie beside the old ones' until the switch). Outputs
+        keep their distribution (seeded and greedy ones do not change at all).
 
         Raises:
             ConfigError: the draft is refused, the old one stays.
@@ -205,11 +218,18 @@ class Engine:
         _check_servable(draft)
         _check_finite(draft)
         check_reads(draft, self.max_model_len)
+        check_draft_fits(self.settings, self.target, self.draft, draft, self.slots, self.max_model_len)
         self._hold(draft)
         version = _version(draft)
         proposer = self._make_proposer(draft, version)
         self.core.at_next_step(lambda: self._switch(draft, proposer))
         return version
+
+    def forget_prompts(self) -> None:
+        """Drop the beginnings that idle slots remember, between steps: the next prompts are read whole."""
+        pool = self.core.roster.pool
+        for slot in range(len(pool.owners), pool.slots):
+            pool.forget(slot)
 
     def explain_last_plan(self) -> Any:
         """Why the last step's lengths were what they were: the controller's own `Decision`; None before any step, and
@@ -291,7 +311,21 @@ class Engine:
         if self.settings.controller == "fixed":
             return FixedLength(longest)
         with_model = self._proposer_name(with_draft=self.draft is not None) in DRAFTING
-        return GoodputController(longest, drafts_with_model=with_model)
+        latency = None
+        if self.settings.profile is not None:
+            latency = Profile.load(Path(self.settings.profile), self.target, self.draft if with_model else None).latency
+        if self.settings.controller == "smartspec":
+            assert latency is not None, "settings asked for a profile"
+            latency = latency if with_model else replace(latency, draft=None)
+            gated = with_model and self.settings.draft_confidence > 0
+            return SmartSpecController(longest, latency, gated=gated, max_wait_s=self.settings.max_wait_s)
+        return GoodputController(
+            longest,
+            latency,
+            drafts_with_model=with_model,
+            max_time_per_token_s=self.settings.max_time_per_token_s,
+            experts=experts_of(self.target),
+        )
 
     def _make_proposer(self, draft: LanguageModel | None, version: str) -> Proposer | None:
         name = self._proposer_name(with_draft=draft is not None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,26 +19,28 @@ from distillspec.serving.requests import CompletionOutput, Request, Sequence
 from distillspec.serving.settings import EngineSettings
 from distillspec.types import GenerationRequest, Sample, SamplingPolicy, SignalRequest
 
+# What to propose with where there is no draft (yet); None: nothing.
+WITHOUT_DRAFT: dict[str | None, str] = {"prompt_lookup": "prompt_lookup", "lookup_else_model": "prompt_lookup"}
+
 
 class EngineGenerator:
     """Writes with `writer`; `draft` speeds it up where verifying several tokens is cheaper than writing them.
 
     The engine lives for one call of `generate`: the models are then as they were, so a draft in training may write
-    between two of its steps. What is written depends on the requests' seeds alone.
+    between two of its steps. What is written depends on the requests' seeds alone. Without a draft, `settings` that ask
+    for one are met as far as they can be: nothing is drafted, or prompts are looked up.
     """
 
     def __init__(
         self,
         writer: LanguageModel,
+        settings: EngineSettings,
         *,
-        slots: int = 64,
         source: str = "teacher",
         draft: LanguageModel | None = None,
-        speculation_length: int = 0,
     ) -> None:
-        self.writer, self.draft = writer, draft
-        self.slots, self.source = slots, source
-        self.speculation_length = speculation_length
+        self.writer, self.settings, self.source = writer, settings, source
+        self.draft = draft if settings.speculation_length else None
 
     def generate(
         self,
@@ -74,15 +77,17 @@ class EngineGenerator:
             engine.close()
 
     def _engine(self, requests: Seq[GenerationRequest]) -> Engine:
+        settings = self.settings
         longest = max(len(request.prompt.token_ids) + request.max_new_tokens for request in requests)
-        settings = EngineSettings(
-            max_slots=min(self.slots, len(requests)),
-            max_model_len=longest,
-            prefill_chunk=2048,
-            prefix_reuse=False,
-            speculation_length=self.speculation_length,
+        if settings.max_model_len is not None and settings.max_model_len < longest:
+            raise ConfigError(
+                f"max_model_len={settings.max_model_len}: prompts and answers take up to {longest} tokens"
+            )
+        proposer = settings.proposer if self.draft is not None else WITHOUT_DRAFT.get(settings.proposer)
+        slots = min(settings.max_slots, len(requests))
+        return Engine(
+            self.writer, self.draft, replace(settings, max_slots=slots, max_model_len=longest, proposer=proposer)
         )
-        return Engine(self.writer, self.draft, settings)
 
     def _sample(
         self, request: GenerationRequest, completion: CompletionOutput, recorder: SignalRecorder | None

@@ -2,19 +2,21 @@
 
 The same functions serve the target's logits, at every position of a speculated window, and the draft's, on its own
 columns. Order, as in vLLM: allowed ids, bad words, minimum length, bias, then penalties. Banned means −inf.
+Which ids are meant is worked out on the host, so that the device is never asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from distillspec.serving.requests import Sequence
+from distillspec.serving.transfer import to_device, to_host
 
 
 class Place(NamedTuple):
@@ -29,18 +31,20 @@ class Columns:
 
     def __init__(self, vocab_size: int, kept_ids: Tensor | None = None) -> None:
         self.kept_ids = kept_ids
-        self._column: Tensor | None = None
+        self.width = vocab_size if kept_ids is None else len(kept_ids)
+        self._column: dict[int, int] | None = None
         if kept_ids is not None:
-            self._column = torch.full((vocab_size,), -1, dtype=torch.int64, device=kept_ids.device)
-            self._column[kept_ids] = torch.arange(len(kept_ids), device=kept_ids.device)
+            self._column = {token: column for column, token in enumerate(to_host(kept_ids).tolist())}
 
-    def of(self, ids: Tensor, values: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Columns of those of `ids [n]` (int64) that have one, and their `values [n]` (zeros where there are none)."""
-        values = torch.zeros(len(ids), device=ids.device) if values is None else values
+    def of(self, ids: Iterable[int]) -> list[int]:
+        """Columns of those ids that have one."""
+        return list(ids) if self._column is None else [self._column[i] for i in ids if i in self._column]
+
+    def of_values(self, values: Mapping[int, float]) -> dict[int, float]:
+        """The same for ids with values."""
         if self._column is None:
-            return ids, values
-        found = self._column[ids]
-        return found[found >= 0], values[found >= 0]
+            return dict(values)
+        return {self._column[i]: value for i, value in values.items() if i in self._column}
 
     def ids(self, columns: Tensor) -> Tensor:
         """Token ids of columns."""
@@ -62,72 +66,90 @@ def needs_transform(sequence: Sequence) -> bool:
 
 def transform(logits: Tensor, places: Seq[Place], columns: Columns) -> None:
     """Change `logits [N, width]` float32 in place; row n stands at `places[n]`."""
-    texts: dict[str, _Text] = {}  # the rows of a window share theirs
+    wishes: dict[str, _Wishes] = {}  # the rows of a window share theirs
     for row, place in zip(logits, places, strict=True):
         sequence = place.sequence
         if not needs_transform(sequence):
             continue
-        _ban(row, place, columns)
-        _bias(row, place, columns)
-        if sequence.params.penalises:
-            if sequence.id not in texts:
-                texts[sequence.id] = _Text.of(sequence, row.device)
-            _penalise(row, place, texts[sequence.id], columns)
+        if sequence.id not in wishes:
+            wishes[sequence.id] = _Wishes(sequence, columns, row.device)
+        wishes[sequence.id].apply(row, place.drafted)
 
 
-@dataclass(frozen=True)
-class _Text:
-    """What penalties look at: the ids seen so far, and those written."""
+class _Wishes:
+    """What one sequence's rows of a step have in common: its text and what it wants, as columns on the device."""
 
-    seen: Tensor  # [n] int64, once each
-    written: Tensor  # [output length] int64
+    def __init__(self, sequence: Sequence, columns: Columns, device: torch.device) -> None:
+        params = sequence.params
+        self.sequence, self.params, self.columns, self.device = sequence, params, columns, device
+        self.forbidden = None if params.allowed_token_ids is None else self._all_but(params.allowed_token_ids)
+        self.bias = self._uploaded(columns.of_values(params.logit_bias)) if params.logit_bias else None
+        self.seen: set[int] = set(sequence.tokens) if params.repetition_penalty != 1.0 else set()
+        counts = params.presence_penalty or params.frequency_penalty
+        self.written: Counter[int] = Counter(sequence.output_ids) if counts else Counter()
+        self.seen_columns = self._ids(self.seen)
+        self.losses = self._uploaded(columns.of_values(self._losses(self.written)))
 
-    @classmethod
-    def of(cls, sequence: Sequence, device: torch.device) -> _Text:
-        return cls(_ids({*sequence.tokens}, device), _ids(sequence.output_ids, device))
+    def apply(self, row: Tensor, drafted: tuple[int, ...]) -> None:
+        """Change a row `[width]` that stands after the text and `drafted`."""
+        if self.forbidden is not None:
+            row.masked_fill_(self.forbidden, -torch.inf)
+        banned = self._banned(drafted)
+        if banned:
+            row[self._ids(banned)] = -torch.inf
+        if self.bias is not None:
+            row[self.bias[0]] += self.bias[1]
+        if self.params.repetition_penalty != 1.0:
+            self._repeat_less(row, set(drafted) - self.seen)
+        if self.params.presence_penalty or self.params.frequency_penalty:
+            self._write_less(row, drafted)
 
+    def _banned(self, drafted: tuple[int, ...]) -> set[int]:
+        banned = set(_ended_by_bad_word(self.sequence, drafted))
+        if self.sequence.output_length + len(drafted) < self.params.min_tokens:
+            banned |= self.sequence.stop_ids
+        return banned
 
-def _ban(row: Tensor, place: Place, columns: Columns) -> None:
-    sequence, params = place.sequence, place.sequence.params
-    if params.allowed_token_ids is not None:
-        allowed, _ = columns.of(_ids(params.allowed_token_ids, row.device))
-        row.masked_fill_(torch.ones_like(row, dtype=torch.bool).index_fill_(0, allowed, False), -torch.inf)
-    ban = set(_ended_by_bad_word(place))
-    if sequence.output_length + len(place.drafted) < params.min_tokens:
-        ban |= sequence.stop_ids
-    if ban:
-        row[columns.of(_ids(ban, row.device))[0]] = -torch.inf
-
-
-def _bias(row: Tensor, place: Place, columns: Columns) -> None:
-    bias = place.sequence.params.logit_bias
-    if bias:
-        places, values = columns.of(_ids(bias, row.device), torch.tensor(list(bias.values()), device=row.device))
-        row[places] += values
-
-
-def _penalise(row: Tensor, place: Place, text: _Text, columns: Columns) -> None:
-    """Repetition (CTRL): logits of seen ids shrink; presence and frequency: output ids lose a constant or per count."""
-    params, drafted = place.sequence.params, _ids(place.drafted, row.device)
-    if params.repetition_penalty != 1.0:
-        seen, _ = columns.of(torch.cat([text.seen, drafted]).unique())
+    def _repeat_less(self, row: Tensor, more: set[int]) -> None:
+        """Repetition (CTRL): logits of seen ids shrink towards less likely."""
+        penalty = self.params.repetition_penalty
+        seen = torch.cat([self.seen_columns, self._ids(more)]) if more else self.seen_columns
         values = row[seen]
-        row[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-    if params.presence_penalty or params.frequency_penalty:
-        written, counts = torch.cat([text.written, drafted]).unique(return_counts=True)
-        places, times = columns.of(written, counts)
-        row[places] -= params.presence_penalty + params.frequency_penalty * times
+        row[seen] = torch.where(values > 0, values / penalty, values * penalty)
+
+    def _write_less(self, row: Tensor, drafted: tuple[int, ...]) -> None:
+        """Presence and frequency: ids of the output lose a constant, and so much a time."""
+        # Drafted ids lose what they would lose had they been written: one subtraction, or rounding would differ.
+        counts = Counter(drafted)
+        again = self._uploaded(
+            self.columns.of_values(self._losses({i: self.written[i] + n for i, n in counts.items()}))
+        )
+        before = row[again[0]]
+        row[self.losses[0]] -= self.losses[1]
+        row[again[0]] = before - again[1]
+
+    def _losses(self, counts: Mapping[int, int]) -> dict[int, float]:
+        presence, frequency = self.params.presence_penalty, self.params.frequency_penalty
+        return {token: presence + frequency * count for token, count in counts.items()}
+
+    def _all_but(self, ids: Iterable[int]) -> Tensor:
+        mask = torch.ones(self.columns.width, dtype=torch.bool)
+        mask[self.columns.of(ids)] = False
+        return to_device(mask, self.device)
+
+    def _ids(self, ids: Iterable[int]) -> Tensor:
+        return to_device(self.columns.of(ids), self.device)
+
+    def _uploaded(self, values: Mapping[int, float]) -> tuple[Tensor, Tensor]:
+        """Columns and their values."""
+        return to_device(list(values), self.device), to_device(list(values.values()), self.device, torch.float32)
 
 
-def _ended_by_bad_word(place: Place) -> list[int]:
+def _ended_by_bad_word(sequence: Sequence, drafted: tuple[int, ...]) -> list[int]:
     """Ids that would complete a bad word here."""
-    words = place.sequence.bad_words
+    words = sequence.bad_words
     if not words:
         return []
     longest = max(len(word) for word in words)
-    recent = (place.sequence.output_ids[-longest:] + list(place.drafted))[-longest:]
+    recent = (sequence.output_ids[-longest:] + list(drafted))[-longest:]
     return [word[-1] for word in words if len(word) == 1 or recent[-(len(word) - 1) :] == list(word[:-1])]
-
-
-def _ids(ids: Iterable[int], device: torch.device) -> Tensor:
-    return torch.tensor(list(ids), dtype=torch.int64, device=device)

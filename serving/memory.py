@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Seq
 
 from distillspec.errors import ConfigError
@@ -56,3 +57,31 @@ def choose_slots(settings: EngineSettings, models: Seq[LanguageModel], max_len: 
             f"{budget / GIB:.2f}; lower max_model_len, or raise cache_gib if memory is there"
         )
     return min(settings.max_slots, int(budget // per_slot))
+
+
+def check_draft_fits(
+    settings: EngineSettings,
+    target: LanguageModel,
+    old: LanguageModel | None,
+    new: LanguageModel,
+    slots: int,
+    max_len: int,
+) -> None:
+    """Raise `ConfigError` where the cache of a `new` draft, in place of the `old` one's, exceeds the cache's memory.
+
+    The budget is `cache_gib`; without one, half of what is free now may be added to what the old draft's cache took.
+    """
+    places = slots * (max_len + 1)
+    needed = places * kv_bytes_per_token(new)
+    if settings.cache_gib is not None:
+        left = settings.cache_gib * GIB - places * kv_bytes_per_token(target)
+    else:
+        free = free_bytes(target.device)
+        left = math.inf if free is None else SHARE * free
+        left += 0 if old is None else places * kv_bytes_per_token(old)
+    if needed > left:
+        raise ConfigError(
+            f"the draft {new.name} needs {needed / GIB:.2f} GiB of cache for {slots} slots of {max_len} tokens, and "
+            f"{max(left, 0) / GIB:.2f} are left beside the target's; raise cache_gib if memory is there, or lower "
+            "max_slots or max_model_len (the old draft stays)"
+        )

@@ -13,6 +13,8 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
+from distillspec.serving.transfer import to_device
+
 KEPT = 256  # positions; the draft's noise is used again by verification
 
 
@@ -39,4 +41,4 @@ class NoiseBank:
         digest = blake2b(",".join(map(str, key)).encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
         exponential = torch.empty(self.vocab_size, dtype=torch.float32).exponential_(generator=generator)
-        return exponential.log_().neg_().to(self.device)
+        return to_device(exponential.log_().neg_(), self.device)

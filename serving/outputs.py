@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 
+import torch
 from torch import Tensor
 
 from distillspec.serving.requests import (
@@ -14,6 +15,7 @@ from distillspec.serving.requests import (
     SequenceDelta,
     TokenLogprob,
 )
+from distillspec.serving.transfer import to_device, to_host_together
 
 
 def delta(sequence: Sequence, before: int, text: str) -> SequenceDelta:
@@ -35,15 +37,19 @@ def output(request: Request, group: Seq[Sequence]) -> RequestOutput:
     return RequestOutput(request.id, request.prompt_ids, tuple(_completion(sequence) for sequence in group))
 
 
-def token_logprobs(logits: Tensor, tokens: Seq[int], best: int) -> list[TokenLogprob]:
-    """Raw log-probabilities of `tokens`, one for each row of `logits [n, V]`, and of the `best` alternatives."""
+def token_logprobs(logits: Tensor, tokens: Seq[int], best: Seq[int]) -> list[TokenLogprob]:
+    """Raw log-probabilities of `tokens`, one for each row of `logits [n, V]`, and of its `best[n]` alternatives.
+
+    One read for all.
+    """
     logprobs = logits.float().log_softmax(-1)
-    found = []
-    for row, token in zip(logprobs, tokens, strict=True):
-        top = row.topk(best) if best else None
-        alternatives = dict(zip(top.indices.tolist(), top.values.tolist(), strict=True)) if top is not None else {}
-        found.append(TokenLogprob(token, float(row[token]), alternatives))
-    return found
+    own = logprobs.gather(1, to_device(list(tokens), logits.device)[:, None])
+    top = logprobs.topk(min(max(best), logprobs.shape[-1]))
+    values, ids = to_host_together([torch.cat([own, top.values], 1).double(), top.indices.double()])
+    return [
+        TokenLogprob(token, row[0], dict(zip(map(int, alternatives[:count]), row[1:], strict=False)))
+        for token, row, alternatives, count in zip(tokens, values.tolist(), ids.tolist(), best, strict=True)
+    ]
 
 
 def _completion(sequence: Sequence) -> CompletionOutput:

@@ -27,6 +27,7 @@ class Request:
         priority: lower goes first, as in vLLM; equal ones in order of arrival.
         deadline_s: seconds after submission at which the request is ended as it stands, reason `abort`.
         tenant: whose request it is, for logs and limits.
+        max_time_per_token_s: expected time per output token that controller=goodput keeps it to; None: the engine's.
     """
 
     id: str
@@ -35,6 +36,7 @@ class Request:
     priority: int = 0
     deadline_s: float | None = None
     tenant: str = "default"
+    max_time_per_token_s: float | None = None
 
 
 class Status(Enum):
@@ -54,7 +56,7 @@ class RequestStats:
     finished_s: float | None = None
     steps: int = 0  # runs of the target that emitted tokens of this request
     proposed: int = 0  # drafted tokens that were verified
-    accepted: int = 0
+    accepted: int = 0  # of these, those that were emitted
     tried_per_position: list[int] = field(default_factory=list)
     accepted_per_position: list[int] = field(default_factory=list)
     draft_versions: list[str] = field(default_factory=list)
@@ -79,15 +81,20 @@ class RequestStats:
         tried = sum(self.tried_per_position)
         return self.accepted / tried if tried else None
 
-    def record_verification(self, proposed: int, accepted: int) -> None:
-        """A verified chain (or the depth of a tree): positions up to the first rejection were tried."""
+    def record_verification(self, proposed: int, accepted: int, emitted: int) -> None:
+        """A verified chain (or the depth of a tree): positions up to the first rejection were tried.
+
+        Where the answer ended inside it, `emitted ≤ accepted` tokens were its own; what stood behind does not count.
+        """
+        tried = min(accepted + 1, proposed, emitted)
+        accepted = min(accepted, emitted)
         self.proposed += proposed
         self.accepted += accepted
         missing = proposed - len(self.tried_per_position)
         if missing > 0:
             self.tried_per_position.extend([0] * missing)
             self.accepted_per_position.extend([0] * missing)
-        for place in range(min(accepted + 1, proposed)):
+        for place in range(tried):
             self.tried_per_position[place] += 1
             self.accepted_per_position[place] += place < accepted
 
@@ -109,20 +116,21 @@ class Sequence:
     computed: int = 0  # leading tokens whose keys and values the target's cache holds
     draft_computed: int = 0  # the same for the draft's cache
     draft_ok: bool = True  # False after draft logits that were no numbers
+    uses_draft: bool = True  # False: the draft model never reads it; draft-free proposers may serve it
     text: str = ""
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     stats: RequestStats = field(default_factory=RequestStats)
+    prompt_length: int = field(init=False)  # kept, since the scheduler asks several times a step
+
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.request.prompt_ids)
 
     @property
     def params(self) -> SamplingParams:
         return self.request.params
-
-    @property
-    def prompt_length(self) -> int:
-        return len(self.request.prompt_ids)
 
     @property
     def output_ids(self) -> list[int]:

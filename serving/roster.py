@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
+from heapq import heappop, heappush
 
 from transformers import PreTrainedTokenizerBase
 
@@ -11,7 +13,7 @@ from distillspec.serving.detokenize import Detokenizer
 from distillspec.serving.kv_cache import Move, SlotPool
 from distillspec.serving.outputs import delta, output
 from distillspec.serving.requests import Request, RequestOutput, Sequence, SequenceDelta, Status
-from distillspec.serving.scheduler import Limits, reservation
+from distillspec.serving.scheduler import Limits, SchedulePlan, reservation, urgency
 
 MIN_PREFIX = 16  # shared tokens below which copying is not worth it
 
@@ -40,6 +42,8 @@ class Roster:
         self._on_moves, self._on_gone, self._on_unjudged = on_moves, on_gone, on_unjudged
         self.sequences: dict[str, Sequence] = {}  # unfinished ones, in order of arrival
         self.texts: dict[str, Detokenizer] = {}
+        self.waiting: list[Sequence] = []  # most urgent first
+        self._deadlines: list[tuple[float, int, Sequence]] = []  # a heap; the finished are passed over
         self._groups: dict[str, list[Sequence]] = {}  # request id → its answers
         self._arrivals = 0
         self.deltas: list[SequenceDelta] = []
@@ -54,10 +58,6 @@ class Roster:
     def decoding(self) -> list[Sequence]:
         return [s for s in self.running if s.status is Status.DECODE]
 
-    @property
-    def waiting(self) -> list[Sequence]:
-        return [s for s in self.sequences.values() if s.status is Status.WAITING]
-
     def enqueue(self, request: Request, now: float) -> None:
         """Let a request's answers wait for slots."""
         group = []
@@ -66,8 +66,19 @@ class Roster:
             sequence.stats.submitted_s = now
             self.sequences[sequence.id] = sequence
             self.texts[sequence.id] = Detokenizer(self.tokenizer, request.prompt_ids, request.params.stop)
+            self._wait(sequence)
+            if request.deadline_s is not None:
+                heappush(self._deadlines, (now + request.deadline_s, sequence.arrival, sequence))
             group.append(sequence)
         self._groups[request.id] = group
+
+    def follow(self, schedule: SchedulePlan, now: float) -> None:
+        """Who is to lose a slot loses it, who is admitted gets one, and everyone's next step has its room."""
+        for sequence_id in schedule.preempt:
+            self.preempt(self.sequences[sequence_id])
+        for sequence_id in schedule.admit:
+            self.admit(self.sequences[sequence_id], now)
+        self.reserve_ahead()
 
     def admit(self, sequence: Sequence, now: float) -> None:
         """Give a waiting sequence the next slot, with the beginning that another slot already holds."""
@@ -77,6 +88,7 @@ class Roster:
         if self.prefix_reuse:
             self._on_moves(self.pool.bring(prefix))
         slot = self.pool.take(sequence.id, reservation(sequence, self.limits))
+        self._wait_no_more(sequence)
         sequence.slot, sequence.status = slot, Status.PREFILL
         if sequence.stats.admitted_s is None:
             sequence.stats.admitted_s = now
@@ -84,10 +96,21 @@ class Roster:
             self.pool.record(slot, sequence.tokens[: prefix.length], 0)
             sequence.computed = sequence.stats.prefix_tokens = prefix.length
 
+    def has_read(self, sequence: Sequence, tokens: int) -> bool:
+        """The target has read the next `tokens` tokens of a prompt; True where that was the rest of it."""
+        start, end = sequence.computed, sequence.computed + tokens
+        self.pool.record(sequence.held_slot, sequence.tokens[start:end], start)
+        sequence.computed = end
+        if end < len(sequence.tokens):
+            return False
+        sequence.status = Status.DECODE
+        sequence.computed -= 1  # as in any window, the newest token is its root
+        return True
+
     def preempt(self, sequence: Sequence) -> None:
         """Take the slot away; everything is read again later, the text stays."""
         self._leave_slot(sequence)
-        sequence.status = Status.WAITING
+        self._wait(sequence)
         sequence.stats.preemptions += 1
 
     def recover(self, now: float) -> None:
@@ -113,13 +136,15 @@ class Roster:
 
     def end_expired(self, now: float) -> None:
         """End the sequences whose deadline has passed."""
-        for sequence in list(self.sequences.values()):
-            deadline_s = sequence.request.deadline_s
-            if deadline_s is not None and now - sequence.stats.submitted_s > deadline_s:
+        while self._deadlines and self._deadlines[0][0] < now:
+            sequence = heappop(self._deadlines)[2]
+            if not sequence.finished:
                 self._cut(sequence, now)
 
     def finish(self, sequence: Sequence, now: float) -> None:
         """A sequence with a finish reason leaves; with the last of its request the output is made."""
+        if sequence.status is Status.WAITING:
+            self._wait_no_more(sequence)
         self._leave_slot(sequence)
         sequence.status = Status.FINISHED
         sequence.stats.finished_s = now
@@ -146,14 +171,26 @@ class Roster:
         self.pool.check_integrity()
         running = self.running
         assert all(s.slot == place for place, s in enumerate(running)), "a sequence is not in the slot it believes"
-        assert all(s.slot is None for s in self.waiting), "a waiting sequence holds a slot"
+        waiting = [s for s in self.sequences.values() if s.status is Status.WAITING]
+        assert all(s.slot is None for s in waiting), "a waiting sequence holds a slot"
         decoding = len(self.decoding)
         assert all(s.status is Status.DECODE for s in running[:decoding]), "decoding sequences come first"
         assert all(s.status is Status.PREFILL for s in running[decoding:]), "the others read their prompts"
         for place, s in enumerate(running):
             assert self.pool.contents[place] == s.tokens[: s.computed], f"slot {place} does not hold the text of {s.id}"
+        waiting = [s for s in self.sequences.values() if s.status is Status.WAITING]
+        assert self.waiting == sorted(waiting, key=urgency), "the waiting list is not who waits, most urgent first"
         listed = {s.id for group in self._groups.values() for s in group if not s.finished}
         assert listed == set(self.sequences) == set(self.texts), "groups, sequences and texts differ"
+
+    def _wait(self, sequence: Sequence) -> None:
+        sequence.status = Status.WAITING
+        insort(self.waiting, sequence, key=urgency)
+
+    def _wait_no_more(self, sequence: Sequence) -> None:
+        place = bisect_left(self.waiting, urgency(sequence), key=urgency)
+        assert self.waiting[place] is sequence, f"{sequence.id} is not where it should wait"
+        del self.waiting[place]
 
     def _new(self, request: Request, index: int) -> Sequence:
         params = request.params
@@ -176,7 +213,7 @@ class Roster:
         words = {tuple(word) for word in request.params.bad_word_ids}
         spelt: Iterable[str] = (s for word in request.params.bad_words for s in (word, f" {word.lstrip()}"))
         words |= {tuple(self.tokenizer.encode(s, add_special_tokens=False)) for s in spelt}
-        return tuple(sorted(words))
+        return tuple(sorted(words - {()}))  # a tokenizer may make nothing of a word
 
     def _cut(self, sequence: Sequence, now: float) -> None:
         sequence.finish_reason = "abort"

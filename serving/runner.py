@@ -14,6 +14,7 @@ from distillspec.models.slot_cache import SlotCache, SlotView
 from distillspec.serving.graphs import GraphedPasses, Recorder
 from distillspec.serving.kv_cache import Move
 from distillspec.serving.packed_linear import PackedLinears
+from distillspec.serving.transfer import to_device
 from distillspec.serving.tree import TokenTree
 
 PADDING = 1.5  # so many times the tokens themselves a pass over prompts may compute
@@ -56,14 +57,15 @@ class ModelRunner:
     def read(self, rows: Seq[RowInput]) -> Tensor:
         """Read all rows in one pass; final hidden states `[Σ wanted, D]`, row by row."""
         tokens, view = self.prepare(rows)
+        wanted = _wanted(rows, tokens.shape[1], self.model.device)
         hidden = self.hidden(tokens, view)
-        return hidden.reshape(-1, hidden.shape[-1])[_wanted(rows, tokens.shape[1], self.model.device)]
+        return hidden.reshape(-1, hidden.shape[-1])[wanted]
 
     def prepare(self, rows: Seq[RowInput]) -> tuple[Tensor, SlotView]:
         """One pass's tokens `[B, q]` int64, shorter rows padded, and where they go."""
         width = max(len(row.tokens) for row in rows)
         padded = [[*row.tokens, *[0] * (width - len(row.tokens))] for row in rows]
-        return torch.tensor(padded, device=self.model.device), self._view(rows, width)
+        return to_device(padded, self.model.device), self._view(rows, width)
 
     def hidden(self, tokens: Tensor, view: SlotView) -> Tensor:
         """One pass; final hidden states `[B, q, D]`, valid until the next call."""
@@ -95,10 +97,9 @@ class ModelRunner:
 
     def _view(self, rows: Seq[RowInput], width: int) -> SlotView:
         device = self.model.device
-        starts = torch.tensor([row.start for row in rows], device=device)
-        counts = torch.tensor([len(row.tokens) for row in rows], device=device)
+        starts, counts = to_device([[row.start for row in rows], [len(row.tokens) for row in rows]], device)
         longest = max(row.start + len(row.tokens) for row in rows)
-        view = SlotView.append(self.cache, [row.slot for row in rows], starts, counts, longest)
+        view = SlotView.append(self.cache, [row.slot for row in rows], starts, counts, longest, width)
         if all(row.tree is None or row.tree.is_chain for row in rows):
             return view
         return _tree_view(view, rows, starts, width)
@@ -141,4 +142,4 @@ def _wanted(rows: Seq[RowInput], width: int, device: torch.device) -> Tensor:
         for r, row in enumerate(rows)
         for place in range(len(row.tokens) - row.wanted, len(row.tokens))
     ]
-    return torch.tensor(places, dtype=torch.int64, device=device)
+    return to_device(places, device)

@@ -1,31 +1,29 @@
 """Tokens and verdicts from logits: the engine's draws, for rows of many requests with parameters of their own.
 
 Three kinds of rows. Greedy and seeded ones *choose*: the target's own token is a function of its logits (and of keyed
-noise), so a drafted token stands when it is that token. The others draw by rejection sampling. Only what a verdict
-needs is computed: a whole distribution for one position a row, not for the whole window.
+noise), so a drafted token stands when it is that token. The others draw by rejection sampling.
+
+A step's verdicts are launched together and read at once (`Asked`). Where looks at the device cost nothing, only what a
+verdict needs is computed: one position after another, until a token falls. Verdicts are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from distillspec.sampling import draw, filtered_logits, policy_probs
+from distillspec.sampling import draw_unchecked, filtered_logits, policy_probs
+from distillspec.serving.chains import Chains, next_tokens
 from distillspec.serving.logits import Columns, Place, needs_transform, transform
 from distillspec.serving.noise import NoiseBank
 from distillspec.serving.requests import Sequence
+from distillspec.serving.transfer import to_device, to_host, to_host_together
 from distillspec.serving.tree import ROOT, TokenTree
-from distillspec.serving.verification import (
-    Verdict,
-    accepts,
-    residual_probs,
-    verify_choices,
-    verify_tree,
-)
+from distillspec.serving.verification import Verdict, verify_choices, verify_tree
 from distillspec.types import SamplingPolicy
 
 
@@ -60,33 +58,49 @@ class Drafted:
     finite: list[bool]  # False: the row's logits are no numbers, its token means nothing
 
 
-class TokenSampler:
-    """Draws for both models. Proposal, acceptance and residual draws have streams of their own."""
+@dataclass(frozen=True)
+class Asked:
+    """Verdicts under way: `numbers [n]` int64 on the device, and what to make of them once they are read."""
 
-    def __init__(self, vocab_size: int, device: torch.device, seed: int = 0) -> None:
+    numbers: Tensor
+    verdicts: Callable[[list[int]], list[Verdict]]
+
+
+class TokenSampler:
+    """Draws for both models. Proposal, acceptance and residual draws have streams of their own.
+
+    Args:
+        look: whether reading a number from the device costs nothing; None: on CPUs it does not. Without looks every
+            position of a window is computed, and a step's verdicts are one read (trees wider than one: two).
+    """
+
+    def __init__(self, vocab_size: int, device: torch.device, seed: int = 0, *, look: bool | None = None) -> None:
+        self.look = device.type == "cpu" if look is None else look
         self.columns = Columns(vocab_size)
         self.noise = NoiseBank(vocab_size, device)
         self._propose, self._accept, self._residual = (torch.Generator().manual_seed(3 * seed + i) for i in range(3))
 
     def propose(self, logits: Tensor, places: Seq[Place], columns: Columns) -> Drafted:
-        """One drafted token for each row of the draft's `logits [B, width]`."""
-        logits, finite = _made_finite(_transformed(logits, places, columns))
+        """One drafted token for each row of the draft's `logits [B, width]`; one read."""
+        logits, finite = self._made_finite(_transformed(logits, places, columns))
         tokens = torch.zeros(len(places), dtype=torch.int64, device=logits.device)
         probs: list[Tensor | None] = [None] * len(places)
         for (policy, seeded), rows in _by_kind([place.sequence for place in places]):
-            scores = logits if len(rows) == len(places) else logits[rows]
+            scores = _rows_of(logits, rows)
             if policy.is_greedy:
-                tokens[rows] = scores.argmax(-1)
+                chosen = scores.argmax(-1)
             elif seeded:
                 noise = torch.stack([self._noise_at(places[row]) for row in rows])
                 noise = noise if columns.kept_ids is None else noise[:, columns.kept_ids]
-                tokens[rows] = (filtered_logits(scores, policy) + noise).argmax(-1)
+                chosen = (filtered_logits(scores, policy, look=self.look) + noise).argmax(-1)
             else:
-                drawn_from = policy_probs(scores, policy)
-                tokens[rows] = draw(drawn_from, self._uniforms(self._propose, len(rows), scores))
+                drawn_from = policy_probs(scores, policy, look=self.look)
+                chosen = draw_unchecked(drawn_from, self._uniforms(self._propose, len(rows), scores))
                 for row, row_probs in zip(rows, drawn_from, strict=True):
                     probs[row] = row_probs
-        return Drafted(columns.ids(tokens).tolist(), probs, finite)
+            tokens[to_device(rows, logits.device)] = chosen
+        read = to_host(torch.stack([columns.ids(tokens), finite.long()])).tolist()
+        return Drafted(read[0], probs, [bool(sound) for sound in read[1]])
 
     def proposal_uniforms(self, rows: int, count: int, like: Tensor) -> Tensor:
         """`[rows, count]` float64 of the proposals' own stream, on `like`'s device: for drafting many at once."""
@@ -99,83 +113,69 @@ class TokenSampler:
         """
         if any(needs_transform(window.sequence) for window in windows):
             logits = _transformed(logits, [place for window in windows for place in window.places()], self.columns)
-        logits, finite = _made_finite(logits)
+        logits, finite = self._made_finite(logits)
         firsts = _firsts(windows)
-        verdicts: dict[int, Verdict] = {}
+        asked: list[tuple[list[int], Asked]] = []
         for (policy, seeded), members in _by_kind([window.sequence for window in windows]):
             group = [windows[m] for m in members]
-            rows = [row for m in members for row in range(firsts[m], firsts[m] + 1 + len(windows[m].tree))]
-            part = logits if len(rows) == len(logits) else logits[rows]
-            judge = _verify_greedy if policy.is_greedy else self._verify_seeded if seeded else self._verify_drawn
-            verdicts.update(zip(members, judge(part, group, policy), strict=True))
-        return [
-            Judgement(
-                verdicts[i] if _path_is_finite(verdicts[i], finite, first) else None,
-                all(finite[first : first + 1 + len(window.tree)]),
-            )
-            for i, (first, window) in enumerate(zip(firsts, windows, strict=True))
-        ]
+            part = _rows_of(logits, [row for m in members for row in range(firsts[m], firsts[m] + _rows(windows[m]))])
+            judge = _ask_greedy if policy.is_greedy else self._ask_seeded if seeded else self._ask_drawn
+            asked.append((members, judge(part, group, policy)))
+        numbers = to_host(torch.cat([finite.long(), *(asking.numbers for _, asking in asked)])).tolist()
+        return _judgements(windows, [bool(sound) for sound in numbers[: len(logits)]], asked, numbers[len(logits) :])
 
-    def _verify_seeded(self, logits: Tensor, windows: Seq[Window], policy: SamplingPolicy) -> list[Verdict]:
-        """Choices are made only where the path comes by."""
+    def _ask_seeded(self, logits: Tensor, windows: Seq[Window], policy: SamplingPolicy) -> Asked:
+        places = [place for window in windows for place in window.places()]
+        if not self.look:
+            noise = torch.stack([self._noise_at(place) for place in places])
+            scores = filtered_logits(logits, policy, look=False)
+            return _choices((scores + noise).argmax(-1), windows)
+
+        # Choices are made only where the path comes by.
+        def choose(row: int) -> int:
+            return int((filtered_logits(logits[row], policy) + self._noise_at(places[row])).argmax())
+
+        return _known(logits, _walk(choose, windows))
+
+    def _ask_drawn(self, logits: Tensor, windows: Seq[Window], policy: SamplingPolicy) -> Asked:
+        if not all(window.tree.is_chain for window in windows):
+            return self._ask_wide(logits, windows, policy)
+        chains = Chains([window.tree for window in windows], logits.device)
+        accept = self._uniforms(self._accept, len(windows) * chains.longest, logits).view(len(windows), -1)
+        stand = chains.standing_by_level if self.look else chains.standing
+        count, last = stand(logits, policy, accept)
+        tokens = next_tokens(chains, last, count, self._uniforms(self._residual, len(windows), logits))
+
+        def verdicts(numbers: list[int]) -> list[Verdict]:
+            counts, own = numbers[: len(windows)], numbers[len(windows) :]
+            return [Verdict(tuple(range(count)), token) for count, token in zip(counts, own, strict=True)]
+
+        return Asked(torch.cat([count, tokens]), verdicts)
+
+    def _ask_wide(self, logits: Tensor, windows: Seq[Window], policy: SamplingPolicy) -> Asked:
+        """Trees wider than one are judged on the host, after a read of their whole distributions."""
+        probs, *drafted = to_host_together(
+            [policy_probs(logits, policy, look=self.look), *_draft_probs(windows, logits)]
+        )
         verdicts = []
         for first, window in zip(_firsts(windows), windows, strict=True):
-            places = window.places()
+            tree = window.tree
+            if tree.draft_probs is not None:
+                tree = replace(tree, draft_probs=drafted.pop(0), kept_ids=None)
+            accept = self._uniforms(self._accept, len(tree), probs)
+            own = self._uniforms(self._residual, 1, probs)[0]
+            verdicts.append(verify_tree(probs[first : first + _rows(window)], tree, accept, own))
+        return _known(logits, verdicts)
 
-            def choose(row: int, first: int = first, places: list[Place] = places) -> int:
-                scores = filtered_logits(logits[first + row], policy)
-                return int((scores + self._noise_at(places[row])).argmax())
+    def _made_finite(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows that define no distribution (NaN, +inf, only −inf) become zeros; `[N]` bool: which were sound.
 
-            verdicts.append(verify_choices(choose, window.tree))
-        return verdicts
-
-    def _verify_drawn(self, logits: Tensor, windows: Seq[Window], policy: SamplingPolicy) -> list[Verdict]:
-        if all(window.tree.is_chain for window in windows):
-            return self._verify_chains(logits, windows, policy)
-        verdicts = []
-        for first, window in zip(_firsts(windows), windows, strict=True):
-            probs = policy_probs(logits[first : first + 1 + len(window.tree)], policy)
-            accept = self._uniforms(self._accept, len(window.tree), probs)
-            verdicts.append(verify_tree(probs, window.tree, accept, self._uniforms(self._residual, 1, probs)[0]))
-        return verdicts
-
-    def _verify_chains(self, logits: Tensor, windows: Seq[Window], policy: SamplingPolicy) -> list[Verdict]:
-        """Many chains at once, level by level: the distribution after a rejected token is never computed."""
-        longest = max(len(window.tree) for window in windows)
-        accept = self._uniforms(self._accept, len(windows) * longest, logits).view(len(windows), longest)
-        firsts = _firsts(windows)
-        standing = [0] * len(windows)
-        last = logits.new_empty(len(windows), logits.shape[-1], dtype=torch.float32)
-        alive = list(range(len(windows)))
-        for level in range(longest + 1):
-            probs = policy_probs(logits[[firsts[b] + level for b in alive]], policy)
-            judged = [i for i, b in enumerate(alive) if len(windows[b].tree) > level]
-            stands = self._stand(probs, [alive[i] for i in judged], judged, windows, level, accept)
-            fallen = [i for i in range(len(alive)) if i not in stands]
-            last[[alive[i] for i in fallen]] = probs[fallen]
-            alive = [alive[i] for i in sorted(stands)]
-            for b in alive:
-                standing[b] = level + 1
-            if not alive:
-                break
-        for b, window in enumerate(windows):
-            if standing[b] < len(window.tree):
-                _take_away_rejected(last[b], window.tree, standing[b])
-        next_tokens = draw(last, self._uniforms(self._residual, len(windows), logits)).tolist()
-        return [Verdict(tuple(range(count)), token) for count, token in zip(standing, next_tokens, strict=True)]
-
-    @staticmethod
-    def _stand(
-        probs: Tensor, members: Seq[int], rows: Seq[int], windows: Seq[Window], level: int, accept: Tensor
-    ) -> set[int]:
-        """Which `rows` of `probs` accept the drafted token of their window (of `members`) at `level`."""
-        if not members:
-            return set()
-        tokens = [windows[b].tree.tokens[level] for b in members]
-        target_at = probs[list(rows), tokens]
-        draft_at = torch.stack([_draft_at(windows[b].tree, level, like=probs) for b in members])
-        accepted = accepts(target_at, draft_at, accept[list(members), level])
-        return {row for row, stands in zip(rows, accepted.tolist(), strict=True) if stands}
+        Without looks they stay: what follows from them is dropped with their verdicts.
+        """
+        finite = torch.isfinite(logits.amax(-1))
+        if self.look and not bool(finite.all()):
+            logits = logits.masked_fill(~finite[:, None], 0.0)
+        return logits, finite
 
     def _noise_at(self, place: Place) -> Tensor:
         sequence = place.sequence
@@ -184,39 +184,55 @@ class TokenSampler:
 
     @staticmethod
     def _uniforms(stream: torch.Generator, count: int, like: Tensor) -> Tensor:
-        return torch.rand(count, generator=stream, dtype=torch.float64).to(like.device)
+        return to_device(torch.rand(count, generator=stream, dtype=torch.float64), like.device)
 
 
-def _take_away_rejected(probs: Tensor, tree: TokenTree, node: int) -> None:
-    """Turn the target's `probs [V]` into the residual after the chain's `node` fell, in place, unnormalised."""
-    if tree.kind == "one_hot":
-        token = tree.tokens[node]
-        if float(probs.sum() - probs[token]) > 0:
-            probs[token] = 0
-        return
-    assert tree.draft_probs is not None
-    assert tree.rows is not None
-    q = tree.draft_probs[tree.rows[node - 1]]
-    if tree.kept_ids is not None:
-        q = torch.zeros_like(probs).index_copy_(0, tree.kept_ids, q.to(probs))
-    probs.copy_(residual_probs(probs, q))
+def _judgements(
+    windows: Seq[Window], finite: list[bool], asked: Seq[tuple[list[int], Asked]], numbers: list[int]
+) -> list[Judgement]:
+    """What was asked, made verdicts; those that rest on rows that are no numbers become None."""
+    found: dict[int, Verdict] = {}
+    for members, asking in asked:
+        own, numbers = numbers[: len(asking.numbers)], numbers[len(asking.numbers) :]
+        found.update(zip(members, asking.verdicts(own), strict=True))
+    judgements = []
+    for i, (first, window) in enumerate(zip(_firsts(windows), windows, strict=True)):
+        rows = finite[first : first + _rows(window)]
+        decided = rows[0] and all(rows[1 + node] for node in found[i].path)
+        judgements.append(Judgement(found[i] if decided else None, all(rows)))
+    return judgements
 
 
-def _draft_at(tree: TokenTree, node: int, like: Tensor) -> Tensor:
-    """q(x) of a chain's drafted token `node`, `[]`; 1 where the proposer is deterministic."""
-    if tree.draft_probs is None:
-        return like.new_ones(())
-    token = tree.tokens[node]
-    column = token if tree.kept_ids is None else int(torch.searchsorted(tree.kept_ids, token))
-    return tree.draft_probs[node, column].to(like.dtype)
+def _ask_greedy(logits: Tensor, windows: Seq[Window], policy: SamplingPolicy) -> Asked:
+    return _choices(logits.argmax(-1), windows)
 
 
-def _made_finite(logits: Tensor) -> tuple[Tensor, list[bool]]:
-    """Rows that define no distribution (NaN, +inf, nothing but −inf) become zeros; which rows were sound."""
-    finite = torch.isfinite(logits.amax(-1))
-    if not bool(finite.all()):
-        logits = logits.masked_fill(~finite[:, None], 0.0)
-    return logits, finite.tolist()
+def _choices(choices: Tensor, windows: Seq[Window]) -> Asked:
+    """The target's own token at every row, `[N]`."""
+    return Asked(choices, lambda read: _walk(read.__getitem__, windows))
+
+
+def _known(like: Tensor, verdicts: list[Verdict]) -> Asked:
+    """Verdicts that need no more numbers."""
+    return Asked(torch.empty(0, dtype=torch.int64, device=like.device), lambda _: verdicts)
+
+
+def _walk(choice: Callable[[int], int], windows: Seq[Window]) -> list[Verdict]:
+    """Verdicts from the target's own token at each of all windows' rows, asked for only along the paths."""
+    return [
+        verify_choices(lambda row, first=first: choice(first + row), window.tree)  # type: ignore[misc]
+        for first, window in zip(_firsts(windows), windows, strict=True)
+    ]
+
+
+def _draft_probs(windows: Seq[Window], like: Tensor) -> Iterator[Tensor]:
+    """What the sampled trees were drawn from, over the whole vocabulary."""
+    for tree in (window.tree for window in windows):
+        if tree.draft_probs is not None and tree.kept_ids is not None:
+            full = tree.draft_probs.new_zeros(len(tree.draft_probs), like.shape[-1])
+            yield full.index_copy_(1, tree.kept_ids, tree.draft_probs).float()
+        elif tree.draft_probs is not None:
+            yield tree.draft_probs.float()
 
 
 def _transformed(logits: Tensor, places: Seq[Place], columns: Columns) -> Tensor:
@@ -235,12 +251,12 @@ def _by_kind(sequences: Seq[Sequence]) -> Iterator[tuple[tuple[SamplingPolicy, b
     yield from groups.items()
 
 
-def _verify_greedy(logits: Tensor, windows: Seq[Window], policy: SamplingPolicy) -> list[Verdict]:
-    choices: list[int] = logits.argmax(-1).tolist()
-    return [
-        verify_choices(choices[first : first + 1 + len(window.tree)].__getitem__, window.tree)
-        for first, window in zip(_firsts(windows), windows, strict=True)
-    ]
+def _rows_of(logits: Tensor, rows: list[int]) -> Tensor:
+    return logits if len(rows) == len(logits) else logits[to_device(rows, logits.device)]
+
+
+def _rows(window: Window) -> int:
+    return 1 + len(window.tree)
 
 
 def _firsts(windows: Seq[Window]) -> list[int]:
@@ -248,10 +264,5 @@ def _firsts(windows: Seq[Window]) -> list[int]:
     firsts, row = [], 0
     for window in windows:
         firsts.append(row)
-        row += 1 + len(window.tree)
+        row += _rows(window)
     return firsts
-
-
-def _path_is_finite(verdict: Verdict, finite: list[bool], first: int) -> bool:
-    """Whether every row that decided the verdict was sound."""
-    return finite[first] and all(finite[first + 1 + node] for node in verdict.path)

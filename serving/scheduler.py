@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from operator import attrgetter
 
+from distillspec.serving.control.base import AdmissionController, AdmissionView, LengthController, WaitingView
 from distillspec.serving.requests import Sequence, Status
+
+urgency = attrgetter("request.priority", "arrival")  # smaller is sooner; no two sequences are equally urgent
 
 
 @dataclass(frozen=True)
@@ -17,6 +22,7 @@ class Limits:
     cache_tokens: int  # over all slots
     prefill_chunk: int  # prompt tokens read a step
     lookahead: int  # drafted tokens a row may add, reserved ahead
+    extra: int = 0  # nodes that wide trees have beside them, which take places too
 
 
 @dataclass(frozen=True)
@@ -39,27 +45,54 @@ class SchedulePlan:
 def reservation(sequence: Sequence, limits: Limits) -> int:
     """Tokens to set aside for a sequence's next step: its text, the drafted ones and one of the target's own."""
     final = sequence.prompt_length + sequence.max_output
-    return min(len(sequence.tokens) + limits.lookahead + 1, final, limits.max_len)
+    tokens = min(len(sequence.tokens) + limits.lookahead + 1, final)
+    return min(tokens + limits.extra, limits.max_len, max(tokens, limits.cache_tokens))
 
 
-def plan_step(waiting: Seq[Sequence], running: Seq[Sequence], limits: Limits) -> SchedulePlan:
-    """Who is preempted, who is admitted, and how much of whose prompt is read.
+def speculation_limit(sequence: Sequence, limits: Limits) -> int:
+    """The most tokens that may be drafted for a sequence: the step adds one of the target's own to them."""
+    params = sequence.params
+    if not params.speculate or not sequence.draft_ok:
+        return 0
+    room = min(sequence.room, limits.max_len - len(sequence.tokens)) - 1
+    return max(0, room if params.max_speculation is None else min(room, params.max_speculation))
 
-    Lower `priority` first, equal ones in order of arrival. Sequences that run are preempted, the last first, when their
-    next step does not fit the cache, or when a more urgent one waits and finds no slot. The first in order always
-    fits: a request larger than the cache is refused at the door. Changes nothing.
+
+def most_admitted(
+    controller: LengthController, waiting: Seq[Sequence], running: Seq[Sequence], limits: Limits, now: float
+) -> int | None:
+    """How many of those who wait the controller lets in, those who go first first; None: it leaves that alone."""
+    if not waiting or not isinstance(controller, AdmissionController):
+        return None
+    views = [WaitingView(s.id, len(s.tokens), now - s.stats.submitted_s) for s in waiting]
+    running_tokens = tuple([len(sequence.tokens) for sequence in running])
+    return controller.admit(AdmissionView(running_tokens, tuple(views), limits.slots, limits.cache_tokens))
+
+
+def plan_step(waiting: Seq[Sequence], running: Seq[Sequence], limits: Limits, most: int | None = None) -> SchedulePlan:
+    """Who is preempted, who is admitted (at most `most`), and how much of whose prompt is read.
+
+    Lower `priority` first, equal ones in order of arrival; `waiting` comes in that order, and only as many as get in
+    are looked at. Sequences that run are preempted, the last first, when their next step does not fit the cache, or
+    when a more urgent one waits and finds no slot. The first in order always fits: a request larger than the cache is
+    refused at the door. Changes nothing.
     """
-    kept, preempted = _keep_what_fits(sorted(running, key=_urgency), limits)
+    needs = {s.id: reservation(s, limits) for s in running}
+    kept, preempted = _keep_what_fits(sorted(running, key=urgency), needs, limits)
     admitted: list[Sequence] = []
     prefill_left = limits.prefill_chunk - sum(_unread(s) for s in kept if s.status is Status.PREFILL)
-    for sequence in sorted(waiting, key=_urgency):
-        if prefill_left <= 0 or (preempted and _urgency(sequence) > min(map(_urgency, preempted))):
+    for sequence in waiting:
+        if len(admitted) == most:
+            break
+        if prefill_left <= 0 or (preempted and urgency(sequence) > min(map(urgency, preempted))):
             break  # whoever lost a slot gets the next one, before any who come after
-        victims = _make_room(sequence, kept, admitted, limits)
+        needs[sequence.id] = reservation(sequence, limits)
+        victims = _make_room(sequence, kept, admitted, needs, limits)
         if victims is None:
             break  # first come, first served: nobody overtakes the first that does not fit
         preempted += victims
-        kept = [s for s in kept if s not in victims]
+        gone = {s.id for s in victims}
+        kept = [s for s in kept if s.id not in gone]
         admitted.append(sequence)
         prefill_left -= len(sequence.tokens)
     prefilling = [s for s in kept if s.status is Status.PREFILL]
@@ -70,12 +103,14 @@ def plan_step(waiting: Seq[Sequence], running: Seq[Sequence], limits: Limits) ->
     )
 
 
-def _keep_what_fits(running: Seq[Sequence], limits: Limits) -> tuple[list[Sequence], list[Sequence]]:
+def _keep_what_fits(
+    running: Seq[Sequence], needs: Mapping[str, int], limits: Limits
+) -> tuple[list[Sequence], list[Sequence]]:
     """Most urgent first, as many as the cache holds; the rest loses its slot."""
     kept: list[Sequence] = []
     room = limits.cache_tokens
     for place, sequence in enumerate(running):
-        room -= reservation(sequence, limits)
+        room -= needs[sequence.id]
         if room < 0 and kept:
             return kept, list(running[place:])
         kept.append(sequence)
@@ -83,14 +118,15 @@ def _keep_what_fits(running: Seq[Sequence], limits: Limits) -> tuple[list[Sequen
 
 
 def _make_room(
-    sequence: Sequence, kept: Seq[Sequence], admitted: Seq[Sequence], limits: Limits
+    sequence: Sequence, kept: Seq[Sequence], admitted: Seq[Sequence], needs: Mapping[str, int], limits: Limits
 ) -> list[Sequence] | None:
     """Who must go for `sequence` to fit (nobody: []); None where it has to wait."""
     victims: list[Sequence] = []
-    less_urgent = sorted((s for s in kept if s.request.priority > sequence.request.priority), key=_urgency)
+    less_urgent = sorted((s for s in kept if s.request.priority > sequence.request.priority), key=urgency)
     while True:
-        staying = [s for s in [*kept, *admitted] if s not in victims]
-        tokens = sum(reservation(s, limits) for s in [*staying, sequence])
+        gone = {s.id for s in victims}
+        staying = [s for s in [*kept, *admitted] if s.id not in gone]
+        tokens = sum([needs[s.id] for s in staying]) + needs[sequence.id]
         if len(staying) < limits.slots and tokens <= limits.cache_tokens:
             return victims
         if not less_urgent:
@@ -112,7 +148,3 @@ def _chunks(sequences: Seq[Sequence], budget: int) -> tuple[Chunk, ...]:
 
 def _unread(sequence: Sequence) -> int:
     return len(sequence.tokens) - sequence.computed
-
-
-def _urgency(sequence: Sequence) -> tuple[int, int]:
-    return sequence.request.priority, sequence.arrival

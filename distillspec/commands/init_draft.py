@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from distillspec.commands.prepare import prepare_draft, prepare_folder, prepare_held_out
+from distillspec.commands.prepare import check_sources, prepare_draft, prepare_folder, prepare_held_out
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import InitDraftCommand
 from distillspec.data.folder import DataFolder
@@ -17,6 +17,7 @@ from distillspec.types import Sample, SamplingPolicy
 
 def run(config: InitDraftCommand, folder: Path) -> None:
     """Leaves the draft in `folder/draft`; text is sampled only where a choice needs it."""
+    check_sources(config.data)
     torch.manual_seed(config.seed)
     target = load_target(config.target)
     check_draft(config.draft, target)

@@ -20,7 +20,7 @@ from distillspec.data.collect import (
     signal_request,
 )
 from distillspec.data.folder import DataFolder, find_data_folder
-from distillspec.data.prompts import load_prompts, split_prompts, stable_seed
+from distillspec.data.prompts import check_prompts, load_prompts, split_prompts, stable_seed
 from distillspec.data.selfprompt import DEFAULT_PROMPTS, write_prompts
 from distillspec.data.shards import ShardWriter, read_samples
 from distillspec.errors import ConfigError
@@ -60,6 +60,18 @@ def prepare_folder(config: DataConfig, target: LanguageModel, own: Path, seed: i
             print(f"left out {prompts.dropped_long} prompts above data.max_prompt_tokens={config.max_prompt_tokens}")
     folder.write_prompts(prompts)
     return folder
+
+
+def check_sources(config: DataConfig) -> None:
+    """Refuse files that do not exist, whether or not the command comes to read them.
+
+    Raises:
+        ConfigError: `data.cache` is no data folder, or `data.prompts` no file.
+    """
+    if config.cache is not None:
+        find_data_folder(config.cache)
+    else:
+        check_prompts(config)
 
 
 def _check_room(config: DataConfig, target: LanguageModel) -> None:
@@ -162,8 +174,7 @@ def _teacher(config: DataConfig, target: LanguageModel, draft: LanguageModel | N
         config.generator,
         target,
         slots=config.batch_slots,
-        draft=draft if config.speculation_length else None,
-        speculation_length=config.speculation_length,
+        draft=draft,
     )
 
 

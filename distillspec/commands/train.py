@@ -19,6 +19,7 @@ from distillspec.commands.prepare import (
     recorded_answers,
 )
 from distillspec.commands.run_folder import close_run, open_run, plain
+from distillspec.commands.suitability import check_plan, check_samples
 from distillspec.config import TrainCommand
 from distillspec.data.folder import DataFolder
 from distillspec.data.prompts import stable_seed
@@ -85,7 +86,8 @@ class Judge:
 def run(config: TrainCommand, folder: Path) -> None:
     """Everything from nothing to a trained draft in `folder`; a resumed run skips what is done."""
     check_launcher(config.launcher, config.target.device)
-    LossMix.parse(config.loss.terms)  # a mistake in the mix should not wait for the weights
+    mix = LossMix.parse(config.loss.terms)  # a mistake in the mix should not wait for the weights
+    check_plan(mix, config.data)
     torch.manual_seed(config.seed)
     open_run(folder, config)
     target = load_target(config.target)
@@ -93,6 +95,7 @@ def run(config: TrainCommand, folder: Path) -> None:
     if config.loss.reference is not None:
         read_metadata(config.loss.reference)
     data, samples, held_out = prepare(config, folder, target)
+    check_samples(mix, samples)
     judge = Judge(config, held_out, TargetStates(target, data.states))
     before = _before(config, judge, data, samples, folder)
     if config.launcher.kind == "local":

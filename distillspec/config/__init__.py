@@ -4,6 +4,7 @@ The YAML files in `conf/` only select and override. Values are checked in `__pos
 refused before anything is loaded or written.
 """
 
+from distillspec.config.bench import BenchCommand, BenchConfig
 from distillspec.config.commands import (
     COMMANDS,
     EvalCommand,
@@ -12,6 +13,7 @@ from distillspec.config.commands import (
     InitDraftCommand,
     ReportCommand,
     ServeCommand,
+    SimulateCommand,
     TrainCommand,
 )
 from distillspec.config.data import DataConfig
@@ -19,11 +21,15 @@ from distillspec.config.engine import EngineConfig
 from distillspec.config.evaluation import EvaluationConfig, SamplingConfig
 from distillspec.config.loss import LossConfig
 from distillspec.config.models import DraftConfig, DraftPathConfig, TargetConfig
+from distillspec.config.profile import ProfileCommand, ProfileConfig
 from distillspec.config.serving import ServerConfig
+from distillspec.config.simulation import HardwareConfig, ModelFigures, WorkloadConfig
 from distillspec.config.training import LauncherConfig, TrackerConfig, TrainConfig
 
 __all__ = [
     "COMMANDS",
+    "BenchCommand",
+    "BenchConfig",
     "DataConfig",
     "DraftConfig",
     "DraftPathConfig",
@@ -32,15 +38,21 @@ __all__ = [
     "EvaluationConfig",
     "ExportCommand",
     "GenerateCommand",
+    "HardwareConfig",
     "InitDraftCommand",
     "LauncherConfig",
     "LossConfig",
+    "ModelFigures",
+    "ProfileCommand",
+    "ProfileConfig",
     "ReportCommand",
     "SamplingConfig",
     "ServeCommand",
     "ServerConfig",
+    "SimulateCommand",
     "TargetConfig",
     "TrackerConfig",
     "TrainCommand",
     "TrainConfig",
+    "WorkloadConfig",
 ]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from distillspec.errors import ConfigError
 
 
@@ -13,6 +16,12 @@ def require(condition: bool, message: str) -> None:
 
 def check_seed(seed: int) -> None:
     require(0 <= seed < 1 << 63, f"seed={seed} must be in 0..2^63 - 1")
+
+
+def list_of(key: str, values: Sequence[Any], kinds: tuple[type, ...], said: str) -> None:
+    """Raise `ConfigError` for an entry of another type: OmegaConf checks plain entries, not lists inside lists."""
+    wrong = [value for value in values if not isinstance(value, kinds)]
+    require(not wrong, f"{key} must be a list of {said}, not {values}")
 
 
 def one_of(key: str, value: str, choices: tuple[str, ...]) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from distillspec.config.checks import check_seed, one_of, require
+from distillspec.config.bench import BenchCommand
+from distillspec.config.checks import check_seed, list_of, one_of, require
 from distillspec.config.data import DataConfig
 from distillspec.config.engine import EngineConfig
 from distillspec.config.evaluation import EvaluationConfig, SamplingConfig
 from distillspec.config.loss import LossConfig
 from distillspec.config.models import DraftConfig, DraftPathConfig, TargetConfig
+from distillspec.config.profile import ProfileCommand
 from distillspec.config.serving import ServerConfig
+from distillspec.config.simulation import HardwareConfig, WorkloadConfig
 from distillspec.config.training import LauncherConfig, TrackerConfig, TrainConfig
 
 
@@ -22,6 +25,7 @@ class TrainCommand:
     draft: DraftConfig = field(default_factory=DraftConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)  # who samples with data.generator=engine
     train: TrainConfig = field(default_factory=lambda: TrainConfig(max_minutes=10))
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -50,6 +54,7 @@ class InitDraftCommand:
     target: TargetConfig = field(default_factory=TargetConfig)
     draft: DraftConfig = field(default_factory=DraftConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)  # who samples with data.generator=engine
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -63,6 +68,7 @@ class GenerateCommand:
     target: TargetConfig = field(default_factory=TargetConfig)
     draft: DraftPathConfig = field(default_factory=DraftPathConfig)  # source=draft or mixed: who writes
     data: DataConfig = field(default_factory=DataConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)  # who samples with data.generator=engine
     sampling: SamplingConfig = field(default_factory=SamplingConfig)  # of the held-out answers
     seed: int = 0
     resume: str | None = None  # a run folder to continue
@@ -72,6 +78,11 @@ class GenerateCommand:
         require(
             self.draft.path is not None or not self.data.on_policy,
             f"data.source={self.data.source} needs the draft that writes: draft.path=FOLDER",
+        )
+        require(
+            self.draft.path is None or self.data.on_policy,
+            f"draft.path={self.draft.path} writes nothing in data.source={self.data.source}; "
+            "use data=draft or data=mixed",
         )
         by_draft = self.data.source == "draft" or (self.data.source == "mixed" and self.data.mixed_by == "sequence")
         require(
@@ -87,13 +98,15 @@ class EvalCommand:
     drafts: list[str] = field(default_factory=list)
     target: TargetConfig = field(default_factory=TargetConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)  # who samples with data.generator=engine
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        require(bool(self.drafts), "name the drafts to judge: drafts=[FOLDER, FOLDER]")
+        list_of("drafts", self.drafts, (str,), "folders")
+        require(bool(self.drafts) and all(self.drafts), "name the drafts to judge: drafts=[FOLDER, FOLDER]")
 
 
 @dataclass
@@ -111,7 +124,7 @@ class ExportCommand:
         require(bool(self.draft.path), "name the draft to export: draft.path=FOLDER")
         one_of("format", self.format, ("hf", "vllm", "sglang"))
         one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
-        require(self.gamma >= 1, f"gamma={self.gamma} must be at least 1")
+        require(1 <= self.gamma <= 32, f"gamma={self.gamma} must be in 1..32")
         check_seed(self.seed)
 
 
@@ -125,7 +138,24 @@ class ReportCommand:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        require(bool(self.runs), "name the run folders to report on: runs=[FOLDER, FOLDER]")
+        list_of("runs", self.runs, (str,), "folders")
+        require(bool(self.runs) and all(self.runs), "name the run folders to report on: runs=[FOLDER, FOLDER]")
+
+
+@dataclass
+class SimulateCommand:
+    """`distill simulate`: the scheduler and length controllers on a simulated machine and load."""
+
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
+    workload: WorkloadConfig = field(default_factory=WorkloadConfig)
+    policies: list[str] = field(default_factory=lambda: ["none", "fixed-3", "fixed-5", "goodput"])
+    longest: int = 5  # the most tokens a row drafts where the policy chooses
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        require(bool(self.policies), "name the policies to compare: policies=[none,fixed-3,goodput]")
+        require(self.longest >= 1, f"longest={self.longest} must be at least 1")
 
 
 @dataclass
@@ -149,5 +179,8 @@ COMMANDS: dict[str, type] = {
     "generate": GenerateCommand,
     "export": ExportCommand,
     "report": ReportCommand,
+    "bench": BenchCommand,
+    "profile": ProfileCommand,
+    "simulate": SimulateCommand,
     "serve": ServeCommand,
 }

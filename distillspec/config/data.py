@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from distillspec.config.checks import one_of, require
@@ -38,23 +39,18 @@ class DataConfig:
     signal_entries: int = 64
     cache: str | None = None  # data folder of `distill generate`: prompts, held-out answers, samples
     shard_sequences: int = 128
-    batch_slots: int = 64  # sequences generated side by side
-    generator: str = "slots"  # who samples: slots (one token a step) | engine (the serving engine)
-    speculation_length: int = 0  # engine: tokens a step that the current draft drafts for the target
+    batch_slots: int = 64  # sequences generated side by side (the engine's: engine.max_slots)
+    generator: str = "slots"  # who samples: slots (one token a step) | engine (the serving engine, see engine)
 
     def __post_init__(self) -> None:
         one_of("data.source", self.source, ("fixed", "teacher", "draft", "mixed"))
         one_of("data.signal", self.signal, ("topk", "sampled", "none"))
         one_of("data.generator", self.generator, ("slots", "engine"))
-        require(self.speculation_length >= 0, f"data.speculation_length={self.speculation_length} must be at least 0")
-        require(
-            self.speculation_length == 0 or self.generator == "engine",
-            f"data.speculation_length={self.speculation_length} needs data.generator=engine",
-        )
         one_of("data.mixed_by", self.mixed_by, ("sequence", "token"))
         one_of("data.mixed_with", self.mixed_with, ("teacher", "fixed"))
         require(0 <= self.mixed_lambda <= 1, f"data.mixed_lambda={self.mixed_lambda} must be in [0, 1]")
-        require(self.temperature >= 0, f"data.temperature={self.temperature} must be at least 0")
+        require(0 <= self.temperature < math.inf, f"data.temperature={self.temperature} must be at least 0 and finite")
+        require(bool(self.prompts), "data.prompts is empty; give a file, a Hub dataset id or selfprompt")
         require(0 < self.top_p <= 1, f"data.top_p={self.top_p} must be in (0, 1]")
         for key in (
             "eval_prompts",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
-from distillspec.config.checks import require
+from distillspec.config.checks import list_of, require
 from distillspec.types import SamplingPolicy
 
 
@@ -18,7 +19,10 @@ class SamplingConfig:
     min_p: float = 0.0
 
     def __post_init__(self) -> None:
-        require(self.temperature >= 0, f"sampling.temperature={self.temperature} must be at least 0 (0 is greedy)")
+        require(
+            0 <= self.temperature < math.inf,
+            f"sampling.temperature={self.temperature} must be at least 0 (0 is greedy) and finite",
+        )
         require(self.top_k >= 0, f"sampling.top_k={self.top_k} must be at least 0 (0 is off)")
         require(0 < self.top_p <= 1, f"sampling.top_p={self.top_p} must be in (0, 1]")
         require(0 <= self.min_p <= 1, f"sampling.min_p={self.min_p} must be in [0, 1]")
@@ -43,9 +47,10 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         require(1 <= self.max_gamma <= 32, f"evaluation.max_gamma={self.max_gamma} must be in 1..32")
         require(
-            self.bootstrap_samples >= 10,
-            f"evaluation.bootstrap_samples={self.bootstrap_samples} must be at least 10",
+            10 <= self.bootstrap_samples <= 100_000,
+            f"evaluation.bootstrap_samples={self.bootstrap_samples} must be in 10..100000",
         )
+        list_of("evaluation.cost_batches", self.cost_batches, (int,), "batch sizes")
         require(
             bool(self.cost_batches) and min(self.cost_batches) >= 1,
             f"evaluation.cost_batches={self.cost_batches} must name batch sizes of at least 1",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from distillspec.config.checks import one_of, require
 class LossConfig:
     """What the draft minimises: one named loss, or a weighted mix of them."""
 
-    name: str = "fkl"  # ce | fkl | rkl | jsd | tvd | lk | lk_hybrid | tvdpp
+    name: str = "jsd"  # ce | fkl | rkl | jsd | tvd | lk | lk_hybrid | tvdpp
     beta: float = 0.5  # jsd: weight of the target in the mixture
     eta: float = 3.0  # lk_hybrid: how fast KL gives way to acceptance
     mix: Any = None  # instead of name, weights: loss.mix={fkl:1,jsd:{weight:0.5,beta:0.1}}
@@ -29,8 +30,8 @@ class LossConfig:
             self.mix is None or (isinstance(self.mix, dict) and bool(self.mix)),
             f"loss.mix={self.mix} must give losses a weight, as in loss.mix={{fkl:1,tvd:0.5}}",
         )
-        require(self.eta >= 0, f"loss.eta={self.eta} must be at least 0")
-        require(self.temperature > 0, f"loss.temperature={self.temperature} must be above 0")
+        require(0 <= self.eta < math.inf, f"loss.eta={self.eta} must be at least 0 and finite")
+        require(0 < self.temperature < math.inf, f"loss.temperature={self.temperature} must be above 0 and finite")
         require(
             self.chunk_tokens is None or self.chunk_tokens >= 1,
             f"loss.chunk_tokens={self.chunk_tokens} must be at least 1",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distillspec.config.checks import one_of, require
+from distillspec.config.checks import list_of, one_of, require
 
 
 @dataclass
@@ -38,9 +38,18 @@ class DraftConfig:
         one_of("draft.kind", self.kind, ("pretrained", "pruned", "scratch"))
         one_of("draft.select", self.select, ("even", "acceptance"))
         require(self.kind != "pretrained" or bool(self.path), "draft=pretrained needs draft.path=FOLDER_OR_ID")
+        require(
+            self.kind == "pretrained" or self.path is None,
+            f"draft.path={self.path} has no part in draft={self.kind}; add draft=pretrained to start from it",
+        )
+        require(
+            self.kind == "pruned" or self.keep is None,
+            f"draft.keep={self.keep} names the target's layers: use draft=pruned",
+        )
         if self.layers is not None:
             require(self.layers >= 1, f"draft.layers={self.layers} is impossible; keep at least 1 layer")
         if self.keep is not None:
+            list_of("draft.keep", self.keep, (int,), "layer numbers")
             require(len(self.keep) > 0, "draft.keep=[] keeps no layer; name at least one")
             require(
                 len(set(self.keep)) == len(self.keep) and min(self.keep) >= 0,
@@ -56,8 +65,8 @@ class DraftConfig:
                 f"draft.vocabulary={self.vocabulary} is too small; keep at least 16 tokens",
             )
         require(
-            self.heads >= 1 and self.hidden_size % self.heads == 0,
-            f"draft.hidden_size={self.hidden_size} must be a multiple of draft.heads={self.heads}",
+            self.heads >= 1 and self.hidden_size >= 1 and self.hidden_size % (2 * self.heads) == 0,
+            f"draft.hidden_size={self.hidden_size} must be an even multiple of draft.heads={self.heads}",
         )
 
 

@@ -6,7 +6,7 @@ import importlib.util
 import math
 from dataclasses import dataclass, field
 
-from distillspec.config.checks import one_of, require
+from distillspec.config.checks import list_of, one_of, require
 
 
 @dataclass
@@ -27,7 +27,7 @@ class TrainConfig:
     row_tokens: int = 768  # length of a packed row
     accumulate: int = 1
     eval_every: int | None = None  # steps; null: ten times in a run
-    save_every: int | None = None  # steps; null: with every evaluation
+    save_every: int | None = None  # steps; besides every evaluation, which always saves
     keep_checkpoints: int = 2
     eval_max_prompts: int = 32
     max_bad_steps: int = 5  # non-finite losses or gradients in a row before the run stops
@@ -50,7 +50,10 @@ class TrainConfig:
         require(
             0 < self.learning_rate < math.inf, f"train.learning_rate={self.learning_rate} must be above 0 and finite"
         )
-        require(self.weight_decay >= 0, f"train.weight_decay={self.weight_decay} must be at least 0")
+        require(
+            0 <= self.weight_decay < math.inf, f"train.weight_decay={self.weight_decay} must be at least 0 and finite"
+        )
+        list_of("train.betas", self.betas, (int, float), "numbers")
         require(
             len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
             f"train.betas={self.betas} must be two numbers in [0, 1)",
@@ -75,6 +78,7 @@ class TrackerConfig:
 
     def __post_init__(self) -> None:
         one_of("tracker.kind", self.kind, ("none", "wandb", "tensorboard"))
+        list_of("tracker.tags", self.tags, (str,), "words")
         require(
             self.kind == "none" or importlib.util.find_spec(self.kind) is not None,
             f"tracker={self.kind} needs the package {self.kind}; pip install {self.kind}, or use tracker=none",

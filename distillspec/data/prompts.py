@@ -60,15 +60,12 @@ def read_rows(config: DataConfig) -> list[dict[str, Any]]:
     datasets.disable_progress_bars()
     path = Path(config.prompts).expanduser()
     kind = FILE_KINDS.get(path.suffix.lower())
+    check_prompts(config)
     try:
         if kind is not None:
-            if not path.is_file():
-                raise ConfigError(f"data.prompts={config.prompts}: no such file")
             dataset = datasets.load_dataset(kind, data_files=str(path), split="train")
         else:
             dataset = datasets.load_dataset(config.prompts, split=config.split)
-    except ConfigError:
-        raise
     except Exception as error:  # datasets raises a type of its own for each way a source can be unreadable
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
@@ -79,6 +76,13 @@ def read_rows(config: DataConfig) -> list[dict[str, Any]]:
     if config.uses_fixed_responses:
         _require_column(dataset.column_names, config.response_field, "data.response_field")
     return list(dataset)
+
+
+def check_prompts(config: DataConfig) -> None:
+    """Raise ConfigError for a prompt file that does not exist; what the Hub has is not asked."""
+    path = Path(config.prompts).expanduser()
+    if path.suffix.lower() in FILE_KINDS and not path.is_file():
+        raise ConfigError(f"data.prompts={config.prompts}: no such file")
 
 
 def stable_seed(*parts: object) -> int:

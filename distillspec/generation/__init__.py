@@ -9,10 +9,10 @@ from distillspec.generation.slots import SlotGenerator
 from distillspec.models import LanguageModel
 from distillspec.types import Generator
 
-# (writer, slots, source, draft, speculation length) → a generator. `distillspec.cli` adds the engine's.
-MakeGenerator = Callable[[LanguageModel, int, str, LanguageModel | None, int], Generator]
+# (writer, slots, source, draft) → a generator. `distillspec.cli` adds the engine's, with the run's settings.
+MakeGenerator = Callable[[LanguageModel, int, str, LanguageModel | None], Generator]
 GENERATORS: dict[str, MakeGenerator] = {
-    "slots": lambda writer, slots, source, draft, length: SlotGenerator(writer, slots=slots, source=source),
+    "slots": lambda writer, slots, source, draft: SlotGenerator(writer, slots=slots, source=source),
 }
 
 
@@ -23,9 +23,10 @@ def make_generator(
     slots: int,
     source: str = "teacher",
     draft: LanguageModel | None = None,
-    speculation_length: int = 0,
 ) -> Generator:
     """The generator called `name` with `writer`; one that speculates may draft with `draft`.
+
+    `slots` answers are written side by side, unless the generator has settings of its own.
 
     Raises:
         ConfigError: nobody has registered the name in this process.
@@ -34,7 +35,7 @@ def make_generator(
         raise ConfigError(
             f"data.generator={name} is not available here; use {', '.join(GENERATORS)} (or launcher=local)"
         )
-    return GENERATORS[name](writer, slots, source, draft, speculation_length)
+    return GENERATORS[name](writer, slots, source, draft)
 
 
 __all__ = ["GENERATORS", "SlotGenerator", "make_generator"]

@@ -6,6 +6,7 @@ Same conventions as `divergences`: a formula on a `BucketedPair` and a dense ref
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,10 +30,15 @@ def negative_log_acceptance(pair: BucketedPair) -> Tensor:
 
 def adaptive_hybrid(pair: BucketedPair, eta: float = 3.0) -> Tensor:
     """λ KL(p ‖ q) + (1 − λ) TVD(p, q), λ = exp(−η α) per position and without gradient."""
-    if not (eta >= 0 and math.isfinite(eta)):
-        raise ConfigError(f"lk_hybrid eta={eta} must be finite and >= 0")
+    check_eta(eta)
     kl_share = torch.exp(-eta * acceptance(pair).detach())
     return kl_share * forward_kl(pair) + (1 - kl_share) * total_variation(pair)
+
+
+def check_eta(eta: Any) -> None:
+    """Raise ConfigError for a rate that is negative or not finite."""
+    if not (isinstance(eta, (int, float)) and eta >= 0 and math.isfinite(eta)):
+        raise ConfigError(f"lk_hybrid eta={eta} must be finite and >= 0")
 
 
 def lk(draft_logits: Tensor, target_logits: Tensor, *, temperature: float = 1.0) -> Tensor:

@@ -10,6 +10,7 @@ but finite loss. `temperature` divides both logits.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,13 +32,18 @@ def reverse_kl(pair: BucketedPair) -> Tensor:
 
 def jensen_shannon(pair: BucketedPair, beta: float = 0.5) -> Tensor:
     """β KL(p ‖ m) + (1 − β) KL(q ‖ m) with m = β p + (1 − β) q (Agarwal et al. 2024, GKD, Eq. 1)."""
-    if not 0 < beta < 1:
-        raise ConfigError(f"jsd beta={beta} must lie strictly between 0 and 1; use fkl or rkl at the ends")
+    check_beta(beta)
     mixture_logp = torch.logaddexp(pair.target_logp + math.log(beta), pair.draft_logp + math.log(1 - beta))
     from_target = (pair.target_probs * (pair.target_logp - mixture_logp)).sum(-1)
     from_draft = (pair.draft_probs * (pair.draft_logp - mixture_logp)).sum(-1)
     # Outside the draft's vocabulary q = 0, m = β p, and p log(p / m) = −p log β.
     return beta * (from_target - math.log(beta) * pair.outside) + (1 - beta) * from_draft
+
+
+def check_beta(beta: Any) -> None:
+    """Raise ConfigError for a weight of the target outside (0, 1)."""
+    if not (isinstance(beta, (int, float)) and 0 < beta < 1):
+        raise ConfigError(f"jsd beta={beta} must lie strictly between 0 and 1; use fkl or rkl at the ends")
 
 
 def total_variation(pair: BucketedPair) -> Tensor:

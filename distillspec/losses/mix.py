@@ -70,6 +70,11 @@ class LossMix:
         return any(term.name != "ce" for term in self.terms)
 
     @property
+    def needs_distribution(self) -> bool:
+        """Whether tokens drawn from the target are not enough to stand for it."""
+        return any(term.name not in ("ce", "fkl") for term in self.terms)
+
+    @property
     def needs_draft_samples(self) -> bool:
         return "tvdpp" in self.names
 

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from distillspec.errors import ConfigError
-from distillspec.losses.acceptance import acceptance, adaptive_hybrid, lk, lk_hybrid, negative_log_acceptance
+from distillspec.losses.acceptance import acceptance, adaptive_hybrid, check_eta, lk, lk_hybrid, negative_log_acceptance
 from distillspec.losses.divergences import (
+    check_beta,
     fkl,
     forward_kl,
     jensen_shannon,
@@ -43,6 +44,7 @@ _FORMULAS: dict[str, Callable[..., Tensor]] = {
     "lk_hybrid": adaptive_hybrid,
 }
 _ON_LABELS: dict[str, Callable[[LossInputs], PerTokenLoss]] = {"ce": hard_labels, "tvdpp": policy_gradient}
+_PARAMETER_CHECKS: dict[str, Callable[[Any], None]] = {"beta": check_beta, "eta": check_eta}
 
 LOSS_NAMES: tuple[str, ...] = (*LOSSES, *_ON_LABELS)
 
@@ -76,13 +78,14 @@ def acceptance_of(inputs: LossInputs) -> Tensor | None:
 
 
 def check_loss(name: str, params: dict[str, Any]) -> None:
-    """Raise ConfigError for a loss or a loss parameter that does not exist."""
+    """Raise ConfigError for a loss or a parameter that does not exist, and for a value it cannot have."""
     if name not in LOSS_NAMES:
         raise ConfigError(f"unknown loss {name!r}; known: {', '.join(LOSS_NAMES)}")
     known = [] if name in _ON_LABELS else list(inspect.signature(_FORMULAS[name]).parameters)[1:]
     for param in params:
         if param not in known:
             raise ConfigError(f"loss {name} has no parameter {param!r}; it has: {', '.join(known) or 'none'}")
+        _PARAMETER_CHECKS[param](params[param])
 
 
 def _require_target(name: str, inputs: LossInputs) -> None:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.masking_utils import AttentionMaskInterface
 
 IMPLEMENTATION = "distillspec_slots"
 BUCKET = 64  # how many keys are read is rounded up to this, so that few shapes occur
@@ -84,14 +83,20 @@ class SlotView:
 
     @classmethod
     def append(
-        cls, cache: SlotCache, slots: Sequence[int], starts: Tensor, counts: Tensor, longest: int | None = None
+        cls,
+        cache: SlotCache,
+        slots: Sequence[int],
+        starts: Tensor,
+        counts: Tensor,
+        longest: int | None = None,
+        width: int | None = None,
     ) -> SlotView:
         """Chains: `counts[r]` tokens (the rest of the row is padding) after the first `starts[r]` of `slots[r]`.
 
-        `starts`, `counts` are int64 `[B]` on the model's device; `longest` is the largest start + count, asked of
-        the tensors where it is not given.
+        `starts`, `counts` are int64 `[B]` on the model's device; `longest` is the largest start + count, `width` the
+        largest count; both are asked of the tensors where they are not given.
         """
-        width = int(counts.max())
+        width = int(counts.max()) if width is None else width
         steps = torch.arange(width, device=starts.device)
         places = torch.where(steps < counts[:, None], starts[:, None] + steps, cache.max_len)
         reach = cache.reach(int((starts + counts).max()) if longest is None else longest)
@@ -202,6 +207,5 @@ def unhook(model: PreTrainedModel) -> None:
 # Model → how many use its slot attention, and which attention it had before.
 _hooked: WeakKeyDictionary[PreTrainedModel, tuple[int, str]] = WeakKeyDictionary()
 
+# No mask function goes with it: transformers then builds none, nor asks the device whether position ids are packed.
 AttentionInterface.register(IMPLEMENTATION, slot_attention)
-# The mask is ours alone: transformers must not build one for keys it does not know.
-AttentionMaskInterface.register(IMPLEMENTATION, lambda *args, **kwargs: None)

@@ -15,6 +15,7 @@ import torch
 from distillspec.config import TrainCommand
 from distillspec.errors import Interrupted, RunError
 from distillspec.models import LanguageModel, save_draft
+from distillspec.sampling import NonFiniteLogits
 from distillspec.training.checkpoint import Checkpoint, load_newest, save_checkpoint
 from distillspec.training.feed import SampleFeed
 from distillspec.training.interrupts import StopRequest
@@ -101,7 +102,7 @@ class Trainer:
 
         Raises:
             Interrupted: a signal came; the state is saved.
-            RunError: `train.max_bad_steps` steps in a row were not finite.
+            RunError: `train.max_bad_steps` steps in a row were not finite, or an evaluation met such weights.
         """
         settings, config = self.config.train, self.config
         self.module.train()
@@ -115,6 +116,8 @@ class Trainer:
             self._step()
             if self._evaluation_due():
                 self._evaluate_and_save()
+            elif settings.save_every is not None and self.progress.step % settings.save_every == 0:
+                self._save()
         if self._evaluated_step != self.progress.step:
             self._evaluate_and_save()
         assert self.best is not None
@@ -170,9 +173,11 @@ class Trainer:
         if self.bad_in_a_row >= self.config.train.max_bad_steps:
             raise RunError(
                 f"{self.bad_in_a_row} steps in a row were not finite at step {self.progress.step} "
-                f"({self._last_problem}); lower train.learning_rate={self.config.train.learning_rate} and "
-                f"continue with resume={self.folder}"
+                f"({self._last_problem}); {self._way_out()}"
             )
+
+    def _way_out(self) -> str:
+        return f"lower train.learning_rate={self.config.train.learning_rate} and continue with resume={self.folder}"
 
     def _log_step(self, sums: dict[str, float], norm: float, factor: float, rate: float) -> None:
         values = {
@@ -216,7 +221,12 @@ class Trainer:
 
     def _judge(self, draft: LanguageModel) -> dict[str, Any]:
         """Evaluate; the best draft so far, which is this one's if it is better than those before."""
-        values = self.evaluate(draft)
+        try:
+            values = self.evaluate(draft)
+        except NonFiniteLogits as error:
+            raise RunError(
+                f"the draft cannot be evaluated after step {self.progress.step} ({error}); {self._way_out()}"
+            ) from error
         self._log(values)
         self.report(self.progress, values)
         if self.best is not None and values["eval/alpha"] <= self.best["alpha"]:

@@ -3,7 +3,7 @@
 A trial is a drafted token whose predecessors all stood; what lies behind a rejection was never tried and says nothing
 (SmartSpec's α counted otherwise is too low, see `formulas.md`'s censoring). The hazard of position i is a Beta mean:
 the request's own trials, and the global ones as a prior worth `strength` trials; survival is the product. Both forget:
-text changes, and drafts are swapped.
+text changes, and drafts are swapped. A lookup's proposals are told apart by the length of their match (0: a model's).
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ class AcceptanceEstimate:
         if strength <= 0 or memory <= 0 or global_memory <= 0:
             raise ConfigError(f"strength={strength}, memory={memory} and global_memory={global_memory} must be above 0")
         self.longest, self.prior, self.strength = longest, prior, strength
+        self._first = numpy.tri(longest + 1, longest, -1)  # row c: 1 for the first c positions
         self._forget, self._forget_globally = 0.5 ** (1 / memory), 0.5 ** (1 / global_memory)
-        self._places: dict[str, int] = {}
+        self._places: dict[tuple[str, int], int] = {}
+        self._hazards: dict[int, Floats] = {}  # by match, while nothing new is learnt
         self._free: list[int] = []
         self.reset()
 
@@ -58,72 +60,80 @@ class AcceptanceEstimate:
         """Forget everything: another draft."""
         self._places.clear()
         self._free.clear()
-        self._own = numpy.zeros((2, 0, self.longest))  # tried, accepted
-        self._all = numpy.zeros((2, self.longest))
+        self._hazards.clear()
+        self._own = numpy.zeros((2, 1, self.longest))  # tried, accepted; the first place stays empty: for the unknown
+        self._all = {0: numpy.zeros((2, self.longest))}  # by match
 
     @property
     def hazards(self) -> Floats:
-        """P(position i stands, given that those before it stood) over all requests, `[longest]`.
+        """P(position i stands, given that those before it stood) over all requests, `[longest]`."""
+        return self.hazards_at(0)
+
+    def hazards_at(self, match: int) -> Floats:
+        """The same for proposals of one match length.
 
         Late positions are seldom tried: until they are, they are taken for like the others.
         """
-        tried, accepted = self._all
-        pooled = (accepted.sum() + IMAGINED * self.prior) / (tried.sum() + IMAGINED)
-        return numpy.asarray((accepted + POOLED * pooled) / (tried + POOLED), dtype=numpy.float64)
+        if match not in self._hazards:
+            tried, accepted = self._all.get(match, numpy.zeros((2, self.longest)))
+            pooled = (accepted.sum() + IMAGINED * self.prior) / (tried.sum() + IMAGINED)
+            self._hazards[match] = (accepted + POOLED * pooled) / (tried + POOLED)
+        return self._hazards[match]
 
     @property
     def trials(self) -> float:
         """Trials of the first position that the global estimate rests on now."""
-        return float(self._all[0][0]) if self.longest else 0.0
+        return float(sum(tried[0] for tried, _ in self._all.values())) if self.longest else 0.0
 
-    def survival(self, names: Seq[str]) -> Floats:
+    def survival(self, names: Seq[str], matches: Seq[int] | None = None) -> Floats:
         """P(the first 1 … longest drafted tokens all stand), `[n, longest]`; the global one without evidence."""
-        pooled = self.hazards
-        tried, accepted = numpy.zeros((2, len(names), self.longest))
-        places = numpy.array([self._places.get(name, -1) for name in names], dtype=numpy.int64)
-        known = places >= 0
-        tried[known], accepted[known] = self._own[:, places[known]]
-        if numpy.isinf(self.strength):
-            hazards = numpy.broadcast_to(pooled, tried.shape)
-        else:
-            hazards = (accepted + self.strength * pooled) / (tried + self.strength)
-        return numpy.asarray(numpy.cumprod(hazards, 1), dtype=numpy.float64)
+        matches = matches or [0] * len(names)
+        pooled = self.hazards_at(matches[0] if matches else 0)
+        if len(set(matches)) > 1:
+            pooled = numpy.array([self.hazards_at(match) for match in matches])
+        if self.strength == float("inf"):
+            return numpy.tile(pooled, (len(names), 1)).cumprod(1) if pooled.ndim == 1 else pooled.cumprod(1)
+        places = [self._places.get(key, 0) for key in zip(names, matches, strict=True)]
+        tried, accepted = self._own.take(places, 1)
+        survival: Floats = ((accepted + self.strength * pooled) / (tried + self.strength)).cumprod(1)
+        return survival
 
-    def observe(self, rows: Seq[RowResult]) -> None:
+    def observe(self, rows: Seq[RowResult], matches: Seq[int] | None = None) -> None:
         """Count the trials of a step's rows; rows without drafted tokens tell nothing."""
-        rows = [row for row in rows if row.proposed > 0]
-        if not rows or not self.longest:
-            return
-        accepted = numpy.array([row.accepted for row in rows])[:, None]
-        proposed = numpy.array([row.proposed for row in rows])[:, None]
-        position = numpy.arange(self.longest)
-        tried = (position < numpy.minimum(accepted + 1, proposed)).astype(float)
-        stood = (position < accepted).astype(float)
-        places = [self._place(row.sequence_id) for row in rows]
-        kept = numpy.where(tried > 0, self._forget, 1.0)
-        self._own[0, places] = kept * self._own[0, places] + tried
-        self._own[1, places] = kept * self._own[1, places] + stood
-        kept_globally = self._forget_globally ** tried.sum(0)
-        self._all = kept_globally * self._all + numpy.stack([tried.sum(0), stood.sum(0)])
+        for match in sorted(set(matches)) if matches else [0]:
+            alike = [row for i, row in enumerate(rows) if row.proposed > 0 and (not matches or matches[i] == match)]
+            if alike and self.longest:
+                self._observe(alike, match)
+
+    def _observe(self, rows: Seq[RowResult], match: int) -> None:
+        self._hazards.pop(match, None)
+        tried = self._first[[min(row.accepted + 1, row.proposed, self.longest) for row in rows]]
+        stood = self._first[[min(row.accepted, self.longest) for row in rows]]
+        places = [self._place((row.sequence_id, match)) for row in rows]
+        counted = numpy.stack([tried, stood])
+        self._own[:, places] = self._own[:, places] * (1 - (1 - self._forget) * tried) + counted
+        trials = tried.sum(0)
+        before = self._all.get(match, 0.0)
+        self._all[match] = self._forget_globally**trials * before + counted.sum(1)
 
     def keep_only(self, names: Seq[str]) -> None:
         """Drop requests that are not among `names`."""
         alive = set(names)
-        for name in [name for name in self._places if name not in alive]:
-            place = self._places.pop(name)
+        for key in [key for key in self._places if key[0] not in alive]:
+            place = self._places.pop(key)
             self._own[:, place] = 0
             self._free.append(place)
 
     def __len__(self) -> int:
-        """Requests that have evidence of their own."""
+        """Requests that have evidence of their own, and by how many match lengths."""
         return len(self._places)
 
-    def _place(self, name: str) -> int:
-        if name not in self._places:
+    def _place(self, key: tuple[str, int]) -> int:
+        if key not in self._places:
             if not self._free:
                 old = self._own.shape[1]
                 more = max(16, old)
                 self._own = numpy.concatenate([self._own, numpy.zeros((2, more, self.longest))], 1)
                 self._free.extend(range(old + more - 1, old - 1, -1))
-            self._places[name] = self._free.pop()
-        return self._places[name]
+            self._places[key] = self._free.pop()
+        return self._places[key]

@@ -5,7 +5,12 @@ the target's. So for a given deepest pass D the fixed costs are known, and what 
 with a gain (the probability that the token is emitted) and a cost. The best *ratio* takes items in order of gain by
 cost while that exceeds the ratio so far; survival never rises with depth, so a row's items are taken from the first on.
 The best D follows by trying all. (Adding the best marginal row while goodput rises is not optimal: the first row alone
-may not pay for a pass that two rows pay for.)
+may not pay for a pass that two rows pay for.) Rows whose drafts come without a model pay for no pass; with them there
+are two cases for each D, with and without these rows.
+
+Experts of a mixture cost by the *number* of tokens verified, less for each further one, so no fixed order of items is
+right at once. For a given price λ of a second the best set is (items by gain − λ · cost, each count tried), and raising
+λ to the ratio of the set found until nothing changes gives the best ratio (Dinkelbach 1967): exact as well.
 """
 
 from __future__ import annotations
@@ -19,6 +24,7 @@ from distillspec.serving.control.latency import LatencyModel
 
 Floats = NDArray[numpy.float64]
 Ints = NDArray[numpy.int64]
+Bools = NDArray[numpy.bool_]
 
 
 class Allocation(NamedTuple):
@@ -34,70 +40,214 @@ class Allocation(NamedTuple):
         return self.tokens / self.seconds
 
 
-def best_by_row(
-    survival: Floats, limits: Ints, contexts: Ints, latency: LatencyModel, prefill_tokens: int = 0
-) -> Allocation:
-    """The lengths of highest goodput, each row its own.
+class Batch(NamedTuple):
+    """What lengths are chosen for.
 
-    Args:
-        survival: `[n, V]`, P(the first 1 … V drafted tokens of row i all stand); never rising along a row.
-        limits: `[n]`, the most each row may draft.
-        contexts: `[n]`, tokens of each row in the cache.
-        prefill_tokens: prompt tokens read in the same step.
+    survival: `[n, V]`, P(the first 1 … V drafted tokens of row i all stand); never rising along a row.
+    limits: `[n]`, the most each row may draft.
+    contexts: `[n]`, tokens of each row in the cache.
+    by_model: `[n]`, False where a row's drafts come without the draft model; None: as `latency` has a draft or not.
     """
-    rows, deepest = survival.shape
-    plain = expected(numpy.zeros_like(limits), survival, limits, contexts, latency, prefill_tokens)
-    if rows == 0 or deepest == 0:
-        return plain
-    depth = numpy.arange(1, deepest + 1)
-    gain = numpy.where(depth <= limits[:, None], survival, 0.0).ravel()
-    cost = numpy.repeat(_costs(contexts, latency), deepest)
-    density = gain / numpy.maximum(cost, 1e-12)
-    order = numpy.argsort(-density, kind="stable")
-    gain, cost, depths = gain[order], cost[order], numpy.tile(depth, rows)[order]
-    within = depths <= depth[:, None]  # [D, items]
-    tokens = plain.tokens + numpy.cumsum(gain * within, 1)
-    seconds = plain.seconds + _fixed(depth, latency)[:, None] + numpy.cumsum(cost * within, 1)
-    best = int(numpy.argmax(tokens / seconds))
-    d, last = divmod(best, len(gain))
-    if tokens[d, last] / seconds[d, last] <= plain.goodput:
-        return plain
-    taken = order[: last + 1][within[d, : last + 1] & (gain[: last + 1] > 0)]
-    return Allocation(numpy.bincount(taken // deepest, minlength=rows), float(tokens[d, last]), float(seconds[d, last]))
+
+    survival: Floats
+    limits: Ints
+    contexts: Ints
+    latency: LatencyModel
+    prefill_tokens: int = 0
+    by_model: Bools | None = None
+
+
+def best_by_row(
+    survival: Floats,
+    limits: Ints,
+    contexts: Ints,
+    latency: LatencyModel,
+    prefill_tokens: int = 0,
+    by_model: Bools | None = None,
+) -> Allocation:
+    """The lengths of highest goodput, each row its own; arguments as in `Batch`."""
+    batch = Batch(survival, limits, contexts, latency, prefill_tokens, by_model)
+    nothing = plain(batch)
+    if not survival.size or not limits.any():
+        return nothing
+    if len(limits) == 1:
+        return _best_of_one(batch, nothing)
+    if latency.target.per_expert:
+        return _best_with_experts(batch, nothing)
+    found = best_from(batch, nothing)
+    return nothing if found is None or found.goodput <= nothing.goodput else found
 
 
 def best_for_all(
-    survival: Floats, limits: Ints, contexts: Ints, latency: LatencyModel, prefill_tokens: int = 0
+    survival: Floats,
+    limits: Ints,
+    contexts: Ints,
+    latency: LatencyModel,
+    prefill_tokens: int = 0,
+    by_model: Bools | None = None,
 ) -> Allocation:
     """The best single length for all rows (each cut to its limit), by trying all."""
-    rows, deepest = survival.shape
-    plain = expected(numpy.zeros_like(limits), survival, limits, contexts, latency, prefill_tokens)
-    best = plain
-    for length in range(1, deepest + 1 if rows else 0):
-        found = expected(numpy.minimum(limits, length), survival, limits, contexts, latency, prefill_tokens)
-        best = max(best, found, key=lambda allocation: allocation.goodput)
-    return best
+    batch = Batch(survival, limits, contexts, latency, prefill_tokens, by_model)
+    return max(every_length(batch), key=lambda allocation: allocation.goodput)
 
 
-def expected(
-    lengths: Ints, survival: Floats, limits: Ints, contexts: Ints, latency: LatencyModel, prefill_tokens: int = 0
-) -> Allocation:
+def every_length(batch: Batch) -> list[Allocation]:
+    """What each single length for all rows gives, from 0 on."""
+    nothing, latency, draft = plain(batch), batch.latency, batch.latency.draft
+    longest = min(batch.survival.shape[1], int(batch.limits.max(initial=0)))
+    if not longest:
+        return [nothing]
+    depth, model = numpy.arange(1, longest + 1), _by_model(batch)
+    lengths = numpy.minimum(batch.limits, depth[:, None])  # [longest, n]
+    drafted = lengths.sum(1)
+    gain = numpy.where(depth <= batch.limits[:, None], batch.survival[:, :longest], 0.0)
+    tokens = nothing.tokens + gain.sum(0).cumsum()
+    seconds = nothing.seconds + lengths @ _costs(batch, model)
+    if draft is not None and model.any():
+        seconds += draft.fixed * lengths[:, model].max(1)
+    if not model.all():
+        seconds += latency.draft_free_s * lengths[:, ~model].any(1)
+    if latency.target.per_expert:
+        experts_s = _experts_s(batch)
+        seconds += experts_s[drafted] - experts_s[0]
+    found = zip(lengths, tokens.tolist(), seconds.tolist(), strict=True)
+    return [nothing, *(Allocation(*one) for one in found)]
+
+
+def plain(batch: Batch) -> Allocation:
+    """What no speculation gives."""
+    rows = len(batch.limits)
+    seconds = batch.latency.target_s(batch.contexts.tolist(), [0] * rows, batch.prefill_tokens)
+    return Allocation(numpy.zeros(rows, dtype=numpy.int64), float(rows), max(seconds, 1e-9))
+
+
+def expected(batch: Batch, lengths: Ints) -> Allocation:
     """What given `lengths [n]` (within the limits) give."""
-    drafted = numpy.arange(1, survival.shape[1] + 1) <= lengths[:, None]
-    seconds = latency.step_s(contexts.tolist(), lengths.tolist(), prefill_tokens)
-    return Allocation(lengths, len(limits) + float((survival * drafted).sum()), max(seconds, 1e-9))
+    drafted = numpy.arange(1, batch.survival.shape[1] + 1) <= lengths[:, None]
+    by_model = None if batch.by_model is None else batch.by_model.tolist()
+    seconds = batch.latency.step_s(batch.contexts.tolist(), lengths.tolist(), batch.prefill_tokens, by_model)
+    return Allocation(lengths, len(lengths) + float((batch.survival * drafted).sum()), max(seconds, 1e-9))
 
 
-def _costs(contexts: Ints, latency: LatencyModel) -> Floats:
-    """Seconds that one more drafted token of each row costs, beside the fixed cost of its pass."""
-    costs = numpy.full(len(contexts), latency.target.per_token)
-    if latency.draft is not None:
-        costs += latency.draft.per_token + latency.draft.per_context * contexts
-    return costs
+def best_from(
+    batch: Batch, nothing: Allocation, floor: Ints | None = None, budget_s: float = numpy.inf
+) -> Allocation | None:
+    """The best lengths that draft something, are nowhere below `floor [n]` and take at most `budget_s`; None: there are
+    none. With experts their cost is counted, but the order of items is that without it."""
+    rows, deepest = batch.survival.shape
+    latency, model = batch.latency, _by_model(batch)
+    depth = numpy.arange(1, deepest + 1)
+    gain = numpy.where(depth <= batch.limits[:, None], batch.survival, 0.0)
+    cost = _costs(batch, model)[:, None]
+    density = gain / numpy.maximum(cost, 1e-12)
+    forced = 0
+    if floor is not None:
+        must = depth <= floor[:, None]
+        forced = int(must.sum())
+        density = numpy.where(must, numpy.inf, density)
+    order = numpy.argsort(-density, axis=None, kind="stable")
+    gain, cost = gain.ravel()[order], cost.ravel()[order // deepest]
+    within, fixed_s = _cases(batch, model, order, depth)
+    tokens = nothing.tokens + (gain * within).cumsum(1)
+    seconds = nothing.seconds + fixed_s[:, None] + (cost * within).cumsum(1)
+    if latency.target.per_expert:
+        experts_s = _experts_s(batch)
+        seconds += experts_s[numpy.cumsum(within & (gain > 0), 1)] - experts_s[0]
+    ratio = tokens / seconds
+    if floor is not None:
+        ratio[:, : max(0, forced - 1)] = 0.0
+        ratio[~within[:, :forced].all(1)] = 0.0
+        ratio[seconds > budget_s] = 0.0
+    case, last = divmod(int(ratio.argmax()), len(gain))
+    if ratio[case, last] <= 0:
+        return None
+    taken = order[: last + 1][within[case, : last + 1] & (gain[: last + 1] > 0)]
+    if floor is not None:
+        return expected(batch, numpy.maximum(numpy.bincount(taken // deepest, minlength=rows), floor))
+    lengths = numpy.bincount(taken // deepest, minlength=rows)
+    return Allocation(lengths, float(tokens[case, last]), float(seconds[case, last]))
 
 
-def _fixed(depth: Ints, latency: LatencyModel) -> Floats:
-    """Seconds that drafting to each depth costs whatever the rows."""
+def _best_of_one(batch: Batch, nothing: Allocation) -> Allocation:
+    """A single row: all lengths at once."""
+    latency, draft = batch.latency, batch.latency.draft
+    limit = min(int(batch.limits[0]), batch.survival.shape[1])
+    length = numpy.arange(limit + 1)
+    by_model = draft is not None and (batch.by_model is None or bool(batch.by_model[0]))
+    a_token = latency.target.per_token
+    if draft is not None and by_model:
+        a_token += draft.per_token + draft.per_context * int(batch.contexts[0]) + draft.fixed
+    seconds = nothing.seconds + a_token * length
+    if not by_model:
+        seconds[1:] += latency.draft_free_s
+    if latency.target.per_expert:
+        experts_s = _experts_s(batch)
+        seconds += experts_s[: limit + 1] - experts_s[0]
+    tokens = numpy.ones(limit + 1)
+    tokens[1:] += batch.survival[0, :limit].cumsum()
+    best = int((tokens / seconds).argmax())
+    return Allocation(length[best : best + 1], float(tokens[best]), float(seconds[best]))
+
+
+def _best_with_experts(batch: Batch, nothing: Allocation) -> Allocation:
+    """Dinkelbach's iteration from plain decoding up; each round is the best set at the price so far."""
+    rows, deepest = batch.survival.shape
+    model, depth = _by_model(batch), numpy.arange(1, deepest + 1)
+    allowed = depth <= batch.limits[:, None]
+    cost = _costs(batch, model)[:, None]
+    experts_s = _experts_s(batch)
+    best = nothing
+    while True:
+        value = numpy.where(allowed, batch.survival - best.goodput * cost, -numpy.inf).ravel()
+        order = numpy.argsort(-value, kind="stable")
+        within, fixed_s = _cases(batch, model, order, depth)
+        within = within & (value[order] > -numpy.inf)
+        worth = numpy.cumsum(numpy.where(within, value[order], 0.0), 1)
+        worth -= best.goodput * (experts_s[numpy.cumsum(within, 1)] + fixed_s[:, None])
+        case, last = divmod(int(numpy.argmax(worth)), len(order))
+        taken = order[: last + 1][within[case, : last + 1]]
+        found = expected(batch, numpy.bincount(taken // deepest, minlength=rows))
+        if found.goodput <= best.goodput * (1 + 1e-12):
+            return best
+        best = found
+
+
+def _by_model(batch: Batch) -> Bools:
+    """`[n]`: which rows take part in the draft's passes."""
+    if batch.latency.draft is None:
+        return numpy.zeros(len(batch.limits), dtype=numpy.bool_)
+    return numpy.ones(len(batch.limits), dtype=numpy.bool_) if batch.by_model is None else batch.by_model
+
+
+def _costs(batch: Batch, model: Bools) -> Floats:
+    """Seconds that one more drafted token of each row costs, beside the fixed cost of its pass, `[n]`."""
+    costs = numpy.full(len(model), batch.latency.target.per_token)
+    draft = batch.latency.draft
+    return costs if draft is None else costs + model * (draft.per_token + draft.per_context * batch.contexts)
+
+
+def _cases(batch: Batch, model: Bools, order: Ints, depth: Ints) -> tuple[Bools, Floats]:
+    """Which items (in `order`) each case of paid fixed costs allows, `[cases, items]`, and those costs, `[cases]`."""
+    deepest, latency = len(depth), batch.latency
     if latency.draft is None:
-        return numpy.full(len(depth), latency.draft_free_s)
-    return depth.astype(numpy.float64) * latency.draft.fixed
+        return numpy.ones((1, len(order)), dtype=numpy.bool_), numpy.array([latency.draft_free_s])
+    depths = order % deepest + 1
+    within = depths <= depth[:, None]
+    fixed_s = depth.astype(numpy.float64) * latency.draft.fixed
+    if model.all():
+        return within, fixed_s
+    own = model[order // deepest]
+    without, all_free = within & own, within | ~own
+    only_free = ~own[None, :]
+    return (
+        numpy.concatenate([without, all_free, only_free]),
+        numpy.concatenate([fixed_s, fixed_s + latency.draft_free_s, [latency.draft_free_s]]),
+    )
+
+
+def _experts_s(batch: Batch) -> Floats:
+    """Seconds for the experts by the number of drafted tokens, from 0 on."""
+    latency, (rows, deepest) = batch.latency, batch.survival.shape
+    beside = batch.prefill_tokens if latency.prefill is None else 0
+    tokens = rows + beside + numpy.arange(rows * deepest + 1, dtype=numpy.float64)
+    return latency.target.per_expert * latency.target.loaded_experts(tokens)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 
 @dataclass(frozen=True)
@@ -14,6 +14,8 @@ class RowView:
     context_tokens: int
     limit: int  # the most tokens that may be drafted: parameters, room and cache considered; 0 for rows that opt out
     drafted_by_model: bool = True
+    match: int = 0  # tokens of text that a lookup found again; its proposals stand more often the more there are
+    max_time_per_token_s: float | None = None  # this request's own bound; None: the engine's
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,30 @@ class BatchView:
 
 
 @dataclass(frozen=True)
-class RowPlan:
-    """How many tokens one row drafts; 0 is plain decoding."""
+class WaitingView:
+    """One request that waits for a slot."""
+
+    sequence_id: str
+    tokens: int  # of its text, to be read before it decodes
+    waited_s: float
+
+
+@dataclass(frozen=True)
+class AdmissionView:
+    """Who runs and who waits, those who go first first."""
+
+    running: tuple[int, ...]  # tokens of each running row
+    waiting: tuple[WaitingView, ...]
+    slots: int
+    cache_tokens: int  # over all rows
+
+
+class RowPlan(NamedTuple):
+    """How many tokens one row drafts; 0 is plain decoding.
+
+    `draft_prefill` False: where the draft model has not read this row's text, it never will; draft-free proposers may
+    still serve the row.
+    """
 
     sequence_id: str
     length: int
@@ -93,4 +117,13 @@ class LengthController(Protocol):
 
     def draft_changed(self) -> None:
         """Another draft is used from now on: what was learnt of the old one is void."""
+        ...
+
+
+@runtime_checkable
+class AdmissionController(Protocol):
+    """A length controller that also says how many of those who wait are let in."""
+
+    def admit(self, view: AdmissionView) -> int:
+        """How many of the first in `view.waiting` may start; the scheduler admits as many of them as fit. Pure."""
         ...

@@ -10,7 +10,8 @@ from distillspec.serving.control.latency import ForwardCost
 
 SPIKE = 4.0  # residuals beyond so many typical ones are cut to that
 QUICK = 0.1  # how fast the typical residual follows
-SCALE = numpy.array([1000.0, 10.0, 1.0])  # typical contexts, tokens, passes of a pair
+SCALE = (1000.0, 10.0, 1.0, 10.0)  # typical contexts, tokens, passes and experts of a pair
+ALERT, SOLVE_EVERY = 64, 8  # the first pairs are taken in at once, later ones by eights
 LASTING = 0.05  # pairs that the prior is always worth
 
 
@@ -34,17 +35,28 @@ class CostCalibration:
         if confidence <= 0:
             raise ConfigError(f"confidence={confidence} must be above 0")
         self.forgetting = forgetting
-        self._prior = numpy.array([prior.per_context, prior.per_token, prior.fixed]) * SCALE
+        self._shape = prior
+        known = [prior.per_context, prior.per_token, prior.fixed, prior.per_expert]
+        self._scale = numpy.array(SCALE if prior.experts else SCALE[:3])
+        self._prior = numpy.array(known[: len(self._scale)]) * self._scale
         self._lasting = min(confidence, 1.0) * LASTING
-        self._squares = confidence * numpy.eye(3)
+        self._eye = numpy.eye(len(self._scale))
+        self._squares = confidence * self._eye
         self._products = confidence * self._prior
         self._theta = self._prior.copy()
+        self._cost = prior
         self._typical: float | None = None  # residual, seconds
+        self._pairs = 0
 
     @property
     def cost(self) -> ForwardCost:
         """The present estimate."""
-        return ForwardCost(*(float(value) for value in self._theta / SCALE))
+        return self._cost
+
+    def _as_cost(self) -> ForwardCost:
+        context, token, fixed, *expert = (self._theta / self._scale).tolist()
+        per_expert = expert[0] if expert else 0.0
+        return ForwardCost(context, token, fixed, per_expert, self._shape.experts, self._shape.active)
 
     def observe(self, context: float, tokens: float, passes: float, seconds: float) -> None:
         """Learn that `passes` passes over `tokens` tokens with `context` tokens cached took `seconds`.
@@ -53,15 +65,27 @@ class CostCalibration:
         """
         if passes <= 0 or not 0 <= seconds < float("inf"):
             return
-        work = numpy.array([context, tokens, passes]) / SCALE
-        expected = float(work @ self._theta)
-        work_size = max(1.0, float(work @ work)) ** 0.5  # large steps are not worth more than small ones
-        work, cut = work / work_size, self._cut(expected, seconds) / work_size
-        self._squares = self.forgetting * self._squares + numpy.outer(work, work)
-        self._products = self.forgetting * self._products + work * cut
-        root = numpy.linalg.cholesky(self._squares + self._lasting * numpy.eye(3))
-        right = numpy.linalg.solve(root, self._products + self._lasting * self._prior)
-        self._theta, _ = nnls(root.T, right)
+        work: list[float] = [context, tokens, passes]
+        if self._shape.experts:
+            work.append(passes * self._shape.loaded_experts(tokens / passes))
+        scaled = numpy.array(work) / self._scale
+        expected = float(scaled @ self._theta)
+        work_size = max(1.0, float(scaled @ scaled)) ** 0.5  # large steps are not worth more than small ones
+        scaled, cut = scaled / work_size, self._cut(expected, seconds) / work_size
+        self._squares = self.forgetting * self._squares + numpy.outer(scaled, scaled)
+        self._products = self.forgetting * self._products + scaled * cut
+        self._pairs += 1
+        if self._pairs <= ALERT or self._pairs % SOLVE_EVERY == 0:
+            self._solve()
+
+    def _solve(self) -> None:
+        squares = self._squares + self._lasting * self._eye
+        products = self._products + self._lasting * self._prior
+        self._theta = numpy.linalg.solve(squares, products)
+        if self._theta.min() < 0:  # else the free optimum is the bounded one
+            root = numpy.linalg.cholesky(squares)
+            self._theta, _ = nnls(root.T, numpy.linalg.solve(root, products))
+        self._cost = self._as_cost()
 
     def _cut(self, expected: float, seconds: float) -> float:
         """The seconds, no further from what was expected than a few usual residuals."""

@@ -4,15 +4,16 @@ speculating for long."""
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy
 
 from distillspec.errors import ConfigError
 from distillspec.serving.control.acceptance import AcceptanceEstimate
-from distillspec.serving.control.allocation import Allocation, Ints, best_by_row, best_for_all, expected
+from distillspec.serving.control.allocation import Allocation, Batch, Floats, best_by_row, best_for_all, expected, plain
 from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowResult, RowView, StepResult
+from distillspec.serving.control.bounded import best_by_row_within, best_for_all_within, row_tokens, violation
 from distillspec.serving.control.calibration import CostCalibration
 from distillspec.serving.control.latency import ForwardCost, LatencyModel
 
@@ -27,7 +28,16 @@ MEMORY = 0.998  # of what predictions missed, a step
 FEWEST_TO_JUDGE = 30  # speculating steps before speculation may be switched off
 FORGET_ROWS_EVERY = 256  # steps
 WARM_UP = (0, 1, 2, 4) * 6  # lengths of an unknown machine's first steps: its costs must be seen before they are judged
-Mode = Literal["learning costs", "speculating", "not worth it", "trial", "measuring plain", "nothing to draft for"]
+Mode = Literal[
+    "learning costs",
+    "speculating",
+    "not worth it",
+    "trial",
+    "measuring plain",
+    "nothing to draft for",
+    "within bounds",
+    "bounds out of reach",
+]
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,8 @@ class Decision:
     hazards: tuple[float, ...]
     target: ForwardCost
     draft: ForwardCost | None
+    raw: tuple[float, float]  # goodput without speculation and of the best lengths, before what was measured
+    slo_violation: float | None = None  # the worst row's expected time per token over its bound; None: no bounds
 
 
 class Missed:
@@ -82,6 +94,9 @@ class GoodputController:
         lengths: `request` gives each row its own, `step` one for all.
         drafts_with_model: False where proposals cost next to nothing (prompt lookup).
         acceptance: how acceptance is estimated; None: the defaults.
+        max_time_per_token_s: no row's expected time per output token may be above it (a row's own bound goes first);
+            where that cannot be, the worst row is as near to it as can be. Only learning costs goes before it.
+        experts: of a layer of the target, and how many a token uses, where no `latency` says so.
     """
 
     def __init__(
@@ -92,59 +107,75 @@ class GoodputController:
         lengths: Literal["request", "step"] = "request",
         drafts_with_model: bool = True,
         acceptance: AcceptanceEstimate | None = None,
+        max_time_per_token_s: float | None = None,
+        experts: tuple[int, int] = (0, 0),
     ) -> None:
         if longest < 0:
             raise ConfigError(f"longest={longest} must be at least 0")
         if lengths not in ("request", "step"):
             raise ConfigError(f"lengths={lengths} must be request or step")
-        self.longest = longest
-        self._choose = best_by_row if lengths == "request" else best_for_all
-        prior, confidence = (latency, PROFILE_CONFIDENCE) if latency is not None else (UNKNOWN, GUESS_CONFIDENCE)
+        if max_time_per_token_s is not None and not max_time_per_token_s > 0:
+            raise ConfigError(f"max_time_per_token_s={max_time_per_token_s} must be above 0 seconds")
+        self.longest, self.max_time_per_token_s = longest, max_time_per_token_s
+        self._choose, self._choose_within = (
+            (best_by_row, best_by_row_within) if lengths == "request" else (best_for_all, best_for_all_within)
+        )
+        unknown = replace(UNKNOWN, target=replace(UNKNOWN.target, experts=experts[0], active=experts[1]))
+        prior, confidence = (latency, PROFILE_CONFIDENCE) if latency is not None else (unknown, GUESS_CONFIDENCE)
         self._target = CostCalibration(prior.target, confidence=confidence)
         self._draft: CostCalibration | None = None
         if drafts_with_model and prior.draft is not None:
             self._draft = CostCalibration(prior.draft, confidence=confidence)
-        self._draft_free_s = prior.draft_free_s
+        self._draft_free_s, self._prefill = prior.draft_free_s, prior.prefill
         self.acceptance = acceptance or AcceptanceEstimate(longest)
         self._steps = 0
         self._to_learn = list(WARM_UP) if latency is None else []
+        self._latency: LatencyModel | None = None
         self._start_over()
 
     @property
     def latency(self) -> LatencyModel:
         """What steps are believed to cost now."""
-        draft = None if self._draft is None else self._draft.cost
-        return LatencyModel(self._target.cost, draft, self._draft_free_s)
+        if self._latency is None:
+            draft = None if self._draft is None else self._draft.cost
+            self._latency = LatencyModel(self._target.cost, draft, self._draft_free_s, self._prefill)
+        return self._latency
 
     def plan(self, view: BatchView) -> Plan:
         decision = self.decide(view)
-        rows = tuple(RowPlan(row.sequence_id, k) for row, k in zip(view.rows, decision.lengths, strict=True))
+        rows = tuple([RowPlan(row.sequence_id, k) for row, k in zip(view.rows, decision.lengths, strict=True)])
         return Plan(rows, decision.predicted_tokens, decision.predicted_s, decision)
 
     def decide(self, view: BatchView) -> Decision:
-        """The plan with its reasons. Pure."""
-        latency, limits = self.latency, self._limits(view.rows)
-        contexts = numpy.array([row.context_tokens for row in view.rows], dtype=numpy.int64)
-        survival = self.acceptance.survival([row.sequence_id for row in view.rows])
-        batch = (survival, limits, contexts, latency, view.prefill_tokens)
-        plain = expected(numpy.zeros_like(limits), *batch)
-        tried = expected(numpy.minimum(limits, TRY_LENGTH), *batch)
+        """The plan with its reasons. Pure.
+
+        Prompt tokens read in the same step cost the same whatever is drafted, now or in another step. Counted in, they
+        would make each drafted token look cheap (the ratio is low anyway), so lengths are chosen without them; bounds
+        on times hold for the whole step.
+        """
+        batch = self._batch(view)
+        whole = batch._replace(prefill_tokens=view.prefill_tokens)
+        nothing = plain(batch)
         best = self._choose(*batch)
-        mode = self._mode(best, tried, plain, limits)
-        planned = {"speculating": best, "trial": tried}.get(mode, plain)
-        if mode == "learning costs":
-            planned = expected(numpy.minimum(limits, self._to_learn[0]), *batch)
+        bounds = self._bounds(view.rows)
+        if bounds is None:
+            mode, planned = self._pick(batch, best, nothing)
+            planned = expected(whole, planned.lengths) if view.prefill_tokens else planned
+        else:
+            mode, planned = self._pick_within(whole, bounds)
         return Decision(
             mode,
-            tuple(map(int, planned.lengths)),
+            tuple(planned.lengths.tolist()),
             planned.tokens,
             planned.seconds,
-            self._plain_rate(plain),
+            self._plain_rate(nothing.goodput),
             best.goodput * self._gain,
             self._uncertainty,
             tuple(self.acceptance.hazards.tolist()),
-            latency.target,
-            latency.draft,
+            batch.latency.target,
+            batch.latency.draft,
+            (nothing.goodput, best.goodput),
+            None if bounds is None else self._violation(whole, planned, bounds),
         )
 
     def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
@@ -153,9 +184,11 @@ class GoodputController:
     def observe(self, result: StepResult) -> None:
         """Learn from a step: what stood, what it cost, and whether predictions held."""
         decoding = {row.sequence_id for row in result.view.rows}
+        self._latency = None
         rows = [row for row in result.rows if row.sequence_id in decoding]
         self._learn_costs(result, [row.proposed for row in rows])
-        self.acceptance.observe(rows)
+        matches = {row.sequence_id: row.match for row in result.view.rows if row.match}
+        self.acceptance.observe(rows, [matches.get(row.sequence_id, 0) for row in rows] if matches else None)
         if rows:
             self._hold_against_prediction(result, rows)
         self._steps += 1
@@ -167,22 +200,59 @@ class GoodputController:
         self.acceptance.reset()
         self._start_over()
 
-    def _limits(self, rows: Seq[RowView]) -> Ints:
-        return numpy.array([min(self.longest, row.limit) for row in rows], dtype=numpy.int64)
+    def _batch(self, view: BatchView) -> Batch:
+        rows = view.rows
+        matches = [row.match for row in rows]
+        by_model = [row.drafted_by_model for row in rows]
+        return Batch(
+            self.acceptance.survival([row.sequence_id for row in rows], matches),
+            numpy.array([min(self.longest, row.limit) for row in rows], dtype=numpy.int64),
+            numpy.array([row.context_tokens for row in rows], dtype=numpy.int64),
+            self.latency,
+            0,
+            None if all(by_model) else numpy.array(by_model),
+        )
 
-    def _mode(self, best: Allocation, tried: Allocation, plain: Allocation, limits: Ints) -> Mode:
-        if not limits.any():
-            return "nothing to draft for"
+    def _pick(self, batch: Batch, best: Allocation, nothing: Allocation) -> tuple[Mode, Allocation]:
+        if not batch.limits.any():
+            return "nothing to draft for", nothing
         if self._to_learn:
-            return "learning costs"
+            return "learning costs", self._warm_up(batch)
         if self._speculates and best.lengths.any():
-            return "measuring plain" if self._since_plain >= PLAIN_EVERY else "speculating"
-        loss = 1 - tried.goodput * self._gain / self._plain_rate(plain)
-        return "trial" if self._since_speculation >= max(TRY_EVERY, loss / TRIALS_COST) else "not worth it"
+            return ("measuring plain", nothing) if self._since_plain >= PLAIN_EVERY else ("speculating", best)
+        if self._since_speculation < TRY_EVERY:
+            return "not worth it", nothing
+        tried = expected(batch, numpy.minimum(batch.limits, TRY_LENGTH))
+        loss = 1 - tried.goodput * self._gain / self._plain_rate(nothing.goodput)
+        return ("trial", tried) if self._since_speculation >= loss / TRIALS_COST else ("not worth it", nothing)
 
-    def _plain_rate(self, plain: Allocation) -> float:
-        """Tokens a second without speculation, as measured."""
-        return plain.goodput / max(self._plain_s.factor, 1e-9)
+    def _pick_within(self, batch: Batch, bounds: Floats) -> tuple[Mode, Allocation]:
+        """Under bounds on the time per token: no trials, which could break them."""
+        if not batch.limits.any():
+            return "nothing to draft for", plain(batch)
+        if self._to_learn:
+            return "learning costs", self._warm_up(batch)
+        found = self._choose_within(batch, bounds)
+        return "within bounds" if self._violation(batch, found, bounds) <= 1 + 1e-9 else "bounds out of reach", found
+
+    def _warm_up(self, batch: Batch) -> Allocation:
+        return expected(batch, numpy.minimum(batch.limits, self._to_learn[0]))
+
+    def _bounds(self, rows: Seq[RowView]) -> Floats | None:
+        """Seconds a token that each row may take, infinity for any; None where there are none."""
+        default = self.max_time_per_token_s
+        if default is None and all(row.max_time_per_token_s is None for row in rows):
+            return None
+        own = [row.max_time_per_token_s or default or numpy.inf for row in rows]
+        return numpy.array(own, dtype=numpy.float64)
+
+    def _violation(self, batch: Batch, planned: Allocation, bounds: Floats) -> float:
+        tokens = row_tokens(batch)[numpy.arange(len(bounds)), planned.lengths]
+        return violation(tokens, planned.seconds, bounds)
+
+    def _plain_rate(self, goodput: float) -> float:
+        """Tokens a second without speculation, as measured, where so many are predicted."""
+        return goodput / max(self._plain_s.factor, 1e-9)
 
     @property
     def _gain(self) -> float:
@@ -203,10 +273,11 @@ class GoodputController:
         if not contexts or result.prefill_tokens or len(proposed) != len(contexts):
             return
         self._target.observe(sum(contexts), sum(proposed) + len(proposed), 1, result.target_s)
-        deepest = max(proposed)
-        if self._draft is not None and deepest:
-            drafting = [[c for c, k in zip(contexts, proposed, strict=True) if k > depth] for depth in range(deepest)]
-            self._draft.observe(sum(map(sum, drafting)), sum(map(len, drafting)), deepest, result.draft_s)
+        if self._draft is None or not any(proposed):
+            return
+        by_model = [k if row.drafted_by_model else 0 for k, row in zip(proposed, result.view.rows, strict=True)]
+        read = sum([context * k for context, k in zip(contexts, by_model, strict=True)])
+        self._draft.observe(read, sum(by_model), max(by_model), result.draft_s)
 
     def _hold_against_prediction(self, result: StepResult, rows: Seq[RowResult]) -> None:
         """Note what the prediction missed, and decide whether speculation goes on."""
@@ -226,5 +297,5 @@ class GoodputController:
         self._spec_s.observe(result.total_s, plan.predicted_s)
         if self._spec_s.seen < FEWEST_TO_JUDGE:
             return
-        now = self.decide(result.view)
-        self._speculates = now.best_tokens_per_s * (1 - now.uncertainty) > now.plain_tokens_per_s
+        nothing, best = plan.why.raw if isinstance(plan.why, Decision) else self.decide(result.view).raw
+        self._speculates = best * self._gain * (1 - self._uncertainty) > self._plain_rate(nothing)

@@ -4,30 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy
+from numpy.typing import NDArray
 
 from distillspec.errors import ConfigError
+
+Number = TypeVar("Number", float, NDArray[numpy.float64])
 
 
 @dataclass(frozen=True)
 class ForwardCost:
-    """Seconds of one forward pass: `per_context · N_context + per_token · N_batched + fixed`, none below 0.
+    """Seconds of one forward pass: `per_context · N_context + per_token · N_batched + fixed`, none below 0; in a
+    mixture of experts also `per_expert` for each that is expected to be loaded, in all layers together.
 
     N_context: tokens that the pass's rows have in the cache, summed; N_batched: tokens it reads, roots counted.
-    Raises ConfigError for a coefficient that is negative or not finite.
+    Raises ConfigError for a coefficient that is negative or not finite, and for numbers of experts that cannot be.
     """
 
     per_context: float
     per_token: float
     fixed: float
+    per_expert: float = 0.0
+    experts: int = 0  # of a layer; 0: the model is dense
+    active: int = 0  # experts that a token uses
 
     def __post_init__(self) -> None:
-        for name in ("per_context", "per_token", "fixed"):
+        for name in ("per_context", "per_token", "fixed", "per_expert"):
             value = getattr(self, name)
             if not 0 <= value < float("inf"):
                 raise ConfigError(f"{name}={value} must be finite and at least 0 seconds")
+        if not 0 <= self.active <= self.experts or (self.experts > 0 and self.active == 0):
+            raise ConfigError(f"active={self.active} must be between 1 and experts={self.experts}")
+        if self.per_expert > 0 and self.experts == 0:
+            raise ConfigError(f"per_expert={self.per_expert} needs experts and active: how many a layer has and uses")
 
     def seconds(self, context: float, tokens: float) -> float:
-        return self.per_context * context + self.per_token * tokens + self.fixed
+        dense = self.per_context * context + self.per_token * tokens + self.fixed
+        return dense + self.per_expert * self.loaded_experts(tokens) if self.experts else dense
+
+    def loaded_experts(self, tokens: Number) -> Number:
+        """Experts of a layer expected to be used by any of `tokens`: E · (1 − ((E − a) / E)^tokens)."""
+        if not self.experts:
+            return 0.0 * tokens
+        unused: Number = (1 - self.active / self.experts) ** tokens
+        return self.experts * (1 - unused)
 
 
 @dataclass(frozen=True)
@@ -36,29 +58,55 @@ class LatencyModel:
 
     Args:
         draft: None where proposals come without a model; they cost `draft_free_s` a step.
+        prefill: the pass over prompt tokens (`per_context` unused); None: they join the target's pass.
+
+    Raises ConfigError for a draft with experts (what one more row costs would depend on the others of its depth) and
+    for a time that is negative or not finite.
     """
 
     target: ForwardCost
     draft: ForwardCost | None = None
     draft_free_s: float = 5e-4
+    prefill: ForwardCost | None = None
+
+    def __post_init__(self) -> None:
+        if self.draft is not None and self.draft.experts:
+            raise ConfigError(f"experts={self.draft.experts} of a draft are not priced; leave them out of its cost")
+        if not 0 <= self.draft_free_s < float("inf"):
+            raise ConfigError(f"draft_free_s={self.draft_free_s} must be finite and at least 0 seconds")
 
     def target_s(self, contexts: Seq[int], lengths: Seq[int], prefill_tokens: int = 0) -> float:
         """The target's pass over a root and `lengths[i]` tokens of each row, and over prompt tokens."""
-        return self.target.seconds(sum(contexts), sum(lengths) + len(lengths) + prefill_tokens)
+        tokens = sum(lengths) + len(lengths)
+        if self.prefill is None or not prefill_tokens:
+            return self.target.seconds(sum(contexts), tokens + prefill_tokens)
+        prompts_s = self.prefill.seconds(0, prefill_tokens)
+        return prompts_s + self.target.seconds(sum(contexts), tokens) if tokens else prompts_s
 
-    def draft_s(self, contexts: Seq[int], lengths: Seq[int]) -> float:
-        """All draft passes: depth s runs over the rows with at least s tokens to draft."""
-        deepest = max(lengths, default=0)
+    def draft_s(self, contexts: Seq[int], lengths: Seq[int], by_model: Seq[bool] | None = None) -> float:
+        """All draft passes: depth s runs over the rows with at least s tokens to draft.
+
+        `by_model` False: a row whose tokens come without the model; all such rows together cost `draft_free_s`.
+        """
         if self.draft is None:
-            return self.draft_free_s if deepest else 0.0
-        total = 0.0
-        for depth in range(1, deepest + 1):
-            drafting = [context for context, length in zip(contexts, lengths, strict=True) if length >= depth]
-            total += self.draft.seconds(sum(drafting), len(drafting))
-        return total
+            return self.draft_free_s if any(lengths) else 0.0
+        if by_model is not None and not all(by_model):
+            free = any(length and not own for length, own in zip(lengths, by_model, strict=True))
+            lengths = [length if own else 0 for length, own in zip(lengths, by_model, strict=True)]
+            return self.draft_s(contexts, lengths) + (self.draft_free_s if free else 0.0)
+        deepest = max(lengths, default=0)
+        # A row takes part in as many passes as it drafts tokens.
+        read = sum([context * length for context, length in zip(contexts, lengths, strict=True)])
+        return self.draft.per_context * read + self.draft.per_token * sum(lengths) + self.draft.fixed * deepest
 
-    def step_s(self, contexts: Seq[int], lengths: Seq[int], prefill_tokens: int = 0) -> float:
+    def step_s(
+        self,
+        contexts: Seq[int],
+        lengths: Seq[int],
+        prefill_tokens: int = 0,
+        by_model: Seq[bool] | None = None,
+    ) -> float:
         """A whole step; raises ValueError where contexts and lengths are not of the same rows."""
         if len(contexts) != len(lengths):
             raise ValueError(f"{len(contexts)} contexts but {len(lengths)} lengths")
-        return self.target_s(contexts, lengths, prefill_tokens) + self.draft_s(contexts, lengths)
+        return self.target_s(contexts, lengths, prefill_tokens) + self.draft_s(contexts, lengths, by_model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from distillspec.serving.kv_cache import Move
 from distillspec.serving.requests import Sequence
@@ -19,6 +19,23 @@ class ProposalRequest:
 
     sequence: Sequence
     length: int
+
+
+class Prospect(NamedTuple):
+    """What a proposer would have for a row, known before any length is chosen."""
+
+    most: int = 1 << 30  # tokens that it can propose; 0: nothing comes to mind
+    by_model: bool = True  # whether a draft model would run for it
+    match: int = 0  # tokens of text that a lookup found again
+
+
+@runtime_checkable
+class Foresees(Protocol):
+    """A proposer that can say what it would have; it depends on the row's text alone."""
+
+    def prospect(self, sequence: Sequence) -> Prospect:
+        """For the row's next step. Changes nothing that matters."""
+        ...
 
 
 class Proposer(Protocol):
@@ -50,3 +67,17 @@ class Proposer(Protocol):
     def forget(self, sequence_id: str) -> None:
         """The sequence has ended or lost its slot."""
         ...
+
+
+@runtime_checkable
+class GrowsWide(Protocol):
+    """A proposer whose trees may have more nodes than levels; those that only draft chains need not say."""
+
+    def most_nodes(self, depth: int) -> int:
+        """The most nodes a tree of so many levels may have; so many places a row are reserved ahead."""
+        ...
+
+
+def most_nodes(proposer: Proposer | None, depth: int) -> int:
+    """The most nodes a row's tree of `depth` levels may have."""
+    return max(depth, proposer.most_nodes(depth)) if isinstance(proposer, GrowsWide) else depth

@@ -19,6 +19,7 @@ from distillspec.sampling import draw_unchecked
 from distillspec.serving.graphs import Recorder, Recordings, bucket, recorded_reach
 from distillspec.serving.logits import Columns
 from distillspec.serving.runner import ModelRunner, RowInput
+from distillspec.serving.transfer import to_device
 
 Pass = Callable[[Tensor, SlotView], Tensor]
 
@@ -64,7 +65,7 @@ class DraftLoop:
             draws: None where every row is greedy.
         """
         tokens, view = self.runner.prepare(rows)
-        last = torch.tensor([len(row.tokens) - 1 for row in rows], device=tokens.device)
+        last = to_device([len(row.tokens) - 1 for row in rows], tokens.device)
         reach = self.runner.cache.reach(max(row.start + len(row.tokens) for row in rows) + count)
         recorded = self._recorded(tokens, view, reach, count, draws is not None)
         if recorded is None:

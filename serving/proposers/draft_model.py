@@ -14,11 +14,12 @@ from distillspec.serving.graphs import Recorder
 from distillspec.serving.kv_cache import Move
 from distillspec.serving.logits import Columns, Place, needs_transform
 from distillspec.serving.packed_linear import PackedLinears
-from distillspec.serving.proposers.base import EMPTY, ProposalRequest
+from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Prospect
 from distillspec.serving.proposers.draft_loop import DraftLoop, Draws
 from distillspec.serving.requests import Sequence
 from distillspec.serving.runner import ModelRunner, RowInput
 from distillspec.serving.sampling import TokenSampler
+from distillspec.serving.transfer import to_device, to_host
 from distillspec.serving.tree import TokenTree
 
 CATCH_UP = 8  # unread tokens a row may have in the first pass of a draft loop; longer texts are read before
@@ -40,7 +41,7 @@ class ConfidenceThreshold:
         self.threshold = threshold
 
     def keeps(self, logits: Tensor, step: int) -> list[bool]:
-        return (torch.softmax(logits.float(), -1).amax(-1) > self.threshold).tolist()
+        return to_host(torch.softmax(logits.float(), -1).amax(-1) > self.threshold).tolist()
 
 
 @dataclass
@@ -49,7 +50,7 @@ class _Row:
 
     request: ProposalRequest
     tokens: list[int] = field(default_factory=list)
-    probs: list[Tensor] = field(default_factory=list)
+    probs: list[Tensor] | Tensor = field(default_factory=list)  # [width] each
     drafting: bool = True
 
     @property
@@ -93,7 +94,7 @@ class DraftModel:
         return self._version
 
     def propose(self, requests: Seq[ProposalRequest]) -> list[TokenTree]:
-        rows = [_Row(request) for request in requests if request.sequence.draft_ok]
+        rows = [_Row(request) for request in requests if request.sequence.draft_ok and request.sequence.uses_draft]
         rows.sort(key=lambda row: row.slot)  # rows in slot order read the cache without copies
         rows = self._read_long_texts(rows)
         if rows and self._can_draft_at_once(rows):
@@ -102,6 +103,10 @@ class DraftModel:
             self._draft_one_by_one(rows)
         trees = {row.sequence.id: self._tree(row) for row in rows}
         return [trees.get(request.sequence.id, EMPTY) for request in requests]
+
+    def prospect(self, sequence: Sequence) -> Prospect:
+        """Nothing for sequences that it is not to read."""
+        return Prospect() if sequence.uses_draft else Prospect(0)
 
     def committed(self, sequence: Sequence, tree: TokenTree, path: Seq[int]) -> None:
         # The last drafted token was never read, so after full acceptance two tokens are unread.
@@ -146,15 +151,16 @@ class DraftModel:
         temperatures = [row.sequence.params.temperature for row in rows]
         draws = None
         if any(temperatures):
-            scale = torch.tensor(temperatures, dtype=torch.float32, device=self.runner.model.device)
+            scale = to_device(temperatures, self.runner.model.device, torch.float32)
             draws = Draws(scale, self.sampler.proposal_uniforms(len(rows), count, scale))
         drafts = self.loop.run([self._input(row) for row in rows], count, draws)
-        seen = torch.cat([drafts.ids, drafts.finite], 1).tolist()
+        probs = None if drafts.probs is None else drafts.probs.clone()  # the next replay writes over them
+        seen = to_host(torch.cat([drafts.ids, drafts.finite], 1)).tolist()
         for r, (row, found) in enumerate(zip(rows, seen, strict=True)):
             sound = sum(found[count:])
             row.tokens = _until_stop(found[: min(sound, row.request.length)], row.sequence.stop_ids)
-            if drafts.probs is not None and temperatures[r]:
-                row.probs = list(drafts.probs[r, : len(row.tokens)])
+            if probs is not None and temperatures[r]:
+                row.probs = probs[r, : len(row.tokens)]
             if sound < count:
                 self._give_up(row)
 
@@ -179,7 +185,7 @@ class DraftModel:
                 self._give_up(row)
                 continue
             row.tokens.append(token)
-            if probs is not None:
+            if probs is not None and isinstance(row.probs, list):
                 row.probs.append(probs)
             full = len(row.tokens) >= row.request.length
             row.drafting = keep and not full and token not in row.sequence.stop_ids
@@ -200,7 +206,8 @@ class DraftModel:
 
     def _tree(self, row: _Row) -> TokenTree:
         self._drafted[row.sequence.id] = len(row.tokens)
-        probs = torch.stack(row.probs) if row.probs else None
+        drawn = len(row.probs) > 0
+        probs = row.probs if isinstance(row.probs, Tensor) else torch.stack(row.probs) if drawn else None
         return TokenTree.chain(row.tokens, probs, self.columns.kept_ids)
 
 

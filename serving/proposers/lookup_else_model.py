@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from distillspec.serving.kv_cache import Move
-from distillspec.serving.proposers.base import ProposalRequest, Proposer
+from distillspec.serving.proposers.base import Foresees, ProposalRequest, Proposer, Prospect, most_nodes
 from distillspec.serving.requests import Sequence
 from distillspec.serving.tree import TokenTree
 
@@ -20,6 +20,9 @@ class LookupElseModel:
     def version(self) -> str:
         return self.model.version
 
+    def most_nodes(self, depth: int) -> int:
+        return max(most_nodes(self.lookup, depth), most_nodes(self.model, depth))
+
     def propose(self, requests: Seq[ProposalRequest]) -> list[TokenTree]:
         trees = self.lookup.propose(requests)
         missing = [i for i, tree in enumerate(trees) if not len(tree)]
@@ -27,6 +30,13 @@ class LookupElseModel:
             for i, tree in zip(missing, self.model.propose([requests[i] for i in missing]), strict=True):
                 trees[i] = tree
         return trees
+
+    def prospect(self, sequence: Sequence) -> Prospect:
+        for proposer in (self.lookup, self.model):
+            found = proposer.prospect(sequence) if isinstance(proposer, Foresees) else Prospect()
+            if found.most:
+                return found
+        return found
 
     def committed(self, sequence: Sequence, tree: TokenTree, path: Seq[int]) -> None:
         self.lookup.committed(sequence, tree, path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from distillspec.serving.kv_cache import Move
-from distillspec.serving.proposers.base import ProposalRequest
+from distillspec.serving.proposers.base import ProposalRequest, Prospect
 from distillspec.serving.requests import Sequence
 from distillspec.serving.tree import TokenTree
 
@@ -28,6 +28,14 @@ class PromptLookup:
     def propose(self, requests: Seq[ProposalRequest]) -> list[TokenTree]:
         return [TokenTree.chain(self._continuation(r.sequence)[: r.length]) for r in requests]
 
+    def prospect(self, sequence: Sequence) -> Prospect:
+        """The length of the continuation and of the match it follows."""
+        found = self._index(sequence).last_match(sequence.tokens)
+        if found is None:
+            return Prospect(0, by_model=False)
+        start, match = found
+        return Prospect(len(sequence.tokens) - start, False, match)
+
     def committed(self, sequence: Sequence, tree: TokenTree, path: Seq[int]) -> None:
         """The index reads new text when it is next asked."""
 
@@ -38,10 +46,14 @@ class PromptLookup:
         self._indices.pop(sequence_id, None)
 
     def _continuation(self, sequence: Sequence) -> list[int]:
+        found = self._index(sequence).last_match(sequence.tokens)
+        return [] if found is None else sequence.tokens[found[0] :]
+
+    def _index(self, sequence: Sequence) -> _NgramIndex:
+        """The sequence's index, up to date."""
         index = self._indices.setdefault(sequence.id, _NgramIndex(self.sizes))
         index.read(sequence.tokens)
-        start = index.after_last_match(sequence.tokens)
-        return [] if start is None else sequence.tokens[start:]
+        return index
 
 
 class _NgramIndex:
@@ -60,10 +72,11 @@ class _NgramIndex:
                     self.places[tuple(tokens[end + 1 - size : end + 1])] = end + 1
         self.read_tokens = max(self.read_tokens, len(tokens) - 1)
 
-    def after_last_match(self, tokens: Seq[int]) -> int | None:
+    def last_match(self, tokens: Seq[int]) -> tuple[int, int] | None:
+        """The place after the latest occurrence of the longest n-gram at the end, and its n."""
         for size in self.sizes:
             if len(tokens) >= size:
                 place = self.places.get(tuple(tokens[-size:]))
                 if place is not None:
-                    return place
+                    return place, size
         return None

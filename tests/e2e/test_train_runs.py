@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from distillspec.data.shards import read_samples
+from distillspec.training.checkpoint import load_newest
 from distillspec.types import SignalRequest
 
 FAST = (
@@ -74,7 +75,7 @@ def test_fresh_text_is_scored_once_where_a_signal_is_asked_for(distill: Any, tmp
 
 
 def test_teacher_answers_a_mixed_run_without_a_cache(distill: Any, tmp_path: Path) -> None:
-    words = ("data=mixed", "data.refresh_prompts=8", "data.generator=engine", "data.speculation_length=2")
+    words = ("data=mixed", "data.refresh_prompts=8", "data.generator=engine", "engine.speculation_length=2")
     outcome = distill("train", *FAST, *words)
     assert outcome.code == 0, outcome.err
     fresh = read_samples(tmp_path / "run" / "checkpoints" / "step-00000003" / "fresh")
@@ -147,6 +148,47 @@ def test_a_cached_signal_gives_the_losses_of_a_live_teacher(distill: Any, tmp_pa
         losses.append(steps(tmp_path / name)[0]["train/loss"])
     assert losses[0] == pytest.approx(losses[1], rel=0.05)
     assert losses[0] != losses[1]
+
+
+@pytest.mark.parametrize("signal", ["topk", "none"])
+def test_bfloat16_learns_what_float32_learns(distill: Any, tmp_path: Path, data_folder: Path, signal: str) -> None:
+    """From a stored signal and from a live target in bfloat16; weights stay float32 either way."""
+    runs = {}
+    for dtype in ("float32", "bfloat16"):
+        words = (f"train.dtype={dtype}", f"target.dtype={dtype if signal == 'none' else 'float32'}")
+        common = (f"data.cache={data_folder}", f"data.signal={signal}", "draft.vocabulary=120", "train.max_steps=6")
+        outcome = distill("train", *FAST[:-1], *common, *words, f"hydra.run.dir={dtype}")
+        assert outcome.code == 0, outcome.err
+        runs[dtype] = tmp_path / dtype
+    exact, rough = ([step["train/loss"] for step in steps(run)] for run in runs.values())
+    assert rough == pytest.approx(exact, rel=0.02, abs=0.05)  # the first is above 4
+    assert rough != exact
+    assert rough[-1] < rough[0]
+    alphas = [summary(run)["after"]["alpha"]["mean"] for run in runs.values()]
+    assert alphas[1] == pytest.approx(alphas[0], rel=0.1)
+    saved = load_newest(runs["bfloat16"] / "checkpoints")[0].strategy
+    kept = [*saved["model"].values(), *(state["exp_avg"] for state in saved["optimizer"].values())]
+    assert {tensor.dtype for tensor in kept} == {torch.float32}
+
+
+@pytest.mark.parametrize("eval_every", [1, 100])
+def test_a_run_that_diverges_names_the_learning_rate(
+    distill: Any, tmp_path: Path, data_folder: Path, eval_every: int
+) -> None:
+    """Met by the next evaluation, or by as many bad steps as are borne."""
+    words = (
+        "train.learning_rate=1e30",
+        "train.max_bad_steps=3",
+        "train.max_steps=20",
+        f"train.eval_every={eval_every}",
+    )
+    outcome = distill("train", *FAST, f"data.cache={data_folder}", *words)
+    assert outcome.code == 1
+    said = "the draft cannot be evaluated after step 1 (" if eval_every == 1 else "3 steps in a row were not finite"
+    last = outcome.err.strip().splitlines()[-1]
+    assert said in last
+    assert "lower train.learning_rate=1e+30 and continue with resume=" in last
+    assert "Traceback" not in outcome.out + outcome.err
 
 
 def test_another_targets_cache_is_refused(distill: Any, tmp_path: Path, data_folder: Path) -> None:

@@ -92,9 +92,11 @@ def test_no_module_is_out_of_reach(probe: Mapping[str, Any], sources: list[Path]
 
 
 def test_every_config_composes(probe: Mapping[str, Any], sources: list[Path]) -> None:
-    top_level = {source.stem for source in sources if source.parent == Path("conf") and source.suffix == ".yaml"}
-    assert len(top_level) > 0
-    assert probe["configs"] == dict.fromkeys(top_level)
+    files = [source.relative_to("conf") for source in sources if source.parts[0] == "conf" and source.suffix == ".yaml"]
+    wanted = {str(f.stem) if len(f.parts) == 1 else f"{f.parent}={f.stem}" for f in files}
+    assert {"train", "loss=fkl", "hardware=a100-7b"} <= wanted
+    composed = {words.split()[-1]: problem for words, problem in probe["configs"].items()}
+    assert composed == dict.fromkeys(wanted)
 
 
 def test_distill_explains_itself(site: Path) -> None:

@@ -27,25 +27,39 @@ def import_every_module() -> dict[str, dict[str, Any]]:
 
 
 def compose_every_config() -> dict[str, str | None]:
-    """Name of each `conf/*.yaml` → None, or the error that composing it gave."""
+    """Each `conf/COMMAND.yaml`, and each `conf/GROUP/OPTION.yaml` in a command that has it, → None or the error."""
     from hydra import compose, initialize_config_module
 
     from distillspec.composition import register_schemas
 
     register_schemas()
 
-    names = sorted(
-        item.name.removesuffix(".yaml") for item in files("distillspec.conf").iterdir() if item.name.endswith(".yaml")
-    )
+    root = files("distillspec.conf")
+    groups = [folder for folder in root.iterdir() if folder.is_dir() and not folder.name.startswith("_")]
+    words = [[name] for name in _yaml_names(root)]
+    words += [[command_with(group.name), f"{group.name}={option}"] for group in groups for option in _yaml_names(group)]
     results: dict[str, str | None] = {}
     with initialize_config_module("distillspec.conf", version_base=None):
-        for name in names:
+        for name, *overrides in words:
+            said = " ".join([name, *overrides])
             try:
-                compose(name, return_hydra_config=True)
-                results[name] = None
+                compose(name, overrides, return_hydra_config=True)
+                results[said] = None
             except Exception as error:  # Hydra often keeps the reason in the cause
-                results[name] = f"{error!r} from {error.__cause__!r}"
+                results[said] = f"{error!r} from {error.__cause__!r}"
     return results
+
+
+def command_with(group: str) -> str:
+    """A command that has the group: `train` where it does, or where the group is no part of any (`experiment`)."""
+    from distillspec.config import COMMANDS
+
+    having = [name for name, schema in COMMANDS.items() if group in schema.__dataclass_fields__]
+    return "train" if "train" in having or not having else having[0]
+
+
+def _yaml_names(folder: Any) -> list[str]:
+    return sorted(item.name.removesuffix(".yaml") for item in folder.iterdir() if item.name.endswith(".yaml"))
 
 
 if __name__ == "__main__":

@@ -68,6 +68,7 @@ LAUNCHERS = [
         for kind in ("deepspeed_zero2", "deepspeed_zero3")
     ),
 ]
+TRACKER = "wandb" if importlib.util.find_spec("wandb") is not None else "none"
 LOGGED = ("train/loss", "train/alpha", "train/outside", "train/grad_norm", "train/lr", "train/bad_steps", "tokens")
 
 # Meets NaN in one micro-batch of step 2, on the last process only.
@@ -200,10 +201,11 @@ def test_every_process_learns_from_the_same_fresh_samples(tmp_path: Path, alone:
 
 
 def test_an_interrupted_launch_resumes_where_it_stopped(alone: Run, tmp_path: Path) -> None:
-    """By the command line, whose parent process is the one that the signal reaches."""
+    """By the command line, whose parent process is the one that the signal reaches; W&B's run goes on too."""
     words = (
         *WORDS,
         "launcher=ddp",
+        f"tracker={TRACKER}",
         f"data.cache={alone.folder}",
         "evaluation.bootstrap_samples=10",
         "train.warmup_fraction=0",  # with a constant rate the length of the run does not matter
@@ -219,10 +221,12 @@ def test_an_interrupted_launch_resumes_where_it_stopped(alone: Run, tmp_path: Pa
     assert err.strip().splitlines()[-1].endswith(f"continue with: distill train resume={run.folder}")
     stopped = load_newest(run.folder / "checkpoints")[0].progress.step
     assert stopped == run.steps()[-1]["step"] >= 3
+    assert_one_tracked_run(run.folder, sittings=1)
     with distill(f"resume={run.folder}", f"train.max_steps={stopped + 2}") as process:
         out, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert "acceptance rate α" in out
+    assert_one_tracked_run(run.folder, sittings=2)
     assert json.loads((run.folder / "summary.json").read_text())["steps"] == stopped + 2
     settings = dataclasses.replace(alone.config.train, max_steps=stopped + 2, eval_every=100_000, warmup_fraction=0.0)
     whole = alone.spread(tmp_path / "whole", "ddp", train=dataclasses.replace(settings, accumulate=1))
@@ -291,6 +295,15 @@ def assert_really_spread(records: list[dict[str, Any]], kind: str) -> None:
     else:
         assert moments <= sum(parts) < 1.05 * moments
         assert max(parts) < 0.6 * moments
+
+
+def assert_one_tracked_run(folder: Path, sittings: int) -> None:
+    """One process of each launch wrote to W&B, offline, and always to the same run."""
+    if TRACKER == "none":
+        return
+    name = (folder / "wandb_run_id").read_text().strip()
+    records = sorted(path.name for path in (folder / "wandb").glob("offline-run-*/*.wandb"))
+    assert records == [f"run-{name}.wandb"] * sittings
 
 
 def edit_feed_position(checkpoint: Path, next_batch: int) -> None:

@@ -57,9 +57,9 @@ ARROWS: dict[str, set[str]] = {
     "commands": ALL_BUT_SERVING | {"progress"},
     "cli": ALL_BUT_SERVING | {"commands", "composition", "helptext", "serving"},
     "recipes": ALL_BUT_SERVING | {"commands", "cli", "serving"},
-    "serving": MODEL_SIDE,
-    "serving.online": MODEL_SIDE | {"serving", "data", "training", "evaluation"},
-    "serving.server": MODEL_SIDE | {"serving", "data"},
+    "serving": MODEL_SIDE | {"provenance"},
+    "serving.online": MODEL_SIDE | {"provenance", "serving", "data", "training", "evaluation"},
+    "serving.server": MODEL_SIDE | {"provenance", "serving", "data"},
     "serving.commands": ALL_BUT_SERVING | {"serving", "commands", "progress"},
 }
 ROOMS = (

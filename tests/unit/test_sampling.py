@@ -148,3 +148,16 @@ def test_draw_follows_the_probabilities_and_does_not_depend_on_the_batch() -> No
     ids = draw(probs.expand(10_000, 5), uniforms)
     torch.testing.assert_close(ids.bincount(minlength=5) / 10_000, probs, atol=2e-4, rtol=0)
     assert draw(probs, uniforms[77]) == ids[77]
+
+
+@pytest.mark.parametrize(
+    "policy", [SamplingPolicy(0.7, 0, 0.9), SamplingPolicy(1.0, 9, 0.6, 0.01), SamplingPolicy(0.0)]
+)
+def test_without_looks_the_same_distribution_comes(policy: SamplingPolicy) -> None:
+    """Ties too: logits of few levels, so that nuclei end within groups of equal tokens."""
+    logits = torch.randint(0, 6, (50, 700), generator=torch.Generator().manual_seed(1)).float()
+    wanted, found = policy_probs(logits, policy), policy_probs(logits, policy, look=False)
+    assert torch.equal(wanted > 0, found > 0)
+    torch.testing.assert_close(found, wanted)
+    logits[3] = torch.nan
+    torch.testing.assert_close(policy_probs(logits, policy, look=False)[:3], wanted[:3])  # others do not mind

@@ -61,13 +61,15 @@ def make_engine(target: LanguageModel) -> Iterator[MakeEngine]:
 
     def make(draft: LanguageModel | None = None, *, model: LanguageModel | None = None, **settings: Any) -> Engine:
         defaults: dict[str, Any] = {"max_slots": 4, "max_model_len": 256}
-        parts = {name: settings.pop(name) for name in ("controller_object", "proposer_object") if name in settings}
+        objects = ("controller_object", "proposer_object", "sampler_object")
+        parts = {name: settings.pop(name) for name in objects if name in settings}
         engine = Engine(
             model or target,
             draft,
             EngineSettings(**{**defaults, **settings}),
             controller=parts.get("controller_object"),
             proposer=parts.get("proposer_object"),
+            sampler=parts.get("sampler_object"),
         )
         made.append(engine)
         return engine

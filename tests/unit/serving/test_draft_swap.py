@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from distillspec.errors import ConfigError
 from distillspec.files import write_folder
 from distillspec.models import LanguageModel, save_draft
+from distillspec.models.memory import kv_bytes_per_token
 from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_model
 from distillspec.serving import Engine, Request, SamplingParams
@@ -136,3 +137,20 @@ def test_a_draft_made_for_another_target_is_refused(
     save_draft(draft, tmp_path / "foreign", other)
     with pytest.raises(ConfigError, match="was made for another"):
         make_engine(draft).load_draft(tmp_path / "foreign")
+
+
+def test_a_draft_whose_cache_exceeds_the_budget_is_refused_and_the_old_one_stays(
+    target: LanguageModel, draft: LanguageModel, folders: list[Path], make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    tokens = 4 * (256 + 1)  # the slots' places
+    both = tokens * (kv_bytes_per_token(target) + kv_bytes_per_token(draft)) / 2**30
+    engine = make_engine(draft, cache_gib=both)
+    save_draft(target, tmp_path / "large", target)
+    with pytest.raises(ConfigError, match=r"needs 0.00 GiB of cache for 4 slots of 256 tokens, .*the old draft stays"):
+        engine.load_draft(tmp_path / "large")
+    assert engine.load_draft(folders[1])  # as large as the old one
+    engine.close()
+    # Without a draft at first there is no share for one.
+    late = make_engine(cache_gib=tokens * kv_bytes_per_token(target) / 2**30)
+    with pytest.raises(ConfigError, match=r"0.00 are left beside the target's"):
+        late.load_draft(folders[0])

@@ -320,6 +320,46 @@ def test_a_deadline_ends_a_request_as_it_stands(draft: LanguageModel, make_engin
     assert len(output.token_ids) >= 1
 
 
+def test_a_deadline_that_is_none_is_refused(make_engine: MakeEngine) -> None:
+    with pytest.raises(RequestRefused, match="deadline_s=nan must be at least 0"):
+        make_engine().submit(Request("a", (5,), GREEDY, deadline_s=float("nan")))
+
+
+def test_what_stands_behind_a_stop_is_not_counted(continuation: list[int], make_engine: MakeEngine) -> None:
+    stop = continuation[2]
+    engine = make_engine(proposer_object=Oracle(continuation), speculation_length=8)
+    params = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True, stop_token_ids=[stop])
+    (output,) = engine.generate([PROMPT], params)
+    written, stats = len(output.token_ids), output.stats
+    # The first token comes with the prompt; all others were drafted, and eight were verified.
+    assert (stats.proposed, stats.accepted, stats.acceptance_rate) == (8, written - 1, 1.0)
+    assert stats.tried_per_position == stats.accepted_per_position == [1] * (written - 1) + [0] * (9 - written)
+
+
+def test_ten_thousand_wait_in_order_and_leave_by_every_door(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_slots=2)
+    now = 0.0
+    engine.core.clock = lambda: now
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    for i in range(10_000):
+        deadline = 1.0 if i % 10 == 3 and i > 100 else None
+        engine.submit(Request(str(i), (5, 6), params, priority=i % 3, deadline_s=deadline))
+    for i in range(5_000, 10_000):
+        engine.abort(str(i))
+    first = [engine.step() for _ in range(6)]
+    now = 2.0
+    finished = [output for step in [*first, engine.step()] for output in step.finished]
+    ended = {output.request_id for output in finished if output.finish_reason == "abort"}
+    assert ended == {str(i) for i in range(10_000) if i >= 5_000 or (i % 10 == 3 and i > 100)}
+    served = [int(output.request_id) for output in finished if output.finish_reason != "abort"]
+    assert served == list(range(0, 3 * len(served), 3)), "most urgent first, then first come"
+    engine.check_integrity()
+    for i in range(5_000):
+        engine.abort(str(i))
+    engine.step()
+    assert not engine.has_work
+
+
 @pytest.mark.parametrize("where", ["waiting", "reading its prompt"])
 def test_a_deadline_holds_before_the_first_token_too(draft: LanguageModel, make_engine: MakeEngine, where: str) -> None:
     engine = make_engine(draft, max_slots=1, prefill_chunk=4)

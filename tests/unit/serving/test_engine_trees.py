@@ -13,6 +13,7 @@ from distillspec.serving import SamplingParams
 from distillspec.serving.kv_cache import Move
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest
 from distillspec.serving.requests import Sequence as Row
+from distillspec.serving.runner import RowInput
 from distillspec.serving.tree import ROOT, TokenTree
 from distillspec.types import SamplingPolicy
 
@@ -31,6 +32,9 @@ class Gardener:
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         return [self.grow(request) for request in requests]
+
+    def most_nodes(self, depth: int) -> int:
+        return 3 * depth
 
     def committed(self, sequence: Row, tree: TokenTree, path: Sequence[int]) -> None: ...
 
@@ -90,6 +94,28 @@ def test_wide_trees_at_the_contexts_end_lose_levels_not_correctness(
     (output,) = engine.generate([prompt], params)
     assert output.token_ids == expected.token_ids
     assert len(output.token_ids) == 20
+
+
+def test_every_node_of_wide_trees_is_reserved(
+    target: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A budget for two rows and their nine nodes each: the third waits or is preempted, and nothing exceeds it."""
+    asked = [prompts()[1][:20]] * 3
+    expected = hf_greedy(target, asked[0], 20)
+    gardener = Gardener(right_one_last({tuple(asked[0]): expected}))
+    engine = make_engine(proposer_object=gardener, speculation_length=3, max_cache_tokens=75)
+    assert (engine.core.limits.lookahead, engine.core.limits.extra) == (3, 6)
+    read, places = engine.core.runner.read, list[int]()
+
+    def noted(rows: list[RowInput]) -> torch.Tensor:
+        places.append(sum(row.start + len(row.tokens) for row in rows))
+        return read(rows)
+
+    monkeypatch.setattr(engine.core.runner, "read", noted)
+    outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=20))
+    assert [list(output.token_ids) for output in outputs] == [expected] * 3
+    assert max(places) <= 75
+    assert sum(output.stats.preemptions for output in outputs) > 0
 
 
 def drawn_without_replacement(draft: LanguageModel, generator: torch.Generator) -> Grow:

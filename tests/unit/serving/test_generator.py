@@ -9,6 +9,7 @@ import torch
 
 from distillspec.errors import RunError
 from distillspec.models import LanguageModel
+from distillspec.serving import EngineSettings
 from distillspec.serving.generator import EngineGenerator
 from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy, SignalRequest
 
@@ -21,6 +22,10 @@ def requests(count: int = 6, most: int = 12) -> list[GenerationRequest]:
     return [GenerationRequest(Prompt(f"p{i}", tuple(p)), most, seed=i) for i, p in enumerate(prompts(count))]
 
 
+def settings(slots: int, length: int = 0) -> EngineSettings:
+    return EngineSettings(max_slots=slots, speculation_length=length, compile=False)
+
+
 def write(generator: EngineGenerator, policy: SamplingPolicy, **extra: object) -> list[Sample]:
     found = dict(generator.generate(requests(), policy, stop_ids=generator.writer.stop_ids, **extra))  # type: ignore[arg-type]
     return [found[i] for i in sorted(found)]
@@ -30,16 +35,14 @@ def test_greedy_samples_are_transformers_own_and_the_models_are_given_back(
     target: LanguageModel, draft: LanguageModel
 ) -> None:
     before = target.model.config._attn_implementation
-    samples = write(
-        EngineGenerator(target, slots=2, draft=draft, speculation_length=3), SamplingPolicy(temperature=0.0)
-    )
+    samples = write(EngineGenerator(target, settings(2, 3), draft=draft), SamplingPolicy(temperature=0.0))
     assert target.model.config._attn_implementation == before
     assert [list(s.response_ids) for s in samples] == [hf_greedy(target, p, 12) for p in prompts(6)]
 
 
 def test_samples_depend_on_seeds_alone(target: LanguageModel, draft: LanguageModel) -> None:
-    plain = write(EngineGenerator(target, slots=1), PLAIN)
-    fast = write(EngineGenerator(target, slots=4, draft=draft, speculation_length=3), PLAIN)
+    plain = write(EngineGenerator(target, settings(1)), PLAIN)
+    fast = write(EngineGenerator(target, settings(4, 3), draft=draft), PLAIN)
     assert [s.response_ids for s in plain] == [s.response_ids for s in fast]
 
 
@@ -47,7 +50,7 @@ def test_samples_depend_on_seeds_alone(target: LanguageModel, draft: LanguageMod
 def test_the_recorded_signal_is_the_plain_forward_pass(
     target: LanguageModel, draft: LanguageModel, length: int
 ) -> None:
-    generator = EngineGenerator(target, slots=3, draft=draft, speculation_length=length)
+    generator = EngineGenerator(target, settings(3, length), draft=draft)
     for sample in write(generator, PLAIN, signal=SignalRequest("topk", 6)):
         assert sample.signal is not None
         assert len(sample.signal) == len(sample.response_ids)
@@ -60,20 +63,20 @@ def test_the_recorded_signal_is_the_plain_forward_pass(
 def test_a_truncated_draft_writes_absolute_ids_of_its_own_vocabulary(
     target: LanguageModel, truncated_draft: LanguageModel
 ) -> None:
-    samples = write(EngineGenerator(truncated_draft, slots=3, source="draft"), PLAIN)
+    samples = write(EngineGenerator(truncated_draft, settings(3), source="draft"), PLAIN)
     assert truncated_draft.kept_ids is not None
     kept = set(truncated_draft.kept_ids.tolist())
     assert {token for sample in samples for token in sample.response_ids} <= kept
     assert {sample.source for sample in samples} == {"draft"}
-    greedy = write(EngineGenerator(truncated_draft, slots=3), SamplingPolicy(temperature=0.0))
+    greedy = write(EngineGenerator(truncated_draft, settings(3)), SamplingPolicy(temperature=0.0))
     first = greedy[0]
     logits = truncated_draft.full_width(truncated_draft.logits(torch.tensor([first.prompt_ids]))[0, -1])
     assert first.response_ids[0] == int(logits.argmax())
 
 
 def test_a_deadline_hands_out_answers_as_they_stand(target: LanguageModel) -> None:
-    whole = write(EngineGenerator(target, slots=2), PLAIN)
-    cut = write(EngineGenerator(target, slots=2), PLAIN, deadline=time.monotonic() - 1)
+    whole = write(EngineGenerator(target, settings(2)), PLAIN)
+    cut = write(EngineGenerator(target, settings(2)), PLAIN, deadline=time.monotonic() - 1)
     assert len(cut) == 2  # those that had a slot in the first step
     for sample in cut:
         (same,) = (s for s in whole if s.prompt_id == sample.prompt_id)
@@ -88,7 +91,7 @@ def test_a_target_without_numbers_is_an_error_that_names_the_prompt(target: Lang
         broken[7] = torch.nan
     try:
         with pytest.raises(RunError, match="prompt p0: the target's logits are not finite"):
-            write(EngineGenerator(target, slots=1), PLAIN)
+            write(EngineGenerator(target, settings(1)), PLAIN)
     finally:
         with torch.no_grad():
             broken.copy_(saved)

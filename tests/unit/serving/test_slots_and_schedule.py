@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.control.latency import ForwardCost, LatencyModel
+from distillspec.serving.control.smartspec import SmartSpecController
 from distillspec.serving.kv_cache import Move, SlotPool
 from distillspec.serving.params import SamplingParams
 from distillspec.serving.requests import Request, Sequence, Status
-from distillspec.serving.scheduler import Chunk, Limits, plan_step, reservation
+from distillspec.serving.scheduler import Chunk, Limits, most_admitted, plan_step, reservation, urgency
 
 LIMITS = Limits(slots=3, max_len=64, cache_tokens=150, prefill_chunk=32, lookahead=4)
 
@@ -43,6 +48,21 @@ def test_first_come_first_served_within_slots() -> None:
     assert plan.prefill == (Chunk("a", 10), Chunk("b", 10), Chunk("c", 10))
 
 
+def test_a_controller_may_hold_requests_back_but_not_for_long() -> None:
+    dear = LatencyModel(ForwardCost(1e-2, 1e-3, 1e-2))
+    controller = SmartSpecController(4, dear, max_wait_s=1.0)
+    limits = replace(LIMITS, slots=8, cache_tokens=400)
+    slots = [running(name, slot, prompt=1) for slot, name in enumerate("ab")]
+    waiting = [sequence("long", prompt=60, arrival=8), sequence("next", prompt=60, arrival=9)]
+    assert most_admitted(FixedLength(2), waiting, slots, limits, 0.5) is None
+    assert most_admitted(controller, [], slots, limits, 0.5) is None
+    assert most_admitted(controller, waiting, slots, limits, 0.5) == 0
+    assert plan_step(waiting, slots, limits, 0).admit == ()
+    waiting[1].stats.submitted_s = 1.0
+    late = most_admitted(controller, waiting, slots, limits, 1.5)  # the first has waited too long, the next has not
+    assert plan_step(waiting, slots, limits, late).admit == ("long",)
+
+
 def test_a_long_prompt_is_read_in_chunks_and_others_wait_behind_it() -> None:
     long = sequence("long", prompt=50)
     plan = plan_step([long, sequence("short", arrival=1)], [], LIMITS)
@@ -55,7 +75,7 @@ def test_a_long_prompt_is_read_in_chunks_and_others_wait_behind_it() -> None:
 
 def test_priorities_come_first_and_preempt_the_last_of_the_less_urgent() -> None:
     slots = [running("a", 0, priority=1), running("b", 1, priority=2), running("c", 2, priority=2)]
-    plan = plan_step([sequence("late", arrival=9, priority=2), sequence("urgent", arrival=10)], slots, LIMITS)
+    plan = plan_step([sequence("urgent", arrival=10), sequence("late", arrival=9, priority=2)], slots, LIMITS)
     assert plan.preempt == ("c",)
     assert plan.admit == ("urgent",)
 
@@ -90,7 +110,7 @@ def test_plans_stay_within_their_limits(
         sequence(f"w{i}", prompt=prompt, priority=priority, arrival=10 + i)
         for i, (prompt, _, priority) in enumerate(waiting)
     ]
-    plan = plan_step(waiting_, running_, limits)
+    plan = plan_step(sorted(waiting_, key=urgency), running_, limits)
     kept = [s for s in running_ if s.id not in plan.preempt]
     admitted = [s for s in waiting_ if s.id in plan.admit]
     assert len(kept) + len(admitted) <= 4

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from distillspec.serving import SamplingParams, sampling
+from distillspec.serving.chains import Chains
 from distillspec.serving.logits import Columns, Place
 from distillspec.serving.requests import Request, Sequence
 from distillspec.serving.sampling import TokenSampler, Window
@@ -20,10 +23,12 @@ def row(name: str, params: SamplingParams) -> Sequence:
     return Sequence(name, Request(name, (1,), params), 0, 0, [1], frozenset(), 64)
 
 
-def test_many_chains_at_once_are_judged_as_the_reference_judges_each() -> None:
+@pytest.mark.parametrize("look", [True, False])
+@pytest.mark.parametrize("filters", [{"top_p": 0.9}, {"top_k": 7, "min_p": 0.05}, {}])
+def test_many_chains_at_once_are_judged_as_the_reference_judges_each(look: bool, filters: dict[str, Any]) -> None:
     generator = torch.Generator().manual_seed(2)
     vocab, kept = 30, torch.arange(0, 30, 2)
-    params = SamplingParams(temperature=0.8, top_p=0.9)
+    params = SamplingParams(temperature=0.8, **filters)
     windows, logits = [], []
     for b in range(40):
         length = b % 4
@@ -32,7 +37,7 @@ def test_many_chains_at_once_are_judged_as_the_reference_judges_each() -> None:
         tree = TokenTree.chain(tokens, probs, kept) if b % 3 else TokenTree.chain(tokens)
         windows.append(Window(row(str(b), params), tree))
         logits.append(2 * torch.randn(length + 1, vocab, generator=generator))
-    found = TokenSampler(vocab, CPU, seed=3).verify(torch.cat(logits), windows)
+    found = TokenSampler(vocab, CPU, seed=3, look=look).verify(torch.cat(logits), windows)
     accept = torch.rand(40 * 3, generator=torch.Generator().manual_seed(10), dtype=torch.float64).view(40, 3)
     residual = torch.rand(40, generator=torch.Generator().manual_seed(11), dtype=torch.float64)
     for b, (window, rows, judgement) in enumerate(zip(windows, logits, found, strict=True)):
@@ -40,11 +45,13 @@ def test_many_chains_at_once_are_judged_as_the_reference_judges_each() -> None:
         assert judgement.verdict == verify_tree(probs, window.tree, accept[b, : len(window.tree)], residual[b])
 
 
-def emitted_first(vocab: int, trials: int, params: SamplingParams, lot: int) -> tuple[Tensor, Tensor]:
+def emitted_first(
+    vocab: int, trials: int, params: SamplingParams, lot: int, look: bool = True
+) -> tuple[Tensor, Tensor]:
     """How often chains of one drafted token emitted each id first, and p; the draft is the target upside down."""
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(1))
     draft_probs = torch.softmax(-logits, -1)
-    sampler, generator = TokenSampler(vocab, CPU, seed=5), torch.Generator().manual_seed(6)
+    sampler, generator = TokenSampler(vocab, CPU, seed=5, look=look), torch.Generator().manual_seed(6)
     counts = torch.zeros(vocab)
     rows = logits.expand(2 * lot, -1)
     for _ in range(trials // lot):
@@ -71,13 +78,15 @@ def excess(counts: Tensor, probs: Tensor) -> float:
     return float((((seen - wanted)[keep] ** 2 / wanted[keep]).sum() - degrees) / (2 * degrees) ** 0.5)
 
 
-@pytest.mark.parametrize(("vocab", "trials", "lot"), [(4096, 40_000, 80), (16, 100_000, 1000)])
-def test_wide_and_narrow_vocabularies(vocab: int, trials: int, lot: int) -> None:
-    assert excess(*emitted_first(vocab, trials, SamplingParams(), lot)) < 5
+@pytest.mark.parametrize(
+    ("vocab", "trials", "lot", "look"), [(4096, 40_000, 80, True), (16, 100_000, 1000, True), (16, 20_000, 1000, False)]
+)
+def test_wide_and_narrow_vocabularies(vocab: int, trials: int, lot: int, look: bool) -> None:
+    assert excess(*emitted_first(vocab, trials, SamplingParams(), lot, look)) < 5
 
 
 def test_a_verifier_that_forgets_the_residual_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "_take_away_rejected", lambda probs, tree, node: None)
+    monkeypatch.setattr(Chains, "take_away_rejected", lambda self, last, count: last)
     assert excess(*emitted_first(16, 20_000, SamplingParams(), 1000)) > 20
 
 
@@ -111,20 +120,22 @@ def test_drafts_on_their_own_columns_name_absolute_ids() -> None:
     assert drafted.probs[2] is None  # seeded rows are judged by choice
 
 
-def test_nothing_left_to_write_is_that_requests_failure_alone() -> None:
+@pytest.mark.parametrize("look", [True, False])
+def test_nothing_left_to_write_is_that_requests_failure_alone(look: bool) -> None:
     params = [SamplingParams(allowed_token_ids=[4], bad_word_ids=[[4]]), SamplingParams()]
     rows = [row("a", params[0]), row("b", params[1])]
     rows[0].bad_words = ((4,),)
-    judgements = TokenSampler(10, CPU).verify(torch.randn(2, 10), [Window(r, TokenTree()) for r in rows])
+    judgements = TokenSampler(10, CPU, look=look).verify(torch.randn(2, 10), [Window(r, TokenTree()) for r in rows])
     assert [judgement.verdict is None for judgement in judgements] == [True, False]
 
 
-def test_numbers_that_are_none_off_the_path_are_reported_and_harmless() -> None:
+@pytest.mark.parametrize("look", [True, False])
+def test_numbers_that_are_none_off_the_path_are_reported_and_harmless(look: bool) -> None:
     """The drafted token is rejected, so what the target thinks after it does not matter, but was written."""
     logits = torch.zeros(2, 10)
     logits[0, 3] = 50.0
     logits[1] = torch.nan
     window = Window(row("a", SamplingParams(temperature=0.0)), TokenTree.chain([7]))
-    (judgement,) = TokenSampler(10, CPU).verify(logits, [window])
+    (judgement,) = TokenSampler(10, CPU, look=look).verify(logits, [window])
     assert judgement.verdict == ((), 3)
     assert not judgement.sound

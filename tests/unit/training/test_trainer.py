@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -175,6 +176,20 @@ def test_a_finished_run_resumes_to_the_same_end(make_trainer, tmp_path: Path) ->
     again.tracker.rewind(again.progress.step)
     assert again.run().best == whole.best
     assert metrics(tmp_path) == lines
+
+
+def test_checkpoints_between_evaluations_and_a_run_that_goes_on_from_one(make_trainer, tmp_path: Path) -> None:
+    settings = {"max_steps": 5, "eval_every": 4, "save_every": 2, "keep_checkpoints": 9}
+    make_trainer(tmp_path / "whole", train=settings).run()
+    saved = sorted(path.name for path in (tmp_path / "whole" / "checkpoints").iterdir())
+    assert saved == [f"step-{step:08d}" for step in (2, 4, 5)]
+    shutil.copytree(tmp_path / "whole" / "checkpoints" / saved[0], tmp_path / "again" / "checkpoints" / saved[0])
+    again = make_trainer(tmp_path / "again", train=settings)
+    again.resume()
+    assert again.progress.step == 2
+    again.run()
+    ends = [load_newest(tmp_path / run / "checkpoints")[0].strategy["model"] for run in ("whole", "again")]
+    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
 
 
 def test_only_the_newest_checkpoints_are_kept(make_trainer, tmp_path: Path) -> None:

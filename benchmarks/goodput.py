@@ -1,0 +1,245 @@
+"""Lengths by goodput against fixed ones and none, live, under Poisson loads from idle to beyond saturation.
+
+    python benchmarks/goodput.py --draft FOLDER --prompts math.jsonl code.jsonl … [--profile profile.json]
+
+sweep     every policy at every load, the same arrivals for each, policies taking turns; ratios of mean request
+          latency with intervals over requests, prediction errors of step times and tokens
+useless   the same at one load with a draft of random weights, against no speculation
+
+Loads are shares of what the engine writes without speculation when all slots are busy, measured first.
+Each section writes `results/goodput_SECTION.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import RESULTS, write_result
+
+from distillspec.config import DraftConfig, TargetConfig
+from distillspec.data.chat import render_prompt
+from distillspec.models import LanguageModel, initialise_draft, load_target
+from distillspec.models.draft import load_pretrained
+from distillspec.serving import Engine, EngineSettings, SamplingParams
+from distillspec.serving.bench.compare import Ratio, speed_ratio
+from distillspec.serving.bench.drive import drive
+from distillspec.serving.bench.load import Arrival, poisson_load
+from distillspec.serving.bench.plot import plot_load
+from distillspec.serving.bench.records import LoadRecord
+from distillspec.serving.bench.summary import LoadSummary, summarise
+from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.control.latency import LatencyModel
+from distillspec.serving.control.named import named_controller
+from distillspec.serving.control.profile import Profile
+from distillspec.types import Prompt
+
+GOALS = {"share_of_best": 0.97, "against_best_fixed": 1.05, "step_time_error": 0.09, "useless": 0.98}
+
+
+def main() -> None:
+    options = _options()
+    target = load_target(TargetConfig(path=options.target, dtype="auto"))
+    prompts = read_prompts(options, target)
+    setting = {
+        "slots": options.slots,
+        "max_tokens": options.max_tokens,
+        "prompts": len(prompts),
+        "domains": sorted({prompt.domain for prompt in prompts}),
+        "temperature": options.temperature,
+        "threads": torch.get_num_threads(),
+        "dtype": str(target.dtype),
+    }
+    sections = {"sweep": sweep, "useless": useless}
+    for name in options.sections.split(","):
+        write_result(f"goodput_{name}", {**setting, **sections[name](options, target, prompts)}, options.seed)
+
+
+def sweep(options: argparse.Namespace, target: LanguageModel, prompts: list[Prompt]) -> dict[str, Any]:
+    """Every policy at every load."""
+    draft = load_pretrained(options.draft, target, target.dtype)
+    latency = Profile.load(options.profile, target, draft).latency if options.profile else None
+    names = ["none", *(f"fixed-{k}" for k in options.fixed), "goodput"]
+    engine = make_engine(options, target, draft)
+    capacity = measured_capacity(engine, options, prompts)
+    runs: dict[float, dict[str, list[LoadRecord]]] = {}
+    for share in options.loads:
+        rate = share * capacity
+        runs[share] = take_turns(
+            engine, options, prompts, rate, names, lambda name: named_controller(name, max(options.fixed), latency)
+        )
+        print(f"load {share}: {_mean_latencies(runs[share])}", flush=True)
+    engine.close()
+    summaries = {name: {share: _pooled(runs[share][name]) for share in runs} for name in names}
+    plot_load(
+        {name: {round(share * capacity, 2): s for share, s in found.items()} for name, found in summaries.items()},
+        {name: runs[max(runs)][name][-1] for name in names},
+        RESULTS / "goodput_sweep.png",
+    )
+    return {
+        "capacity_requests_per_s": capacity,
+        "loads": {str(share): _judge_load(records, share, summaries) for share, records in runs.items()},
+        **_judge_sweep(runs, names),
+        "goals": GOALS,
+    }
+
+
+def useless(options: argparse.Namespace, target: LanguageModel, prompts: list[Prompt]) -> dict[str, Any]:
+    """A draft of random weights: what does it cost to have it?"""
+    draft = initialise_draft(DraftConfig(kind="pruned", layers=4), target)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in draft.model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, 0.02, generator=generator)
+    engine = make_engine(options, target, draft)
+    rate = 0.9 * measured_capacity(engine, options, prompts)
+    records = take_turns(engine, options, prompts, rate, ["none", "goodput"], None, rounds=3)
+    engine.close()
+    ratio = speed_ratio(records, "goodput", "none").value
+    return {
+        "ratio": asdict(ratio),
+        "rounds": _by_round(records, "goodput", "none"),
+        "sides": {name: _pooled(found).to_json() for name, found in records.items()},
+        "goal": GOALS["useless"],
+        "met": ratio.mean >= GOALS["useless"],
+    }
+
+
+def take_turns(
+    engine: Engine,
+    options: argparse.Namespace,
+    prompts: list[Prompt],
+    rate: float,
+    names: list[str],
+    latency: LatencyModel | None,
+    rounds: int | None = None,
+) -> dict[str, list[LoadRecord]]:
+    """One record a policy and round; what a policy learnt in one round it keeps for the next."""
+    controllers = {name: named_controller(name, max(options.fixed), latency) for name in names}
+    records: dict[str, list[LoadRecord]] = {name: [] for name in names}
+    for round_ in range(options.rounds if rounds is None else rounds):
+        arrivals = load(options, prompts, rate, round_)
+        order = names[round_ % len(names) :] + names[: round_ % len(names)]
+        for name in order:
+            engine.core.controller = controllers[name]
+            records[name].append(drive(engine, arrivals))
+    return records
+
+
+def load(options: argparse.Namespace, prompts: list[Prompt], rate: float, round_: int) -> list[Arrival]:
+    params = SamplingParams(temperature=options.temperature, max_tokens=options.max_tokens, ignore_eos=True)
+    return poisson_load(prompts, params, rate, options.seconds, options.seed + round_)
+
+
+def measured_capacity(engine: Engine, options: argparse.Namespace, prompts: list[Prompt]) -> float:
+    """Requests a second that the engine answers without speculation when all slots are busy."""
+    engine.core.controller = FixedLength(0)
+    params = SamplingParams(temperature=0.0, max_tokens=options.max_tokens, ignore_eos=True)
+    asked = [prompts[i % len(prompts)].token_ids for i in range(2 * options.slots)]
+    engine.generate(asked[: options.slots], params)  # warms up
+    begun = time.perf_counter()
+    engine.generate(asked, params)
+    return len(asked) / (time.perf_counter() - begun)
+
+
+def make_engine(options: argparse.Namespace, target: LanguageModel, draft: LanguageModel) -> Engine:
+    settings = EngineSettings(
+        max_slots=options.slots,
+        max_model_len=options.longest_prompt + options.max_tokens + 8,
+        speculation_length=max(options.fixed),
+        prefix_reuse=False,  # every policy meets the same prompts, and must read them
+        compile=options.compile,
+    )
+    return Engine(target, draft, settings)
+
+
+def read_prompts(options: argparse.Namespace, target: LanguageModel) -> list[Prompt]:
+    """As many prompts of each file, the files taking turns."""
+    files = [Path(path) for path in options.prompts]
+    by_file = []
+    for file in files:
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        made = [Prompt(row["id"], render_prompt(target.tokenizer, row["prompt"]), row["domain"]) for row in rows]
+        by_file.append([prompt for prompt in made if len(prompt.token_ids) <= options.longest_prompt][-options.each :])
+    return [prompt for group in zip(*by_file, strict=False) for prompt in group]
+
+
+def _judge_load(
+    records: dict[str, list[LoadRecord]], share: float, summaries: dict[str, dict[float, LoadSummary]]
+) -> dict[str, Any]:
+    others = [name for name in records if name != "goodput"]
+    ratios: dict[str, Ratio] = {name: speed_ratio(records, "goodput", name) for name in others}
+    best = min(ratios, key=lambda name: ratios[name].value.mean)
+    return {
+        "goodput_against": {name: asdict(ratio.value) for name, ratio in ratios.items()},
+        "best_other": best,
+        "rounds_against_best": _by_round(records, "goodput", best),
+        "met": ratios[best].value.mean >= GOALS["share_of_best"],
+        "sides": {name: summaries[name][share].to_json() for name in records},
+    }
+
+
+def _judge_sweep(runs: dict[float, dict[str, list[LoadRecord]]], names: list[str]) -> dict[str, Any]:
+    """Over all loads: the geometric mean of the ratios against each single choice; the best of them is to be beaten."""
+    others = [name for name in names if name != "goodput"]
+    over_all = {
+        name: math.exp(
+            sum(math.log(speed_ratio(found, "goodput", name).value.mean) for found in runs.values()) / len(runs)
+        )
+        for name in others
+    }
+    errors = {share: _pooled(found["goodput"]).step_time_error for share, found in runs.items()}
+    worst = min(over_all.values())
+    return {
+        "over_all_loads": over_all,
+        "against_best_fixed": worst,
+        "against_best_fixed_met": worst >= GOALS["against_best_fixed"],
+        "step_time_error": errors,
+        "step_time_error_met": all(e is not None and e <= GOALS["step_time_error"] for e in errors.values()),
+    }
+
+
+def _by_round(records: dict[str, list[LoadRecord]], of: str, against: str) -> list[float]:
+    pairs = zip(records[of], records[against], strict=True)
+    return [round(speed_ratio({of: [a], against: [b]}, of, against).value.mean, 3) for a, b in pairs]
+
+
+def _pooled(records: list[LoadRecord]) -> LoadSummary:
+    """All rounds as one run."""
+    return summarise(LoadRecord.joined(records))
+
+
+def _mean_latencies(records: dict[str, list[LoadRecord]]) -> str:
+    return ", ".join(f"{name} {_pooled(found).latency_s.mean:.2f} s" for name, found in records.items())
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draft", required=True)
+    parser.add_argument("--prompts", nargs="+", required=True)
+    parser.add_argument("--profile")
+    parser.add_argument("--target", default="smollm2")
+    parser.add_argument("--each", type=int, default=60, help="prompts of each file, from its end")
+    parser.add_argument("--longest-prompt", type=int, default=256)
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--fixed", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.1, 0.5, 0.9, 1.3])
+    parser.add_argument("--seconds", type=float, default=40.0)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--sections", default="sweep,useless")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

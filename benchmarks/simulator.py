@@ -1,0 +1,93 @@
+"""Simulated requests a second of processor time on one core, by policy and load.
+
+    python benchmarks/simulator.py
+
+128 tokens in, 128 out, α 0.7, on `hardware=a100-7b`. The time is the process's own (other work on the machine does not
+count, though it slows caches and cores), the median of `--rounds`. For policies whose controllers take longer than the
+simulator, the share spent in `plan` and `observe` is given, and what the simulator alone would reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from typing import Any
+
+from common import write_result
+
+from distillspec.config import WorkloadConfig
+from distillspec.serving.control.base import BatchView, LengthController, Plan, StepResult
+from distillspec.serving.simulation import Policy, Simulation, load_hardware, make_policy, make_workload
+from distillspec.serving.simulation.figures import figures_of
+
+LOADS = ((0.1, 40), (4.0, 150), (16.0, 300), (40.0, 1000))  # arrivals a second, requests
+POLICIES = ("none", "fixed-3", "goodput", "goodput-step", "oracle")
+GOALS = {"every load": 200, "large batches": 1000}
+
+
+class Timed:
+    """A controller, and the processor seconds spent in it."""
+
+    def __init__(self, controller: LengthController) -> None:
+        self.controller, self.spent_s = controller, 0.0
+
+    @property
+    def longest(self) -> int:
+        return self.controller.longest
+
+    def plan(self, view: BatchView) -> Plan:
+        began = time.process_time()
+        plan = self.controller.plan(view)
+        self.spent_s += time.process_time() - began
+        return plan
+
+    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
+        return self.controller.trim(view, plan)
+
+    def observe(self, result: StepResult) -> None:
+        began = time.process_time()
+        self.controller.observe(result)
+        self.spent_s += time.process_time() - began
+
+    def draft_changed(self) -> None:
+        self.controller.draft_changed()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    found = {
+        policy: {f"{rate:g}": measure(policy, rate, n, options.rounds) for rate, n in LOADS} for policy in POLICIES
+    }
+    slowest = {policy: min(at["requests_per_s"] for at in loads.values()) for policy, loads in found.items()}
+    write_result("simulator", {"policies": found, "slowest_load": slowest, "goals": GOALS})
+
+
+def measure(name: str, rate: float, count: int, rounds: int) -> dict[str, Any]:
+    """Medians over `rounds` of the same simulation."""
+    hardware = load_hardware("a100-7b")
+    requests = make_workload(WorkloadConfig(requests=count), rate)
+    taken, inside, batch, steps = [], [], 0.0, 0
+    for _ in range(rounds):
+        controller = Timed(make_policy(name, hardware.latency, requests).controller)
+        simulation = Simulation(requests, Policy(name, controller), hardware)
+        began = time.process_time()
+        result = simulation.run()
+        taken.append(time.process_time() - began)
+        inside.append(controller.spent_s)
+        batch, steps = figures_of(name, rate, result).mean_batch, len(result.steps)
+    total_s, controller_s = statistics.median(taken), statistics.median(inside)
+    return {
+        "requests_per_s": round(count / total_s, 1),
+        "requests_per_s_without_controller": round(count / (total_s - controller_s), 1),
+        "controller_share": round(controller_s / total_s, 3),
+        "controller_us_per_step": round(1e6 * controller_s / steps, 1),
+        "us_per_step": round(1e6 * total_s / steps, 1),
+        "mean_batch": round(batch, 1),
+    }
+
+
+if __name__ == "__main__":
+    main()

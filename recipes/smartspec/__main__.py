@@ -1,0 +1,101 @@
+"""`python -m distillspec.recipes.smartspec`: every figure as PNG and CSV, and what agrees with the paper.
+
+Run it again after an interruption: finished figures are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from distillspec.errors import RunError
+from distillspec.files import write_json, write_text
+from distillspec.recipes.smartspec.latency_figures import claims, sweeps
+from distillspec.recipes.smartspec.surface import write_surface
+from distillspec.recipes.smartspec.sweeps import run_sweep
+from distillspec.serving.simulation.figures import RunFigures, plot_latency, write_csv
+
+
+def main() -> int:
+    try:
+        return _study(_options())
+    except RunError as error:  # a full disk, say
+        print(f"smartspec: {error}", file=sys.stderr)
+        return 1
+
+
+def _study(options: argparse.Namespace) -> int:
+    options.output.mkdir(parents=True, exist_ok=True)
+    results = _finished(options)
+    for name in options.figures:
+        if name in results["figures"]:
+            continue
+        began = time.monotonic()
+        results["figures"][name] = _surface(options) if name == "fig05" else _figure(name, options)
+        print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
+        write_json(options.output / "results.json", results)
+        write_text(options.output / "agreement.md", _table(results))
+    print(_table(results))
+    print(f"results: {options.output}")
+    return 0
+
+
+def _finished(options: argparse.Namespace) -> dict[str, Any]:
+    """What an earlier run with the same amounts and seed has done."""
+    file, amounts = options.output / "results.json", {"scale": options.scale, "seed": options.seed}
+    found = json.loads(file.read_text()) if file.is_file() else {}
+    same = all(found.get(name) == value for name, value in amounts.items())
+    return {**amounts, "figures": found["figures"] if found and same else {}}
+
+
+def _surface(options: argparse.Namespace) -> dict[str, Any]:
+    return {"claims": [asdict(claim) for claim in write_surface(options.output)]}
+
+
+def _figure(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    sweep = sweeps()[name]
+    runs = run_sweep(sweep, options.scale, options.seed)
+    write_csv(runs, options.output / f"{name}.csv")
+    plot_latency(runs, options.output / f"{name}.png", sweep.title)
+    return {"claims": [asdict(claim) for claim in claims(name, runs)], "mean_latency_s": _key_figures(runs)}
+
+
+def _key_figures(runs: list[RunFigures]) -> dict[str, dict[str, float]]:
+    """Mean latency by rate and policy, four digits."""
+    found: dict[str, dict[str, float]] = {}
+    for run in runs:
+        found.setdefault(f"{run.rate:g}", {})[run.policy] = float(f"{run.mean_latency_s:.4g}")
+    return found
+
+
+def _table(results: dict[str, Any]) -> str:
+    lines = ["| figure | the paper | here | agrees |", "|---|---|---|---|"]
+    for figure in results["figures"].values():
+        for said in figure["claims"]:
+            agrees = "yes" if said["holds"] else "no"
+            lines.append(f"| {said['figure']} | {said['claim']} | {said['seen']} | {agrees} |")
+    return "\n".join(lines) + "\n"
+
+
+def _options() -> argparse.Namespace:
+    known = ["fig05", *sweeps()]
+    parser = argparse.ArgumentParser(prog="python -m distillspec.recipes.smartspec", description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("runs/study/smartspec"), help="where everything goes")
+    parser.add_argument("--figures", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))
+    parser.add_argument("--scale", type=float, default=1.0, help="requests of every run, relative")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if not 0 < options.scale <= 100:
+        parser.error(f"--scale {options.scale} must be above 0 and at most 100")
+    if options.seed < 0:
+        parser.error(f"--seed {options.seed} must be at least 0")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Figure 5: goodput by batch size and length, straight from the formulas the controller uses."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import numpy
+
+from distillspec.files import write_atomic, write_text
+from distillspec.recipes.smartspec.latency_figures import Claim
+from distillspec.serving.control.allocation import Batch, expected
+from distillspec.serving.simulation import load_hardware
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+LENGTHS = tuple(range(9))
+ALPHAS = (0.5, 0.7, 0.9)
+CONTEXT = 192  # 128 tokens in, half of 128 out
+
+
+def surface(alpha: float) -> numpy.ndarray:
+    """Tokens a second, `[batch, length]`."""
+    latency = load_hardware("a100-7b").latency
+    rows = []
+    for batch in BATCHES:
+        survival = numpy.tile(numpy.cumprod(numpy.full(max(LENGTHS), alpha)), (batch, 1))
+        limits, contexts = numpy.full(batch, max(LENGTHS)), numpy.full(batch, CONTEXT)
+        whole = Batch(survival, limits, contexts, latency)
+        rows.append([expected(whole, numpy.full(batch, k)).goodput for k in LENGTHS])
+    return numpy.array(rows)
+
+
+def write_surface(folder: Path) -> list[Claim]:
+    """Write `fig05.csv` and `fig05.png`; what the paper says of it."""
+    found = {alpha: surface(alpha) for alpha in ALPHAS}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["alpha", "batch", *(f"k={k}" for k in LENGTHS)])
+    for alpha, goodput in found.items():
+        writer.writerows(
+            [alpha, batch, *(f"{v:.1f}" for v in row)] for batch, row in zip(BATCHES, goodput, strict=True)
+        )
+    write_text(folder / "fig05.csv", text.getvalue())
+    _draw(found, folder / "fig05.png")
+    best = {alpha: goodput.argmax(1).tolist() for alpha, goodput in found.items()}
+    seen = "; ".join(f"α {alpha}: {best[alpha]}" for alpha in ALPHAS)
+    return [
+        Claim(
+            "fig05",
+            "the best length is more than 4 for small batches",
+            f"by batch {list(BATCHES)}: {seen}",
+            best[0.9][0] > 4,
+        ),
+        Claim(
+            "fig05",
+            "and falls to 0 for large ones",
+            f"at batch {BATCHES[-1]}: {[best[a][-1] for a in ALPHAS]}",
+            best[0.7][-1] == 0,
+        ),
+    ]
+
+
+def _draw(found: dict[float, numpy.ndarray], path: Path) -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 3.2), dpi=70, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    for axes, (alpha, goodput) in zip(figure.subplots(1, len(found)), found.items(), strict=True):
+        image = axes.imshow(goodput / goodput[:, :1], aspect="auto", cmap="RdYlGn", vmin=0.4, vmax=1.6, origin="lower")
+        axes.plot(goodput.argmax(1), range(len(BATCHES)), "k.-")
+        axes.set(title=f"α {alpha}", xlabel="length k")
+        axes.set_yticks(range(len(BATCHES)), [str(batch) for batch in BATCHES])
+    figure.supylabel("batch")
+    figure.colorbar(image, ax=figure.axes, label="goodput over k = 0")
+    write_atomic(path, lambda temporary: canvas.print_png(str(temporary)))

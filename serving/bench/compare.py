@@ -1,0 +1,49 @@
+"""Sides of one load, request by request: the same arrivals under each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy
+
+from distillspec.serving.bench.records import LoadRecord
+from distillspec.types import Interval
+
+RESAMPLES, QUANTILES = 2000, (0.025, 0.975)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How many times faster one side answers than another: Σ latencies of the other / Σ latencies of this one.
+
+    The 95 % interval is a percentile bootstrap over requests, in pairs: it holds what request was asked and the
+    machine's wandering within the run, not the wandering between runs.
+    """
+
+    of: str
+    against: str
+    value: Interval
+
+
+def speed_ratio(records: Mapping[str, list[LoadRecord]], of: str, against: str, seed: int = 0) -> Ratio:
+    """Compare two sides; each has one record a round, rounds in the same order, arrivals equal within a round.
+
+    Raises:
+        ValueError: no request was answered by both sides.
+    """
+    pairs = [
+        (other[request.id].latency_s, request.latency_s)
+        for mine, theirs in zip(records[of], records[against], strict=True)
+        for other in [{request.id: request for request in theirs.requests}]
+        for request in mine.requests
+        if request.id in other
+    ]
+    if not pairs:
+        raise ValueError(f"{of} and {against} answered no request in common")
+    latencies = numpy.array(pairs)
+    counts = numpy.random.default_rng(seed).multinomial(len(pairs), numpy.full(len(pairs), 1 / len(pairs)), RESAMPLES)
+    sums = counts @ latencies
+    low, high = numpy.quantile(sums[:, 0] / sums[:, 1], QUANTILES)
+    total = latencies.sum(0)
+    return Ratio(of, against, Interval(float(total[0] / total[1]), float(low), float(high)))

@@ -1,0 +1,42 @@
+"""What is asked, and when: arrivals of a Poisson process, the same for every side of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy
+
+from distillspec.errors import ConfigError
+from distillspec.serving.params import SamplingParams
+from distillspec.types import Prompt
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request and when it comes, in seconds from the beginning."""
+
+    at_s: float
+    prompt: Prompt
+    params: SamplingParams
+
+
+def poisson_load(prompts: Seq[Prompt], params: SamplingParams, rate: float, seconds: float, seed: int) -> list[Arrival]:
+    """Arrivals of a Poisson process of `rate` requests a second over `seconds`, with prompts drawn in random order.
+
+    Every prompt comes once before any comes again. At least one request arrives.
+
+    Raises:
+        ConfigError: no prompts, or a rate or time that is not above 0.
+    """
+    if not prompts:
+        raise ConfigError("there are no prompts to send")
+    for name, value in (("rate", rate), ("seconds", seconds)):
+        if not 0 < value < float("inf"):
+            raise ConfigError(f"{name}={value} must be above 0")
+    random = numpy.random.default_rng(seed)
+    times = [float(random.exponential(1 / rate))]
+    while (later := times[-1] + float(random.exponential(1 / rate))) < seconds:
+        times.append(later)
+    order = [int(i) for _ in range(-(-len(times) // len(prompts))) for i in random.permutation(len(prompts))]
+    return [Arrival(at, prompts[i], params) for at, i in zip(times, order, strict=False)]

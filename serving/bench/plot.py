@@ -1,0 +1,56 @@
+"""`distill bench` in one picture: latencies over the load, and the lengths that were chosen over time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from distillspec.serving.bench.records import LoadRecord
+from distillspec.serving.bench.summary import LoadSummary
+
+BINS = 60  # of the lengths over time
+
+
+def plot_load(
+    summaries: Mapping[str, Mapping[float, LoadSummary]], longest: Mapping[str, LoadRecord], path: Path
+) -> None:
+    """Write a PNG.
+
+    Args:
+        summaries: by side, then by rate (requests a second).
+        longest: by side, the run whose lengths are drawn; sides without step records are left out.
+    """
+    figure = Figure(figsize=(12, 7), layout="constrained")
+    axes = figure.subplots(2, 3)
+    panels = (
+        ("mean latency, s", lambda s: s.latency_s.mean),
+        ("99th percentile of latency, s", lambda s: s.latency_s.p99),
+        ("median time to first token, s", lambda s: s.time_to_first_token_s.p50),
+        ("mean time per token, s", lambda s: s.time_per_token_s.mean),
+        ("output tokens/s", lambda s: s.tokens_per_s),
+    )
+    for axis, (title, figure_of) in zip(axes.flat, panels, strict=False):
+        for name, by_rate in summaries.items():
+            axis.plot(list(by_rate), [figure_of(summary) for summary in by_rate.values()], marker="o", label=name)
+        axis.set(title=title, xlabel="requests/s", ylim=(0, None))
+    _lengths_over_time(axes.flat[5], longest)
+    axes.flat[0].legend()
+    figure.savefig(path, dpi=100)
+
+
+def _lengths_over_time(axis: Axes, records: Mapping[str, LoadRecord]) -> None:
+    for name, record in records.items():
+        steps = [step for step in record.steps if step.rows]
+        if not steps:
+            continue
+        edges = numpy.linspace(0, max(record.seconds, 1e-9), BINS + 1)
+        place = numpy.clip(numpy.digitize([step.at_s for step in steps], edges) - 1, 0, BINS - 1)
+        drafted = numpy.bincount(place, [step.drafted for step in steps], BINS)
+        rows = numpy.bincount(place, [step.rows for step in steps], BINS)
+        seen = rows > 0
+        axis.step(edges[:-1][seen], drafted[seen] / rows[seen], where="post", label=name)
+    axis.set(title="drafted tokens a row, highest load", xlabel="s", ylim=(0, None))

@@ -1,0 +1,75 @@
+"""What was seen under load: one record a request, one a step. Times in seconds from the load's beginning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RequestRecord:
+    """One answered request.
+
+    `arrived_s` is when the load wanted it sent, so that a server that is late to take it pays for that.
+    `accepted` and `proposed` are None where the server does not say.
+    """
+
+    id: str
+    domain: str
+    arrived_s: float
+    first_token_s: float
+    finished_s: float
+    prompt_tokens: int
+    output_tokens: int
+    proposed: int | None = None
+    accepted: int | None = None
+
+    @property
+    def latency_s(self) -> float:
+        return self.finished_s - self.arrived_s
+
+    @property
+    def time_to_first_token_s(self) -> float:
+        return self.first_token_s - self.arrived_s
+
+    @property
+    def time_per_token_s(self) -> float | None:
+        """Time per output token after the first; None for an answer of one token."""
+        later = self.output_tokens - 1
+        return (self.finished_s - self.first_token_s) / later if later > 0 else None
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step of an engine."""
+
+    at_s: float
+    seconds: float
+    rows: int  # decoding
+    waiting: int
+    drafted: int  # tokens, all rows
+    longest: int  # tokens drafted for one row
+    emitted: int
+    prefill_tokens: int
+    predicted_s: float | None
+    predicted_tokens: float | None
+
+
+@dataclass(frozen=True)
+class LoadRecord:
+    """A whole run: `failed` requests are those that ended with an error or not at all."""
+
+    requests: tuple[RequestRecord, ...]
+    steps: tuple[StepRecord, ...]
+    seconds: float
+    failed: int = 0
+
+    @classmethod
+    def joined(cls, records: Seq[LoadRecord]) -> LoadRecord:
+        """Several rounds as one run; their clocks all begin at 0."""
+        return cls(
+            tuple(request for record in records for request in record.requests),
+            tuple(step for record in records for step in record.steps),
+            sum(record.seconds for record in records),
+            sum(record.failed for record in records),
+        )

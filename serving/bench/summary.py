@@ -1,0 +1,103 @@
+"""A load's record in figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+import numpy
+
+from distillspec.serving.bench.records import LoadRecord
+
+QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and percentiles of times in seconds; all None where there was nothing to measure."""
+
+    mean: float | None
+    p50: float | None
+    p90: float | None
+    p99: float | None
+
+    @classmethod
+    def of(cls, values: Iterable[float | None]) -> Spread:
+        seen = [value for value in values if value is not None]
+        if not seen:
+            return cls(None, None, None, None)
+        return cls(float(numpy.mean(seen)), *(float(numpy.quantile(seen, q)) for q in QUANTILES.values()))
+
+
+@dataclass(frozen=True)
+class LoadSummary:
+    """What a side of `distill bench` achieved.
+
+    Args:
+        tokens_per_s: output tokens over the time from the first arrival's clock to the last answer.
+        goodput: output tokens a second of the engine's own busy time; None for servers.
+        block_efficiency: τ, tokens a row and decoding step; None for servers.
+        acceptance: accepted / proposed tokens; None where nothing was proposed or nothing is said.
+        mean_length: drafted tokens a row and decoding step; None for servers.
+        step_time_error: median of |predicted − measured| / measured over decoding steps; None without predictions.
+        tokens_error: |predicted − emitted| / emitted, summed over all predicted steps.
+    """
+
+    requests: int
+    failed: int
+    seconds: float
+    output_tokens: int
+    tokens_per_s: float
+    latency_s: Spread
+    time_to_first_token_s: Spread
+    time_per_token_s: Spread
+    goodput: float | None
+    block_efficiency: float | None
+    acceptance: float | None
+    mean_length: float | None
+    step_time_error: float | None
+    tokens_error: float | None
+
+    def to_json(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def summarise(record: LoadRecord) -> LoadSummary:
+    """All figures of one run."""
+    tokens = sum(request.output_tokens for request in record.requests)
+    busy = sum(step.seconds for step in record.steps)
+    rows = sum(step.rows for step in record.steps)
+    proposed = sum(request.proposed or 0 for request in record.requests)
+    return LoadSummary(
+        requests=len(record.requests),
+        failed=record.failed,
+        seconds=record.seconds,
+        output_tokens=tokens,
+        tokens_per_s=tokens / record.seconds if record.seconds > 0 else 0.0,
+        latency_s=Spread.of(request.latency_s for request in record.requests),
+        time_to_first_token_s=Spread.of(request.time_to_first_token_s for request in record.requests),
+        time_per_token_s=Spread.of(request.time_per_token_s for request in record.requests),
+        goodput=tokens / busy if busy > 0 else None,
+        block_efficiency=sum(step.emitted for step in record.steps) / rows if rows else None,
+        acceptance=sum(request.accepted or 0 for request in record.requests) / proposed if proposed else None,
+        mean_length=sum(step.drafted for step in record.steps) / rows if rows else None,
+        step_time_error=_step_time_error(record),
+        tokens_error=_tokens_error(record),
+    )
+
+
+def _step_time_error(record: LoadRecord) -> float | None:
+    """Steps that read prompts are left out: their plans are made for decoding rows."""
+    errors = [
+        abs(step.predicted_s - step.seconds) / step.seconds
+        for step in record.steps
+        if step.predicted_s is not None and step.rows and not step.prefill_tokens and step.seconds > 0
+    ]
+    return float(numpy.median(errors)) if errors else None
+
+
+def _tokens_error(record: LoadRecord) -> float | None:
+    steps = [step for step in record.steps if step.predicted_tokens is not None and step.rows]
+    emitted = sum(step.emitted for step in steps)
+    predicted = sum(step.predicted_tokens or 0.0 for step in steps)
+    return abs(predicted - emitted) / emitted if emitted else None

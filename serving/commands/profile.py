@@ -1,0 +1,104 @@
+"""`distill profile`: what passes of target and draft cost on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distillspec.commands.run_folder import close_run, open_run
+from distillspec.config import ProfileCommand
+from distillspec.errors import ConfigError
+from distillspec.files import write_atomic
+from distillspec.models import load_target
+from distillspec.models.draft import load_pretrained
+from distillspec.progress import progress
+from distillspec.serving.control.profile import FILE, Fitted, Profile
+from distillspec.serving.engine import Engine
+from distillspec.serving.profiler import Grid, measure
+from distillspec.serving.settings import EngineSettings
+
+
+def run(config: ProfileCommand, folder: Path) -> None:
+    """Writes `profile.json`, `fit.png` (predicted against measured, as SmartSpec's Fig. 7) and `summary.json`."""
+    torch.manual_seed(config.seed)
+    target = load_target(config.target)
+    draft = load_pretrained(config.draft.path, target, target.dtype) if config.draft.path else None
+    wanted = config.profile
+    grid = Grid(wanted.contexts, wanted.rows, wanted.lengths, wanted.prompts, wanted.rounds, wanted.held_out)
+    settings = EngineSettings(
+        max_slots=max(wanted.rows),
+        max_model_len=grid.longest_text,
+        speculation_length=max(wanted.lengths),
+        compile=wanted.compile,
+        pack_weights=wanted.pack_weights,
+    )
+    engine = Engine(target, draft, settings)
+    if engine.slots < max(wanted.rows):
+        raise ConfigError(f"profile.rows={wanted.rows}: memory is there for {engine.slots} rows; name fewer")
+    open_run(folder, config)
+    with progress("timing passes") as line:
+        profile = measure(
+            engine,
+            grid,
+            seed=config.seed,
+            on_pass=lambda done, total: line.update(done / total, f"{done} of {total} passes"),
+        )
+    engine.close()
+    profile.save(folder / FILE)
+    plot(profile, folder / "fit.png")
+    print(_table(profile))
+    figures = {name: _figures(fitted) for name, fitted in _parts(profile).items()}
+    close_run(folder, "profile", {"profile": str(folder / FILE), "machine": dict(profile.machine), "costs": figures})
+
+
+def plot(profile: Profile, path: Path) -> None:
+    """A PNG: measured against predicted milliseconds of every point, held-out ones filled."""
+    # Imported here: it takes a second. No global backend is touched.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    parts = _parts(profile)
+    figure = Figure(figsize=(5 * len(parts), 4.5), dpi=110, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    for axes, (name, fitted) in zip(figure.subplots(1, len(parts)), parts.items(), strict=True):
+        _draw(axes, name, fitted)
+    write_atomic(path, lambda temporary: canvas.print_png(str(temporary)))
+
+
+def _draw(axes: Any, name: str, fitted: Fitted) -> None:
+    for held_out, face, label in ((False, "none", "fitted"), (True, "C1", "held out")):
+        points = [point for point in fitted.points if point.held_out == held_out]
+        measured, predicted = ([1e3 * p.seconds for p in points], [1e3 * fitted.predicted(p) for p in points])
+        axes.scatter(measured, predicted, s=18, facecolors=face, edgecolors="C1" if held_out else "C0", label=label)
+    longest = 1e3 * max(point.seconds for point in fitted.points)
+    axes.plot([0, longest], [0, longest], color="grey", linewidth=1)
+    axes.set(title=f"{name}: off by {100 * fitted.held_out_error:.1f} %", xlabel="measured ms", ylabel="predicted ms")
+    axes.legend(fontsize="small")
+
+
+def _parts(profile: Profile) -> dict[str, Fitted]:
+    parts = {"verification": profile.verification, "prefill": profile.prefill}
+    return parts if profile.drafting is None else {**parts, "drafting": profile.drafting}
+
+
+def _figures(fitted: Fitted) -> dict[str, float]:
+    cost = fitted.cost
+    return {
+        "per_context_s": cost.per_context,
+        "per_token_s": cost.per_token,
+        "fixed_s": cost.fixed,
+        "per_expert_s": cost.per_expert,
+        "held_out_error": fitted.held_out_error,
+        "points": len(fitted.points),
+    }
+
+
+def _table(profile: Profile) -> str:
+    lines = [f"{'pass':<14}{'per 1,000 context':>18}{'per token':>12}{'fixed':>12}{'held-out error':>16}"]
+    for name, fitted in _parts(profile).items():
+        cost = fitted.cost
+        times = f"{1e6 * cost.per_context:>15.3f} ms{1e3 * cost.per_token:>9.3f} ms{1e3 * cost.fixed:>9.2f} ms"
+        lines.append(f"{name:<14}{times}{100 * fitted.held_out_error:>14.1f} %")
+    return "\n".join(lines)

@@ -1,0 +1,50 @@
+"""`distill simulate`: policies against rates on a simulated machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from rich.console import Console
+
+from distillspec.commands.run_folder import close_run, open_run
+from distillspec.config import SimulateCommand
+from distillspec.progress import progress
+from distillspec.serving.simulation import (
+    Hardware,
+    SimulatedRequest,
+    Simulation,
+    derive_hardware,
+    make_policy,
+    make_workload,
+)
+from distillspec.serving.simulation.figures import RunFigures, figures_of, plot_latency, table_of, write_csv
+
+
+def run(config: SimulateCommand, folder: Path) -> None:
+    """Writes `results.csv`, `latency.png` and `summary.json`; prints the table."""
+    hardware = derive_hardware(config.hardware)
+    rates = [None] if config.workload.trace is not None else list(config.workload.rates)
+    workloads = [make_workload(config.workload, rate, config.seed) for rate in rates]
+    pairs = [(name, place) for place in range(len(rates)) for name in config.policies]
+    simulations = [_simulation(config, hardware, name, workloads[place]) for name, place in pairs]
+    open_run(folder, config)
+    runs: list[RunFigures] = []
+    with progress("simulating") as line:
+        for done, ((name, place), simulation) in enumerate(zip(pairs, simulations, strict=True)):
+            line.update(done / len(pairs), f"{name} at {rates[place] or 'the trace'}")
+            runs.append(figures_of(name, rates[place], simulation.run()))
+    Console().print(table_of(runs, hardware.title))
+    write_csv(runs, folder / "results.csv")
+    plot_latency(runs, folder / "latency.png", hardware.title)
+    close_run(
+        folder,
+        "simulate",
+        {"hardware": dataclasses.asdict(hardware), "runs": [dataclasses.asdict(figures) for figures in runs]},
+    )
+
+
+def _simulation(config: SimulateCommand, hardware: Hardware, name: str, requests: list[SimulatedRequest]) -> Simulation:
+    """Every policy is made before the first one runs, so that a mistake in the last one's name costs no time."""
+    policy = make_policy(name, hardware.latency, requests, longest=config.longest, seed=config.seed)
+    return Simulation(requests, policy, hardware, config.seed)

@@ -1,0 +1,210 @@
+"""SmartSpec as its paper has it (Liu et al. 2024): one length a step by enumeration, from a moving acceptance rate.
+
+Kept beside `goodput`, which goes further, to compare with, and for its admission of requests by goodput.
+
+With a confidence threshold in the draft (Algorithm 3) every row drafts `longest` tokens unless the draft grows unsure,
+and `trim` says how many are verified. The gate and exactness: whether position i is proposed depends on the draft's
+distributions at positions before i, so on drawn tokens before i alone, and never on the token at i. `trim` keeps to the
+same rule by not looking at how far a row came: that depends on tokens behind the cut as well, and to keep a token
+because of what was drawn after it would change the distribution.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from distillspec.errors import ConfigError
+from distillspec.serving.control.base import AdmissionView, BatchView, Plan, RowPlan, RowResult, RowView, StepResult
+from distillspec.serving.control.expected_length import chain
+from distillspec.serving.control.latency import LatencyModel
+
+IDLE_SHARE = 0.7  # of recent steps that propose nothing, past which new texts are not read by the draft
+RECENT_STEPS = 100
+HORIZON_STEPS = 64  # over which reading a prompt is spread when it is weighed against decoding
+
+
+class MovingAcceptance:
+    """α per trial, of all requests and of each: accepted / (accepted + first rejections) of recent steps.
+
+    Args:
+        window: steps with drafted tokens that count; None: all, fading.
+        decay: weight of a step after the next one, where there is no window.
+        prior: α before anything was seen, worth one trial.
+    """
+
+    def __init__(self, window: int | None = 50, *, decay: float = 0.95, prior: float = 0.7) -> None:
+        if window is not None and window < 1:
+            raise ConfigError(f"window={window} must be at least 1 step, or None")
+        if not 0 < decay < 1:
+            raise ConfigError(f"decay={decay} must be between 0 and 1")
+        if not 0 <= prior <= 1:
+            raise ConfigError(f"prior={prior} must be in [0, 1]")
+        self.window, self.decay, self.prior = window, decay, prior
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything: another draft."""
+        self._steps: deque[dict[str, tuple[int, int]]] = deque()
+        self._own: dict[str, list[float]] = {}  # accepted, tried
+        self._all = [0.0, 0.0]
+
+    def rate(self, sequence_id: str | None = None) -> float:
+        """α of a request, or of all (also of a request that nothing is known of)."""
+        accepted, tried = self._all if sequence_id is None else self._own.get(sequence_id, self._all)
+        return min(1.0, max(0.0, (accepted + self.prior) / (tried + 1)))
+
+    def observe(self, rows: tuple[RowResult, ...]) -> None:
+        """Count a step's trials: drafted tokens whose predecessors all stood."""
+        trials = {row.sequence_id: (row.accepted, min(row.accepted + 1, row.proposed)) for row in rows if row.proposed}
+        if not trials:
+            return
+        if self.window is None:
+            for sums in [self._all, *self._own.values()]:
+                sums[:] = [self.decay * value for value in sums]
+            self._own = {name: sums for name, sums in self._own.items() if sums[1] > 1e-3}
+        self._add(trials, 1)
+        self._steps.append(trials)
+        while len(self._steps) > (self.window or 0):
+            gone = self._steps.popleft()
+            if self.window is not None:
+                self._add(gone, -1)
+
+    def _add(self, trials: dict[str, tuple[int, int]], sign: int) -> None:
+        for name, (accepted, tried) in trials.items():
+            for sums in (self._all, self._own.setdefault(name, [0.0, 0.0])):
+                sums[0] += sign * accepted
+                sums[1] += sign * tried
+            if self._own[name][1] <= 0:
+                del self._own[name]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Why a plan is what it is."""
+
+    length: int
+    alpha: float
+    goodputs: tuple[float, ...]  # expected tokens a second of each length from 0 on
+    idle_share: float  # of recent steps that proposed nothing
+    latency: LatencyModel
+    verified: int  # of the drafted tokens; with a confidence gate fewer than are drafted
+
+
+class SmartSpecController:
+    """Algorithms 1, 2 and (with `gated`) 3.
+
+    Args:
+        longest: the most tokens a row may draft.
+        latency: what steps cost; a profile's.
+        acceptance: of all requests by moving average; `per_request`: of each.
+        gated: rows stop drafting by the draft's confidence; the length is chosen for verification alone.
+        max_wait_s: a request that waited longer is let in whatever goodput says.
+    """
+
+    def __init__(
+        self,
+        longest: int,
+        latency: LatencyModel,
+        *,
+        acceptance: MovingAcceptance | None = None,
+        per_request: bool = False,
+        gated: bool = False,
+        max_wait_s: float = 1.0,
+    ) -> None:
+        if longest < 0:
+            raise ConfigError(f"longest={longest} must be at least 0")
+        if not max_wait_s >= 0:
+            raise ConfigError(f"max_wait_s={max_wait_s} must be at least 0 seconds")
+        self.longest, self.latency = longest, latency
+        self.acceptance = acceptance or MovingAcceptance()
+        self.per_request, self.gated, self.max_wait_s = per_request, gated, max_wait_s
+        self._idle: deque[bool] = deque(maxlen=RECENT_STEPS)
+
+    def plan(self, view: BatchView) -> Plan:
+        best, goodputs = self._best_length(view)
+        drafted = self.longest if self.gated and best else best
+        reads = self.idle_share <= IDLE_SHARE
+        rows = tuple([RowPlan(row.sequence_id, min(drafted, row.limit), reads) for row in view.rows])
+        tokens, seconds = self._expected(view, best)
+        why = Choice(drafted, self.acceptance.rate(), tuple(goodputs), self.idle_share, self.latency, best)
+        return Plan(rows, tokens, seconds, why)
+
+    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
+        most = plan.why.verified if isinstance(plan.why, Choice) else self.longest
+        return tuple([min(row.length, most) for row in plan.rows])
+
+    def admit(self, view: AdmissionView) -> int:
+        """Algorithm 2: the prefix of those who wait with which the batch has the highest goodput over the next steps.
+
+        Reading prompts is paid once and spread over `HORIZON_STEPS`. Prefixes that do not fit with room for k + 1
+        tokens a row are no candidates. Nobody waits for goodput longer than `max_wait_s`: the prefix reaches at least
+        to the last of those.
+        """
+        overdue = [place + 1 for place, waiting in enumerate(view.waiting) if waiting.waited_s > self.max_wait_s]
+        contexts, reading, best, found = list(view.running), 0, 0, 0.0
+        for count in range(len(view.waiting) + 1):
+            if count:
+                contexts.append(view.waiting[count - 1].tokens)
+                reading += view.waiting[count - 1].tokens
+            if len(contexts) > view.slots:
+                break
+            goodput = self._goodput_over_horizon(contexts, reading, view.cache_tokens)
+            if goodput is None:
+                break
+            if goodput > found:
+                best, found = count, goodput
+        return max([best, *overdue])
+
+    def observe(self, result: StepResult) -> None:
+        """Count what stood, and whether the step proposed anything."""
+        self.acceptance.observe(result.rows)
+        if any(row.limit and row.drafted_by_model for row in result.view.rows):
+            self._idle.append(not any(row.length for row in result.plan.rows))
+        elif self._idle:
+            self._idle.popleft()  # nobody is left whom the draft knows: in time new requests are tried again
+
+    def draft_changed(self) -> None:
+        """Another draft: what was known of the old one's acceptance is void."""
+        self.acceptance.reset()
+        self._idle.clear()
+
+    @property
+    def idle_share(self) -> float:
+        """Share of the recent steps that proposed nothing; 0 before half of them were seen."""
+        return sum(self._idle) / len(self._idle) if 2 * len(self._idle) >= RECENT_STEPS else 0.0
+
+    def _best_length(self, view: BatchView) -> tuple[int, list[float]]:
+        """Algorithm 1: the length of highest goodput by trying all, and the goodput of each."""
+        goodputs = []
+        for length in range(max((min(self.longest, row.limit) for row in view.rows), default=0) + 1):
+            tokens, seconds = self._expected(view, length)
+            goodputs.append(tokens / max(seconds, 1e-9))
+        return goodputs.index(max(goodputs)), goodputs
+
+    def _expected(self, view: BatchView, length: int) -> tuple[float, float]:
+        """Tokens and seconds of a step in which each row drafts `length` tokens, or its limit."""
+        lengths = [min(length, row.limit) for row in view.rows]
+        alpha = self.acceptance.rate()
+        tokens = sum(chain(self._alpha(row, alpha), k) for row, k in zip(view.rows, lengths, strict=True))
+        contexts = [row.context_tokens for row in view.rows]
+        drafted = [min(self.longest, row.limit) for row in view.rows] if self.gated and length else lengths
+        seconds = self.latency.target_s(contexts, lengths, view.prefill_tokens)
+        return tokens, seconds + self.latency.draft_s(contexts, drafted)
+
+    def _alpha(self, row: RowView, shared: float) -> float:
+        return self.acceptance.rate(row.sequence_id) if self.per_request else shared
+
+    def _goodput_over_horizon(self, contexts: list[int], reading: int, cache_tokens: int) -> float | None:
+        """The best over all lengths; None where not even length 0 fits."""
+        alpha, rows = self.acceptance.rate(), len(contexts)
+        prefill_s = self.latency.target_s([], [], reading) if reading else 0.0
+        goodputs = [
+            HORIZON_STEPS
+            * rows
+            * chain(alpha, k)
+            / max(HORIZON_STEPS * self.latency.step_s(contexts, [k] * rows) + prefill_s, 1e-9)
+            for k in range(self.longest + 1)
+            if sum(contexts) + rows * (k + 1) <= cache_tokens
+        ]
+        return max(goodputs, default=None)

@@ -1,0 +1,23 @@
+"""The engine's scheduler, controllers and cache accounting on an event clock: models are replaced by their costs."""
+
+from distillspec.serving.simulation.clock import Simulation, SimulationResult, StepRecord
+from distillspec.serving.simulation.hardware import Hardware, derive_hardware
+from distillspec.serving.simulation.named import load_hardware, load_workload
+from distillspec.serving.simulation.policies import POLICY_NAMES, Policy, make_policy
+from distillspec.serving.simulation.workload import SimulatedRequest, make_workload, read_trace
+
+__all__ = [
+    "POLICY_NAMES",
+    "Hardware",
+    "Policy",
+    "SimulatedRequest",
+    "Simulation",
+    "SimulationResult",
+    "StepRecord",
+    "derive_hardware",
+    "load_hardware",
+    "load_workload",
+    "make_policy",
+    "make_workload",
+    "read_trace",
+]

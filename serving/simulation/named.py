@@ -1,0 +1,40 @@
+"""Machines and workloads by the names that `hardware=NAME` and `workload=NAME` know them by."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TypeVar
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from distillspec.config.simulation import HardwareConfig, WorkloadConfig
+from distillspec.errors import ConfigError
+from distillspec.serving.simulation.hardware import Hardware, derive_hardware
+
+Schema = TypeVar("Schema")
+
+
+def load_hardware(name: str) -> Hardware:
+    """The machine of that name; raises ConfigError with the known names for another."""
+    return derive_hardware(_read("hardware", name, HardwareConfig, {}))
+
+
+def load_workload(name: str, **changes: float) -> WorkloadConfig:
+    """The workload of that name, with other values for some settings; raises ConfigError as `load_hardware`."""
+    return _read("workload", name, WorkloadConfig, changes)
+
+
+def _read(group: str, name: str, schema: type[Schema], changes: dict[str, float]) -> Schema:
+    folder = Path(next(iter(importlib.import_module("distillspec.conf").__path__))) / group
+    file = folder / f"{name}.yaml"
+    if not file.is_file():
+        known = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
+        raise ConfigError(f"{group}={name} is not known; use one of {known}")
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), OmegaConf.load(file), changes))
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{group}={name}: {str(error).splitlines()[0]}") from error
+    assert isinstance(config, schema)
+    return config

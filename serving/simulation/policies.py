@@ -1,0 +1,134 @@
+"""Who chooses lengths in a simulation: the engine's controllers, and some that only a simulation can have."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from random import Random
+
+import numpy
+
+from distillspec.errors import ConfigError
+from distillspec.serving.control.allocation import best_by_row
+from distillspec.serving.control.base import BatchView, LengthController, Plan, RowPlan, StepResult
+from distillspec.serving.control.latency import LatencyModel
+from distillspec.serving.control.named import CONTROLLER_NAMES, named_controller
+from distillspec.serving.simulation.trees import FixedTree, GoodputTree
+from distillspec.serving.simulation.workload import SimulatedRequest
+
+HEADS, MOST_CANDIDATES = 3, 3  # of the Medusa policies
+POLICY_NAMES = {
+    **CONTROLLER_NAMES,
+    "confidence": "goodput, and a row drafts on only while the draft is surer than 0.5 (confidence-T: than T)",
+    "random": "a random length a step",
+    "random-request": "a random length for each row and step",
+    "oracle": "knows what will be accepted, and takes what gives the most tokens a second",
+    "medusa": f"{HEADS} heads, before each step the tree of highest goodput",
+    "medusa-topK": f"{HEADS} heads with K candidates each",
+}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A controller, and the confidence at or below which drafting stops (None: never)."""
+
+    name: str
+    controller: LengthController
+    confidence_threshold: float | None = None
+
+
+def make_policy(
+    name: str, latency: LatencyModel, requests: Seq[SimulatedRequest], *, longest: int = 5, seed: int = 0
+) -> Policy:
+    """The policy of a name in `POLICY_NAMES`, new: policies learn.
+
+    Args:
+        latency: what steps cost, as a profile would tell.
+        requests: what the oracle knows.
+        longest: the most tokens a row drafts where the policy chooses.
+
+    Raises:
+        ConfigError: an unknown name; the line lists those there are.
+    """
+    word, _, number = name.partition("-")
+    if name == "confidence" or (word == "confidence" and re.fullmatch(r"0?\.\d+|0", number)):
+        return Policy(name, _named("goodput", longest, latency), float(number or 0.5))
+    if name in ("random", "random-request"):
+        return Policy(name, RandomLength(longest, by_row=name == "random-request", seed=seed))
+    if name == "oracle":
+        return Policy(name, Oracle(longest, latency, requests))
+    if name == "medusa":
+        return Policy(name, GoodputTree(HEADS, MOST_CANDIDATES, latency))
+    if re.fullmatch(r"medusa-top[1-9]", name):
+        return Policy(name, FixedTree((int(name[-1]),) * HEADS))
+    if name in CONTROLLER_NAMES or (word == "fixed" and number.isdigit()):
+        return Policy(name, _named(name, longest, latency))
+    raise ConfigError(f"policies: {name} is not known; use some of {', '.join(POLICY_NAMES)}")
+
+
+class RandomLength:
+    """Any length from 0 to `longest` alike, for the whole step or for each row."""
+
+    def __init__(self, longest: int, *, by_row: bool, seed: int = 0) -> None:
+        if longest < 0:
+            raise ConfigError(f"longest={longest} must be at least 0")
+        self.longest, self.by_row = longest, by_row
+        self._seed, self._steps = seed, 0
+
+    def plan(self, view: BatchView) -> Plan:
+        draws = Random(f"{self._seed}/{self._steps}")
+        same = draws.randint(0, self.longest)
+        lengths = [draws.randint(0, self.longest) if self.by_row else same for _ in view.rows]
+        return _plan(view, [min(length, row.limit) for length, row in zip(lengths, view.rows, strict=True)])
+
+    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
+        return tuple(row.length for row in plan.rows)
+
+    def observe(self, result: StepResult) -> None:
+        """The next step draws anew."""
+        self._steps += 1
+
+    def draft_changed(self) -> None:
+        """Nothing was learnt."""
+
+
+class Oracle:
+    """Knows each request's luck and the true costs: the most tokens a second, none of them drafted in vain.
+
+    It maximises each step's goodput, which is not the same as the least latency of all requests together.
+    """
+
+    def __init__(self, longest: int, latency: LatencyModel, requests: Seq[SimulatedRequest]) -> None:
+        self.longest, self.latency = longest, latency
+        self._known = {f"{request.id}/0": (request.prompt_tokens, request.luck.runs) for request in requests}
+
+    def plan(self, view: BatchView) -> Plan:
+        runs = [self._run(row.sequence_id, row.context_tokens) for row in view.rows]
+        survival = (numpy.arange(self.longest) < numpy.array(runs)[:, None]).astype(float).reshape(-1, self.longest)
+        limits = numpy.array([min(row.limit, self.longest) for row in view.rows], dtype=numpy.int64)
+        contexts = numpy.array([row.context_tokens for row in view.rows], dtype=numpy.int64)
+        best = best_by_row(survival, limits, contexts, self.latency, view.prefill_tokens)
+        return _plan(view, best.lengths.tolist(), best.tokens, best.seconds)
+
+    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
+        return tuple(row.length for row in plan.rows)
+
+    def observe(self, result: StepResult) -> None:
+        """It knows already."""
+
+    def draft_changed(self) -> None:
+        """It knows the new one too."""
+
+    def _run(self, sequence_id: str, context_tokens: int) -> int:
+        prompt_tokens, runs = self._known[sequence_id]
+        return runs[context_tokens - prompt_tokens]
+
+
+def _named(name: str, longest: int, latency: LatencyModel) -> LengthController:
+    return named_controller(name, longest, latency, drafts_with_model=latency.draft is not None)
+
+
+def _plan(view: BatchView, lengths: Seq[int], tokens: float | None = None, seconds: float | None = None) -> Plan:
+    rows = tuple([RowPlan(row.sequence_id, length) for row, length in zip(view.rows, lengths, strict=True)])
+    return Plan(rows, tokens, seconds)

@@ -1,0 +1,160 @@
+"""Full trees of several heads' candidates, as Medusa's: what they cost, what they give, which is best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import product
+
+import numpy
+from numpy.typing import NDArray
+
+from distillspec.errors import ConfigError
+from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowResult, StepResult
+from distillspec.serving.control.latency import LatencyModel
+
+PRIOR, PRIOR_TRIALS = 0.4, 4.0  # what a head's first candidate is taken for, and the trials that is worth
+FORGETTING = 0.999  # weight of a step's trials after the next step
+
+
+@dataclass(frozen=True)
+class TreePlan(Plan):
+    """The same tree for all rows: `widths[i]` candidates of head i under every node of its level."""
+
+    widths: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class TreeRowResult(RowResult):
+    """With the places that the target's tokens had in the heads' lists, to the first that the tree did not hold."""
+
+    ranks: tuple[int, ...] = ()
+
+
+def tree_nodes(widths: Seq[int]) -> int:
+    """Tokens that verification reads, root included: 1 + Σ_h Π_{i ≤ h} k_i; (3, 2, 2) has 1 + 3 + 6 + 12 = 22."""
+    nodes, level = 1, 1
+    for width in widths:
+        level *= width
+        nodes += level
+    return nodes
+
+
+def tree_tokens(acceptance: Seq[Seq[float]], widths: Seq[int]) -> float:
+    """Expected tokens, the target's own included, where a head's candidates exclude each other.
+
+    `acceptance[i][r]` is the chance that candidate r of head i is right, all heads before it having been right; a head
+    succeeds with the sum over its candidates: l = 1 + Σ_i Π_{j ≤ i} Σ_{r < k_j} a_{j,r}.
+    """
+    tokens, reached = 1.0, 1.0
+    for head, width in zip(acceptance, widths, strict=False):
+        reached *= min(1.0, sum(head[:width]))
+        tokens += reached
+    return tokens
+
+
+def paper_eq10(alphas: Seq[float], widths: Seq[int]) -> float:
+    """SmartSpec's Eq. 10 as printed: Σ_{i ≥ 1} (i + 1) (1 − α_{i+1}) Π_{j ≤ i} (1 − (1 − α_j)^{k_j}), with α_{h+1} = 0.
+
+    Candidates are independent there, "none accepted at i + 1" ignores their number, and the case that nothing is
+    accepted (the root's token alone) is missing. For comparison only.
+    """
+    total, reached = 0.0, 1.0
+    for i, (alpha, width) in enumerate(zip(alphas, widths, strict=True)):
+        reached *= 1 - (1 - alpha) ** width
+        following = alphas[i + 1] if i + 1 < len(alphas) else 0.0
+        total += (i + 2) * (1 - following) * reached
+    return total
+
+
+class FixedTree:
+    """The same widths for every row and step."""
+
+    def __init__(self, widths: Seq[int]) -> None:
+        if any(width < 1 for width in widths):
+            raise ConfigError(f"widths={tuple(widths)} must be at least 1 each")
+        self.widths = tuple(widths)
+        self.longest = tree_nodes(widths) - 1
+
+    def plan(self, view: BatchView) -> Plan:
+        return _tree_plan(view, self.widths)
+
+    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
+        return tuple(row.length for row in plan.rows)
+
+    def observe(self, result: StepResult) -> None:
+        """Nothing to learn."""
+
+    def draft_changed(self) -> None:
+        """Nothing was learnt."""
+
+
+class GoodputTree:
+    """Before each step the widths of highest goodput, from each head's measured ranks; 0 candidates end the tree.
+
+    Args:
+        heads: the most levels.
+        most: the most candidates a head.
+        latency: what steps cost.
+    """
+
+    def __init__(self, heads: int, most: int, latency: LatencyModel) -> None:
+        if heads < 1 or most < 1:
+            raise ConfigError(f"heads={heads} and most={most} must be at least 1")
+        self.latency, self.most = latency, most
+        self.shapes = [shape for depth in range(heads + 1) for shape in product(range(1, most + 1), repeat=depth)]
+        self.longest = max(map(tree_nodes, self.shapes)) - 1
+        self._nodes = numpy.array([tree_nodes(shape) for shape in self.shapes])
+        padded = [[*shape, *[0] * (heads - len(shape))] for shape in self.shapes]
+        self._widths = numpy.array(padded).reshape(-1, heads)
+        self._hits = numpy.zeros((heads, most + 1))
+        self._tried = numpy.zeros(heads)
+        self.draft_changed()
+
+    @property
+    def acceptance(self) -> NDArray[numpy.float64]:
+        """P(candidate r of head i is right), `[heads, most]`."""
+        found: NDArray[numpy.float64] = self._hits[:, 1:] / self._tried[:, None]
+        return found
+
+    def plan(self, view: BatchView) -> Plan:
+        rows = len(view.rows)
+        if rows == 0:
+            return _tree_plan(view, ())
+        below = numpy.concatenate([numpy.zeros((len(self._tried), 1)), numpy.cumsum(self.acceptance, 1)], 1)
+        success = below[numpy.arange(len(below)), self._widths]  # [shapes, heads]
+        tokens = rows * (1 + numpy.cumprod(success, 1).sum(1))
+        context = sum([row.context_tokens for row in view.rows])
+        # Without the prompt tokens read beside, as in GoodputController: they cost the same whatever is drafted.
+        seconds = numpy.array([self.latency.target.seconds(context, int(count)) for count in rows * self._nodes])
+        seconds = seconds + numpy.where(self._nodes > 1, self.latency.draft_free_s, 0.0)
+        best = int(numpy.argmax(tokens / seconds))
+        lengths = [int(self._nodes[best]) - 1] * rows
+        step_s = self.latency.step_s([row.context_tokens for row in view.rows], lengths, view.prefill_tokens)
+        return _tree_plan(view, self.shapes[best], float(tokens[best]), step_s)
+
+    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
+        return tuple(row.length for row in plan.rows)
+
+    def observe(self, result: StepResult) -> None:
+        """Count the ranks seen."""
+        self._hits *= FORGETTING
+        self._tried *= FORGETTING
+        for row in result.rows:
+            if isinstance(row, TreeRowResult):
+                for head, rank in enumerate(row.ranks):
+                    self._tried[head] += 1
+                    self._hits[head, rank if rank <= self.most else 0] += 1
+
+    def draft_changed(self) -> None:
+        """Back to a guess: candidates as independent tries."""
+        self._tried[:] = PRIOR_TRIALS
+        self._hits[:, 1:] = PRIOR_TRIALS * PRIOR * (1 - PRIOR) ** numpy.arange(self.most)
+
+
+def _tree_plan(
+    view: BatchView, widths: tuple[int, ...], tokens: float | None = None, seconds: float | None = None
+) -> TreePlan:
+    nodes = tree_nodes(widths) - 1
+    rows = tuple([RowPlan(row.sequence_id, nodes if row.limit else 0) for row in view.rows])
+    return TreePlan(rows, tokens, seconds, None, widths)

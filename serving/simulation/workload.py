@@ -1,0 +1,127 @@
+"""Requests to simulate: drawn from distributions, or recorded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from distillspec.config.simulation import WorkloadConfig
+from distillspec.errors import ConfigError
+from distillspec.serving.simulation.luck import Luck, draw_luck
+
+
+@dataclass(frozen=True)
+class SimulatedRequest:
+    """When a request comes, how long it is, and how well it will be drafted."""
+
+    id: str
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    luck: Luck
+
+
+@dataclass(frozen=True)
+class TraceLine:
+    """One request of a trace; `alpha` where the line has one."""
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    alpha: float | None = None
+
+
+def make_workload(config: WorkloadConfig, rate: float | None = None, seed: int = 0) -> list[SimulatedRequest]:
+    """Requests in order of arrival: `rate` a second, or the trace's own.
+
+    The same seed gives the same requests and luck at every rate; only the gaps between arrivals shrink.
+
+    Raises:
+        ConfigError: a rate that is none, or a trace that cannot be read.
+    """
+    if config.trace is not None:
+        lines = read_trace(Path(config.trace), config.requests)
+    elif rate is None or not 0 < rate < float("inf"):
+        raise ConfigError(f"rate={rate} must be finite and above 0 arrivals a second")
+    else:
+        lines = _poisson(config, rate, seed)
+    return [_request(config, line, place, len(lines), seed) for place, line in enumerate(lines)]
+
+
+def read_trace(path: Path, most: int | None = None) -> list[TraceLine]:
+    """The first `most` requests of a JSONL file: `arrival_s`, `prompt_tokens`, `output_tokens`, perhaps `alpha`.
+
+    Raises:
+        ConfigError: no such file, no requests in it, or a line that is no request; names file and line.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"workload.trace={path} cannot be read: {error}") from error
+    numbered = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = [_trace_line(f"{path}:{number}", line) for number, line in numbered[:most]]
+    if not lines:
+        raise ConfigError(f"workload.trace={path} is empty; it needs a request a line")
+    return sorted(lines, key=lambda line: line.arrival_s)
+
+
+def _trace_line(place: str, text: str) -> TraceLine:
+    try:
+        found: Any = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{place}: not JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{place}: {text.strip()[:40]} is no object with arrival_s, prompt_tokens and output_tokens")
+    arrival_s = _number(place, found, "arrival_s", 0.0)
+    prompt, output = (_number(place, found, name, 1) for name in ("prompt_tokens", "output_tokens"))
+    alpha = _number(place, found, "alpha", 0.0, most=1.0) if found.get("alpha") is not None else None
+    return TraceLine(arrival_s, int(prompt), int(output), alpha)
+
+
+def _number(place: str, found: dict[str, Any], name: str, least: float, most: float = 1e12) -> float:
+    value = found.get(name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+        raise ConfigError(
+            f"{place}: {name}={value} must be a number of at least {least}" + f" and at most {most}" * (most < 1e12)
+        )
+    return float(value)
+
+
+def _poisson(config: WorkloadConfig, rate: float, seed: int) -> list[TraceLine]:
+    random = numpy.random.default_rng([seed, 0])
+    count = config.requests
+    arrivals = numpy.cumsum(random.exponential(1.0, count)) / rate
+    prompts = _lengths(config.prompt_tokens, config.prompt_spread, count, random)
+    outputs = _lengths(config.output_tokens, config.output_spread, count, random)
+    return [TraceLine(*line) for line in zip(arrivals.tolist(), prompts, outputs, strict=True)]
+
+
+def _lengths(mean: float, spread: float, count: int, random: numpy.random.Generator) -> list[int]:
+    """Lognormal of the given mean; what lies beyond eight means is cut, so that one request is not the whole load."""
+    drawn = mean * numpy.exp(spread * random.standard_normal(count) - spread**2 / 2)
+    lengths: list[int] = numpy.rint(drawn).clip(1, 8 * mean).astype(int).tolist()
+    return lengths
+
+
+def _request(config: WorkloadConfig, line: TraceLine, place: int, count: int, seed: int) -> SimulatedRequest:
+    alpha = line.alpha
+    if alpha is None:
+        alpha = config.alpha + config.drift * (place / max(count - 1, 1) - 0.5)
+    luck = draw_luck(config, min(max(alpha, 0.0), 1.0), line.output_tokens, numpy.random.default_rng([seed, 1, place]))
+    return SimulatedRequest(f"r{place}", line.arrival_s, line.prompt_tokens, line.output_tokens, luck)
+
+
+def check_fits(requests: Seq[SimulatedRequest], longest: int) -> None:
+    """Raise ConfigError for a request of more than `longest` tokens."""
+    for request in requests:
+        tokens = request.prompt_tokens + request.output_tokens
+        if tokens > longest:
+            raise ConfigError(
+                f"request {request.id}: {request.prompt_tokens} + {request.output_tokens} tokens do not fit {longest} "
+                "(hardware.max_len, hardware.cache_tokens)"
+            )

@@ -1,0 +1,80 @@
+"""`distill bench` from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+WORDS = ["target=tiny", "engine.compile=false", "engine.max_slots=2", "engine.max_model_len=128", "hydra.run.dir=run"]
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    rows = [{"id": str(i), "domain": ("code", "chat")[i % 2], "prompt": f"say {i} again"} for i in range(4)]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_every_policy_meets_the_same_requests(distill: Any, tmp_path: Path, prompts: Path) -> None:
+    outcome = distill(
+        "bench",
+        *WORDS,
+        f"bench.prompts=[{prompts}]",
+        "bench.policies=[none,fixed-2,goodput]",
+        "bench.rates=[20,40]",
+        "bench.seconds=0.3",
+        "bench.max_tokens=8",
+        "bench.ignore_eos=true",
+        "engine.proposer=prompt_lookup",
+        "sampling.temperature=0",
+    )
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.rstrip().endswith("results: run")
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    requests = json.loads((tmp_path / "run/requests.json").read_text())
+    asked = {
+        (rate, policy): [(r["id"], r["arrived_s"], r["domain"], r["output_tokens"]) for r in requests_of]
+        for rate in (20.0, 40.0)
+        for policy in ("none", "fixed-2", "goodput")
+        for requests_of in [sorted((r for r in requests if (r["rate"], r["policy"]) == (rate, policy)), key=_id)]
+    }
+    for rate in (20.0, 40.0):
+        assert asked[rate, "none"] == asked[rate, "fixed-2"] == asked[rate, "goodput"] != []
+        for policy in ("none", "fixed-2", "goodput"):
+            figures = summary["policies"][policy][str(rate)]
+            assert figures["requests"] == len(asked[rate, policy])
+            assert figures["failed"] == 0
+            assert figures["output_tokens"] == 8 * figures["requests"]
+        assert set(summary["times_faster_than_none"][str(rate)]) == {"fixed-2", "goodput"}
+    assert (tmp_path / "run/load.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([], "name the prompts to send"),
+        (["bench.prompts=[nowhere.jsonl]"], "nowhere.jsonl: no such file"),
+        (["bench.prompts=[PROMPTS]", "bench.policies=[none,fast]"], "policy fast is not known; use one of none"),
+        (["bench.prompts=[PROMPTS]", "bench.policies=[fixed-9]"], "policy fixed-9 drafts more than"),
+        (["bench.prompts=[PROMPTS]", "bench.policies=[smartspec]"], "policy smartspec needs costs"),
+        (["bench.prompts=[PROMPTS]", "bench.policies=[none,none]"], "names one twice"),
+        (["bench.prompts=[PROMPTS]", "bench.rates=[0]"], "bench.rates=[0.0] must name rates above 0"),
+        (["bench.prompts=[PROMPTS]", "bench.longest_prompt=1"], "has no prompt of at most 1 tokens"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(
+    distill: Any, tmp_path: Path, prompts: Path, words: list[str], said: str
+) -> None:
+    outcome = distill("bench", *WORDS, *(word.replace("PROMPTS", str(prompts)) for word in words))
+    assert outcome.code == 2, outcome
+    assert said in outcome.err
+    assert outcome.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [prompts]
+
+
+def _id(request: dict[str, Any]) -> int:
+    return int(request["id"].removeprefix("load-"))

@@ -1,0 +1,105 @@
+"""Machines from figures, policies by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import distillspec.conf
+from distillspec.config import HardwareConfig, ModelFigures
+from distillspec.errors import ConfigError
+from distillspec.serving.control.base import BatchView, RowView
+from distillspec.serving.simulation import POLICY_NAMES, derive_hardware, load_hardware, load_workload, make_policy
+
+MACHINES = sorted(file.stem for file in (Path(next(iter(distillspec.conf.__path__))) / "hardware").glob("*.yaml"))
+
+
+def test_costs_follow_from_figures() -> None:
+    hardware = derive_hardware(
+        HardwareConfig(
+            bandwidth=1e12,
+            bandwidth_share=0.5,
+            flops=1e14,
+            flops_share=0.5,
+            memory=6e10,
+            memory_share=0.5,
+            target=ModelFigures(params=5e9, kv_bytes=1e6, overhead_s=0.001),
+            max_len=1000,
+        )
+    )
+    target = hardware.latency.target
+    assert (target.fixed, target.per_token, target.per_context) == pytest.approx((0.021, 2e-4, 2e-6))
+    assert hardware.latency.draft is None
+    assert hardware.cache_tokens == 20_000
+
+
+def test_experts_are_loaded_as_they_are_needed() -> None:
+    target = load_hardware("mixtral-8x7b").latency.target
+    assert target.loaded_experts(1) == pytest.approx(2)
+    assert target.loaded_experts(6) == pytest.approx(6.58, abs=0.01)
+    all_weights = 46.7e9 * 2 / (4.078e12 * 0.75)
+    assert target.seconds(0, 1000) - target.per_token * 1000 - 0.0043 == pytest.approx(all_weights, rel=1e-3)
+
+
+# What the files' comments work out by hand: fixed ms, µs a token, thousands of cached tokens.
+@pytest.mark.parametrize(
+    ("name", "fixed", "per_token", "cache"),
+    [
+        ("a100-7b", 8.26 + 2.5, 123, 103.7),
+        ("a100x4-33b", 10.63 + 4.8, 149, 136.3),
+        ("a100x8-70b", 12.09 + 7.2, 158, 498.3),
+        ("mistral-7b", 8.88 + 2.5, 133, 438.8),
+        ("mixtral-8x7b", 1.05 + 4.3, 138, 386.0),
+        ("h200-8b", 4.18 + 1.5, 46, 661.4),
+    ],
+)
+def test_the_comments_arithmetic_is_right(name: str, fixed: float, per_token: float, cache: float) -> None:
+    hardware = load_hardware(name)
+    assert 1e3 * hardware.latency.target.fixed == pytest.approx(fixed, abs=0.01)
+    assert 1e6 * hardware.latency.target.per_token == pytest.approx(per_token, abs=0.5)
+    assert hardware.cache_tokens / 1e3 == pytest.approx(cache, abs=0.1)
+
+
+def test_the_table_above_has_every_machine() -> None:
+    (mark,) = (m for m in test_the_comments_arithmetic_is_right.pytestmark if m.name == "parametrize")  # type: ignore[attr-defined]
+    assert sorted(row[0] for row in mark.args[1]) == MACHINES
+
+
+def test_impossible_machines_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"hardware=a100-8b is not known; use one of a100-7b"):
+        load_hardware("a100-8b")
+    with pytest.raises(ConfigError, match=r"workload=poems is not known; use one of chat, context-qa"):
+        load_workload("poems")
+    with pytest.raises(ConfigError, match=r"workload=chat: Value 'high'"):
+        load_workload("chat", alpha="high")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"hardware.target.params=0"):
+        derive_hardware(HardwareConfig())
+    with pytest.raises(ConfigError, match="not even one request"):
+        derive_hardware(HardwareConfig(target=ModelFigures(params=7e10, kv_bytes=3e5)))
+    with pytest.raises(ConfigError, match=r"hardware.bandwidth=-1"):
+        HardwareConfig(bandwidth=-1)
+    with pytest.raises(ConfigError, match="belong together"):
+        HardwareConfig(target=ModelFigures(params=1e9, experts=8))
+    with pytest.raises(ConfigError, match="does not exist"):
+        derive_hardware(HardwareConfig(profile="nowhere.json"))
+
+
+# The oracle knows the requests of one simulation only.
+@pytest.mark.parametrize("name", [name.replace("K", "2") for name in POLICY_NAMES if name != "oracle"])
+def test_every_policy_plans_within_the_limits_and_purely(name: str) -> None:
+    hardware = load_hardware("mistral-7b" if name.startswith("medusa") else "a100-7b")
+    view = BatchView((RowView("a/0", 130, 9), RowView("b/0", 140, 1), RowView("c/0", 150, 0)))
+    controller = make_policy(name, hardware.latency, []).controller
+    plan = controller.plan(view)
+    assert plan == controller.plan(view)
+    assert all(0 <= row.length <= controller.longest for row in plan.rows)
+    assert plan.rows[2].length == 0
+    if not name.startswith("medusa"):
+        assert plan.rows[1].length <= 1
+
+
+@pytest.mark.parametrize("name", ["fixed", "fixed--1", "fixed-x", "goodness", "medusa-top0", "confidence-2"])
+def test_unknown_policies_are_refused_with_the_known_ones(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is not known; use some of none, fixed-K, goodput"):
+        make_policy(name, load_hardware("a100-7b").latency, [])

@@ -1,0 +1,101 @@
+"""Bounds on the time per token: against brute force, where they can be kept and where not."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distillspec.errors import ConfigError
+from distillspec.models import LanguageModel
+from distillspec.serving import Request, SamplingParams
+from distillspec.serving.control.allocation import Allocation, Batch, expected
+from distillspec.serving.control.base import BatchView, RowView
+from distillspec.serving.control.bounded import best_by_row_within, best_for_all_within, row_tokens, violation
+from distillspec.serving.control.goodput import GoodputController
+from distillspec.serving.control.latency import ForwardCost, LatencyModel
+from distillspec.serving.requests import RequestRefused
+
+from .conftest import MakeEngine, hf_greedy, prompts
+
+HAZARDS = st.lists(st.floats(0, 1), min_size=3, max_size=3)
+ROWS = st.lists(st.tuples(HAZARDS, st.integers(0, 3), st.integers(0, 50), st.floats(0.1, 8)), min_size=1, max_size=3)
+
+
+def worst(batch: Batch, found: Allocation, bounds: numpy.ndarray) -> float:
+    tokens = row_tokens(batch)[numpy.arange(len(bounds)), found.lengths]
+    return violation(tokens, found.seconds, bounds)
+
+
+@settings(max_examples=150, deadline=None)
+@given(ROWS, st.floats(0, 0.5), st.floats(0, 2), st.booleans())
+def test_the_best_within_bounds_is_brute_forces(
+    rows: list[tuple[list[float], int, int, float]], per_token: float, fixed: float, bounded: bool
+) -> None:
+    # A further token costs the same in every row, so that the optimum is exact.
+    latency = LatencyModel(ForwardCost(0.01, per_token, 0.1 + fixed), ForwardCost(0, per_token / 4, fixed / 3))
+    survival = numpy.cumprod(numpy.array([hazards for hazards, _, _, _ in rows]), 1)
+    limits = numpy.array([limit for _, limit, _, _ in rows])
+    contexts = numpy.array([context for _, _, context, _ in rows])
+    bounds = numpy.array([bound if bounded or i else numpy.inf for i, (_, _, _, bound) in enumerate(rows)])
+    batch = Batch(survival, limits, contexts, latency)
+    every = [expected(batch, numpy.array(k)) for k in product(*(range(limit + 1) for limit in limits))]
+    alike = [expected(batch, numpy.minimum(limits, k)) for k in range(4)]
+    for found, choices in ((best_by_row_within(batch, bounds), every), (best_for_all_within(batch, bounds), alike)):
+        assert (found.lengths <= limits).all()
+        within = [one for one in choices if worst(batch, one, bounds) <= 1]
+        if within:
+            assert worst(batch, found, bounds) <= 1 + 1e-9
+            assert found.goodput == pytest.approx(max(one.goodput for one in within))
+        else:
+            assert worst(batch, found, bounds) == pytest.approx(min(worst(batch, one, bounds) for one in choices))
+
+
+def test_bounds_hold_where_tokens_cost_differently_too() -> None:
+    generator = numpy.random.default_rng(0)
+    for _ in range(30):
+        latency = LatencyModel(ForwardCost(1e-4, 0.02, 0.3), ForwardCost(1e-3, 0.01, 0.05))
+        survival, contexts = generator.random((6, 4)).cumprod(1), generator.integers(0, 400, 6)
+        batch = Batch(survival, numpy.full(6, 4), contexts, latency)
+        bounds = numpy.full(6, 0.5)
+        found = best_by_row_within(batch, bounds)
+        if any(worst(batch, expected(batch, numpy.full(6, k)), bounds) <= 1 for k in range(5)):
+            assert worst(batch, found, bounds) <= 1 + 1e-9
+
+
+CPU = LatencyModel(ForwardCost(1e-6, 1.5e-3, 4e-2), ForwardCost(1e-7, 2e-4, 5e-3))
+
+
+def test_the_controller_keeps_bounds_and_says_when_it_cannot() -> None:
+    rows = tuple(RowView(f"r{i}", 100 + 300 * i, 6) for i in range(4))
+    loose = GoodputController(6, CPU, max_time_per_token_s=10.0).decide(BatchView(rows))
+    assert loose.mode == "within bounds"
+    assert loose.lengths == GoodputController(6, CPU).decide(BatchView(rows)).lengths
+    tight = GoodputController(6, CPU, max_time_per_token_s=1e-4).decide(BatchView(rows))
+    assert tight.mode == "bounds out of reach"
+    assert tight.slo_violation is not None
+    assert tight.slo_violation > 1
+    # One row that is in a hurry, and none of the others are.
+    free = GoodputController(6, CPU, lengths="request").decide(BatchView(rows))
+    bound = 0.9 * free.predicted_s / (1 + 0.6 + 0.36 + 0.216)
+    hurried = (RowView("r0", 100, 6, max_time_per_token_s=bound), *rows[1:])
+    found = GoodputController(6, CPU).decide(BatchView(hurried))
+    assert found.slo_violation is not None
+    assert sum(found.lengths[1:]) < sum(free.lengths[1:])
+    with pytest.raises(ConfigError, match="max_time_per_token_s=0"):
+        GoodputController(6, CPU, max_time_per_token_s=0)
+
+
+def test_an_engine_under_bounds_writes_the_same_text(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine
+) -> None:
+    wanted = [hf_greedy(target, prompt, 40) for prompt in prompts(3)]
+    engine = make_engine(draft, controller="goodput", speculation_length=4, max_time_per_token_s=1e-6)
+    outputs = engine.generate(prompts(3), SamplingParams(temperature=0.0, max_tokens=40))
+    assert [list(output.token_ids) for output in outputs] == wanted
+    assert engine.explain_last_plan().slo_violation is not None
+    with pytest.raises(RequestRefused, match="max_time_per_token_s=-1"):
+        engine.submit(Request("hurry", (5,), max_time_per_token_s=-1))
