@@ -145,6 +145,25 @@ def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
     return _draw(rows, sums, uniforms)
 
 
+def best_ids(logits: Tensor) -> Tensor:
+    """`logits [..., V]`'s argmax `[...]` int64: the lowest of equal ids, and a NaN's where there is one.
+
+    On CPUs by blocks: torch finds maxima there five times as fast as their places.
+    """
+    whole = logits.shape[-1] // _DRAW_BLOCK * _DRAW_BLOCK
+    if logits.device.type != "cpu" or whole == 0:
+        return logits.argmax(-1)
+    blocks = logits[..., :whole].unflatten(-1, (-1, _DRAW_BLOCK))
+    best, block = blocks.amax(-1).max(-1)
+    inside = blocks.gather(-2, block[..., None, None].expand(*block.shape, 1, _DRAW_BLOCK))[..., 0, :]
+    ids = block * _DRAW_BLOCK + inside.argmax(-1)
+    if whole == logits.shape[-1]:
+        return ids
+    tail = logits[..., whole:]
+    later, place = tail.max(-1)
+    return torch.where((later > best) | (later.isnan() & ~best.isnan()), whole + place, ids)
+
+
 def draw_unchecked(probs: Tensor, uniforms: Tensor) -> Tensor:
     """As `draw`, without asking the device whether rows have mass: one that has none gives some id."""
     rows = probs.reshape(-1, probs.shape[-1])
@@ -159,7 +178,7 @@ def _draw(rows: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
     ids = block * _DRAW_BLOCK + _locate(inside, rest)[0]
     # Parallel prefix sums need not be monotone on accelerators: fall back to the mode in such a row.
     chosen = rows.gather(-1, ids.clamp(max=rows.shape[-1] - 1)[:, None])[:, 0]
-    return torch.where(chosen > 0, ids, rows.argmax(-1)).reshape(uniforms.shape)
+    return torch.where(chosen > 0, ids, best_ids(rows)).reshape(uniforms.shape)
 
 
 def _block_sums(rows: Tensor) -> Tensor:
@@ -185,7 +204,7 @@ def _locate(weights: Tensor, levels: Tensor) -> tuple[Tensor, Tensor]:
 def _greedy_mask(logits: Tensor, look: bool) -> Tensor:
     if look:
         check_logits(logits, "greedy sampling")
-    best = logits.argmax(-1, keepdim=True)  # the first of several equal maxima
+    best = best_ids(logits)[..., None]
     return torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, best, True)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from distillspec.sampling import draw_unchecked, filtered_logits, policy_probs
+from distillspec.sampling import best_ids, draw_unchecked, filtered_logits, policy_probs
 from distillspec.serving.chains import Chains, next_tokens
 from distillspec.serving.logits import Columns, Place, needs_transform, transform
 from distillspec.serving.noise import NoiseBank
@@ -88,7 +88,7 @@ class TokenSampler:
         for (policy, seeded), rows in _by_kind([place.sequence for place in places]):
             scores = _rows_of(logits, rows)
             if policy.is_greedy:
-                chosen = scores.argmax(-1)
+                chosen = best_ids(scores)
             elif seeded:
                 noise = torch.stack([self._noise_at(places[row]) for row in rows])
                 noise = noise if columns.kept_ids is None else noise[:, columns.kept_ids]
@@ -133,7 +133,7 @@ class TokenSampler:
 
         # Choices are made only where the path comes by.
         def choose(row: int) -> int:
-            return int((filtered_logits(logits[row], policy) + self._noise_at(places[row])).argmax())
+            return int(best_ids(filtered_logits(logits[row], policy) + self._noise_at(places[row])))
 
         return _known(logits, _walk(choose, windows))
 
@@ -204,7 +204,7 @@ def _judgements(
 
 
 def _ask_greedy(logits: Tensor, windows: Seq[Window], policy: SamplingPolicy) -> Asked:
-    return _choices(logits.argmax(-1), windows)
+    return _choices(best_ids(logits), windows)
 
 
 def _choices(choices: Tensor, windows: Seq[Window]) -> Asked:

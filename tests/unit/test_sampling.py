@@ -12,7 +12,7 @@ from transformers.generation.logits_process import TopPLogitsWarper
 
 from distillspec import sampling
 from distillspec.errors import ConfigError
-from distillspec.sampling import NonFiniteLogits, draw, policy_logprobs, policy_probs
+from distillspec.sampling import NonFiniteLogits, best_ids, draw, policy_logprobs, policy_probs
 from distillspec.types import SamplingPolicy
 
 INF = math.inf
@@ -161,3 +161,14 @@ def test_without_looks_the_same_distribution_comes(policy: SamplingPolicy) -> No
     torch.testing.assert_close(found, wanted)
     logits[3] = torch.nan
     torch.testing.assert_close(policy_probs(logits, policy, look=False)[:3], wanted[:3])  # others do not mind
+
+
+@pytest.mark.parametrize("width", [5, 256, 700, 1024])
+def test_best_ids_are_argmax_ties_and_nan_included(width: int) -> None:
+    logits = torch.randint(0, 40, (3, 50, width), generator=torch.Generator().manual_seed(width)).float()
+    assert torch.equal(best_ids(logits), logits.argmax(-1)), "many ties"
+    logits[0, ::2, width - 1] = 99.0
+    logits[1, ::3, width // 2] = torch.nan
+    logits[2, 0] = -torch.inf
+    assert torch.equal(best_ids(logits), logits.argmax(-1))
+    assert best_ids(logits[2, 0]).item() == 0
