@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HELP_FLAGS = {"-h", "--help", "help"}
 # in distillspec.serving.commands: they run parts of the engine
-ENGINE_COMMANDS = {"adapt", "bench", "profile", "replay", "simulate", "versions"}
+ENGINE_COMMANDS = {"adapt", "bench", "profile", "replay", "serve", "simulate", "versions"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

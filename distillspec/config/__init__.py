@@ -12,6 +12,7 @@ from distillspec.config.commands import (
     GenerateCommand,
     InitDraftCommand,
     ReportCommand,
+    ServeCommand,
     SimulateCommand,
     TrainCommand,
 )
@@ -30,6 +31,7 @@ from distillspec.config.online import (
     VersionsCommand,
 )
 from distillspec.config.profile import ProfileCommand, ProfileConfig
+from distillspec.config.serving import ServerConfig
 from distillspec.config.simulation import HardwareConfig, ModelFigures, WorkloadConfig
 from distillspec.config.training import LauncherConfig, TrackerConfig, TrainConfig
 
@@ -60,6 +62,8 @@ __all__ = [
     "ReplayConfig",
     "ReportCommand",
     "SamplingConfig",
+    "ServeCommand",
+    "ServerConfig",
     "SimulateCommand",
     "TargetConfig",
     "TrackerConfig",

@@ -13,6 +13,7 @@ from distillspec.config.loss import LossConfig
 from distillspec.config.models import DraftConfig, DraftPathConfig, TargetConfig
 from distillspec.config.online import AdaptCommand, ReplayCommand, VersionsCommand
 from distillspec.config.profile import ProfileCommand
+from distillspec.config.serving import ServerConfig
 from distillspec.config.simulation import HardwareConfig, WorkloadConfig
 from distillspec.config.training import LauncherConfig, TrackerConfig, TrainConfig
 
@@ -158,6 +159,20 @@ class SimulateCommand:
         require(self.longest >= 1, f"longest={self.longest} must be at least 1")
 
 
+@dataclass
+class ServeCommand:
+    """`distill serve`: OpenAI's HTTP interface in front of the engine, with a dashboard."""
+
+    target: TargetConfig = field(default_factory=TargetConfig)
+    draft: DraftPathConfig = field(default_factory=DraftPathConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+
+
 COMMANDS: dict[str, type] = {
     "init-draft": InitDraftCommand,
     "train": TrainCommand,
@@ -171,4 +186,5 @@ COMMANDS: dict[str, type] = {
     "bench": BenchCommand,
     "profile": ProfileCommand,
     "simulate": SimulateCommand,
+    "serve": ServeCommand,
 }

@@ -1,0 +1,1 @@
+"""The engine behind OpenAI's HTTP interface; `distill serve`."""

@@ -1,0 +1,101 @@
+"""Which drafts there are and which one is used: a folder of them, or online adaptation's registry."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from distillspec.errors import ConfigError
+from distillspec.models.checkpoint import METADATA
+from distillspec.serving.engine import Engine
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
+
+
+@dataclass(frozen=True)
+class DraftEntry:
+    """A draft that can be used; `version` is known once it was loaded."""
+
+    name: str
+    version: str | None
+    current: bool
+
+
+class DraftCatalogue(Protocol):
+    """Drafts by name. Methods may take seconds and are called in a thread of their own, one at a time."""
+
+    def list(self) -> tuple[DraftEntry, ...]: ...
+
+    def load(self, name: str) -> str:
+        """Draft with it from the next step on; its version. Raises ConfigError, and the old one stays."""
+        ...
+
+    def promote(self, name: str) -> str:
+        """Make it the version that restarts and other servers use too; its version."""
+        ...
+
+    def rollback(self) -> str:
+        """Go back to the draft before; its version."""
+        ...
+
+
+class NotInCatalogue(LookupError):
+    """There is no such draft."""
+
+
+class FolderCatalogue:
+    """The draft folders directly inside `root`; remembers what was loaded, for going back."""
+
+    def __init__(self, engine: Engine, root: Path, started_with: Path | None) -> None:
+        self.engine, self.root = engine, root.resolve()
+        self._used = [] if started_with is None else [started_with.resolve()]
+        self._versions: dict[Path, str] = {}
+        if started_with is not None and engine.draft is not None:
+            self._versions[started_with.resolve()] = engine.draft.identity.weights_hash[:12]
+
+    def list(self) -> tuple[DraftEntry, ...]:
+        found = sorted(folder for folder in self.root.iterdir() if self._is_draft(folder))
+        current = self._used[-1] if self._used else None
+        return tuple(DraftEntry(f.name, self._versions.get(f.resolve()), f.resolve() == current) for f in found)
+
+    def load(self, name: str) -> str:
+        folder = self._find(name)
+        version = self._swap(folder)
+        self._used.append(folder)
+        return version
+
+    def promote(self, name: str) -> str:
+        raise NotImplementedError("a folder of drafts keeps no record that a restart reads")
+
+    def rollback(self) -> str:
+        if len(self._used) < 2:
+            raise NotInCatalogue("no draft was used before this one")
+        version = self._swap(self._used[-2])
+        self._used.pop()
+        return version
+
+    def _swap(self, folder: Path) -> str:
+        self._versions[folder] = version = self.engine.load_draft(folder)
+        return version
+
+    def _find(self, name: str) -> Path:
+        """A name is one folder's, never a path: no separators, no dots in front, no links that lead out."""
+        if not NAME.fullmatch(name):
+            raise NotInCatalogue(f"{name!r} is no draft's name; see GET /admin/drafts")
+        folder = self.root / name
+        if not self._is_draft(folder):
+            raise NotInCatalogue(f"there is no draft {name!r}; see GET /admin/drafts")
+        return folder.resolve()
+
+    def _is_draft(self, folder: Path) -> bool:
+        inside = folder.resolve().parent == self.root
+        return inside and bool(NAME.fullmatch(folder.name)) and (folder / METADATA).is_file()
+
+
+def open_folder(engine: Engine, root: str, started_with: Path | None) -> FolderCatalogue:
+    """Raises ConfigError where there is no such folder."""
+    if not Path(root).is_dir():
+        raise ConfigError(f"server.drafts_folder={root} is not a folder")
+    return FolderCatalogue(engine, Path(root), started_with)

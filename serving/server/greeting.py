@@ -1,0 +1,19 @@
+"""What `distill serve` prints once it listens."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from distillspec.serving.server.parts import Parts
+
+
+def greeting(url: str, parts: Parts) -> str:
+    """Where it is, and a line to try it with."""
+    question = {"role": "user", "content": "Why is the sky blue?"}
+    body = shlex.quote(json.dumps({"model": parts.model, "messages": [question]}))
+    key = ' -H "Authorization: Bearer $KEY"' if parts.keys else ""
+    return (
+        f"{parts.model} at {url}/v1, dashboard at {url}/, stop with Ctrl-C; try:\n"
+        f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {body}"
+    )

@@ -1,0 +1,188 @@
+"""What every request passes first: sane headers, a body of bounded size and duration, an id, a line in the log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from collections import Counter
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from distillspec.config import ServerConfig
+from distillspec.serving.server.errors import ApiError, bad_request
+from distillspec.serving.server.logs import REQUEST_ID, access
+from distillspec.serving.server.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+ACCEPTED_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+SINGLE = ("host", "authorization", "content-length", "content-type", "transfer-encoding")
+QUIET = ("/health", "/metrics", "/dashboard/events")  # asked for all the time: no log lines
+CLOSE = {"Connection": "close"}  # the rest of the body is not waited for
+
+
+class Guard:
+    """ASGI middleware around everything else.
+
+    Args:
+        app: what it guards.
+        config: the limits.
+        metrics: counts requests by route and status.
+        local_names_only: refuse other Host headers than this machine's own: without a key, a page of another site
+            whose name was pointed at 127.0.0.1 (DNS rebinding) must not get in.
+    """
+
+    def __init__(self, app: ASGIApp, config: ServerConfig, metrics: Metrics, *, local_names_only: bool) -> None:
+        self.app, self.config, self.metrics = app, config, metrics
+        self.names = {"localhost", "127.0.0.1", "[::1]", config.host} if local_names_only else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        body = _LimitedBody(receive, headers, self.config)
+        answer = _Answer(send, _request_id(headers), body)
+        token = REQUEST_ID.set(answer.request_id)
+        began = time.monotonic()
+        try:
+            self._check(headers)
+            await self.app(scope, body, answer)
+        except ApiError as error:
+            await _respond(error, scope, receive, answer)
+        except Exception:
+            log.exception("a request failed")
+            failure = ApiError(
+                500, "an internal error; see the server's log", kind="server_error", code="internal_error"
+            )
+            await _respond(failure, scope, receive, answer)
+        finally:
+            self._record(scope, answer, time.monotonic() - began)
+            REQUEST_ID.reset(token)
+
+    def _check(self, headers: Headers) -> None:
+        counts = Counter(name for name, _ in headers.items())
+        for name in SINGLE:
+            if counts[name] > 1:
+                raise bad_request(f"the header {name} is given {counts[name]} times; give it once")
+        if "transfer-encoding" in headers and "content-length" in headers:
+            raise ApiError(400, "Transfer-Encoding and Content-Length exclude each other", headers=CLOSE)
+        length = headers.get("content-length", "0")
+        if not length.isdigit():
+            raise bad_request("Content-Length must be a number")
+        if int(length[:20]) > self.config.max_body_kib * 1024:
+            raise _too_large(self.config.max_body_kib * 1024)
+        if self.names is not None and _host_name(headers.get("host", "")) not in self.names:
+            raise ApiError(
+                421,
+                "this server answers under this machine's own name only; start it with an API key to use other names",
+                code="wrong_host",
+            )
+
+    def _record(self, scope: Scope, answer: _Answer, seconds: float) -> None:
+        route = getattr(scope.get("route"), "path", "unmatched")
+        status = answer.status or 499
+        self.metrics.observe_http(route, status)
+        if 400 <= status < 499 or status == 503:
+            self.metrics.observe_refusal(_reason(status, answer.code))
+        if scope["path"] in QUIET and status < 400:
+            return
+        fields = {"event": "http", "method": scope["method"], "route": route, "status": status}
+        access.info("request", extra={"fields": {**fields, "seconds": round(seconds, 4), "code": answer.code}})
+
+
+@dataclass
+class _Answer:
+    """The sending side: notes the status, adds the request id, and lets nobody go on sending after a refusal."""
+
+    send: Send
+    request_id: str
+    body: _LimitedBody
+    status: int | None = None
+    code: str | None = None
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(raw=message["headers"])
+            self.code = headers.get("x-error-code")
+            headers["X-Request-Id"] = self.request_id
+            headers["X-Content-Type-Options"] = "nosniff"
+            if self.body.unread:
+                headers.update(CLOSE)
+            message = {**message, "headers": headers.raw}
+        await self.send(message)
+
+
+class _LimitedBody:
+    """The receiving side: a body that is too long or too slow is refused while it comes."""
+
+    def __init__(self, receive: Receive, headers: Headers, config: ServerConfig) -> None:
+        self._receive, self._most, self._limit_s = receive, config.max_body_kib * 1024, config.body_timeout_s
+        self._seen, self._more = 0, True
+        self._announced = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
+        self._until: float | None = None
+
+    @property
+    def unread(self) -> bool:
+        """The client has more to send."""
+        return self._announced and self._more
+
+    async def __call__(self) -> Message:
+        if not self._more:
+            return await self._receive()
+        loop = asyncio.get_running_loop()
+        if self._until is None:
+            self._until = loop.time() + self._limit_s
+        try:
+            async with asyncio.timeout_at(self._until):
+                message = await self._receive()
+        except TimeoutError:
+            raise ApiError(
+                408, f"the body did not come within {self._limit_s:g} s", code="body_timeout", headers=CLOSE
+            ) from None
+        if message["type"] == "http.request":
+            self._seen += len(message.get("body", b""))
+            self._more = message.get("more_body", False)
+            if self._seen > self._most:
+                raise _too_large(self._most)
+        return message
+
+
+def error_response(error: ApiError) -> JSONResponse:
+    """The body; its code is a header too, for the log."""
+    return JSONResponse(error.body, error.status, {"X-Error-Code": error.code or error.kind, **error.headers})
+
+
+async def _respond(error: ApiError, scope: Scope, receive: Receive, answer: _Answer) -> None:
+    if answer.status is None:
+        await error_response(error)(scope, receive, answer)
+
+
+def _too_large(most_bytes: int) -> ApiError:
+    return ApiError(
+        413, f"the body is larger than {most_bytes} bytes (server.max_body_kib)", code="too_large", headers=CLOSE
+    )
+
+
+def _request_id(headers: Headers) -> str:
+    """The client's own where it is harmless, else a new one."""
+    given = headers.get("x-request-id", "")
+    return given if ACCEPTED_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
+
+
+def _host_name(host: str) -> str:
+    """Without the port."""
+    return host.rpartition(":")[0] if re.fullmatch(r".*:\d+", host) else host
+
+
+def _reason(status: int, code: str | None) -> str:
+    if code in ("queue_full", "draining", "engine_dead", "too_large"):
+        return code
+    return {400: "invalid", 401: "unauthorised", 403: "unauthorised", 413: "too_large"}.get(status, "other")

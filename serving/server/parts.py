@@ -1,0 +1,106 @@
+"""What the routes work with."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from fastapi import Request as HttpRequest
+
+from distillspec.config import ServerConfig
+from distillspec.serving.engine import Engine
+from distillspec.serving.server.adjustable import AdjustableController
+from distillspec.serving.server.bridge import EngineBridge
+from distillspec.serving.server.catalogue import DraftCatalogue
+from distillspec.serving.server.keys import KeyRing
+from distillspec.serving.server.metrics import Metrics
+from distillspec.serving.server.online_control import OnlineControl
+from distillspec.serving.server.telemetry import Telemetry
+from distillspec.serving.server.text import TextCodec
+from distillspec.serving.server.tracing import Tracing
+from distillspec.serving.server.worker import StepReport
+
+T = TypeVar("T")
+
+
+@dataclass
+class Parts:
+    """Made once for a server; the bridge joins when the event loop runs."""
+
+    config: ServerConfig
+    engine: Engine
+    model: str
+    keys: KeyRing
+    admin: KeyRing
+    codec: TextCodec
+    metrics: Metrics
+    telemetry: Telemetry
+    tracing: Tracing
+    controller: AdjustableController
+    catalogue: DraftCatalogue | None = None
+    online: OnlineControl | None = None
+    bridge: EngineBridge = field(init=False)
+    started: int = field(default_factory=lambda: int(time.time()))
+    closing: asyncio.Event = field(default_factory=asyncio.Event)  # set when long-lived streams should end
+    _admin_work: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        self.bridge = EngineBridge(
+            self.engine,
+            max_queue=self.config.max_queue,
+            full_status=self.config.full_status,
+            on_step=self._observe,
+        )
+
+    async def slowly(self, work: Callable[[], T]) -> T:
+        """Run operators' work in a thread of its own, one at a time; the engine goes on."""
+        async with self._admin_work:
+            return await asyncio.to_thread(work)
+
+    def _observe(self, report: StepReport) -> None:
+        self.metrics.observe_step(report)
+        self.telemetry.observe_step(report)
+        for output in report.output.finished:
+            self.metrics.observe_finished(output)
+            self.telemetry.observe_finished(output)
+
+
+def parts_of(request: HttpRequest) -> Parts:
+    """The server's parts, from any route."""
+    parts = request.app.state.parts
+    assert isinstance(parts, Parts)
+    return parts
+
+
+def make_parts(
+    config: ServerConfig,
+    engine: Engine,
+    *,
+    keys: KeyRing | None = None,
+    admin: KeyRing | None = None,
+    catalogue: DraftCatalogue | None = None,
+    online: OnlineControl | None = None,
+) -> Parts:
+    """Everything around an engine that does not run yet; puts an operator's hand on its length controller."""
+    controller = AdjustableController(engine.core.controller)
+    engine.core.controller = controller
+    model = config.model_name or Path(engine.target.name).name
+    slots, tokens = engine.slots, engine.core.limits.cache_tokens
+    return Parts(
+        config,
+        engine,
+        model,
+        keys or KeyRing(),
+        admin or KeyRing(),
+        TextCodec(engine.target.tokenizer),
+        Metrics(model, controller.longest, slots, tokens),
+        Telemetry(slots),
+        Tracing(config.tracing),
+        controller,
+        catalogue,
+        online,
+    )

@@ -1,0 +1,71 @@
+"""Between text and tokens: prompts in, chat template, and what a single token looks like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from jinja2 import TemplateError
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerBase
+
+from distillspec.data.chat import render_prompt
+from distillspec.serving.server.errors import bad_request
+
+
+class TextCodec:
+    """A tokenizer as the server uses it; every method may run in any thread."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer = tokenizer
+        self._bytes_of = _byte_alphabet() if _is_byte_level(tokenizer) else {}
+        self.token_text = lru_cache(maxsize=65536)(self._token_text)
+
+    def encode(self, prompt: str | Sequence[int], *, special: bool = True) -> tuple[int, ...]:
+        """Token ids of raw text; ids stay as they are."""
+        if not isinstance(prompt, str):
+            return tuple(prompt)
+        return tuple(self.tokenizer(prompt, add_special_tokens=special)["input_ids"])
+
+    def render(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
+        """Token ids of a conversation up to where the assistant speaks.
+
+        Raises:
+            ApiError: the model's template refuses these messages.
+        """
+        try:
+            return render_prompt(self.tokenizer, messages)
+        except TemplateError as error:
+            raise bad_request(f"the model's chat template refuses these messages: {error}", "messages") from error
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids, special tokens included."""
+        return str(self.tokenizer.decode(list(ids)))
+
+    def _token_text(self, token: int) -> str:
+        """A token on its own; half a character is shown as a replacement character."""
+        return str(self.tokenizer.decode([token]))
+
+    def token_bytes(self, token: int) -> list[int]:
+        """The bytes a token stands for: exact for byte-level tokenizers, half characters included."""
+        piece = self.tokenizer.convert_ids_to_tokens(token)
+        if isinstance(piece, str):
+            if self._bytes_of and all(letter in self._bytes_of for letter in piece):
+                return [self._bytes_of[letter] for letter in piece]
+            if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):  # SentencePiece's single bytes
+                return [int(piece[3:5], 16)]
+        return list(self.token_text(token).encode())
+
+
+def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    return backend is not None and "ByteLevel" in repr(backend.decoder)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's letters for bytes: printable bytes stand for themselves, the others come after 255."""
+    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in plain]
+    table = {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
+    assert set(table) == set(ByteLevel.alphabet())
+    return table

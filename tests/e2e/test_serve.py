@@ -1,0 +1,190 @@
+"""`distill serve` in a process of its own, met as clients meet it: OpenAI's own library, signals, one-line refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+KEY = "a-key-for-the-test"
+TURNS: Any = [{"role": "user", "content": "Hello"}]
+FAST = (
+    "target=tiny",
+    "server.port=0",
+    "engine.compile=false",
+    "engine.max_model_len=256",
+    "engine.proposer=prompt_lookup",
+)
+
+
+@dataclass(frozen=True)
+class Server:
+    process: subprocess.Popen[str]
+    url: str
+    folder: Path
+    greeting: str
+
+    def end(self, number: int = signal.SIGTERM) -> tuple[int, str, str]:
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=120)
+        return self.process.returncode, out, err
+
+
+def start(folder: Path, *words: str) -> Server:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "distillspec.cli", "serve", *FAST, "hydra.run.dir=run", *words],
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "DISTILLSPEC_API_KEYS": KEY},
+    )
+    assert process.stdout is not None
+    greeting = process.stdout.readline() + process.stdout.readline()
+    found = re.search(r"http://127\.0\.0\.1:\d+", greeting)
+    assert found, process.communicate()
+    url = found[0]
+    for _ in range(200):  # it is printed before the first connection is taken
+        try:
+            urllib.request.urlopen(f"{url}/health", timeout=60)
+            break
+        except OSError:
+            assert process.poll() is None
+    return Server(process, url, folder, greeting)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    made = start(tmp_path_factory.mktemp("serve"))
+    yield made
+    made.process.kill()
+    made.process.communicate()
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, timeout=120, max_retries=0) as made:
+        yield made
+
+
+def test_the_official_client_works_unchanged(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    wishes: Any = {"temperature": 0, "max_tokens": 12, "seed": 3}
+    whole = client.chat.completions.create(model="tiny", messages=TURNS, n=2, logprobs=True, top_logprobs=2, **wishes)
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 24
+    assert [choice.finish_reason for choice in whole.choices] == ["length", "length"]
+    assert whole.choices[0].logprobs is not None
+    assert len(whole.choices[0].logprobs.content or []) == 12
+    pieces = list(
+        client.chat.completions.create(
+            model="tiny", messages=TURNS, stream=True, stream_options={"include_usage": True}, **wishes
+        )
+    )
+    text = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
+    assert text == whole.choices[0].message.content
+    assert pieces[-1].usage is not None
+    again = client.chat.completions.create(
+        model="tiny", messages=[*TURNS, whole.choices[0].message, TURNS[0]], extra_body={"top_k": 5}, **wishes
+    )
+    assert again._request_id is not None
+    completion = client.completions.create(model="tiny", prompt=["ab", "cd"], logprobs=1, stop="zz", **wishes)
+    streamed = client.completions.create(model="tiny", prompt=["ab", "cd"], stream=True, **wishes)
+    texts = ["", ""]
+    for piece in streamed:
+        texts[piece.choices[0].index] += piece.choices[0].text
+    assert texts == [choice.text for choice in completion.choices]
+
+
+def test_the_official_async_client_works_unchanged(server: Server, client: openai.OpenAI) -> None:
+    wishes: Any = {"temperature": 0, "max_tokens": 12}
+    whole = client.chat.completions.create(model="tiny", messages=TURNS, **wishes).choices[0].message.content
+
+    async def many() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=KEY, timeout=120, max_retries=0) as own:
+
+            async def one(stream: bool) -> str:
+                if not stream:
+                    reply = await own.chat.completions.create(model="tiny", messages=TURNS, **wishes)
+                    return reply.choices[0].message.content or ""
+                pieces = await own.chat.completions.create(model="tiny", messages=TURNS, stream=True, **wishes)
+                return "".join([piece.choices[0].delta.content or "" async for piece in pieces])
+
+            return list(await asyncio.gather(*(one(i % 2 == 0) for i in range(8))))
+
+    assert asyncio.run(many()) == [whole] * 8
+
+
+def test_the_official_client_understands_refusals(server: Server, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="tempratur") as refusal:
+        client.completions.create(model="tiny", prompt="x", extra_body={"tempratur": 1})
+    assert refusal.value.param == "tempratur"
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="x")
+    with pytest.raises(openai.AuthenticationError):
+        client.with_options(api_key="another-key").models.list()
+
+
+def test_the_printed_line_works(server: Server) -> None:
+    if not Path("/usr/bin/curl").exists():
+        pytest.skip("curl is not installed")
+    line = server.greeting.splitlines()[1].strip()
+    done = subprocess.run(
+        ["bash", "-c", line], env={**os.environ, "KEY": KEY}, capture_output=True, text=True, timeout=120
+    )
+    assert json.loads(done.stdout)["choices"][0]["message"]["role"] == "assistant"
+
+
+def test_sigterm_ends_it_in_order(tmp_path: Path) -> None:
+    server = start(tmp_path)
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, timeout=120) as client:
+        client.completions.create(model="tiny", prompt="x", max_tokens=5)
+    code, out, err = server.end()
+    assert code == 0, err
+    assert out.endswith("results: run\n")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["requests"], summary["tokens"], summary["answers_cut_off"]) == (1, 5, 0)
+    lines = [json.loads(line) for line in err.splitlines()]
+    assert any(line.get("event") == "generation" and line["outcome"] == "done" for line in lines)
+    written = out + err + "".join(file.read_text() for file in (tmp_path / "run").rglob("*") if file.is_file())
+    assert KEY not in written
+
+
+def test_a_port_in_use_is_one_line(distill: Any, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        outcome = distill("serve", "target=tiny", f"server.port={port}")
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert f"server.port={port} is in use" in outcome.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "named"),
+    [
+        ("server.host=0.0.0.0", "server.allow_open"),
+        ("server.port=99999", "server.port=99999"),
+        ("server.full_status=418", "server.full_status=418"),
+        ("server.api_key_file=none", "none"),
+        ("engine.max_slots=0", "max_slots=0"),
+        ("engine.controller=best", "controller=best"),
+    ],
+)
+def test_impossible_settings_are_one_line(distill: Any, tmp_path: Path, word: str, named: str) -> None:
+    outcome = distill("serve", "target=tiny", "server.port=0", word)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1), outcome
+    assert named in outcome.err
+    assert list(tmp_path.iterdir()) == []

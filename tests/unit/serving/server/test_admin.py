@@ -1,0 +1,173 @@
+"""/admin: drafts by name and never by path, the hand on the controller, and what is switched off says so."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distillspec.config import DraftConfig, TargetConfig
+from distillspec.models import initialise_draft, load_target, save_draft
+from distillspec.serving.control.base import BatchView, RowView
+from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.server.adjustable import AdjustableController, Hand
+from distillspec.serving.server.catalogue import FolderCatalogue
+from distillspec.serving.server.keys import KeyRing
+
+from .conftest import ADMIN_KEY, Running, Serve
+
+HEADERS = {"Authorization": f"Bearer {ADMIN_KEY}"}
+ADMIN = KeyRing([("admin", ADMIN_KEY)])
+
+
+@pytest.fixture(scope="module")
+def drafts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two drafts, `one` and `two`, and beside the folder a secret that is a draft too."""
+    root = tmp_path_factory.mktemp("drafts")
+    target = load_target(TargetConfig(path="tiny", dtype="float32", device="cpu"))
+    for layers, name in ((1, "one"), (2, "two")):
+        save_draft(initialise_draft(DraftConfig(layers=layers), target), root / "drafts" / name, target)
+    shutil.copytree(root / "drafts" / "one", root / "secret")
+    (root / "drafts" / "link").symlink_to(root / "secret")
+    (root / "drafts" / "empty").mkdir()
+    return root / "drafts"
+
+
+@pytest.fixture
+def admin(serve: Serve, drafts: Path) -> Running:
+    engine = {"drafts": True}
+    return serve(engine=engine, admin=ADMIN, catalogue=lambda own: FolderCatalogue(own, drafts, None))
+
+
+def call(running: Running, method: str, path: str, body: Any = None) -> Any:
+    reply = running.http.request(method, f"/admin/{path}", json=body, headers=HEADERS)
+    return reply.json() if reply.status_code == 200 else (reply.status_code, reply.json()["error"])
+
+
+def test_drafts_are_listed_loaded_and_rolled_back(admin: Running) -> None:
+    assert [entry["name"] for entry in call(admin, "GET", "drafts")["drafts"]] == ["one", "two"]
+    quiet = admin.complete(max_tokens=20).json()
+    first = call(admin, "POST", "drafts/load", {"draft": "one"})["version"]
+    second = call(admin, "POST", "drafts/load", {"draft": "two"})["version"]
+    assert first != second
+    swapped = admin.complete(max_tokens=20).json()
+    assert swapped["choices"] == quiet["choices"]
+    assert swapped["speculation"]["draft_versions"] == [second]
+    assert call(admin, "POST", "drafts/rollback")["version"] == first
+    assert admin.complete(max_tokens=20).json()["speculation"]["draft_versions"] == [first]
+    current = {entry["name"]: entry["current"] for entry in call(admin, "GET", "drafts")["drafts"]}
+    assert current == {"one": True, "two": False}
+    assert b'draft_info{draft_version="%s",model_name="tiny"} 1.0' % first.encode() in admin.parts.metrics.text()
+    assert admin.complete(speculation={"draft": first}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret", "..", ".", "link", "empty", "/etc", "one/../two", "one\0", "ONE ", "a" * 201, "~", "%2e%2e"]
+)
+def test_a_path_is_no_name(admin: Running, name: str) -> None:
+    status, error = call(admin, "POST", "drafts/load", {"draft": name})
+    assert status in (400, 404), error
+    assert call(admin, "POST", "drafts/rollback")[0] == 404
+
+
+def test_a_broken_draft_is_refused_and_the_old_one_stays(admin: Running, drafts: Path, tmp_path: Path) -> None:
+    broken = drafts / "broken"
+    shutil.copytree(drafts / "one", broken)
+    next(broken.glob("*.safetensors")).write_bytes(b"nothing")
+    before = admin.parts.engine.draft
+    try:
+        status, error = call(admin, "POST", "drafts/load", {"draft": "broken"})
+    finally:
+        shutil.rmtree(broken)
+    assert (status, error["code"]) == (400, "draft_refused")
+    assert admin.parts.engine.draft is before
+    assert admin.complete().status_code == 200
+
+
+def test_the_controller_is_bounded_fixed_and_switched_off(serve: Serve) -> None:
+    running = serve(engine={"drafts": True, "controller": "goodput"}, admin=ADMIN)
+    quiet = running.complete(max_tokens=30).json()["choices"]
+    explained = call(running, "GET", "controller")
+    assert (explained["policy"], explained["engine_controller"], explained["longest"]) == ("engine", "goodput", 4)
+    assert {"mode", "lengths", "hazards"} <= set(explained["last_plan"])
+    assert call(running, "PATCH", "controller", {"policy": "fixed", "max_length": 2})["max_length"] == 2
+    fixed = running.complete(max_tokens=30).json()
+    assert len(fixed["speculation"]["tried_per_position"]) == 2
+    assert call(running, "PATCH", "controller", {"policy": "off"})["max_length"] == 2
+    off = running.complete(max_tokens=30).json()
+    assert off["speculation"]["proposed"] == 0
+    assert quiet == fixed["choices"] == off["choices"]
+    assert call(running, "PATCH", "controller", {"policy": "engine", "max_length": None})["policy"] == "engine"
+    assert call(running, "PATCH", "controller", {"max_length": 9})[0] == 400
+    assert call(running, "PATCH", "controller", {"policy": None})[0] == 400
+
+
+def test_the_hand_bounds_every_row() -> None:
+    controller = AdjustableController(FixedLength(4))
+    view = BatchView((RowView("a", 10, 4), RowView("b", 10, 1)))
+    for hand, expected in (
+        (Hand(), (4, 1)),
+        (Hand(max_length=3), (3, 1)),
+        (Hand("fixed", 2), (2, 1)),
+        (Hand("off", 3), (0, 0)),
+    ):
+        controller.hand = hand
+        plan = controller.plan(view)
+        assert tuple(row.length for row in plan.rows) == expected == controller.trim(view, plan)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "setting"),
+    [
+        ("GET", "drafts", None, "server.drafts_folder"),
+        ("POST", "drafts/load", {"draft": "x"}, "server.drafts_folder"),
+        ("GET", "online", None, "online"),
+        ("POST", "online/pause", None, "online"),
+        ("POST", "online/resume", None, "online"),
+        ("POST", "online/trigger", None, "online"),
+        ("GET", "online/verdicts", None, "online"),
+        ("GET", "replay", None, "online"),
+        ("POST", "replay/delete", {"tenant": "x"}, "online"),
+    ],
+)
+def test_what_is_off_names_its_setting(guarded: Running, method: str, path: str, body: Any, setting: str) -> None:
+    status, error = call(guarded, method, path, body)
+    assert (status, error["code"]) == (501, "not_enabled")
+    assert f"{setting}=" in error["message"]
+
+
+class Recorder:
+    """Online adaptation as the server sees it, noting what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def note(*words: str) -> Any:
+            self.asked.append((name, *words))
+            return {"status": {"paused": True}, "verdicts": [{"in": False}], "stats": {}, "delete_tenant": 3}.get(name)
+
+        return note
+
+
+def test_online_adaptation_is_steered(serve: Serve) -> None:
+    online = Recorder()
+    running = serve(admin=ADMIN, online=online)
+    assert call(running, "POST", "online/pause") == {"paused": True}
+    assert call(running, "GET", "online/verdicts") == {"verdicts": [{"in": False}]}
+    assert call(running, "POST", "replay/delete", {"tenant": "bob"}) == {"tenant": "bob", "deleted": 3}
+    running.complete(speculation={"log": False}, n=2)
+    running.complete()
+    excluded = [words for words in online.asked if words[0] == "exclude"]
+    assert len(excluded) == 1
+    assert [words[0] for words in online.asked[:3]] == ["pause", "status", "verdicts"]
+    assert ("delete_tenant", "bob") in online.asked
+
+
+def test_draining_by_hand(guarded: Running) -> None:
+    assert call(guarded, "POST", "drain") == {"draining": True, "open_answers": 0}
+    assert guarded.http.get("/health").status_code == 503
+    assert json.loads(guarded.http.get("/health").text)["error"]["code"] == "draining"

@@ -1,0 +1,123 @@
+"""A person's path through the page in headless Chromium; screenshots stay with the test's files.
+
+Needs Playwright and Debian's `chromium` (no download); skipped with the reason where one is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .conftest import API_KEY, Running, Serve, make_engine, start
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+PATIENCE_MS = 120_000
+PHONE = {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("Debian's chromium is not installed (apt-get install chromium)")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A page that fails the test where it loads from elsewhere or throws; a screenshot is kept at the end."""
+    made = browser.new_page(viewport={"width": 1200, "height": 900}, color_scheme="light")
+    made.set_default_timeout(PATIENCE_MS)
+    problems: list[str] = []
+    made.on("pageerror", lambda error: problems.append(str(error)))
+    asked: list[str] = []
+    made.on("request", lambda sent: asked.append(sent.url))
+    yield made
+    folder = Path(os.environ.get("DISTILLSPEC_ARTIFACTS", tmp_path))
+    made.screenshot(path=folder / f"{request.node.name}.png", full_page=True)
+    made.close()
+    assert problems == []
+    assert all(url.startswith(("http://127.0.0.1:", "data:")) for url in asked)
+
+
+def shows(page: Any, place: str, text: str) -> None:
+    """Wait for a text, by Playwright's own means: the page's policy forbids `eval`."""
+    playwright.expect(page.locator(place)).to_contain_text(text, timeout=PATIENCE_MS)
+
+
+@pytest.fixture(scope="module")
+def live() -> Iterator[Running]:
+    engine = make_engine(drafts=True, controller="goodput")
+    running = start(engine, {}, {})
+    yield running
+    running.stop()
+    engine.close()
+
+
+def test_a_person_asks_and_sees_where_tokens_came_from(page: Any, live: Running) -> None:
+    page.goto(live.url)
+    shows(page, "#status", "serving")
+    assert page.inner_text("#model") == "tiny"
+    page.fill("#prompt", "Hello there")
+    page.fill("#most", "30")
+    page.click("#send")
+    shows(page, "#sum", "drafted tokens accepted")
+    kinds = page.eval_on_selector_all("#answer span", "spans => spans.map(span => span.className)")
+    assert len(kinds) == 30
+    assert {"plain", "corrected"} <= set(kinds) <= {"accepted", "corrected", "bonus", "plain"}
+    shows(page, "#sum", f"; {kinds.count('accepted')} of ")
+    reply = live.chat("Hello there", max_tokens=30, speculation={"trace": True}).json()
+    tokens = reply["choices"][0]["speculation"]["tokens"]
+    assert page.text_content("#answer") == "".join(token["text"] for token in tokens)
+    page.wait_for_selector("#tokens path", state="attached")
+    page.wait_for_selector("#positions rect", state="attached")
+    shows(page, "#versions", "%")
+    assert live.parts.engine.core.proposer.version in page.inner_text("#tiles")  # type: ignore[union-attr]
+
+
+def test_it_works_by_keyboard_on_a_phone_in_the_dark(page: Any, live: Running) -> None:
+    page.set_viewport_size(PHONE)
+    light = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.emulate_media(color_scheme="dark")
+    page.goto(live.url)
+    shows(page, "#status", "serving")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != light
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    while page.evaluate("document.activeElement.id") != "prompt":
+        page.keyboard.press("Tab")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("Hi")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("200")
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector("#answer span", state="attached")
+    page.keyboard.press("Escape")
+    shows(page, "#sum", "stopped")
+    live.wait_until_idle()
+
+
+def test_a_refusal_is_shown(page: Any, live: Running) -> None:
+    page.goto(live.url)
+    shows(page, "#status", "serving")
+    page.fill("#prompt", "x" * 400)
+    page.click("#send")
+    shows(page, "#problem", "no room")
+
+
+def test_it_asks_for_a_key_where_one_is_needed(page: Any, guarded: Running, serve: Serve) -> None:
+    page.goto(guarded.url)
+    page.wait_for_selector("#key", state="visible")
+    page.fill("#key", API_KEY)
+    page.keyboard.press("Enter")
+    shows(page, "#status", "serving")
+    assert not page.is_visible("#key")
