@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -50,33 +52,46 @@ def test_promotion_retires_the_old_one_and_rollback_brings_it_back(
         registry.rollback("again")
 
 
-def _promote(folder: Path, name: str, expected: str, told) -> None:  # type: ignore[no-untyped-def]
-    try:
-        VersionRegistry(folder).promote(name, "race", expected=expected)
-        told.put("promoted")
-    except RunError as error:
-        told.put(str(error))
+PROMOTE = """
+import sys, time
+from pathlib import Path
+from distillspec.errors import RunError
+from distillspec.serving.online.registry import VersionRegistry
+folder, name, expected, ready, go = sys.argv[1:]
+Path(ready).touch()
+while not Path(go).exists():
+    time.sleep(0.001)
+try:
+    VersionRegistry(Path(folder)).promote(name, "race", expected=expected)
+    print("promoted")
+except RunError as error:
+    print(error)
+"""
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_of_two_processes_that_promote_at_once_one_succeeds(
-    registry: VersionRegistry, small_draft: LanguageModel, target: LanguageModel
+    registry: VersionRegistry, small_draft: LanguageModel, target: LanguageModel, tmp_path: Path
 ) -> None:
     first = registry.current()
     assert first is not None
     rivals = [add_changed(registry, small_draft, target, 0.1) for _ in range(2)]
-    context = multiprocessing.get_context("fork")
-    told = context.Queue()
+    ready, go = [tmp_path / f"ready-{rival.name}" for rival in rivals], tmp_path / "go"
     processes = [
-        context.Process(target=_promote, args=(registry.folder, rival.name, first.name, told)) for rival in rivals
+        subprocess.Popen(
+            [sys.executable, "-c", PROMOTE, str(registry.folder), rival.name, first.name, str(sign), str(go)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rival, sign in zip(rivals, ready, strict=True)
     ]
-    for process in processes:
-        process.start()
-    answers = sorted(told.get(timeout=60) for _ in processes)
-    for process in processes:
-        process.join()
-    assert answers[0] == "promoted"
-    assert "serves now, not" in answers[1]
+    while not all(sign.exists() for sign in ready):
+        assert all(process.poll() is None for process in processes), "a process ended before it began"
+        time.sleep(0.01)
+    go.touch()
+    said = [process.communicate(timeout=60)[0].strip().splitlines()[-1] for process in processes]
+    promoted, refused = sorted(said, key=lambda line: line != "promoted")
+    assert promoted == "promoted"
+    assert "serves now, not" in refused
 
 
 def test_a_damaged_promoted_version_is_not_booted(
