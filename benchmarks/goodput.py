@@ -13,18 +13,15 @@ Each section writes `results/goodput_SECTION.json`.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
 from common import RESULTS, write_result
 
-from distillspec.config import DraftConfig, TargetConfig
-from distillspec.data.chat import render_prompt
+from distillspec.config import BenchConfig, DraftConfig, TargetConfig
 from distillspec.models import LanguageModel, initialise_draft, load_target
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine, EngineSettings, SamplingParams
@@ -34,6 +31,7 @@ from distillspec.serving.bench.load import Arrival, poisson_load
 from distillspec.serving.bench.plot import plot_load
 from distillspec.serving.bench.records import LoadRecord
 from distillspec.serving.bench.summary import LoadSummary, summarise
+from distillspec.serving.commands.bench import read_prompts
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.latency import LatencyModel
 from distillspec.serving.control.named import named_controller
@@ -46,7 +44,8 @@ GOALS = {"share_of_best": 0.97, "against_best_fixed": 1.05, "step_time_error": 0
 def main() -> None:
     options = _options()
     target = load_target(TargetConfig(path=options.target, dtype="auto"))
-    prompts = read_prompts(options, target)
+    wanted = BenchConfig(prompts=options.prompts, longest_prompt=options.longest_prompt)
+    prompts = read_prompts(wanted, target)[-options.each * len(options.prompts) :]
     setting = {
         "slots": options.slots,
         "max_tokens": options.max_tokens,
@@ -160,17 +159,6 @@ def make_engine(options: argparse.Namespace, target: LanguageModel, draft: Langu
     return Engine(target, draft, settings)
 
 
-def read_prompts(options: argparse.Namespace, target: LanguageModel) -> list[Prompt]:
-    """As many prompts of each file, the files taking turns."""
-    files = [Path(path) for path in options.prompts]
-    by_file = []
-    for file in files:
-        rows = [json.loads(line) for line in file.read_text().splitlines()]
-        made = [Prompt(row["id"], render_prompt(target.tokenizer, row["prompt"]), row["domain"]) for row in rows]
-        by_file.append([prompt for prompt in made if len(prompt.token_ids) <= options.longest_prompt][-options.each :])
-    return [prompt for group in zip(*by_file, strict=False) for prompt in group]
-
-
 def _judge_load(
     records: dict[str, list[LoadRecord]], share: float, summaries: dict[str, dict[float, LoadSummary]]
 ) -> dict[str, Any]:
@@ -226,7 +214,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--prompts", nargs="+", required=True)
     parser.add_argument("--profile")
     parser.add_argument("--target", default="smollm2")
-    parser.add_argument("--each", type=int, default=60, help="prompts of each file, from its end")
+    parser.add_argument("--each", type=int, default=60, help="prompts of each file, the last ones")
     parser.add_argument("--longest-prompt", type=int, default=256)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=64)

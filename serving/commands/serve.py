@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import time
+from contextlib import closing
 from pathlib import Path
 
 from distillspec.commands.eval import find_draft
@@ -36,8 +37,11 @@ def run(config: ServeCommand, folder: Path) -> None:
     keys, admin = load_api_keys(settings), load_admin_key(settings)
     check_exposure(settings, bool(keys))
     draft = None if config.draft.path is None else find_draft(config.draft.path)
-    with bind(settings) as bound, logging_to_stderr(settings.log_format):
-        engine = _load_engine(config, draft)
+    with (
+        bind(settings) as bound,
+        logging_to_stderr(settings.log_format),
+        closing(_load_engine(config, draft)) as engine,
+    ):
         root = settings.drafts_folder
         catalogue = None if root is None else open_folder(engine, root, draft)
         parts = make_parts(settings, engine, keys=keys, admin=admin, catalogue=catalogue)
@@ -46,7 +50,6 @@ def run(config: ServeCommand, folder: Path) -> None:
         began = time.monotonic()
         server = DrainingServer(create_app(parts), parts)
         server.run(sockets=[bound])
-    engine.close()
     summary = {"seconds": time.monotonic() - began, "answers_cut_off": server.lost, **parts.telemetry.state()}
     close_run(folder, "serve", summary)
     if server.lost:

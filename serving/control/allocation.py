@@ -57,37 +57,21 @@ class Batch(NamedTuple):
     by_model: Bools | None = None
 
 
-def best_by_row(
-    survival: Floats,
-    limits: Ints,
-    contexts: Ints,
-    latency: LatencyModel,
-    prefill_tokens: int = 0,
-    by_model: Bools | None = None,
-) -> Allocation:
-    """The lengths of highest goodput, each row its own; arguments as in `Batch`."""
-    batch = Batch(survival, limits, contexts, latency, prefill_tokens, by_model)
+def best_by_row(batch: Batch) -> Allocation:
+    """The lengths of highest goodput, each row its own."""
     nothing = plain(batch)
-    if not survival.size or not limits.any():
+    if not batch.survival.size or not batch.limits.any():
         return nothing
-    if len(limits) == 1:
+    if len(batch.limits) == 1:
         return _best_of_one(batch, nothing)
-    if latency.target.per_expert:
+    if batch.latency.target.per_expert:
         return _best_with_experts(batch, nothing)
     found = best_from(batch, nothing)
     return nothing if found is None or found.goodput <= nothing.goodput else found
 
 
-def best_for_all(
-    survival: Floats,
-    limits: Ints,
-    contexts: Ints,
-    latency: LatencyModel,
-    prefill_tokens: int = 0,
-    by_model: Bools | None = None,
-) -> Allocation:
+def best_for_all(batch: Batch) -> Allocation:
     """The best single length for all rows (each cut to its limit), by trying all."""
-    batch = Batch(survival, limits, contexts, latency, prefill_tokens, by_model)
     return max(every_length(batch), key=lambda allocation: allocation.goodput)
 
 

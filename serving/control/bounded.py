@@ -35,7 +35,7 @@ def best_by_row_within(batch: Batch, bounds: Floats) -> Allocation:
 
     Where that cannot be, the lengths whose worst row exceeds its bound by the smallest factor.
     """
-    free = best_by_row(*batch)
+    free = best_by_row(batch)
     tokens = row_tokens(batch)
     if violation(_at(tokens, free), free.seconds, bounds) <= 1:
         return free

@@ -156,7 +156,7 @@ class GoodputController:
         batch = self._batch(view)
         whole = batch._replace(prefill_tokens=view.prefill_tokens)
         nothing = plain(batch)
-        best = self._choose(*batch)
+        best = self._choose(batch)
         bounds = self._bounds(view.rows)
         if bounds is None:
             mode, planned = self._pick(batch, best, nothing)

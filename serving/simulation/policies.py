@@ -10,7 +10,7 @@ from random import Random
 import numpy
 
 from distillspec.errors import ConfigError
-from distillspec.serving.control.allocation import best_by_row
+from distillspec.serving.control.allocation import Batch, best_by_row
 from distillspec.serving.control.base import BatchView, LengthController, Plan, RowPlan, StepResult
 from distillspec.serving.control.latency import LatencyModel
 from distillspec.serving.control.named import CONTROLLER_NAMES, named_controller
@@ -108,7 +108,7 @@ class Oracle:
         survival = (numpy.arange(self.longest) < numpy.array(runs)[:, None]).astype(float).reshape(-1, self.longest)
         limits = numpy.array([min(row.limit, self.longest) for row in view.rows], dtype=numpy.int64)
         contexts = numpy.array([row.context_tokens for row in view.rows], dtype=numpy.int64)
-        best = best_by_row(survival, limits, contexts, self.latency, view.prefill_tokens)
+        best = best_by_row(Batch(survival, limits, contexts, self.latency, view.prefill_tokens))
         return _plan(view, best.lengths.tolist(), best.tokens, best.seconds)
 
     def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:

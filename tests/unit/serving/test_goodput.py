@@ -15,7 +15,7 @@ from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, save_draft
 from distillspec.serving import Request, SamplingParams
 from distillspec.serving.control.acceptance import AcceptanceEstimate
-from distillspec.serving.control.allocation import best_by_row, best_for_all
+from distillspec.serving.control.allocation import Batch, best_by_row, best_for_all
 from distillspec.serving.control.base import BatchView, LengthController, RowResult, RowView, StepResult
 from distillspec.serving.control.calibration import CostCalibration
 from distillspec.serving.control.fixed import FixedLength
@@ -48,7 +48,7 @@ def test_costs_count_roots_and_a_draft_batch_that_shrinks() -> None:
 def test_a_pass_that_only_two_rows_pay_for_is_found() -> None:
     latency = LatencyModel(ForwardCost(0, 0, 10.0), ForwardCost(0, 0, 6.0))
     survival = numpy.array([[0.9], [0.9]])
-    best = best_by_row(survival, numpy.array([1, 1]), numpy.array([5, 5]), latency)
+    best = best_by_row(Batch(survival, numpy.array([1, 1]), numpy.array([5, 5]), latency))
     assert best.lengths.tolist() == [1, 1]
     assert best.goodput == pytest.approx(3.8 / 16)
 
@@ -86,8 +86,10 @@ def test_the_optimum_is_brute_forces(
     limits = numpy.array([limit for _, limit, _ in rows], dtype=numpy.int64)
     contexts = numpy.array([context for _, _, context in rows], dtype=numpy.int64)
     by_model = None if models is None else models[: len(rows)]
-    batch = (survival, limits, contexts, latency, 0, None if by_model is None else numpy.array(by_model, dtype=bool))
-    best = best_by_row(*batch)
+    batch = Batch(
+        survival, limits, contexts, latency, 0, None if by_model is None else numpy.array(by_model, dtype=bool)
+    )
+    best = best_by_row(batch)
     assert (best.lengths <= limits).all()
     if not rows:
         return
@@ -99,7 +101,7 @@ def test_the_optimum_is_brute_forces(
     brute = max(map(rate, every))
     assert rate(tuple(best.lengths.tolist())) == pytest.approx(brute)
     assert best.goodput == pytest.approx(brute)
-    common = best_for_all(*batch)
+    common = best_for_all(batch)
     assert common.goodput <= brute * (1 + 1e-9)
     alike = (rate(tuple(numpy.minimum(limits, k).tolist())) for k in range(4))
     assert common.goodput == pytest.approx(max(alike))

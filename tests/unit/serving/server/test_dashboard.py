@@ -112,6 +112,7 @@ def test_a_refusal_is_shown(page: Any, live: Running) -> None:
     page.fill("#prompt", "x" * 400)
     page.click("#send")
     shows(page, "#problem", "no room")
+    assert page.is_visible("#problem")
 
 
 def test_it_asks_for_a_key_where_one_is_needed(page: Any, guarded: Running, serve: Serve) -> None:
