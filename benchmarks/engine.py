@@ -23,8 +23,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import torch
-from common import write_result
+from common import RESULTS, write_result
 
 from distillspec.config import TargetConfig
 from distillspec.data.chat import render_prompt
@@ -204,7 +205,26 @@ def scaling(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any
         first, total = output.stats.time_to_first_token_s, output.stats.total_s
         by_length[len(ids)] = {"first_ms": 1e3 * first, "later_ms": 1e3 * (total - first) / 31}
         engine.close()
+    _plot_scaling(by_batch, by_length, RESULTS / f"engine_scaling{'_compiled' if options.compile else ''}.png")
     return {"tokens_per_s_by_batch": by_batch, "by_prompt_length": by_length}
+
+
+def _plot_scaling(by_batch: dict[int, float], by_length: dict[int, dict[str, float]], path: Path) -> None:
+    figure, (batches, lengths) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    batches.plot(list(by_batch), list(by_batch.values()), marker="o")
+    batches.set(xscale="log", xlabel="requests at once", ylabel="tokens/s", title="no speculation, short prompts")
+    lengths.plot(list(by_length), [found["first_ms"] for found in by_length.values()], marker="o", label="first token")
+    lengths.plot(
+        list(by_length), [found["later_ms"] for found in by_length.values()], marker="s", label="each later one"
+    )
+    lengths.set(xscale="log", yscale="log", xlabel="tokens of the prompt", ylabel="ms", title="one request")
+    lengths.legend()
+    for axes, places in ((batches, list(by_batch)), (lengths, list(by_length))):
+        axes.set_xticks(places, [str(place) for place in places])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
 
 
 def make_engine(

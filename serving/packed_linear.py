@@ -75,7 +75,7 @@ class PackedLinears:
         flat = x.reshape(rows, -1)
         if rows < size:
             flat = pad(flat, (0, 0, 0, size - rows))
-        out = torch.ops.mkl._mkl_linear(flat, packed[size], weight, bias, size)
+        out = _packed_product(flat, packed[size], weight, bias, size)
         return out[:rows].reshape(*x.shape[:-1], -1)
 
     def _pack(self, weight: Tensor) -> dict[int, Tensor]:
@@ -91,6 +91,27 @@ def row_counts(slots: int, longest: int) -> tuple[int, ...]:
     """Rows to pack for: a step of all slots with no drafted tokens, with half of `longest` and with `longest` each."""
     wanted = {slots, slots * (-(-longest // 2) + 1), slots * (longest + 1)}
     return tuple(sorted(count for count in wanted if FEWEST <= count <= LARGEST))
+
+
+def _packed_product(x: Tensor, packed: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+    """`x [rows, in]` by packed weights. Compilers are given it whole: inductor's own lowering fails for padded `x`."""
+    if torch.compiler.is_compiling():
+        return torch.ops.distillspec.packed_linear(x, packed, weight, bias, rows)
+    return torch.ops.mkl._mkl_linear(x, packed, weight, bias, rows)
+
+
+_library = torch.library.Library("distillspec", "DEF")
+_library.define("packed_linear(Tensor x, Tensor packed, Tensor weight, Tensor? bias, int rows) -> Tensor")
+
+
+@torch.library.impl(_library, "packed_linear", "MkldnnCPU")  # what packed weights are
+def _packed_linear(x: Tensor, packed: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+    return torch.ops.mkl._mkl_linear(x.contiguous(), packed, weight, bias, rows)
+
+
+@torch.library.register_fake("distillspec::packed_linear", lib=_library)
+def _packed_linear_shape(x: Tensor, packed: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tensor:
+    return x.new_empty(x.shape[0], weight.shape[0])
 
 
 def _affordable(weights: Seq[Tensor], device: torch.device) -> int:

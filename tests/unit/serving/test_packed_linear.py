@@ -11,6 +11,7 @@ from distillspec.models import LanguageModel
 from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_model, tiny_tokenizer
 from distillspec.serving import Engine, EngineSettings, SamplingParams
+from distillspec.serving.graphs import CompiledRecorder
 from distillspec.serving.packed_linear import PackedLinears, row_counts
 
 from .conftest import hf_greedy, prompts
@@ -45,6 +46,20 @@ def test_products_are_the_plain_ones(wide: LanguageModel, rows: int) -> None:
     torch.testing.assert_close(packs.linear(x, layer.weight), x @ layer.weight.T, atol=1e-4, rtol=1e-5)
     nested = x[None]
     assert packs.linear(nested, layer.weight).shape == (1, rows, layer.out_features)
+
+
+@needs_mkl
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # the compiler's own affair
+@pytest.mark.skipif(not CompiledRecorder.works(), reason="needs a C++ compiler")
+def test_rows_that_are_padded_can_be_compiled(wide: LanguageModel) -> None:
+    """Inductor's own lowering of the packed product asserts that its input is no expression; padding is one."""
+    asked = [[5, 6, 7, 8] * 5] * 4  # too long prompts to be compiled: one shape
+    engine = Engine(wide, None, EngineSettings(max_slots=6, max_model_len=64, compile=True, prefix_reuse=False))
+    outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
+    engine.close()
+    assert engine.core.runner.graphs is not None
+    assert engine.core.runner.graphs.shapes == 1
+    assert [list(output.token_ids) for output in outputs] == [hf_greedy(wide, asked[0], 6)] * 4
 
 
 @needs_mkl
