@@ -18,6 +18,7 @@ from distillspec.models import LanguageModel, load_target, read_metadata
 from distillspec.models.checkpoint import METADATA
 from distillspec.models.draft import load_pretrained
 from distillspec.models.slot_cache import hook, unhook
+from distillspec.serving.attention import choose_attention
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
@@ -89,10 +90,11 @@ class Engine:
         for model in models:
             self._hold(model)
         self._recorder = recorder or self._choose_recorder()
+        self._attend, attention = choose_attention(self.settings.attention, target.device, target.dtype)
         self.sampler = sampler or TokenSampler(target.identity.vocab_size, target.device, self.settings.seed)
         self.core = EngineCore(
             target,
-            ModelRunner(target, self.slots, self.max_model_len, self._packs_of(target), self._recorder),
+            ModelRunner(target, self.slots, self.max_model_len, self._packs_of(target), self._recorder, self._attend),
             SlotPool(self.slots, self.max_model_len, self.settings.max_cache_tokens),
             self.sampler,
             controller,
@@ -108,7 +110,7 @@ class Engine:
             str(target.dtype).removeprefix("torch."),
             self.slots,
             self.max_model_len,
-            self._passes(),
+            self._passes(attention),
         )
 
     @classmethod
@@ -277,10 +279,10 @@ class Engine:
     def _packs(self, model: LanguageModel) -> bool:
         return self.settings.pack_weights and PackedLinears.helps(model)
 
-    def _passes(self) -> str:
+    def _passes(self, attention: str) -> str:
         """How forward passes run, in words."""
         packs = self._packs_of(self.target)
-        words = ["attention by masked scaled_dot_product_attention over the slots"]
+        words = [f"attention by {attention}"]
         if packs is not None and packs.row_counts:
             words.append(f"weights packed for {packs.row_counts} rows")
         if self._recorder is not None:
@@ -346,6 +348,7 @@ class Engine:
             rule=rule,
             packs=self._packs_of(draft),
             recorder=self._recorder,
+            attend=self._attend,
         )
         return LookupElseModel(lookup, model) if name == "lookup_else_model" else model
 

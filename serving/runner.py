@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from distillspec.models import LanguageModel
-from distillspec.models.slot_cache import SlotCache, SlotView
+from distillspec.models.slot_cache import Attend, SlotCache, SlotView, masked_attention
 from distillspec.serving.graphs import GraphedPasses, Recorder
 from distillspec.serving.kv_cache import Move
 from distillspec.serving.packed_linear import PackedLinears
@@ -47,10 +47,11 @@ class ModelRunner:
         max_len: int,
         packs: PackedLinears | None = None,
         recorder: Recorder | None = None,
+        attend: Attend = masked_attention,
     ) -> None:
         self.model = model
         self.packs = packs
-        self.cache = SlotCache(slots, max_len)
+        self.cache = SlotCache(slots, max_len, attend)
         self.graphs = GraphedPasses(model, self.cache, recorder) if recorder is not None else None
         self.passes = 0
 

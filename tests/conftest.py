@@ -28,6 +28,8 @@ os.environ.update(
     WANDB_CACHE_DIR=_scratch,
     WANDB_CONFIG_DIR=_scratch,
     WANDB_DATA_DIR=_scratch,
+    # Triton's kernels run on the CPU; it reads this at its first import, which may be torch's.
+    **({} if shutil.which("nvidia-smi") else {"TRITON_INTERPRET": "1"}),
     MPLBACKEND="Agg",
     MPLCONFIGDIR=_scratch,
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from distillspec.config.checks import one_of, require
 
 PROPOSERS = ("none", "draft_model", "prompt_lookup", "lookup_else_model")
+ATTENTIONS = ("auto", "masked", "triton")
 CONTROLLERS = ("fixed", "goodput", "smartspec")
 
 
@@ -29,6 +30,7 @@ class EngineConfig:
     draft_confidence: float = 0.0  # stop drafting where the draft's best probability falls to this; 0: never
     lookup_longest: int = 4  # the longest n-gram of prompt lookup
     lookup_shortest: int = 2  # the shortest
+    attention: str = "auto"  # auto (triton on CUDA where it runs, else masked) | masked | triton (each row's own keys)
     cuda_graphs: bool = True  # CUDA: record passes of few tokens once a shape and replay them
     compile: bool | str = "auto"  # CPU passes of few tokens: auto (hot shapes) | true (every shape, minutes) | false
     pack_weights: bool = True  # float32 on CPU: weights packed for few rows too; more memory, faster verification
@@ -43,6 +45,7 @@ class EngineConfig:
         require(self.cache_gib is None or self.cache_gib > 0, f"cache_gib={self.cache_gib} must be above 0")
         if self.proposer is not None:
             one_of("proposer", self.proposer, PROPOSERS)
+        one_of("attention", self.attention, ATTENTIONS)
         one_of("controller", self.controller, CONTROLLERS)
         require(self.speculation_length >= 0, f"speculation_length={self.speculation_length} must be at least 0")
         bound = self.max_time_per_token_s

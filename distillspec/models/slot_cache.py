@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -21,6 +21,50 @@ IMPLEMENTATION = "distillspec_slots"
 BUCKET = 64  # how many keys are read is rounded up to this, so that few shapes occur
 
 
+class Attend(Protocol):
+    """How queries look into a slot cache."""
+
+    def __call__(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        view: SlotView,
+        scaling: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """`query [B, heads, q, d]`; `keys`, `values` `[slots, max_len + 1, kv_heads, d]`, written already → `[B, q,
+        heads, d]`. Tokens that are padding may give anything finite."""
+        ...
+
+
+def masked_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    view: SlotView,
+    scaling: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """An `Attend` of torch's own parts, for any device, chains and trees: a mask over the longest row's keys.
+
+    Grouped queries are folded into query rows, so that keys are never repeated.
+    """
+    batch, heads, q, dim = query.shape
+    key, value = view.read(keys), view.read(values)
+    mask = view.mask(window, heads // key.shape[1], query.dtype)
+    folded = query.reshape(batch, key.shape[1], -1, dim)
+    if softcap is None:
+        out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
+    else:
+        scores = (folded @ key.transpose(-1, -2)) * (scaling if scaling is not None else dim**-0.5)
+        scores = torch.tanh(scores / softcap) * softcap
+        out = torch.softmax(scores + mask, dim=-1) @ value
+    return out.reshape(batch, heads, q, dim).transpose(1, 2)
+
+
 @dataclass
 class SlotCache:
     """Keys and values of `slots` sequences of at most `max_len` tokens; layers are made on first use.
@@ -30,6 +74,7 @@ class SlotCache:
 
     slots: int
     max_len: int
+    attend: Attend = masked_attention
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def layer(self, index: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -157,23 +202,7 @@ def slot_attention(
     keys, values = slot_view.cache.layer(int(module.layer_idx), key)  # type: ignore[arg-type]
     slot_view.write(keys, key)
     slot_view.write(values, value)
-    mask = slot_view.mask(sliding_window, query.shape[1] // key.shape[1], query.dtype)
-    return _grouped_attention(query, slot_view.read(keys), slot_view.read(values), mask, scaling, softcap), None
-
-
-def _grouped_attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scaling: float | None, softcap: float | None
-) -> Tensor:
-    """Grouped-query attention with the group folded into query rows, so that keys are never repeated."""
-    batch, heads, q, dim = query.shape
-    folded = query.reshape(batch, key.shape[1], -1, dim)
-    if softcap is None:
-        out = scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scaling)
-    else:
-        scores = (folded @ key.transpose(-1, -2)) * (scaling if scaling is not None else dim**-0.5)
-        scores = torch.tanh(scores / softcap) * softcap
-        out = torch.softmax(scores + mask, dim=-1) @ value
-    return out.reshape(batch, heads, q, dim).transpose(1, 2)
+    return slot_view.cache.attend(query, keys, values, slot_view, scaling, sliding_window, softcap), None
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from distillspec.models import LanguageModel
+from distillspec.models.slot_cache import Attend, masked_attention
 from distillspec.serving.graphs import Recorder
 from distillspec.serving.kv_cache import Move
 from distillspec.serving.logits import Columns, Place, needs_transform
@@ -79,8 +80,9 @@ class DraftModel:
         rule: ContinueRule | None = None,
         packs: PackedLinears | None = None,
         recorder: Recorder | None = None,
+        attend: Attend = masked_attention,
     ) -> None:
-        self.runner = ModelRunner(model, slots, max_len, packs, recorder)
+        self.runner = ModelRunner(model, slots, max_len, packs, recorder, attend)
         self.sampler = sampler
         kept_ids = None if model.kept_ids is None else model.kept_ids.to(model.device)
         self.columns = Columns(model.identity.vocab_size, kept_ids)

@@ -1,0 +1,83 @@
+"""Attention over the slot cache that reads of each row only the keys it has, by a Triton kernel.
+
+Masked attention reads as many keys of every row as the longest one has, rounded up. In a batch of unlike rows that is
+most of the traffic of decoding, which memory bandwidth bounds. Here every row's keys are read in parts side by side,
+each part's softmax is finished on its own, and the parts are weighed by their sums (flash decoding: Dao et al. 2023).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from distillspec.models.slot_cache import SlotView, masked_attention
+
+MOST_QUERIES = 128  # folded queries a key head (group · tokens a row); more are prompts, where masks cost little
+PROGRAMS = 264  # kernels side by side worth having: two for each of the 132 multiprocessors of the largest GPUs
+SHORTEST_PART = 128  # keys
+COLUMNS = 64  # keys a kernel looks at in one go
+
+
+def ragged_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    view: SlotView,
+    scaling: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """An `Attend` (see `slot_cache`): the kernel for chains of few tokens, masked attention for all else."""
+    batch, heads, width, dim = query.shape
+    groups = heads // keys.shape[2]
+    if view.ancestors is not None or groups * width > MOST_QUERIES:
+        return masked_attention(query, keys, values, view, scaling, window, softcap)
+    from distillspec.models.ragged_kernel import attend_part
+
+    kv_heads, rows = keys.shape[2], max(16, _power_of_two(groups * width))
+    part_len, parts = _parts(view.reach, batch * kv_heads)
+    partial = query.new_empty(batch, kv_heads, parts, rows, dim, dtype=torch.float32)
+    weight = query.new_empty(batch, kv_heads, parts, rows, dtype=torch.float32)
+    attend_part[(batch, kv_heads, parts)](
+        query,
+        keys,
+        values,
+        view.slots,
+        view.places,
+        partial,
+        weight,
+        view.cache.max_len,
+        part_len,
+        dim**-0.5 if scaling is None else scaling,
+        *query.stride()[:3],
+        *keys.stride()[:3],
+        GROUPS=groups,
+        WIDTH=width,
+        DIM=dim,
+        WINDOW=window or 0,
+        SOFTCAP=softcap or 0.0,
+        ROWS=rows,
+        COLUMNS=COLUMNS,
+        DIMS=max(16, _power_of_two(dim)),
+    )
+    out = _weighed(partial, weight)[:, :, : groups * width]
+    return out.to(query.dtype).reshape(batch, heads, width, dim).transpose(1, 2)
+
+
+def _weighed(partial: Tensor, weight: Tensor) -> Tensor:
+    """Parts into one, `[B, kv, parts, M, d]` → `[B, kv, M, d]`; queries that saw nothing give 0."""
+    if partial.shape[2] == 1:
+        return partial[:, :, 0]
+    shares = torch.softmax(weight, dim=2).nan_to_num(0.0)
+    return (partial * shares[..., None]).sum(2)
+
+
+def _parts(reach: int, programs: int) -> tuple[int, int]:
+    """Keys a part, and how many parts: as many as keep the device busy, none too short to be worth a kernel."""
+    wanted = max(1, PROGRAMS // programs)
+    length = max(SHORTEST_PART, _power_of_two(-(-reach // wanted)))
+    return length, -(-reach // length)
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << (count - 1).bit_length()

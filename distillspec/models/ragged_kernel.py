@@ -1,0 +1,84 @@
+"""The Triton kernel of `ragged_attention`; importing it needs Triton.
+
+`TRITON_INTERPRET=1`, set before the import, runs it on any CPU.
+"""
+
+# mypy: ignore-errors
+# Names in capitals are known when the kernel is compiled, as Triton's own code writes them.
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def attend_part(
+    query,  # [B, heads, q, d], any strides
+    keys,  # [slots, places, kv_heads, d], the last one contiguous
+    values,
+    slots,  # [B] int64
+    places,  # [B, q] int64; `spare` and above for padding
+    partial,  # [B, kv_heads, parts, M, d] float32: each part's own attention
+    weight,  # [B, kv_heads, parts, M] float32: the logarithm of each part's sum of exponentials
+    spare,
+    part_len,
+    scale,
+    query_row,
+    query_head,
+    query_token,
+    held_slot,
+    held_place,
+    held_head,
+    GROUPS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    DIM: tl.constexpr,
+    WINDOW: tl.constexpr,  # 0: none
+    SOFTCAP: tl.constexpr,  # 0: none
+    ROWS: tl.constexpr,  # GROUPS · WIDTH rounded up to what matrix units take
+    COLUMNS: tl.constexpr,  # keys a step
+    DIMS: tl.constexpr,  # DIM rounded up
+):
+    """One part of one row's keys for one key head, all its folded queries at once: group · WIDTH + token."""
+    row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    m, d = tl.arange(0, ROWS), tl.arange(0, DIMS)
+    group, token = m // WIDTH, m % WIDTH
+    real = m < GROUPS * WIDTH
+    place = tl.load(places + row * WIDTH + token, mask=real, other=spare)
+    place = tl.where(place >= spare, -1, place)  # padding sees nothing
+    slot = tl.load(slots + row)
+    q_at = query + row * query_row + (head * GROUPS + group)[:, None] * query_head + token[:, None] * query_token
+    q = tl.load(q_at + d[None, :], mask=real[:, None] & (d < DIM)[None, :], other=0.0)
+    held = slot * held_slot + head * held_head
+    begin = part * part_len
+    end = tl.minimum(begin + part_len, tl.max(place, 0) + 1)
+
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    mean = tl.zeros([ROWS, DIMS], tl.float32)
+    for first in range(begin, end, COLUMNS):
+        n = first + tl.arange(0, COLUMNS)
+        at = held + n[:, None] * held_place + d[None, :]
+        there = (n < end)[:, None] & (d < DIM)[None, :]
+        k = tl.load(keys + at, mask=there, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+        if SOFTCAP > 0:
+            scores = SOFTCAP * (2.0 * tl.sigmoid(2.0 * scores / SOFTCAP) - 1.0)  # tanh
+        seen = (n[None, :] <= place[:, None]) & (n < end)[None, :]
+        if WINDOW > 0:
+            seen = seen & (n[None, :] > place[:, None] - WINDOW)
+        scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        ground = tl.where(higher == float("-inf"), 0.0, higher)
+        fade = tl.exp(top - ground)
+        share = tl.exp(scores - ground[:, None])
+        total = total * fade + tl.sum(share, 1)
+        v = tl.load(values + at, mask=there, other=0.0)
+        mean = mean * fade[:, None] + tl.dot(share.to(v.dtype), v, input_precision="ieee")
+        top = higher
+
+    empty = total == 0.0
+    parts = tl.num_programs(2)
+    out = ((row * tl.num_programs(1) + head) * parts + part) * ROWS + m
+    log_sum = tl.where(empty, float("-inf"), top + tl.log(tl.where(empty, 1.0, total)))
+    tl.store(weight + out, log_sum)
+    mean = mean / tl.where(empty, 1.0, total)[:, None]
+    tl.store(partial + out[:, None] * DIM + d[None, :], mean, mask=(d < DIM)[None, :])
