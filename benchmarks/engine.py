@@ -72,7 +72,7 @@ def plain(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
     # A copy of its own: the engine changes attention and products of the model it holds.
     untouched = load_target(TargetConfig(path=options.target, dtype=options.dtype))
     found: dict[str, Any] = {}
-    for batch in (1, 8):
+    for batch in options.batches:
         texts = prompts[:batch]
         engine = make_engine(options, target, None, batch)
 
@@ -94,7 +94,7 @@ def speculation(options: argparse.Namespace, target: LanguageModel) -> dict[str,
     if options.draft:
         draft = load_pretrained(options.draft, target, target.dtype)
         prompts = read_prompts(options.prompts, target, 8)
-        for batch in (1, 8):
+        for batch in options.batches:
             engine = make_engine(options, target, draft, batch, speculation_length=4)
             found[str(batch)] = _against_plain(engine, prompts[:batch], (0, 1, 2, 3, 4), options)
             goals[str(batch)] = GOALS["speculation"][str(batch)]
@@ -311,7 +311,7 @@ def _rate(call: Callable[[], int]) -> float:
 
 
 def _met(found: dict[str, Any], goals: dict[str, float]) -> dict[str, bool]:
-    return {name: found[name]["ratio"] >= goal for name, goal in goals.items()}
+    return {name: found[name]["ratio"] >= goal for name, goal in goals.items() if name in found}
 
 
 def _options() -> argparse.Namespace:
@@ -322,6 +322,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8], help="of plain and speculation: 1, 8 or both")
     parser.add_argument("--compile", action="store_true", help="compile every shape in the round that warms up")
     parser.add_argument("--sections", default="plain,verify,overhead,speculation,scaling")
     return parser.parse_args()
