@@ -5,7 +5,8 @@
 plain         no speculation against transformers' `generate`, batch 1 and 8
 speculation   a draft, and prompt lookup on summaries, against the same engine without speculation
 verify        one pass of the target over 8 × 5 tokens against 8 × 1
-overhead      what a step does besides model passes: 8 rows × 5 positions of logits
+overhead      what verdicts of 8 rows × 5 positions of logits take
+steps         where the time of whole steps with a draft goes, as a table
 scaling       batch sizes and prompt lengths, as curves
 
 Each section writes `results/engine_SECTION.json`. Both sides of a comparison take turns, and the ratio is the
@@ -19,6 +20,7 @@ import argparse
 import json
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 import torch
 from common import RESULTS, write_result
+from rich.console import Console
+from rich.table import Table
 
 from distillspec.config import TargetConfig
 from distillspec.data.chat import render_prompt
@@ -57,6 +61,7 @@ def main() -> None:
         "speculation": speculation,
         "verify": verify,
         "overhead": overhead,
+        "steps": steps,
         "scaling": scaling,
     }
     target = load_target(TargetConfig(path=options.target, dtype=options.dtype))
@@ -177,6 +182,75 @@ def overhead(options: argparse.Namespace, target: LanguageModel) -> dict[str, An
     medians = {name: 1e3 * statistics.median(seconds) for name, seconds in times.items()}
     met = {name: medians[name] <= goal for name, goal in GOALS["overhead"].items()}
     return {"median_ms": medians, "goals_ms": GOALS["overhead"], "met": met}
+
+
+def steps(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
+    """Where the time of whole steps goes: 8 requests in the midst of answers, four drafted tokens each, ms a step."""
+    draft = load_pretrained(options.draft, target, target.dtype)
+    prompts = read_prompts(options.prompts, target, 8)
+    found: dict[str, dict[str, float]] = {}
+    for name, params in {
+        "greedy": greedy(64),
+        "temperature 1": SamplingParams(temperature=1.0, max_tokens=64, ignore_eos=True),
+        "top-p 0.95": SamplingParams(temperature=1.0, top_p=0.95, max_tokens=64, ignore_eos=True),
+    }.items():
+        engine = make_engine(options, target, draft, 8, speculation_length=4)
+        for i, prompt in enumerate(prompts):
+            engine.submit(Request(str(i), tuple(prompt), params))
+        watch = _Stopwatch(engine)
+        rounds = [watch.step() for _ in range(6 + 3 * options.rounds)][6:]  # prompts are read, numbers are warm
+        found[name] = {part: 1e3 * statistics.median(r[part] for r in rounds) for part in rounds[0]}
+        engine.close()
+    table = Table("ms a step", *found)
+    for part in next(iter(found.values())):
+        table.add_row(part, *(f"{found[name][part]:.2f}" for name in found))
+    Console().print(table)
+    return {"median_ms": found}
+
+
+class _Stopwatch:
+    """Times the parts of an engine's steps by standing in front of them."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.spent: Counter[str] = Counter()
+        core = engine.core
+        proposer: Any = core.proposer
+        for part, owner, method in (
+            ("target passes", core.runner, "hidden"),
+            ("target passes", core.runner, "logits"),
+            ("draft passes", proposer.runner, "hidden"),
+            ("draft passes", proposer.runner, "logits"),
+            ("propose", core.proposer, "propose"),
+            ("verdicts", core.sampler, "verify"),
+            ("commit and text", core.committer, "commit"),
+            ("lengths", core.controller, "plan"),
+            ("lengths", core.controller, "observe"),
+        ):
+            self._watch(part, owner, method)
+
+    def step(self) -> dict[str, float]:
+        """Seconds by part of one step; `own work` is all that is no pass of a model."""
+        self.spent.clear()
+        begun = time.perf_counter()
+        self.engine.step()
+        total = time.perf_counter() - begun
+        self.spent["propose"] -= self.spent["draft passes"]
+        rest = total - sum(self.spent.values())
+        passes = self.spent["target passes"] + self.spent["draft passes"]
+        return {**self.spent, "planning and all else": rest, "own work": total - passes, "step": total}
+
+    def _watch(self, part: str, owner: Any, method: str) -> None:
+        plain = getattr(owner, method)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                self.spent[part] += time.perf_counter() - begun
+
+        setattr(owner, method, timed)
 
 
 @torch.inference_mode()

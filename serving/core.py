@@ -24,6 +24,7 @@ from distillspec.serving.roster import Roster
 from distillspec.serving.runner import ModelRunner, RowInput
 from distillspec.serving.sampling import TokenSampler, Window
 from distillspec.serving.scheduler import Limits, SchedulePlan, most_admitted, plan_step, speculation_limit
+from distillspec.serving.transfer import on_device
 from distillspec.serving.tree import TokenTree
 
 log = logging.getLogger(__name__)
@@ -86,10 +87,12 @@ class EngineCore:
             RequestRefused: it could never run, or its id lives already.
             ConfigError: its parameters name tokens that do not exist.
         """
+        now = self.clock()  # deadlines and times count from here, not from the end of the step that runs
+        bad_words = self.roster.bad_words(request.params)
         with self._door:
             self.check(request)
             self._known.add(request.id)
-        self._messages.append(lambda: self.roster.enqueue(request, self.clock()))
+        self._messages.append(lambda: self.roster.enqueue(request, now, bad_words))
 
     def abort(self, request_id: str) -> None:
         """End a request at the next step, wherever it is; unknown ids are ignored (it may just have finished)."""
@@ -114,15 +117,18 @@ class EngineCore:
     @torch.inference_mode()
     def step(self) -> StepOutput:
         """Run everything once; what each request gained. Cheap when there is nothing to do."""
-        timer = _Timer(self.clock)
-        while self._messages:
+        with on_device(self.target.device):
+            return self._step(_Timer(self.clock))
+
+    def _step(self, timer: _Timer) -> StepOutput:
+        for _ in range(len(self._messages)):  # what comes meanwhile waits for the next step
             self._messages.popleft()()
         self.roster.end_expired(timer.started)
         waiting, running = self.roster.waiting, self.roster.running
         most = most_admitted(self.controller, waiting, running, self.limits, timer.started)
         schedule = plan_step(waiting, running, self.limits, most)
-        self.roster.follow(schedule, self.clock())
         try:
+            self.roster.follow(schedule, self.clock())
             result = self._run(schedule, timer) if self.roster.pool.owners else None
         except BaseException:
             self.roster.recover(self.clock())

@@ -37,6 +37,7 @@ from distillspec.serving.proposers.prompt_lookup import PromptLookup
 from distillspec.serving.requests import Request, RequestOutput
 from distillspec.serving.runner import ModelRunner
 from distillspec.serving.sampling import TokenSampler
+from distillspec.serving.servable import check_servable
 from distillspec.serving.settings import EngineSettings
 
 log = logging.getLogger(__name__)
@@ -78,19 +79,20 @@ class Engine:
         self.settings = settings or EngineSettings()
         self.target, self.draft = target, draft
         models = [target] if draft is None else [target, draft]
-        for model in models:
-            _check_servable(model)
         if self._proposer_name(with_draft=draft is not None) in DRAFTING and draft is None:
             raise ConfigError(f"proposer={self.settings.proposer} needs a draft; give draft=..., or use prompt_lookup")
         self.max_model_len = choose_model_len(self.settings, models)
         self.slots = choose_slots(self.settings, models, self.max_model_len)
+        for model in models:
+            check_servable(model, self.max_model_len)
         self._held: list[_Held] = []
-        controller = controller or self._make_controller()  # before models are held: it may refuse a profile
+        # Before models are held, for these may refuse: a profile of another machine, a kernel that does not run.
+        controller = controller or self._make_controller()
+        self._attend, attention = choose_attention(self.settings.attention, models)
         self._row_counts = row_counts(self.slots, controller.longest)
         for model in models:
             self._hold(model)
         self._recorder = recorder or self._choose_recorder()
-        self._attend, attention = choose_attention(self.settings.attention, target.device, target.dtype)
         self.sampler = sampler or TokenSampler(target.identity.vocab_size, target.device, self.settings.seed)
         self.core = EngineCore(
             target,
@@ -217,9 +219,9 @@ class Engine:
             raise ConfigError(f"proposer={self.settings.proposer} uses no draft; {path} is not loaded")
         draft = _load_draft(path, self.target)
         _check_target(path, self.target)
-        _check_servable(draft)
         _check_finite(draft)
         check_reads(draft, self.max_model_len)
+        check_servable(draft, self.max_model_len)
         check_draft_fits(self.settings, self.target, self.draft, draft, self.slots, self.max_model_len)
         self._hold(draft)
         version = _version(draft)
@@ -380,11 +382,6 @@ def _check_target(path: str | Path, target: LanguageModel) -> None:
         raise ConfigError(
             f"the draft {path} was made for {made_for.get('name')}, whose weights differ from {target.name}'s"
         )
-
-
-def _check_servable(model: LanguageModel) -> None:
-    if getattr(model.model, "_is_stateful", False):
-        raise ConfigError(f"{model.name} keeps recurrent state, which cannot roll back: the engine cannot serve it")
 
 
 def _check_finite(draft: LanguageModel) -> None:

@@ -47,6 +47,8 @@ def choose_slots(settings: EngineSettings, models: Seq[LanguageModel], max_len: 
         ConfigError: not even one slot fits.
     """
     free = free_bytes(models[0].device)
+    if settings.cache_gib is not None and free is not None and settings.cache_gib * GIB > free:
+        raise ConfigError(f"cache_gib={settings.cache_gib}: only {free / GIB:.2f} GiB are free on {models[0].device}")
     budget = settings.cache_gib * GIB if settings.cache_gib is not None else None if free is None else SHARE * free
     per_slot = (max_len + 1) * sum(kv_bytes_per_token(model) for model in models)
     if budget is None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from heapq import heappop, heappush
 
 from transformers import PreTrainedTokenizerBase
 
+from distillspec.errors import ConfigError
 from distillspec.serving.detokenize import Detokenizer
 from distillspec.serving.kv_cache import Move, SlotPool
 from distillspec.serving.outputs import delta, output
+from distillspec.serving.params import SamplingParams
 from distillspec.serving.requests import Request, RequestOutput, Sequence, SequenceDelta, Status
 from distillspec.serving.scheduler import Limits, SchedulePlan, reservation, urgency
 
@@ -58,11 +60,11 @@ class Roster:
     def decoding(self) -> list[Sequence]:
         return [s for s in self.running if s.status is Status.DECODE]
 
-    def enqueue(self, request: Request, now: float) -> None:
-        """Let a request's answers wait for slots."""
+    def enqueue(self, request: Request, now: float, bad_words: tuple[tuple[int, ...], ...] = ()) -> None:
+        """Let a request's answers wait for slots; `now` is when it was submitted, `bad_words` what `bad_words` gave."""
         group = []
         for index in range(request.params.n):
-            sequence = self._new(request, index)
+            sequence = self._new(request, index, bad_words)
             sequence.stats.submitted_s = now
             self.sequences[sequence.id] = sequence
             self.texts[sequence.id] = Detokenizer(self.tokenizer, request.prompt_ids, request.params.stop)
@@ -71,6 +73,21 @@ class Roster:
                 heappush(self._deadlines, (now + request.deadline_s, sequence.arrival, sequence))
             group.append(sequence)
         self._groups[request.id] = group
+
+    def bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Bad words as token sequences, at the beginning of a text and after a space; for any thread.
+
+        Raises:
+            ConfigError: the tokenizer cannot read a word.
+        """
+        words = {tuple(word) for word in params.bad_word_ids}
+        for word in params.bad_words:
+            for spelt in (word, f" {word.lstrip()}"):
+                try:
+                    words.add(tuple(self.tokenizer.encode(spelt, add_special_tokens=False)))
+                except (TypeError, UnicodeError) as error:
+                    raise ConfigError(f"bad_words: the tokenizer cannot read {word!r}; give plain text") from error
+        return tuple(sorted(words - {()}))  # a tokenizer may make nothing of a word
 
     def follow(self, schedule: SchedulePlan, now: float) -> None:
         """Who is to lose a slot loses it, who is admitted gets one, and everyone's next step has its room."""
@@ -94,7 +111,9 @@ class Roster:
             sequence.stats.admitted_s = now
         if prefix is not None:
             self.pool.record(slot, sequence.tokens[: prefix.length], 0)
-            sequence.computed = sequence.stats.prefix_tokens = prefix.length
+            sequence.computed = prefix.length
+            if sequence.stats.preemptions == 0:  # afterwards it would find its own text again
+                sequence.stats.prefix_tokens = prefix.length
 
     def has_read(self, sequence: Sequence, tokens: int) -> bool:
         """The target has read the next `tokens` tokens of a prompt; True where that was the rest of it."""
@@ -115,7 +134,7 @@ class Roster:
 
     def recover(self, now: float) -> None:
         """A step broke off: what it wrote is not to be trusted. All that ran waits to be read again, or has ended."""
-        for slot in range(len(self.pool.owners)):
+        for slot in range(self.pool.slots):  # a prompt that was to be copied may not have been
             self.pool.forget(slot)
         for sequence in self.running:
             if sequence.finish_reason is None:
@@ -192,7 +211,7 @@ class Roster:
         assert self.waiting[place] is sequence, f"{sequence.id} is not where it should wait"
         del self.waiting[place]
 
-    def _new(self, request: Request, index: int) -> Sequence:
+    def _new(self, request: Request, index: int, bad_words: tuple[tuple[int, ...], ...]) -> Sequence:
         params = request.params
         own = () if params.ignore_eos else self.stop_ids
         room = min(self.pool.max_len, self.pool.token_budget) - len(request.prompt_ids)
@@ -205,15 +224,8 @@ class Roster:
             tokens=list(request.prompt_ids),
             stop_ids=frozenset([*own, *params.stop_token_ids]),
             max_output=room if params.max_tokens is None else min(room, params.max_tokens),
-            bad_words=self._bad_words(request),
+            bad_words=bad_words,
         )
-
-    def _bad_words(self, request: Request) -> tuple[tuple[int, ...], ...]:
-        """Bad words as token sequences, at the beginning of a text and after a space."""
-        words = {tuple(word) for word in request.params.bad_word_ids}
-        spelt: Iterable[str] = (s for word in request.params.bad_words for s in (word, f" {word.lstrip()}"))
-        words |= {tuple(self.tokenizer.encode(s, add_special_tokens=False)) for s in spelt}
-        return tuple(sorted(words - {()}))  # a tokenizer may make nothing of a word
 
     def _cut(self, sequence: Sequence, now: float) -> None:
         sequence.finish_reason = "abort"

@@ -7,6 +7,7 @@ through pinned memory. On CPUs both are what they were given.
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -31,3 +32,8 @@ def to_device(values: Any, device: torch.device, dtype: torch.dtype = torch.int6
     """A tensor on the device from (nested) lists of numbers, or from a tensor on the CPU."""
     tensor = values if isinstance(values, Tensor) else torch.tensor(values, dtype=dtype)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def on_device(device: torch.device) -> AbstractContextManager[Any]:
+    """Launches without a device of their own (Triton's, a graph's capture) go to this one, whatever the thread's is."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

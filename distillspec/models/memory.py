@@ -30,9 +30,25 @@ def free_bytes(device: torch.device) -> int | None:
     """Memory that can be had on the device now; None where nobody says."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
+    known = [bytes_ for bytes_ in (_free_here(), _free_in_cgroup()) if bytes_ is not None]
+    return min(known, default=None)
+
+
+def _free_here() -> int | None:
+    """What the machine has left."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
         return None
     line = next((line for line in lines if line.startswith("MemAvailable:")), None)
     return None if line is None else int(line.split()[1]) * 1024
+
+
+def _free_in_cgroup(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """What a container has left of its limit; files that are merely cached count as free."""
+    try:
+        used = int((folder / "memory.current").read_text())
+        statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        return max(0, int((folder / "memory.max").read_text()) - used + int(statistics.get("inactive_file", 0)))
+    except (OSError, ValueError):  # no such files, or "max"
+        return None

@@ -38,6 +38,7 @@ def ragged_attention(
     part_len, parts = _parts(view.reach, batch * kv_heads)
     partial = query.new_empty(batch, kv_heads, parts, rows, dim, dtype=torch.float32)
     weight = query.new_empty(batch, kv_heads, parts, rows, dtype=torch.float32)
+    query = query if query.stride(-1) == 1 else query.contiguous()
     attend_part[(batch, kv_heads, parts)](
         query,
         keys,
@@ -48,11 +49,11 @@ def ragged_attention(
         weight,
         view.cache.max_len,
         part_len,
+        groups,
+        width,
         dim**-0.5 if scaling is None else scaling,
         *query.stride()[:3],
         *keys.stride()[:3],
-        GROUPS=groups,
-        WIDTH=width,
         DIM=dim,
         WINDOW=window or 0,
         SOFTCAP=softcap or 0.0,

@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def attend_part(
-    query,  # [B, heads, q, d], any strides
+    query,  # [B, heads, q, d], the last one contiguous
     keys,  # [slots, places, kv_heads, d], the last one contiguous
     values,
     slots,  # [B] int64
@@ -21,6 +21,8 @@ def attend_part(
     weight,  # [B, kv_heads, parts, M] float32: the logarithm of each part's sum of exponentials
     spare,
     part_len,
+    groups,
+    width,  # q
     scale,
     query_row,
     query_head,
@@ -28,28 +30,29 @@ def attend_part(
     held_slot,
     held_place,
     held_head,
-    GROUPS: tl.constexpr,
-    WIDTH: tl.constexpr,
     DIM: tl.constexpr,
-    WINDOW: tl.constexpr,  # 0: none
+    WINDOW: tl.constexpr,  # tokens that a query looks back, itself among them; 0: all
     SOFTCAP: tl.constexpr,  # 0: none
-    ROWS: tl.constexpr,  # GROUPS · WIDTH rounded up to what matrix units take
+    ROWS: tl.constexpr,  # groups · q rounded up to what matrix units take
     COLUMNS: tl.constexpr,  # keys a step
     DIMS: tl.constexpr,  # DIM rounded up
 ):
-    """One part of one row's keys for one key head, all its folded queries at once: group · WIDTH + token."""
+    """One part of one row's keys for one key head, all its folded queries at once: group · width + token."""
     row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     m, d = tl.arange(0, ROWS), tl.arange(0, DIMS)
-    group, token = m // WIDTH, m % WIDTH
-    real = m < GROUPS * WIDTH
-    place = tl.load(places + row * WIDTH + token, mask=real, other=spare)
+    group, token = m // width, m % width
+    real = m < groups * width
+    place = tl.load(places + row * width + token, mask=real, other=spare)
     place = tl.where(place >= spare, -1, place)  # padding sees nothing
     slot = tl.load(slots + row)
-    q_at = query + row * query_row + (head * GROUPS + group)[:, None] * query_head + token[:, None] * query_token
+    q_at = query + row * query_row + (head * groups + group)[:, None] * query_head + token[:, None] * query_token
     q = tl.load(q_at + d[None, :], mask=real[:, None] & (d < DIM)[None, :], other=0.0)
     held = slot * held_slot + head * held_head
     begin = part * part_len
     end = tl.minimum(begin + part_len, tl.max(place, 0) + 1)
+    if WINDOW > 0:  # what no query of the row sees is not read
+        earliest = tl.min(tl.where(place < 0, end, place), 0) - WINDOW + 1
+        begin = tl.maximum(begin, earliest)
 
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)

@@ -195,9 +195,12 @@ def slot_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     slot_view: SlotView | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """The attention function transformers calls in every layer; returns `[B, q, heads, d]`."""
+    if s_aux is not None:
+        raise NotImplementedError("attention with sinks")
     assert slot_view is not None, "the slot attention needs slot_view passed to the model"
     keys, values = slot_view.cache.layer(int(module.layer_idx), key)  # type: ignore[arg-type]
     slot_view.write(keys, key)
@@ -221,6 +224,11 @@ def hook(model: PreTrainedModel) -> None:
     if users == 0:
         model.set_attn_implementation(IMPLEMENTATION)
     _hooked[model] = (users + 1, before)
+
+
+def is_hooked(model: PreTrainedModel) -> bool:
+    """Whether somebody uses the model's slot attention now."""
+    return model in _hooked
 
 
 def unhook(model: PreTrainedModel) -> None:

@@ -41,7 +41,12 @@ def load_target(config: TargetConfig) -> LanguageModel:
     else:
         model, tokenizer = load_causal_lm(resolve_path(config.path), dtype)
         name = config.path
-    model.requires_grad_(False).eval().to(device)
+    try:
+        model.requires_grad_(False).eval().to(device)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"target.path={config.path} does not fit into the memory of {device}; use a smaller dtype"
+        ) from error
     return wrap(model, tokenizer, name)
 
 

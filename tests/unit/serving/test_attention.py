@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,50 +13,93 @@ import torch
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.models.ragged_attention import ragged_attention
-from distillspec.models.slot_cache import masked_attention
+from distillspec.models.slot_cache import is_hooked, masked_attention
 from distillspec.serving import SamplingParams
 from distillspec.serving import attention as module
 from distillspec.serving.attention import choose_attention
 
 from .conftest import MakeEngine, hf_greedy, prompts
 
-CPU = torch.device("cpu")
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+no_gpu = pytest.mark.skipif(bool(shutil.which("nvidia-smi")), reason="kernels are compiled here, not interpreted")
 
 
-def test_a_cpu_takes_masks() -> None:
-    attend, words = choose_attention("auto", CPU, torch.float32)
+@no_gpu
+def test_a_cpu_takes_masks(target: LanguageModel) -> None:
+    attend, words = choose_attention("auto", [target])
     assert attend is masked_attention
     assert "masked" in words
 
 
+@no_gpu
 @needs_triton
-def test_the_kernel_where_it_is_asked_for_and_right() -> None:
-    attend, words = choose_attention("triton", CPU, torch.float32)
+def test_the_kernel_where_it_is_asked_for_and_right(target: LanguageModel) -> None:
+    attend, words = choose_attention("triton", [target])
     assert attend is ragged_attention
     assert "Triton" in words
 
 
-def test_a_kernel_that_fails_or_is_wrong_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@no_gpu
+@needs_triton
+@pytest.mark.parametrize("kind", ["gemma2", "mistral"])
+def test_it_is_tried_on_what_the_model_asks_for(
+    random_model: Callable[[str], LanguageModel], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int | None, float | None]] = []
+
+    def watched(query: torch.Tensor, *rest: Any, window: int | None, softcap: float | None) -> torch.Tensor:
+        asked.append((window, softcap))
+        return ragged_attention(query, *rest, window=window, softcap=softcap)
+
+    monkeypatch.setattr(module, "ragged_attention", watched)
+    model = random_model(kind)
+    choose_attention("triton", [model])
+    config = model.model.config
+    assert {window for window, _ in asked} == {None, config.sliding_window}
+    assert {softcap for _, softcap in asked} == {getattr(config, "attn_logit_softcapping", None)}
+
+
+@no_gpu
+def test_a_kernel_that_fails_or_is_wrong_is_refused(target: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> torch.Tensor:
         raise RuntimeError("no\ncompiler")
 
-    def wrong(query: torch.Tensor, *rest: object, **how: object) -> torch.Tensor:
-        return masked_attention(query * 1.1, *rest, **how)  # type: ignore[arg-type]
+    def wrong(query: torch.Tensor, *rest: Any, **how: Any) -> torch.Tensor:
+        return masked_attention(query * 1.1, *rest, **how)
 
     for kernel, why in ((broken, "RuntimeError: no compiler"), (wrong, "it is off by")):
         monkeypatch.setattr(module, "ragged_attention", kernel)
         with pytest.raises(ConfigError, match=f"attention=triton does not work on cpu .{why}"):
-            choose_attention("triton", CPU, torch.float32)
+            choose_attention("triton", [target])
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
-def test_auto_falls_back_and_says_why() -> None:
-    attend, words = choose_attention("auto", torch.device("cuda"), torch.float32)
+@no_gpu
+def test_float64_is_left_to_masks(random_model: Callable[[str], LanguageModel]) -> None:
+    model = random_model("llama")
+    model.model.double()
+    with pytest.raises(ConfigError, match="does not compute in float64"):
+        choose_attention("triton", [model])
+
+
+def test_auto_falls_back_and_says_why(target: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device whose compiler fails."""
+    monkeypatch.setattr(module, "_failure", lambda models: "OutOfResources: shared memory")
+    monkeypatch.setattr(LanguageModel, "device", property(lambda self: torch.device("cuda")))
+    attend, words = choose_attention("auto", [target])
     assert attend is masked_attention
-    assert "no Triton kernel: " in words
+    assert words.endswith("(no Triton kernel: OutOfResources: shared memory)")
 
 
+def test_a_refused_engine_leaves_its_model_alone(
+    make_engine: MakeEngine, target: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_failure", lambda models: "nothing works")
+    with pytest.raises(ConfigError, match="nothing works"):
+        make_engine(attention="triton")
+    assert not is_hooked(target.model)
+
+
+@no_gpu
 @needs_triton
 def test_an_engine_writes_the_same_text(make_engine: MakeEngine, target: LanguageModel, draft: LanguageModel) -> None:
     asked = prompts(3)

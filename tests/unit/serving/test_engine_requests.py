@@ -426,3 +426,64 @@ def test_the_same_id_twice_is_refused(draft: LanguageModel, make_engine: MakeEng
     engine.submit(Request("a", (5, 6)))
     with pytest.raises(RequestRefused, match="this id is running already"):
         engine.submit(Request("a", (5, 6)))
+
+
+def test_times_and_deadlines_count_from_submission(make_engine: MakeEngine) -> None:
+    """Not from the end of the step that was running when a request came."""
+    engine = make_engine(max_slots=1)
+    now = 100.0
+    engine.core.clock = lambda: now
+    engine.submit(Request("late", (5, 6), SamplingParams(temperature=0.0, max_tokens=4), deadline_s=3.0))
+    now = 104.0
+    (output,) = engine.step().finished
+    assert output.finish_reason == "abort"
+    engine.submit(Request("timely", (5, 6), SamplingParams(temperature=0.0, max_tokens=1)))
+    now = 106.0
+    (output,) = engine.step().finished
+    assert output.stats.queue_s == pytest.approx(2.0)
+
+
+def test_a_bad_word_that_is_no_text_is_refused_at_once(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    with pytest.raises(ConfigError, match="bad_words: the tokenizer cannot read"):
+        engine.submit(Request("odd", (5, 6), SamplingParams(bad_words=["\ud800"])))
+    assert not engine.has_work
+    engine.submit(Request("odd", (5, 6), SamplingParams(temperature=0.0, max_tokens=2)))  # its id was not taken
+    assert engine._run_until_done({"odd"}, progress=False)
+
+
+def test_what_is_submitted_during_a_step_waits_for_the_next(make_engine: MakeEngine) -> None:
+    """However fast requests come, a step begins."""
+    engine = make_engine()
+    seen = []
+
+    def again() -> None:
+        seen.append(len(seen))
+        engine.core.at_next_step(again)
+
+    engine.core.at_next_step(again)
+    engine.step()
+    engine.step()
+    assert len(seen) == 2
+
+
+def test_a_step_that_fails_while_slots_change_trusts_no_slot(make_engine: MakeEngine, target: LanguageModel) -> None:
+    """A copy that was announced but not made must not be taken for a prompt's beginning."""
+    engine = make_engine(max_slots=2)
+    head, params = list(range(10, 50)), SamplingParams(temperature=0.0, max_tokens=4)
+    engine.generate([head], params)
+    move = engine.core.runner.move
+
+    def fails(moves: object) -> None:
+        raise MemoryError("no room for the copy")
+
+    engine.core.runner.move = fails  # type: ignore[method-assign]
+    engine.submit(Request("a", (*head, 60), params))
+    with pytest.raises(MemoryError):
+        engine.step()
+    engine.core.runner.move = move  # type: ignore[method-assign]
+    engine.check_integrity()
+    done = engine._run_until_done({"a"}, progress=False)
+    assert done["a"].stats.prefix_tokens == 0
+    engine.close()
+    assert list(done["a"].token_ids) == hf_greedy(target, [*head, 60], 4)
