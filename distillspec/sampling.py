@@ -12,6 +12,7 @@ found by sorting whole rows. What sound rows give is the same.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,7 +21,11 @@ from distillspec.errors import ConfigError, RunError
 from distillspec.types import SamplingPolicy
 
 # A nucleus rarely holds more tokens than this; only rows where it does pay for looking further.
-_NUCLEUS_PREFIX = 256
+_NUCLEUS_PREFIX = 64
+# Below this temperature scores are shifted before they are divided.
+_COLDEST = 0.01
+# The largest probabilities are looked for in blocks of so many ids, on CPUs.
+_TOP_BLOCK = 32
 # A draw looks for its block of so many ids first, then inside it: one cheap pass over the vocabulary.
 _DRAW_BLOCK = 256
 
@@ -74,14 +79,16 @@ def policy_probs(logits: Tensor, policy: SamplingPolicy, *, look: bool = True) -
     """
     if policy.is_greedy:
         return _greedy_mask(logits, look).float()
+    if policy.top_k == 0 and policy.min_p == 0.0 and policy.temperature >= _COLDEST and logits.dtype != torch.float64:
+        probs = _warmed(logits, policy, look)
+        return probs if policy.top_p == 1.0 else _normalised(_inside_nucleus(probs, policy.top_p, look))
     scaled = _scaled(logits, policy, look)
     if policy.top_p == 1.0:
         return torch.softmax(_above_min_p(scaled, policy), -1)
-    probs = torch.softmax(scaled, -1)
-    kept = probs * _nucleus_of(probs, policy.top_p, look)
+    kept = _inside_nucleus(torch.softmax(scaled, -1), policy.top_p, look)
     if policy.min_p > 0.0:
         kept.masked_fill_(scaled < math.log(policy.min_p), 0.0)
-    return kept / kept.sum(-1, keepdim=True)
+    return _normalised(kept)
 
 
 def policy_logprobs(logits: Tensor, policy: SamplingPolicy) -> Tensor:
@@ -100,6 +107,17 @@ def filtered_logits(logits: Tensor, policy: SamplingPolicy, *, look: bool = True
     if policy.top_p < 1.0:
         scaled.masked_fill_(~_nucleus_of(torch.softmax(scaled, -1), policy.top_p, look), -torch.inf)
     return _above_min_p(scaled, policy)
+
+
+def _warmed(logits: Tensor, policy: SamplingPolicy, look: bool) -> Tensor:
+    """Softmax at the policy's temperature, in as few passes over the vocabulary as it takes."""
+    check_policy(policy)
+    warm = logits.float() if policy.temperature == 1.0 else logits.float() / policy.temperature
+    probs = torch.softmax(warm, -1)
+    # A row that is no distribution is NaN throughout.
+    if look and not bool(torch.isfinite(probs[..., 0]).all()):
+        check_logits(logits, "sampling")
+    return probs
 
 
 def _scaled(logits: Tensor, policy: SamplingPolicy, look: bool) -> Tensor:
@@ -125,10 +143,28 @@ def _above_min_p(scaled: Tensor, policy: SamplingPolicy) -> Tensor:
     return scaled
 
 
+def _normalised(kept: Tensor) -> Tensor:
+    return kept / kept.sum(-1, keepdim=True)
+
+
 def _nucleus_of(probs: Tensor, top_p: float, look: bool) -> Tensor:
-    """`_nucleus` for `probs [..., V]`."""
+    """Bool `[..., V]`: the smallest set of the most probable tokens whose mass reaches `top_p`."""
     rows = probs.reshape(-1, probs.shape[-1])
     return (_nucleus(rows, top_p) if look else _nucleus_by_sorting(rows, top_p)).view(probs.shape)
+
+
+def _inside_nucleus(probs: Tensor, top_p: float, look: bool) -> Tensor:
+    """`probs [..., V]`, zero outside the nucleus; a tensor of its own."""
+    if not look or probs.device.type != "cpu":
+        return probs * _nucleus_of(probs, top_p, look)
+    rows = probs.reshape(-1, probs.shape[-1])
+    edges = _edges(rows, top_p)
+    # A threshold a row is six times as fast here as a mask. What equals the smallest kept probability stays.
+    below = torch.nextafter(edges.smallest, torch.zeros_like(edges.smallest)).tolist()
+    kept = torch.stack([torch.threshold(row, edge, 0.0) for row, edge in zip(rows, below, strict=True)])
+    if bool(edges.crowded.any()):
+        kept[edges.crowded] *= edges.of(edges.crowded).without_surplus(rows[edges.crowded])
+    return kept.view(probs.shape)
 
 
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:
@@ -208,18 +244,70 @@ def _greedy_mask(logits: Tensor, look: bool) -> Tensor:
     return torch.zeros_like(logits, dtype=torch.bool).scatter_(-1, best, True)
 
 
+@dataclass(frozen=True)
+class _Edges:
+    """Where the nuclei of R rows end."""
+
+    smallest: Tensor  # [R] float32, the smallest probability inside
+    count: Tensor  # [R] int64, how many tokens are inside
+    crowded: Tensor  # [R] bool: more tokens than have room may equal the smallest
+
+    def of(self, rows: Tensor) -> _Edges:
+        """Those of some rows."""
+        return _Edges(self.smallest[rows], self.count[rows], self.crowded[rows])
+
+    def without_surplus(self, probs: Tensor) -> Tensor:
+        """Bool `[R, V]`, the nuclei of `probs [R, V]`: of tokens tied with the smallest, the lowest ids stay."""
+        above, tied = probs > self.smallest[:, None], probs == self.smallest[:, None]
+        room = self.count[:, None] - above.sum(-1, keepdim=True)
+        return above | (tied & (tied.cumsum(-1) <= room))
+
+
 def _nucleus(probs: Tensor, top_p: float, prefix: int = _NUCLEUS_PREFIX) -> Tensor:
     """Bool `[R, V]`: the smallest set of the most probable tokens whose mass reaches `top_p`."""
+    edges = _edges(probs, top_p, prefix)
+    keep = probs >= edges.smallest[:, None]
+    if bool(edges.crowded.any()):
+        keep[edges.crowded] = edges.of(edges.crowded).without_surplus(probs[edges.crowded])
+    return keep
+
+
+def _edges(probs: Tensor, top_p: float, prefix: int = _NUCLEUS_PREFIX) -> _Edges:
+    """Where the nuclei of `probs [R, V]` end, looked for among the `prefix` most probable tokens first."""
     if prefix >= probs.shape[-1]:
-        return _nucleus_from_sorted(probs, probs.sort(-1, descending=True).values, top_p)
-    largest = probs.topk(prefix, -1).values
+        return _edges_among(probs.sort(-1, descending=True).values, top_p)
+    largest = _largest(probs, prefix)
     longer = largest.sum(-1, dtype=torch.float64) < top_p
     if not bool(longer.any()):
-        return _nucleus_from_sorted(probs, largest, top_p)
-    keep = torch.empty_like(probs, dtype=torch.bool)
-    keep[~longer] = _nucleus_from_sorted(probs[~longer], largest[~longer], top_p)
-    keep[longer] = _nucleus(probs[longer], top_p, prefix=8 * prefix)
-    return keep
+        return _edges_among(largest, top_p)
+    edges, more = _edges_among(largest, top_p), _edges(probs[longer], top_p, prefix=8 * prefix)
+    for mine, theirs in zip(vars(edges).values(), vars(more).values(), strict=True):
+        mine[longer] = theirs
+    return edges
+
+
+def _edges_among(largest: Tensor, top_p: float) -> _Edges:
+    """Edges from the most probable tokens' probabilities `[R, n]`, descending, that hold `top_p`."""
+    mass_before = largest.double().cumsum(-1) - largest
+    count = (mass_before < top_p).sum(-1).clamp(min=1)
+    smallest = largest.gather(-1, count[:, None] - 1)
+    # There may be more tied tokens than the prefix shows.
+    crowded = ((largest >= smallest).sum(-1) > count) | (largest[:, -1:] >= smallest)[:, 0]
+    return _Edges(smallest[:, 0], count, crowded)
+
+
+def _largest(rows: Tensor, count: int) -> Tensor:
+    """The `count` largest of each row `[R, V]`, descending, as `topk` gives them.
+
+    On CPUs only in the blocks with the largest maxima, which hold them all: torch sorts there what it looks through.
+    """
+    blocks = rows.shape[-1] // _TOP_BLOCK
+    if rows.device.type != "cpu" or blocks <= 2 * count:
+        return rows.topk(count, -1).values
+    split = rows[:, : blocks * _TOP_BLOCK].unflatten(-1, (blocks, _TOP_BLOCK))
+    best = split.amax(-1).topk(count, -1, sorted=False).indices
+    inside = split.gather(1, best[..., None].expand(-1, -1, _TOP_BLOCK)).flatten(1)
+    return torch.cat([inside, rows[:, blocks * _TOP_BLOCK :]], -1).topk(count, -1).values
 
 
 def _nucleus_by_sorting(probs: Tensor, top_p: float) -> Tensor:
@@ -228,17 +316,3 @@ def _nucleus_by_sorting(probs: Tensor, top_p: float) -> Tensor:
     count = ((largest.double().cumsum(-1) - largest) < top_p).sum(-1, keepdim=True).clamp(min=1)
     inside = torch.arange(probs.shape[-1], device=probs.device) < count
     return torch.zeros_like(probs, dtype=torch.bool).scatter_(-1, order, inside)
-
-
-def _nucleus_from_sorted(probs: Tensor, largest: Tensor, top_p: float) -> Tensor:
-    mass_before = largest.double().cumsum(-1) - largest
-    count = (mass_before < top_p).sum(-1, keepdim=True).clamp(min=1)
-    smallest = largest.gather(-1, count - 1)
-    keep = probs >= smallest
-    # Tokens tied with the smallest one: the lowest ids stay. There may be more of them than the prefix shows.
-    crowded = ((largest >= smallest).sum(-1) > count[:, 0]) | (largest[:, -1:] >= smallest)[:, 0]
-    if bool(crowded.any()):
-        above, tied = probs[crowded] > smallest[crowded], probs[crowded] == smallest[crowded]
-        room = count[crowded] - above.sum(-1, keepdim=True)
-        keep[crowded] = above | (tied & (tied.cumsum(-1) <= room))
-    return keep

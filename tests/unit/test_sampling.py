@@ -12,7 +12,7 @@ from transformers.generation.logits_process import TopPLogitsWarper
 
 from distillspec import sampling
 from distillspec.errors import ConfigError
-from distillspec.sampling import NonFiniteLogits, best_ids, draw, policy_logprobs, policy_probs
+from distillspec.sampling import NonFiniteLogits, _largest, best_ids, draw, policy_logprobs, policy_probs
 from distillspec.types import SamplingPolicy
 
 INF = math.inf
@@ -56,10 +56,19 @@ def test_nucleus_found_from_a_prefix_equals_the_one_from_a_full_sort(top_p: floa
     probs = torch.softmax((noise(5, 40, seed=seed) * scale).round(), -1)
     full, short = (sampling._nucleus(probs, top_p, prefix) for prefix in (40, 4))
     assert torch.equal(full, short)
+    assert torch.equal(sampling._inside_nucleus(probs, top_p, look=True), probs * full)
     mass = torch.where(full, probs, 0).sum(-1)
     smallest = torch.where(full, probs, INF).amin(-1)
     assert (mass > top_p - 1e-5).all()
     assert (mass - smallest < top_p + 1e-5).all()
+
+
+@pytest.mark.parametrize(("width", "count"), [(49152, 256), (5007, 64), (300, 64)])
+def test_the_largest_found_by_blocks_are_the_largest(width: int, count: int) -> None:
+    rows = torch.rand(3, width, generator=torch.Generator().manual_seed(width)).mul(1000).floor()  # many ties
+    rows[0, -1] = 5000.0  # past the last whole block
+    rows[1, :count] = 2000.0  # all in a few blocks
+    assert torch.equal(_largest(rows, count), rows.topk(count, -1).values)
 
 
 def test_ties_in_the_nucleus_go_to_the_lowest_ids() -> None:
