@@ -13,10 +13,8 @@ from distillspec.models import LanguageModel
 from distillspec.models.ragged_attention import MOST_QUERIES, ragged_attention
 from distillspec.models.slot_cache import Attend, SlotCache, SlotView, masked_attention
 
-WORDS = {
-    masked_attention: "masked scaled_dot_product_attention over the slots",
-    ragged_attention: "a Triton kernel over each row's own keys, with masks for prompts and trees",
-}
+MASKED = "masked scaled_dot_product_attention over the slots"
+RAGGED = "a Triton kernel over each row's own keys, with masks for prompts and trees"
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}  # of the largest output
 
 
@@ -43,13 +41,13 @@ def choose_attention(wanted: str, models: Seq[LanguageModel]) -> tuple[Attend, s
     """
     device = models[0].device
     if wanted == "masked" or (wanted == "auto" and device.type != "cuda"):
-        return masked_attention, WORDS[masked_attention]
+        return masked_attention, MASKED
     failure = _failure(models)
     if failure is None:
-        return ragged_attention, WORDS[ragged_attention]
+        return ragged_attention, RAGGED
     if wanted == "triton":
         raise ConfigError(f"attention=triton does not work on {device} ({failure}); use attention=auto or masked")
-    return masked_attention, f"{WORDS[masked_attention]} (no Triton kernel: {failure})"
+    return masked_attention, f"{MASKED} (no Triton kernel: {failure})"
 
 
 def _failure(models: Seq[LanguageModel]) -> str | None:

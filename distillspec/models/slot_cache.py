@@ -227,8 +227,8 @@ def hook(model: PreTrainedModel) -> None:
 
 
 def is_hooked(model: PreTrainedModel) -> bool:
-    """Whether somebody uses the model's slot attention now."""
-    return model in _hooked
+    """Whether the model has slot attention now: it was hooked, or copied from one that was."""
+    return model.config._attn_implementation == IMPLEMENTATION
 
 
 def unhook(model: PreTrainedModel) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import shutil
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -75,7 +76,7 @@ def test_a_kernel_that_fails_or_is_wrong_is_refused(target: LanguageModel, monke
 
 @no_gpu
 def test_float64_is_left_to_masks(random_model: Callable[[str], LanguageModel]) -> None:
-    model = random_model("llama")
+    model = deepcopy(random_model("llama"))
     model.model.double()
     with pytest.raises(ConfigError, match="does not compute in float64"):
         choose_attention("triton", [model])
