@@ -13,11 +13,11 @@ from distillspec.provenance import provenance
 RESULTS = Path(__file__).parent / "results"
 
 
-def write_result(name: str, result: dict[str, Any], seed: int = 0) -> None:
-    """Print the result and write it to `results/NAME.json` with its provenance.
+def write_result(name: str, result: dict[str, Any], seed: int = 0, folder: Path = RESULTS) -> None:
+    """Print the result and write it to `results/NAME.json` (or another folder's) with its provenance.
 
     Paths on the command line are cut to their names: a result should not tell where somebody keeps files.
     """
     print(json.dumps(result, indent=2))
     argv = [Path(word).name if word.startswith(("/", "~")) else word for word in sys.argv]
-    write_json(RESULTS / f"{name}.json", {**result, "provenance": provenance(argv, seed)})
+    write_json(folder / f"{name}.json", {**result, "provenance": provenance(argv, seed)})

@@ -127,7 +127,7 @@ def take_turns(
         arrivals = load(options, prompts, rate, round_)
         order = names[round_ % len(names) :] + names[: round_ % len(names)]
         for name in order:
-            engine.core.controller = controllers[name]
+            engine.use_controller(controllers[name])
             records[name].append(drive(engine, arrivals))
     return records
 
@@ -139,7 +139,7 @@ def load(options: argparse.Namespace, prompts: list[Prompt], rate: float, round_
 
 def measured_capacity(engine: Engine, options: argparse.Namespace, prompts: list[Prompt]) -> float:
     """Requests a second that the engine answers without speculation when all slots are busy."""
-    engine.core.controller = FixedLength(0)
+    engine.use_controller(FixedLength(0))
     params = SamplingParams(temperature=0.0, max_tokens=options.max_tokens, ignore_eos=True)
     asked = [prompts[i % len(prompts)].token_ids for i in range(2 * options.slots)]
     engine.generate(asked[: options.slots], params)  # warms up

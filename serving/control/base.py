@@ -77,6 +77,11 @@ class RowResult:
     accepted: int
     emitted: int
 
+    @property
+    def tried(self) -> int:
+        """Drafted tokens whose predecessors all stood: those accepted, and the first rejected one."""
+        return min(self.accepted + 1, self.proposed)
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -89,6 +94,7 @@ class StepResult:
     draft_s: float
     target_s: float
     total_s: float
+    reserved_tokens: int = 0  # set aside in the cache, at the step's beginning
 
 
 class LengthController(Protocol):

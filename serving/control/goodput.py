@@ -162,7 +162,8 @@ class GoodputController:
             mode, planned = self._pick(batch, best, nothing)
             planned = expected(whole, planned.lengths) if view.prefill_tokens else planned
         else:
-            mode, planned = self._pick_within(whole, bounds)
+            free = expected(whole, best.lengths) if view.prefill_tokens else best
+            mode, planned = self._pick_within(whole, bounds, free)
         return Decision(
             mode,
             tuple(planned.lengths.tolist()),
@@ -226,13 +227,13 @@ class GoodputController:
         loss = 1 - tried.goodput * self._gain / self._plain_rate(nothing.goodput)
         return ("trial", tried) if self._since_speculation >= loss / TRIALS_COST else ("not worth it", nothing)
 
-    def _pick_within(self, batch: Batch, bounds: Floats) -> tuple[Mode, Allocation]:
+    def _pick_within(self, batch: Batch, bounds: Floats, free: Allocation) -> tuple[Mode, Allocation]:
         """Under bounds on the time per token: no trials, which could break them."""
         if not batch.limits.any():
             return "nothing to draft for", plain(batch)
         if self._to_learn:
             return "learning costs", self._warm_up(batch)
-        found = self._choose_within(batch, bounds)
+        found = self._choose_within(batch, bounds, free)
         return "within bounds" if self._violation(batch, found, bounds) <= 1 + 1e-9 else "bounds out of reach", found
 
     def _warm_up(self, batch: Batch) -> Allocation:

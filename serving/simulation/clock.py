@@ -19,22 +19,7 @@ from distillspec.serving.simulation.hardware import Hardware
 from distillspec.serving.simulation.policies import Policy
 from distillspec.serving.simulation.trees import TreePlan, TreeRowResult, tree_nodes
 from distillspec.serving.simulation.workload import SimulatedRequest, check_fits
-
-
-class StepRecord(NamedTuple):
-    """One step as it went; times in seconds, the rest summed over rows."""
-
-    start_s: float
-    seconds: float
-    decoding: int
-    waiting: int
-    prefill_tokens: int
-    cached_tokens: int  # set aside in the cache, at the step's beginning
-    drafted: int
-    verified: int
-    emitted: int  # by the decoding rows
-    predicted_tokens: float | None
-    predicted_s: float | None
+from distillspec.serving.step_record import StepRecord
 
 
 @dataclass(frozen=True)
@@ -148,23 +133,9 @@ class Simulation:
         started_s, self.now = self.now, self.now + total_s
         rows = self._commit(decoding, windows)
         rows += self._read(schedule)
-        result = StepResult(tuple(rows), view, plan, prefill_tokens, draft_s, target_s, total_s)
+        result = StepResult(tuple(rows), view, plan, prefill_tokens, draft_s, target_s, total_s, reserved)
         self.controller.observe(result)
-        self._steps.append(
-            StepRecord(
-                started_s,
-                total_s,
-                len(decoding),
-                waiting,
-                prefill_tokens,
-                reserved,
-                sum([window.drafted for window in windows]),
-                sum([window.verified for window in windows]),
-                sum([window.accepted for window in windows]) + len(windows),
-                plan.predicted_tokens,
-                plan.predicted_s,
-            )
-        )
+        self._steps.append(StepRecord.of(result, started_s))
         return result
 
     def _judge(self, view: BatchView, plan: Plan) -> list[Window]:

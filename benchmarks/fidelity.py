@@ -1,0 +1,270 @@
+"""Does the simulator tell what the engine does? The same load live, and simulated from the machine's own profile.
+
+    python benchmarks/fidelity.py --draft FOLDER --prompts math.jsonl code.jsonl …
+
+Profiles the engine, sends Poisson loads below saturation to it under several policies, and serves the same arrivals,
+lengths and luck in a simulation whose costs are that profile's (SmartSpec's Fig. 13). What the steps' parts took is
+compared as well. Writes `results/fidelity.json`, `fidelity.png` and the profile's `fidelity_profile.png` (Fig. 7).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy
+import torch
+from common import RESULTS, write_result
+
+from distillspec.config import BenchConfig, HardwareConfig, TargetConfig
+from distillspec.models import LanguageModel, load_target
+from distillspec.models.draft import load_pretrained
+from distillspec.serving import Engine, EngineSettings, SamplingParams
+from distillspec.serving.bench.drive import drive
+from distillspec.serving.bench.load import Arrival, poisson_load
+from distillspec.serving.bench.records import LoadRecord
+from distillspec.serving.commands.bench import read_prompts
+from distillspec.serving.commands.profile import plot
+from distillspec.serving.control.base import LengthController, StepResult
+from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.control.latency import LatencyModel
+from distillspec.serving.control.named import named_controller
+from distillspec.serving.control.profile import FILE, Profile
+from distillspec.serving.profiler import Grid, measure
+from distillspec.serving.simulation import Hardware, Policy, Simulation, derive_hardware
+from distillspec.serving.simulation.seen import Witness, seen_requests
+from distillspec.types import Prompt
+
+GOALS = {"mean_latency": 0.10, "held_out_error": 0.09}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One policy at one load, both ways; latencies in seconds by request, in order of arrival."""
+
+    policy: str
+    rate: float
+    live_s: list[float]
+    simulated_s: list[float]
+    live: list[StepResult]
+    simulated: list[StepResult]
+
+    @property
+    def ratio(self) -> float:
+        """Simulated mean latency over the live one."""
+        return float(numpy.mean(self.simulated_s) / numpy.mean(self.live_s))
+
+
+def main() -> None:
+    options = _options()
+    target = load_target(TargetConfig(path=options.target, dtype="auto"))
+    draft = load_pretrained(options.draft, target, target.dtype)
+    wanted = BenchConfig(prompts=options.prompts, longest_prompt=options.longest_prompt)
+    prompts = read_prompts(wanted, target)[-options.each * len(options.prompts) :]
+    engine = make_engine(options, target, draft)
+    try:
+        profile, hardware = profiled(engine, options)
+        capacity = measured_capacity(engine, options, prompts)
+        pairs = [
+            pair for share in options.loads for pair in both_ways(engine, options, prompts, share * capacity, hardware)
+        ]
+    finally:
+        engine.close()
+    plot(profile, options.output / "fidelity_profile.png")
+    draw(pairs, options.output / "fidelity.png")
+    result = {
+        "slots": options.slots,
+        "max_tokens": options.max_tokens,
+        "prompts": len(prompts),
+        "threads": torch.get_num_threads(),
+        "dtype": str(target.dtype),
+        "capacity_requests_per_s": capacity,
+        "profile": _judge_profile(profile),
+        "runs": [_judge(pair) for pair in pairs],
+        "worst": max(abs(pair.ratio - 1) for pair in pairs),
+        "goals": GOALS,
+        "met": all(abs(pair.ratio - 1) <= GOALS["mean_latency"] for pair in pairs),
+    }
+    write_result("fidelity", result, options.seed, options.output)
+
+
+def make_engine(options: argparse.Namespace, target: LanguageModel, draft: LanguageModel) -> Engine:
+    settings = EngineSettings(
+        max_slots=options.slots,
+        max_model_len=options.longest_prompt + options.max_tokens + 8,
+        speculation_length=options.longest,
+        prefix_reuse=False,  # the simulator has none
+        compile=False,
+    )
+    return Engine(target, draft, settings)
+
+
+def profiled(engine: Engine, options: argparse.Namespace) -> tuple[Profile, Hardware]:
+    """What passes cost here, and the simulated machine with these costs and the engine's own limits."""
+    longest, limits = options.longest_prompt, engine.core.limits
+    rows = [r for r in (1, 2, 4, 8, 16) if r <= options.slots]
+    lengths = [k for k in (0, 1, 2, 4) if k <= options.longest]
+    prompts = [max(1, longest // share) for share in (8, 4, 2, 1)]
+    grid = Grid([max(1, longest // 8), longest // 2, longest], rows, lengths, prompts, options.profile_rounds)
+    profile = measure(engine, grid, seed=options.seed)
+    with TemporaryDirectory() as folder:
+        profile.save(Path(folder) / FILE)
+        machine = HardwareConfig(
+            profile=str(Path(folder) / FILE),
+            slots=limits.slots,
+            max_len=limits.max_len,
+            cache_tokens=limits.cache_tokens,
+            prefill_chunk=limits.prefill_chunk,
+        )
+        return profile, derive_hardware(machine)
+
+
+def measured_capacity(engine: Engine, options: argparse.Namespace, prompts: Seq[Prompt]) -> float:
+    """Requests a second that the engine answers without speculation when all slots are busy."""
+    engine.use_controller(FixedLength(0))
+    asked = [prompts[place % len(prompts)].token_ids for place in range(2 * options.slots)]
+    begun = time.perf_counter()
+    engine.generate(asked, _params(options))
+    return len(asked) / (time.perf_counter() - begun)
+
+
+def both_ways(
+    engine: Engine, options: argparse.Namespace, prompts: Seq[Prompt], rate: float, hardware: Hardware
+) -> list[Pair]:
+    """All policies at one rate, live and simulated. Their luck is put together: greedy texts are the same."""
+    arrivals = poisson_load(prompts, _params(options), rate, options.seconds, options.seed)
+    make = _maker(options, hardware.latency)
+    live: dict[str, tuple[LoadRecord, Witness]] = {}
+    trials: dict[str, dict[int, bool]] = {}
+    for name in options.policies:
+        live[name] = _live(engine, arrivals, make(name))
+        for sequence_id, own in live[name][1].trials.items():
+            trials.setdefault(sequence_id, {}).update(own)
+    found = []
+    for name, (record, witness) in live.items():
+        requests = seen_requests(record.requests, {**trials, **witness.trials}, options.seed)
+        imitation = Witness(make(name))
+        result = Simulation(requests, Policy(name, imitation), hardware, options.seed).run()
+        by_arrival = sorted(record.requests, key=lambda request: request.arrived_s)
+        simulated_s = [float(stats.total_s or 0.0) for stats in result.stats]
+        found.append(
+            Pair(name, rate, [r.latency_s for r in by_arrival], simulated_s, witness.results, imitation.results)
+        )
+        print(f"{rate:.2f} requests/s, {name}: simulated {found[-1].ratio:.3f} of live", flush=True)
+    return found
+
+
+def _live(engine: Engine, arrivals: Seq[Arrival], controller: LengthController) -> tuple[LoadRecord, Witness]:
+    witness = Witness(controller)
+    engine.use_controller(witness)
+    record = drive(engine, arrivals)
+    assert not record.failed, f"{record.failed} requests failed"
+    return record, witness
+
+
+def _maker(options: argparse.Namespace, latency: LatencyModel) -> Callable[[str], LengthController]:
+    return lambda name: named_controller(name, options.longest, latency)
+
+
+def _params(options: argparse.Namespace) -> SamplingParams:
+    return SamplingParams(temperature=0.0, max_tokens=options.max_tokens, ignore_eos=True)
+
+
+def _judge(pair: Pair) -> dict[str, Any]:
+    return {
+        "policy": pair.policy,
+        "rate": round(pair.rate, 3),
+        "requests": len(pair.live_s),
+        "live_mean_latency_s": float(numpy.mean(pair.live_s)),
+        "simulated_mean_latency_s": float(numpy.mean(pair.simulated_s)),
+        "ratio": pair.ratio,
+        "correlation": float(numpy.corrcoef(pair.live_s, pair.simulated_s)[0, 1]) if len(pair.live_s) > 1 else None,
+        "live": _parts(pair.live),
+        "simulated": _parts(pair.simulated),
+    }
+
+
+def _parts(results: Seq[StepResult]) -> dict[str, Any]:
+    """Where the steps' time went: milliseconds a step of each part, by kind of step."""
+    kinds: Mapping[str, Callable[[StepResult], bool]] = {
+        "plain": lambda r: not r.prefill_tokens and not any(row.proposed for row in r.rows),
+        "speculating": lambda r: not r.prefill_tokens and any(row.proposed for row in r.rows),
+        "with prompts": lambda r: r.prefill_tokens > 0,
+    }
+    rows = [row for result in results for row in result.rows]
+    tokens = {name: sum(getattr(row, name) for row in rows) for name in ("proposed", "accepted", "emitted")}
+    found: dict[str, Any] = {"tokens": tokens}
+    for kind, holds in kinds.items():
+        own = [result for result in results if holds(result)]
+        if own:
+            parts = [(r.draft_s, r.target_s, r.total_s - r.draft_s - r.target_s) for r in own]
+            draft, target, host = (1e3 * numpy.mean(parts, 0)).round(2).tolist()
+            found[kind] = {
+                "steps": len(own),
+                "rows": round(float(numpy.mean([len(r.view.rows) for r in own])), 2),
+                "draft_ms": draft,
+                "target_ms": target,
+                "rest_ms": host,
+            }
+    return found
+
+
+def _judge_profile(profile: Profile) -> dict[str, Any]:
+    parts = {"verification": profile.verification, "prefill": profile.prefill, "drafting": profile.drafting}
+    errors = {name: part.held_out_error for name, part in parts.items() if part is not None}
+    return {
+        "held_out_error": errors,
+        "points": {name: len(part.points) for name, part in parts.items() if part is not None},
+        "met": max(errors.values()) <= GOALS["held_out_error"],
+    }
+
+
+def draw(pairs: Seq[Pair], path: Path) -> None:
+    """Mean latency by rate, live and simulated, and every request of both."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    means, each = figure.subplots(1, 2)
+    for place, policy in enumerate(dict.fromkeys(pair.policy for pair in pairs)):
+        own, colour = [pair for pair in pairs if pair.policy == policy], f"C{place}"
+        rates = [pair.rate for pair in own]
+        means.plot(rates, [numpy.mean(p.live_s) for p in own], color=colour, marker="o", label=f"{policy}, live")
+        means.plot(rates, [numpy.mean(p.simulated_s) for p in own], color=colour, marker="x", linestyle="--")
+        each.scatter(
+            [s for p in own for s in p.live_s], [s for p in own for s in p.simulated_s], s=9, color=colour, label=policy
+        )
+    longest = max(max(p.live_s + p.simulated_s) for p in pairs)
+    each.plot([0, longest], [0, longest], color="grey", linewidth=1)
+    means.set(title="mean latency, s (dashed: simulated)", xlabel="requests/s", ylim=(0, None))
+    each.set(title="latency of every request, s", xlabel="live", ylabel="simulated")
+    means.legend(fontsize="small")
+    figure.savefig(path, dpi=100)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draft", required=True)
+    parser.add_argument("--prompts", nargs="+", required=True)
+    parser.add_argument("--target", default="smollm2")
+    parser.add_argument("--policies", nargs="+", default=["none", "fixed-2", "goodput"])
+    parser.add_argument("--longest", type=int, default=4, help="tokens that a row drafts at most")
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.25, 0.5, 0.75], help="shares of saturation")
+    parser.add_argument("--seconds", type=float, default=35.0, help="of arrivals a run")
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--longest-prompt", type=int, default=256)
+    parser.add_argument("--each", type=int, default=60, help="prompts of each file, the last ones")
+    parser.add_argument("--profile-rounds", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
