@@ -79,7 +79,7 @@ def measure(engine: Engine, grid: Grid, *, seed: int = 0, on_pass: Callable[[int
     return Profile(
         machine(engine.target.device),
         ModelKey.of(engine.target),
-        fit(points["verification"], *experts_of(engine.target)),
+        fit(points["verification"], *experts_of(engine.target), may_bump=True),
         fit(points["prefill"]),
         None if engine.draft is None else ModelKey.of(engine.draft),
         drafting,

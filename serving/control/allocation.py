@@ -8,9 +8,10 @@ The best D follows by trying all. (Adding the best marginal row while goodput ri
 may not pay for a pass that two rows pay for.) Rows whose drafts come without a model pay for no pass; with them there
 are two cases for each D, with and without these rows.
 
-Experts of a mixture cost by the *number* of tokens verified, less for each further one, so no fixed order of items is
-right at once. For a given price λ of a second the best set is (items by gain − λ · cost, each count tried), and raising
-λ to the ratio of the set found until nothing changes gives the best ratio (Dinkelbach 1967): exact as well.
+Experts of a mixture cost by the *number* of tokens verified, less for each further one, and products padded to a few
+sizes cost in steps, so no fixed order of items is right at once. For a given price λ of a second the best set is (items
+by gain − λ · cost, each count tried), and raising λ to the ratio of the set found until nothing changes gives the best
+ratio (Dinkelbach 1967): exact as well.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def best_by_row(batch: Batch) -> Allocation:
         return nothing
     if len(batch.limits) == 1:
         return _best_of_one(batch, nothing)
-    if batch.latency.target.per_expert:
-        return _best_with_experts(batch, nothing)
+    if batch.latency.target.is_uneven:
+        return _best_of_uneven(batch, nothing)
     found = best_from(batch, nothing)
     return nothing if found is None or found.goodput <= nothing.goodput else found
 
@@ -91,9 +92,9 @@ def every_length(batch: Batch) -> list[Allocation]:
         seconds += draft.fixed * lengths[:, model].max(1)
     if not model.all():
         seconds += latency.draft_free_s * lengths[:, ~model].any(1)
-    if latency.target.per_expert:
-        experts_s = _experts_s(batch)
-        seconds += experts_s[drafted] - experts_s[0]
+    if latency.target.is_uneven:
+        uneven_s = _uneven_by_count(batch)
+        seconds += uneven_s[drafted] - uneven_s[0]
     found = zip(lengths, tokens.tolist(), seconds.tolist(), strict=True)
     return [nothing, *(Allocation(*one) for one in found)]
 
@@ -117,7 +118,7 @@ def best_from(
     batch: Batch, nothing: Allocation, floor: Ints | None = None, budget_s: float = numpy.inf
 ) -> Allocation | None:
     """The best lengths that draft something, are nowhere below `floor [n]` and take at most `budget_s`; None: there are
-    none. With experts their cost is counted, but the order of items is that without it."""
+    none. What does not grow evenly is counted, but the order of items is that without it."""
     rows, deepest = batch.survival.shape
     latency, model = batch.latency, _by_model(batch)
     depth = numpy.arange(1, deepest + 1)
@@ -134,9 +135,9 @@ def best_from(
     within, fixed_s = _cases(batch, model, order, depth)
     tokens = nothing.tokens + (gain * within).cumsum(1)
     seconds = nothing.seconds + fixed_s[:, None] + (cost * within).cumsum(1)
-    if latency.target.per_expert:
-        experts_s = _experts_s(batch)
-        seconds += experts_s[numpy.cumsum(within & (gain > 0), 1)] - experts_s[0]
+    if latency.target.is_uneven:
+        uneven_s = _uneven_by_count(batch)
+        seconds += uneven_s[numpy.cumsum(within & (gain > 0), 1)] - uneven_s[0]
     ratio = tokens / seconds
     if floor is not None:
         ratio[:, : max(0, forced - 1)] = 0.0
@@ -164,22 +165,22 @@ def _best_of_one(batch: Batch, nothing: Allocation) -> Allocation:
     seconds = nothing.seconds + a_token * length
     if not by_model:
         seconds[1:] += latency.draft_free_s
-    if latency.target.per_expert:
-        experts_s = _experts_s(batch)
-        seconds += experts_s[: limit + 1] - experts_s[0]
+    if latency.target.is_uneven:
+        uneven_s = _uneven_by_count(batch)
+        seconds += uneven_s[: limit + 1] - uneven_s[0]
     tokens = numpy.ones(limit + 1)
     tokens[1:] += batch.survival[0, :limit].cumsum()
     best = int((tokens / seconds).argmax())
     return Allocation(length[best : best + 1], float(tokens[best]), float(seconds[best]))
 
 
-def _best_with_experts(batch: Batch, nothing: Allocation) -> Allocation:
+def _best_of_uneven(batch: Batch, nothing: Allocation) -> Allocation:
     """Dinkelbach's iteration from plain decoding up; each round is the best set at the price so far."""
     rows, deepest = batch.survival.shape
     model, depth = _by_model(batch), numpy.arange(1, deepest + 1)
     allowed = depth <= batch.limits[:, None]
     cost = _costs(batch, model)[:, None]
-    experts_s = _experts_s(batch)
+    uneven_s = _uneven_by_count(batch)
     best = nothing
     while True:
         value = numpy.where(allowed, batch.survival - best.goodput * cost, -numpy.inf).ravel()
@@ -187,7 +188,7 @@ def _best_with_experts(batch: Batch, nothing: Allocation) -> Allocation:
         within, fixed_s = _cases(batch, model, order, depth)
         within = within & (value[order] > -numpy.inf)
         worth = numpy.cumsum(numpy.where(within, value[order], 0.0), 1)
-        worth -= best.goodput * (experts_s[numpy.cumsum(within, 1)] + fixed_s[:, None])
+        worth -= best.goodput * (uneven_s[numpy.cumsum(within, 1)] + fixed_s[:, None])
         case, last = divmod(int(numpy.argmax(worth)), len(order))
         taken = order[: last + 1][within[case, : last + 1]]
         found = expected(batch, numpy.bincount(taken // deepest, minlength=rows))
@@ -229,9 +230,9 @@ def _cases(batch: Batch, model: Bools, order: Ints, depth: Ints) -> tuple[Bools,
     )
 
 
-def _experts_s(batch: Batch) -> Floats:
-    """Seconds for the experts by the number of drafted tokens, from 0 on."""
+def _uneven_by_count(batch: Batch) -> Floats:
+    """What does not grow evenly of the target's pass, in seconds by the number of drafted tokens, from 0 on."""
     latency, (rows, deepest) = batch.latency, batch.survival.shape
     beside = batch.prefill_tokens if latency.prefill is None else 0
     tokens = rows + beside + numpy.arange(rows * deepest + 1, dtype=numpy.float64)
-    return latency.target.per_expert * latency.target.loaded_experts(tokens)
+    return latency.target.uneven_s(tokens)

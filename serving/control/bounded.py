@@ -5,11 +5,11 @@ b · l of a batch must not be below T. That product takes few values τ, one for
 need at least the lengths that reach it, and the step may take τ: what is left is the best ratio above a floor and
 within a budget.
 
-Exact where a further token costs the same in every row, in a mixture of experts too: its experts cost by the number of
-tokens alone, so that of each number the best are those with the highest gain. Elsewhere the bound holds, and goodput
+Exact where a further token costs the same in every row, also with experts and padded products: they cost by the number
+of tokens alone, so that of each number the best are those with the highest gain. Elsewhere the bound holds, and goodput
 may fall short of the optimum by about what one token gives: the rest of a budget that the next item does not fit (a
-knapsack's), and with experts the order of items, which is that without them. In random batches with contexts from 0 to
-400 this lost nothing (`tests/unit/serving/test_bounded.py`).
+knapsack's), and with experts the order of items, which is that without their cost. In random batches with contexts from
+0 to 400 this lost nothing (`tests/unit/serving/test_bounded.py`).
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ class GoodputController:
 
     def plan(self, view: BatchView) -> Plan:
         decision = self.decide(view)
-        rows = tuple([RowPlan(row.sequence_id, k) for row, k in zip(view.rows, decision.lengths, strict=True)])
+        rows = tuple(map(RowPlan, [row.sequence_id for row in view.rows], decision.lengths))
         return Plan(rows, decision.predicted_tokens, decision.predicted_s, decision)
 
     def decide(self, view: BatchView) -> Decision:
