@@ -3,7 +3,7 @@
     python benchmarks/controller.py
 
 Processor time of the one thread, so that a busy machine counts little. (The process's own clock sums over all threads,
-which took 20 to 90 µs a look beside torch's.) Medians over blocks of eight steps: what is done every eighth counts.
+which took 20 to 90 µs a look beside torch's.) Medians over blocks of 16 steps: what is done every 16th counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.latency import ForwardCost, LatencyModel
 from distillspec.serving.control.smartspec import SmartSpecController
 
-LONGEST, ALPHA, BLOCK = 6, 0.7, 8
+LONGEST, ALPHA, BLOCK = 6, 0.7, 16
 CPU = LatencyModel(ForwardCost(1e-6, 1.5e-3, 4e-2), ForwardCost(1e-7, 2e-4, 5e-3))
 GOALS = {"64": 200.0, "1": 60.0}  # µs a step with controller=goodput
 

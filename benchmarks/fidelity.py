@@ -4,7 +4,8 @@
 
 Profiles the engine, sends Poisson loads below saturation to it under several policies, and serves the same arrivals,
 lengths and luck in a simulation whose costs are that profile's (SmartSpec's Fig. 13). What the steps' parts took is
-compared as well. Writes `results/fidelity.json`, `fidelity.png` and the profile's `fidelity_profile.png` (Fig. 7).
+compared as well. Writes `results/fidelity.json`, `fidelity.png`, and the profile as `fidelity_profile.json` and `.png`
+(Fig. 7).
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy
@@ -27,15 +27,15 @@ from distillspec.models import LanguageModel, load_target
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine, EngineSettings, SamplingParams
 from distillspec.serving.bench.drive import drive
-from distillspec.serving.bench.load import Arrival, poisson_load
-from distillspec.serving.bench.records import LoadRecord
+from distillspec.serving.bench.load import poisson_load
+from distillspec.serving.bench.records import RequestRecord
+from distillspec.serving.bench.summary import summarise
 from distillspec.serving.commands.bench import read_prompts
 from distillspec.serving.commands.profile import plot
-from distillspec.serving.control.base import LengthController, StepResult
+from distillspec.serving.control.base import StepResult
 from distillspec.serving.control.fixed import FixedLength
-from distillspec.serving.control.latency import LatencyModel
 from distillspec.serving.control.named import named_controller
-from distillspec.serving.control.profile import FILE, Profile
+from distillspec.serving.control.profile import Profile
 from distillspec.serving.profiler import Grid, measure
 from distillspec.serving.simulation import Hardware, Policy, Simulation, derive_hardware
 from distillspec.serving.simulation.seen import Witness, seen_requests
@@ -45,15 +45,27 @@ GOALS = {"mean_latency": 0.10, "held_out_error": 0.09}
 
 
 @dataclass(frozen=True)
-class Pair:
-    """One policy at one load, both ways; latencies in seconds by request, in order of arrival."""
+class Seen:
+    """One policy at one load, live."""
 
     policy: str
     rate: float
-    live_s: list[float]
+    requests: tuple[RequestRecord, ...]  # in order of arrival
+    trials: dict[str, dict[int, bool]]
+    parts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same both ways; latencies in seconds by request, in order of arrival."""
+
+    seen: Seen
     simulated_s: list[float]
-    live: list[StepResult]
-    simulated: list[StepResult]
+    parts: dict[str, Any]
+
+    @property
+    def live_s(self) -> list[float]:
+        return [request.latency_s for request in self.seen.requests]
 
     @property
     def ratio(self) -> float:
@@ -69,13 +81,14 @@ def main() -> None:
     prompts = read_prompts(wanted, target)[-options.each * len(options.prompts) :]
     engine = make_engine(options, target, draft)
     try:
-        profile, hardware = profiled(engine, options)
+        profile = profiled(engine, options)
+        profile.save(options.output / "fidelity_profile.json")
         capacity = measured_capacity(engine, options, prompts)
-        pairs = [
-            pair for share in options.loads for pair in both_ways(engine, options, prompts, share * capacity, hardware)
-        ]
+        runs = [seen for share in options.loads for seen in live(engine, options, prompts, share * capacity)]
     finally:
         engine.close()
+    machine = simulated_machine(engine, options.output / "fidelity_profile.json")
+    pairs = [imitated(seen, runs, machine, options) for seen in runs]
     plot(profile, options.output / "fidelity_profile.png")
     draw(pairs, options.output / "fidelity.png")
     result = {
@@ -105,24 +118,27 @@ def make_engine(options: argparse.Namespace, target: LanguageModel, draft: Langu
     return Engine(target, draft, settings)
 
 
-def profiled(engine: Engine, options: argparse.Namespace) -> tuple[Profile, Hardware]:
-    """What passes cost here, and the simulated machine with these costs and the engine's own limits."""
-    longest, limits = options.longest_prompt, engine.core.limits
-    rows = [r for r in (1, 2, 4, 8, 16) if r <= options.slots]
+def profiled(engine: Engine, options: argparse.Namespace) -> Profile:
+    """What passes cost here."""
+    longest = options.longest_prompt
+    rows = [r for r in (1, 2, 3, 5, 8, 16) if r <= options.slots]
     lengths = [k for k in (0, 1, 2, 4) if k <= options.longest]
-    prompts = [max(1, longest // share) for share in (8, 4, 2, 1)]
+    prompts = [max(1, longest // share) for share in (16, 8, 4, 2, 1)]
     grid = Grid([max(1, longest // 8), longest // 2, longest], rows, lengths, prompts, options.profile_rounds)
-    profile = measure(engine, grid, seed=options.seed)
-    with TemporaryDirectory() as folder:
-        profile.save(Path(folder) / FILE)
-        machine = HardwareConfig(
-            profile=str(Path(folder) / FILE),
-            slots=limits.slots,
-            max_len=limits.max_len,
-            cache_tokens=limits.cache_tokens,
-            prefill_chunk=limits.prefill_chunk,
-        )
-        return profile, derive_hardware(machine)
+    return measure(engine, grid, seed=options.seed)
+
+
+def simulated_machine(engine: Engine, profile: Path) -> Hardware:
+    """The profile's costs, the engine's own limits."""
+    limits = engine.core.limits
+    machine = HardwareConfig(
+        profile=str(profile),
+        slots=limits.slots,
+        max_len=limits.max_len,
+        cache_tokens=limits.cache_tokens,
+        prefill_chunk=limits.prefill_chunk,
+    )
+    return derive_hardware(machine)
 
 
 def measured_capacity(engine: Engine, options: argparse.Namespace, prompts: Seq[Prompt]) -> float:
@@ -134,42 +150,36 @@ def measured_capacity(engine: Engine, options: argparse.Namespace, prompts: Seq[
     return len(asked) / (time.perf_counter() - begun)
 
 
-def both_ways(
-    engine: Engine, options: argparse.Namespace, prompts: Seq[Prompt], rate: float, hardware: Hardware
-) -> list[Pair]:
-    """All policies at one rate, live and simulated. Their luck is put together: greedy texts are the same."""
+def live(engine: Engine, options: argparse.Namespace, prompts: Seq[Prompt], rate: float) -> list[Seen]:
+    """All policies at one rate."""
     arrivals = poisson_load(prompts, _params(options), rate, options.seconds, options.seed)
-    make = _maker(options, hardware.latency)
-    live: dict[str, tuple[LoadRecord, Witness]] = {}
-    trials: dict[str, dict[int, bool]] = {}
-    for name in options.policies:
-        live[name] = _live(engine, arrivals, make(name))
-        for sequence_id, own in live[name][1].trials.items():
-            trials.setdefault(sequence_id, {}).update(own)
+    latency = Profile.read(options.output / "fidelity_profile.json").latency
     found = []
-    for name, (record, witness) in live.items():
-        requests = seen_requests(record.requests, {**trials, **witness.trials}, options.seed)
-        imitation = Witness(make(name))
-        result = Simulation(requests, Policy(name, imitation), hardware, options.seed).run()
-        by_arrival = sorted(record.requests, key=lambda request: request.arrived_s)
-        simulated_s = [float(stats.total_s or 0.0) for stats in result.stats]
-        found.append(
-            Pair(name, rate, [r.latency_s for r in by_arrival], simulated_s, witness.results, imitation.results)
-        )
-        print(f"{rate:.2f} requests/s, {name}: simulated {found[-1].ratio:.3f} of live", flush=True)
+    for name in options.policies:
+        witness = Witness(named_controller(name, options.longest, latency))
+        engine.use_controller(witness)
+        record = drive(engine, arrivals)
+        assert not record.failed, f"{record.failed} requests failed"
+        requests = tuple(sorted(record.requests, key=lambda request: request.arrived_s))
+        found.append(Seen(name, rate, requests, witness.trials, _parts(witness.results)))
+        print(f"{rate:.2f} requests/s, {name}: {summarise(record).latency_s.mean:.2f} s", flush=True)
     return found
 
 
-def _live(engine: Engine, arrivals: Seq[Arrival], controller: LengthController) -> tuple[LoadRecord, Witness]:
-    witness = Witness(controller)
-    engine.use_controller(witness)
-    record = drive(engine, arrivals)
-    assert not record.failed, f"{record.failed} requests failed"
-    return record, witness
+def imitated(seen: Seen, runs: Seq[Seen], machine: Hardware, options: argparse.Namespace) -> Pair:
+    """The same load in the simulator.
 
-
-def _maker(options: argparse.Namespace, latency: LatencyModel) -> Callable[[str], LengthController]:
-    return lambda name: named_controller(name, options.longest, latency)
+    All policies' luck at this rate is put together, since greedy texts are the same; where they are not (two tokens
+    that are alike to a float's last digits), the policy's own goes first.
+    """
+    trials: dict[str, dict[int, bool]] = {}
+    for run in [*(run for run in runs if run.rate == seen.rate), seen]:
+        for sequence_id, own in run.trials.items():
+            trials.setdefault(sequence_id, {}).update(own)
+    witness = Witness(named_controller(seen.policy, options.longest, machine.latency))
+    requests = seen_requests(seen.requests, trials, options.seed)
+    result = Simulation(requests, Policy(seen.policy, witness), machine, options.seed).run()
+    return Pair(seen, [float(stats.total_s or 0.0) for stats in result.stats], _parts(witness.results))
 
 
 def _params(options: argparse.Namespace) -> SamplingParams:
@@ -178,15 +188,15 @@ def _params(options: argparse.Namespace) -> SamplingParams:
 
 def _judge(pair: Pair) -> dict[str, Any]:
     return {
-        "policy": pair.policy,
-        "rate": round(pair.rate, 3),
+        "policy": pair.seen.policy,
+        "rate": round(pair.seen.rate, 3),
         "requests": len(pair.live_s),
         "live_mean_latency_s": float(numpy.mean(pair.live_s)),
         "simulated_mean_latency_s": float(numpy.mean(pair.simulated_s)),
         "ratio": pair.ratio,
         "correlation": float(numpy.corrcoef(pair.live_s, pair.simulated_s)[0, 1]) if len(pair.live_s) > 1 else None,
-        "live": _parts(pair.live),
-        "simulated": _parts(pair.simulated),
+        "live": pair.seen.parts,
+        "simulated": pair.parts,
     }
 
 
@@ -231,9 +241,9 @@ def draw(pairs: Seq[Pair], path: Path) -> None:
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     means, each = figure.subplots(1, 2)
-    for place, policy in enumerate(dict.fromkeys(pair.policy for pair in pairs)):
-        own, colour = [pair for pair in pairs if pair.policy == policy], f"C{place}"
-        rates = [pair.rate for pair in own]
+    for place, policy in enumerate(dict.fromkeys(pair.seen.policy for pair in pairs)):
+        own, colour = [pair for pair in pairs if pair.seen.policy == policy], f"C{place}"
+        rates = [pair.seen.rate for pair in own]
         means.plot(rates, [numpy.mean(p.live_s) for p in own], color=colour, marker="o", label=f"{policy}, live")
         means.plot(rates, [numpy.mean(p.simulated_s) for p in own], color=colour, marker="x", linestyle="--")
         each.scatter(
@@ -254,8 +264,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("--policies", nargs="+", default=["none", "fixed-2", "goodput"])
     parser.add_argument("--longest", type=int, default=4, help="tokens that a row drafts at most")
-    parser.add_argument("--loads", type=float, nargs="+", default=[0.25, 0.5, 0.75], help="shares of saturation")
-    parser.add_argument("--seconds", type=float, default=35.0, help="of arrivals a run")
+    parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6], help="shares of saturation")
+    parser.add_argument("--seconds", type=float, default=45.0, help="of arrivals a run")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--longest-prompt", type=int, default=256)

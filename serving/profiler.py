@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import count, product
 from statistics import median
 
 import torch
@@ -105,14 +105,20 @@ def _verifications(engine: Engine, grid: Grid) -> list[Work]:
 
 
 def _prefills(engine: Engine, grid: Grid) -> list[Work]:
-    """The target over prompts from their first token on."""
-    core, found = engine.core, []
-    for tokens in grid.prompts:
-        inputs = [RowInput(0, 0, [TOKEN] * tokens)]
+    """The target over prompts from their first token on.
 
-        def run(inputs: list[RowInput] = inputs) -> object:
+    Every pass is one token shorter than the one before, as real prompts have no length twice: what libraries remember
+    of a shape does not help.
+    """
+    core, found = engine.core, []
+    for longest in grid.prompts:
+        lengths = count(longest, -1)
+
+        def run(lengths: Iterator[int] = lengths) -> object:
+            inputs = [RowInput(0, 0, [TOKEN] * max(1, next(lengths)))]
             return core.runner.logits(core.runner.read_uneven(inputs)).argmax(-1).tolist()
 
+        tokens = max(1.0, longest - (grid.rounds + 1) / 2)  # of the rounds that count, in the mean
         found.append(Work("prefill", Timed(0, tokens, 1, 0.0), run))
     return found
 
@@ -157,6 +163,6 @@ def _timed(run: Callable[[], object], device: torch.device) -> float:
 
 def _hold_out(points: Seq[Timed], share: float, generator: torch.Generator) -> list[Timed]:
     """Mark a share of the points at random; at least one, and never so many that nothing is left to fit."""
-    count = min(max(1, round(share * len(points))), len(points) - 1)
-    chosen = set(torch.randperm(len(points), generator=generator)[:count].tolist())
+    held = min(max(1, round(share * len(points))), len(points) - 1)
+    chosen = set(torch.randperm(len(points), generator=generator)[:held].tolist())
     return [replace(point, held_out=place in chosen) for place, point in enumerate(points)]

@@ -63,7 +63,7 @@ class AcceptanceEstimate:
         self._free.clear()
         self._hazards.clear()
         self._own = numpy.zeros((2, 1, self.longest))  # tried, accepted; the first place stays empty: for the unknown
-        self._all = {0: numpy.zeros((2, self.longest))}  # by match
+        self._all = {0: [[0.0] * self.longest] * 2}  # tried, accepted; by match
 
     @property
     def hazards(self) -> Floats:
@@ -76,9 +76,10 @@ class AcceptanceEstimate:
         Late positions are seldom tried: until they are, they are taken for like the others.
         """
         if match not in self._hazards:
-            tried, accepted = self._all.get(match, numpy.zeros((2, self.longest)))
-            pooled = (accepted.sum() + IMAGINED * self.prior) / (tried.sum() + IMAGINED)
-            self._hazards[match] = (accepted + POOLED * pooled) / (tried + POOLED)
+            tried, accepted = self._all.get(match, [[0.0] * self.longest] * 2)
+            pooled = (sum(accepted) + IMAGINED * self.prior) / (sum(tried) + IMAGINED)
+            hazards = [(a + POOLED * pooled) / (t + POOLED) for t, a in zip(tried, accepted, strict=True)]
+            self._hazards[match] = numpy.array(hazards)
         return self._hazards[match]
 
     @property
@@ -115,9 +116,16 @@ class AcceptanceEstimate:
         tried = [min(row.tried, self.longest) for row in rows]
         counted = self._first[[tried, [min(row.accepted, self.longest) for row in rows]]]  # [2, n, longest]
         self._own[:, places] = self._own[:, places] * self._forgetting[tried] + counted
-        together = counted.sum(1)
-        before = self._all.get(match, 0.0)
-        self._all[match] = self._forget_globally ** together[0] * before + together
+        self._all[match] = self._together(match, *counted.sum(1).tolist())
+
+    def _together(self, match: int, tried: list[float], accepted: list[float]) -> list[list[float]]:
+        """What is known over all requests, with new trials; lists, since arrays of a few numbers are slower."""
+        before = self._all.get(match, [[0.0] * self.longest] * 2)
+        stays = [self._forget_globally**trials for trials in tried]
+        return [
+            [share * old + new for share, old, new in zip(stays, olds, news, strict=True)]
+            for olds, news in zip(before, (tried, accepted), strict=True)
+        ]
 
     def keep_only(self, names: Seq[str]) -> None:
         """Drop requests that are not among `names`."""

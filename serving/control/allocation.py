@@ -122,17 +122,18 @@ def best_from(
     rows, deepest = batch.survival.shape
     latency, model = batch.latency, _by_model(batch)
     depth = numpy.arange(1, deepest + 1)
-    gain = numpy.where(depth <= batch.limits[:, None], batch.survival, 0.0)
-    cost = _costs(batch, model)[:, None]
-    density = gain / numpy.maximum(cost, 1e-12)
+    gain = _gains(batch, depth)
+    cost = _costs(batch, model)
+    density = gain / numpy.maximum(cost, 1e-12)[:, None]
     forced = 0
     if floor is not None:
         must = depth <= floor[:, None]
         forced = int(must.sum())
         density = numpy.where(must, numpy.inf, density)
     order = numpy.argsort(-density, axis=None, kind="stable")
-    gain, cost = gain.ravel()[order], cost.ravel()[order // deepest]
-    within, fixed_s = _cases(batch, model, order, depth)
+    owner, place = numpy.divmod(order, deepest)
+    gain, cost = gain.ravel()[order], cost[owner]
+    within, fixed_s = _cases(batch, model, owner, place, depth)
     tokens = nothing.tokens + (gain * within).cumsum(1)
     seconds = nothing.seconds + fixed_s[:, None] + (cost * within).cumsum(1)
     if latency.target.is_uneven:
@@ -146,10 +147,10 @@ def best_from(
     case, last = divmod(int(ratio.argmax()), len(gain))
     if ratio[case, last] <= 0:
         return None
-    taken = order[: last + 1][within[case, : last + 1] & (gain[: last + 1] > 0)]
+    taken = owner[: last + 1][within[case, : last + 1] & (gain[: last + 1] > 0)]
+    lengths = numpy.bincount(taken, minlength=rows)
     if floor is not None:
-        return expected(batch, numpy.maximum(numpy.bincount(taken // deepest, minlength=rows), floor))
-    lengths = numpy.bincount(taken // deepest, minlength=rows)
+        return expected(batch, numpy.maximum(lengths, floor))
     return Allocation(lengths, float(tokens[case, last]), float(seconds[case, last]))
 
 
@@ -185,16 +186,24 @@ def _best_of_uneven(batch: Batch, nothing: Allocation) -> Allocation:
     while True:
         value = numpy.where(allowed, batch.survival - best.goodput * cost, -numpy.inf).ravel()
         order = numpy.argsort(-value, kind="stable")
-        within, fixed_s = _cases(batch, model, order, depth)
+        owner, place = numpy.divmod(order, deepest)
+        within, fixed_s = _cases(batch, model, owner, place, depth)
         within = within & (value[order] > -numpy.inf)
         worth = numpy.cumsum(numpy.where(within, value[order], 0.0), 1)
         worth -= best.goodput * (uneven_s[numpy.cumsum(within, 1)] + fixed_s[:, None])
         case, last = divmod(int(numpy.argmax(worth)), len(order))
-        taken = order[: last + 1][within[case, : last + 1]]
-        found = expected(batch, numpy.bincount(taken // deepest, minlength=rows))
+        taken = owner[: last + 1][within[case, : last + 1]]
+        found = expected(batch, numpy.bincount(taken, minlength=rows))
         if found.goodput <= best.goodput * (1 + 1e-12):
             return best
         best = found
+
+
+def _gains(batch: Batch, depth: Ints) -> Floats:
+    """Expected tokens of each item, `[n, V]`; none beyond a row's limit."""
+    if (batch.limits >= len(depth)).all():
+        return batch.survival
+    return numpy.where(depth <= batch.limits[:, None], batch.survival, 0.0)
 
 
 def _by_model(batch: Batch) -> Bools:
@@ -211,17 +220,17 @@ def _costs(batch: Batch, model: Bools) -> Floats:
     return costs if draft is None else costs + model * (draft.per_token + draft.per_context * batch.contexts)
 
 
-def _cases(batch: Batch, model: Bools, order: Ints, depth: Ints) -> tuple[Bools, Floats]:
-    """Which items (in `order`) each case of paid fixed costs allows, `[cases, items]`, and those costs, `[cases]`."""
-    deepest, latency = len(depth), batch.latency
+def _cases(batch: Batch, model: Bools, owner: Ints, place: Ints, depth: Ints) -> tuple[Bools, Floats]:
+    """Which items (token `place` of row `owner`, from 0 on) each case of paid fixed costs allows, `[cases, items]`, and
+    those costs, `[cases]`."""
+    latency = batch.latency
     if latency.draft is None:
-        return numpy.ones((1, len(order)), dtype=numpy.bool_), numpy.array([latency.draft_free_s])
-    depths = order % deepest + 1
-    within = depths <= depth[:, None]
+        return numpy.ones((1, len(owner)), dtype=numpy.bool_), numpy.array([latency.draft_free_s])
+    within = place < depth[:, None]
     fixed_s = depth.astype(numpy.float64) * latency.draft.fixed
     if model.all():
         return within, fixed_s
-    own = model[order // deepest]
+    own = model[owner]
     without, all_free = within & own, within | ~own
     only_free = ~own[None, :]
     return (

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 
-@dataclass(frozen=True)
-class RowView:
+class RowView(NamedTuple):
     """One decoding row as a controller sees it."""
 
     sequence_id: str
@@ -68,14 +67,18 @@ class Plan:
     why: Any = None  # the controller's reasons, for people
 
 
-@dataclass(frozen=True)
-class RowResult:
-    """What verification did for one row."""
+class RowResult(NamedTuple):
+    """What verification did for one row.
+
+    `ranks`, for trees of several heads' candidates alone: the places that the target's tokens had in the heads' lists,
+    up to the first that the tree did not hold.
+    """
 
     sequence_id: str
     proposed: int
     accepted: int
     emitted: int
+    ranks: tuple[int, ...] = ()
 
     @property
     def tried(self) -> int:

@@ -14,7 +14,7 @@ from distillspec.serving.control.latency import ForwardCost
 SPIKE = 4.0  # residuals beyond so many typical ones are cut to that
 QUICK = 0.1  # how fast the typical residual follows
 SCALE = (1000.0, 10.0, 1.0, 10.0)  # typical contexts, tokens, passes and experts of a pair
-ALERT, SOLVE_EVERY = 64, 8  # the first pairs are taken in at once, later ones by eights
+ALERT, SOLVE_EVERY = 64, 16  # the first pairs are taken in at once, later ones by so many
 LASTING = 0.05  # pairs that the prior is always worth
 
 Floats = NDArray[numpy.float64]

@@ -22,7 +22,7 @@ UNKNOWN = LatencyModel(ForwardCost(1e-7, 1e-3, 2e-2), ForwardCost(1e-8, 1e-4, 2e
 GUESS_CONFIDENCE, PROFILE_CONFIDENCE = 1e-2, 20.0
 PLAIN_EVERY = 100  # speculating steps between two that do not, to see what not speculating costs
 TRIALS_COST = 0.008  # share of all tokens that may be lost by speculating now and then where it does not pay
-TRY_EVERY = 10  # plain steps at least between two trials
+TRY_EVERY = 10  # plain steps after which, and after twice and three times so many, a trial is thought of
 TRY_LENGTH = 2  # tokens a row drafts on trial
 MEMORY = 0.998  # of what predictions missed, a step
 FEWEST_TO_JUDGE = 30  # speculating steps before speculation may be switched off
@@ -76,7 +76,8 @@ class Missed:
         return self._squares**0.5 / self._predicted
 
     def observe(self, measured: float, predicted: float) -> None:
-        if predicted <= 0:
+        """Times that no clock should give (negative, not finite) are left out."""
+        if predicted <= 0 or not 0 <= measured < float("inf"):
             return
         self.seen += 1
         miss = measured / predicted - self.factor
@@ -127,7 +128,7 @@ class GoodputController:
         if drafts_with_model and prior.draft is not None:
             self._draft = CostCalibration(prior.draft, confidence=confidence)
         self._draft_free_s, self._prefill = prior.draft_free_s, prior.prefill
-        self.acceptance = acceptance or AcceptanceEstimate(longest)
+        self.acceptance = AcceptanceEstimate(longest) if acceptance is None else acceptance
         self._steps = 0
         self._to_learn = list(WARM_UP) if latency is None else []
         self._latency: LatencyModel | None = None
@@ -180,13 +181,15 @@ class GoodputController:
         )
 
     def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
-        return tuple(row.length for row in plan.rows)
+        return tuple([row.length for row in plan.rows])
 
     def observe(self, result: StepResult) -> None:
         """Learn from a step: what stood, what it cost, and whether predictions held."""
-        decoding = {row.sequence_id for row in result.view.rows}
         self._latency = None
-        rows = [row for row in result.rows if row.sequence_id in decoding]
+        rows: Seq[RowResult] = result.rows
+        if result.prefill_tokens:  # else nobody's first token is among them
+            decoding = {row.sequence_id for row in result.view.rows}
+            rows = [row for row in rows if row.sequence_id in decoding]
         self._learn_costs(result, [row.proposed for row in rows])
         matches = {row.sequence_id: row.match for row in result.view.rows if row.match}
         self.acceptance.observe(rows, [matches.get(row.sequence_id, 0) for row in rows] if matches else None)
@@ -194,7 +197,7 @@ class GoodputController:
             self._hold_against_prediction(result, rows)
         self._steps += 1
         if self._steps % FORGET_ROWS_EVERY == 0:
-            self.acceptance.keep_only(list(decoding))
+            self.acceptance.keep_only([row.sequence_id for row in result.view.rows])
 
     def draft_changed(self) -> None:
         """Another draft: what was known of the old one's acceptance and worth is void."""
@@ -202,13 +205,11 @@ class GoodputController:
         self._start_over()
 
     def _batch(self, view: BatchView) -> Batch:
-        rows = view.rows
-        matches = [row.match for row in rows]
-        by_model = [row.drafted_by_model for row in rows]
+        names, contexts, limits, by_model, matches, _ = zip(*view.rows, strict=True) if view.rows else ((),) * 6
         return Batch(
-            self.acceptance.survival([row.sequence_id for row in rows], matches),
-            numpy.array([min(self.longest, row.limit) for row in rows], dtype=numpy.int64),
-            numpy.array([row.context_tokens for row in rows], dtype=numpy.int64),
+            self.acceptance.survival(names, matches if any(matches) else None),
+            numpy.minimum(numpy.array(limits, dtype=numpy.int64), self.longest),
+            numpy.array(contexts, dtype=numpy.int64),
             self.latency,
             0,
             None if all(by_model) else numpy.array(by_model),
@@ -221,7 +222,7 @@ class GoodputController:
             return "learning costs", self._warm_up(batch)
         if self._speculates and best.lengths.any():
             return ("measuring plain", nothing) if self._since_plain >= PLAIN_EVERY else ("speculating", best)
-        if self._since_speculation < TRY_EVERY:
+        if self._since_speculation % TRY_EVERY or not self._since_speculation:
             return "not worth it", nothing
         tried = expected(batch, numpy.minimum(batch.limits, TRY_LENGTH))
         loss = 1 - tried.goodput * self._gain / self._plain_rate(nothing.goodput)

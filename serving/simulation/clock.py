@@ -17,7 +17,7 @@ from distillspec.serving.roster import Roster
 from distillspec.serving.scheduler import Limits, SchedulePlan, most_admitted, plan_step, speculation_limit
 from distillspec.serving.simulation.hardware import Hardware
 from distillspec.serving.simulation.policies import Policy
-from distillspec.serving.simulation.trees import TreePlan, TreeRowResult, tree_nodes
+from distillspec.serving.simulation.trees import TreePlan, tree_nodes
 from distillspec.serving.simulation.workload import SimulatedRequest, check_fits
 from distillspec.serving.step_record import StepRecord
 
@@ -38,6 +38,9 @@ class Window(NamedTuple):
     verified: int
     accepted: int
     ranks: tuple[int, ...] = ()
+
+
+PLAIN = Window(0, 0, 0)
 
 
 class _Row(NamedTuple):
@@ -142,16 +145,19 @@ class Simulation:
         """What each row drafts, verifies and keeps, by its luck."""
         if isinstance(plan, TreePlan):
             return [
-                self._judge_tree(row, plan) if length.length else Window(0, 0, 0)
+                self._judge_tree(row, plan) if length.length else PLAIN
                 for row, length in zip(view.rows, plan.rows, strict=True)
             ]
         windows, rows = [], self._rows
         kept = self.controller.trim(view, plan)
         for row, planned, most in zip(view.rows, plan.rows, kept, strict=True):
+            drafted = planned.length
+            if not drafted:
+                windows.append(PLAIN)
+                continue
             luck = rows[row.sequence_id]
             place = row.context_tokens - luck.prompt_tokens
-            drafted = planned.length
-            if drafted and luck.gates is not None:
+            if luck.gates is not None:
                 drafted = min(drafted, luck.gates[place])
             verified = min(drafted, most)
             windows.append(Window(drafted, verified, min(verified, luck.runs[place])))
@@ -194,10 +200,7 @@ class Simulation:
                 sequence.draft_computed = len(sequence.tokens) + min(accepted, drafted - 1)
                 sequence.stats.record_verification(len(ranks) or verified, accepted, accepted + 1)
             self._keep(sequence, accepted + 1)
-            if ranks:
-                results.append(TreeRowResult(sequence.id, verified, accepted, accepted + 1, ranks))
-            else:
-                results.append(RowResult(sequence.id, verified, accepted, accepted + 1))
+            results.append(RowResult(sequence.id, verified, accepted, accepted + 1, ranks))
         self._finish(decoding)
         return results
 

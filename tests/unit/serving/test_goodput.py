@@ -131,7 +131,9 @@ def test_requests_move_from_the_global_estimate_to_their_own() -> None:
     assert easy > 0.9
     assert hard < 0.1
     assert new == pytest.approx(0.5, abs=0.05)
+    assert GoodputController(2, acceptance=estimate).acceptance is estimate
     everyone = AcceptanceEstimate(2, strength=float("inf"))
+    assert GoodputController(2, acceptance=everyone).acceptance is everyone  # an estimate that knows nobody yet is one
     everyone.observe([RowResult("easy", 2, 2, 3)])
     assert len({tuple(row) for row in everyone.survival(["easy", "new"]).tolist()}) == 1
     estimate.keep_only(["easy"])
