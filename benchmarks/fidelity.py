@@ -11,7 +11,6 @@ compared as well. Writes `results/fidelity.json`, `fidelity.png`, and the profil
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 import numpy
 import torch
 from common import RESULTS, write_result
+from goodput import measured_capacity
 
 from distillspec.config import BenchConfig, HardwareConfig, TargetConfig
 from distillspec.models import LanguageModel, load_target
@@ -33,7 +33,6 @@ from distillspec.serving.bench.summary import summarise
 from distillspec.serving.commands.bench import read_prompts
 from distillspec.serving.commands.profile import plot
 from distillspec.serving.control.base import StepResult
-from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.named import named_controller
 from distillspec.serving.control.profile import Profile
 from distillspec.serving.profiler import Grid, measure
@@ -139,15 +138,6 @@ def simulated_machine(engine: Engine, profile: Path) -> Hardware:
         prefill_chunk=limits.prefill_chunk,
     )
     return derive_hardware(machine)
-
-
-def measured_capacity(engine: Engine, options: argparse.Namespace, prompts: Seq[Prompt]) -> float:
-    """Requests a second that the engine answers without speculation when all slots are busy."""
-    engine.use_controller(FixedLength(0))
-    asked = [prompts[place % len(prompts)].token_ids for place in range(2 * options.slots)]
-    begun = time.perf_counter()
-    engine.generate(asked, _params(options))
-    return len(asked) / (time.perf_counter() - begun)
 
 
 def live(engine: Engine, options: argparse.Namespace, prompts: Seq[Prompt], rate: float) -> list[Seen]:

@@ -16,6 +16,7 @@ import argparse
 import math
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,7 +58,8 @@ def main() -> None:
     }
     sections = {"sweep": sweep, "useless": useless}
     for name in options.sections.split(","):
-        write_result(f"goodput_{name}", {**setting, **sections[name](options, target, prompts)}, options.seed)
+        found = sections[name](options, target, prompts)
+        write_result(f"goodput_{name}", {**setting, **found}, options.seed, options.output)
 
 
 def sweep(options: argparse.Namespace, target: LanguageModel, prompts: list[Prompt]) -> dict[str, Any]:
@@ -70,19 +72,18 @@ def sweep(options: argparse.Namespace, target: LanguageModel, prompts: list[Prom
     runs: dict[float, dict[str, list[LoadRecord]]] = {}
     for share in options.loads:
         rate = share * capacity
-        runs[share] = take_turns(
-            engine, options, prompts, rate, names, lambda name: named_controller(name, max(options.fixed), latency)
-        )
+        runs[share] = take_turns(engine, options, prompts, rate, names, latency)
         print(f"load {share}: {_mean_latencies(runs[share])}", flush=True)
     engine.close()
     summaries = {name: {share: _pooled(runs[share][name]) for share in runs} for name in names}
     plot_load(
         {name: {round(share * capacity, 2): s for share, s in found.items()} for name, found in summaries.items()},
         {name: runs[max(runs)][name][-1] for name in names},
-        RESULTS / "goodput_sweep.png",
+        options.output / "goodput_sweep.png",
     )
     return {
         "capacity_requests_per_s": capacity,
+        "profile": options.profile is not None,
         "loads": {str(share): _judge_load(records, share, summaries) for share, records in runs.items()},
         **_judge_sweep(runs, names),
         "goals": GOALS,
@@ -226,6 +227,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--sections", default="sweep,useless")
+    parser.add_argument("--output", type=Path, default=RESULTS)
     return parser.parse_args()
 
 
