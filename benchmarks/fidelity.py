@@ -5,12 +5,16 @@
 Profiles the engine, sends Poisson loads below saturation to it under several policies, and serves the same arrivals,
 lengths and luck in a simulation whose costs are that profile's (SmartSpec's Fig. 13). What the steps' parts took is
 compared as well. Writes `results/fidelity.json`, `fidelity.png`, and the profile as `fidelity_profile.json` and `.png`
-(Fig. 7).
+(Fig. 7). On a machine that others use too, `--own-time` counts the processor time of the one thread that computes in
+place of the clock on the wall, in profile and run alike: waiting for the processor is left out, though not what sharing
+caches costs. Else runs beside which other processes worked are run again (`--tries`), and marked where they did every
+time.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -19,7 +23,7 @@ from typing import Any
 
 import numpy
 import torch
-from common import RESULTS, write_result
+from common import RESULTS, Others, write_result
 from goodput import measured_capacity
 
 from distillspec.config import BenchConfig, HardwareConfig, TargetConfig
@@ -27,7 +31,7 @@ from distillspec.models import LanguageModel, load_target
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine, EngineSettings, SamplingParams
 from distillspec.serving.bench.drive import drive
-from distillspec.serving.bench.load import poisson_load
+from distillspec.serving.bench.load import Arrival, poisson_load
 from distillspec.serving.bench.records import RequestRecord
 from distillspec.serving.bench.summary import summarise
 from distillspec.serving.commands.bench import read_prompts
@@ -40,7 +44,22 @@ from distillspec.serving.simulation import Hardware, Policy, Simulation, derive_
 from distillspec.serving.simulation.seen import Witness, seen_requests
 from distillspec.types import Prompt
 
+QUIET = 0.15  # cores that others may keep busy while latencies are measured
 GOALS = {"mean_latency": 0.10, "held_out_error": 0.09}
+
+
+class OwnTime:
+    """A clock of this thread's processor time, and of the time that was slept."""
+
+    def __init__(self) -> None:
+        self._slept = 0.0
+
+    def __call__(self) -> float:
+        return time.thread_time() + self._slept
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass without waiting for it."""
+        self._slept += seconds
 
 
 @dataclass(frozen=True)
@@ -52,6 +71,7 @@ class Seen:
     requests: tuple[RequestRecord, ...]  # in order of arrival
     trials: dict[str, dict[int, bool]]
     parts: dict[str, Any]
+    others: float | None  # cores that other processes kept busy meanwhile
 
 
 @dataclass(frozen=True)
@@ -74,16 +94,22 @@ class Pair:
 
 def main() -> None:
     options = _options()
+    own = OwnTime()
+    if options.own_time:
+        torch.set_num_threads(1)
     target = load_target(TargetConfig(path=options.target, dtype="auto"))
     draft = load_pretrained(options.draft, target, target.dtype)
     wanted = BenchConfig(prompts=options.prompts, longest_prompt=options.longest_prompt)
     prompts = read_prompts(wanted, target)[-options.each * len(options.prompts) :]
     engine = make_engine(options, target, draft)
+    if options.own_time:
+        engine.core.clock = own
+    sleep = own.sleep if options.own_time else time.sleep
     try:
         profile = profiled(engine, options)
         profile.save(options.output / "fidelity_profile.json")
         capacity = measured_capacity(engine, options, prompts)
-        runs = [seen for share in options.loads for seen in live(engine, options, prompts, share * capacity)]
+        runs = [seen for share in options.loads for seen in live(engine, options, prompts, share * capacity, sleep)]
     finally:
         engine.close()
     machine = simulated_machine(engine, options.output / "fidelity_profile.json")
@@ -95,11 +121,13 @@ def main() -> None:
         "max_tokens": options.max_tokens,
         "prompts": len(prompts),
         "threads": torch.get_num_threads(),
+        "clock": "own processor time" if options.own_time else "wall",
         "dtype": str(target.dtype),
         "capacity_requests_per_s": capacity,
         "profile": _judge_profile(profile),
         "runs": [_judge(pair) for pair in pairs],
         "worst": max(abs(pair.ratio - 1) for pair in pairs),
+        "worst_of_quiet": max((abs(pair.ratio - 1) for pair in pairs if is_quiet(pair.seen)), default=None),
         "goals": GOALS,
         "met": all(abs(pair.ratio - 1) <= GOALS["mean_latency"] for pair in pairs),
     }
@@ -124,7 +152,7 @@ def profiled(engine: Engine, options: argparse.Namespace) -> Profile:
     lengths = [k for k in (0, 1, 2, 4) if k <= options.longest]
     prompts = [max(1, longest // share) for share in (16, 8, 4, 2, 1)]
     grid = Grid([max(1, longest // 8), longest // 2, longest], rows, lengths, prompts, options.profile_rounds)
-    return measure(engine, grid, seed=options.seed)
+    return measure(engine, grid, seed=options.seed, clock=engine.core.clock)
 
 
 def simulated_machine(engine: Engine, profile: Path) -> Hardware:
@@ -140,20 +168,40 @@ def simulated_machine(engine: Engine, profile: Path) -> Hardware:
     return derive_hardware(machine)
 
 
-def live(engine: Engine, options: argparse.Namespace, prompts: Seq[Prompt], rate: float) -> list[Seen]:
+def live(
+    engine: Engine, options: argparse.Namespace, prompts: Seq[Prompt], rate: float, sleep: Callable[[float], None]
+) -> list[Seen]:
     """All policies at one rate."""
     arrivals = poisson_load(prompts, _params(options), rate, options.seconds, options.seed)
     latency = Profile.read(options.output / "fidelity_profile.json").latency
     found = []
     for name in options.policies:
-        witness = Witness(named_controller(name, options.longest, latency))
-        engine.use_controller(witness)
-        record = drive(engine, arrivals)
-        assert not record.failed, f"{record.failed} requests failed"
-        requests = tuple(sorted(record.requests, key=lambda request: request.arrived_s))
-        found.append(Seen(name, rate, requests, witness.trials, _parts(witness.results)))
-        print(f"{rate:.2f} requests/s, {name}: {summarise(record).latency_s.mean:.2f} s", flush=True)
+        tries: list[Seen] = []
+        while len(tries) < options.tries and not any(is_quiet(seen) for seen in tries):
+            witness = Witness(named_controller(name, options.longest, latency))
+            tries.append(live_once(engine, arrivals, witness, name, rate, sleep))
+            if options.own_time:
+                break
+        found.append(min(tries, key=lambda seen: seen.others or 0.0))
     return found
+
+
+def live_once(
+    engine: Engine, arrivals: Seq[Arrival], witness: Witness, name: str, rate: float, sleep: Callable[[float], None]
+) -> Seen:
+    engine.use_controller(witness)
+    others = Others()
+    record = drive(engine, arrivals, sleep=sleep)
+    assert not record.failed, f"{record.failed} requests failed"
+    requests = tuple(sorted(record.requests, key=lambda request: request.arrived_s))
+    seen = Seen(name, rate, requests, witness.trials, _parts(witness.results), others.cores())
+    print(f"{rate:.2f} requests/s, {name}: {summarise(record).latency_s.mean:.2f} s, others {seen.others}", flush=True)
+    return seen
+
+
+def is_quiet(seen: Seen) -> bool:
+    """Whether the machine was the engine's own; what does not say so is believed."""
+    return seen.others is None or seen.others <= QUIET
 
 
 def imitated(seen: Seen, runs: Seq[Seen], machine: Hardware, options: argparse.Namespace) -> Pair:
@@ -180,6 +228,8 @@ def _judge(pair: Pair) -> dict[str, Any]:
     return {
         "policy": pair.seen.policy,
         "rate": round(pair.seen.rate, 3),
+        "others_cores": pair.seen.others,
+        "quiet": is_quiet(pair.seen),
         "requests": len(pair.live_s),
         "live_mean_latency_s": float(numpy.mean(pair.live_s)),
         "simulated_mean_latency_s": float(numpy.mean(pair.simulated_s)),
@@ -255,11 +305,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--policies", nargs="+", default=["none", "fixed-2", "goodput"])
     parser.add_argument("--longest", type=int, default=4, help="tokens that a row drafts at most")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6], help="shares of saturation")
-    parser.add_argument("--seconds", type=float, default=45.0, help="of arrivals a run")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of arrivals a run")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--longest-prompt", type=int, default=256)
     parser.add_argument("--each", type=int, default=60, help="prompts of each file, the last ones")
+    parser.add_argument("--own-time", action="store_true", help="count this thread's processor time")
+    parser.add_argument("--tries", type=int, default=2, help="runs of a policy at most, until one is undisturbed")
     parser.add_argument("--profile-rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=RESULTS)

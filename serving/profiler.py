@@ -52,7 +52,14 @@ class Work:
 
 
 @torch.inference_mode()
-def measure(engine: Engine, grid: Grid, *, seed: int = 0, on_pass: Callable[[int, int], None] | None = None) -> Profile:
+def measure(
+    engine: Engine,
+    grid: Grid,
+    *,
+    seed: int = 0,
+    on_pass: Callable[[int, int], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Profile:
     """Time the grid on an idle engine and fit costs; the engine must have slots and room for the largest point.
 
     All points take turns, so that a slow minute falls on all of them alike; the first round warms up.
@@ -65,7 +72,7 @@ def measure(engine: Engine, grid: Grid, *, seed: int = 0, on_pass: Callable[[int
     total = len(works) * (grid.rounds + 1)
     for done in range(total):
         round_, place = divmod(done, len(works))
-        took = _timed(works[place].run, engine.target.device)
+        took = _timed(works[place].run, engine.target.device, clock)
         if round_ > 0:
             seconds[place].append(took)
         if on_pass is not None:
@@ -150,15 +157,15 @@ def _sequences(rows: int, context: int) -> list[Sequence]:
     ]
 
 
-def _timed(run: Callable[[], object], device: torch.device) -> float:
+def _timed(run: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
     """Seconds of a call that ends with a look at its result."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    started = time.perf_counter()
+    started = clock()
     run()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def _hold_out(points: Seq[Timed], share: float, generator: torch.Generator) -> list[Timed]:

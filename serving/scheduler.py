@@ -53,10 +53,10 @@ def reservation(sequence: Sequence, limits: Limits) -> int:
 
 def speculation_limit(sequence: Sequence, limits: Limits) -> int:
     """The most tokens that may be drafted for a sequence: the step adds one of the target's own to them."""
-    params = sequence.params
+    params = sequence.request.params
     if not params.speculate or not sequence.draft_ok:
         return 0
-    room = min(sequence.room, limits.max_len - len(sequence.tokens)) - 1
+    room = min(sequence.prompt_length + sequence.max_output, limits.max_len) - len(sequence.tokens) - 1
     return max(0, room if params.max_speculation is None else min(room, params.max_speculation))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from distillspec.serving.control.base import StepResult
+from distillspec.serving.control.base import StepResult, decoding_rows
 
 
 class StepRecord(NamedTuple):
@@ -25,8 +25,7 @@ class StepRecord(NamedTuple):
     @classmethod
     def of(cls, result: StepResult, at_s: float) -> StepRecord:
         """What a controller observed, begun at `at_s`."""
-        decoding = {row.sequence_id for row in result.view.rows}
-        rows = [row for row in result.rows if row.sequence_id in decoding]
+        rows = decoding_rows(result)
         proposed = [row.proposed for row in rows]
         return cls(
             at_s=at_s,

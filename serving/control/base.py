@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -98,6 +99,14 @@ class StepResult:
     target_s: float
     total_s: float
     reserved_tokens: int = 0  # set aside in the cache, at the step's beginning
+
+
+def decoding_rows(result: StepResult) -> Seq[RowResult]:
+    """The results of rows that were decoding already; the others had their first token from their prompts."""
+    if not result.prefill_tokens:
+        return result.rows
+    decoding = {row.sequence_id for row in result.view.rows}
+    return [row for row in result.rows if row.sequence_id in decoding]
 
 
 class LengthController(Protocol):

@@ -12,7 +12,15 @@ import numpy
 from distillspec.errors import ConfigError
 from distillspec.serving.control.acceptance import AcceptanceEstimate
 from distillspec.serving.control.allocation import Allocation, Batch, Floats, best_by_row, best_for_all, expected, plain
-from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowResult, RowView, StepResult
+from distillspec.serving.control.base import (
+    BatchView,
+    Plan,
+    RowPlan,
+    RowResult,
+    RowView,
+    StepResult,
+    decoding_rows,
+)
 from distillspec.serving.control.bounded import best_by_row_within, best_for_all_within, row_tokens, violation
 from distillspec.serving.control.calibration import CostCalibration
 from distillspec.serving.control.latency import ForwardCost, LatencyModel
@@ -186,10 +194,7 @@ class GoodputController:
     def observe(self, result: StepResult) -> None:
         """Learn from a step: what stood, what it cost, and whether predictions held."""
         self._latency = None
-        rows: Seq[RowResult] = result.rows
-        if result.prefill_tokens:  # else nobody's first token is among them
-            decoding = {row.sequence_id for row in result.view.rows}
-            rows = [row for row in rows if row.sequence_id in decoding]
+        rows = decoding_rows(result)
         self._learn_costs(result, [row.proposed for row in rows])
         matches = {row.sequence_id: row.match for row in result.view.rows if row.match}
         self.acceptance.observe(rows, [matches.get(row.sequence_id, 0) for row in rows] if matches else None)

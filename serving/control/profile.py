@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +21,6 @@ from distillspec.serving.control.latency import ForwardCost, LatencyModel
 
 VERSION = 2
 SMOOTH = 0.03  # median error of a line on the points it was fitted to, up to which it is taken as it is
-SEEN_TWICE = 2  # fitted points of a number of tokens from which its bump is believed
 FILE = "profile.json"
 
 
@@ -177,8 +175,7 @@ def _error(cost: ForwardCost, points: Seq[Timed]) -> float:
 
 def _with_bumps(line: ForwardCost, points: Seq[Timed]) -> ForwardCost:
     """Fit seconds at each number of tokens in place of a line through them; what they differ by are the bumps."""
-    counts = Counter(point.tokens / point.passes for point in points)
-    knots = sorted(tokens for tokens, times in counts.items() if times >= SEEN_TWICE)
+    knots = sorted({point.tokens / point.passes for point in points})
     if len(knots) < 2:
         return line
     hats = numpy.array(
