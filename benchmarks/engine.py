@@ -119,12 +119,12 @@ def _against_plain(
     controllers["goodput"] = GoodputController(max(lengths), drafts_with_model=engine.draft is not None)
 
     def under(name: str) -> int:
-        engine.core.controller = controllers[name]
+        engine.use_controller(controllers[name])
         return generate(engine, texts, greedy())
 
     timed = paired({name: (lambda name=name: under(name)) for name in controllers}, options.rounds, against="0")
     for name, controller in controllers.items():
-        engine.core.controller = controller
+        engine.use_controller(controller)
         outputs = engine.generate(texts, greedy())
         tokens, steps = sum(len(o.token_ids) for o in outputs), sum(o.stats.steps for o in outputs)
         timed["sides"][name]["block_efficiency"] = tokens / steps

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import argparse
 import math
-import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -57,7 +57,8 @@ def main() -> None:
     }
     sections = {"sweep": sweep, "useless": useless}
     for name in options.sections.split(","):
-        write_result(f"goodput_{name}", {**setting, **sections[name](options, target, prompts)}, options.seed)
+        found = sections[name](options, target, prompts)
+        write_result(f"goodput_{name}", {**setting, **found}, options.seed, options.output)
 
 
 def sweep(options: argparse.Namespace, target: LanguageModel, prompts: list[Prompt]) -> dict[str, Any]:
@@ -70,19 +71,18 @@ def sweep(options: argparse.Namespace, target: LanguageModel, prompts: list[Prom
     runs: dict[float, dict[str, list[LoadRecord]]] = {}
     for share in options.loads:
         rate = share * capacity
-        runs[share] = take_turns(
-            engine, options, prompts, rate, names, lambda name: named_controller(name, max(options.fixed), latency)
-        )
+        runs[share] = take_turns(engine, options, prompts, rate, names, latency)
         print(f"load {share}: {_mean_latencies(runs[share])}", flush=True)
     engine.close()
     summaries = {name: {share: _pooled(runs[share][name]) for share in runs} for name in names}
     plot_load(
         {name: {round(share * capacity, 2): s for share, s in found.items()} for name, found in summaries.items()},
         {name: runs[max(runs)][name][-1] for name in names},
-        RESULTS / "goodput_sweep.png",
+        options.output / "goodput_sweep.png",
     )
     return {
         "capacity_requests_per_s": capacity,
+        "profile": options.profile is not None,
         "loads": {str(share): _judge_load(records, share, summaries) for share, records in runs.items()},
         **_judge_sweep(runs, names),
         "goals": GOALS,
@@ -127,7 +127,7 @@ def take_turns(
         arrivals = load(options, prompts, rate, round_)
         order = names[round_ % len(names) :] + names[: round_ % len(names)]
         for name in order:
-            engine.core.controller = controllers[name]
+            engine.use_controller(controllers[name])
             records[name].append(drive(engine, arrivals))
     return records
 
@@ -139,13 +139,13 @@ def load(options: argparse.Namespace, prompts: list[Prompt], rate: float, round_
 
 def measured_capacity(engine: Engine, options: argparse.Namespace, prompts: list[Prompt]) -> float:
     """Requests a second that the engine answers without speculation when all slots are busy."""
-    engine.core.controller = FixedLength(0)
+    engine.use_controller(FixedLength(0))
     params = SamplingParams(temperature=0.0, max_tokens=options.max_tokens, ignore_eos=True)
     asked = [prompts[i % len(prompts)].token_ids for i in range(2 * options.slots)]
     engine.generate(asked[: options.slots], params)  # warms up
-    begun = time.perf_counter()
+    begun = engine.core.clock()
     engine.generate(asked, params)
-    return len(asked) / (time.perf_counter() - begun)
+    return len(asked) / (engine.core.clock() - begun)
 
 
 def make_engine(options: argparse.Namespace, target: LanguageModel, draft: LanguageModel) -> Engine:
@@ -226,6 +226,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--sections", default="sweep,useless")
+    parser.add_argument("--output", type=Path, default=RESULTS)
     return parser.parse_args()
 
 

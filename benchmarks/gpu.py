@@ -172,7 +172,7 @@ def copy_bandwidth(device: torch.device, size: int = 1 << 30) -> float:
 
 def _decode_rate(engine: Engine, batch: int, length: int) -> float:
     """Tokens a second of decoding, prompts read before the clock starts; the first steps warm up."""
-    engine.core.controller = FixedLength(length)
+    engine.use_controller(FixedLength(length))
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS + 40, ignore_eos=True)
     for row in range(batch):
         engine.submit(Request(f"row-{row}", tuple(range(5, 5 + CONTEXT)), params))

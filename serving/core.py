@@ -14,6 +14,7 @@ from threading import Lock
 import torch
 from torch import Tensor
 
+from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.serving.commit import Committer
 from distillspec.serving.control.base import BatchView, LengthController, Plan, RowResult, RowView, StepResult
@@ -63,6 +64,7 @@ class EngineCore:
         self.target = target
         self.vocab_size = target.identity.vocab_size
         self.clock = clock
+        self._longest = controller.longest  # what weights, graphs and room were made for
         self.limits = Limits(pool.slots, pool.max_len, pool.token_budget, prefill_chunk, *_ahead(controller, proposer))
         self.roster = Roster(
             pool,
@@ -102,11 +104,24 @@ class EngineCore:
         """Run `change` between two steps."""
         self._messages.append(change)
 
+    def use_controller(self, controller: LengthController) -> None:
+        """Let another controller choose lengths from now on; call between steps (`at_next_step`).
+
+        Raises:
+            ConfigError: it may draft more than the engine was made for; the controller before stays.
+        """
+        if controller.longest > self._longest:
+            raise ConfigError(
+                f"a controller that drafts up to {controller.longest} tokens a row does not fit an engine made for "
+                f"{self._longest}; give it speculation_length={controller.longest}"
+            )
+        self.controller = controller
+        self._look_ahead()
+
     def replace_proposer(self, proposer: Proposer | None) -> None:
         """Draft with another proposer from now on; call between steps (`at_next_step`)."""
         self.proposer = proposer
-        lookahead, extra = _ahead(self.controller, proposer)
-        self.limits = self.roster.limits = replace(self.limits, lookahead=lookahead, extra=extra)
+        self._look_ahead()
         self.controller.draft_changed()
         self.roster.forget_drafts()
 
@@ -161,13 +176,18 @@ class EngineCore:
         if problem is not None:
             raise RequestRefused(f"request {request.id}: {problem}")
 
+    def _look_ahead(self) -> None:
+        """Set aside as much a row as controller and proposer may add to it."""
+        lookahead, extra = _ahead(self.controller, self.proposer)
+        self.limits = self.roster.limits = replace(self.limits, lookahead=lookahead, extra=extra)
+
     def _follow(self, moves: Seq[Move]) -> None:
         self.runner.move(moves)
         if self.proposer is not None:
             self.proposer.move(moves)
 
     def _run(self, schedule: SchedulePlan, timer: _Timer) -> StepResult:
-        decoding = self.roster.decoding
+        decoding, reserved = self.roster.decoding, self.roster.pool.reserved_tokens
         chunks = [(self.roster.sequences[chunk.sequence_id], chunk.tokens) for chunk in schedule.prefill]
         view = self._view(decoding, sum(tokens for _, tokens in chunks))
         plan = self.controller.plan(view)
@@ -185,7 +205,9 @@ class EngineCore:
         rows: tuple[RowResult, ...] = ()
         if logits is not None:
             rows = self.committer.commit(windows, judgements, logits, self.proposer, self.clock())
-        result = StepResult(rows, view, plan, view.prefill_tokens, timer.draft_s, timer.target_s, timer.total_s)
+        result = StepResult(
+            rows, view, plan, view.prefill_tokens, timer.draft_s, timer.target_s, timer.total_s, reserved
+        )
         self.controller.observe(result)
         self.last_result = result
         return result

@@ -229,6 +229,10 @@ class Engine:
         self.core.at_next_step(lambda: self._switch(draft, proposer))
         return version
 
+    def use_controller(self, controller: LengthController) -> None:
+        """See `EngineCore.use_controller`; call between steps, from the thread that steps."""
+        self.core.use_controller(controller)
+
     def forget_prompts(self) -> None:
         """Drop the beginnings that idle slots remember, between steps: the next prompts are read whole."""
         pool = self.core.roster.pool

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import count, product
 from statistics import median
 
 import torch
@@ -52,7 +52,14 @@ class Work:
 
 
 @torch.inference_mode()
-def measure(engine: Engine, grid: Grid, *, seed: int = 0, on_pass: Callable[[int, int], None] | None = None) -> Profile:
+def measure(
+    engine: Engine,
+    grid: Grid,
+    *,
+    seed: int = 0,
+    on_pass: Callable[[int, int], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Profile:
     """Time the grid on an idle engine and fit costs; the engine must have slots and room for the largest point.
 
     All points take turns, so that a slow minute falls on all of them alike; the first round warms up.
@@ -65,7 +72,7 @@ def measure(engine: Engine, grid: Grid, *, seed: int = 0, on_pass: Callable[[int
     total = len(works) * (grid.rounds + 1)
     for done in range(total):
         round_, place = divmod(done, len(works))
-        took = _timed(works[place].run, engine.target.device)
+        took = _timed(works[place].run, engine.target.device, clock)
         if round_ > 0:
             seconds[place].append(took)
         if on_pass is not None:
@@ -79,7 +86,7 @@ def measure(engine: Engine, grid: Grid, *, seed: int = 0, on_pass: Callable[[int
     return Profile(
         machine(engine.target.device),
         ModelKey.of(engine.target),
-        fit(points["verification"], *experts_of(engine.target)),
+        fit(points["verification"], *experts_of(engine.target), may_bump=True),
         fit(points["prefill"]),
         None if engine.draft is None else ModelKey.of(engine.draft),
         drafting,
@@ -105,14 +112,20 @@ def _verifications(engine: Engine, grid: Grid) -> list[Work]:
 
 
 def _prefills(engine: Engine, grid: Grid) -> list[Work]:
-    """The target over prompts from their first token on."""
-    core, found = engine.core, []
-    for tokens in grid.prompts:
-        inputs = [RowInput(0, 0, [TOKEN] * tokens)]
+    """The target over prompts from their first token on.
 
-        def run(inputs: list[RowInput] = inputs) -> object:
+    Every pass is one token shorter than the one before, as real prompts have no length twice: what libraries remember
+    of a shape does not help.
+    """
+    core, found = engine.core, []
+    for longest in grid.prompts:
+        lengths = count(longest, -1)
+
+        def run(lengths: Iterator[int] = lengths) -> object:
+            inputs = [RowInput(0, 0, [TOKEN] * max(1, next(lengths)))]
             return core.runner.logits(core.runner.read_uneven(inputs)).argmax(-1).tolist()
 
+        tokens = max(1.0, longest - (grid.rounds + 1) / 2)  # of the rounds that count, in the mean
         found.append(Work("prefill", Timed(0, tokens, 1, 0.0), run))
     return found
 
@@ -144,19 +157,19 @@ def _sequences(rows: int, context: int) -> list[Sequence]:
     ]
 
 
-def _timed(run: Callable[[], object], device: torch.device) -> float:
+def _timed(run: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
     """Seconds of a call that ends with a look at its result."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    started = time.perf_counter()
+    started = clock()
     run()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    return time.perf_counter() - started
+    return clock() - started
 
 
 def _hold_out(points: Seq[Timed], share: float, generator: torch.Generator) -> list[Timed]:
     """Mark a share of the points at random; at least one, and never so many that nothing is left to fit."""
-    count = min(max(1, round(share * len(points))), len(points) - 1)
-    chosen = set(torch.randperm(len(points), generator=generator)[:count].tolist())
+    held = min(max(1, round(share * len(points))), len(points) - 1)
+    chosen = set(torch.randperm(len(points), generator=generator)[:held].tolist())
     return [replace(point, held_out=place in chosen) for place, point in enumerate(points)]

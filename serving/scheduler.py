@@ -46,15 +46,17 @@ def reservation(sequence: Sequence, limits: Limits) -> int:
     """Tokens to set aside for a sequence's next step: its text, the drafted ones and one of the target's own."""
     final = sequence.prompt_length + sequence.max_output
     tokens = min(len(sequence.tokens) + limits.lookahead + 1, final)
+    if not limits.extra:
+        return tokens  # an answer is never given more than fits
     return min(tokens + limits.extra, limits.max_len, max(tokens, limits.cache_tokens))
 
 
 def speculation_limit(sequence: Sequence, limits: Limits) -> int:
     """The most tokens that may be drafted for a sequence: the step adds one of the target's own to them."""
-    params = sequence.params
+    params = sequence.request.params
     if not params.speculate or not sequence.draft_ok:
         return 0
-    room = min(sequence.room, limits.max_len - len(sequence.tokens)) - 1
+    room = min(sequence.prompt_length + sequence.max_output, limits.max_len) - len(sequence.tokens) - 1
     return max(0, room if params.max_speculation is None else min(room, params.max_speculation))
 
 
@@ -78,7 +80,7 @@ def plan_step(waiting: Seq[Sequence], running: Seq[Sequence], limits: Limits, mo
     refused at the door. Changes nothing.
     """
     needs = {s.id: reservation(s, limits) for s in running}
-    kept, preempted = _keep_what_fits(sorted(running, key=urgency), needs, limits)
+    kept, preempted = _keep_what_fits(running, needs, limits)
     admitted: list[Sequence] = []
     prefill_left = limits.prefill_chunk - sum(_unread(s) for s in kept if s.status is Status.PREFILL)
     for sequence in waiting:
@@ -107,12 +109,14 @@ def _keep_what_fits(
     running: Seq[Sequence], needs: Mapping[str, int], limits: Limits
 ) -> tuple[list[Sequence], list[Sequence]]:
     """Most urgent first, as many as the cache holds; the rest loses its slot."""
+    if sum(needs.values()) <= limits.cache_tokens:
+        return list(running), []  # as nearly always: nothing to put in order
     kept: list[Sequence] = []
-    room = limits.cache_tokens
-    for place, sequence in enumerate(running):
+    room, by_urgency = limits.cache_tokens, sorted(running, key=urgency)
+    for place, sequence in enumerate(by_urgency):
         room -= needs[sequence.id]
         if room < 0 and kept:
-            return kept, list(running[place:])
+            return kept, by_urgency[place:]
         kept.append(sequence)
     return kept, []
 

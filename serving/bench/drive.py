@@ -8,10 +8,10 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from distillspec.serving.bench.load import Arrival
-from distillspec.serving.bench.records import LoadRecord, RequestRecord, StepRecord
-from distillspec.serving.control.base import StepResult
+from distillspec.serving.bench.records import LoadRecord, RequestRecord
 from distillspec.serving.engine import Engine
 from distillspec.serving.requests import Request, RequestOutput
+from distillspec.serving.step_record import StepRecord
 
 
 def drive(
@@ -43,7 +43,7 @@ def drive(
             continue
         output = engine.step()
         if output.result is not None:
-            steps.append(_step_record(output.result, now))
+            steps.append(StepRecord.of(output.result, now))
         for finished in output.finished:
             if finished.finish_reason == "error":
                 failed += 1
@@ -52,24 +52,6 @@ def drive(
         if output.finished:
             on_progress(len(requests) + failed)
     return LoadRecord(tuple(requests), tuple(steps), clock() - begun, failed)
-
-
-def _step_record(result: StepResult, at_s: float) -> StepRecord:
-    decoding = {row.sequence_id for row in result.view.rows}
-    rows = [row for row in result.rows if row.sequence_id in decoding]
-    drafted = [row.proposed for row in rows]
-    return StepRecord(
-        at_s=at_s,
-        seconds=result.total_s,
-        rows=len(rows),
-        waiting=result.view.waiting,
-        drafted=sum(drafted),
-        longest=max(drafted, default=0),
-        emitted=sum(row.emitted for row in rows),
-        prefill_tokens=result.prefill_tokens,
-        predicted_s=result.plan.predicted_s,
-        predicted_tokens=result.plan.predicted_tokens,
-    )
 
 
 def _request_record(output: RequestOutput, arrival: Arrival, begun: float) -> RequestRecord:

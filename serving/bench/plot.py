@@ -49,7 +49,7 @@ def _lengths_over_time(axis: Axes, records: Mapping[str, LoadRecord]) -> None:
             continue
         edges = numpy.linspace(0, max(record.seconds, 1e-9), BINS + 1)
         place = numpy.clip(numpy.digitize([step.at_s for step in steps], edges) - 1, 0, BINS - 1)
-        drafted = numpy.bincount(place, [step.drafted for step in steps], BINS)
+        drafted = numpy.bincount(place, [step.proposed for step in steps], BINS)
         rows = numpy.bincount(place, [step.rows for step in steps], BINS)
         seen = rows > 0
         axis.step(edges[:-1][seen], drafted[seen] / rows[seen], where="post", label=name)

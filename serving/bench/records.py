@@ -1,9 +1,11 @@
-"""What was seen under load: one record a request, one a step. Times in seconds from the load's beginning."""
+"""What was seen under load, by request and step. Times in seconds from the load's beginning."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+
+from distillspec.serving.step_record import StepRecord
 
 
 @dataclass(frozen=True)
@@ -37,22 +39,6 @@ class RequestRecord:
         """Time per output token after the first; None for an answer of one token."""
         later = self.output_tokens - 1
         return (self.finished_s - self.first_token_s) / later if later > 0 else None
-
-
-@dataclass(frozen=True)
-class StepRecord:
-    """One step of an engine."""
-
-    at_s: float
-    seconds: float
-    rows: int  # decoding
-    waiting: int
-    drafted: int  # tokens, all rows
-    longest: int  # tokens drafted for one row
-    emitted: int
-    prefill_tokens: int
-    predicted_s: float | None
-    predicted_tokens: float | None
 
 
 @dataclass(frozen=True)

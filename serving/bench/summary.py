@@ -80,7 +80,7 @@ def summarise(record: LoadRecord) -> LoadSummary:
         goodput=tokens / busy if busy > 0 else None,
         block_efficiency=sum(step.emitted for step in record.steps) / rows if rows else None,
         acceptance=sum(request.accepted or 0 for request in record.requests) / proposed if proposed else None,
-        mean_length=sum(step.drafted for step in record.steps) / rows if rows else None,
+        mean_length=sum(step.proposed for step in record.steps) / rows if rows else None,
         step_time_error=_step_time_error(record),
         tokens_error=_tokens_error(record),
     )

@@ -129,7 +129,7 @@ def _measure(
 
 
 def _one_run(engine: Engine, controller: LengthController, load: Seq[Arrival], title: str) -> LoadRecord:
-    engine.core.controller = controller
+    engine.use_controller(controller)
     engine.forget_prompts()  # of the side before
     total = len(load)
     with progress(title) as line:

@@ -90,6 +90,7 @@ def _figures(fitted: Fitted) -> dict[str, float]:
         "per_token_s": cost.per_token,
         "fixed_s": cost.fixed,
         "per_expert_s": cost.per_expert,
+        "bumps": len(cost.bumps),
         "held_out_error": fitted.held_out_error,
         "points": len(fitted.points),
     }

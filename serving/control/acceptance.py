@@ -50,8 +50,9 @@ class AcceptanceEstimate:
             raise ConfigError(f"strength={strength}, memory={memory} and global_memory={global_memory} must be above 0")
         self.longest, self.prior, self.strength = longest, prior, strength
         self._first = numpy.tri(longest + 1, longest, -1)  # row c: 1 for the first c positions
-        self._forget, self._forget_globally = 0.5 ** (1 / memory), 0.5 ** (1 / global_memory)
-        self._places: dict[tuple[str, int], int] = {}
+        self._forgetting = 1 - (1 - 0.5 ** (1 / memory)) * self._first  # row c: what of old evidence stays, c tried
+        self._forget_globally = 0.5 ** (1 / global_memory)
+        self._places: dict[int, dict[str, int]] = {}  # by match and request
         self._hazards: dict[int, Floats] = {}  # by match, while nothing new is learnt
         self._free: list[int] = []
         self.reset()
@@ -62,7 +63,7 @@ class AcceptanceEstimate:
         self._free.clear()
         self._hazards.clear()
         self._own = numpy.zeros((2, 1, self.longest))  # tried, accepted; the first place stays empty: for the unknown
-        self._all = {0: numpy.zeros((2, self.longest))}  # by match
+        self._all = {0: [[0.0] * self.longest] * 2}  # tried, accepted; by match
 
     @property
     def hazards(self) -> Floats:
@@ -75,9 +76,10 @@ class AcceptanceEstimate:
         Late positions are seldom tried: until they are, they are taken for like the others.
         """
         if match not in self._hazards:
-            tried, accepted = self._all.get(match, numpy.zeros((2, self.longest)))
-            pooled = (accepted.sum() + IMAGINED * self.prior) / (tried.sum() + IMAGINED)
-            self._hazards[match] = (accepted + POOLED * pooled) / (tried + POOLED)
+            tried, accepted = self._all.get(match, [[0.0] * self.longest] * 2)
+            pooled = (sum(accepted) + IMAGINED * self.prior) / (sum(tried) + IMAGINED)
+            hazards = [(a + POOLED * pooled) / (t + POOLED) for t, a in zip(tried, accepted, strict=True)]
+            self._hazards[match] = numpy.array(hazards)
         return self._hazards[match]
 
     @property
@@ -87,13 +89,15 @@ class AcceptanceEstimate:
 
     def survival(self, names: Seq[str], matches: Seq[int] | None = None) -> Floats:
         """P(the first 1 … longest drafted tokens all stand), `[n, longest]`; the global one without evidence."""
-        matches = matches or [0] * len(names)
-        pooled = self.hazards_at(matches[0] if matches else 0)
-        if len(set(matches)) > 1:
+        if matches and len(set(matches)) > 1:
             pooled = numpy.array([self.hazards_at(match) for match in matches])
+            places = [self._places.get(match, {}).get(name, 0) for name, match in zip(names, matches, strict=True)]
+        else:
+            match = matches[0] if matches else 0
+            pooled, own = self.hazards_at(match), self._places.get(match, {})
+            places = [own.get(name, 0) for name in names]
         if self.strength == float("inf"):
             return numpy.tile(pooled, (len(names), 1)).cumprod(1) if pooled.ndim == 1 else pooled.cumprod(1)
-        places = [self._places.get(key, 0) for key in zip(names, matches, strict=True)]
         tried, accepted = self._own.take(places, 1)
         survival: Floats = ((accepted + self.strength * pooled) / (tried + self.strength)).cumprod(1)
         return survival
@@ -107,33 +111,41 @@ class AcceptanceEstimate:
 
     def _observe(self, rows: Seq[RowResult], match: int) -> None:
         self._hazards.pop(match, None)
-        tried = self._first[[min(row.accepted + 1, row.proposed, self.longest) for row in rows]]
-        stood = self._first[[min(row.accepted, self.longest) for row in rows]]
-        places = [self._place((row.sequence_id, match)) for row in rows]
-        counted = numpy.stack([tried, stood])
-        self._own[:, places] = self._own[:, places] * (1 - (1 - self._forget) * tried) + counted
-        trials = tried.sum(0)
-        before = self._all.get(match, 0.0)
-        self._all[match] = self._forget_globally**trials * before + counted.sum(1)
+        own = self._places.setdefault(match, {})
+        places = [own[row.sequence_id] if row.sequence_id in own else self._place(own, row.sequence_id) for row in rows]
+        tried = [min(row.tried, self.longest) for row in rows]
+        counted = self._first[[tried, [min(row.accepted, self.longest) for row in rows]]]  # [2, n, longest]
+        self._own[:, places] = self._own[:, places] * self._forgetting[tried] + counted
+        self._all[match] = self._together(match, *counted.sum(1).tolist())
+
+    def _together(self, match: int, tried: list[float], accepted: list[float]) -> list[list[float]]:
+        """What is known over all requests, with new trials; lists, since arrays of a few numbers are slower."""
+        before = self._all.get(match, [[0.0] * self.longest] * 2)
+        stays = [self._forget_globally**trials for trials in tried]
+        return [
+            [share * old + new for share, old, new in zip(stays, olds, news, strict=True)]
+            for olds, news in zip(before, (tried, accepted), strict=True)
+        ]
 
     def keep_only(self, names: Seq[str]) -> None:
         """Drop requests that are not among `names`."""
         alive = set(names)
-        for key in [key for key in self._places if key[0] not in alive]:
-            place = self._places.pop(key)
-            self._own[:, place] = 0
-            self._free.append(place)
+        for own in self._places.values():
+            for name in own.keys() - alive:
+                place = own.pop(name)
+                self._own[:, place] = 0
+                self._free.append(place)
 
     def __len__(self) -> int:
         """Requests that have evidence of their own, and by how many match lengths."""
-        return len(self._places)
+        return sum(map(len, self._places.values()))
 
-    def _place(self, key: tuple[str, int]) -> int:
-        if key not in self._places:
-            if not self._free:
-                old = self._own.shape[1]
-                more = max(16, old)
-                self._own = numpy.concatenate([self._own, numpy.zeros((2, more, self.longest))], 1)
-                self._free.extend(range(old + more - 1, old - 1, -1))
-            self._places[key] = self._free.pop()
-        return self._places[key]
+    def _place(self, own: dict[str, int], name: str) -> int:
+        """Room for a new request's evidence, noted in `own`."""
+        if not self._free:
+            old = self._own.shape[1]
+            more = max(16, old)
+            self._own = numpy.concatenate([self._own, numpy.zeros((2, more, self.longest))], 1)
+            self._free.extend(range(old + more - 1, old - 1, -1))
+        own[name] = self._free.pop()
+        return own[name]

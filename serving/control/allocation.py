@@ -8,9 +8,10 @@ The best D follows by trying all. (Adding the best marginal row while goodput ri
 may not pay for a pass that two rows pay for.) Rows whose drafts come without a model pay for no pass; with them there
 are two cases for each D, with and without these rows.
 
-Experts of a mixture cost by the *number* of tokens verified, less for each further one, so no fixed order of items is
-right at once. For a given price λ of a second the best set is (items by gain − λ · cost, each count tried), and raising
-λ to the ratio of the set found until nothing changes gives the best ratio (Dinkelbach 1967): exact as well.
+Experts of a mixture cost by the *number* of tokens verified, less for each further one, and products padded to a few
+sizes cost in steps, so no fixed order of items is right at once. For a given price λ of a second the best set is (items
+by gain − λ · cost, each count tried), and raising λ to the ratio of the set found until nothing changes gives the best
+ratio (Dinkelbach 1967): exact as well.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ def best_by_row(batch: Batch) -> Allocation:
         return nothing
     if len(batch.limits) == 1:
         return _best_of_one(batch, nothing)
-    if batch.latency.target.per_expert:
-        return _best_with_experts(batch, nothing)
+    if batch.latency.target.is_uneven:
+        return _best_of_uneven(batch, nothing)
     found = best_from(batch, nothing)
     return nothing if found is None or found.goodput <= nothing.goodput else found
 
@@ -91,9 +92,9 @@ def every_length(batch: Batch) -> list[Allocation]:
         seconds += draft.fixed * lengths[:, model].max(1)
     if not model.all():
         seconds += latency.draft_free_s * lengths[:, ~model].any(1)
-    if latency.target.per_expert:
-        experts_s = _experts_s(batch)
-        seconds += experts_s[drafted] - experts_s[0]
+    if latency.target.is_uneven:
+        uneven_s = _uneven_by_count(batch)
+        seconds += uneven_s[drafted] - uneven_s[0]
     found = zip(lengths, tokens.tolist(), seconds.tolist(), strict=True)
     return [nothing, *(Allocation(*one) for one in found)]
 
@@ -117,26 +118,27 @@ def best_from(
     batch: Batch, nothing: Allocation, floor: Ints | None = None, budget_s: float = numpy.inf
 ) -> Allocation | None:
     """The best lengths that draft something, are nowhere below `floor [n]` and take at most `budget_s`; None: there are
-    none. With experts their cost is counted, but the order of items is that without it."""
+    none. What does not grow evenly is counted, but the order of items is that without it."""
     rows, deepest = batch.survival.shape
     latency, model = batch.latency, _by_model(batch)
     depth = numpy.arange(1, deepest + 1)
-    gain = numpy.where(depth <= batch.limits[:, None], batch.survival, 0.0)
-    cost = _costs(batch, model)[:, None]
-    density = gain / numpy.maximum(cost, 1e-12)
+    gain = _gains(batch, depth)
+    cost = _costs(batch, model)
+    density = gain / numpy.maximum(cost, 1e-12)[:, None]
     forced = 0
     if floor is not None:
         must = depth <= floor[:, None]
         forced = int(must.sum())
         density = numpy.where(must, numpy.inf, density)
     order = numpy.argsort(-density, axis=None, kind="stable")
-    gain, cost = gain.ravel()[order], cost.ravel()[order // deepest]
-    within, fixed_s = _cases(batch, model, order, depth)
+    owner, place = numpy.divmod(order, deepest)
+    gain, cost = gain.ravel()[order], cost[owner]
+    within, fixed_s = _cases(batch, model, owner, place, depth)
     tokens = nothing.tokens + (gain * within).cumsum(1)
     seconds = nothing.seconds + fixed_s[:, None] + (cost * within).cumsum(1)
-    if latency.target.per_expert:
-        experts_s = _experts_s(batch)
-        seconds += experts_s[numpy.cumsum(within & (gain > 0), 1)] - experts_s[0]
+    if latency.target.is_uneven:
+        uneven_s = _uneven_by_count(batch)
+        seconds += uneven_s[numpy.cumsum(within & (gain > 0), 1)] - uneven_s[0]
     ratio = tokens / seconds
     if floor is not None:
         ratio[:, : max(0, forced - 1)] = 0.0
@@ -145,10 +147,10 @@ def best_from(
     case, last = divmod(int(ratio.argmax()), len(gain))
     if ratio[case, last] <= 0:
         return None
-    taken = order[: last + 1][within[case, : last + 1] & (gain[: last + 1] > 0)]
+    taken = owner[: last + 1][within[case, : last + 1] & (gain[: last + 1] > 0)]
+    lengths = numpy.bincount(taken, minlength=rows)
     if floor is not None:
-        return expected(batch, numpy.maximum(numpy.bincount(taken // deepest, minlength=rows), floor))
-    lengths = numpy.bincount(taken // deepest, minlength=rows)
+        return expected(batch, numpy.maximum(lengths, floor))
     return Allocation(lengths, float(tokens[case, last]), float(seconds[case, last]))
 
 
@@ -164,36 +166,44 @@ def _best_of_one(batch: Batch, nothing: Allocation) -> Allocation:
     seconds = nothing.seconds + a_token * length
     if not by_model:
         seconds[1:] += latency.draft_free_s
-    if latency.target.per_expert:
-        experts_s = _experts_s(batch)
-        seconds += experts_s[: limit + 1] - experts_s[0]
+    if latency.target.is_uneven:
+        uneven_s = _uneven_by_count(batch)
+        seconds += uneven_s[: limit + 1] - uneven_s[0]
     tokens = numpy.ones(limit + 1)
     tokens[1:] += batch.survival[0, :limit].cumsum()
     best = int((tokens / seconds).argmax())
     return Allocation(length[best : best + 1], float(tokens[best]), float(seconds[best]))
 
 
-def _best_with_experts(batch: Batch, nothing: Allocation) -> Allocation:
+def _best_of_uneven(batch: Batch, nothing: Allocation) -> Allocation:
     """Dinkelbach's iteration from plain decoding up; each round is the best set at the price so far."""
     rows, deepest = batch.survival.shape
     model, depth = _by_model(batch), numpy.arange(1, deepest + 1)
     allowed = depth <= batch.limits[:, None]
     cost = _costs(batch, model)[:, None]
-    experts_s = _experts_s(batch)
+    uneven_s = _uneven_by_count(batch)
     best = nothing
     while True:
         value = numpy.where(allowed, batch.survival - best.goodput * cost, -numpy.inf).ravel()
         order = numpy.argsort(-value, kind="stable")
-        within, fixed_s = _cases(batch, model, order, depth)
+        owner, place = numpy.divmod(order, deepest)
+        within, fixed_s = _cases(batch, model, owner, place, depth)
         within = within & (value[order] > -numpy.inf)
         worth = numpy.cumsum(numpy.where(within, value[order], 0.0), 1)
-        worth -= best.goodput * (experts_s[numpy.cumsum(within, 1)] + fixed_s[:, None])
+        worth -= best.goodput * (uneven_s[numpy.cumsum(within, 1)] + fixed_s[:, None])
         case, last = divmod(int(numpy.argmax(worth)), len(order))
-        taken = order[: last + 1][within[case, : last + 1]]
-        found = expected(batch, numpy.bincount(taken // deepest, minlength=rows))
+        taken = owner[: last + 1][within[case, : last + 1]]
+        found = expected(batch, numpy.bincount(taken, minlength=rows))
         if found.goodput <= best.goodput * (1 + 1e-12):
             return best
         best = found
+
+
+def _gains(batch: Batch, depth: Ints) -> Floats:
+    """Expected tokens of each item, `[n, V]`; none beyond a row's limit."""
+    if (batch.limits >= len(depth)).all():
+        return batch.survival
+    return numpy.where(depth <= batch.limits[:, None], batch.survival, 0.0)
 
 
 def _by_model(batch: Batch) -> Bools:
@@ -210,17 +220,17 @@ def _costs(batch: Batch, model: Bools) -> Floats:
     return costs if draft is None else costs + model * (draft.per_token + draft.per_context * batch.contexts)
 
 
-def _cases(batch: Batch, model: Bools, order: Ints, depth: Ints) -> tuple[Bools, Floats]:
-    """Which items (in `order`) each case of paid fixed costs allows, `[cases, items]`, and those costs, `[cases]`."""
-    deepest, latency = len(depth), batch.latency
+def _cases(batch: Batch, model: Bools, owner: Ints, place: Ints, depth: Ints) -> tuple[Bools, Floats]:
+    """Which items (token `place` of row `owner`, from 0 on) each case of paid fixed costs allows, `[cases, items]`, and
+    those costs, `[cases]`."""
+    latency = batch.latency
     if latency.draft is None:
-        return numpy.ones((1, len(order)), dtype=numpy.bool_), numpy.array([latency.draft_free_s])
-    depths = order % deepest + 1
-    within = depths <= depth[:, None]
+        return numpy.ones((1, len(owner)), dtype=numpy.bool_), numpy.array([latency.draft_free_s])
+    within = place < depth[:, None]
     fixed_s = depth.astype(numpy.float64) * latency.draft.fixed
     if model.all():
         return within, fixed_s
-    own = model[order // deepest]
+    own = model[owner]
     without, all_free = within & own, within | ~own
     only_free = ~own[None, :]
     return (
@@ -229,9 +239,9 @@ def _cases(batch: Batch, model: Bools, order: Ints, depth: Ints) -> tuple[Bools,
     )
 
 
-def _experts_s(batch: Batch) -> Floats:
-    """Seconds for the experts by the number of drafted tokens, from 0 on."""
+def _uneven_by_count(batch: Batch) -> Floats:
+    """What does not grow evenly of the target's pass, in seconds by the number of drafted tokens, from 0 on."""
     latency, (rows, deepest) = batch.latency, batch.survival.shape
     beside = batch.prefill_tokens if latency.prefill is None else 0
     tokens = rows + beside + numpy.arange(rows * deepest + 1, dtype=numpy.float64)
-    return latency.target.per_expert * latency.target.loaded_experts(tokens)
+    return latency.target.uneven_s(tokens)

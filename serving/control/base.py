@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 
-@dataclass(frozen=True)
-class RowView:
+class RowView(NamedTuple):
     """One decoding row as a controller sees it."""
 
     sequence_id: str
@@ -68,14 +68,23 @@ class Plan:
     why: Any = None  # the controller's reasons, for people
 
 
-@dataclass(frozen=True)
-class RowResult:
-    """What verification did for one row."""
+class RowResult(NamedTuple):
+    """What verification did for one row.
+
+    `ranks`, for trees of several heads' candidates alone: the places that the target's tokens had in the heads' lists,
+    up to the first that the tree did not hold.
+    """
 
     sequence_id: str
     proposed: int
     accepted: int
     emitted: int
+    ranks: tuple[int, ...] = ()
+
+    @property
+    def tried(self) -> int:
+        """Drafted tokens whose predecessors all stood: those accepted, and the first rejected one."""
+        return min(self.accepted + 1, self.proposed)
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,15 @@ class StepResult:
     draft_s: float
     target_s: float
     total_s: float
+    reserved_tokens: int = 0  # set aside in the cache, at the step's beginning
+
+
+def decoding_rows(result: StepResult) -> Seq[RowResult]:
+    """The results of rows that were decoding already; the others had their first token from their prompts."""
+    if not result.prefill_tokens:
+        return result.rows
+    decoding = {row.sequence_id for row in result.view.rows}
+    return [row for row in result.rows if row.sequence_id in decoding]
 
 
 class LengthController(Protocol):

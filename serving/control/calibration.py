@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy
+from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from distillspec.errors import ConfigError
@@ -11,8 +14,10 @@ from distillspec.serving.control.latency import ForwardCost
 SPIKE = 4.0  # residuals beyond so many typical ones are cut to that
 QUICK = 0.1  # how fast the typical residual follows
 SCALE = (1000.0, 10.0, 1.0, 10.0)  # typical contexts, tokens, passes and experts of a pair
-ALERT, SOLVE_EVERY = 64, 8  # the first pairs are taken in at once, later ones by eights
+ALERT, SOLVE_EVERY = 64, 16  # the first pairs are taken in at once, later ones by so many
 LASTING = 0.05  # pairs that the prior is always worth
+
+Floats = NDArray[numpy.float64]
 
 
 class CostCalibration:
@@ -20,8 +25,9 @@ class CostCalibration:
 
     Recursive least squares with forgetting in its information form (Ljung 1999, ch. 11): weighted sums of work times
     work and work times seconds, solved with no coefficient below 0. The prior stays in the sums with a little weight,
-    and decides what the pairs do not tell apart (tokens from passes, where all rows draft alike). A residual far beyond
-    the usual is cut: a pause of the machine is no new machine.
+    and decides what the pairs do not tell apart (tokens from passes, where all rows draft alike). Where the prior's
+    line is known to be off (`bumps`), by that much the new one is taken to be off as well. A residual far beyond the
+    usual is cut: a pause of the machine is no new machine.
 
     Args:
         prior: the profile's coefficients, or a guess.
@@ -47,6 +53,7 @@ class CostCalibration:
         self._cost = prior
         self._typical: float | None = None  # residual, seconds
         self._pairs = 0
+        self._new: list[list[float]] = []  # not in the sums yet
 
     @property
     def cost(self) -> ForwardCost:
@@ -56,7 +63,7 @@ class CostCalibration:
     def _as_cost(self) -> ForwardCost:
         context, token, fixed, *expert = (self._theta / self._scale).tolist()
         per_expert = expert[0] if expert else 0.0
-        return ForwardCost(context, token, fixed, per_expert, self._shape.experts, self._shape.active)
+        return replace(self._shape, per_context=context, per_token=token, fixed=fixed, per_expert=per_expert)
 
     def observe(self, context: float, tokens: float, passes: float, seconds: float) -> None:
         """Learn that `passes` passes over `tokens` tokens with `context` tokens cached took `seconds`.
@@ -65,18 +72,26 @@ class CostCalibration:
         """
         if passes <= 0 or not 0 <= seconds < float("inf"):
             return
-        work: list[float] = [context, tokens, passes]
-        if self._shape.experts:
-            work.append(passes * self._shape.loaded_experts(tokens / passes))
-        scaled = numpy.array(work) / self._scale
-        expected = float(scaled @ self._theta)
-        work_size = max(1.0, float(scaled @ scaled)) ** 0.5  # large steps are not worth more than small ones
-        scaled, cut = scaled / work_size, self._cut(expected, seconds) / work_size
-        self._squares = self.forgetting * self._squares + numpy.outer(scaled, scaled)
-        self._products = self.forgetting * self._products + scaled * cut
+        seconds -= passes * self._shape.bump_s(tokens / passes)
+        experts = [passes * self._shape.loaded_experts(tokens / passes)] if self._shape.experts else []
+        self._new.append([context, tokens, passes, *experts, seconds])
         self._pairs += 1
         if self._pairs <= ALERT or self._pairs % SOLVE_EVERY == 0:
+            self._take_in(numpy.array(self._new))
+            self._new.clear()
             self._solve()
+
+    def _take_in(self, pairs: Floats) -> None:
+        """Add pairs `[n, work and seconds]` to the sums, old to new."""
+        scaled, seconds = pairs[:, :-1] / self._scale, pairs[:, -1]
+        cut = numpy.array(
+            [self._cut(*pair) for pair in zip((scaled @ self._theta).tolist(), seconds.tolist(), strict=True)]
+        )
+        size = numpy.maximum(1.0, (scaled**2).sum(1))  # large steps are not worth more than small ones
+        weight = self.forgetting ** numpy.arange(len(pairs))[::-1] / size
+        before = self.forgetting ** len(pairs)
+        self._squares = before * self._squares + (scaled.T * weight) @ scaled
+        self._products = before * self._products + scaled.T @ (weight * cut)
 
     def _solve(self) -> None:
         squares = self._squares + self._lasting * self._eye

@@ -12,7 +12,15 @@ import numpy
 from distillspec.errors import ConfigError
 from distillspec.serving.control.acceptance import AcceptanceEstimate
 from distillspec.serving.control.allocation import Allocation, Batch, Floats, best_by_row, best_for_all, expected, plain
-from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowResult, RowView, StepResult
+from distillspec.serving.control.base import (
+    BatchView,
+    Plan,
+    RowPlan,
+    RowResult,
+    RowView,
+    StepResult,
+    decoding_rows,
+)
 from distillspec.serving.control.bounded import best_by_row_within, best_for_all_within, row_tokens, violation
 from distillspec.serving.control.calibration import CostCalibration
 from distillspec.serving.control.latency import ForwardCost, LatencyModel
@@ -22,7 +30,7 @@ UNKNOWN = LatencyModel(ForwardCost(1e-7, 1e-3, 2e-2), ForwardCost(1e-8, 1e-4, 2e
 GUESS_CONFIDENCE, PROFILE_CONFIDENCE = 1e-2, 20.0
 PLAIN_EVERY = 100  # speculating steps between two that do not, to see what not speculating costs
 TRIALS_COST = 0.008  # share of all tokens that may be lost by speculating now and then where it does not pay
-TRY_EVERY = 10  # plain steps at least between two trials
+TRY_EVERY = 10  # plain steps after which, and after twice and three times so many, a trial is thought of
 TRY_LENGTH = 2  # tokens a row drafts on trial
 MEMORY = 0.998  # of what predictions missed, a step
 FEWEST_TO_JUDGE = 30  # speculating steps before speculation may be switched off
@@ -76,7 +84,8 @@ class Missed:
         return self._squares**0.5 / self._predicted
 
     def observe(self, measured: float, predicted: float) -> None:
-        if predicted <= 0:
+        """Times that no clock should give (negative, not finite) are left out."""
+        if predicted <= 0 or not 0 <= measured < float("inf"):
             return
         self.seen += 1
         miss = measured / predicted - self.factor
@@ -127,7 +136,7 @@ class GoodputController:
         if drafts_with_model and prior.draft is not None:
             self._draft = CostCalibration(prior.draft, confidence=confidence)
         self._draft_free_s, self._prefill = prior.draft_free_s, prior.prefill
-        self.acceptance = acceptance or AcceptanceEstimate(longest)
+        self.acceptance = AcceptanceEstimate(longest) if acceptance is None else acceptance
         self._steps = 0
         self._to_learn = list(WARM_UP) if latency is None else []
         self._latency: LatencyModel | None = None
@@ -143,7 +152,7 @@ class GoodputController:
 
     def plan(self, view: BatchView) -> Plan:
         decision = self.decide(view)
-        rows = tuple([RowPlan(row.sequence_id, k) for row, k in zip(view.rows, decision.lengths, strict=True)])
+        rows = tuple(map(RowPlan, [row.sequence_id for row in view.rows], decision.lengths))
         return Plan(rows, decision.predicted_tokens, decision.predicted_s, decision)
 
     def decide(self, view: BatchView) -> Decision:
@@ -162,7 +171,8 @@ class GoodputController:
             mode, planned = self._pick(batch, best, nothing)
             planned = expected(whole, planned.lengths) if view.prefill_tokens else planned
         else:
-            mode, planned = self._pick_within(whole, bounds)
+            free = expected(whole, best.lengths) if view.prefill_tokens else best
+            mode, planned = self._pick_within(whole, bounds, free)
         return Decision(
             mode,
             tuple(planned.lengths.tolist()),
@@ -179,13 +189,12 @@ class GoodputController:
         )
 
     def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
-        return tuple(row.length for row in plan.rows)
+        return tuple([row.length for row in plan.rows])
 
     def observe(self, result: StepResult) -> None:
         """Learn from a step: what stood, what it cost, and whether predictions held."""
-        decoding = {row.sequence_id for row in result.view.rows}
         self._latency = None
-        rows = [row for row in result.rows if row.sequence_id in decoding]
+        rows = decoding_rows(result)
         self._learn_costs(result, [row.proposed for row in rows])
         matches = {row.sequence_id: row.match for row in result.view.rows if row.match}
         self.acceptance.observe(rows, [matches.get(row.sequence_id, 0) for row in rows] if matches else None)
@@ -193,7 +202,7 @@ class GoodputController:
             self._hold_against_prediction(result, rows)
         self._steps += 1
         if self._steps % FORGET_ROWS_EVERY == 0:
-            self.acceptance.keep_only(list(decoding))
+            self.acceptance.keep_only([row.sequence_id for row in result.view.rows])
 
     def draft_changed(self) -> None:
         """Another draft: what was known of the old one's acceptance and worth is void."""
@@ -201,13 +210,11 @@ class GoodputController:
         self._start_over()
 
     def _batch(self, view: BatchView) -> Batch:
-        rows = view.rows
-        matches = [row.match for row in rows]
-        by_model = [row.drafted_by_model for row in rows]
+        names, contexts, limits, by_model, matches, _ = zip(*view.rows, strict=True) if view.rows else ((),) * 6
         return Batch(
-            self.acceptance.survival([row.sequence_id for row in rows], matches),
-            numpy.array([min(self.longest, row.limit) for row in rows], dtype=numpy.int64),
-            numpy.array([row.context_tokens for row in rows], dtype=numpy.int64),
+            self.acceptance.survival(names, matches if any(matches) else None),
+            numpy.minimum(numpy.array(limits, dtype=numpy.int64), self.longest),
+            numpy.array(contexts, dtype=numpy.int64),
             self.latency,
             0,
             None if all(by_model) else numpy.array(by_model),
@@ -220,19 +227,19 @@ class GoodputController:
             return "learning costs", self._warm_up(batch)
         if self._speculates and best.lengths.any():
             return ("measuring plain", nothing) if self._since_plain >= PLAIN_EVERY else ("speculating", best)
-        if self._since_speculation < TRY_EVERY:
+        if self._since_speculation % TRY_EVERY or not self._since_speculation:
             return "not worth it", nothing
         tried = expected(batch, numpy.minimum(batch.limits, TRY_LENGTH))
         loss = 1 - tried.goodput * self._gain / self._plain_rate(nothing.goodput)
         return ("trial", tried) if self._since_speculation >= loss / TRIALS_COST else ("not worth it", nothing)
 
-    def _pick_within(self, batch: Batch, bounds: Floats) -> tuple[Mode, Allocation]:
+    def _pick_within(self, batch: Batch, bounds: Floats, free: Allocation) -> tuple[Mode, Allocation]:
         """Under bounds on the time per token: no trials, which could break them."""
         if not batch.limits.any():
             return "nothing to draft for", plain(batch)
         if self._to_learn:
             return "learning costs", self._warm_up(batch)
-        found = self._choose_within(batch, bounds)
+        found = self._choose_within(batch, bounds, free)
         return "within bounds" if self._violation(batch, found, bounds) <= 1 + 1e-9 else "bounds out of reach", found
 
     def _warm_up(self, batch: Batch) -> Allocation:

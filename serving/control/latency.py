@@ -20,6 +20,8 @@ class ForwardCost:
     mixture of experts also `per_expert` for each that is expected to be loaded, in all layers together.
 
     N_context: tokens that the pass's rows have in the cache, summed; N_batched: tokens it reads, roots counted.
+    Where that line is not what a machine does (products padded to a few sizes), `bumps` says by how many seconds it is
+    off at some N_batched, ascending: `((tokens, seconds), …)`; between them it is off by what lies between.
     Raises ConfigError for a coefficient that is negative or not finite, and for numbers of experts that cannot be.
     """
 
@@ -29,6 +31,7 @@ class ForwardCost:
     per_expert: float = 0.0
     experts: int = 0  # of a layer; 0: the model is dense
     active: int = 0  # experts that a token uses
+    bumps: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("per_context", "per_token", "fixed", "per_expert"):
@@ -41,8 +44,25 @@ class ForwardCost:
             raise ConfigError(f"per_expert={self.per_expert} needs experts and active: how many a layer has and uses")
 
     def seconds(self, context: float, tokens: float) -> float:
-        dense = self.per_context * context + self.per_token * tokens + self.fixed
-        return dense + self.per_expert * self.loaded_experts(tokens) if self.experts else dense
+        even = self.per_context * context + self.per_token * tokens + self.fixed
+        return even + float(self.uneven_s(tokens)) if self.is_uneven else even
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether the next token may cost more or less than the one before it."""
+        return self.per_expert > 0 or bool(self.bumps)
+
+    def uneven_s(self, tokens: Number) -> Number:
+        """The seconds that do not grow evenly with the tokens of a pass."""
+        seconds = self.per_expert * self.loaded_experts(tokens)
+        return seconds + self.bump_s(tokens) if self.bumps else seconds
+
+    def bump_s(self, tokens: Number) -> Number:
+        """By how many seconds the line is off."""
+        if not self.bumps:
+            return 0.0 * tokens
+        found: Number = numpy.interp(tokens, *zip(*self.bumps, strict=True))
+        return found
 
     def loaded_experts(self, tokens: Number) -> Number:
         """Experts of a layer expected to be used by any of `tokens`: E · (1 − ((E − a) / E)^tokens)."""
@@ -98,6 +118,13 @@ class LatencyModel:
         # A row takes part in as many passes as it drafts tokens.
         read = sum([context * length for context, length in zip(contexts, lengths, strict=True)])
         return self.draft.per_context * read + self.draft.per_token * sum(lengths) + self.draft.fixed * deepest
+
+    def alike_s(self, rows: int, context: float, length: int) -> float:
+        """A whole step in which each of `rows` rows drafts `length` tokens; `context` tokens in all rows together."""
+        target_s = self.target.seconds(context, rows * (length + 1))
+        if self.draft is None or not length:
+            return target_s + self.draft_free_s * (length > 0)
+        return target_s + length * self.draft.seconds(context, rows)
 
     def step_s(
         self,

@@ -19,6 +19,7 @@ CONTROLLER_NAMES = {
     "goodput-step": "the same with one length for all rows of a step, acceptance by request",
     "goodput-global": "one length for all rows of a step, one acceptance for all requests",
     "smartspec": "the paper's own: one length a step, requests admitted by goodput; needs a profile",
+    "smartspec-request": "the same, with the acceptance of each request by itself",
 }
 
 
@@ -47,8 +48,8 @@ def named_controller(
             drafts_with_model=drafts_with_model,
             acceptance=AcceptanceEstimate(longest, strength=strength),
         )
-    if name == "smartspec":
+    if name in ("smartspec", "smartspec-request"):
         if latency is None:
-            raise ConfigError("policy smartspec needs costs: measure this machine with distill profile")
-        return SmartSpecController(longest, latency)
+            raise ConfigError(f"policy {name} needs costs: measure this machine with distill profile")
+        return SmartSpecController(longest, latency, per_request=name == "smartspec-request")
     raise ConfigError(f"policy {name} is not known; use one of {', '.join(CONTROLLER_NAMES)}")

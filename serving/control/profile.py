@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from distillspec.models import LanguageModel
 from distillspec.provenance import hardware
 from distillspec.serving.control.latency import ForwardCost, LatencyModel
 
-VERSION = 1
+VERSION = 2
+SMOOTH = 0.03  # median error of a line on the points it was fitted to, up to which it is taken as it is
 FILE = "profile.json"
 
 
@@ -44,7 +45,8 @@ class Fitted:
 
     def predicted(self, point: Timed) -> float:
         """Seconds that the coefficients give for a point's work."""
-        return float(_work([point], self.cost.experts, self.cost.active)[0] @ _coefficients(self.cost))
+        even = float(_work([point], self.cost.experts, self.cost.active)[0] @ _coefficients(self.cost))
+        return even + point.passes * self.cost.bump_s(point.tokens / point.passes)
 
 
 @dataclass(frozen=True)
@@ -146,9 +148,10 @@ def experts_of(model: LanguageModel) -> tuple[int, int]:
     return (experts, min(active, experts)) if experts and active else (0, 0)
 
 
-def fit(points: Seq[Timed], experts: int = 0, active: int = 0) -> Fitted:
+def fit(points: Seq[Timed], experts: int = 0, active: int = 0, *, may_bump: bool = False) -> Fitted:
     """Non-negative coefficients of least squared relative error on the points that are not held out (SmartSpec, Eq. 7).
 
+    `may_bump`: where that line is off by more than noise, what it is off by is told by the number of tokens.
     Raises ValueError where there is no point to fit, or a time is not above 0.
     """
     seen = [point for point in points if not point.held_out]
@@ -159,10 +162,32 @@ def fit(points: Seq[Timed], experts: int = 0, active: int = 0) -> Fitted:
     found, _ = nnls(work / scale, numpy.ones(len(seen)))
     context, token, fixed, *expert = (found / scale).tolist()
     cost = ForwardCost(context, token, fixed, expert[0] if expert else 0.0, experts, active)
-    judged = [point for point in points if point.held_out] or seen
-    fitted = Fitted(cost, 0.0, tuple(points))
-    errors = [abs(fitted.predicted(point) / point.seconds - 1) for point in judged]
-    return Fitted(cost, float(numpy.median(errors)), tuple(points))
+    if may_bump and _error(cost, seen) > SMOOTH:
+        cost = _with_bumps(cost, seen)
+    return Fitted(cost, _error(cost, [point for point in points if point.held_out] or seen), tuple(points))
+
+
+def _error(cost: ForwardCost, points: Seq[Timed]) -> float:
+    """Median of |predicted / measured − 1|."""
+    fitted = Fitted(cost, 0.0, ())
+    return float(numpy.median([abs(fitted.predicted(point) / point.seconds - 1) for point in points]))
+
+
+def _with_bumps(line: ForwardCost, points: Seq[Timed]) -> ForwardCost:
+    """Fit seconds at each number of tokens in place of a line through them; what they differ by are the bumps."""
+    knots = sorted({point.tokens / point.passes for point in points})
+    if len(knots) < 2:
+        return line
+    hats = numpy.array(
+        [numpy.interp([p.tokens / p.passes for p in points], knots, hat) for hat in numpy.eye(len(knots))]
+    )
+    passes, context = (numpy.array([getattr(point, name) for point in points]) for name in ("passes", "context"))
+    work = numpy.stack([context, *(passes * hats)], 1) / numpy.array([point.seconds for point in points])[:, None]
+    scale = numpy.maximum(work.max(0), 1e-12)
+    per_context, *seconds = (nnls(work / scale, numpy.ones(len(points)))[0] / scale).tolist()
+    bent = replace(line, per_context=per_context)
+    bumps = tuple((tokens, s - bent.seconds(0, tokens)) for tokens, s in zip(knots, seconds, strict=True))
+    return replace(bent, bumps=bumps)
 
 
 def _work(points: Seq[Timed], experts: int, active: int) -> numpy.ndarray[Any, numpy.dtype[numpy.float64]]:
@@ -182,7 +207,8 @@ def _coefficients(cost: ForwardCost) -> numpy.ndarray[Any, numpy.dtype[numpy.flo
 
 def _fitted(stored: Mapping[str, Any]) -> Fitted:
     points = tuple(Timed(**point) for point in stored["points"])
-    return Fitted(ForwardCost(**stored["cost"]), float(stored["held_out_error"]), points)
+    bumps = tuple((float(tokens), float(seconds)) for tokens, seconds in stored["cost"]["bumps"])
+    return Fitted(ForwardCost(**{**stored["cost"], "bumps": bumps}), float(stored["held_out_error"]), points)
 
 
 def _other_machine(measured: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:

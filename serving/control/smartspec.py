@@ -12,10 +12,13 @@ because of what was drawn after it would change the distribution.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy
 
 from distillspec.errors import ConfigError
-from distillspec.serving.control.base import AdmissionView, BatchView, Plan, RowPlan, RowResult, RowView, StepResult
+from distillspec.serving.control.allocation import Batch, every_length, expected
+from distillspec.serving.control.base import AdmissionView, BatchView, Plan, RowPlan, RowResult, StepResult
 from distillspec.serving.control.expected_length import chain
 from distillspec.serving.control.latency import LatencyModel
 
@@ -56,7 +59,7 @@ class MovingAcceptance:
 
     def observe(self, rows: tuple[RowResult, ...]) -> None:
         """Count a step's trials: drafted tokens whose predecessors all stood."""
-        trials = {row.sequence_id: (row.accepted, min(row.accepted + 1, row.proposed)) for row in rows if row.proposed}
+        trials = {row.sequence_id: (row.accepted, row.tried) for row in rows if row.proposed}
         if not trials:
             return
         if self.window is None:
@@ -122,13 +125,24 @@ class SmartSpecController:
         self._idle: deque[bool] = deque(maxlen=RECENT_STEPS)
 
     def plan(self, view: BatchView) -> Plan:
-        best, goodputs = self._best_length(view)
-        drafted = self.longest if self.gated and best else best
+        """Algorithm 1: the length of highest goodput by trying all.
+
+        Prompt tokens read in the same step are left out of the choice, as in `GoodputController`: the paper's engine
+        read prompts in steps of their own.
+        """
+        batch = self._batch(view)
+        gate_s = self._gate_s(batch)
+        every = every_length(batch)
+        goodputs = [one.tokens / (one.seconds + gate_s * (k > 0)) for k, one in enumerate(every)]
+        verified = goodputs.index(max(goodputs))
+        best = every[verified]
+        if view.prefill_tokens:
+            best = expected(batch._replace(prefill_tokens=view.prefill_tokens), best.lengths)
+        drafted = self.longest if self.gated and verified else verified
         reads = self.idle_share <= IDLE_SHARE
         rows = tuple([RowPlan(row.sequence_id, min(drafted, row.limit), reads) for row in view.rows])
-        tokens, seconds = self._expected(view, best)
-        why = Choice(drafted, self.acceptance.rate(), tuple(goodputs), self.idle_share, self.latency, best)
-        return Plan(rows, tokens, seconds, why)
+        why = Choice(drafted, self.acceptance.rate(), tuple(goodputs), self.idle_share, self.latency, verified)
+        return Plan(rows, best.tokens, best.seconds + gate_s * (verified > 0), why)
 
     def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
         most = plan.why.verified if isinstance(plan.why, Choice) else self.longest
@@ -142,14 +156,11 @@ class SmartSpecController:
         to the last of those.
         """
         overdue = [place + 1 for place, waiting in enumerate(view.waiting) if waiting.waited_s > self.max_wait_s]
-        contexts, reading, best, found = list(view.running), 0, 0, 0.0
-        for count in range(len(view.waiting) + 1):
+        rows, running, reading, best, found = len(view.running), sum(view.running), 0, 0, 0.0
+        for count in range(min(len(view.waiting), view.slots - rows) + 1):
             if count:
-                contexts.append(view.waiting[count - 1].tokens)
                 reading += view.waiting[count - 1].tokens
-            if len(contexts) > view.slots:
-                break
-            goodput = self._goodput_over_horizon(contexts, reading, view.cache_tokens)
+            goodput = self._goodput_over_horizon(rows + count, running + reading, reading, view.cache_tokens)
             if goodput is None:
                 break
             if goodput > found:
@@ -174,37 +185,33 @@ class SmartSpecController:
         """Share of the recent steps that proposed nothing; 0 before half of them were seen."""
         return sum(self._idle) / len(self._idle) if 2 * len(self._idle) >= RECENT_STEPS else 0.0
 
-    def _best_length(self, view: BatchView) -> tuple[int, list[float]]:
-        """Algorithm 1: the length of highest goodput by trying all, and the goodput of each."""
-        goodputs = []
-        for length in range(max((min(self.longest, row.limit) for row in view.rows), default=0) + 1):
-            tokens, seconds = self._expected(view, length)
-            goodputs.append(tokens / max(seconds, 1e-9))
-        return goodputs.index(max(goodputs)), goodputs
+    def _batch(self, view: BatchView) -> Batch:
+        """What Algorithm 1 tries lengths for; with a gate drafting costs the same whatever is verified."""
+        rows, shared = view.rows, self.acceptance.rate()
+        alphas = [self.acceptance.rate(row.sequence_id) if self.per_request else shared for row in rows]
+        by_model = [row.drafted_by_model for row in rows]
+        return Batch(
+            numpy.power.outer(numpy.array(alphas), numpy.arange(1, self.longest + 1)),
+            numpy.array([min(self.longest, row.limit) for row in rows], dtype=numpy.int64),
+            numpy.array([row.context_tokens for row in rows], dtype=numpy.int64),
+            replace(self.latency, draft=None, draft_free_s=0.0) if self.gated else self.latency,
+            by_model=None if all(by_model) else numpy.array(by_model),
+        )
 
-    def _expected(self, view: BatchView, length: int) -> tuple[float, float]:
-        """Tokens and seconds of a step in which each row drafts `length` tokens, or its limit."""
-        lengths = [min(length, row.limit) for row in view.rows]
+    def _gate_s(self, batch: Batch) -> float:
+        """What drafting takes where every row drafts as far as it may."""
+        return self.latency.draft_s(batch.contexts.tolist(), batch.limits.tolist()) if self.gated else 0.0
+
+    def _goodput_over_horizon(self, rows: int, context: int, reading: int, cache_tokens: int) -> float | None:
+        """The best over all lengths, for `context` tokens in all rows together; None where not even length 0 fits."""
         alpha = self.acceptance.rate()
-        tokens = sum(chain(self._alpha(row, alpha), k) for row, k in zip(view.rows, lengths, strict=True))
-        contexts = [row.context_tokens for row in view.rows]
-        drafted = [min(self.longest, row.limit) for row in view.rows] if self.gated and length else lengths
-        seconds = self.latency.target_s(contexts, lengths, view.prefill_tokens)
-        return tokens, seconds + self.latency.draft_s(contexts, drafted)
-
-    def _alpha(self, row: RowView, shared: float) -> float:
-        return self.acceptance.rate(row.sequence_id) if self.per_request else shared
-
-    def _goodput_over_horizon(self, contexts: list[int], reading: int, cache_tokens: int) -> float | None:
-        """The best over all lengths; None where not even length 0 fits."""
-        alpha, rows = self.acceptance.rate(), len(contexts)
         prefill_s = self.latency.target_s([], [], reading) if reading else 0.0
         goodputs = [
             HORIZON_STEPS
             * rows
             * chain(alpha, k)
-            / max(HORIZON_STEPS * self.latency.step_s(contexts, [k] * rows) + prefill_s, 1e-9)
+            / max(HORIZON_STEPS * self.latency.alike_s(rows, context, k) + prefill_s, 1e-9)
             for k in range(self.longest + 1)
-            if sum(contexts) + rows * (k + 1) <= cache_tokens
+            if context + rows * (k + 1) <= cache_tokens
         ]
         return max(goodputs, default=None)

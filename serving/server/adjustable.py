@@ -38,7 +38,7 @@ class AdjustableController:
         hand = self.hand
         bound = self._bound(hand)
         if bound < self.longest:
-            view = replace(view, rows=tuple(replace(row, limit=min(row.limit, bound)) for row in view.rows))
+            view = replace(view, rows=tuple(row._replace(limit=min(row.limit, bound)) for row in view.rows))
         return (FixedLength(bound) if hand.policy == "fixed" else self.inside).plan(view)
 
     def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:

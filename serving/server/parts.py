@@ -87,7 +87,7 @@ def make_parts(
 ) -> Parts:
     """Everything around an engine that does not run yet; puts an operator's hand on its length controller."""
     controller = AdjustableController(engine.core.controller)
-    engine.core.controller = controller
+    engine.use_controller(controller)
     model = config.model_name or Path(engine.target.name).name
     slots, tokens = engine.slots, engine.core.limits.cache_tokens
     return Parts(

@@ -1,6 +1,6 @@
 """The engine's scheduler, controllers and cache accounting on an event clock: models are replaced by their costs."""
 
-from distillspec.serving.simulation.clock import Simulation, SimulationResult, StepRecord
+from distillspec.serving.simulation.clock import Simulation, SimulationResult
 from distillspec.serving.simulation.hardware import Hardware, derive_hardware
 from distillspec.serving.simulation.named import load_hardware, load_workload
 from distillspec.serving.simulation.policies import POLICY_NAMES, Policy, make_policy
@@ -13,7 +13,6 @@ __all__ = [
     "SimulatedRequest",
     "Simulation",
     "SimulationResult",
-    "StepRecord",
     "derive_hardware",
     "load_hardware",
     "load_workload",

@@ -17,24 +17,9 @@ from distillspec.serving.roster import Roster
 from distillspec.serving.scheduler import Limits, SchedulePlan, most_admitted, plan_step, speculation_limit
 from distillspec.serving.simulation.hardware import Hardware
 from distillspec.serving.simulation.policies import Policy
-from distillspec.serving.simulation.trees import TreePlan, TreeRowResult, tree_nodes
+from distillspec.serving.simulation.trees import TreePlan, tree_nodes
 from distillspec.serving.simulation.workload import SimulatedRequest, check_fits
-
-
-class StepRecord(NamedTuple):
-    """One step as it went; times in seconds, the rest summed over rows."""
-
-    start_s: float
-    seconds: float
-    decoding: int
-    waiting: int
-    prefill_tokens: int
-    cached_tokens: int  # set aside in the cache, at the step's beginning
-    drafted: int
-    verified: int
-    emitted: int  # by the decoding rows
-    predicted_tokens: float | None
-    predicted_s: float | None
+from distillspec.serving.step_record import StepRecord
 
 
 @dataclass(frozen=True)
@@ -53,6 +38,9 @@ class Window(NamedTuple):
     verified: int
     accepted: int
     ranks: tuple[int, ...] = ()
+
+
+PLAIN = Window(0, 0, 0)
 
 
 class _Row(NamedTuple):
@@ -148,39 +136,28 @@ class Simulation:
         started_s, self.now = self.now, self.now + total_s
         rows = self._commit(decoding, windows)
         rows += self._read(schedule)
-        result = StepResult(tuple(rows), view, plan, prefill_tokens, draft_s, target_s, total_s)
+        result = StepResult(tuple(rows), view, plan, prefill_tokens, draft_s, target_s, total_s, reserved)
         self.controller.observe(result)
-        self._steps.append(
-            StepRecord(
-                started_s,
-                total_s,
-                len(decoding),
-                waiting,
-                prefill_tokens,
-                reserved,
-                sum([window.drafted for window in windows]),
-                sum([window.verified for window in windows]),
-                sum([window.accepted for window in windows]) + len(windows),
-                plan.predicted_tokens,
-                plan.predicted_s,
-            )
-        )
+        self._steps.append(StepRecord.of(result, started_s))
         return result
 
     def _judge(self, view: BatchView, plan: Plan) -> list[Window]:
         """What each row drafts, verifies and keeps, by its luck."""
         if isinstance(plan, TreePlan):
             return [
-                self._judge_tree(row, plan) if length.length else Window(0, 0, 0)
+                self._judge_tree(row, plan) if length.length else PLAIN
                 for row, length in zip(view.rows, plan.rows, strict=True)
             ]
         windows, rows = [], self._rows
         kept = self.controller.trim(view, plan)
         for row, planned, most in zip(view.rows, plan.rows, kept, strict=True):
+            drafted = planned.length
+            if not drafted:
+                windows.append(PLAIN)
+                continue
             luck = rows[row.sequence_id]
             place = row.context_tokens - luck.prompt_tokens
-            drafted = planned.length
-            if drafted and luck.gates is not None:
+            if luck.gates is not None:
                 drafted = min(drafted, luck.gates[place])
             verified = min(drafted, most)
             windows.append(Window(drafted, verified, min(verified, luck.runs[place])))
@@ -223,10 +200,7 @@ class Simulation:
                 sequence.draft_computed = len(sequence.tokens) + min(accepted, drafted - 1)
                 sequence.stats.record_verification(len(ranks) or verified, accepted, accepted + 1)
             self._keep(sequence, accepted + 1)
-            if ranks:
-                results.append(TreeRowResult(sequence.id, verified, accepted, accepted + 1, ranks))
-            else:
-                results.append(RowResult(sequence.id, verified, accepted, accepted + 1))
+            results.append(RowResult(sequence.id, verified, accepted, accepted + 1, ranks))
         self._finish(decoding)
         return results
 

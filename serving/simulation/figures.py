@@ -45,10 +45,10 @@ def figures_of(policy: str, rate: float | None, result: SimulationResult) -> Run
     outputs = numpy.array([request.output_tokens for request in result.requests])
     several = outputs > 1
     per_token = (latency - first)[several] / (outputs[several] - 1)
-    decoding = [step for step in result.steps if step.decoding]
-    rows = sum(step.decoding for step in decoding)
+    decoding = [step for step in result.steps if step.rows]
+    rows = sum(step.rows for step in decoding)
     tried, accepted = sum(sum(s.tried_per_position) for s in stats), sum(s.accepted for s in stats)
-    ended_s = max(step.start_s + step.seconds for step in result.steps)
+    ended_s = max(step.at_s + step.seconds for step in result.steps)
     return RunFigures(
         policy=policy,
         rate=rate,
@@ -61,9 +61,9 @@ def figures_of(policy: str, rate: float | None, result: SimulationResult) -> Run
         tokens_per_s=float(outputs.sum()) / (ended_s - result.requests[0].arrival_s),
         step_tokens_per_s=float(outputs.sum()) / sum(step.seconds for step in result.steps),
         mean_batch=rows / len(decoding) if decoding else 0.0,
-        mean_length=sum(step.verified for step in decoding) / rows if rows else 0.0,
+        mean_length=sum(step.proposed for step in decoding) / rows if rows else 0.0,
         acceptance_rate=accepted / tried if tried else None,
-        peak_cache_tokens=max(step.cached_tokens for step in result.steps),
+        peak_cache_tokens=max(step.reserved_tokens for step in result.steps),
         preemptions=sum(s.preemptions for s in stats),
     )
 

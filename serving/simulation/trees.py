@@ -10,7 +10,7 @@ import numpy
 from numpy.typing import NDArray
 
 from distillspec.errors import ConfigError
-from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowResult, StepResult
+from distillspec.serving.control.base import BatchView, Plan, RowPlan, StepResult
 from distillspec.serving.control.latency import LatencyModel
 
 PRIOR, PRIOR_TRIALS = 0.4, 4.0  # what a head's first candidate is taken for, and the trials that is worth
@@ -22,13 +22,6 @@ class TreePlan(Plan):
     """The same tree for all rows: `widths[i]` candidates of head i under every node of its level."""
 
     widths: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class TreeRowResult(RowResult):
-    """With the places that the target's tokens had in the heads' lists, to the first that the tree did not hold."""
-
-    ranks: tuple[int, ...] = ()
 
 
 def tree_nodes(widths: Seq[int]) -> int:
@@ -141,10 +134,9 @@ class GoodputTree:
         self._hits *= FORGETTING
         self._tried *= FORGETTING
         for row in result.rows:
-            if isinstance(row, TreeRowResult):
-                for head, rank in enumerate(row.ranks):
-                    self._tried[head] += 1
-                    self._hits[head, rank if rank <= self.most else 0] += 1
+            for head, rank in enumerate(row.ranks):
+                self._tried[head] += 1
+                self._hits[head, rank if rank <= self.most else 0] += 1
 
     def draft_changed(self) -> None:
         """Back to a guess: candidates as independent tries."""

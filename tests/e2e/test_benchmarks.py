@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from distillspec.config import DraftConfig, TargetConfig
+from distillspec.models import initialise_draft, load_target, save_draft
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -22,3 +29,48 @@ def test_the_gpu_benchmark_runs_anywhere_on_a_tiny_shape() -> None:
     for check in ("share of bandwidth", "5 tokens / 1 token", "host ms a step", "speed-up over plain decoding"):
         assert check in done.stdout
     assert not (BENCHMARKS / "results" / ".json").exists()
+
+
+@pytest.fixture
+def load_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What benchmarks under load need on the tiny target; their results go to `tmp_path`."""
+    target = load_target(TargetConfig(path="tiny"))
+    save_draft(initialise_draft(DraftConfig(layers=2), target), tmp_path / "draft", target)
+    asked = [{"prompt": f"Why is {thing} what it is?", "domain": "chat"} for thing in ("water", "fire", "earth", "air")]
+    (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    words = f"--target tiny --draft {tmp_path / 'draft'} --prompts {tmp_path / 'chat.jsonl'} --output {tmp_path}"
+    return f"{words} --slots 2 --max-tokens 8 --longest-prompt 120 --seconds 0.5"
+
+
+def run(name: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [name, *words.split()])
+    runpy.run_path(str(BENCHMARKS / name), run_name="__main__")
+
+
+def test_the_fidelity_benchmark_simulates_the_load_that_it_ran(
+    load_words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = "--longest 2 --loads 0.3 --profile-rounds 1 --policies none fixed-2 --own-time"
+    run("fidelity.py", f"{load_words} {small}", monkeypatch)
+    found = json.loads((tmp_path / "fidelity.json").read_text())
+    plain, drafted = found["runs"]
+    assert plain["requests"] == drafted["requests"] > 0
+    for one in found["runs"]:
+        assert 0.1 < one["ratio"] < 10
+        assert one["live"].keys() >= {"tokens", "with prompts"}
+    # The same luck and fixed lengths: the same tokens drafted, whatever the steps took.
+    assert drafted["live"]["tokens"] == drafted["simulated"]["tokens"]
+    assert "speculating" in drafted["simulated"]
+    for picture in ("fidelity.png", "fidelity_profile.png"):
+        assert (tmp_path / picture).read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_goodput_benchmark_judges_every_load(
+    load_words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("goodput.py", f"{load_words} --fixed 1 2 --loads 0.3 --rounds 1 --sections sweep", monkeypatch)
+    found = json.loads((tmp_path / "goodput_sweep.json").read_text())
+    assert found["loads"]["0.3"]["goodput_against"].keys() == {"none", "fixed-1", "fixed-2"}
+    assert found["against_best_fixed"] == min(found["over_all_loads"].values()) > 0
+    assert (tmp_path / "goodput_sweep.png").read_bytes()[:4] == b"\x89PNG"

@@ -15,8 +15,9 @@ from distillspec.serving.bench.compare import speed_ratio
 from distillspec.serving.bench.drive import drive
 from distillspec.serving.bench.load import poisson_load
 from distillspec.serving.bench.plot import plot_load
-from distillspec.serving.bench.records import LoadRecord, RequestRecord, StepRecord
+from distillspec.serving.bench.records import LoadRecord, RequestRecord
 from distillspec.serving.bench.summary import summarise
+from distillspec.serving.step_record import StepRecord
 from distillspec.types import Prompt
 
 PROMPTS = [Prompt(f"p{i}", tuple(range(3 + i, 11 + i)), domain=("code", "chat")[i % 2]) for i in range(5)]
@@ -93,9 +94,9 @@ def test_figures_of_a_record_worked_by_hand() -> None:
         RequestRecord("b", "chat", 1.0, 2.0, 2.0, 8, 1, proposed=0, accepted=0),
     )
     steps = (
-        StepRecord(0.0, 1.0, 0, 0, 0, 0, 0, 16, None, None),
-        StepRecord(1.0, 1.0, 1, 0, 3, 3, 3, 0, 1.5, 2.0),
-        StepRecord(2.0, 0.5, 1, 0, 3, 3, 1, 0, 0.5, 2.0),
+        StepRecord(0.0, 1.0, 0, 0, 0, 0, 0, 16, 20, None, None),
+        StepRecord(1.0, 1.0, 1, 0, 3, 3, 3, 0, 20, 1.5, 2.0),
+        StepRecord(2.0, 0.5, 1, 0, 3, 3, 1, 0, 20, 0.5, 2.0),
     )
     summary = summarise(LoadRecord(requests, steps, 4.0))
     assert (summary.output_tokens, summary.tokens_per_s, summary.goodput) == (6, 1.5, 6 / 2.5)
@@ -123,7 +124,7 @@ def test_the_ratio_pairs_requests() -> None:
 
 
 def test_the_picture_is_written(tmp_path: Path) -> None:
-    step = StepRecord(0.5, 0.1, 2, 0, 6, 3, 4, 0, 0.1, 4.0)
+    step = StepRecord(0.5, 0.1, 2, 0, 6, 3, 4, 0, 20, 0.1, 4.0)
     record = LoadRecord((_request(0, 1.0),), (step,), 1.0)
     plot_load({"fixed-3": {1.0: summarise(record)}}, {"fixed-3": record}, tmp_path / "load.png")
     assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.serving import Request, SamplingParams
-from distillspec.serving.control.allocation import Allocation, Batch, expected
+from distillspec.serving.control.allocation import Allocation, Batch, best_by_row, best_for_all, expected
 from distillspec.serving.control.base import BatchView, RowView
 from distillspec.serving.control.bounded import best_by_row_within, best_for_all_within, row_tokens, violation
 from distillspec.serving.control.goodput import GoodputController
@@ -31,12 +31,13 @@ def worst(batch: Batch, found: Allocation, bounds: numpy.ndarray) -> float:
 
 
 @settings(max_examples=150, deadline=None)
-@given(ROWS, st.floats(0, 0.5), st.floats(0, 2), st.booleans())
+@given(ROWS, st.floats(0, 0.5), st.floats(0, 2), st.booleans(), st.just(0.0) | st.floats(0, 1))
 def test_the_best_within_bounds_is_brute_forces(
-    rows: list[tuple[list[float], int, int, float]], per_token: float, fixed: float, bounded: bool
+    rows: list[tuple[list[float], int, int, float]], per_token: float, fixed: float, bounded: bool, per_expert: float
 ) -> None:
-    # A further token costs the same in every row, so that the optimum is exact.
-    latency = LatencyModel(ForwardCost(0.01, per_token, 0.1 + fixed), ForwardCost(0, per_token / 4, fixed / 3))
+    # A further token costs the same in every row, so that the optimum is exact, experts or not.
+    target = ForwardCost(0.01, per_token, 0.1 + fixed, per_expert=per_expert, experts=8, active=2)
+    latency = LatencyModel(target, ForwardCost(0, per_token / 4, fixed / 3))
     survival = numpy.cumprod(numpy.array([hazards for hazards, _, _, _ in rows]), 1)
     limits = numpy.array([limit for _, limit, _, _ in rows])
     contexts = numpy.array([context for _, _, context, _ in rows])
@@ -44,7 +45,8 @@ def test_the_best_within_bounds_is_brute_forces(
     batch = Batch(survival, limits, contexts, latency)
     every = [expected(batch, numpy.array(k)) for k in product(*(range(limit + 1) for limit in limits))]
     alike = [expected(batch, numpy.minimum(limits, k)) for k in range(4)]
-    for found, choices in ((best_by_row_within(batch, bounds), every), (best_for_all_within(batch, bounds), alike)):
+    by_row = best_by_row_within(batch, bounds, best_by_row(batch))
+    for found, choices in ((by_row, every), (best_for_all_within(batch, bounds, best_for_all(batch)), alike)):
         assert (found.lengths <= limits).all()
         within = [one for one in choices if worst(batch, one, bounds) <= 1]
         if within:
@@ -61,9 +63,27 @@ def test_bounds_hold_where_tokens_cost_differently_too() -> None:
         survival, contexts = generator.random((6, 4)).cumprod(1), generator.integers(0, 400, 6)
         batch = Batch(survival, numpy.full(6, 4), contexts, latency)
         bounds = numpy.full(6, 0.5)
-        found = best_by_row_within(batch, bounds)
+        found = best_by_row_within(batch, bounds, best_by_row(batch))
         if any(worst(batch, expected(batch, numpy.full(6, k)), bounds) <= 1 for k in range(5)):
             assert worst(batch, found, bounds) <= 1 + 1e-9
+
+
+def test_little_is_lost_where_tokens_cost_differently() -> None:
+    generator, kept = numpy.random.default_rng(0), []
+    for trial in range(200):
+        experts = ForwardCost(1e-4, 0.02, 0.3, per_expert=0.05 * (trial % 2), experts=8, active=2)
+        latency = LatencyModel(experts, ForwardCost(1e-3, 0.01, 0.05))
+        survival, contexts = generator.random((3, 3)).cumprod(1), generator.integers(0, 400, 3)
+        batch = Batch(survival, numpy.full(3, 3), contexts, latency)
+        bounds = generator.uniform(0.4, 1.2, 3)
+        every = [expected(batch, numpy.array(k)) for k in product(range(4), repeat=3)]
+        within = [one.goodput for one in every if worst(batch, one, bounds) <= 1]
+        if within:
+            found = best_by_row_within(batch, bounds, best_by_row(batch))
+            assert worst(batch, found, bounds) <= 1 + 1e-9
+            kept.append(found.goodput / max(within))
+    assert len(kept) > 50
+    assert min(kept) > 0.98
 
 
 CPU = LatencyModel(ForwardCost(1e-6, 1.5e-3, 4e-2), ForwardCost(1e-7, 2e-4, 5e-3))

@@ -43,6 +43,9 @@ def test_costs_count_roots_and_a_draft_batch_that_shrinks() -> None:
     assert latency.step_s([10, 20], [2, 1]) == (15 + 10 + 10) + (0.25 * 30 + 2 + 3) + (2.5 + 1 + 3)
     assert latency.step_s([10], [0], prefill_tokens=4) == 5 + 2 * 5 + 10
     assert LatencyModel(ForwardCost(0, 0, 1.0), None, 0.125).step_s([1], [3]) == 1.125
+    free = LatencyModel(latency.target, None, 0.125)
+    for model, length in product((latency, free), range(4)):
+        assert model.alike_s(3, 60, length) == model.step_s([10, 20, 30], [length] * 3)
 
 
 def test_a_pass_that_only_two_rows_pay_for_is_found() -> None:
@@ -72,6 +75,7 @@ COSTS = st.builds(ForwardCost, *(st.floats(0, limit) for limit in (0.01, 0.3, 3.
     COSTS | st.none(),
     st.just(0.0) | st.floats(0, 1),
     st.none() | st.lists(st.booleans(), min_size=3, max_size=3),
+    st.just(()) | st.tuples(*(st.tuples(st.just(n), st.floats(-0.05, 2)) for n in (1.0, 3.0, 4.0, 9.0))),
 )
 def test_the_optimum_is_brute_forces(
     rows: list[tuple[list[float], int, int]],
@@ -79,8 +83,9 @@ def test_the_optimum_is_brute_forces(
     draft: ForwardCost | None,
     per_expert: float,
     models: list[bool] | None,
+    bumps: tuple[tuple[float, float], ...],
 ) -> None:
-    target = replace(target, fixed=target.fixed + 0.1, per_expert=per_expert, experts=8, active=2)
+    target = replace(target, fixed=target.fixed + 0.1, per_expert=per_expert, experts=8, active=2, bumps=bumps)
     latency = LatencyModel(target, draft, 0.2)
     survival = numpy.cumprod(numpy.array([hazards for hazards, _, _ in rows]).reshape(-1, 3), 1)
     limits = numpy.array([limit for _, limit, _ in rows], dtype=numpy.int64)
@@ -126,7 +131,9 @@ def test_requests_move_from_the_global_estimate_to_their_own() -> None:
     assert easy > 0.9
     assert hard < 0.1
     assert new == pytest.approx(0.5, abs=0.05)
+    assert GoodputController(2, acceptance=estimate).acceptance is estimate
     everyone = AcceptanceEstimate(2, strength=float("inf"))
+    assert GoodputController(2, acceptance=everyone).acceptance is everyone  # an estimate that knows nobody yet is one
     everyone.observe([RowResult("easy", 2, 2, 3)])
     assert len({tuple(row) for row in everyone.survival(["easy", "new"]).tolist()}) == 1
     estimate.keep_only(["easy"])
@@ -189,6 +196,18 @@ def test_the_cost_of_experts_is_learnt() -> None:
         tokens = float(generator.integers(1, 40))
         learnt.observe(100, tokens, 1, truth.seconds(100, tokens))
     for tokens in (1.0, 4.0, 30.0):
+        assert learnt.cost.seconds(100, tokens) == pytest.approx(truth.seconds(100, tokens), rel=0.02)
+
+
+def test_a_line_that_is_off_is_followed_as_it_is_off() -> None:
+    generator = numpy.random.default_rng(3)
+    profile = ForwardCost(1e-6, 1e-3, 2e-2, bumps=((1.0, -5e-3), (4.0, 2e-2), (8.0, 0.0)))
+    assert profile.seconds(0, 6) == pytest.approx(2e-2 + 6e-3 + 1e-2)  # halfway down from 4 to 8
+    truth, learnt = replace(profile, fixed=4e-2), CostCalibration(profile, confidence=1.0)
+    for _ in range(200):
+        tokens = float(generator.integers(1, 12))
+        learnt.observe(100, tokens, 1, truth.seconds(100, tokens))
+    for tokens in (1.0, 4.0, 11.0):
         assert learnt.cost.seconds(100, tokens) == pytest.approx(truth.seconds(100, tokens), rel=0.02)
 
 

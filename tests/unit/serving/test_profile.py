@@ -17,7 +17,7 @@ from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.latency import ForwardCost
-from distillspec.serving.control.profile import VERSION, Profile, Timed, fit
+from distillspec.serving.control.profile import VERSION, ModelKey, Profile, Timed, fit
 from distillspec.serving.profiler import Grid, measure
 
 from .conftest import MakeEngine
@@ -51,6 +51,27 @@ def test_experts_are_fitted_and_no_coefficient_is_negative() -> None:
     assert fit(timed(cost), 8, 2).cost.per_expert == pytest.approx(5e-3)
     falling = [Timed(100, tokens, 1, 1 / tokens) for tokens in (1, 2, 4)]
     assert fit(falling).cost.per_token == 0
+
+
+def test_steps_that_no_line_follows_are_fitted_by_the_number_of_tokens(tmp_path: Path) -> None:
+    def seconds(tokens: int) -> float:
+        return 0.05 if tokens == 1 else 0.07 if tokens <= 8 else 0.1 if tokens <= 24 else 0.13
+
+    counts = (1, 2, 3, 4, 5, 8, 9, 12, 24, 25, 40)
+    points = [
+        Timed(context, tokens, 1, seconds(tokens) + 1e-5 * context, (i + j) % 5 == 0)
+        for i, context in enumerate((50, 400, 1000, 2000))
+        for j, tokens in enumerate(counts)
+    ]
+    line, bent = fit(points), fit(points, may_bump=True)
+    assert line.held_out_error > 0.04
+    assert bent.held_out_error < 0.001
+    assert bent.cost.seconds(0, 30) == pytest.approx(0.13)
+    assert not fit(timed(ForwardCost(1e-5, 1e-3, 2e-2)), may_bump=True).cost.bumps  # a line is left one
+    key = ModelKey("tiny", "0", "float32")
+    profile = Profile({"device": "cpu"}, key, bent, line)
+    profile.save(tmp_path / "profile.json")
+    assert Profile.read(tmp_path) == profile
 
 
 @pytest.mark.parametrize("points", [[], [Timed(1, 1, 1, 0.0)], [Timed(1, 1, 1, -1.0)]])

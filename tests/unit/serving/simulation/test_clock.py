@@ -116,7 +116,7 @@ def test_the_same_seed_gives_the_same_run() -> None:
 def test_a_full_cache_preempts_and_is_never_overdrawn(policy: str) -> None:
     tight = replace(FAST, cache_tokens=700)
     result = served(policy, workload(rate=200.0), tight)
-    assert max(step.cached_tokens for step in result.steps) <= 700
+    assert max(step.reserved_tokens for step in result.steps) <= 700
     assert sum(stats.preemptions for stats in result.stats) > 0
     assert all(stats.finished_s is not None for stats in result.stats)
     plenty = served(policy, workload(rate=200.0), FAST)
