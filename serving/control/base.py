@@ -76,6 +76,7 @@ class RowResult:
     proposed: int
     accepted: int
     emitted: int
+    domain: str = "default"  # the request's
 
 
 @dataclass(frozen=True)
