@@ -27,6 +27,7 @@ def first_draft(settings: OnlineSettings, target: LanguageModel, given: str | Pa
     draft = None if given is None else _fitting(given, target)
     check_beginning(settings, given)
     _check_log(settings, target)
+    settings.layout.make_versions()
     registry = VersionRegistry(settings.layout.versions)
     try:
         serving = registry.current()

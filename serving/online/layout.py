@@ -78,6 +78,13 @@ class Layout:
         if not os.access(there, os.W_OK | os.X_OK):
             raise ConfigError(f"online.folder={self.root} cannot be written: no permission in {there}")
 
+    def make_versions(self) -> None:
+        """Make the folder of the versions; raise `ConfigError` where that cannot be."""
+        try:
+            self.versions.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"online.folder={self.root} cannot be written: {error.strerror}") from error
+
 
 @dataclass(frozen=True)
 class _Message:

@@ -139,34 +139,6 @@ def test_what_is_off_names_its_setting(guarded: Running, method: str, path: str,
     assert f"{setting}=" in error["message"]
 
 
-class Recorder:
-    """Online adaptation as the server sees it, noting what it is asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[Any] = []
-
-    def __getattr__(self, name: str) -> Any:
-        def note(*words: str) -> Any:
-            self.asked.append((name, *words))
-            return {"status": {"paused": True}, "verdicts": [{"in": False}], "stats": {}, "delete_tenant": 3}.get(name)
-
-        return note
-
-
-def test_online_adaptation_is_steered(serve: Serve) -> None:
-    online = Recorder()
-    running = serve(admin=ADMIN, online=online)
-    assert call(running, "POST", "online/pause") == {"paused": True}
-    assert call(running, "GET", "online/verdicts") == {"verdicts": [{"in": False}]}
-    assert call(running, "POST", "replay/delete", {"tenant": "bob"}) == {"tenant": "bob", "deleted": 3}
-    running.complete(speculation={"log": False}, n=2)
-    running.complete()
-    excluded = [words for words in online.asked if words[0] == "exclude"]
-    assert len(excluded) == 1
-    assert [words[0] for words in online.asked[:3]] == ["pause", "status", "verdicts"]
-    assert ("delete_tenant", "bob") in online.asked
-
-
 def test_draining_by_hand(guarded: Running) -> None:
     assert call(guarded, "POST", "drain") == {"draining": True, "open_answers": 0}
     assert guarded.http.get("/health").status_code == 503
