@@ -68,13 +68,14 @@ def run(config: ServeCommand, folder: Path) -> None:
 def _online_settings(config: ServeCommand, draft: Path | None) -> OnlineSettings | None:
     if config.online.mode == "off":
         return None
-    from distillspec.serving.online.beginning import check_beginning
+    from distillspec.serving.online.beginning import check_beginning, load_redaction
     from distillspec.serving.online.layout import OnlineSettings
 
     settings = OnlineSettings(
         config.online, config.replay, config.adapt, config.gate, config.loss, config.tracker, config.seed
     )
     check_beginning(settings, draft)
+    load_redaction(settings)
     return settings
 
 
@@ -93,8 +94,9 @@ def _load_draft(path: Path | None, target: LanguageModel) -> LanguageModel | Non
 
 def _adaptation(engine: Engine, online: OnlineSettings, wake: Callable[[], None]) -> Adaptation:
     from distillspec.serving.online.adaptation import Adaptation
+    from distillspec.serving.online.beginning import load_redaction
 
-    return Adaptation(engine, online, wake=wake)
+    return Adaptation(engine, online, redact=load_redaction(online), wake=wake)
 
 
 def _drafts_and_control(

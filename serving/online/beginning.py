@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
 from distillspec.errors import ConfigError
@@ -12,6 +13,7 @@ from distillspec.serving.online.layout import OnlineSettings
 from distillspec.serving.online.records import LogKey
 from distillspec.serving.online.registry import VersionRegistry
 from distillspec.serving.online.replay_log import ReplayLog
+from distillspec.serving.online.tap import Redaction
 
 
 def first_draft(settings: OnlineSettings, target: LanguageModel, given: str | Path | None = None) -> Path:
@@ -53,6 +55,22 @@ def check_beginning(settings: OnlineSettings, given: str | Path | None) -> None:
     if given is None and not settings.layout.registry.is_file():
         raise _no_draft(settings)
     settings.layout.check_writable()
+
+
+def load_redaction(settings: OnlineSettings) -> Redaction | None:
+    """The function that `replay.redaction` names.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    if settings.replay.redaction is None:
+        return None
+    module, _, name = settings.replay.redaction.partition(":")
+    try:
+        found: Redaction = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"replay.redaction={settings.replay.redaction} is not there: {error}") from error
+    return found
 
 
 def _no_draft(settings: OnlineSettings) -> ConfigError:

@@ -141,9 +141,9 @@ class EngineBridge:
 
     def _from_thread(self, report: StepReport) -> None:
         """In the engine's thread: one message to the loop a step, however many requests it moved."""
-        self._loop.call_soon_threadsafe(self._deliver, report)
         if self._in_thread is not None:
-            self._in_thread(report.output)
+            self._in_thread(report.output)  # first: who has an answer may ask at once that it be deleted from the log
+        self._loop.call_soon_threadsafe(self._deliver, report)
 
     def _death_from_thread(self, reason: str) -> None:
         self._loop.call_soon_threadsafe(self._die, reason)

@@ -19,7 +19,7 @@ def test_a_person_sees_the_draft_learn(page: Any, learn: StartLearning) -> None:
     page.fill("#key", KEYS["alice"])
     page.keyboard.press("Enter")
     shows(page, "#trainer", "gone")
-    running.ask(40, speculation={"domain": "maths"})
+    running.ask(32, speculation={"domain": "maths"})
     adaptation.writer.flush()
     (candidate,) = run_trainer(adaptation.settings, lambda: False, once=True)
     wait_for(lambda: adaptation.registry.get(candidate.name).status == "promoted")

@@ -38,7 +38,7 @@ def greedy(running: Learning) -> Any:
 def test_a_version_is_trained_elsewhere_judged_promoted_and_rolled_back(learn: StartLearning) -> None:
     running = learn("decoupled")
     quiet = greedy(running)
-    running.ask(40, speculation={"domain": "maths"})
+    running.ask(32, speculation={"domain": "maths"})
     running.ask(4, "bob", speculation={"domain": "chat"})
     adaptation = running.adaptation
     adaptation.writer.flush()
