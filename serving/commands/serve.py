@@ -45,6 +45,7 @@ def run(config: ServeCommand, folder: Path) -> None:
     check_exposure(config.server, bool(keys))
     draft = None if config.draft.path is None else find_draft(config.draft.path)
     online = _online_settings(config, draft)
+    parts: Parts
     with (
         bind(config.server) as bound,
         logging_to_stderr(config.server.log_format),
