@@ -22,7 +22,7 @@ EXAMPLES = {
     "adapt": "distill adapt online.folder=online once=true judge=true",
     "replay": "distill replay action=delete tenant=acme online.folder=online",
     "versions": "distill versions action=list online.folder=online",
-    "serve": "distill serve target=smollm2 draft.path=runs/train/A server.port=8000",
+    "serve": "distill serve target=smollm2 draft.path=runs/train/A server.port=8000 online=on replay.share=0.5",
     "simulate": "distill simulate hardware=a100-7b workload=chat workload.rates=[1,4] policies=[none,goodput]",
 }
 

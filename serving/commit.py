@@ -89,7 +89,7 @@ class Committer:
         sequence = window.sequence
         sequence.draft_ok = False
         self.cache.clear(sequence.held_slot, sequence.computed)
-        return RowResult(sequence.id, len(window.tree), 0, 0)
+        return RowResult(sequence.id, len(window.tree), 0, 0, domain=sequence.request.domain)
 
     def _fail(self, window: Window) -> RowResult:
         """The target's numbers are not finite: this request alone ends, and nobody reads what it left."""
@@ -98,7 +98,7 @@ class Committer:
         self.cache.clear(sequence.held_slot)
         self.roster.pool.forget(sequence.held_slot)
         self.roster.deltas.append(delta(sequence, sequence.output_length, self.roster.texts[sequence.id].flush()))
-        return RowResult(sequence.id, len(window.tree), 0, 0)
+        return RowResult(sequence.id, len(window.tree), 0, 0, domain=sequence.request.domain)
 
     def _keep(
         self, window: Window, verdict: Verdict, logprobs: Seq[TokenLogprob], proposer: Proposer | None, now: float
@@ -114,7 +114,7 @@ class Committer:
         if proposer is not None:
             proposer.committed(sequence, tree, path)
         self.roster.deltas.append(delta(sequence, before, text))
-        return RowResult(sequence.id, len(tree), len(path), emitted)
+        return RowResult(sequence.id, len(tree), len(path), emitted, domain=sequence.request.domain)
 
     def _keep_path(self, sequence: Sequence, tree: TokenTree, path: tuple[int, ...]) -> None:
         """The root and the accepted nodes stay in the cache, in order, from the sequence's length on."""

@@ -218,7 +218,7 @@ class Engine:
         if self._proposer_name(with_draft=True) not in DRAFTING:
             raise ConfigError(f"proposer={self.settings.proposer} uses no draft; {path} is not loaded")
         draft = _load_draft(path, self.target)
-        _check_target(path, self.target)
+        check_target(path, self.target)
         _check_finite(draft)
         check_reads(draft, self.max_model_len)
         check_servable(draft, self.max_model_len)
@@ -376,8 +376,12 @@ def _version(draft: LanguageModel | None) -> str:
     return "" if draft is None else draft.identity.weights_hash[:12]
 
 
-def _check_target(path: str | Path, target: LanguageModel) -> None:
-    """A draft records which target it was made for."""
+def check_target(path: str | Path, target: LanguageModel) -> None:
+    """Refuse a draft that records another target than this.
+
+    Raises:
+        ConfigError: it was made for other weights.
+    """
     if not (Path(path) / METADATA).is_file():
         return  # any other model: nothing is recorded
     made_for = read_metadata(path).get("target", {})

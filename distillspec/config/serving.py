@@ -22,6 +22,7 @@ class ServerConfig:
     drafts_folder: str | None = None  # draft folders that /admin/drafts may load, by name
     max_queue: int = 64  # answers that may wait for a slot; more are refused
     full_status: int = 429  # status of that refusal: 429 | 503
+    max_domains: int = 32  # names in speculation.domain that are told apart; further ones are "other" together
     max_n: int = 16  # answers a prompt
     max_prompts: int = 64  # prompts a request to /v1/completions
     deadline_s: float = 600.0  # a request is ended after so many seconds
@@ -41,7 +42,7 @@ class ServerConfig:
         require(self.full_status in (429, 503), f"server.full_status={self.full_status} must be 429 or 503")
         one_of("server.log_format", self.log_format, ("json", "text"))
         require(self.max_queue >= 0, f"server.max_queue={self.max_queue} must be at least 0")
-        for name in ("max_n", "max_prompts", "max_body_kib", "max_header_kib", "max_connections"):
+        for name in ("max_domains", "max_n", "max_prompts", "max_body_kib", "max_header_kib", "max_connections"):
             require(getattr(self, name) >= 1, f"server.{name}={getattr(self, name)} must be at least 1")
         for name in ("deadline_s", "header_timeout_s", "body_timeout_s", "write_timeout_s"):
             require(getattr(self, name) > 0, f"server.{name}={getattr(self, name)} must be above 0")

@@ -80,6 +80,7 @@ class RowResult(NamedTuple):
     accepted: int
     emitted: int
     ranks: tuple[int, ...] = ()
+    domain: str = "default"  # the request's
 
     @property
     def tried(self) -> int:

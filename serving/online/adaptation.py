@@ -15,24 +15,24 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from pathlib import Path
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import Any
 
 from torch import Tensor
 
 from distillspec.errors import ConfigError, RunError
-from distillspec.models import LanguageModel, save_draft
-from distillspec.models.draft import load_pretrained
 from distillspec.serving.commit import Emission
 from distillspec.serving.core import StepOutput
 from distillspec.serving.engine import Engine
+from distillspec.serving.online.beginning import first_draft
 from distillspec.serving.online.gate import estimate_costs
 from distillspec.serving.online.gatekeeper import Gatekeeper
 from distillspec.serving.online.idle import BetweenSteps, Stopped
 from distillspec.serving.online.layout import OnlineSettings, TrainerControl, TrainerState
+from distillspec.serving.online.lock import held, is_held
 from distillspec.serving.online.monitor import ServedAcceptance
 from distillspec.serving.online.records import LogKey
 from distillspec.serving.online.registry import Version, VersionRegistry
@@ -43,33 +43,12 @@ from distillspec.serving.online.tap import Redaction, ReplayTap
 from distillspec.serving.online.writer import LogWriter
 from distillspec.training.tracking import MetricsLog
 
+__all__ = ["Adaptation", "OnlineSettings", "first_draft"]
+
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
 IDLE_AFTER_S = 2.0  # without a running request the engine counts as idle
-
-
-def first_draft(settings: OnlineSettings, target: LanguageModel, given: str | Path | None = None) -> Path:
-    """The folder of the draft to start with: the promoted version or, where there is none yet, the given draft.
-
-    A given draft that the registry does not know becomes a version and is promoted: somebody chose it by hand.
-
-    Raises:
-        ConfigError: there is neither, or the given one does not fit the target.
-    """
-    registry = VersionRegistry(settings.layout.versions)
-    try:
-        if given is not None:
-            draft = load_pretrained(str(given), target)
-            if registry.find(draft.identity.weights_hash) is None:
-                version = registry.add(lambda folder: save_draft(draft, folder, target))
-                registry.promote(version.name, f"given by hand: {Path(given).name}")
-        current = registry.boot()
-        if current is None:
-            raise ConfigError(f"there is no draft in {settings.layout.versions} yet; name one to begin with")
-        return current.path
-    finally:
-        registry.close()
 
 
 class Adaptation:
@@ -124,13 +103,24 @@ class Adaptation:
         self._busy_s = time.monotonic()
         self._started_s = time.monotonic()
         self._lines = 0
+        self.happened: Counter[str] = Counter()  # since the start: promoted, refused, rollback, alarm, …
+        self._open = ExitStack()
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Begin to log, and with online=on to train."""
+        """Begin to log, and with online=on to train.
+
+        Raises:
+            RunError: another server trains in this folder.
+        """
         self.layout.trainer.mkdir(parents=True, exist_ok=True)
+        if self.supervisor is not None:
+            refusal = (
+                f"another server trains in {self.layout.root}; use online=decoupled here, or another online.folder"
+            )
+            self._open.enter_context(held(self.layout.trainer / "server.lock", wait=False, refusal=refusal))
         self._control.write(self.layout.control)
         self.writer.start()
         self.engine.core.committer.observer = self._observe
@@ -156,6 +146,7 @@ class Adaptation:
         self._write_figures()
         self.replay.close()
         self.registry.close()
+        self._open.close()
 
     def __enter__(self) -> Adaptation:
         self.start()
@@ -167,12 +158,22 @@ class Adaptation:
         self.stop()
 
     def on_step(self, output: StepOutput) -> None:
-        """To be called after every step, with what it gave."""
+        """To be called after every step, with what it gave. Never raises."""
+        try:
+            self._take(output)
+        except Exception:
+            log.exception("online adaptation missed a step")
+
+    def _take(self, output: StepOutput) -> None:
         if output.result is not None and output.result.rows:
             self._busy_s = time.monotonic()
         if output.finished:
             self.tap.finish(output.finished)
             self.served.finish(output.finished)
+
+    @property
+    def paused(self) -> bool:
+        return self._control.paused
 
     def pause(self) -> None:
         """Log nothing new and train no more, until `resume`."""
@@ -222,16 +223,11 @@ class Adaptation:
             "serving": serving.name if serving is not None else None,
             "waiting_for": self.gatekeeper.waiting_for,
             "served": self.served.figures(),
-            "log": {
-                **self.replay.sizes(),
-                **self.tap.counters,
-                **self.writer.counters,
-                "waiting_tokens": self.writer.waiting_tokens,
-                "refused_shards": len(self.replay.refused),
-            },
+            "log": self.log_figures(),
             "trainer": {
                 "pid": self.supervisor.pid if self.supervisor is not None else trainer.pid,
-                "stage": trainer.stage,
+                "starts": self.supervisor.starts if self.supervisor is not None else 0,
+                "stage": self.trainer_stage(trainer),
                 "updates": trainer.updates,
                 "lag": max(0, self.replay.newest_number() - trainer.cursor),
                 "skipped": trainer.skipped,
@@ -240,11 +236,36 @@ class Adaptation:
                 "share": trainer.seconds / elapsed if elapsed > 0 else 0.0,
                 "drift": trainer.drift,
                 "quarantined": problem,
-                "paused": self._control.paused,
+                "paused": self.paused,
             },
             "gained_tokens": gained,
             "cpu_s_per_gained_token": trainer.cpu_s / gained if gained > 0 else None,
         }
+
+    def log_figures(self) -> dict[str, int]:
+        """What the log holds, and what did not get into it."""
+        return {
+            **self.replay.sizes(),
+            **self.tap.counters,
+            **self.writer.counters,
+            "waiting_tokens": self.writer.waiting_tokens,
+            "refused_shards": len(self.replay.refused),
+        }
+
+    def trainer_stage(self, state: TrainerState) -> str:
+        """What the trainer does, `quarantined`, or `gone` where none runs."""
+        if self.supervisor is None:
+            if state.quarantined:
+                return "quarantined"
+            return state.stage if is_held(self.layout.trainer / "trainer.lock") else "gone"
+        if self.supervisor.problem is not None:
+            return "quarantined"
+        pid = self.supervisor.pid
+        if pid is None:
+            return "gone"
+        if state.pid != pid:
+            return "starting"
+        return "paused" if self.paused and state.stage == "waiting" else state.stage
 
     def _observe(self, emissions: Sequence[Emission], logits: Tensor) -> None:
         self.served.watch(emissions)
@@ -284,6 +305,7 @@ class Adaptation:
         self._tell({"event": "alarm", "message": message})
 
     def _tell(self, record: dict[str, Any]) -> None:
+        self.happened[record["decision"] if record["event"] == "verdict" else record["event"]] += 1
         try:
             self._report({"time_s": self.replay.clock(), **record})
         except RunError as error:

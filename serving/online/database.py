@@ -9,25 +9,36 @@ from pathlib import Path
 from threading import RLock
 from typing import Any
 
+from distillspec.errors import RunError
 from distillspec.files import clear_disk_errors
 
 PATIENCE_S = 30.0  # to wait for another process's transaction
 
 
 class Database:
-    """One file; any thread may use it, and several processes may have it open."""
+    """One file; any thread may use it, and several processes may have it open.
+
+    Raises:
+        RunError: it cannot be made or opened, or is no database.
+    """
 
     def __init__(self, path: Path, schema: str) -> None:
         self.path = path
         self._lock = RLock()
-        with clear_disk_errors(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection = sqlite3.connect(path, timeout=PATIENCE_S, isolation_level=None, check_same_thread=False)
-            self._connection.row_factory = sqlite3.Row
-            for pragma in ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON", "foreign_keys=ON"):
-                self._connection.execute(f"PRAGMA {pragma}").fetchall()
-            for statement in filter(str.strip, schema.split(";")):
-                self._connection.execute(statement)
+        try:
+            with clear_disk_errors(path):
+                self._open(schema)
+        except (OSError, sqlite3.Error) as error:
+            raise RunError(f"cannot open {path}: {getattr(error, 'strerror', None) or error}") from error
+
+    def _open(self, schema: str) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._connection = sqlite3.connect(self.path, timeout=PATIENCE_S, isolation_level=None, check_same_thread=False)
+        self._connection.row_factory = sqlite3.Row
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON", "foreign_keys=ON"):
+            self._connection.execute(f"PRAGMA {pragma}").fetchall()
+        for statement in filter(str.strip, schema.split(";")):
+            self._connection.execute(statement)
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from distillspec.data.shards import read_samples, recorded_key
 from distillspec.errors import ConfigError, RunError
@@ -21,9 +23,21 @@ from distillspec.serving.online.shadow import Exam, Shadow
 from distillspec.types import SamplingPolicy
 
 log = logging.getLogger(__name__)
+P, T = ParamSpec("P"), TypeVar("T")
 
 Swap = Callable[[Version], None]
 """Has the engine draft with a version from its next step on; raises ConfigError where it refuses."""
+
+
+def _one_at_a_time(method: Callable[Concatenate[Gatekeeper, P], T]) -> Callable[Concatenate[Gatekeeper, P], T]:
+    """The gate's thread and operators' hands change what serves; engine and registry must agree afterwards."""
+
+    @functools.wraps(method)
+    def alone(self: Gatekeeper, *args: P.args, **named: P.kwargs) -> T:
+        with self._door:
+            return method(self, *args, **named)
+
+    return alone
 
 
 class Gatekeeper:
@@ -56,6 +70,7 @@ class Gatekeeper:
         self.serving: Version | None = registry.current()
         self.waiting_for: str | None = None  # why the newest candidate is not judged yet
         self._looked = 0
+        self._door = threading.RLock()
         self._offline: list[Exam] | None = None
 
     def work(self) -> None:
@@ -64,6 +79,7 @@ class Gatekeeper:
         self.watch()
         self.judge_newest()
 
+    @_one_at_a_time
     def follow(self) -> None:
         """Serve what the registry says: somebody may have promoted or rolled back by hand."""
         current = self.registry.current()
@@ -75,6 +91,7 @@ class Gatekeeper:
             log.error("the promoted draft %s is refused: %s", current.name, error)
             self._return(f"refused by the engine: {error}", current)
 
+    @_one_at_a_time
     def watch(self) -> None:
         """Roll back where served acceptance fell below the predecessor's interval."""
         if self._served is None or self.serving is None or self._served.due == self._looked:
@@ -106,6 +123,61 @@ class Gatekeeper:
         self._carry_out(verdict, candidates[-1], incumbent)
         return verdict
 
+    @_one_at_a_time
+    def try_out(self, name: str) -> Version:
+        """By hand: draft with a version until the next promotion, rollback or restart; nothing is recorded.
+
+        Raises:
+            ConfigError: no such version, or the engine refuses it. RunError: its folder is damaged.
+        """
+        version = self._intact(name)
+        if self._swap is not None:
+            self._swap(version)
+        return version
+
+    @_one_at_a_time
+    def promote_by_hand(self, name: str) -> Version:
+        """Let a version serve from now on, and at the next start.
+
+        Raises:
+            ConfigError: no such version, or the engine refuses it; the old one stays.
+            RunError: its folder is damaged, or another process was faster.
+        """
+        version, current = self._intact(name), self.registry.current()
+        self._bring(version)
+        try:
+            self.registry.promote(name, "promoted by hand", expected=None if current is None else current.name)
+        except RunError:
+            self.follow()
+            raise
+        self._report({"event": "promotion", "version": name, "reason": "promoted by hand"})
+        return version
+
+    @_one_at_a_time
+    def roll_back_by_hand(self) -> Version:
+        """Let the predecessor serve again.
+
+        Raises:
+            ConfigError: the engine refuses it, and what serves stays. RunError: there is none.
+        """
+        back, current = self.registry.predecessor(), self.registry.current()
+        if back is None or current is None:
+            raise RunError("there is no earlier version to go back to")
+        self._bring(back)
+        try:
+            back = self.registry.rollback("rolled back by hand", expected=current.name)
+        except RunError:
+            self.follow()
+            raise
+        self._report({"event": "rollback", "version": current.name, "to": back.name, "reason": "by hand"})
+        return back
+
+    def _intact(self, name: str) -> Version:
+        version = self.registry.get(name)
+        if problem := self.registry.problem_of(version):
+            raise RunError(f"{name} cannot serve: {problem}")
+        return version
+
     def _judge(self, candidate: Version, incumbent: Version, exams: list[Exam]) -> Verdict:
         started = time.monotonic()
         try:
@@ -123,6 +195,7 @@ class Gatekeeper:
             verdict = Verdict(candidate.name, incumbent.name, "refused", f"it cannot be judged: {error}")
         return replace(verdict, seconds=time.monotonic() - started)
 
+    @_one_at_a_time
     def _carry_out(self, verdict: Verdict, candidate: Version, incumbent: Version) -> None:
         if verdict.decision == "promoted":
             try:

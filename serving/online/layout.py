@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from distillspec.config import AdaptConfig, GateConfig, LossConfig, OnlineConfig, ReplayConfig, TrackerConfig
+from distillspec.errors import ConfigError
 from distillspec.files import write_json
 
 M = TypeVar("M", bound="_Message")
@@ -45,6 +47,14 @@ class Layout:
         return self.root / "versions"
 
     @property
+    def registry(self) -> Path:
+        return self.versions / "registry.sqlite"
+
+    @property
+    def manifest(self) -> Path:
+        return self.replay / "manifest.sqlite"
+
+    @property
     def trainer(self) -> Path:
         return self.root / "trainer"
 
@@ -59,6 +69,21 @@ class Layout:
     @property
     def settings(self) -> Path:
         return self.trainer / "settings.json"
+
+    def check_writable(self) -> None:
+        """Raise `ConfigError` where the folder cannot be made or written; makes nothing."""
+        there = next(path for path in (self.root, *self.root.absolute().parents) if path.exists())
+        if not there.is_dir():
+            raise ConfigError(f"online.folder={self.root} cannot be: {there} is a file")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise ConfigError(f"online.folder={self.root} cannot be written: no permission in {there}")
+
+    def make_versions(self) -> None:
+        """Make the folder of the versions; raise `ConfigError` where that cannot be."""
+        try:
+            self.versions.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"online.folder={self.root} cannot be written: {error.strerror}") from error
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,18 @@ from pathlib import Path
 from distillspec.errors import RunError
 
 
+def is_held(path: Path) -> bool:
+    """Whether some process holds the lock file now."""
+    try:
+        with path.open("r") as stream:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 @contextmanager
 def held(path: Path, *, wait: bool = True, refusal: str = "") -> Iterator[None]:
     """Hold the lock file while the block runs.

@@ -142,6 +142,11 @@ class ServedAcceptance:
         return sum(counts["accepted"] - rate * counts["tried"] for counts in totals.values())
 
     @property
+    def collapsed(self) -> bool:
+        """Whether acceptance of late is a small part of what it was."""
+        return self._collapsed
+
+    @property
     def due(self) -> int:
         """Grows when it is time to look for a regression."""
         return self._finished // CHECK_EVERY

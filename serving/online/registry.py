@@ -130,6 +130,11 @@ class VersionRegistry:
         )
         return self._version(found[0]) if found else None
 
+    def newest(self, count: int) -> list[Version]:
+        """The last versions, oldest first."""
+        found = self._database.rows("SELECT * FROM versions ORDER BY id DESC LIMIT ?", (count,))
+        return [self._version(row) for row in reversed(found)]
+
     def promotions(self) -> list[dict[str, Any]]:
         """Who served when and why, oldest first."""
         return [dict(row) for row in self._database.rows("SELECT * FROM promotions ORDER BY id")]

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
 TOO_OFTEN = 5  # ends in a row, without an update in between
+SECRETS = ("DISTILLSPEC_API_KEY", "DISTILLSPEC_ADMIN_KEY")  # a server's environment; a trainer has no use for them
 
 
 class Supervisor:
@@ -37,6 +38,7 @@ class Supervisor:
         self._ends = 0
         self._updates = 0
         self._next_s = 0.0
+        self.starts = 0
         self.problem: str | None = None  # why it is not started any more
 
     @property
@@ -85,7 +87,8 @@ class Supervisor:
         self.layout.trainer.mkdir(parents=True, exist_ok=True)
         write_settings(self.settings)
         threads = str(self.settings.adapt.threads)
-        environment = {**os.environ, "OMP_NUM_THREADS": threads}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
+        environment = {**kept, "OMP_NUM_THREADS": threads}
         if self.settings.adapt.device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
         with (self.layout.trainer / "trainer.log").open("a") as output:
@@ -97,6 +100,7 @@ class Supervisor:
                 env=environment,
                 start_new_session=True,
             )
+        self.starts += 1
 
     def _ended(self, code: int) -> None:
         self._close()

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
-from distillspec.serving.control.base import BatchView, LengthController, Plan, StepResult
+from distillspec.serving.control.base import (
+    AdmissionController,
+    AdmissionView,
+    BatchView,
+    LengthController,
+    Plan,
+    StepResult,
+)
 from distillspec.serving.control.fixed import FixedLength
 
 Policy = Literal["engine", "fixed", "off"]
@@ -34,6 +41,11 @@ class AdjustableController:
     def longest(self) -> int:
         return self.inside.longest
 
+    @property
+    def latency(self) -> Any:
+        """The costs of steps as the controller inside knows them; None where it knows none."""
+        return getattr(self.inside, "latency", None)
+
     def plan(self, view: BatchView) -> Plan:
         hand = self.hand
         bound = self._bound(hand)
@@ -55,3 +67,16 @@ class AdjustableController:
         if hand.policy == "off":
             return 0
         return self.longest if hand.max_length is None else min(self.longest, hand.max_length)
+
+
+class AdmittingController(AdjustableController):
+    """The same over a controller that also says who is let in; the hand leaves that to it."""
+
+    def admit(self, view: AdmissionView) -> int:
+        assert isinstance(self.inside, AdmissionController)
+        return self.inside.admit(view)
+
+
+def adjustable(inside: LengthController) -> AdjustableController:
+    """A hand on a controller that takes nothing from it."""
+    return AdmittingController(inside) if isinstance(inside, AdmissionController) else AdjustableController(inside)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -23,7 +24,10 @@ from distillspec.serving.server.guard import Guard, error_response
 from distillspec.serving.server.parts import Parts
 from distillspec.serving.server.routes import admin, dashboard, openai, operations, tokens
 
+log = logging.getLogger(__name__)
+
 POINT_S = 1.0
+FOLLOW_S = 2.0  # between looks at online adaptation
 ERROR = {"description": "OpenAI's error body", "content": {"application/json": {"schema": {"type": "object"}}}}
 
 
@@ -33,11 +37,12 @@ def create_app(parts: Parts) -> FastAPI:
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         parts.bridge.start()
-        ticking = asyncio.create_task(_tick(parts))
+        watching = [asyncio.create_task(_tick(parts)), asyncio.create_task(_follow_online(parts))]
         yield
-        ticking.cancel()
-        with suppress(asyncio.CancelledError):
-            await ticking
+        for task in watching:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
         await parts.bridge.stop()
 
     app = FastAPI(title="distillspec", version=__version__, lifespan=life, docs_url=None, redoc_url=None)
@@ -68,6 +73,15 @@ async def _tick(parts: Parts) -> None:
         parts.telemetry.point()
         if parts.bridge.dead is not None:
             parts.metrics.engine_died()
+
+
+async def _follow_online(parts: Parts) -> None:
+    while parts.online is not None:
+        try:
+            await parts.look_at_online()
+        except Exception:  # what is shown stays as it was; it is looked at again
+            log.exception("online adaptation does not tell how it stands")
+        await asyncio.sleep(FOLLOW_S)
 
 
 async def _api_error(request: HttpRequest, error: Exception) -> Response:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from distillspec.errors import ConfigError
+from distillspec.serving.core import StepOutput
 from distillspec.serving.engine import Engine
 from distillspec.serving.requests import Request, RequestRefused
 from distillspec.serving.server.errors import ApiError, bad_request, unavailable
@@ -25,13 +26,20 @@ class EngineBridge:
         max_queue: answers that may be open beyond the engine's slots.
         full_status: HTTP status of the refusal then.
         on_step: sees every step, on the event loop.
+        in_thread: sees every step too, in the engine's thread; must not block, and never raises.
     """
 
     def __init__(
-        self, engine: Engine, *, max_queue: int, full_status: int, on_step: Callable[[StepReport], None]
+        self,
+        engine: Engine,
+        *,
+        max_queue: int,
+        full_status: int,
+        on_step: Callable[[StepReport], None],
+        in_thread: Callable[[StepOutput], None] | None = None,
     ) -> None:
         self.engine, self.max_queue, self.full_status = engine, max_queue, full_status
-        self._on_step = on_step
+        self._on_step, self._in_thread = on_step, in_thread
         self._tickets: dict[str, Ticket] = {}  # engine request id → its ticket
         self.open_answers = 0
         self.draining = False
@@ -133,6 +141,8 @@ class EngineBridge:
 
     def _from_thread(self, report: StepReport) -> None:
         """In the engine's thread: one message to the loop a step, however many requests it moved."""
+        if self._in_thread is not None:
+            self._in_thread(report.output)  # first: who has an answer may ask at once that it be deleted from the log
         self._loop.call_soon_threadsafe(self._deliver, report)
 
     def _death_from_thread(self, reason: str) -> None:

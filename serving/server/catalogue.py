@@ -21,6 +21,7 @@ class DraftEntry:
     name: str
     version: str | None
     current: bool
+    status: str | None = None  # the registry's: candidate, promoted, inconclusive, refused, retired, rolled_back
 
 
 class DraftCatalogue(Protocol):
@@ -67,7 +68,7 @@ class FolderCatalogue:
         return version
 
     def promote(self, name: str) -> str:
-        raise NotImplementedError("a folder of drafts keeps no record that a restart reads")
+        raise NotImplementedError("a folder of drafts keeps no record that a restart reads; start with online=on")
 
     def rollback(self) -> str:
         if len(self._used) < 2:

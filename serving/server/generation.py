@@ -57,9 +57,6 @@ async def answer(parts: Parts, http: HttpRequest, wanted: Wanted, replies: Repli
     """
     requests = _requests(parts, wanted, replies.head.id)
     _check_draft(parts, wanted.body.wish.draft)
-    if not wanted.body.wish.log and parts.online is not None:
-        for request in requests:
-            parts.online.exclude(request.id)
     generation = Generation(parts, wanted, replies, requests)
     if wanted.body.stream:
         return EventStream(generation.events(), parts.config.write_timeout_s, generation.close)
@@ -193,8 +190,17 @@ def _requests(parts: Parts, wanted: Wanted, head_id: str) -> list[Request]:
         )
     if not wanted.prompts:
         raise bad_request("the prompt is empty; give at least one token", wanted.param)
+    wish, domain = wanted.body.wish, parts.domains.told_apart(wanted.body.wish.domain)
     return [
-        Request(f"{head_id}.{place}", ids, wanted.params, deadline_s=config.deadline_s, tenant=wanted.tenant)
+        Request(
+            f"{head_id}.{place}",
+            ids,
+            wanted.params,
+            deadline_s=config.deadline_s,
+            tenant=wanted.tenant,
+            domain=domain,
+            log=wish.log,
+        )
         for place, ids in enumerate(wanted.prompts)
     ]
 

@@ -13,7 +13,8 @@ def greeting(url: str, parts: Parts) -> str:
     question = {"role": "user", "content": "Why is the sky blue?"}
     body = shlex.quote(json.dumps({"model": parts.model, "messages": [question]}))
     key = ' -H "Authorization: Bearer $KEY"' if parts.keys else ""
+    learning = "" if parts.online is None else f"\n  learning from the traffic: {parts.online.place}"
     return (
         f"{parts.model} at {url}/v1, dashboard at {url}/, stop with Ctrl-C; try:\n"
-        f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {body}"
+        f"  curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {body}{learning}"
     )

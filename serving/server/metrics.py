@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from distillspec.serving.requests import RequestOutput
+from distillspec.serving.server.acceptance_counters import AcceptanceCounters
+from distillspec.serving.server.online_control import OnlineFigures
+from distillspec.serving.server.online_metrics import OnlineMetrics
 from distillspec.serving.server.worker import StepReport
 
 PREFIX = "distillspec:"
@@ -39,6 +42,9 @@ class Metrics:
         self._gauges()
         self._counters(longest)
         self._histograms(longest)
+        self.acceptance = AcceptanceCounters(PREFIX, model, self.registry)
+        self.online = OnlineMetrics(PREFIX, model)
+        self.registry.register(self.online)
         self.slots.set(slots)
         self.up.set(1)
 
@@ -55,6 +61,7 @@ class Metrics:
         for row in result.rows:
             emitted += row.emitted
             self.speculation_length.observe(row.proposed)
+            self.acceptance.observe(report.draft_version, row)
             if row.proposed:
                 self.drafts.inc()
                 self.draft_tokens.inc(row.proposed)
@@ -88,6 +95,10 @@ class Metrics:
             self._observe_seconds(self.total_seconds, stats.total_s)
             if written > 1 and stats.total_s is not None and stats.time_to_first_token_s is not None:
                 self.token_seconds.observe((stats.total_s - stats.time_to_first_token_s) / (written - 1))
+
+    def observe_online(self, figures: OnlineFigures) -> None:
+        """How online adaptation stands."""
+        self.online.figures = figures
 
     def observe_refusal(self, code: str) -> None:
         self.refused[code if code in REFUSALS else "other"].inc()

@@ -13,9 +13,10 @@ from fastapi import Request as HttpRequest
 
 from distillspec.config import ServerConfig
 from distillspec.serving.engine import Engine
-from distillspec.serving.server.adjustable import AdjustableController
+from distillspec.serving.server.adjustable import AdjustableController, adjustable
 from distillspec.serving.server.bridge import EngineBridge
 from distillspec.serving.server.catalogue import DraftCatalogue
+from distillspec.serving.server.domains import Domains
 from distillspec.serving.server.keys import KeyRing
 from distillspec.serving.server.metrics import Metrics
 from distillspec.serving.server.online_control import OnlineControl
@@ -44,6 +45,7 @@ class Parts:
     catalogue: DraftCatalogue | None = None
     online: OnlineControl | None = None
     bridge: EngineBridge = field(init=False)
+    domains: Domains = field(init=False)
     started: int = field(default_factory=lambda: int(time.time()))
     closing: asyncio.Event = field(default_factory=asyncio.Event)  # set when long-lived streams should end
     _admin_work: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -54,12 +56,21 @@ class Parts:
             max_queue=self.config.max_queue,
             full_status=self.config.full_status,
             on_step=self._observe,
+            in_thread=None if self.online is None else self.online.on_step,
         )
+        self.domains = Domains(self.config.max_domains)
 
     async def slowly(self, work: Callable[[], T]) -> T:
         """Run operators' work in a thread of its own, one at a time; the engine goes on."""
         async with self._admin_work:
             return await asyncio.to_thread(work)
+
+    async def look_at_online(self) -> None:
+        """Take over how online adaptation stands, for metrics and page."""
+        if self.online is not None:
+            figures = await asyncio.to_thread(self.online.figures)
+            self.metrics.observe_online(figures)
+            self.telemetry.online = figures
 
     def _observe(self, report: StepReport) -> None:
         self.metrics.observe_step(report)
@@ -86,7 +97,7 @@ def make_parts(
     online: OnlineControl | None = None,
 ) -> Parts:
     """Everything around an engine that does not run yet; puts an operator's hand on its length controller."""
-    controller = AdjustableController(engine.core.controller)
+    controller = adjustable(engine.core.controller)
     engine.use_controller(controller)
     model = config.model_name or Path(engine.target.name).name
     slots, tokens = engine.slots, engine.core.limits.cache_tokens

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy
 
+from distillspec.serving.control.base import RowResult
 from distillspec.serving.requests import RequestOutput
+from distillspec.serving.server.online_control import OnlineFigures
 from distillspec.serving.server.worker import StepReport
 
 HISTORY_S = 300
@@ -28,6 +30,8 @@ class _Second:
     decoding_s: float = 0.0
     predicted: float = 0.0
     predicted_s: float = 0.0
+    judged: int = 0  # drafted tokens up to the first rejection
+    accepted: int = 0
     lengths: Counter[int] = field(default_factory=Counter)
 
 
@@ -45,7 +49,23 @@ class _Acceptance:
     def as_json(self) -> dict[str, Any]:
         tried, accepted = sum(self.tried.values()), sum(self.accepted.values())
         by_position = [self.accepted[place] / count for place, count in sorted(self.tried.items())]
-        return {"rate": accepted / tried if tried else None, "tried": tried, "by_position": by_position}
+        return {"rate": _rate(accepted, tried), "tried": tried, "by_position": by_position}
+
+
+@dataclass
+class _Version:
+    """A draft version on all domains, and on each."""
+
+    whole: _Acceptance = field(default_factory=_Acceptance)
+    domains: dict[str, _Acceptance] = field(default_factory=dict)
+
+    def add(self, row: RowResult) -> None:
+        for seen in (self.whole, self.domains.setdefault(row.domain, _Acceptance())):
+            seen.add(row.proposed, row.accepted)
+
+    def as_json(self) -> dict[str, Any]:
+        domains = {name: seen.as_json()["rate"] for name, seen in sorted(self.domains.items())}
+        return {**self.whole.as_json(), "domains": domains}
 
 
 class Telemetry:
@@ -56,11 +76,12 @@ class Telemetry:
         self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY_S)
         self.swaps: deque[dict[str, Any]] = deque(maxlen=VERSIONS)
         self._second = _Second()
-        self._by_version: dict[str, _Acceptance] = {}
+        self._by_version: dict[str, _Version] = {}
         self._latencies: deque[tuple[float, float, float]] = deque(maxlen=RECENT)
         self._running = self._waiting = 0
         self._version: str | None = None
         self.tokens = self.requests = 0
+        self.online = OnlineFigures()
 
     def observe_step(self, report: StepReport) -> None:
         self._running, self._waiting = report.running, report.waiting
@@ -83,7 +104,9 @@ class Telemetry:
                 second.predicted_s += result.plan.predicted_s
         for row in result.rows:
             if row.proposed:
-                self._acceptance(report.draft_version).add(row.proposed, row.accepted)
+                second.judged += min(row.accepted + 1, row.proposed)
+                second.accepted += row.accepted
+                self._version_seen(report.draft_version).add(row)
 
     def observe_finished(self, output: RequestOutput) -> None:
         self.requests += 1
@@ -100,6 +123,7 @@ class Telemetry:
             "tokens_per_s": second.tokens,
             "goodput": _rate(second.decoded, second.decoding_s),
             "predicted_goodput": _rate(second.predicted, second.predicted_s),
+            "acceptance": _rate(second.accepted, second.judged),
             "lengths": {str(length): count for length, count in sorted(second.lengths.items())},
             "running": self._running,
             "waiting": self._waiting,
@@ -116,12 +140,13 @@ class Telemetry:
             "draft_version": self._version,
             "acceptance": {version: seen.as_json() for version, seen in self._by_version.items()},
             "swaps": list(self.swaps),
+            "online": asdict(self.online),
             "latency": self._percentiles(),
         }
 
-    def _acceptance(self, version: str) -> _Acceptance:
+    def _version_seen(self, version: str) -> _Version:
         if version not in self._by_version:
-            self._by_version[version] = _Acceptance()
+            self._by_version[version] = _Version()
             while len(self._by_version) > VERSIONS:
                 del self._by_version[next(iter(self._by_version))]
         return self._by_version[version]
@@ -137,5 +162,5 @@ class Telemetry:
         }
 
 
-def _rate(tokens: float, seconds: float) -> float | None:
-    return tokens / seconds if seconds > 0 else None
+def _rate(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None

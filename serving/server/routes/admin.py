@@ -36,7 +36,7 @@ async def list_drafts(request: HttpRequest) -> dict[str, Any]:
 
 @router.post("/drafts/load", openapi_extra=described(DraftBody))
 async def load_draft(request: HttpRequest, body: Draft) -> dict[str, str]:
-    """Draft with another one from the next step on; running answers go on."""
+    """Draft with another one from the next step on; running answers go on. A restart goes back to the promoted one."""
     return {"version": await _with_drafts(parts_of(request), lambda drafts: drafts.load(body.draft))}
 
 
@@ -75,19 +75,19 @@ async def set_controller(
 @router.get("/online")
 async def online_status(request: HttpRequest) -> dict[str, Any]:
     """What online adaptation is doing."""
-    return await _with_online(parts_of(request), lambda online: online.status())
+    return _as_json(await _with_online(parts_of(request), lambda online: online.status()))
 
 
 @router.post("/online/pause")
 async def pause(request: HttpRequest) -> dict[str, Any]:
-    """Train nothing new until resumed."""
+    """Log and train nothing new until resumed."""
     await _with_online(parts_of(request), lambda online: online.pause())
     return await online_status(request)
 
 
 @router.post("/online/resume")
 async def resume(request: HttpRequest) -> dict[str, Any]:
-    """Go on after a pause."""
+    """Go on after a pause, or after a quarantine that somebody has looked into."""
     await _with_online(parts_of(request), lambda online: online.resume())
     return await online_status(request)
 
@@ -102,13 +102,13 @@ async def trigger(request: HttpRequest) -> dict[str, Any]:
 @router.get("/online/verdicts")
 async def verdicts(request: HttpRequest) -> dict[str, Any]:
     """What the gate let in or kept out, and why."""
-    return {"verdicts": await _with_online(parts_of(request), lambda online: online.verdicts())}
+    return {"verdicts": _as_json(await _with_online(parts_of(request), lambda online: online.verdicts()))}
 
 
 @router.get("/replay")
 async def replay(request: HttpRequest) -> dict[str, Any]:
     """How much the replay log holds, of whom."""
-    return await _with_online(parts_of(request), lambda online: online.stats())
+    return _as_json(await _with_online(parts_of(request), lambda online: online.stats()))
 
 
 @router.post("/replay/delete", openapi_extra=described(TenantBody))
@@ -131,9 +131,11 @@ async def drain(request: HttpRequest) -> dict[str, Any]:
 async def _with_drafts(parts: Parts, work: Callable[[DraftCatalogue], T]) -> T:
     catalogue = parts.catalogue
     if catalogue is None:
-        raise switched_off("loading drafts", "server.drafts_folder=FOLDER")
+        raise switched_off("loading drafts", "online=on or server.drafts_folder=FOLDER")
     try:
-        return await asyncio.shield(asyncio.ensure_future(parts.slowly(lambda: work(catalogue))))
+        found = await asyncio.shield(asyncio.ensure_future(parts.slowly(lambda: work(catalogue))))
+        await parts.look_at_online()
+        return found
     except NotInCatalogue as error:
         raise not_found(str(error), "draft_not_found") from error
     except NotImplementedError as error:
@@ -148,7 +150,12 @@ async def _with_online(parts: Parts, work: Callable[[OnlineControl], T]) -> T:
     online = parts.online
     if online is None:
         raise switched_off("online adaptation", "online=on")
-    return await parts.slowly(lambda: work(online))
+    try:
+        found = await asyncio.shield(asyncio.ensure_future(parts.slowly(lambda: work(online))))
+        await parts.look_at_online()
+    except RunError as error:
+        raise ApiError(500, str(error), kind="server_error", code="online_failed") from error
+    return found
 
 
 def _controller(parts: Parts) -> dict[str, Any]:
@@ -163,11 +170,13 @@ def _controller(parts: Parts) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-    """A controller's reasons as JSON: dataclasses as objects, what is not finite as null."""
+    """Anything as JSON: dataclasses as objects, what is not finite as null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _as_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, list | tuple):
         return [_as_json(item) for item in value]
+    if isinstance(value, dict):
+        return {str(name): _as_json(item) for name, item in value.items()}
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, bool | int | str) else str(value)

@@ -13,6 +13,8 @@ from distillspec.models import LanguageModel, initialise_draft
 from distillspec.models.vocabulary import choose_kept_ids
 from distillspec.serving import Engine, EngineSettings
 
+from .browser import browser, page  # noqa: F401 (fixtures)
+
 MakeEngine = Callable[..., Engine]
 PROMPT_LENGTHS = (3, 17, 1, 8, 70, 5, 29, 2)
 

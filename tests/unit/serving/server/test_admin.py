@@ -11,9 +11,11 @@ import pytest
 
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.models import initialise_draft, load_target, save_draft
-from distillspec.serving.control.base import BatchView, RowView
+from distillspec.serving.control.base import AdmissionController, AdmissionView, BatchView, RowView
 from distillspec.serving.control.fixed import FixedLength
-from distillspec.serving.server.adjustable import AdjustableController, Hand
+from distillspec.serving.control.goodput import GoodputController
+from distillspec.serving.control.smartspec import SmartSpecController
+from distillspec.serving.server.adjustable import AdjustableController, Hand, adjustable
 from distillspec.serving.server.catalogue import FolderCatalogue
 from distillspec.serving.server.keys import KeyRing
 
@@ -105,6 +107,18 @@ def test_the_controller_is_bounded_fixed_and_switched_off(serve: Serve) -> None:
     assert call(running, "PATCH", "controller", {"policy": None})[0] == 400
 
 
+def test_the_hand_hides_neither_measured_costs_nor_admission() -> None:
+    inside = GoodputController(4)
+    assert adjustable(inside).latency is inside.latency is not None
+    assert adjustable(FixedLength(4)).latency is None
+    smart = SmartSpecController(4, inside.latency)
+    view = AdmissionView((), (), slots=2, cache_tokens=100)
+    held = adjustable(smart)
+    assert isinstance(held, AdmissionController)
+    assert held.admit(view) == smart.admit(view)
+    assert not isinstance(adjustable(inside), AdmissionController)
+
+
 def test_the_hand_bounds_every_row() -> None:
     controller = AdjustableController(FixedLength(4))
     view = BatchView((RowView("a", 10, 4), RowView("b", 10, 1)))
@@ -137,34 +151,6 @@ def test_what_is_off_names_its_setting(guarded: Running, method: str, path: str,
     status, error = call(guarded, method, path, body)
     assert (status, error["code"]) == (501, "not_enabled")
     assert f"{setting}=" in error["message"]
-
-
-class Recorder:
-    """Online adaptation as the server sees it, noting what it is asked."""
-
-    def __init__(self) -> None:
-        self.asked: list[Any] = []
-
-    def __getattr__(self, name: str) -> Any:
-        def note(*words: str) -> Any:
-            self.asked.append((name, *words))
-            return {"status": {"paused": True}, "verdicts": [{"in": False}], "stats": {}, "delete_tenant": 3}.get(name)
-
-        return note
-
-
-def test_online_adaptation_is_steered(serve: Serve) -> None:
-    online = Recorder()
-    running = serve(admin=ADMIN, online=online)
-    assert call(running, "POST", "online/pause") == {"paused": True}
-    assert call(running, "GET", "online/verdicts") == {"verdicts": [{"in": False}]}
-    assert call(running, "POST", "replay/delete", {"tenant": "bob"}) == {"tenant": "bob", "deleted": 3}
-    running.complete(speculation={"log": False}, n=2)
-    running.complete()
-    excluded = [words for words in online.asked if words[0] == "exclude"]
-    assert len(excluded) == 1
-    assert [words[0] for words in online.asked[:3]] == ["pause", "status", "verdicts"]
-    assert ("delete_tenant", "bob") in online.asked
 
 
 def test_draining_by_hand(guarded: Running) -> None:

@@ -1,0 +1,1 @@
+"""A server whose draft learns: what joins `serving.server` and `serving.online`, which do not know each other."""

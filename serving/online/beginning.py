@@ -1,0 +1,91 @@
+"""What a server begins with: the promoted version, or a draft given by hand; and what forbids beginning at all."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from distillspec.errors import ConfigError
+from distillspec.models import LanguageModel, save_draft
+from distillspec.models.draft import load_pretrained
+from distillspec.serving.engine import check_target
+from distillspec.serving.online.layout import OnlineSettings
+from distillspec.serving.online.records import LogKey
+from distillspec.serving.online.registry import VersionRegistry
+from distillspec.serving.online.replay_log import ReplayLog
+from distillspec.serving.online.tap import Redaction
+
+
+def first_draft(settings: OnlineSettings, target: LanguageModel, given: str | Path | None = None) -> Path:
+    """The folder of the draft to start with: the promoted version or, where there is none yet, the given draft.
+
+    A given draft that the registry does not know becomes a version and is promoted: somebody chose it by hand.
+    Nothing is written before draft and folder are known to fit.
+
+    Raises:
+        ConfigError: there is neither, or the given one or the folder's log and versions do not fit the target.
+        RunError: the folder cannot be written.
+    """
+    draft = None if given is None else _fitting(given, target)
+    check_beginning(settings, given)
+    _check_log(settings, target)
+    settings.layout.make_versions()
+    registry = VersionRegistry(settings.layout.versions)
+    try:
+        serving = registry.current()
+        if serving is not None and serving.path.is_dir():
+            check_target(serving.path, target)
+        if draft is not None and registry.find(draft.identity.weights_hash) is None:
+            version = registry.add(lambda folder: save_draft(draft, folder, target))
+            registry.promote(version.name, f"given by hand: {Path(str(given)).name}")
+        current = registry.boot()
+        if current is None:
+            raise _no_draft(settings)
+        return current.path
+    finally:
+        registry.close()
+
+
+def check_beginning(settings: OnlineSettings, given: str | Path | None) -> None:
+    """What can be said before a target is loaded; makes nothing.
+
+    Raises:
+        ConfigError: no draft to begin with, or a folder that cannot be written.
+    """
+    if given is None and not settings.layout.registry.is_file():
+        raise _no_draft(settings)
+    settings.layout.check_writable()
+
+
+def load_redaction(settings: OnlineSettings) -> Redaction | None:
+    """The function that `replay.redaction` names.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    if settings.replay.redaction is None:
+        return None
+    module, _, name = settings.replay.redaction.partition(":")
+    try:
+        found: Redaction = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"replay.redaction={settings.replay.redaction} is not there: {error}") from error
+    return found
+
+
+def _no_draft(settings: OnlineSettings) -> ConfigError:
+    return ConfigError(
+        f"there is no draft in {settings.layout.versions} yet; give one to begin with: draft.path=FOLDER"
+    )
+
+
+def _fitting(given: str | Path, target: LanguageModel) -> LanguageModel:
+    draft = load_pretrained(str(given), target)
+    check_target(given, target)
+    return draft
+
+
+def _check_log(settings: OnlineSettings, target: LanguageModel) -> None:
+    """Open the log where there is one: it refuses another target's."""
+    if settings.layout.manifest.is_file():
+        ReplayLog(settings.layout.replay, LogKey.of(target.identity, settings.replay.entries)).close()

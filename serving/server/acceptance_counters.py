@@ -1,0 +1,40 @@
+"""Acceptance by draft version and domain, for Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter
+
+from distillspec.serving.control.base import RowResult
+
+VERSIONS = 20  # the newest draft versions; series of older ones are dropped
+
+
+class AcceptanceCounters:
+    """α of a version on a domain is accepted / judged: a window is judged up to its first rejection."""
+
+    def __init__(self, prefix: str, model: str, registry: CollectorRegistry) -> None:
+        labels = ["model_name", "draft_version", "domain"]
+        self._model = model
+        self._judged = Counter(
+            prefix + "draft_tokens_judged", "Drafted tokens up to the first rejection", labels, registry=registry
+        )
+        self._accepted = Counter(
+            prefix + "draft_tokens_accepted", "Of these, the accepted ones", labels, registry=registry
+        )
+        self._domains: dict[str, set[str]] = {}  # version → domains with a series
+
+    def observe(self, version: str, row: RowResult) -> None:
+        """Count a row of a step that drafted with `version`."""
+        if not row.proposed:
+            return
+        self._domains.setdefault(version, set()).add(row.domain)
+        labels = (self._model, version, row.domain)
+        self._judged.labels(*labels).inc(min(row.accepted + 1, row.proposed))
+        self._accepted.labels(*labels).inc(row.accepted)
+        if len(self._domains) > VERSIONS:
+            self._drop(next(iter(self._domains)))
+
+    def _drop(self, version: str) -> None:
+        for domain in self._domains.pop(version):
+            self._judged.remove(self._model, version, domain)
+            self._accepted.remove(self._model, version, domain)
