@@ -145,6 +145,7 @@ class GateConfig:
     draft_cost: float | None = None  # cost of a draft step in target steps; null: from the models' sizes
     verify_cost: float = 0.05  # cost of each further token in a verification, in target steps
     busy_share: float = 0.05  # share of time that judging may take from a busy engine
+    canary_requests: int = 0  # requests that a candidate serves on trial before it is promoted; 0: no trial
     rollback_requests: int = 32  # finished requests of a version before its acceptance counts as known
     window: int = 400  # newest finished requests of a version that its interval is made of
     collapse: float = 0.5  # alarm when the short average of acceptance falls below so much of the long one
@@ -153,7 +154,7 @@ class GateConfig:
     def __post_init__(self) -> None:
         for name in ("requests", "min_requests", "domain_requests", "max_gamma", "rollback_requests"):
             require(getattr(self, name) >= 1, f"gate.{name}={getattr(self, name)} must be at least 1")
-        for name in ("offline_samples", "verify_cost"):
+        for name in ("offline_samples", "verify_cost", "canary_requests"):
             require(getattr(self, name) >= 0, f"gate.{name}={getattr(self, name)} must be at least 0")
         require(
             self.min_requests <= self.requests,

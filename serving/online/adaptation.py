@@ -102,6 +102,7 @@ class Adaptation:
         self.writer = LogWriter(self.replay)
         self.tap = ReplayTap(settings.replay, self.writer.put, self.replay.clock, redact)
         self.served = ServedAcceptance(settings.gate, self._alarm)
+        self.served.recall(self.registry.served())
         self._between = BetweenSteps(engine, settings.gate.busy_share, wake)
         self._states = ServedStates(engine.target)
         shadow = Shadow(engine.target, self._states, settings.gate.max_gamma, self._between.run)
@@ -123,7 +124,9 @@ class Adaptation:
         self._control = TrainerControl(asked=TrainerControl.read(self.layout.control).asked)
         self._busy_s = time.monotonic()
         self._started_s = time.monotonic()
+        self._trained_before_s = TrainerState.read(self.layout.state).seconds
         self._lines = 0
+        self._said: str | None = None  # the trainer's problem, as last told
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -220,6 +223,7 @@ class Adaptation:
         problem = self.supervisor.problem if self.supervisor is not None else trainer.quarantined
         return {
             "serving": serving.name if serving is not None else None,
+            "canary": canary.candidate.name if (canary := self.gatekeeper.canary) is not None else None,
             "waiting_for": self.gatekeeper.waiting_for,
             "served": self.served.figures(),
             "log": {
@@ -234,10 +238,12 @@ class Adaptation:
                 "stage": trainer.stage,
                 "updates": trainer.updates,
                 "lag": max(0, self.replay.newest_number() - trainer.cursor),
+                "learnt": trainer.learnt,
                 "skipped": trainer.skipped,
                 "capped": trainer.capped,
+                "drop_rate": trainer.drop_rate,
                 "cpu_s": trainer.cpu_s,
-                "share": trainer.seconds / elapsed if elapsed > 0 else 0.0,
+                "share": (trainer.seconds - self._trained_before_s) / elapsed if elapsed > 0 else 0.0,
                 "drift": trainer.drift,
                 "quarantined": problem,
                 "paused": self._control.paused,
@@ -267,11 +273,18 @@ class Adaptation:
             self._tell_trainer(idle=idle)
         if self.supervisor is not None:
             self.supervisor.poll()
+            self._tell_of_quarantine(self.supervisor.problem)
         if time.monotonic() - self._started_s > (self._lines + 1) * self.settings.online.metrics_s:
             self._write_figures()
 
+    def _tell_of_quarantine(self, problem: str | None) -> None:
+        if problem is not None and problem != self._said:
+            self._tell({"event": "alarm", "message": f"the online trainer is quarantined: {problem}"})
+        self._said = problem
+
     def _write_figures(self) -> None:
         self._lines = int((time.monotonic() - self._started_s) / self.settings.online.metrics_s)
+        self.registry.keep_served(self.served.take_news())
         self._tell({"event": "figures", "seconds": time.monotonic() - self._started_s, **self.stats()})
 
     def _tell_trainer(self, **changes: Any) -> None:

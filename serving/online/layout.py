@@ -88,6 +88,7 @@ class TrainerState(_Message):
     cursor: int = 0  # the last logged answer it has considered
     updates: int = 0
     bad_updates: int = 0  # in a row
+    learnt: int = 0  # new answers it learnt from
     skipped: int = 0  # new answers it never learnt from: traffic was faster
     capped: int = 0  # new answers left out by tenants' shares
     cpu_s: float = 0.0
@@ -98,6 +99,12 @@ class TrainerState(_Message):
     pid: int = 0
     last: dict[str, Any] = field(default_factory=dict)
     drift: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def drop_rate(self) -> float:
+        """Share of the new answers that it had no time for."""
+        seen = self.learnt + self.capped + self.skipped
+        return self.skipped / seen if seen else 0.0
 
 
 @dataclass(frozen=True)
