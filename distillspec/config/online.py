@@ -33,6 +33,7 @@ class ReplayConfig:
     share: float = 0.1  # of the requests, chosen by their id
     held_out: float = 0.1  # of the logged requests: for the gate alone, never trained on
     entries: int = 64  # log-probabilities kept a token
+    tail_samples: int = 0  # tokens drawn from the target's other tokens at each: unbiased losses, 6 bytes a draw
     max_mib: float = 512.0  # of shards on disk
     keep: str = "reservoir"  # what stays when that is full: reservoir (a fair sample of all time) | fifo (the newest)
     fresh_share: float = 0.5  # reservoir: share of the budget that the newest shards have for themselves
@@ -56,6 +57,7 @@ class ReplayConfig:
         for name in ("shard_positions", "max_waiting"):
             require(getattr(self, name) >= 1, f"replay.{name}={getattr(self, name)} must be at least 1")
         require(1 <= self.entries <= 256, f"replay.entries={self.entries} must be in 1..256")
+        require(0 <= self.tail_samples <= 64, f"replay.tail_samples={self.tail_samples} must be in 0..64")
 
 
 @dataclass
@@ -78,6 +80,7 @@ class AdaptConfig:
     tenant_share: float = 0.5  # the most of an update that one tenant among several may be
     anchor: float = 0.0  # weight of KL(promoted draft ‖ draft)
     lora_rank: int = 0  # 0: all weights learn; else adapters of this rank (needs peft), merged at the end
+    lora_by: str = "all"  # one adapter for all text | domain: one each, merged by the domains' shares of the text
     epochs: int = 1  # passes over an update's text
     max_steps: int = 200  # of an update
     learning_rate: float = 5.0e-4
@@ -94,6 +97,7 @@ class AdaptConfig:
     def __post_init__(self) -> None:
         one_of("adapt.mode", self.mode, ("replay", "flush"))
         one_of("adapt.positions", self.positions, ("all", "rejected", "weighted"))
+        one_of("adapt.lora_by", self.lora_by, ("all", "domain"))
         one_of("adapt.drift_by", self.drift_by, ("domain", "tenant"))
         for name in ("every_requests", "every_s"):
             value = getattr(self, name)

@@ -100,7 +100,7 @@ class Adaptation:
         self.replay = ReplayLog(self.layout.replay, key, settings.replay, seed=settings.seed)
         self.registry = VersionRegistry(self.layout.versions)
         self.writer = LogWriter(self.replay)
-        self.tap = ReplayTap(settings.replay, self.writer.put, self.replay.clock, redact)
+        self.tap = ReplayTap(settings.replay, self.writer.put, self.replay.clock, redact, settings.seed)
         self.served = ServedAcceptance(settings.gate, self._alarm)
         self.served.recall(self.registry.served())
         self._between = BetweenSteps(engine, settings.gate.busy_share, wake)

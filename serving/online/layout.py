@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from distillspec.config import AdaptConfig, GateConfig, LossConfig, OnlineConfig, ReplayConfig, TrackerConfig
 from distillspec.files import write_json
 
-M = TypeVar("M", bound="_Message")
+M = TypeVar("M", bound="Message")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class _Message:
+class Message:
     """A small file, whole or not there; unknown and missing fields are no error, so that versions may differ."""
 
     @classmethod
@@ -82,7 +82,7 @@ class _Message:
 
 
 @dataclass(frozen=True)
-class TrainerState(_Message):
+class TrainerState(Message):
     """What the trainer remembers between updates, and shows; written by the process that holds its lock."""
 
     cursor: int = 0  # the last logged answer it has considered
@@ -108,7 +108,7 @@ class TrainerState(_Message):
 
 
 @dataclass(frozen=True)
-class TrainerControl(_Message):
+class TrainerControl(Message):
     """What the server wants of the trainer."""
 
     paused: bool = False

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from distillspec.errors import RunError
 from distillspec.losses import DenseTeacher, LossMix, SignalTeacher, chunked_loss
 from distillspec.models import LanguageModel
 from distillspec.sampling import NonFiniteLogits
+from distillspec.serving.online.adapters import Adapters
 from distillspec.serving.online.records import ACCEPTED, PLAIN, REJECTED, LoggedAnswer
 from distillspec.training.module import DistillModule, loss_hidden
 from distillspec.training.optimizer import choose_trainable, make_optimizer
@@ -94,13 +96,16 @@ def learn(
     if not any(bool((lesson.weights > 0).any()) for lesson in lessons):
         raise RunError("no logged token has a weight; use adapt.positions=all, or wait for more requests")
     started, cpu = time.monotonic(), time.process_time()
-    student = _Student(draft, config, loss, anchor)
+    student = _Student(draft, config, loss, anchor, _shares(lessons))
     tally = _Tally()
     draft.model.train()
-    for step, (batch, weights) in enumerate(_batches(lessons, config, draft, seed)):
+    apart = config.lora_rank > 0 and config.lora_by == "domain"
+    batches = _by_domain(lessons, config, draft, seed) if apart else _batches(lessons, config, draft, seed)
+    for step, (batch, weights) in enumerate(batches):
         if step >= config.max_steps or tally.problem:
             break
         student.warm_up(step)
+        student.meet(batch.domains[0])
         _take(student, batch, weights, tally, config)
         if on_step is not None:
             on_step(step)
@@ -127,16 +132,28 @@ class _Student:
     """The draft with its optimizer; with `adapt.lora_rank` only adapters learn, merged at the end."""
 
     def __init__(
-        self, draft: LanguageModel, config: AdaptConfig, loss: LossConfig, anchor: LanguageModel | None
+        self,
+        draft: LanguageModel,
+        config: AdaptConfig,
+        loss: LossConfig,
+        anchor: LanguageModel | None,
+        shares: dict[str, float],
     ) -> None:
         self.draft, self.config, self.anchor = draft, config, anchor
         choose_trainable(draft, train_embeddings=False)
-        self._adapters = _add_adapters(draft, config.lora_rank) if config.lora_rank else None
+        self._adapters: Adapters | None = None
+        if config.lora_rank:
+            self._adapters = Adapters(draft, config.lora_rank, shares if config.lora_by == "domain" else {"": 1.0})
         self.module = DistillModule(draft, loss)
         self.mix = LossMix.parse(loss.terms)
         settings = TrainConfig(max_steps=config.max_steps, learning_rate=config.learning_rate)
         self.optimizer = make_optimizer(self.module, settings)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def meet(self, domain: str) -> None:
+        """The next batch is of this domain (or begins with it, where domains do not learn apart)."""
+        if self._adapters is not None:
+            self._adapters.choose(domain)
 
     def warm_up(self, step: int) -> None:
         """Adam's first steps are the least informed: the rate rises over ten of them."""
@@ -173,7 +190,7 @@ class _Student:
 
     def finish(self) -> None:
         if self._adapters is not None:
-            self._adapters.merge_and_unload()
+            self._adapters.merge()
 
 
 def _take(student: _Student, batch: TokenBatch, weights: Tensor, tally: _Tally, config: AdaptConfig) -> None:
@@ -196,6 +213,26 @@ def _take(student: _Student, batch: TokenBatch, weights: Tensor, tally: _Tally, 
     tally.tokens += int((weights > 0).sum())
 
 
+def _shares(lessons: Sequence[Lesson]) -> dict[str, float]:
+    """Domain → its share of all weights."""
+    sums: dict[str, float] = {}
+    for lesson in lessons:
+        sums[lesson.sample.domain] = sums.get(lesson.sample.domain, 0.0) + float(lesson.weights.sum())
+    return {domain: own / sum(sums.values()) for domain, own in sorted(sums.items())}
+
+
+def _by_domain(
+    lessons: Sequence[Lesson], config: AdaptConfig, draft: LanguageModel, seed: int
+) -> Iterator[tuple[TokenBatch, Tensor]]:
+    """Batches of one domain each, the domains in turn."""
+    own = [
+        _batches([lesson for lesson in lessons if lesson.sample.domain == domain], config, draft, seed)
+        for domain in _shares(lessons)
+    ]
+    for turn in zip_longest(*own):
+        yield from (found for found in turn if found is not None)
+
+
 def _batches(
     lessons: Sequence[Lesson], config: AdaptConfig, draft: LanguageModel, seed: int
 ) -> Iterator[tuple[TokenBatch, Tensor]]:
@@ -214,13 +251,6 @@ def _batches(
             weights = torch.cat([w[:count] for w, count in zip(chosen, counts, strict=True)])
             if float(weights.sum()) > 0:
                 yield batch.to(draft.device), weights.to(draft.device)
-
-
-def _add_adapters(draft: LanguageModel, rank: int) -> Any:
-    from peft import LoraConfig, get_peft_model
-
-    # The base model's own layers are replaced in place, so that `draft.model` runs with the adapters.
-    return get_peft_model(draft.model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
 
 
 def _all_finite(draft: LanguageModel) -> bool:

@@ -23,7 +23,7 @@ from distillspec.serving.online.registry import Version, VersionRegistry
 from distillspec.serving.online.replay_log import ReplayLog
 from distillspec.serving.online.shadow import ServedStates, Shadow
 
-PLACES = ("loading", "loaded", "promoting", "promoted", None)
+PLACES = ("loaded", "promoting", "promoted", None)
 
 
 def main(root: Path) -> None:
@@ -64,7 +64,6 @@ def _gatekeeper(root: Path, target: LanguageModel, reached: Callable[[str], None
     appoint, judged = registry._appoint, registry.judged
 
     def swap(version: Version) -> None:
-        reached("loading")
         engine.load_draft(version.path)
         reached("loaded")
 

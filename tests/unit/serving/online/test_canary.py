@@ -26,7 +26,7 @@ from ..conftest import MakeEngine, prompts
 from .conftest import Answer
 from .test_gate import candidate, nearly_the_target
 
-CANARY = 60
+CANARY = 40
 
 
 class Service:
@@ -81,10 +81,10 @@ def service(
     replay.append([answer(f"r{i}", split="held_out", vocabulary=range(3, 250, 2)) for i in range(12)])
     serving = registry.current()
     assert serving is not None
-    engine = make_engine(load_pretrained(str(serving.path), target, target.dtype), speculation_length=2)
+    engine = make_engine(load_pretrained(str(serving.path), target, target.dtype), speculation_length=2, max_slots=16)
     gate = replace(settings.gate, canary_requests=CANARY)
     made = Service(engine, replace(settings, gate=gate), registry, replay)
-    made.serve(48)
+    made.serve(32)
     return made
 
 
@@ -109,7 +109,7 @@ def test_what_live_traffic_does_not_like_is_returned_within_the_canary(
     began = service.count
     while service.keeper.canary is not None:
         assert service.count - began < CANARY
-        service.serve(4)
+        service.serve(8)
         service.keeper.work()
     judged = registry.get(bad.name)
     assert judged.status == "refused"
@@ -133,7 +133,7 @@ def test_what_stands_its_canary_is_promoted(service: Service, registry: VersionR
     service.serve(1)
     service.keeper.work()
     assert registry.current() == registry.get(better.name)
-    assert "no fall of acceptance in a canary of 60 requests" in registry.get(better.name).reason
+    assert "no fall of acceptance in a canary of 40 requests" in registry.get(better.name).reason
     assert registry.get(later.name).status == "candidate"  # its turn comes
     assert service.events() == ["canary", "verdict"]
 

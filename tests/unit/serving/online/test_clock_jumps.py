@@ -78,11 +78,6 @@ def test_no_update_no_drift_and_no_alarm_comes_of_it(
     trainer = OnlineTrainer(replace(settings, adapt=adapt))
     alarms: list[str] = []
     served = ServedAcceptance(GateConfig(rollback_requests=8, bootstrap_samples=100), alarms.append)
-    supervisor = Supervisor(settings, command=["false"])
-    supervisor.poll()
-    assert supervisor._process is not None
-    supervisor._process.wait()
-    supervisor.poll()
     for lot, jump in enumerate((0.0, 5 * HOUR, -8 * HOUR, 20 * HOUR)):
         wall.off_s = jump
         replay.append([answer(f"r{lot}-{i}") for i in range(60)])
@@ -90,12 +85,23 @@ def test_no_update_no_drift_and_no_alarm_comes_of_it(
             for _ in range(30):
                 feed(served, version, "a", 10, 5)
         assert trainer.due() is None
-    supervisor.poll()
-    assert supervisor._process is None  # it still waits its second before the next start
     assert alarms == []
     assert served.regression("new", "old") is None
     short, long = trainer.drift.averages()[""]
     assert short == pytest.approx(long) == pytest.approx(0.5)
+
+
+def test_the_wait_before_the_next_start_of_a_trainer_is_as_long_as_ever(
+    settings: OnlineSettings, registry: VersionRegistry, wall: Wall
+) -> None:
+    supervisor = Supervisor(settings, command=["false"])
+    supervisor.poll()
+    assert supervisor._process is not None
+    supervisor._process.wait()
+    supervisor.poll()
+    for wall.off_s in (5 * HOUR, -8 * HOUR):
+        supervisor.poll()
+        assert supervisor._process is None
 
 
 def test_a_version_made_before_its_parent_is_still_its_child(

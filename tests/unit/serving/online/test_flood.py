@@ -42,7 +42,9 @@ def trained(
     settings = replace(settings, online=replace(settings.online, folder=str(root)))
     registry = VersionRegistry(settings.layout.versions)
     registry.promote(registry.add(lambda folder: save_draft(first, folder, target)).name, "the beginning")
-    replay = ReplayLog(settings.layout.replay, LogKey.of(target.identity, ENTRIES), settings.replay)
+    replay = ReplayLog(
+        settings.layout.replay, LogKey.of(target.identity, ENTRIES), settings.replay, clock=lambda: 2000.0
+    )
     cap = TenantCap(SHARE)
     traffic: list[LoggedAnswer] = []
     for i in range(FLOOD):

@@ -37,7 +37,7 @@ def off_by(target: LanguageModel, noise: float) -> LanguageModel:
 class Improving:
     """Every few steps a better candidate is made, judged and let in; in the end the last one is rolled back."""
 
-    NOISES = (0.1, 0.05, 0.0)
+    NOISES = (0.025, 0.012, 0.0)
 
     def __init__(
         self, engine: Engine, settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, every: int
@@ -86,8 +86,9 @@ def improving(
 def test_what_is_emitted_across_gated_swaps_follows_the_target(
     improving: Callable[[int, int], Improving], target: LanguageModel
 ) -> None:
-    between = improving(64, 12)
-    assert float(excess(between.engine, target, POLICIES["plain"], between_steps=between).max()) < 5
+    between = improving(64, 6)
+    params = POLICIES["plain"]
+    assert float(excess(between.engine, target, params, requests=700, between_steps=between).max()) < 5
     assert len(between.swaps) == 4  # three promotions and a rollback
     assert len(set(between.swaps)) == 3
 
