@@ -19,11 +19,14 @@ class OnlineConfig:
     mode: str = "off"
     folder: str = "online"  # the log, the versions and the trainer's state; kept between runs
     metrics_s: float = 10.0  # seconds between lines of metrics.jsonl
+    keep_versions: int | None = 20  # drafts out of service whose folders stay, the newest; null: all
 
     def __post_init__(self) -> None:
         one_of("online.mode", self.mode, ("off", "on", "decoupled"))
         require(bool(self.folder), "online.folder is empty; name a folder for the log and the draft's versions")
         require(self.metrics_s > 0, f"online.metrics_s={self.metrics_s} must be above 0")
+        keep = self.keep_versions
+        require(keep is None or keep >= 0, f"online.keep_versions={keep} must be at least 0, or null")
 
 
 @dataclass

@@ -168,6 +168,8 @@ class Gatekeeper:
         self.registry.judged(verdict.candidate, verdict.decision, verdict.to_json(), verdict.reason)
         log.info("%s: %s, %s", verdict.candidate, verdict.decision, verdict.reason)
         self._report({"event": "verdict", **verdict.to_json()})
+        if self.settings.online.keep_versions is not None:
+            self.registry.clear_away(self.settings.online.keep_versions)
 
     def _begin_canary(self, verdict: Verdict, candidate: Version, incumbent: Version) -> None:
         """The engine drafts with the candidate, the registry still boots the incumbent."""

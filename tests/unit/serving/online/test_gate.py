@@ -152,6 +152,20 @@ def test_a_better_candidate_is_swapped_in_and_promoted_with_its_numbers(
     assert keeper.judge_newest() is None
 
 
+def test_versions_out_of_service_do_not_fill_the_disk(
+    settings: OnlineSettings, registry: VersionRegistry, held_out: ReplayLog, target: LanguageModel
+) -> None:
+    few = replace(settings, online=replace(settings.online, keep_versions=1))
+    keeper = keeper_of(few, registry, held_out, target)
+    made = []
+    for _ in range(4):
+        made.append(candidate(registry, nearly_the_target(target), target))
+        keeper.judge_newest()
+    assert [v.status for v in registry.versions()] == ["retired", "promoted", *["inconclusive"] * 3]
+    assert [v.present for v in registry.versions()] == [True, True, False, False, True]
+    assert [v.path.is_dir() for v in made] == [True, False, False, True]
+
+
 def test_without_held_out_requests_a_candidate_waits(
     settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, target: LanguageModel, answer: Answer
 ) -> None:
