@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from distillspec.config import AdaptConfig, GateConfig, LossConfig, OnlineConfig, ReplayConfig, TrackerConfig
 from distillspec.files import write_json
 
-M = TypeVar("M", bound="Message")
+M = TypeVar("M", bound="_Message")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Message:
+class _Message:
     """A small file, whole or not there; unknown and missing fields are no error, so that versions may differ."""
 
     @classmethod
@@ -82,7 +82,7 @@ class Message:
 
 
 @dataclass(frozen=True)
-class TrainerState(Message):
+class TrainerState(_Message):
     """What the trainer remembers between updates, and shows; written by the process that holds its lock."""
 
     cursor: int = 0  # the last logged answer it has considered
@@ -108,9 +108,17 @@ class TrainerState(Message):
 
 
 @dataclass(frozen=True)
-class TrainerControl(Message):
+class TrainerControl(_Message):
     """What the server wants of the trainer."""
 
     paused: bool = False
     asked: int = 0  # grows with every update asked for by hand
     idle: bool = True  # the server has nothing to do
+
+
+@dataclass(frozen=True)
+class Tracked(_Message):
+    """How far a tracker's run has come: its steps only grow, whoever goes on with it."""
+
+    step: int = 0
+    offset: int = 0  # bytes of the server's metrics.jsonl

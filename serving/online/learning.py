@@ -45,6 +45,10 @@ class Learnt:
     seconds: float
     cpu_s: float
     problem: str = ""  # why there is no new version; empty where there is
+    alpha: float = (
+        math.nan
+    )  # acceptance on the update's text, first and last tenth; too high without draws from the tail
+    alpha_at_end: float = math.nan
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -53,6 +57,7 @@ class Learnt:
 @dataclass
 class _Tally:
     losses: list[float] = field(default_factory=list)
+    alphas: list[float] = field(default_factory=list)
     tokens: int = 0
     bad_steps: int = 0
     bad_in_a_row: int = 0
@@ -125,6 +130,8 @@ def learn(
         seconds=time.monotonic() - started,
         cpu_s=time.process_time() - cpu,
         problem=tally.problem,
+        alpha=_mean(tally.alphas[:tenth]),
+        alpha_at_end=_mean(tally.alphas[-tenth:]),
     )
 
 
@@ -160,8 +167,8 @@ class _Student:
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate * min(1.0, (step + 1) / 10)
 
-    def gradients(self, batch: TokenBatch, weights: Tensor) -> float:
-        """Backward of one batch; its loss a token."""
+    def gradients(self, batch: TokenBatch, weights: Tensor) -> tuple[float, float]:
+        """Backward of one batch; its loss and acceptance a token."""
         self.optimizer.zero_grad(set_to_none=True)
         assert batch.signal is not None
         hidden = loss_hidden(self.draft, batch)
@@ -186,7 +193,7 @@ class _Student:
             kept = chunked_loss(hidden, self.module.head(), before, mix, weights=weights, normalizer=normalizer)
             loss = loss + self.config.anchor * kept.loss
         loss.backward()
-        return float(loss.detach())
+        return float(loss.detach()), float(result.metrics["alpha"] / result.metrics["weight"])
 
     def finish(self) -> None:
         if self._adapters is not None:
@@ -196,7 +203,7 @@ class _Student:
 def _take(student: _Student, batch: TokenBatch, weights: Tensor, tally: _Tally, config: AdaptConfig) -> None:
     """One optimizer step, or none where its numbers are not finite."""
     try:
-        loss = student.gradients(batch, weights)
+        loss, alpha = student.gradients(batch, weights)
         norm = float(torch.nn.utils.clip_grad_norm_(student.parameters, config.clip_norm))
         problem = "" if math.isfinite(loss) and math.isfinite(norm) else f"loss {loss}, gradient norm {norm}"
     except NonFiniteLogits as error:
@@ -210,6 +217,7 @@ def _take(student: _Student, batch: TokenBatch, weights: Tensor, tally: _Tally, 
     student.optimizer.step()
     tally.bad_in_a_row = 0
     tally.losses.append(loss)
+    tally.alphas.append(alpha)
     tally.tokens += int((weights > 0).sum())
 
 

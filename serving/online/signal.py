@@ -62,7 +62,8 @@ class Packed:
         parts = self.content[first:last].split([4 * k, 2 * k, 4, 4 * m, 2 * m, 4], -1)
         kinds = (torch.int32, torch.float16, torch.float32, torch.int32, torch.float16, torch.float16)
         ids, logprobs, tail, tail_ids, tail_logprobs, opinion = (
-            part.contiguous().view(kind) for part, kind in zip(parts, kinds, strict=True)
+            part.clone(memory_format=torch.contiguous_format).view(kind)  # a single row's part is not aligned
+            for part, kind in zip(parts, kinds, strict=True)
         )
         return Recorded(ids, logprobs, tail[:, 0], tail_ids, tail_logprobs, opinion[:, 0], opinion[:, 1])
 

@@ -12,22 +12,14 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from distillspec.serving.online.layout import Message, OnlineSettings
+from distillspec.serving.online.layout import OnlineSettings, Tracked
 from distillspec.training.tracking import MetricsLog, Tracker
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Tracked(Message):
-    """How far an earlier process came: steps of a tracker only grow."""
-
-    step: int = 0
-    offset: int = 0  # bytes of the server's metrics.jsonl
 
 
 class OnlineTracking:
@@ -55,6 +47,8 @@ class OnlineTracking:
         """Send on what the server has written since; a line cut short waits until it is whole."""
         if self._tracker is None or not self._served.is_file():
             return
+        if self._served.stat().st_size < self._tracked.offset:
+            self._tracked = self._tracked.with_(offset=0)  # somebody began the file anew
         with self._served.open("rb") as stream:
             stream.seek(self._tracked.offset)
             lines, _, _ = stream.read().rpartition(b"\n")

@@ -65,6 +65,7 @@ def test_an_update_raises_acceptance_where_it_learnt(
     assert not learnt.problem
     assert learnt.steps == 30
     assert learnt.loss_at_end < learnt.loss
+    assert learnt.alpha_at_end > learnt.alpha > 0
     assert alpha(draft, target, ids) > before + 0.02
     assert [name for name, _ in draft.model.named_parameters()] == names  # adapters are merged
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from distillspec.config import TrackerConfig
-from distillspec.serving.online.layout import OnlineSettings
-from distillspec.serving.online.tracking import OnlineTracking, Tracked, curves, open_tracking
+from distillspec.serving.online.layout import OnlineSettings, Tracked
+from distillspec.serving.online.tracking import OnlineTracking, curves, open_tracking
 
 FIGURES = {
     "event": "figures",
