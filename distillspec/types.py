@@ -82,8 +82,9 @@ class TeacherSignal:
         return self._each(lambda values: values.to(device))
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> TeacherSignal:
-        columns = (self.ids, self.logprobs, self.tail, self.tail_ids, self.tail_logprobs)
-        return TeacherSignal(self.kind, *(None if column is None else change(column) for column in columns))
+        ids, logprobs, tail = (change(column) for column in (self.ids, self.logprobs, self.tail))
+        draws = (None if column is None else change(column) for column in (self.tail_ids, self.tail_logprobs))
+        return TeacherSignal(self.kind, ids, logprobs, tail, *draws)
 
 
 @dataclass(frozen=True)

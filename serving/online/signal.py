@@ -62,10 +62,15 @@ class Packed:
         parts = self.content[first:last].split([4 * k, 2 * k, 4, 4 * m, 2 * m, 4], -1)
         kinds = (torch.int32, torch.float16, torch.float32, torch.int32, torch.float16, torch.float16)
         ids, logprobs, tail, tail_ids, tail_logprobs, opinion = (
-            part.clone(memory_format=torch.contiguous_format).view(kind)  # a single row's part is not aligned
-            for part, kind in zip(parts, kinds, strict=True)
+            _numbers(part, kind) for part, kind in zip(parts, kinds, strict=True)
         )
         return Recorded(ids, logprobs, tail[:, 0], tail_ids, tail_logprobs, opinion[:, 0], opinion[:, 1])
+
+
+def _numbers(content: Tensor, kind: torch.dtype) -> Tensor:
+    """Bytes `[r, b]` as numbers `[r, b / size]`; copied first, since a part of a row begins anywhere."""
+    flat = content.clone(memory_format=torch.contiguous_format).flatten()
+    return flat.view(kind).view(len(content), content.shape[1] // kind.itemsize)
 
 
 def top_signal(logits: Tensor, entries: int, uniforms: Tensor | None = None) -> TopSignal:

@@ -42,8 +42,8 @@ def recorded(target: Tensor, rows: int, draws: int = DRAWS) -> TeacherSignal:
 
 
 def off(estimates: Tensor, truth: Tensor) -> Tensor:
-    """How many standard errors the mean of `estimates [N, ...]` is away from `truth`."""
-    return (estimates.mean(0) - truth).abs() / (estimates.std(0) / len(estimates) ** 0.5 + 1e-12)
+    """How many standard errors the mean of `estimates [N, ...]` is away from `truth`; rounding is no error."""
+    return (estimates.mean(0) - truth).abs() / (estimates.std(0) / len(estimates) ** 0.5 + 1e-9)
 
 
 @pytest.mark.parametrize("name", ["fkl", "rkl", "jsd", "tvd"])
@@ -52,10 +52,11 @@ def test_losses_and_their_gradients_are_unbiased(name: str) -> None:
     logits = draft.clone().requires_grad_()
     truth = LOSSES[name](logits[None], target[None])[0]
     (slope,) = torch.autograd.grad(truth, logits)
+    truth = truth.detach()
     rows = draft.expand(ROWS, -1).clone().requires_grad_()
     values = per_token_loss(name, LossInputs(rows, signal=recorded(target, ROWS))).values
     (slopes,) = torch.autograd.grad(values.sum(), rows)
-    assert float(off(values.detach(), truth.detach())) < 4
+    assert float(off(values.detach(), truth)) < 4
     assert float(off(slopes, slope).max()) < 4.5
     lumped = TeacherSignal("topk", *(getattr(recorded(target, 1), n) for n in ("ids", "logprobs", "tail")))
     biased = per_token_loss(name, LossInputs(draft[None], signal=lumped)).values

@@ -20,7 +20,7 @@ from distillspec.types import Interval
 from .conftest import ENTRIES, Answer
 
 TENANTS = ("a", "b", "c", "d")
-HONEST, FLOOD = 32, 320
+HONEST, FLOOD = 24, 144
 SHARE = 0.4
 
 
@@ -60,10 +60,10 @@ def trained(
 def test_a_flood_of_adversarial_text_keeps_to_its_share_and_costs_the_others_nothing(
     settings: OnlineSettings, small_draft: LanguageModel, answer: Answer, target: LanguageModel, tmp_path: Path
 ) -> None:
-    adapt = replace(settings.adapt, tenant_share=SHARE, max_steps=60, epochs=20, replay_share=0.0)
+    adapt = replace(settings.adapt, tenant_share=SHARE, max_steps=40, epochs=15, replay_share=0.0)
     settings = replace(settings, adapt=adapt)
     shadow = Shadow(target, TargetStates(target), 1)
-    exams = [Exam(a.sample(), a.policy) for a in (answer(f"exam{i}") for i in range(24))]
+    exams = [Exam(a.sample(), a.policy) for a in (answer(f"exam{i}") for i in range(16))]
 
     def measured(draft: LanguageModel) -> Interval:
         scores = shadow.scores(draft, exams)

@@ -17,7 +17,7 @@ from distillspec.serving.online.layout import Layout, TrainerState
 from distillspec.serving.online.registry import VersionRegistry
 from distillspec.serving.online.replay_log import ReplayLog
 
-REQUESTS = 10_000
+REQUESTS = int(os.environ.get("SOAK_REQUESTS", "10000"))
 LONGEST_LIFE_S = 120.0
 
 

@@ -86,9 +86,9 @@ def improving(
 def test_what_is_emitted_across_gated_swaps_follows_the_target(
     improving: Callable[[int, int], Improving], target: LanguageModel
 ) -> None:
-    between = improving(64, 6)
+    between = improving(64, 4)
     params = POLICIES["plain"]
-    assert float(excess(between.engine, target, params, requests=700, between_steps=between).max()) < 5
+    assert float(excess(between.engine, target, params, requests=400, between_steps=between).max()) < 5
     assert len(between.swaps) == 4  # three promotions and a rollback
     assert len(set(between.swaps)) == 3
 

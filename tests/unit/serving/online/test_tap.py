@@ -190,7 +190,7 @@ def test_draws_from_the_tail_follow_the_target_there_and_change_no_token(
     for draws in (0, 6):
         tap, logged = tapped(tail_samples=draws, entries=7)  # odd: parts of single rows are not aligned
         engine = make_engine(draft, speculation_length=2, max_slots=32)
-        serve(engine, tap, [Request(f"r{i}", tuple(prompts()[i % 6]), PARAMS) for i in range(120)])
+        serve(engine, tap, [Request(f"r{i}", tuple(prompts()[i % 6]), PARAMS) for i in range(40)])
         engine.close()
         written.append(sorted((answer.request_id, answer.response_ids) for answer in logged))
     assert written[0] == written[1]
