@@ -56,15 +56,15 @@ class Packed:
     entries: int
     draws: int = 0
 
-    def rows(self, first: int, last: int) -> Recorded:
-        """The positions `first` to `last`."""
-        k, m = self.entries, self.draws
-        parts = self.content[first:last].split([4 * k, 2 * k, 4, 4 * m, 2 * m, 4], -1)
-        kinds = (torch.int32, torch.float16, torch.float32, torch.int32, torch.float16, torch.float16)
-        ids, logprobs, tail, tail_ids, tail_logprobs, opinion = (
-            _numbers(part, kind) for part, kind in zip(parts, kinds, strict=True)
-        )
-        return Recorded(ids, logprobs, tail[:, 0], tail_ids, tail_logprobs, opinion[:, 0], opinion[:, 1])
+
+def read(pieces: Sequence[tuple[Packed, int, int]]) -> Recorded:
+    """The positions `first` to `last` of many steps, one after another."""
+    k, m = pieces[0][0].entries, pieces[0][0].draws
+    content = torch.cat([packed.content[first:last] for packed, first, last in pieces])
+    parts = content.split([4 * k, 2 * k, 4, 4 * m, 2 * m, 4], -1)
+    kinds = (torch.int32, torch.float16, torch.float32, torch.int32, torch.float16, torch.float16)
+    ids, logprobs, tail, tail_ids, tail_logprobs, opinion = map(_numbers, parts, kinds)
+    return Recorded(ids, logprobs, tail[:, 0], tail_ids, tail_logprobs, opinion[:, 0], opinion[:, 1])
 
 
 def _numbers(content: Tensor, kind: torch.dtype) -> Tensor:

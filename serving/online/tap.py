@@ -26,7 +26,7 @@ from distillspec.serving.online.records import (
     share_of,
     split_of,
 )
-from distillspec.serving.online.signal import Drafted, Packed, Recorded, pack, top_signal
+from distillspec.serving.online.signal import Drafted, Packed, pack, read, top_signal
 from distillspec.serving.requests import CompletionOutput, Request, RequestOutput
 from distillspec.serving.transfer import to_device
 from distillspec.types import TeacherSignal
@@ -180,8 +180,7 @@ class ReplayTap:
 
     def _answer(self, growing: _Growing, completion: CompletionOutput) -> LoggedAnswer:
         request = growing.request
-        parts = [packed.rows(first, last) for packed, first, last in growing.pieces]
-        all_rows = Recorded(*(torch.cat(column) for column in zip(*parts, strict=True)))
+        all_rows = read(growing.pieces)
         draws = (all_rows.tail_ids, all_rows.tail_logprobs) if self.config.tail_samples else ()
         return LoggedAnswer(
             request_id=request.id,
