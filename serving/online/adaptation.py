@@ -284,8 +284,14 @@ class Adaptation:
 
     def _write_figures(self) -> None:
         self._lines = int((time.monotonic() - self._started_s) / self.settings.online.metrics_s)
-        self.registry.keep_served(self.served.take_news())
+        self._keep_served()
         self._tell({"event": "figures", "seconds": time.monotonic() - self._started_s, **self.stats()})
+
+    def _keep_served(self) -> None:
+        try:
+            self.registry.keep_served(self.served.take_news())
+        except Exception:  # a full disk, above all: the next line tries again
+            log.exception("served acceptance is not kept for the next start")
 
     def _tell_trainer(self, **changes: Any) -> None:
         with self._lock:

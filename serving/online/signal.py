@@ -84,16 +84,16 @@ def top_signal(logits: Tensor, entries: int, uniforms: Tensor | None = None) -> 
     total = torch.logsumexp(logits.float(), -1, keepdim=True)
     logprobs = (values.float() - total).to(torch.float16)
     tail = (1.0 - logprobs.float().exp().sum(-1)).clamp_min(0.0)
-    drawn = draw_from_tail(logits, ids, total, uniforms)
+    drawn = draw_from_tail(logits, ids, uniforms)
     return TopSignal(ids.to(torch.int32), logprobs, tail, *drawn)
 
 
-def draw_from_tail(logits: Tensor, best: Tensor, total: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
-    """m draws `[n, m]` int32 from what `best [n, K]` leaves, and their log-probabilities; `total [n, 1]` is log Z."""
+def draw_from_tail(logits: Tensor, best: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
+    """m draws `[n, m]` int32 from what `best [n, K]` leaves, and their log-probabilities."""
     if uniforms is None:
         nothing = logits.new_empty(len(logits), 0)
         return nothing.to(torch.int32), nothing.to(torch.float16)
-    probs = (logits.float() - total).exp().scatter_(-1, best, 0.0)
+    probs = torch.softmax(logits.float(), -1).scatter_(-1, best, 0.0)
     ids = torch.stack([draw_unchecked(probs, column) for column in uniforms.T], -1)
     mass = probs.gather(-1, ids)
     return ids.masked_fill(mass == 0, -1).to(torch.int32), mass.clamp_min(TINY).log().to(torch.float16)
