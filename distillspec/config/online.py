@@ -133,6 +133,10 @@ class AdaptConfig:
         share = self.gpu_memory_share
         require(share is None or 0 < share <= 1, f"adapt.gpu_memory_share={share} must be in (0, 1], or null")
         require(
+            self.lora_by == "all" or self.lora_rank > 0,
+            f"adapt.lora_by={self.lora_by} trains adapters; give them a rank: adapt.lora_rank=8",
+        )
+        require(
             self.lora_rank == 0 or importlib.util.find_spec("peft") is not None,
             f"adapt.lora_rank={self.lora_rank} needs the package peft; pip install peft, or use adapt.lora_rank=0",
         )
@@ -197,6 +201,10 @@ class AdaptCommand:
         check_online_loss(self.loss)
         require(
             not self.judge or self.once, "judge=true goes with once=true: a server judges what is trained beside it"
+        )
+        require(
+            not self.judge or self.gate.canary_requests == 0,
+            f"gate.canary_requests={self.gate.canary_requests} needs live traffic; leave it to the server's gate",
         )
         require(self.max_updates is None or self.max_updates >= 1, f"max_updates={self.max_updates} must be at least 1")
 

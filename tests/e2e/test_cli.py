@@ -196,6 +196,8 @@ STATIC = [
     ("train loss=tvdpp data=mixed data.mixed_by=token", "loss tvdpp learns only from text that the draft wrote"),
     ("adapt loss=tvdpp", "loss=tvdpp needs text that the draft wrote; the log holds the target's"),
     ("adapt judge=true", "judge=true goes with once=true"),
+    ("adapt judge=true once=true gate.canary_requests=9", "gate.canary_requests=9 needs live traffic"),
+    ("adapt adapt.lora_by=domain", "give them a rank: adapt.lora_rank=8"),
     ("replay action=delete", "name the tenant whose records go: tenant=NAME"),
     ("versions action=promote", "name the version to promote: version=NAME"),
     ("train target.dtype=int8", "target.dtype=int8 is not known"),
