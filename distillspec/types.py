@@ -56,12 +56,16 @@ class TeacherSignal:
     no filter) and `tail` the probability of everything else.
     `sampled`: `ids` are K independent draws from the raw distribution (unbiased), `logprobs` theirs, `tail`
     is zero.
+    A `topk` signal may also hold n independent draws from everything else, `tail_ids`, with their raw
+    log-probabilities: unlike the tail's mass they tell how a draft fares there.
     """
 
     kind: SignalKind
     ids: Tensor  # [T, K] int32
     logprobs: Tensor  # [T, K] float16 on disk, float32 in batches
     tail: Tensor  # [T] float32, probability
+    tail_ids: Tensor | None = None  # [T, n] int32, −1 where nothing was drawn
+    tail_logprobs: Tensor | None = None  # [T, n] as logprobs
 
     def __len__(self) -> int:
         return self.ids.shape[0]
@@ -72,7 +76,15 @@ class TeacherSignal:
         return SignalRequest(self.kind, self.ids.shape[1])
 
     def rows(self, start: int, stop: int) -> TeacherSignal:
-        return TeacherSignal(self.kind, self.ids[start:stop], self.logprobs[start:stop], self.tail[start:stop])
+        return self._each(lambda values: values[start:stop])
+
+    def to(self, device: torch.device | str) -> TeacherSignal:
+        return self._each(lambda values: values.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> TeacherSignal:
+        ids, logprobs, tail = (change(column) for column in (self.ids, self.logprobs, self.tail))
+        draws = (None if column is None else change(column) for column in (self.tail_ids, self.tail_logprobs))
+        return TeacherSignal(self.kind, ids, logprobs, tail, *draws)
 
 
 @dataclass(frozen=True)
@@ -117,11 +129,7 @@ class TokenBatch:
             name: getattr(self, name).to(device, non_blocking=True)
             for name in ("input_ids", "position_ids", "loss_index", "labels", "sample_index", "from_draft")
         }
-        signal = self.signal
-        if signal is not None:
-            signal = TeacherSignal(
-                signal.kind, signal.ids.to(device), signal.logprobs.to(device), signal.tail.to(device)
-            )
+        signal = None if self.signal is None else self.signal.to(device)
         return TokenBatch(domains=self.domains, signal=signal, **moved)
 
 

@@ -19,11 +19,14 @@ class OnlineConfig:
     mode: str = "off"
     folder: str = "online"  # the log, the versions and the trainer's state; kept between runs
     metrics_s: float = 10.0  # seconds between lines of metrics.jsonl
+    keep_versions: int | None = 20  # drafts out of service whose folders stay, the newest; null: all
 
     def __post_init__(self) -> None:
         one_of("online.mode", self.mode, ("off", "on", "decoupled"))
         require(bool(self.folder), "online.folder is empty; name a folder for the log and the draft's versions")
         require(self.metrics_s > 0, f"online.metrics_s={self.metrics_s} must be above 0")
+        keep = self.keep_versions
+        require(keep is None or keep >= 0, f"online.keep_versions={keep} must be at least 0, or null")
 
 
 @dataclass
@@ -33,6 +36,7 @@ class ReplayConfig:
     share: float = 0.1  # of the requests, chosen by their id
     held_out: float = 0.1  # of the logged requests: for the gate alone, never trained on
     entries: int = 64  # log-probabilities kept a token
+    tail_samples: int = 0  # tokens drawn from the target's other tokens at each: unbiased losses, 6 bytes a draw
     max_mib: float = 512.0  # of shards on disk
     keep: str = "reservoir"  # what stays when that is full: reservoir (a fair sample of all time) | fifo (the newest)
     fresh_share: float = 0.5  # reservoir: share of the budget that the newest shards have for themselves
@@ -61,6 +65,7 @@ class ReplayConfig:
         for name in ("shard_positions", "max_waiting"):
             require(getattr(self, name) >= 1, f"replay.{name}={getattr(self, name)} must be at least 1")
         require(1 <= self.entries <= 256, f"replay.entries={self.entries} must be in 1..256")
+        require(0 <= self.tail_samples <= 64, f"replay.tail_samples={self.tail_samples} must be in 0..64")
 
 
 @dataclass
@@ -83,6 +88,7 @@ class AdaptConfig:
     tenant_share: float = 0.5  # the most of an update that one tenant among several may be
     anchor: float = 0.0  # weight of KL(promoted draft ‖ draft)
     lora_rank: int = 0  # 0: all weights learn; else adapters of this rank (needs peft), merged at the end
+    lora_by: str = "all"  # one adapter for all text | domain: one each, merged by the domains' shares of the text
     epochs: int = 1  # passes over an update's text
     max_steps: int = 200  # of an update
     learning_rate: float = 5.0e-4
@@ -99,6 +105,7 @@ class AdaptConfig:
     def __post_init__(self) -> None:
         one_of("adapt.mode", self.mode, ("replay", "flush"))
         one_of("adapt.positions", self.positions, ("all", "rejected", "weighted"))
+        one_of("adapt.lora_by", self.lora_by, ("all", "domain"))
         one_of("adapt.drift_by", self.drift_by, ("domain", "tenant"))
         for name in ("every_requests", "every_s"):
             value = getattr(self, name)
@@ -131,6 +138,10 @@ class AdaptConfig:
         share = self.gpu_memory_share
         require(share is None or 0 < share <= 1, f"adapt.gpu_memory_share={share} must be in (0, 1], or null")
         require(
+            self.lora_by == "all" or self.lora_rank > 0,
+            f"adapt.lora_by={self.lora_by} trains adapters; give them a rank: adapt.lora_rank=8",
+        )
+        require(
             self.lora_rank == 0 or importlib.util.find_spec("peft") is not None,
             f"adapt.lora_rank={self.lora_rank} needs the package peft; pip install peft, or use adapt.lora_rank=0",
         )
@@ -150,6 +161,7 @@ class GateConfig:
     draft_cost: float | None = None  # cost of a draft step in target steps; null: from the models' sizes
     verify_cost: float = 0.05  # cost of each further token in a verification, in target steps
     busy_share: float = 0.05  # share of time that judging may take from a busy engine
+    canary_requests: int = 0  # requests that a candidate serves on trial before it is promoted; 0: no trial
     rollback_requests: int = 32  # finished requests of a version before its acceptance counts as known
     window: int = 400  # newest finished requests of a version that its interval is made of
     collapse: float = 0.5  # alarm when the short average of acceptance falls below so much of the long one
@@ -158,7 +170,7 @@ class GateConfig:
     def __post_init__(self) -> None:
         for name in ("requests", "min_requests", "domain_requests", "max_gamma", "rollback_requests"):
             require(getattr(self, name) >= 1, f"gate.{name}={getattr(self, name)} must be at least 1")
-        for name in ("offline_samples", "verify_cost"):
+        for name in ("offline_samples", "verify_cost", "canary_requests"):
             require(getattr(self, name) >= 0, f"gate.{name}={getattr(self, name)} must be at least 0")
         require(
             self.min_requests <= self.requests,
@@ -194,6 +206,10 @@ class AdaptCommand:
         check_online_loss(self.loss)
         require(
             not self.judge or self.once, "judge=true goes with once=true: a server judges what is trained beside it"
+        )
+        require(
+            not self.judge or self.gate.canary_requests == 0,
+            f"gate.canary_requests={self.gate.canary_requests} needs live traffic; leave it to the server's gate",
         )
         require(self.max_updates is None or self.max_updates >= 1, f"max_updates={self.max_updates} must be at least 1")
 

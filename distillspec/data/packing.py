@@ -6,6 +6,8 @@ import random
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
+from torch.nn.functional import pad
 
 from distillspec.types import Sample, TeacherSignal, TokenBatch
 
@@ -116,4 +118,23 @@ def _joined(signals: Sequence[TeacherSignal | None]) -> TeacherSignal | None:
         torch.cat([s.ids for s in known]),
         torch.cat([s.logprobs for s in known]).float(),
         torch.cat([s.tail for s in known]).float(),
+        *_joined_draws(known),
     )
+
+
+def _joined_draws(signals: Sequence[TeacherSignal]) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """The tails' draws side by side; −1 and 0 where a signal has fewer than others."""
+    most = max(0 if s.tail_ids is None else s.tail_ids.shape[1] for s in signals)
+    if most == 0:
+        return None, None
+    ids, logprobs = [], []
+    for signal in signals:
+        own = (
+            (torch.empty(len(signal), 0, dtype=torch.int32), torch.empty(len(signal), 0))
+            if signal.tail_ids is None or signal.tail_logprobs is None
+            else (signal.tail_ids, signal.tail_logprobs.float())
+        )
+        missing = (0, most - own[0].shape[1])
+        ids.append(pad(own[0], missing, value=-1))
+        logprobs.append(pad(own[1], missing))
+    return torch.cat(ids), torch.cat(logprobs)

@@ -19,7 +19,8 @@ from distillspec.types import SamplingPolicy
 
 
 def acceptance(pair: BucketedPair) -> Tensor:
-    """α `[N]`. With a tail bucket it is an upper bound: inside the tail, p and q may overlap less."""
+    """α `[N]`. With a tail bucket it is an upper bound: inside the tail, p and q may overlap less. With tokens drawn
+    from the tail it is an unbiased estimate."""
     return torch.minimum(pair.target_probs, pair.draft_probs).sum(-1)
 
 

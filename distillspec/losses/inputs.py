@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from torch import Tensor
@@ -72,6 +72,13 @@ class LossInputs:
             return full_pair(self.draft_logits, self.target_logits, self.temperature)
         assert self.signal is not None, "callers use has_pair first"
         return topk_pair(self.draft_logits, self.signal, self.kept_ids)
+
+    @cached_property
+    def bucket_pair(self) -> BucketedPair:
+        """`pair` with a recorded tail as one bucket, whether tokens were drawn from it or not."""
+        if self.signal is None or self.signal.tail_ids is None:
+            return self.pair
+        return topk_pair(self.draft_logits, replace(self.signal, tail_ids=None, tail_logprobs=None), self.kept_ids)
 
     @property
     def has_pair(self) -> bool:

@@ -28,7 +28,7 @@ class BucketedPair:
     """p (target) and q (draft) over S buckets, natural logarithms, float32 (float64 for float64 logits).
 
     `target_logp` carries no gradient and sums to 1 − `outside`: the rest is target mass on tokens that the
-    draft cannot produce, where its probability is 0. `draft_logp` sums to 1.
+    draft cannot produce, where its probability is 0. `draft_logp` sums to 1 (with draws from a tail: on average).
     """
 
     target_logp: Tensor  # [N, S]
@@ -110,17 +110,52 @@ def topk_pair(draft_logits: Tensor, signal: TeacherSignal, kept_ids: Tensor | No
     The tail compares the target's recorded tail mass with the draft's mass on everything it knows but the
     top k. A recorded id that the draft does not keep counts as outside, and its bucket is empty on both
     sides. The recorded log-probabilities are renormalised, since float16 storage leaves them off by 1e-3.
+    Where tokens were drawn from the tail, buckets of theirs stand in its place (`with_drawn_tail`).
     """
     recorded = torch.cat([widened(signal.logprobs), widened(signal.tail).clamp(min=0).log().unsqueeze(-1)], -1)
     recorded = recorded - torch.logsumexp(recorded, -1, keepdim=True)
     columns = columns_of(signal.ids, kept_ids, draft_logits.shape[-1])
     known = columns >= 0
     top_logp = recorded[:, :-1].masked_fill(~known, -torch.inf)
-    return BucketedPair(
+    pair = BucketedPair(
         target_logp=without_infinities(torch.cat([top_logp, recorded[:, -1:]], -1)),
         draft_logp=without_infinities(bucket_logprobs(widened(draft_logits), columns, known)),
         outside=recorded[:, :-1].exp().masked_fill(known, 0).sum(-1).clamp(0, 1),
         truncated=kept_ids is not None,
+    )
+    return pair if signal.tail_ids is None else with_drawn_tail(pair, draft_logits, signal, recorded[:, -1], kept_ids)
+
+
+def with_drawn_tail(
+    pair: BucketedPair, draft_logits: Tensor, signal: TeacherSignal, tail_logp: Tensor, kept_ids: Tensor | None
+) -> BucketedPair:
+    """`pair` with a bucket for each of the n tokens drawn from a row's tail, in place of its tail bucket.
+
+    With x ~ p(· | tail) and P the tail's mass, Σ_tail f(p, q) = P · E[f(p(x), q(x)) / p(x)]. For f(p, q) homogeneous of
+    degree 1, as of fkl, rkl, jsd, tvd and α, a bucket with target mass P/n and draft mass P/n · q(x)/p(x) gives just
+    that: an unbiased estimate. The draft's masses sum to 1 in expectation only. Rows without draws keep their tail
+    bucket; a drawn token that the draft does not keep counts as outside.
+    """
+    assert signal.tail_ids is not None
+    assert signal.tail_logprobs is not None
+    logits = widened(draft_logits)
+    drawn = signal.tail_ids >= 0
+    columns = columns_of(signal.tail_ids, kept_ids, logits.shape[-1])
+    known = columns >= 0
+    share = (tail_logp.unsqueeze(-1) - drawn.sum(-1, keepdim=True).clamp(min=1).log()).expand_as(drawn)
+    draft_logp = logits.gather(-1, columns.clamp(min=0)) - torch.logsumexp(logits, -1, keepdim=True)
+    draft_logp = (draft_logp + share - widened(signal.tail_logprobs)).masked_fill(~known, -torch.inf)
+    replaced = drawn.any(-1, keepdim=True)
+
+    def joined(buckets: Tensor, draws: Tensor) -> Tensor:
+        tail = buckets[:, -1:].masked_fill(replaced, LOG_TINY)
+        return torch.cat([buckets[:, :-1], tail, without_infinities(draws)], -1)
+
+    return BucketedPair(
+        target_logp=joined(pair.target_logp, share.masked_fill(~known, -torch.inf)),
+        draft_logp=joined(pair.draft_logp, draft_logp),
+        outside=(pair.outside + (share.exp() * (drawn & ~known)).sum(-1)).clamp(0, 1),
+        truncated=pair.truncated,
     )
 
 

@@ -71,7 +71,7 @@ def per_token_loss(name: str, inputs: LossInputs, **params: Any) -> PerTokenLoss
 
 def acceptance_of(inputs: LossInputs) -> Tensor | None:
     """α `[N]` without gradient: exact for a live target, an upper bound for a `topk` signal (its tail is one
-    bucket), an unbiased estimate for a `sampled` one, None without any."""
+    bucket), an unbiased estimate for one with draws from its tail and for a `sampled` one, None without any."""
     if inputs.has_pair:
         return acceptance(inputs.pair).detach()
     return None if inputs.signal is None else sampled_acceptance(inputs)

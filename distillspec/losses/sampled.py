@@ -39,8 +39,9 @@ def label_view(inputs: LossInputs) -> LabelView:
     valid = columns >= 0
     column = columns.clamp(min=0).unsqueeze(-1)
     bucket = column if inputs.signal is None else _recorded_bucket(inputs.signal.ids, inputs.labels)
-    target_logp = inputs.pair.target_logp.gather(-1, bucket).squeeze(-1)
-    bucket_draft_logp = inputs.pair.draft_logp.detach().gather(-1, bucket).squeeze(-1)
+    pair = inputs.bucket_pair
+    target_logp = pair.target_logp.gather(-1, bucket).squeeze(-1)
+    bucket_draft_logp = pair.draft_logp.detach().gather(-1, bucket).squeeze(-1)
     return LabelView(
         draft_logp=token_logp(inputs.draft_logits, column, inputs.temperature).squeeze(-1),
         target_logp=torch.where(valid, target_logp, LOG_TINY),

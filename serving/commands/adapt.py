@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-from accelerate import Accelerator
 
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import AdaptCommand
@@ -20,8 +16,8 @@ from distillspec.serving.online.process import run_trainer
 from distillspec.serving.online.registry import VersionRegistry
 from distillspec.serving.online.replay_log import ReplayLog
 from distillspec.serving.online.shadow import Shadow
+from distillspec.serving.online.tracking import open_tracking
 from distillspec.training.interrupts import listen_for_stop
-from distillspec.training.tracking import Tracker, flat
 
 
 def run(config: AdaptCommand, folder: Path) -> None:
@@ -37,11 +33,16 @@ def run(config: AdaptCommand, folder: Path) -> None:
     ReplayLog(settings.layout.replay).close()  # no log, no run
     open_run(folder, config)
     _lift_quarantine(settings.layout)
-    with listen_for_stop() as stop, _tracker(config, folder) as report:
+    with listen_for_stop() as stop, open_tracking(settings, folder) as tracking:
         made = run_trainer(
-            settings, lambda: stop.asked, report=report, once=config.once, max_updates=config.max_updates
+            settings,
+            lambda: stop.asked,
+            report=tracking.report,
+            once=config.once,
+            max_updates=config.max_updates,
+            wait=tracking.wait,
         )
-        verdict = _judge(config, settings, report) if config.judge and made else None
+        verdict = _judge(config, settings, tracking.report) if config.judge and made else None
     for version in made:
         print(f"candidate: {version.name}")
     if verdict is not None:
@@ -68,23 +69,3 @@ def _lift_quarantine(layout: Layout) -> None:
     state = TrainerState.read(layout.state)
     if state.quarantined:
         state.with_(quarantined=None, bad_updates=0, working=None).write(layout.state)
-
-
-@contextmanager
-def _tracker(config: AdaptCommand, folder: Path) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """`metrics.jsonl` in the run folder, and the tracker that was asked for."""
-    tracker = Tracker(Accelerator(cpu=config.adapt.device == "cpu"), config.tracker, folder)
-    tracker.start(config.tracker, folder, dataclasses.asdict(config))
-    numbers = (int, float)
-
-    def report(record: dict[str, Any]) -> None:
-        if tracker.metrics:
-            tracker.metrics.add(record)
-        if tracker.external:
-            scalars = {k: v for k, v in flat(record).items() if isinstance(v, numbers) and k != "step"}
-            tracker.accelerator.log(scalars, step=int(record.get("step", 0)))
-
-    try:
-        yield report
-    finally:
-        tracker.close()

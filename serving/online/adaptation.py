@@ -79,8 +79,9 @@ class Adaptation:
         self.replay = ReplayLog(self.layout.replay, key, settings.replay, seed=settings.seed)
         self.registry = VersionRegistry(self.layout.versions)
         self.writer = LogWriter(self.replay)
-        self.tap = ReplayTap(settings.replay, self.writer.put, self.replay.clock, redact)
+        self.tap = ReplayTap(settings.replay, self.writer.put, self.replay.clock, redact, settings.seed)
         self.served = ServedAcceptance(settings.gate, self._alarm)
+        self.served.recall(self.registry.served())
         self._between = BetweenSteps(engine, settings.gate.busy_share, wake)
         self._states = ServedStates(engine.target)
         shadow = Shadow(engine.target, self._states, settings.gate.max_gamma, self._between.run)
@@ -102,9 +103,11 @@ class Adaptation:
         self._control = TrainerControl(asked=TrainerControl.read(self.layout.control).asked)
         self._busy_s = time.monotonic()
         self._started_s = time.monotonic()
+        self._trained_before_s = TrainerState.read(self.layout.state).seconds
         self._lines = 0
         self.happened: Counter[str] = Counter()  # since the start: promoted, refused, rollback, alarm, …
         self._open = ExitStack()
+        self._said: str | None = None  # the trainer's problem, as last told
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
@@ -221,6 +224,7 @@ class Adaptation:
         problem = self.supervisor.problem if self.supervisor is not None else trainer.quarantined
         return {
             "serving": serving.name if serving is not None else None,
+            "canary": canary.candidate.name if (canary := self.gatekeeper.canary) is not None else None,
             "waiting_for": self.gatekeeper.waiting_for,
             "served": self.served.figures(),
             "log": self.log_figures(),
@@ -230,10 +234,12 @@ class Adaptation:
                 "stage": self.trainer_stage(trainer),
                 "updates": trainer.updates,
                 "lag": max(0, self.replay.newest_number() - trainer.cursor),
+                "learnt": trainer.learnt,
                 "skipped": trainer.skipped,
                 "capped": trainer.capped,
+                "drop_rate": trainer.drop_rate,
                 "cpu_s": trainer.cpu_s,
-                "share": trainer.seconds / elapsed if elapsed > 0 else 0.0,
+                "share": (trainer.seconds - self._trained_before_s) / elapsed if elapsed > 0 else 0.0,
                 "drift": trainer.drift,
                 "quarantined": problem,
                 "paused": self.paused,
@@ -288,12 +294,25 @@ class Adaptation:
             self._tell_trainer(idle=idle)
         if self.supervisor is not None:
             self.supervisor.poll()
+            self._tell_of_quarantine(self.supervisor.problem)
         if time.monotonic() - self._started_s > (self._lines + 1) * self.settings.online.metrics_s:
             self._write_figures()
 
+    def _tell_of_quarantine(self, problem: str | None) -> None:
+        if problem is not None and problem != self._said:
+            self._tell({"event": "alarm", "message": f"the online trainer is quarantined: {problem}"})
+        self._said = problem
+
     def _write_figures(self) -> None:
         self._lines = int((time.monotonic() - self._started_s) / self.settings.online.metrics_s)
+        self._keep_served()
         self._tell({"event": "figures", "seconds": time.monotonic() - self._started_s, **self.stats()})
+
+    def _keep_served(self) -> None:
+        try:
+            self.registry.keep_served(self.served.take_news())
+        except Exception:  # a full disk, above all: the next line tries again
+            log.exception("served acceptance is not kept for the next start")
 
     def _tell_trainer(self, **changes: Any) -> None:
         with self._lock:

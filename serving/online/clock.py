@@ -16,11 +16,11 @@ class SteadyClock:
     def __init__(
         self,
         not_before: float = 0.0,
-        wall: Callable[[], float] = time.time,
+        wall: Callable[[], float] | None = None,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
         self._steady = steady
-        self._offset = max(wall(), not_before) - steady()
+        self._offset = max((wall or time.time)(), not_before) - steady()
 
     def __call__(self) -> float:
         return self._steady() + self._offset

@@ -1,4 +1,4 @@
-"""Judges candidates, lets the better ones in, sends back those that fail in service."""
+"""Judges candidates, lets the better ones in (by way of a canary, if asked), sends back those that fail in service."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from distillspec.data.shards import read_samples, recorded_key
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel, load_draft
-from distillspec.serving.online.gate import Comparison, Costs, Verdict, decide, estimate_costs
+from distillspec.serving.online.canary import Canary, Outcome, outcome
+from distillspec.serving.online.gate import Comparison, Costs, Decision, Verdict, decide, estimate_costs
 from distillspec.serving.online.layout import OnlineSettings
 from distillspec.serving.online.monitor import ServedAcceptance
 from distillspec.serving.online.registry import Version, VersionRegistry
@@ -68,6 +69,7 @@ class Gatekeeper:
         self._swap, self._served = swap, served
         self._report = report or (lambda record: None)
         self.serving: Version | None = registry.current()
+        self.canary: Canary | None = None
         self.waiting_for: str | None = None  # why the newest candidate is not judged yet
         self._looked = 0
         self._door = threading.RLock()
@@ -76,6 +78,9 @@ class Gatekeeper:
     def work(self) -> None:
         """Follow what was promoted elsewhere, look for a regression, judge the newest candidate."""
         self.follow()
+        if self.canary is not None:
+            self.watch_canary()
+            return
         self.watch()
         self.judge_newest()
 
@@ -83,8 +88,11 @@ class Gatekeeper:
     def follow(self) -> None:
         """Serve what the registry says: somebody may have promoted or rolled back by hand."""
         current = self.registry.current()
-        if current is None or (self.serving is not None and current.name == self.serving.name):
+        expected = self.canary.incumbent if self.canary is not None else self.serving
+        if current is None or (expected is not None and current.name == expected.name):
             return
+        if self.canary is not None:
+            self._end_canary("inconclusive", f"its canary was cut short: {current.name} was promoted meanwhile")
         try:
             self._bring(current)
         except ConfigError as error:
@@ -105,6 +113,25 @@ class Gatekeeper:
             log.error("%s is rolled back: %s", self.serving.name, problem)
             self._return(problem, self.serving)
 
+    def watch_canary(self) -> Outcome | None:
+        """Promote what has passed its canary, return what fails in it; None where there is nothing new."""
+        canary, served = self.canary, self._served
+        assert canary is not None, "only called during a canary"
+        assert served is not None, "a canary needs served acceptance"
+        seen = canary.requests(served.requests)
+        if served.due == self._looked and seen < self.config.canary_requests:
+            return None
+        self._looked = served.due
+        names = canary.candidate.served_as, canary.incumbent.served_as
+        found = outcome(seen, self.config, lambda enough: served.regression(*names, enough))
+        self.waiting_for = found.reason if found.state == "going on" else None
+        if found.state == "failed":
+            self._bring(canary.incumbent)
+            self._end_canary("refused", found.reason)
+        elif found.state == "passed":
+            self._pass_canary(canary, f"{canary.verdict.reason}; {found.reason}")
+        return found
+
     def judge_newest(self) -> Verdict | None:
         """Judge the newest candidate, if there are held-out answers enough; older ones are overtaken."""
         candidates = self.registry.versions("candidate")
@@ -120,7 +147,10 @@ class Gatekeeper:
             return None
         self.waiting_for = None
         verdict = self._judge(candidates[-1], incumbent, exams)
-        self._carry_out(verdict, candidates[-1], incumbent)
+        if verdict.decision == "promoted" and self.config.canary_requests and self._served is not None:
+            self._begin_canary(verdict, candidates[-1], incumbent)
+        else:
+            self._carry_out(verdict, candidates[-1], incumbent)
         return verdict
 
     @_one_at_a_time
@@ -205,9 +235,41 @@ class Gatekeeper:
             except RunError as error:
                 verdict = replace(verdict, decision="inconclusive", reason=str(error))
                 self._bring(self.registry.current() or incumbent)
-        self.registry.judged(candidate.name, verdict.decision, verdict.to_json(), verdict.reason)
+        self._record(verdict)
+
+    def _record(self, verdict: Verdict) -> None:
+        self.registry.judged(verdict.candidate, verdict.decision, verdict.to_json(), verdict.reason)
         log.info("%s: %s, %s", verdict.candidate, verdict.decision, verdict.reason)
         self._report({"event": "verdict", **verdict.to_json()})
+        if self.settings.online.keep_versions is not None:
+            self.registry.clear_away(self.settings.online.keep_versions)
+
+    def _begin_canary(self, verdict: Verdict, candidate: Version, incumbent: Version) -> None:
+        """The engine drafts with the candidate, the registry still boots the incumbent."""
+        assert self._served is not None
+        began = self._served.requests
+        try:
+            self._bring(candidate)
+        except ConfigError as error:
+            self._record(replace(verdict, decision="refused", reason=f"refused by the engine: {error}"))
+            return
+        self.canary = Canary(candidate, incumbent, verdict, began)
+        log.info("%s: canary of %d requests", candidate.name, self.config.canary_requests)
+        self._report({"event": "canary", **verdict.to_json()})
+
+    def _pass_canary(self, canary: Canary, reason: str) -> None:
+        try:
+            self.registry.promote(canary.candidate.name, reason, expected=canary.incumbent.name)
+        except RunError as error:
+            self._bring(self.registry.current() or canary.incumbent)
+            self._end_canary("inconclusive", str(error))
+        else:
+            self._end_canary("promoted", reason)
+
+    def _end_canary(self, decision: Decision, reason: str) -> None:
+        assert self.canary is not None
+        verdict, self.canary, self.waiting_for = self.canary.verdict, None, None
+        self._record(replace(verdict, decision=decision, reason=reason))
 
     def _promote(self, candidate: Version, incumbent: Version, reason: str) -> None:
         """The engine first, which checks what it loads; a crash in between boots the incumbent."""

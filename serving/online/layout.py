@@ -113,6 +113,7 @@ class TrainerState(_Message):
     cursor: int = 0  # the last logged answer it has considered
     updates: int = 0
     bad_updates: int = 0  # in a row
+    learnt: int = 0  # new answers it learnt from
     skipped: int = 0  # new answers it never learnt from: traffic was faster
     capped: int = 0  # new answers left out by tenants' shares
     cpu_s: float = 0.0
@@ -124,6 +125,12 @@ class TrainerState(_Message):
     last: dict[str, Any] = field(default_factory=dict)
     drift: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def drop_rate(self) -> float:
+        """Share of the new answers that it had no time for."""
+        seen = self.learnt + self.capped + self.skipped
+        return self.skipped / seen if seen else 0.0
+
 
 @dataclass(frozen=True)
 class TrainerControl(_Message):
@@ -132,3 +139,11 @@ class TrainerControl(_Message):
     paused: bool = False
     asked: int = 0  # grows with every update asked for by hand
     idle: bool = True  # the server has nothing to do
+
+
+@dataclass(frozen=True)
+class Tracked(_Message):
+    """How far a tracker's run has come: its steps only grow, whoever goes on with it."""
+
+    step: int = 0
+    offset: int = 0  # bytes of the server's metrics.jsonl

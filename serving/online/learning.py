@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from distillspec.errors import RunError
 from distillspec.losses import DenseTeacher, LossMix, SignalTeacher, chunked_loss
 from distillspec.models import LanguageModel
 from distillspec.sampling import NonFiniteLogits
+from distillspec.serving.online.adapters import Adapters
 from distillspec.serving.online.records import ACCEPTED, PLAIN, REJECTED, LoggedAnswer
 from distillspec.training.module import DistillModule, loss_hidden
 from distillspec.training.optimizer import choose_trainable, make_optimizer
@@ -43,6 +45,10 @@ class Learnt:
     seconds: float
     cpu_s: float
     problem: str = ""  # why there is no new version; empty where there is
+    alpha: float = (
+        math.nan
+    )  # acceptance on the update's text, first and last tenth; too high without draws from the tail
+    alpha_at_end: float = math.nan
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
@@ -51,6 +57,7 @@ class Learnt:
 @dataclass
 class _Tally:
     losses: list[float] = field(default_factory=list)
+    alphas: list[float] = field(default_factory=list)
     tokens: int = 0
     bad_steps: int = 0
     bad_in_a_row: int = 0
@@ -94,13 +101,16 @@ def learn(
     if not any(bool((lesson.weights > 0).any()) for lesson in lessons):
         raise RunError("no logged token has a weight; use adapt.positions=all, or wait for more requests")
     started, cpu = time.monotonic(), time.process_time()
-    student = _Student(draft, config, loss, anchor)
+    student = _Student(draft, config, loss, anchor, _shares(lessons))
     tally = _Tally()
     draft.model.train()
-    for step, (batch, weights) in enumerate(_batches(lessons, config, draft, seed)):
+    apart = config.lora_rank > 0 and config.lora_by == "domain"
+    batches = _by_domain(lessons, config, draft, seed) if apart else _batches(lessons, config, draft, seed)
+    for step, (batch, weights) in enumerate(batches):
         if step >= config.max_steps or tally.problem:
             break
         student.warm_up(step)
+        student.meet(batch.domains[0])
         _take(student, batch, weights, tally, config)
         if on_step is not None:
             on_step(step)
@@ -120,6 +130,8 @@ def learn(
         seconds=time.monotonic() - started,
         cpu_s=time.process_time() - cpu,
         problem=tally.problem,
+        alpha=_mean(tally.alphas[:tenth]),
+        alpha_at_end=_mean(tally.alphas[-tenth:]),
     )
 
 
@@ -127,24 +139,36 @@ class _Student:
     """The draft with its optimizer; with `adapt.lora_rank` only adapters learn, merged at the end."""
 
     def __init__(
-        self, draft: LanguageModel, config: AdaptConfig, loss: LossConfig, anchor: LanguageModel | None
+        self,
+        draft: LanguageModel,
+        config: AdaptConfig,
+        loss: LossConfig,
+        anchor: LanguageModel | None,
+        shares: dict[str, float],
     ) -> None:
         self.draft, self.config, self.anchor = draft, config, anchor
         choose_trainable(draft, train_embeddings=False)
-        self._adapters = _add_adapters(draft, config.lora_rank) if config.lora_rank else None
+        self._adapters: Adapters | None = None
+        if config.lora_rank:
+            self._adapters = Adapters(draft, config.lora_rank, shares if config.lora_by == "domain" else {"": 1.0})
         self.module = DistillModule(draft, loss)
         self.mix = LossMix.parse(loss.terms)
         settings = TrainConfig(max_steps=config.max_steps, learning_rate=config.learning_rate)
         self.optimizer = make_optimizer(self.module, settings)
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
 
+    def meet(self, domain: str) -> None:
+        """The next batch is of this domain (or begins with it, where domains do not learn apart)."""
+        if self._adapters is not None:
+            self._adapters.choose(domain)
+
     def warm_up(self, step: int) -> None:
         """Adam's first steps are the least informed: the rate rises over ten of them."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate * min(1.0, (step + 1) / 10)
 
-    def gradients(self, batch: TokenBatch, weights: Tensor) -> float:
-        """Backward of one batch; its loss a token."""
+    def gradients(self, batch: TokenBatch, weights: Tensor) -> tuple[float, float]:
+        """Backward of one batch; its loss and acceptance a token."""
         self.optimizer.zero_grad(set_to_none=True)
         assert batch.signal is not None
         hidden = loss_hidden(self.draft, batch)
@@ -169,17 +193,17 @@ class _Student:
             kept = chunked_loss(hidden, self.module.head(), before, mix, weights=weights, normalizer=normalizer)
             loss = loss + self.config.anchor * kept.loss
         loss.backward()
-        return float(loss.detach())
+        return float(loss.detach()), float(result.metrics["alpha"] / result.metrics["weight"])
 
     def finish(self) -> None:
         if self._adapters is not None:
-            self._adapters.merge_and_unload()
+            self._adapters.merge()
 
 
 def _take(student: _Student, batch: TokenBatch, weights: Tensor, tally: _Tally, config: AdaptConfig) -> None:
     """One optimizer step, or none where its numbers are not finite."""
     try:
-        loss = student.gradients(batch, weights)
+        loss, alpha = student.gradients(batch, weights)
         norm = float(torch.nn.utils.clip_grad_norm_(student.parameters, config.clip_norm))
         problem = "" if math.isfinite(loss) and math.isfinite(norm) else f"loss {loss}, gradient norm {norm}"
     except NonFiniteLogits as error:
@@ -193,7 +217,28 @@ def _take(student: _Student, batch: TokenBatch, weights: Tensor, tally: _Tally, 
     student.optimizer.step()
     tally.bad_in_a_row = 0
     tally.losses.append(loss)
+    tally.alphas.append(alpha)
     tally.tokens += int((weights > 0).sum())
+
+
+def _shares(lessons: Sequence[Lesson]) -> dict[str, float]:
+    """Domain → its share of all weights."""
+    sums: dict[str, float] = {}
+    for lesson in lessons:
+        sums[lesson.sample.domain] = sums.get(lesson.sample.domain, 0.0) + float(lesson.weights.sum())
+    return {domain: own / sum(sums.values()) for domain, own in sorted(sums.items())}
+
+
+def _by_domain(
+    lessons: Sequence[Lesson], config: AdaptConfig, draft: LanguageModel, seed: int
+) -> Iterator[tuple[TokenBatch, Tensor]]:
+    """Batches of one domain each, the domains in turn."""
+    own = [
+        _batches([lesson for lesson in lessons if lesson.sample.domain == domain], config, draft, seed)
+        for domain in _shares(lessons)
+    ]
+    for turn in zip_longest(*own):
+        yield from (found for found in turn if found is not None)
 
 
 def _batches(
@@ -214,13 +259,6 @@ def _batches(
             weights = torch.cat([w[:count] for w, count in zip(chosen, counts, strict=True)])
             if float(weights.sum()) > 0:
                 yield batch.to(draft.device), weights.to(draft.device)
-
-
-def _add_adapters(draft: LanguageModel, rank: int) -> Any:
-    from peft import LoraConfig, get_peft_model
-
-    # The base model's own layers are replaced in place, so that `draft.model` runs with the adapters.
-    return get_peft_model(draft.model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear"))
 
 
 def _all_finite(draft: LanguageModel) -> bool:

@@ -13,6 +13,7 @@ from distillspec.config import GateConfig
 from distillspec.evaluation.bootstrap import interval
 from distillspec.serving.commit import Emission
 from distillspec.serving.online.drift import SETTLED, DriftDetector
+from distillspec.serving.online.registry import ServedRecord
 from distillspec.serving.online.tap import acceptance_in
 from distillspec.serving.requests import RequestOutput
 from distillspec.types import Interval
@@ -51,6 +52,8 @@ class ServedAcceptance:
         self._averages = DriftDetector(1.0)
         self._collapsed = False
         self._finished = 0
+        self.requests = 0  # finished since the start, with or without a draft
+        self._news: set[str] = set()  # versions with something that `take_news` has not told
         self._lock = Lock()
 
     def watch(self, emissions: Sequence[Emission]) -> None:
@@ -72,32 +75,45 @@ class ServedAcceptance:
     def finish(self, outputs: Sequence[RequestOutput]) -> None:
         """File what ended."""
         for output in outputs:
+            self.requests += 1
             for completion in output.completions:
                 answer = self._open.pop((output.request_id, completion.index), None)
                 if answer is not None:
                     self._file(answer)
 
-    def finished(self, version: str) -> int:
-        """Requests that this version drafted for, of those remembered."""
+    def take_news(self) -> list[ServedRecord]:
+        """What is known of every version that served since the last call: to be kept beside the versions."""
         with self._lock:
-            return len(self._seen.get(version, ()))
+            versions, self._news = sorted(self._news), set()
+            return [ServedRecord(v, dict(self._totals[v]), [list(seen) for seen in self._seen[v]]) for v in versions]
+
+    def recall(self, records: Sequence[ServedRecord]) -> None:
+        """Go on from what an earlier process kept; to be called before anything is served."""
+        for record in records:
+            if record.seen:
+                self._seen[record.version] = deque((Seen(*seen) for seen in record.seen), maxlen=self.config.window)
+            self._totals[record.version] = Counter(record.totals)
 
     def acceptance(self, version: str, domains: set[str] | None = None) -> Interval | None:
         """α of the newest requests with its interval; None where nothing was judged."""
         seen = [s for s in self._recent(version) if domains is None or s.domain in domains]
         return self._interval(seen)
 
-    def regression(self, version: str, predecessor: str) -> str | None:
+    def regression(self, version: str, predecessor: str, enough: int | None = None) -> str | None:
         """Why `version` should go back: its interval lies below its predecessor's on the domains both have served.
 
         The predecessor's is weighed by the traffic that the version meets, so that a shift of traffic is no regression.
+
+        Args:
+            enough: requests of the version below which nothing is said; None: `gate.rollback_requests`.
         """
+        enough = self.config.rollback_requests if enough is None else enough
         new, old = self._recent(version), self._recent(predecessor)
         counts = Counter(s.domain for s in new), Counter(s.domain for s in old)
-        least = min(self.config.domain_requests, self.config.rollback_requests)
+        least = min(self.config.domain_requests, enough)
         shared = {d for d in counts[0] if counts[0][d] >= least and counts[1][d] >= least}
         new = [s for s in new if s.domain in shared]
-        if len(new) < self.config.rollback_requests:
+        if len(new) < enough:
             return None
         now = self._interval(new)
         if now is None:
@@ -157,6 +173,7 @@ class ServedAcceptance:
                 self._seen.setdefault(version, deque(maxlen=self.config.window)).append(
                     Seen(answer.domain, tried, accepted)
                 )
+                self._news.add(version)
                 totals = self._totals.setdefault(version, Counter())
                 totals.update(requests=1, tried=tried, accepted=accepted)
                 self._averages.add("", tried, accepted)

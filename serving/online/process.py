@@ -19,10 +19,10 @@ from distillspec.files import write_json
 from distillspec.serving.online.layout import Layout, OnlineSettings, TrainerState
 from distillspec.serving.online.lock import held
 from distillspec.serving.online.registry import Version
+from distillspec.serving.online.tracking import open_tracking
 from distillspec.serving.online.trainer import OnlineTrainer
 from distillspec.training.interrupts import listen_for_stop
 from distillspec.training.lifeline import end_with_parent
-from distillspec.training.tracking import MetricsLog
 
 POLL_S = 0.5
 QUARANTINED = 3  # exit code: do not start it again
@@ -101,10 +101,9 @@ def main() -> int:
     end_with_parent()
     settings = read_settings(root)
     os.nice(settings.adapt.niceness)
-    metrics = MetricsLog(settings.layout.trainer / "metrics.jsonl")
     try:
-        with listen_for_stop() as stop:
-            run_trainer(settings, lambda: stop.asked, report=metrics.add)
+        with listen_for_stop() as stop, open_tracking(settings, settings.layout.trainer) as tracking:
+            run_trainer(settings, lambda: stop.asked, report=tracking.report, wait=tracking.wait)
     except (ConfigError, RunError) as error:
         print(error, file=sys.stderr, flush=True)
         return QUARANTINED if TrainerState.read(settings.layout.state).quarantined else 1

@@ -14,7 +14,7 @@ import shutil
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,10 @@ CREATE TABLE IF NOT EXISTS promotions (
     id INTEGER PRIMARY KEY AUTOINCREMENT, version TEXT NOT NULL, previous TEXT, reason TEXT NOT NULL,
     time_s REAL NOT NULL
 );
+CREATE TABLE IF NOT EXISTS served (version TEXT PRIMARY KEY, totals TEXT NOT NULL, seen TEXT NOT NULL);
 """
 CURRENT = "SELECT version FROM promotions ORDER BY id DESC LIMIT 1"
+PRESENT = "SELECT substr(weights_hash, 1, 12) FROM versions WHERE present"  # as they are served
 ANY = object()  # promote whatever serves now
 
 
@@ -62,6 +64,15 @@ class Version:
     def served_as(self) -> str:
         """What the engine calls it."""
         return self.weights_hash[:12]
+
+
+@dataclass(frozen=True)
+class ServedRecord:
+    """What is remembered of a version's service, under the engine's name for it."""
+
+    version: str  # `Version.served_as`
+    totals: dict[str, int]  # requests, tried, accepted
+    seen: list[list[Any]]  # the newest requests: domain, tried, accepted
 
 
 class VersionRegistry:
@@ -196,6 +207,19 @@ class VersionRegistry:
         versions = (self.get(name) for name in names)
         return next((v for v in versions if v.status == "retired" and self.problem_of(v) is None), None)
 
+    def keep_served(self, records: Sequence[ServedRecord]) -> None:
+        """Remember acceptance in service, for a rollback's comparison after a restart."""
+        with self._database.transaction() as rows:
+            rows.executemany(
+                "INSERT OR REPLACE INTO served VALUES (?, ?, ?)",
+                [(r.version, json.dumps(r.totals), json.dumps(r.seen)) for r in records],
+            )
+
+    def served(self) -> list[ServedRecord]:
+        """What `keep_served` was told last of every version."""
+        found = self._database.rows("SELECT * FROM served")
+        return [ServedRecord(row["version"], json.loads(row["totals"]), json.loads(row["seen"])) for row in found]
+
     def boot(self) -> Version | None:
         """The version to start with: the promoted one or, where its folder is damaged, the one before."""
         current = self.current()
@@ -225,6 +249,7 @@ class VersionRegistry:
         gone = [v.name for v in idle[: max(0, len(idle) - keep)]]
         with self._database.transaction() as rows:
             rows.executemany("UPDATE versions SET present = 0 WHERE name = ?", [(name,) for name in gone])
+            rows.execute(f"UPDATE served SET seen = '[]' WHERE version NOT IN ({PRESENT})")
             known = {row[0] for row in rows.execute("SELECT name FROM versions WHERE present")}
             strays = [p for p in self.folder.iterdir() if p.is_dir() and p.name not in known and _is_dead(p)]
         for path in strays:

@@ -92,6 +92,7 @@ class ReplayLog:
         self.key = self._agreed_key(key)
         newest = self._database.value("SELECT MAX(time_s) FROM answers") or 0.0
         self.clock = clock or SteadyClock(newest)
+        self._deletions = {tenant: (at, min(at, self.clock())) for tenant, at in self.deleted_at().items()}
         self.refused: dict[str, str] = {}  # file → why its answers are not read
 
     # -- writing ------------------------------------------------------------------------------------------------
@@ -103,7 +104,7 @@ class ReplayLog:
             RunError: the disk is full; nothing was kept.
         """
         with self._changing():
-            deleted = {row["tenant"]: row["time_s"] for row in self._database.rows("SELECT * FROM deletions")}
+            deleted = self._follow_deletions()
             kept = [a for a in answers if a.time_s > deleted.get(a.tenant, float("-inf"))]
             if kept:
                 path = self._save(kept)
@@ -121,8 +122,10 @@ class ReplayLog:
         with self._changing():
             shards = self._database.rows("SELECT DISTINCT shard FROM answers WHERE tenant = ?", (tenant,))
             count = self._database.value("SELECT COUNT(*) FROM answers WHERE tenant = ?", (tenant,))
+            now = self.clock()
             with self._database.transaction() as rows:
-                rows.execute("INSERT OR REPLACE INTO deletions VALUES (?, ?)", (tenant, self.clock()))
+                rows.execute("INSERT OR REPLACE INTO deletions VALUES (?, ?)", (tenant, now))
+            self._deletions[tenant] = (now, now)
             for row in shards:
                 self._rewrite_without(row["shard"], tenant)
             self._database.scrub()
@@ -190,6 +193,17 @@ class ReplayLog:
         self._database.close()
 
     # -- parts --------------------------------------------------------------------------------------------------
+
+    def _follow_deletions(self) -> dict[str, float]:
+        """Tenant → the time, by this process's clock, up to which its answers stay out.
+
+        Another process deletes by a clock of its own, which may have been set since this one began: a deletion not seen
+        before happened at some time until now.
+        """
+        for tenant, at in self.deleted_at().items():
+            if self._deletions.get(tenant, (None, 0.0))[0] != at:
+                self._deletions[tenant] = (at, self.clock())
+        return {tenant: here for tenant, (_, here) in self._deletions.items()}
 
     def _changing(self) -> Any:
         return held(self.folder / "changing.lock")

@@ -25,7 +25,10 @@ class ShardRefused(Exception):
 
 
 def save_shard(path: Path, answers: Sequence[LoggedAnswer], key: LogKey) -> None:
-    """Write answers whose signals have `key.entries` entries; ids take two bytes where the vocabulary allows it."""
+    """Write answers whose signals have `key.entries` entries, and all as many draws from their tails.
+
+    Ids take two bytes where the vocabulary allows it.
+    """
     ids = torch.uint16 if key.vocab_size <= 1 << 16 else torch.int32
     texts = [(*answer.prompt_ids, *answer.response_ids) for answer in answers]
     tensors = {
@@ -36,6 +39,7 @@ def save_shard(path: Path, answers: Sequence[LoggedAnswer], key: LogKey) -> None
         "signal_logprobs": torch.cat([a.signal.logprobs for a in answers]).to(torch.float16),
         "signal_tail": torch.cat([a.signal.tail for a in answers]).to(torch.float16),
         **{name: torch.cat([getattr(a, name) for a in answers]) for name in ROW_FIELDS},
+        **_draws(answers),
     }
     words = {"key": asdict(key), "answers": [_words(answer) for answer in answers]}
     save_file(tensors, path, metadata={"distillspec_replay": json.dumps(words)})
@@ -64,8 +68,14 @@ def load_shard(path: Path, key: LogKey) -> list[LoggedAnswer]:
 
 def _answers(words: list[dict], tensors: dict[str, Tensor]) -> Iterable[LoggedAnswer]:
     tokens = tensors["tokens"].to(torch.int32).tolist()
-    ids, logprobs = tensors["signal_ids"].to(torch.int32), tensors["signal_logprobs"]
-    tail = tensors["signal_tail"].float()
+    signal = TeacherSignal(
+        "topk",
+        tensors["signal_ids"].to(torch.int32),
+        tensors["signal_logprobs"],
+        tensors["signal_tail"].float(),
+        tensors.get("tail_ids"),
+        tensors.get("tail_logprobs"),
+    )
     places = tensors["token_offsets"].tolist(), tensors["row_offsets"].tolist()
     for word, (first, last), (start, stop) in zip(words, *map(itertools.pairwise, places), strict=True):
         rows = slice(start, stop)
@@ -78,9 +88,19 @@ def _answers(words: list[dict], tensors: dict[str, Tensor]) -> Iterable[LoggedAn
         yield LoggedAnswer(
             prompt_ids=tuple(tokens[first:answer_at]),
             response_ids=tuple(tokens[answer_at:last]),
-            signal=TeacherSignal("topk", ids[rows], logprobs[rows], tail[rows]),
+            signal=signal.rows(start, stop),
             **own,
         )
+
+
+def _draws(answers: Sequence[LoggedAnswer]) -> dict[str, Tensor]:
+    """What was drawn from the tails, if anything was; −1 does not fit two bytes, so ids keep four."""
+    found = [(a.signal.tail_ids, a.signal.tail_logprobs) for a in answers]
+    drawn = [(ids, logprobs) for ids, logprobs in found if ids is not None and logprobs is not None]
+    if len(drawn) != len(answers):
+        return {}
+    ids, logprobs = zip(*drawn, strict=True)
+    return {"tail_ids": torch.cat(ids), "tail_logprobs": torch.cat(logprobs).to(torch.float16)}
 
 
 def _words(answer: LoggedAnswer) -> dict:

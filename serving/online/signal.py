@@ -9,9 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from distillspec.sampling import draw_unchecked
 from distillspec.serving.transfer import to_device, to_host
 from distillspec.serving.tree import TokenTree
 
+TINY = torch.finfo(torch.float32).tiny
 BLOCK = 64  # neighbouring ids whose best is found first
 
 
@@ -24,11 +26,26 @@ class Drafted(NamedTuple):
 
 
 class TopSignal(NamedTuple):
-    """n positions: `ids [n, K]` int32, `logprobs [n, K]` float16 (nats, raw), `tail [n]` float32 probability."""
+    """n positions: `ids [n, K]` int32, `logprobs [n, K]` float16 (nats, raw), `tail [n]` float32 probability; m draws
+    from the tail, `tail_ids [n, m]` int32 (−1 where it has no mass), `tail_logprobs [n, m]` float16."""
 
     ids: Tensor
     logprobs: Tensor
     tail: Tensor
+    tail_ids: Tensor
+    tail_logprobs: Tensor
+
+
+class Recorded(NamedTuple):
+    """r positions on the host: a `TopSignal`'s columns, and the draft's probability and entropy `[r]` float16."""
+
+    ids: Tensor
+    logprobs: Tensor
+    tail: Tensor
+    tail_ids: Tensor
+    tail_logprobs: Tensor
+    draft_probs: Tensor
+    draft_entropies: Tensor
 
 
 @dataclass(frozen=True)
@@ -37,29 +54,49 @@ class Packed:
 
     content: Tensor
     entries: int
-
-    def rows(self, first: int, last: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """ids `[r, K]` int32, logprobs `[r, K]` float16, tail `[r]` float32, draft probability and entropy `[r]`."""
-        part, k = self.content[first:last], self.entries
-        ids, logprobs, tail, own = part.split([4 * k, 2 * k, 4, 4], -1)
-        opinion = own.contiguous().view(torch.float16)
-        return (
-            ids.contiguous().view(torch.int32),
-            logprobs.contiguous().view(torch.float16),
-            tail.contiguous().view(torch.float32)[:, 0],
-            opinion[:, 0],
-            opinion[:, 1],
-        )
+    draws: int = 0
 
 
-def top_signal(logits: Tensor, entries: int) -> TopSignal:
-    """As `distillspec.recording.top_entries`, for `logits [n, V]` of any float dtype; faster for wide V."""
+def read(pieces: Sequence[tuple[Packed, int, int]]) -> Recorded:
+    """The positions `first` to `last` of many steps, one after another."""
+    k, m = pieces[0][0].entries, pieces[0][0].draws
+    content = torch.cat([packed.content[first:last] for packed, first, last in pieces])
+    parts = content.split([4 * k, 2 * k, 4, 4 * m, 2 * m, 4], -1)
+    kinds = (torch.int32, torch.float16, torch.float32, torch.int32, torch.float16, torch.float16)
+    ids, logprobs, tail, tail_ids, tail_logprobs, opinion = map(_numbers, parts, kinds)
+    return Recorded(ids, logprobs, tail[:, 0], tail_ids, tail_logprobs, opinion[:, 0], opinion[:, 1])
+
+
+def _numbers(content: Tensor, kind: torch.dtype) -> Tensor:
+    """Bytes `[r, b]` as numbers `[r, b / size]`; copied first, since a part of a row begins anywhere."""
+    flat = content.clone(memory_format=torch.contiguous_format).flatten()
+    return flat.view(kind).view(len(content), content.shape[1] // kind.itemsize)
+
+
+def top_signal(logits: Tensor, entries: int, uniforms: Tensor | None = None) -> TopSignal:
+    """As `distillspec.recording.top_entries`, for `logits [n, V]` of any float dtype; faster for wide V.
+
+    Args:
+        uniforms: `[n, m]` in [0, 1), on the logits' device: so many tokens are drawn from what is not among the best.
+    """
     k = min(entries, logits.shape[-1])
     values, ids = top_of_blocks(logits, k)
     total = torch.logsumexp(logits.float(), -1, keepdim=True)
     logprobs = (values.float() - total).to(torch.float16)
     tail = (1.0 - logprobs.float().exp().sum(-1)).clamp_min(0.0)
-    return TopSignal(ids.to(torch.int32), logprobs, tail)
+    drawn = draw_from_tail(logits, ids, uniforms)
+    return TopSignal(ids.to(torch.int32), logprobs, tail, *drawn)
+
+
+def draw_from_tail(logits: Tensor, best: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
+    """m draws `[n, m]` int32 from what `best [n, K]` leaves, and their log-probabilities."""
+    if uniforms is None:
+        nothing = logits.new_empty(len(logits), 0)
+        return nothing.to(torch.int32), nothing.to(torch.float16)
+    probs = torch.softmax(logits.float(), -1).scatter_(-1, best, 0.0)
+    ids = torch.stack([draw_unchecked(probs, column) for column in uniforms.T], -1)
+    mass = probs.gather(-1, ids)
+    return ids.masked_fill(mass == 0, -1).to(torch.int32), mass.clamp_min(TINY).log().to(torch.float16)
 
 
 def top_of_blocks(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -86,8 +123,9 @@ def top_of_blocks(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def pack(signal: TopSignal, drafted: Sequence[Drafted], trees: Sequence[TokenTree]) -> Packed:
     """One copy to the host: the signal, and probability and entropy of what was drafted at each position."""
     opinion = _opinions(drafted, trees, signal.tail.device)
-    parts = (signal.ids, signal.logprobs, signal.tail[:, None], opinion)
-    return Packed(to_host(torch.cat([part.contiguous().view(torch.uint8) for part in parts], -1)), signal.ids.shape[1])
+    parts = (signal.ids, signal.logprobs, signal.tail[:, None], signal.tail_ids, signal.tail_logprobs, opinion)
+    content = to_host(torch.cat([part.contiguous().view(torch.uint8) for part in parts], -1))
+    return Packed(content, signal.ids.shape[1], signal.tail_ids.shape[1])
 
 
 def _opinions(drafted: Sequence[Drafted], trees: Sequence[TokenTree], device: torch.device) -> Tensor:

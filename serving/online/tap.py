@@ -26,7 +26,7 @@ from distillspec.serving.online.records import (
     share_of,
     split_of,
 )
-from distillspec.serving.online.signal import Drafted, Packed, pack, top_signal
+from distillspec.serving.online.signal import Drafted, Packed, pack, read, top_signal
 from distillspec.serving.requests import CompletionOutput, Request, RequestOutput
 from distillspec.serving.transfer import to_device
 from distillspec.types import TeacherSignal
@@ -56,6 +56,7 @@ class ReplayTap:
     Args:
         queue: takes a whole answer, at once; False where it is full.
         clock: seconds since the epoch, for the records.
+        seed: of the draws from the target's tail.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class ReplayTap:
         queue: Callable[[LoggedAnswer], bool],
         clock: Callable[[], float],
         redact: Redaction | None = None,
+        seed: int = 0,
     ) -> None:
         self.config, self.queue, self.clock, self.redact = config, queue, clock, redact
         self.paused = False
@@ -72,6 +74,7 @@ class ReplayTap:
         self._skipped: set[tuple[str, int]] = set()  # decided against, or dropped on the way
         self._waiting_tokens = 0
         self._cap = TenantCap(config.tenant_share)
+        self._luck = torch.Generator().manual_seed(seed)
 
     def __call__(self, emissions: Sequence[Emission], logits: Tensor) -> None:
         """See `serving.commit.Observer`. Never raises: a log is not worth a request."""
@@ -136,7 +139,7 @@ class ReplayTap:
             if len(rows) == len(logits) and rows == list(range(len(rows)))
             else logits[to_device(rows, logits.device)]
         )
-        packed = pack(top_signal(chosen, self.config.entries), drafted, trees)
+        packed = pack(top_signal(chosen, self.config.entries, self._uniforms(len(rows), logits)), drafted, trees)
         first = 0
         for emission, growing in logged:
             last = first + len(emission.rows)
@@ -148,6 +151,12 @@ class ReplayTap:
             growing.version_of += [growing.versions.index(version)] * len(emission.rows)
             self._waiting_tokens += len(emission.rows)
             first = last
+
+    def _uniforms(self, rows: int, logits: Tensor) -> Tensor | None:
+        """What the tail's draws are made of; from a stream of their own, so that logging changes nobody's tokens."""
+        if self.config.tail_samples == 0:
+            return None
+        return torch.rand(rows, self.config.tail_samples, generator=self._luck).to(logits.device)
 
     def _finish(self, output: RequestOutput, completion: CompletionOutput) -> None:
         key = (output.request_id, completion.index)
@@ -171,8 +180,8 @@ class ReplayTap:
 
     def _answer(self, growing: _Growing, completion: CompletionOutput) -> LoggedAnswer:
         request = growing.request
-        parts = [packed.rows(first, last) for packed, first, last in growing.pieces]
-        ids, logprobs, tail, probs, entropies = (torch.cat(column) for column in zip(*parts, strict=True))
+        all_rows = read(growing.pieces)
+        draws = (all_rows.tail_ids, all_rows.tail_logprobs) if self.config.tail_samples else ()
         return LoggedAnswer(
             request_id=request.id,
             index=completion.index,
@@ -184,11 +193,11 @@ class ReplayTap:
             split=split_of(request.id, self.config.held_out),
             prompt_ids=request.prompt_ids,
             response_ids=completion.token_ids,
-            signal=TeacherSignal("topk", ids, logprobs, tail),
+            signal=TeacherSignal("topk", all_rows.ids, all_rows.logprobs, all_rows.tail, *draws),
             outcomes=torch.tensor([d.outcome for d in growing.drafted], dtype=torch.uint8),
             draft_tokens=torch.tensor([d.token for d in growing.drafted], dtype=torch.int32),
-            draft_probs=probs,
-            draft_entropies=entropies,
+            draft_probs=all_rows.draft_probs,
+            draft_entropies=all_rows.draft_entropies,
             draft_versions=tuple(growing.versions),
             version_of=torch.tensor([min(v, 255) for v in growing.version_of], dtype=torch.uint8),
         )

@@ -233,6 +233,7 @@ class OnlineTrainer:
             cursor=up_to,
             updates=state.updates + 1,
             bad_updates=0 if version is not None else state.bad_updates + 1,
+            learnt=state.learnt + len(chosen.new),
             skipped=state.skipped + skipped,
             capped=state.capped + chosen.capped,
             cpu_s=state.cpu_s + learnt.cpu_s,
@@ -251,6 +252,7 @@ class OnlineTrainer:
             "new": len(chosen.new),
             "old": len(chosen.old),
             "offline": len(chosen.offline),
+            "drop_rate": self.state.drop_rate,
             **learnt.to_json(),
         }
         record |= {f"replay_{name}": value for name, value in self.replay.sizes().items()}

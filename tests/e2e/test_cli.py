@@ -200,6 +200,8 @@ STATIC = [
     ("serve online=on engine.proposer=none", "online=on teaches a draft, and engine.proposer=none uses none"),
     ("serve online=on server.drafts_folder=d", "server.drafts_folder=d goes with online=off"),
     ("serve online=on loss=tvdpp", "loss=tvdpp needs text that the draft wrote; the log holds the target's"),
+    ("adapt judge=true once=true gate.canary_requests=9", "gate.canary_requests=9 needs live traffic"),
+    ("adapt adapt.lora_by=domain", "give them a rank: adapt.lora_rank=8"),
     ("replay action=delete", "name the tenant whose records go: tenant=NAME"),
     ("versions action=promote", "name the version to promote: version=NAME"),
     ("train target.dtype=int8", "target.dtype=int8 is not known"),

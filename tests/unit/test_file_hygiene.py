@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 PINNED_EXTRAS = ("demo", "serve", "wandb", "deepspeed", "lora", "dev")  # what scripts/_setup.sh installs
-SCRIPTS = ("scripts/demo", "scripts/test", ".ci/run")
+SCRIPTS = ("scripts/demo", "scripts/test", "scripts/soak", ".ci/run")
 MODULES = sorted(file for folder in ("distillspec", "serving", "recipes") for file in (ROOT / folder).rglob("*.py"))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,22 @@ def key(target: LanguageModel) -> LogKey:
 
 @pytest.fixture
 def answer(target: LanguageModel) -> Answer:
-    """`answer("r1", tenant="a")`: random text with the target's true signal; half of it accepted."""
+    """`answer("r1", tenant="a")`: random text with the target's true signal; half of it accepted.
 
-    def make(name: str, *, tokens: int = 20, entries: int = ENTRIES, **changes: Any) -> LoggedAnswer:
+    `vocabulary` are the ids that its text is made of.
+    """
+
+    def make(
+        name: str,
+        *,
+        tokens: int = 20,
+        entries: int = ENTRIES,
+        vocabulary: Sequence[int] = range(3, 250),
+        **changes: Any,
+    ) -> LoggedAnswer:
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-        ids = torch.randint(3, 250, (6 + tokens,), generator=generator).tolist()
+        places = torch.randint(0, len(vocabulary), (6 + tokens,), generator=generator).tolist()
+        ids = [vocabulary[place] for place in places]
         with torch.no_grad():
             logits = target.logits(torch.tensor([ids]))[0, 5:-1]
         best, logprobs, tail = top_entries(logits, entries)

@@ -20,6 +20,7 @@ from distillspec.serving.online.layout import OnlineSettings, TrainerControl
 from distillspec.serving.online.process import run_trainer
 
 from ..conftest import MakeEngine, prompts
+from .test_replay_log import Quota
 
 PATIENCE_S = 120.0
 
@@ -118,6 +119,38 @@ def test_pause_trigger_and_deletion(
     assert engine.core.committer.observer is None
     traffic.adaptation = None
     traffic.serve(2)  # the engine serves on
+
+
+def test_a_full_disk_fails_no_request(
+    settings: OnlineSettings, given: Path, target: LanguageModel, make_engine: MakeEngine
+) -> None:
+    engine = engine_with(first_draft(settings, target, given), target, make_engine)
+    with Adaptation(engine, settings) as adaptation:
+        quota = adaptation.replay._write = Quota(0)
+        traffic = Traffic(engine, adaptation)
+        traffic.serve(20)
+        adaptation.writer.flush()
+        shown = adaptation.stats()["log"]
+        assert (shown["dropped_disk"], shown["answers"]) == (20, 0)
+        quota.room = 1 << 20
+        traffic.serve(5)
+        adaptation.writer.flush()
+        assert adaptation.stats()["log"]["answers"] == 5
+    assert len(traffic.tokens) == 25
+
+
+def test_served_acceptance_survives_a_restart(
+    settings: OnlineSettings, given: Path, target: LanguageModel, make_engine: MakeEngine
+) -> None:
+    seen = []
+    for _ in range(2):
+        engine = engine_with(first_draft(settings, target, given), target, make_engine)
+        with Adaptation(engine, settings) as adaptation:
+            Traffic(engine, adaptation).serve(6)
+            (figures,) = adaptation.stats()["served"]["versions"].values()
+            seen.append(figures["requests"])
+        engine.close()
+    assert seen == [6, 12]
 
 
 def test_a_start_without_a_draft_or_with_another_targets_log_is_one_line(

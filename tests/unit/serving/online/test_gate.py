@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +25,7 @@ from distillspec.serving.online.gate import Comparison, Costs, decide
 from distillspec.serving.online.gatekeeper import Gatekeeper
 from distillspec.serving.online.layout import OnlineSettings
 from distillspec.serving.online.monitor import ServedAcceptance
+from distillspec.serving.online.process import write_settings
 from distillspec.serving.online.registry import Version, VersionRegistry
 from distillspec.serving.online.replay_log import ReplayLog
 from distillspec.serving.online.shadow import Exam, Score, ServedStates, Shadow
@@ -149,6 +152,20 @@ def test_a_better_candidate_is_swapped_in_and_promoted_with_its_numbers(
     assert keeper.judge_newest() is None
 
 
+def test_versions_out_of_service_do_not_fill_the_disk(
+    settings: OnlineSettings, registry: VersionRegistry, held_out: ReplayLog, target: LanguageModel
+) -> None:
+    few = replace(settings, online=replace(settings.online, keep_versions=1))
+    keeper = keeper_of(few, registry, held_out, target)
+    made = []
+    for _ in range(4):
+        made.append(candidate(registry, nearly_the_target(target), target))
+        keeper.judge_newest()
+    assert [v.status for v in registry.versions()] == ["retired", "promoted", *["inconclusive"] * 3]
+    assert [v.present for v in registry.versions()] == [True, True, False, False, True]
+    assert [v.path.is_dir() for v in made] == [True, False, False, True]
+
+
 def test_without_held_out_requests_a_candidate_waits(
     settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, target: LanguageModel, answer: Answer
 ) -> None:
@@ -227,6 +244,52 @@ def test_a_candidate_that_the_engine_refuses_is_not_promoted(
     assert verdict is not None
     assert registry.get(refused.name).status == "refused"
     assert registry.current() == serving
+
+
+def test_a_server_killed_in_mid_swap_boots_what_was_promoted_last(
+    settings: OnlineSettings, registry: VersionRegistry, held_out: ReplayLog, target: LanguageModel
+) -> None:
+    first = registry.current()
+    assert first is not None
+    better = candidate(registry, nearly_the_target(target), target)
+    write_settings(replace(settings, gate=replace(settings.gate, requests=4, bootstrap_samples=100)))
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(Path(__file__).with_name("kill_in_swap.py")), settings.online.folder],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=250,
+    )
+    said = [line.removeprefix("server: ") for line in done.stdout.splitlines() if line.startswith("server: ")]
+    assert said == [
+        f"loaded killed {first.name}",
+        f"promoting killed {first.name}",
+        f"promoted killed {better.name}",
+        f"None 0 {better.name}",
+    ], done.stderr
+
+
+def test_a_restart_knows_the_acceptance_that_was_served_before(
+    settings: OnlineSettings, registry: VersionRegistry
+) -> None:
+    """A rollback compares with the predecessor, which may have served under an earlier process."""
+    before = ServedAcceptance(settings.gate)
+    for i in range(40):
+        feed(before, "old", "a", 10, 8 + i % 2)
+    registry.keep_served(before.take_news())
+    assert before.take_news() == []
+    after = ServedAcceptance(settings.gate)
+    after.recall(VersionRegistry(settings.layout.versions).served())
+    assert after.acceptance("old") == before.acceptance("old")
+    assert after.figures()["versions"]["old"]["tried"] == 400
+    for _ in range(10):
+        feed(after, "new", "a", 10, 3)
+    assert "with old" in str(after.regression("new", "old"))
+    assert after.accepted_gain("old") == pytest.approx(30 - 0.85 * 100)
+    registry.keep_served(after.take_news())
+    assert {record.version: record.totals["requests"] for record in registry.served()} == {"old": 40, "new": 10}
+    registry.clear_away(keep=0)  # neither is a version here: their figures stay, what is compared with goes
+    assert [(record.seen, record.totals["tried"]) for record in registry.served()] == [([], 400), ([], 100)]
 
 
 def test_a_regression_after_the_gate_is_rolled_back_within_500_requests(

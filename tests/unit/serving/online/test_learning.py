@@ -11,6 +11,7 @@ import torch
 
 from distillspec.config import AdaptConfig, LossConfig
 from distillspec.models import LanguageModel
+from distillspec.serving.online.adapters import Adapters
 from distillspec.serving.online.drift import SETTLED, DriftDetector
 from distillspec.serving.online.learning import Learnt, learn, lesson_of
 from distillspec.serving.online.records import ACCEPTED, BONUS, PLAIN, REJECTED
@@ -47,13 +48,15 @@ def test_positions_count_as_configured(answer: Answer) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft asks transformers so
-@pytest.mark.parametrize("change", [{}, {"positions": "rejected"}, {"lora_rank": 4}])
+@pytest.mark.parametrize(
+    "change", [{}, {"positions": "rejected"}, {"lora_rank": 4}, {"lora_rank": 4, "lora_by": "domain"}]
+)
 def test_an_update_raises_acceptance_where_it_learnt(
     small_draft: LanguageModel, target: LanguageModel, answer: Answer, change: dict
 ) -> None:
     if "lora_rank" in change:
         pytest.importorskip("peft")
-    answers = [answer(f"r{i}", tokens=40) for i in range(6)]
+    answers = [answer(f"r{i}", tokens=40, domain=("maths", "chat")[i % 2]) for i in range(6)]
     ids = torch.tensor([[*a.prompt_ids, *a.response_ids] for a in answers])
     draft, config = fresh(small_draft), replace(CONFIG, **change)
     before = alpha(draft, target, ids)
@@ -62,8 +65,49 @@ def test_an_update_raises_acceptance_where_it_learnt(
     assert not learnt.problem
     assert learnt.steps == 30
     assert learnt.loss_at_end < learnt.loss
+    assert learnt.alpha_at_end > learnt.alpha > 0
     assert alpha(draft, target, ids) > before + 0.02
     assert [name for name, _ in draft.model.named_parameters()] == names  # adapters are merged
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_domains_adapters_are_merged_by_their_shares(small_draft: LanguageModel) -> None:
+    pytest.importorskip("peft")
+    draft, rank, shares = fresh(small_draft), 3, {"maths": 0.75, "chat": 0.25}
+    was = draft.layers[0].mlp.up_proj.weight.clone()
+    adapters = Adapters(draft, rank, shares)
+    layer = draft.layers[0].mlp.up_proj
+    changes = []
+    for place, share in enumerate(shares.values()):
+        a, b = (getattr(layer, name)[f"a{place}"].weight for name in ("lora_A", "lora_B"))
+        torch.nn.init.normal_(b)
+        changes.append(share * 2 * b @ a)  # scaled by alpha / rank = 2
+    adapters.merge()
+    merged = draft.layers[0].mlp.up_proj.weight
+    torch.testing.assert_close(merged, was + sum(changes), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+def test_a_domains_adapter_learns_from_its_own_text_alone(
+    small_draft: LanguageModel, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("peft")
+    config = replace(CONFIG, lora_rank=2, lora_by="domain", max_steps=6, epochs=3)
+    answers = [answer(f"r{i}", domain=("maths", "chat")[i % 2]) for i in range(6)]
+    kept: list[Adapters] = []
+    merge = Adapters.merge
+    monkeypatch.setattr(Adapters, "merge", lambda self: kept.append(self))
+    drafts = []
+    for text in (answers, [a for a in answers if a.domain == "maths"] + [answer("other", domain="chat")]):
+        torch.manual_seed(0)  # adapters begin at random
+        draft = fresh(small_draft)
+        taught(draft, text, config)
+        drafts.append(draft)
+    first, second = ({n: p for n, p in d.model.named_parameters() if "lora_B" in n} for d in drafts)
+    # In order of their names: chat is a0, maths a1, and only chat's text was another.
+    assert all(torch.equal(first[n], second[n]) for n in first if "a1" in n)
+    assert not any(torch.equal(first[n], second[n]) for n in first if "a0" in n)
+    merge(kept[0])
 
 
 def test_without_weight_a_position_teaches_nothing(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from distillspec.config import ReplayConfig
+from distillspec.config import AdaptConfig, LossConfig, ReplayConfig
 from distillspec.errors import ConfigError, RunError
 from distillspec.files import write_atomic
+from distillspec.models import LanguageModel
 from distillspec.serving.online.clock import SteadyClock
 from distillspec.serving.online.layout import OnlineSettings
+from distillspec.serving.online.learning import learn, lesson_of
 from distillspec.serving.online.records import LogKey
 from distillspec.serving.online.replay_log import ReplayLog
 from distillspec.serving.online.shard import save_shard
@@ -46,6 +49,24 @@ def test_a_token_takes_less_than_half_a_kilobyte(answer: Answer, tmp_path: Path,
     answers = [answer(f"r{i}", tokens=100, entries=64) for i in range(20)]
     save_shard(tmp_path / "s", answers, LogKey("w", "t", vocab_size, 64))
     assert (tmp_path / "s").stat().st_size / sum(map(len, answers)) <= limit
+
+
+def test_draws_from_the_tail_are_kept_and_taught_beside_answers_without_any(
+    replay: ReplayLog, answer: Answer, small_draft: LanguageModel
+) -> None:
+    plain = answer("plain")
+    draws = {"tail_ids": torch.randint(3, 250, (20, 2)).int(), "tail_logprobs": torch.full((20, 2), -7.0).half()}
+    drawn = answer("drawn")
+    replay.append([replace(drawn, signal=replace(drawn.signal, **draws))])
+    replay.append([plain])
+    kept = replay.load(replay.entries())
+    assert torch.equal(kept[0].signal.tail_ids, draws["tail_ids"])
+    assert torch.equal(kept[0].signal.tail_logprobs, draws["tail_logprobs"])
+    assert kept[1].signal.tail_ids is None
+    replay.delete_tenant("nobody")
+    config = AdaptConfig(max_steps=2)
+    learnt = learn(small_draft, [lesson_of(a, config) for a in kept], config, LossConfig())
+    assert (learnt.problem, learnt.tokens) == ("", 40)
 
 
 def budgeted(settings: OnlineSettings, key: LogKey, answer: Answer, shards: int, **config: object) -> ReplayLog:

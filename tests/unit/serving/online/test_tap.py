@@ -12,7 +12,7 @@ from distillspec.config import ReplayConfig
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.online.records import ACCEPTED, BONUS, PLAIN, REJECTED, LoggedAnswer
-from distillspec.serving.online.signal import top_of_blocks
+from distillspec.serving.online.signal import top_of_blocks, top_signal
 from distillspec.serving.online.tap import ReplayTap, TenantCap
 
 from ..conftest import MakeEngine, prompts
@@ -181,3 +181,43 @@ def test_the_best_of_blocks_are_the_best_of_all(width: int) -> None:
     values, places = top_of_blocks(logits, 64)
     assert torch.equal(values, logits.topk(64, -1).values)
     assert torch.equal(logits.gather(-1, places), values)
+
+
+def test_draws_from_the_tail_follow_the_target_there_and_change_no_token(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine
+) -> None:
+    written = []
+    for draws in (0, 6):
+        tap, logged = tapped(tail_samples=draws, entries=7)  # odd: parts of single rows are not aligned
+        engine = make_engine(draft, speculation_length=2, max_slots=32)
+        serve(engine, tap, [Request(f"r{i}", tuple(prompts()[i % 6]), PARAMS) for i in range(40)])
+        engine.close()
+        written.append(sorted((answer.request_id, answer.response_ids) for answer in logged))
+    assert written[0] == written[1]
+    places, logprobs_off = [], []
+    for answer in logged:
+        ids, wanted = answer.signal.tail_ids, answer.signal.tail_logprobs
+        assert ids is not None
+        assert wanted is not None
+        text = torch.tensor([[*answer.prompt_ids, *answer.response_ids]])
+        logprobs = torch.log_softmax(target.logits(text)[0, len(answer.prompt_ids) - 1 : -1].double(), -1)
+        logprobs_off.append((logprobs.gather(-1, ids.long()) - wanted.double()).abs().max())
+        rest = logprobs.exp().scatter(-1, answer.signal.ids.long(), 0.0)
+        rest /= rest.sum(-1, keepdim=True)
+        own = rest.gather(-1, ids.long())
+        assert bool((own > 0).all())
+        # The probability integral transform: uniform if and only if drawn from the rest.
+        places.append(rest.cumsum(-1).gather(-1, ids.long()) - own * torch.rand(own.shape, dtype=torch.float64))
+    assert float(max(logprobs_off)) < 0.02
+    found = torch.cat(places).flatten()
+    counts = torch.histc(found, 20, 0, 1)
+    chi_squared = ((counts - len(found) / 20) ** 2 / (len(found) / 20)).sum()
+    assert float(chi_squared - 19) / 38**0.5 < 5
+
+
+def test_where_nothing_is_left_nothing_is_drawn() -> None:
+    logits = torch.tensor([[3.0, 2.0, -torch.inf, -torch.inf], [1.0, 1.0, 1.0, 1.0]])
+    signal = top_signal(logits, 2, torch.rand(2, 5))
+    assert bool((signal.tail_ids[0] == -1).all())
+    assert bool((signal.tail_ids[1] >= 0).all())
+    assert set(signal.tail_ids[1].tolist()).isdisjoint(signal.ids[1].tolist())

@@ -107,6 +107,23 @@ def test_a_trainer_slower_than_traffic_skips_and_says_how_many(
     assert state.skipped == 38
 
 
+def test_lag_stays_bounded_and_the_drop_rate_is_shown(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    small = changed(settings, max_steps=1, batch_tokens=256, row_tokens=256, replay_share=0.0, every_requests=20)
+    told: list[dict] = []
+    trainer = OnlineTrainer(small, report=told.append)
+    lags = []
+    for lot in range(3):
+        fill(replay, answer, 40, 40 * lot)
+        assert trainer.due() == "requests"
+        trainer.update("requests")
+        lags.append(replay.newest_number() - trainer.state.cursor)
+    assert lags == [0, 0, 0]
+    assert (trainer.state.learnt, trainer.state.skipped) == (3 * 12, 3 * 28)
+    assert told[-1]["drop_rate"] == TrainerState.read(settings.layout.state).drop_rate == pytest.approx(0.7)
+
+
 def test_small_gains_add_up_and_a_refusal_starts_over(
     settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
 ) -> None:

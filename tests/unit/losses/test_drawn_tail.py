@@ -1,0 +1,116 @@
+"""Tokens drawn from a recorded signal's tail make losses and acceptance unbiased; the tail as one bucket is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from distillspec.losses import LOSSES
+from distillspec.losses.acceptance import acceptance_rate
+from distillspec.losses.inputs import LossInputs
+from distillspec.losses.registry import acceptance_of, per_token_loss
+from distillspec.losses.sampled import label_view
+from distillspec.types import TeacherSignal
+
+VOCAB, ENTRIES, DRAWS, ROWS = 30, 5, 3, 20_000
+
+
+def models() -> tuple[Tensor, Tensor]:
+    """Logits `[V]` of a target with a heavy tail, and of a draft that is wrong there; float64."""
+    generator = torch.Generator().manual_seed(2)
+    target = torch.randn(VOCAB, generator=generator, dtype=torch.float64)
+    return target, 0.5 * target + torch.randn(VOCAB, generator=generator, dtype=torch.float64)
+
+
+def recorded(target: Tensor, rows: int, draws: int = DRAWS) -> TeacherSignal:
+    """`rows` times the same position, each with draws of its own."""
+    logprobs = torch.log_softmax(target, -1)
+    best = logprobs.topk(ENTRIES)
+    rest = logprobs.exp().scatter(0, best.indices, 0.0)
+    drawn = torch.multinomial(rest.expand(rows, -1), draws, replacement=True)
+    return TeacherSignal(
+        "topk",
+        best.indices.int().expand(rows, -1),
+        best.values.expand(rows, -1),
+        rest.sum().expand(rows),
+        drawn.int(),
+        logprobs[drawn],
+    )
+
+
+def off(estimates: Tensor, truth: Tensor) -> Tensor:
+    """How many standard errors the mean of `estimates [N, ...]` is away from `truth`; rounding is no error."""
+    return (estimates.mean(0) - truth).abs() / (estimates.std(0) / len(estimates) ** 0.5 + 1e-9)
+
+
+@pytest.mark.parametrize("name", ["fkl", "rkl", "jsd", "tvd"])
+def test_losses_and_their_gradients_are_unbiased(name: str) -> None:
+    target, draft = models()
+    logits = draft.clone().requires_grad_()
+    truth = LOSSES[name](logits[None], target[None])[0]
+    (slope,) = torch.autograd.grad(truth, logits)
+    truth = truth.detach()
+    rows = draft.expand(ROWS, -1).clone().requires_grad_()
+    values = per_token_loss(name, LossInputs(rows, signal=recorded(target, ROWS))).values
+    (slopes,) = torch.autograd.grad(values.sum(), rows)
+    assert float(off(values.detach(), truth)) < 4
+    assert float(off(slopes, slope).max()) < 4.5
+    lumped = TeacherSignal("topk", *(getattr(recorded(target, 1), n) for n in ("ids", "logprobs", "tail")))
+    biased = per_token_loss(name, LossInputs(draft[None], signal=lumped)).values
+    assert float(biased - truth) < -0.02  # the tail as one bucket hides what is wrong inside
+
+
+def test_acceptance_is_unbiased() -> None:
+    target, draft = models()
+    truth = acceptance_rate(draft[None], target[None])[0]
+    estimates = acceptance_of(LossInputs(draft.expand(ROWS, -1), signal=recorded(target, ROWS)))
+    assert estimates is not None
+    assert float(off(estimates, truth)) < 4
+
+
+def test_a_truncated_drafts_lacking_tokens_count_as_outside() -> None:
+    target, draft = models()
+    kept = torch.arange(0, VOCAB, 2)
+    inputs = LossInputs(draft[kept].expand(ROWS, -1), signal=recorded(target, ROWS), kept_ids=kept)
+    lacking = torch.softmax(target, -1)[1::2].sum()
+    assert float(off(inputs.pair.outside, lacking)) < 4
+    truth = acceptance_rate(draft[kept][None], target[None], kept_ids=kept)[0]
+    estimates = acceptance_of(inputs)
+    assert estimates is not None
+    assert float(off(estimates, truth)) < 4
+
+
+def test_rows_without_draws_keep_their_tail_as_one_bucket() -> None:
+    target, draft = models()
+    signal = recorded(target, 2)
+    assert signal.tail_ids is not None
+    none_drawn = signal.tail_ids.clone()
+    none_drawn[1] = -1
+    mixed = TeacherSignal("topk", signal.ids, signal.logprobs, signal.tail, none_drawn, signal.tail_logprobs)
+    lumped = TeacherSignal("topk", signal.ids, signal.logprobs, signal.tail)
+    for name in ("fkl", "rkl", "tvd", "lk"):
+
+        def loss(of: TeacherSignal, name: str = name) -> Tensor:
+            return per_token_loss(name, LossInputs(draft.expand(2, -1), signal=of)).values
+
+        torch.testing.assert_close(loss(mixed), torch.stack([loss(signal)[0], loss(lumped)[1]]))
+
+
+def test_labels_are_looked_up_in_the_tail_as_one_bucket() -> None:
+    target, draft = models()
+    signal = recorded(target, VOCAB)
+    lumped = TeacherSignal("topk", signal.ids, signal.logprobs, signal.tail)
+    views = [
+        label_view(LossInputs(draft.expand(VOCAB, -1), signal=s, labels=torch.arange(VOCAB))) for s in (signal, lumped)
+    ]
+    torch.testing.assert_close(views[0].target_logp, views[1].target_logp)
+
+
+@pytest.mark.parametrize("change", [lambda s: s.rows(1, 3), lambda s: s.to("cpu").rows(1, 3)])
+def test_draws_go_where_their_rows_go(change: Callable[[TeacherSignal], TeacherSignal]) -> None:
+    signal = recorded(models()[0], 4)
+    assert signal.tail_ids is not None
+    assert torch.equal(change(signal).tail_ids, signal.tail_ids[1:3])  # type: ignore[arg-type]

@@ -1,0 +1,81 @@
+"""One tenant floods the log with text that helps nobody: its share is held, and the others lose nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from distillspec.evaluation import TargetStates
+from distillspec.evaluation.bootstrap import interval
+from distillspec.models import LanguageModel, load_draft, save_draft
+from distillspec.serving.online.layout import OnlineSettings
+from distillspec.serving.online.process import run_trainer
+from distillspec.serving.online.records import LoggedAnswer, LogKey
+from distillspec.serving.online.registry import Version, VersionRegistry
+from distillspec.serving.online.replay_log import ReplayLog
+from distillspec.serving.online.shadow import Exam, Shadow
+from distillspec.serving.online.tap import TenantCap
+from distillspec.types import Interval
+
+from .conftest import ENTRIES, Answer
+
+TENANTS = ("a", "b", "c", "d")
+HONEST, FLOOD = 24, 144
+SHARE = 0.4
+
+
+def adversarial(answer: Answer, number: int) -> LoggedAnswer:
+    """Text of two tokens alone: a tenant chooses its text, the signal is the target's own."""
+    return answer(f"flood{number}", tenant="flood", vocabulary=(7, 8))
+
+
+def trained(
+    root: Path,
+    settings: OnlineSettings,
+    first: LanguageModel,
+    target: LanguageModel,
+    answer: Answer,
+    *,
+    flood: bool,
+) -> tuple[Version, ReplayLog]:
+    """A folder of its own: the traffic is logged as the tap would, one update, its candidate."""
+    settings = replace(settings, online=replace(settings.online, folder=str(root)))
+    registry = VersionRegistry(settings.layout.versions)
+    registry.promote(registry.add(lambda folder: save_draft(first, folder, target)).name, "the beginning")
+    replay = ReplayLog(
+        settings.layout.replay, LogKey.of(target.identity, ENTRIES), settings.replay, clock=lambda: 2000.0
+    )
+    cap = TenantCap(SHARE)
+    traffic: list[LoggedAnswer] = []
+    for i in range(FLOOD):
+        if i % (FLOOD // HONEST) == 0:
+            traffic.append(answer(f"r{i}", tenant=TENANTS[len(traffic) % len(TENANTS)]))
+        if flood:
+            traffic.append(adversarial(answer, i))
+    replay.append([a for a in traffic if cap.admits(a.tenant)])
+    (version,) = run_trainer(settings, lambda: False, once=True)
+    return version, replay
+
+
+def test_a_flood_of_adversarial_text_keeps_to_its_share_and_costs_the_others_nothing(
+    settings: OnlineSettings, small_draft: LanguageModel, answer: Answer, target: LanguageModel, tmp_path: Path
+) -> None:
+    adapt = replace(settings.adapt, tenant_share=SHARE, max_steps=40, epochs=15, replay_share=0.0)
+    settings = replace(settings, adapt=adapt)
+    shadow = Shadow(target, TargetStates(target), 1)
+    exams = [Exam(a.sample(), a.policy) for a in (answer(f"exam{i}") for i in range(16))]
+
+    def measured(draft: LanguageModel) -> Interval:
+        scores = shadow.scores(draft, exams)
+        return interval([s.alpha for s in scores], [s.positions for s in scores], 500, 0)
+
+    def learnt(flood: bool) -> tuple[Interval, dict[str, int]]:
+        root = tmp_path / f"flood-{flood}"
+        version, replay = trained(root, settings, small_draft, target, answer, flood=flood)
+        return measured(load_draft(version.path, target)), replay.tenants()
+
+    before, (alone, _), (flooded, logged) = measured(small_draft), learnt(False), learnt(True)
+    assert alone.low > before.mean  # the others gain something that could be lost
+    assert logged["flood"] <= SHARE * sum(logged.values()) + 2
+    assert sum(logged[tenant] for tenant in TENANTS) == HONEST  # not one of theirs was left out
+    assert alone.low <= flooded.mean <= alone.high, f"{flooded} against {alone} without the flood"
