@@ -62,7 +62,7 @@ async def answer(parts: Parts, http: HttpRequest, wanted: Wanted, replies: Repli
             parts.online.exclude(request.id)
     generation = Generation(parts, wanted, replies, requests)
     if wanted.body.stream:
-        return EventStream(generation.events(), parts.config.write_timeout_s, generation.close)
+        return EventStream(generation.events(), generation.close)
     try:
         body = await unless_disconnected(http.receive, generation.collect())
     finally:

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from distillspec.config import ServerConfig
 from distillspec.errors import ConfigError
 from distillspec.serving.server.parts import Parts
-from distillspec.serving.server.protocol import with_header_timeout
+from distillspec.serving.server.protocol import with_time_limits
 
 FLUSH_S = 5  # for the last bytes of answers that are done
 
@@ -76,7 +76,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=with_header_timeout(limits.header_timeout_s),
+                http=with_time_limits(limits.header_timeout_s, limits.write_timeout_s),
                 loop="asyncio",
                 ws="none",
                 log_config=None,
