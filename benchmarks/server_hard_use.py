@@ -84,7 +84,7 @@ def mutated(dice: random.Random) -> tuple[str, bytes]:
     """A path, and a body with fields dropped, replaced or added, or bytes changed, cut off or doubled."""
     path, body = dice.choice(BODIES)
     changed = json.loads(json.dumps(body))
-    for _ in range(dice.randint(1, 4)):
+    for _ in range(dice.choice((1, 1, 1, 2, 3, 4))):
         name = dice.choice([*body, *WISHES])
         if dice.random() < 0.2:
             changed.pop(name, None)
@@ -98,7 +98,7 @@ def mutated(dice: random.Random) -> tuple[str, bytes]:
     elif lot < 0.3:
         raw = raw[: dice.randrange(len(raw))]
     elif lot < 0.35:
-        raw += raw
+        raw += bytes(raw)
     return path, bytes(raw)
 
 
@@ -234,14 +234,15 @@ def admin() -> dict[str, str]:
 async def schema(server: Served, options: argparse.Namespace) -> dict[str, Any]:
     """schemathesis over the OpenAPI document, with the admin key; good requests beside it.
 
-    Left out: `/admin/drain`, after which nothing is served, and the endless `/dashboard/events`.
+    Left out: `/admin/drain`, after which nothing is served, the endless `/dashboard/events`, and what answers 501 here
+    because it is switched off.
     """
     tally = Tally()
     command = [
         *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--no-color"),
         *("--checks", options.checks, "--max-examples", str(options.examples), "--seed", str(options.seed)),
         *("--exclude-path", "/admin/drain", "--exclude-path", "/dashboard/events", "--request-timeout", "60"),
-        *("--exclude-path-regex", "^/admin/(online|replay)", "--continue-on-failure", "--header"),
+        *("--exclude-path-regex", "^/admin/(online|replay|drafts/promote)", "--continue-on-failure", "--header"),
         *(f"Authorization: Bearer {ADMIN_KEY}", "--suppress-health-check", "all"),
     ]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
