@@ -170,10 +170,13 @@ async def endure(
         async def one(dice: random.Random) -> None:
             while time.monotonic() < end:
                 lot = dice.random()
-                if lot < garbage:
-                    await send_garbage(client, dice, tally)
-                else:
-                    await read_stream(client, dice.randint(0, 12) if lot < garbage + leaving else None, tally)
+                try:
+                    if lot < garbage:
+                        await send_garbage(client, dice, tally)
+                    else:
+                        await read_stream(client, dice.randint(0, 12) if lot < garbage + leaving else None, tally)
+                except httpx.HTTPError as error:
+                    tally.outcomes[f"connection: {type(error).__name__}"] += 1
 
         async def watch() -> None:
             nonlocal most_running

@@ -17,6 +17,8 @@ from distillspec.serving.bench.records import LoadRecord, RequestRecord
 from distillspec.serving.bench.servers import Server, speculation_counts
 from distillspec.serving.params import SamplingParams
 
+KEEP_ALIVE_S = 2.0  # vLLM and others close idle connections after 5 s: one reused just then would count as failed
+
 
 def drive_server(
     server: Server,
@@ -40,7 +42,7 @@ async def _drive(
 ) -> LoadRecord:
     requests: list[RequestRecord] = []
     errors: Counter[str] = Counter()
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    limits = httpx.Limits(None, None, KEEP_ALIVE_S)
     async with httpx.AsyncClient(timeout=timeout_s, limits=limits, **server.settings) as client:
         begun = time.perf_counter()
 

@@ -17,6 +17,7 @@ from distillspec.serving.server.parts import Parts
 from distillspec.serving.server.protocol import with_time_limits
 
 FLUSH_S = 5  # for the last bytes of answers that are done
+KEEP_ALIVE_S = 75  # of idle connections: longer than clients and proxies keep theirs, or they send into a closing one
 
 
 def check_exposure(config: ServerConfig, has_keys: bool) -> None:
@@ -85,6 +86,7 @@ class DrainingServer(uvicorn.Server):
                 server_header=False,
                 limit_concurrency=limits.max_connections,
                 h11_max_incomplete_event_size=limits.max_header_kib * 1024,
+                timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=FLUSH_S,
             )
         )
