@@ -15,6 +15,7 @@ import time
 from typing import Any
 
 import numpy
+import psutil
 from common import write_result
 from served import Served, served
 
@@ -45,18 +46,20 @@ def main() -> None:
 
 def measure(engine: Engine, server: Served, options: argparse.Namespace) -> dict[str, Any]:
     params = SamplingParams(temperature=0, max_tokens=options.max_tokens, ignore_eos=True)
-    alone, through, first_alone, first_through = [], [], [], []
+    alone, through, loop_s, first_alone, first_through = [], [], [], [], []
     tokens = len(PROMPTS) * options.max_tokens
     for round_ in range(options.rounds + 1):
         began = time.perf_counter()
         engine.generate(PROMPTS, params)
         middle = time.perf_counter()
+        before_s = loop_cpu_s(server)
         asyncio.run(all_streams(server, options.target, options.max_tokens))
         if round_:  # the first one warms both up
             alone.append(tokens / (middle - began))
             through.append(tokens / (time.perf_counter() - middle))
+            loop_s.append((loop_cpu_s(server) - before_s) / tokens)
     for place in range(options.first_tokens + 2):
-        seconds = [first_token_alone(engine, place), asyncio.run(stream(server, options.target, PROMPTS[0], 2))]
+        seconds = [first_token_alone(engine, place), asyncio.run(stream(server, options.target, PROMPTS[0], 4))]
         if place >= 2:
             first_alone.append(seconds[0])
             first_through.append(seconds[1])
@@ -68,6 +71,7 @@ def measure(engine: Engine, server: Served, options: argparse.Namespace) -> dict
         "engine_tokens_per_s": alone,
         "http_tokens_per_s": through,
         "tokens_per_s_ratio": spread(ratios),
+        "event_loop_cpu_s_per_token": spread(loop_s),
         "engine_first_token_s": spread(first_alone),
         "http_first_token_s": spread(first_through),
         "first_token_added_s": spread(added),
@@ -83,14 +87,20 @@ def spread(values: Any) -> dict[str, float]:
     return {"median": float(numpy.median(values)), "low": float(low), "high": float(high)}
 
 
+def loop_cpu_s(server: Served) -> float:
+    """Processor time of the server's event loop so far: what HTTP costs, whatever else the machine does."""
+    main = next(thread for thread in psutil.Process(server.process.pid).threads() if thread.id == server.process.pid)
+    return main.user_time + main.system_time
+
+
 def first_token_alone(engine: Engine, place: int) -> float:
     """From submission to the first token, on an idle engine."""
     began = time.perf_counter()
-    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     engine.submit(Request(f"first-{place}", engine.encode(PROMPTS[0]), params))
     first = None
     while engine.has_work:
-        if engine.step().deltas and first is None:
+        if any(delta.text for delta in engine.step().deltas) and first is None:  # a client sees text
             first = time.perf_counter() - began
     assert first is not None
     return first
