@@ -51,10 +51,10 @@ class SpeculationCounts:
 
     def rate_since(self, before: SpeculationCounts) -> float | None:
         """Accepted / drafted tokens between two looks."""
-        if None in (self.drafted, self.accepted, before.drafted, before.accepted):
+        if self.drafted is None or self.accepted is None or before.drafted is None or before.accepted is None:
             return self.last_rate
-        drafted = self.drafted - before.drafted  # type: ignore[operator]
-        return (self.accepted - before.accepted) / drafted if drafted > 0 else None  # type: ignore[operator]
+        drafted = self.drafted - before.drafted
+        return (self.accepted - before.accepted) / drafted if drafted > 0 else None
 
 
 def find_server(url: str, model: str | None, key: str, key_name: str) -> Server:

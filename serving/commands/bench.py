@@ -6,7 +6,7 @@ import importlib.util
 import os
 from collections.abc import Sequence as Seq
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -30,6 +30,9 @@ from distillspec.serving.control.profile import Profile
 from distillspec.serving.engine import Engine
 from distillspec.serving.params import SamplingParams
 from distillspec.types import Prompt
+
+if TYPE_CHECKING:
+    from distillspec.serving.bench.servers import Server  # needs httpx, of the extra `serve`
 
 
 def run(config: BenchCommand, folder: Path) -> None:
@@ -191,7 +194,7 @@ def _engine_side(engine: Engine, controller: LengthController) -> Side[Prompt]:
     return bear
 
 
-def _server_side(server: Any, timeout_s: float) -> Side[Question]:
+def _server_side(server: Server, timeout_s: float) -> Side[Question]:
     from distillspec.serving.bench.drive_server import drive_server
 
     def bear(load: Seq[Arrival[Question]], title: str) -> LoadRecord:
