@@ -1,314 +1,298 @@
 """Hard use of a real `distill serve` on the tiny target; runs for minutes, ends with 1 when anything goes wrong.
 
     python benchmarks/server_hard_use.py mutate --bodies 10000    # broken bodies beside good requests
-    python benchmarks/server_hard_use.py soak --minutes 10        # 256 streams, 30 % of which leave early
-    python benchmarks/server_hard_use.py overhead                 # HTTP against the engine alone, 8 streams
-    python benchmarks/server_hard_use.py swaps --minutes 10       # online=on: drafts swap, its trainer is killed
+    python benchmarks/server_hard_use.py schema                   # schemathesis over the OpenAPI document
+    python benchmarks/server_hard_use.py soak --minutes 10        # 256 streams, of which 30 % leave early
+    python benchmarks/server_hard_use.py chaos --minutes 5        # and 10 % send garbage, and drafts swap
 
-Prints one JSON object. Good answers are greedy and must be the same from beginning to end.
+`schema` needs `pip install schemathesis`.
+Good answers are greedy and must be the same from beginning to end. Results: `results/server_WHAT.json`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
-import os
 import random
 import re
-import shutil
-import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
+from common import write_result
+from served import ADMIN_KEY, Served, served
 
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.models import initialise_draft, load_target, save_draft
-from distillspec.serving import Engine, SamplingParams
-from distillspec.serving.online.registry import VersionRegistry
 
-SETTINGS = {"max_slots": 32, "max_model_len": 256, "proposer": "prompt_lookup", "compile": False}
 GOOD = {"model": "tiny", "prompt": "abcabcabc", "max_tokens": 24, "temperature": 0}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "temperature": 0}
-VALUES: tuple[Any, ...] = (None, True, -1, 0, 3, 2**40, 10**30, 0.5, -1e308, "", "x", "\0", "é" * 99, [], [[]], {})
+TOKENIZE, DETOKENIZE = {"model": "tiny", "prompt": "abc"}, {"model": "tiny", "tokens": [70, 71]}
+BODIES = (
+    ("/v1/completions", GOOD),
+    ("/v1/chat/completions", CHAT),
+    ("/tokenize", TOKENIZE),
+    ("/detokenize", DETOKENIZE),
+)
+WISHES = (
+    "n",
+    "stop",
+    "logprobs",
+    "seed",
+    "stream",
+    "stream_options",
+    "logit_bias",
+    "speculation",
+    "min_p",
+    "user",
+    "x",
+)
+VALUES: tuple[Any, ...] = (
+    *(None, True, False, -1, 0, 1, 3, 2**31, 2**63, 10**30, 0.5, -1e308, 1e308),
+    *("", "x", "\0", "\ud800", "é" * 99, "x" * 999, [], [[]], ["x"], [0, 10**9], {}, {"a": [{}]}, {"0": 1e9}),
+)
 EXPECTED = {200, 400, 404, 413, 429}
-LEARNING = {
-    "online": "on",
-    "engine.proposer": "draft_model",
-    "engine.speculation_length": 3,
-    "replay.share": 1,
-    "replay.max_mib": 64,
-    "replay.flush_s": 2,
-    "adapt.every_requests": 200,
-    "adapt.niceness": 0,
-    "adapt.row_tokens": 128,
-    "adapt.batch_tokens": 256,
-    "adapt.max_steps": 40,
-    "gate.min_requests": 8,
-    "gate.requests": 32,
-    "gate.bootstrap_samples": 200,
-    "online.metrics_s": 60,
-}
-TEXTS = ("abcabcabc", "Hello", "SELECT x FROM", "1 + 1 =", "the sky", "zzz", "def f(x):", "Dear Sir")
-ADMIN = {"Authorization": "Bearer admin-of-hard-use"}
-SWAP_EVERY_S, KILL_EVERY_S = (1.0, 4.0), (3.0, 12.0)
 PATIENCE_S = 120.0
+GROWTH = 0.05  # of memory, after a fifth of the time
+SLOTS = {"mutate": 32, "schema": 32, "soak": 256, "chaos": 64}
 
 
-def serve(*words: str, folder: Path | None = None) -> tuple[subprocess.Popen[str], str]:
-    """A server in a process of its own, and its address; its folder is the current one unless told otherwise."""
-    settings = [f"engine.{name}={value}" for name, value in SETTINGS.items()]
-    command = [sys.executable, "-m", "distillspec.cli", "serve", "target=tiny", "server.port=0", *settings, *words]
-    environment = {**os.environ, "DISTILLSPEC_ADMIN_KEY": ADMIN["Authorization"].split()[1]}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=folder, env=environment
-    )
-    assert process.stdout is not None
-    found = re.search(r"http://[\d.:]+", process.stdout.readline())
-    assert found, "the server did not start"
-    return process, found[0]
+@dataclass
+class Tally:
+    """What clients met."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    texts: Counter[str] = field(default_factory=Counter)
+    slowest_s: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        good = {"answers": sum(self.texts.values()), "different_answers": len(self.texts)}
+        return {"outcomes": dict(sorted(self.outcomes.items())), **good, "slowest_s": self.slowest_s}
 
 
 def mutated(dice: random.Random) -> tuple[str, bytes]:
-    """A path, and a body with fields dropped, replaced or added, or bytes changed."""
-    path, body = dice.choice((("completions", GOOD), ("chat/completions", CHAT)))
+    """A path, and a body with fields dropped, replaced or added, or bytes changed, cut off or doubled."""
+    path, body = dice.choice(BODIES)
     changed = json.loads(json.dumps(body))
-    for _ in range(dice.randint(1, 4)):
-        name = dice.choice([*body, "n", "stop", "logprobs", "seed", "stream", "logit_bias", "speculation", "x"])
+    for _ in range(dice.choice((1, 1, 1, 2, 3, 4))):
+        name = dice.choice([*body, *WISHES])
         if dice.random() < 0.2:
             changed.pop(name, None)
         else:
             changed[name] = dice.choice(VALUES)
     raw = bytearray(json.dumps(changed).encode())
-    if dice.random() < 0.3:
+    lot = dice.random()
+    if lot < 0.25:
         for _ in range(dice.randint(1, 5)):
             raw[dice.randrange(len(raw))] = dice.randrange(256)
-    return f"/v1/{path}", bytes(raw)
+    elif lot < 0.3:
+        raw = raw[: dice.randrange(len(raw))]
+    elif lot < 0.35:
+        raw += bytes(raw)
+    return path, bytes(raw)
 
 
-async def mutate(url: str, bodies: int, seed: int) -> dict[str, Any]:
-    """Send broken bodies, sixteen at a time, and a good request after every hundred."""
-    dice, statuses, texts = random.Random(seed), Counter[int](), Counter[str]()
-    limit = asyncio.Semaphore(16)
-    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
+async def send_garbage(client: httpx.AsyncClient, dice: random.Random, tally: Tally) -> None:
+    path, raw = mutated(dice)
+    began = time.monotonic()
+    reply = await client.post(path, content=raw, headers={"Content-Type": "application/json"})
+    tally.slowest_s = max(tally.slowest_s, time.monotonic() - began)
+    tally.outcomes[f"garbage {reply.status_code}"] += 1
 
-        async def bad(path: str, raw: bytes) -> None:
+
+async def read_stream(client: httpx.AsyncClient, events: int | None, tally: Tally) -> None:
+    """A good request, left after so many events, or read to its end."""
+    text, seen, whole = "", 0, False
+    async with client.stream("POST", "/v1/completions", json={**GOOD, "stream": True}) as reply:
+        async for line in reply.aiter_lines():
+            if line == "data: [DONE]":
+                whole = True
+            elif line.startswith("data: "):
+                event = json.loads(line[6:])
+                if "error" in event:
+                    tally.outcomes[f"error {event['error']['code']}"] += 1
+                    return
+                text += event["choices"][0]["text"]
+            seen += 1
+            if events is not None and seen > events:
+                tally.outcomes["left"] += 1
+                return
+    tally.outcomes[f"{reply.status_code}" if whole or reply.status_code != 200 else "broken off"] += 1
+    if whole:
+        tally.texts[text] += 1
+
+
+async def mutate(server: Served, options: argparse.Namespace) -> dict[str, Any]:
+    """Send broken bodies, sixteen at a time, and a good request among every hundred."""
+    dice, tally, limit = random.Random(options.seed), Tally(), asyncio.Semaphore(16)
+    async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S, trust_env=False) as client:
+
+        async def one(good: bool) -> None:
             async with limit:
-                reply = await client.post(path, content=raw, headers={"Content-Type": "application/json"})
-                statuses[reply.status_code] += 1
+                await (read_stream(client, None, tally) if good else send_garbage(client, dice, tally))
 
-        async def good() -> None:
-            async with limit:
-                texts[(await client.post("/v1/completions", json=GOOD)).json()["choices"][0]["text"]] += 1
-
-        work = [bad(*mutated(dice)) for _ in range(bodies)] + [good() for _ in range(max(2, bodies // 100))]
-        dice.shuffle(work)
-        await asyncio.gather(*work)
-    fine = set(statuses) <= EXPECTED and len(texts) == 1
-    return {"statuses": dict(statuses), "good_requests": sum(texts.values()), "answers": len(texts), "fine": fine}
+        await asyncio.gather(*(one(place % 100 == 99) for place in range(options.bodies * 100 // 99)))
+        state = await settled(client)
+    allowed = {"200", *(f"garbage {status}" for status in EXPECTED)}
+    fine = set(tally.outcomes) <= allowed and len(tally.texts) == 1 and state["free"]
+    return {"bodies": options.bodies, **tally.as_json(), **state, "fine": fine}
 
 
-async def soak(url: str, streams: int, minutes: float, process: psutil.Process) -> dict[str, Any]:
-    """Streams that never pause; three in ten leave after a few events."""
-    end, outcomes, texts = time.monotonic() + 60 * minutes, Counter[str](), Counter[str]()
+async def soak(server: Served, options: argparse.Namespace) -> dict[str, Any]:
+    """Streams that never pause, of which three in ten leave early; memory is looked at all the time."""
+    return await endure(server, options, leaving=0.3, garbage=0.0, swap_s=None)
+
+
+async def chaos(server: Served, options: argparse.Namespace) -> dict[str, Any]:
+    """The same with garbage among the requests and another draft every three seconds."""
+    return await endure(server, options, leaving=0.3, garbage=0.1, swap_s=3.0)
+
+
+async def endure(
+    server: Served, options: argparse.Namespace, *, leaving: float, garbage: float, swap_s: float | None
+) -> dict[str, Any]:
+    end, tally = time.monotonic() + 60 * options.minutes, Tally()
     memory: list[int] = []
-    limits = httpx.Limits(max_connections=streams)
-    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False, limits=limits) as client:
+    most_running = swaps = 0
+    process, limits = psutil.Process(server.process.pid), httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S, trust_env=False, limits=limits) as client:
 
         async def one(dice: random.Random) -> None:
             while time.monotonic() < end:
-                leaves, text = dice.random() < 0.3, ""
-                async with client.stream("POST", "/v1/completions", json={**GOOD, "stream": True}) as reply:
-                    async for line in reply.aiter_lines():
-                        if line.startswith("data: {"):
-                            text += json.loads(line[6:])["choices"][0]["text"]
-                            if leaves:
-                                break
-                outcomes["left" if leaves else f"{reply.status_code}"] += 1
-                if not leaves:
-                    texts[text] += 1
+                lot = dice.random()
+                try:
+                    if lot < garbage:
+                        await send_garbage(client, dice, tally)
+                    else:
+                        await read_stream(client, dice.randint(0, 12) if lot < garbage + leaving else None, tally)
+                except httpx.HTTPError as error:
+                    tally.outcomes[f"connection: {type(error).__name__}"] += 1
 
         async def watch() -> None:
+            nonlocal most_running
             while time.monotonic() < end:
                 memory.append(process.memory_info().rss)
-                await asyncio.sleep(5)
+                most_running = max(most_running, running_in((await client.get("/metrics")).text))
+                await asyncio.sleep(2)
 
-        await asyncio.gather(watch(), *(one(random.Random(i)) for i in range(streams)))
-        await asyncio.sleep(2)
-        metrics = (await client.get("/metrics")).text
-    free = re.search(r"num_requests_running\{[^}]*\} 0\.0", metrics) is not None
-    warm = memory[len(memory) // 5]  # after the first fifth, caches are warm
-    growth = memory[-1] / warm - 1
-    fine = set(outcomes) <= {"left", "200"} and len(texts) == 1 and free and growth < 0.05
-    return {"outcomes": dict(outcomes), "answers": len(texts), "slots_free": free, "growth": growth, "fine": fine}
+        async def swap() -> None:
+            nonlocal swaps
+            for name in itertools.cycle(("one", "two")):
+                if swap_s is None or time.monotonic() > end:
+                    return
+                await asyncio.sleep(swap_s)
+                reply = await client.post("/admin/drafts/load", json={"draft": name}, headers=admin())
+                tally.outcomes["swap" if reply.status_code == 200 else f"swap {reply.status_code}"] += 1
+                swaps += reply.status_code == 200
 
-
-def make_versions(folder: Path) -> None:
-    """Two drafts in the folder's registry, the first of them promoted."""
-    target = load_target(TargetConfig(path="tiny", dtype="float32", device="cpu"))
-    registry = VersionRegistry(folder / "online" / "versions")
-    for layers in (2, 3):
-        draft = initialise_draft(DraftConfig(layers=layers), target)
-        version = registry.add(lambda place, draft=draft: save_draft(draft, place, target))  # type: ignore[misc]
-        if layers == 2:
-            registry.promote(version.name, "the beginning")
-        else:
-            registry.judged(version.name, "inconclusive", {}, "swapped in by hand")
-    registry.close()
-
-
-async def swaps(url: str, streams: int, minutes: float, process: psutil.Process) -> dict[str, Any]:
-    """Of the clients 30 % leave and 10 % send garbage, while drafts swap and the trainer is killed; then all quiet."""
-    end, outcomes, wrong = time.monotonic() + 60 * minutes, Counter[str](), Counter[str]()
-    memory: list[int] = []
-    limits = httpx.Limits(max_connections=streams + 4)
-    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False, limits=limits) as client:
-
-        async def answer(text: str) -> str:
-            reply = await client.post("/v1/completions", json={**GOOD, "prompt": text})
-            return reply.json()["choices"][0]["text"]
-
-        async def admin(path: str, **body: str) -> dict[str, Any]:
-            method = "POST" if body or path.endswith("resume") else "GET"
-            return (await client.request(method, f"/admin/{path}", headers=ADMIN, json=body or None)).json()
-
-        quiet = {text: await answer(text) for text in TEXTS}
-
-        async def one(dice: random.Random) -> None:
-            while time.monotonic() < end:
-                luck, text = dice.random(), dice.choice(TEXTS)
-                if luck < 0.1:
-                    path, raw = mutated(dice)
-                    reply = await client.post(path, content=raw, headers={"Content-Type": "application/json"})
-                    outcomes[f"garbage {reply.status_code}"] += 1
-                    continue
-                leaves, seen = luck < 0.4, ""
-                body = {**GOOD, "prompt": text, "stream": True, "speculation": {"domain": text[:3].strip()}}
-                async with client.stream("POST", "/v1/completions", json=body) as reply:
-                    async for line in reply.aiter_lines():
-                        if line.startswith("data: {"):
-                            seen += json.loads(line[6:])["choices"][0]["text"]
-                            if leaves and dice.random() < 0.3:
-                                break
-                outcomes["left" if leaves else f"answered {reply.status_code}"] += 1
-                wrong[text] += not leaves and seen != quiet[text]
-
-        async def swap(dice: random.Random) -> None:
-            while time.monotonic() < end:
-                await asyncio.sleep(dice.uniform(*SWAP_EVERY_S))
-                drafts = (await admin("drafts"))["drafts"]
-                others = [draft["name"] for draft in drafts if not draft["current"]]
-                done = await admin("drafts/promote", draft=dice.choice(others))
-                outcomes["swapped" if "version" in done else "swap refused"] += 1
-
-        async def kill(dice: random.Random) -> None:
-            while time.monotonic() < end:
-                await asyncio.sleep(dice.uniform(*KILL_EVERY_S))
-                trainer = (await admin("online"))["trainer"]
-                if trainer["quarantined"]:  # killed too often in a row
-                    await admin("online/resume")
-                    outcomes["trainer resumed"] += 1
-                elif trainer["pid"]:
-                    with suppress(ProcessLookupError):
-                        os.kill(trainer["pid"], signal.SIGKILL)
-                        outcomes[f"trainer killed, {trainer['stage']}"] += 1
-
-        async def watch() -> None:
-            while time.monotonic() < end:
-                memory.append(process.memory_info().rss)
-                await asyncio.sleep(5)
-
-        clients = [one(random.Random(i)) for i in range(streams)]
-        await asyncio.gather(watch(), swap(random.Random(-1)), kill(random.Random(-2)), *clients)
-        await asyncio.sleep(2)
-        metrics, status = (await client.get("/metrics")).text, await admin("online")
-        again = {text: await answer(text) for text in TEXTS}
-    free = re.search(r"num_requests_running\{[^}]*\} 0\.0", metrics) is not None
-    log = {name: status["log"].get(name, 0) for name in ("answers", "bytes", "errors", "incomplete", "dropped_queue")}
-    known = {f"{kind} {code}" for kind in ("garbage", "answered") for code in EXPECTED}
-    failed = [name for name in outcomes if name.startswith(("garbage", "answered")) and name not in known]
-    fine = not sum(wrong.values()) and again == quiet and free and not failed and not log["errors"]
+        await asyncio.gather(watch(), swap(), *(one(random.Random(i)) for i in range(options.streams)))
+        state = await settled(client)
+    fifth = max(1, len(memory) // 5)
+    warm, last = statistics.median(memory[fifth : 2 * fifth]), statistics.median(memory[-fifth:])
+    growth = last / warm - 1
+    allowed = {"left", "200", "swap", *(f"garbage {status}" for status in EXPECTED)}
+    fine = set(tally.outcomes) <= allowed and len(tally.texts) == 1 and state["free"] and growth < GROWTH
     return {
-        "outcomes": dict(outcomes),
-        "answers_that_differ": sum(wrong.values()),
-        "slots_free": free,
-        "growth": memory[-1] / memory[len(memory) // 5] - 1,
-        "log": log,
-        "updates": status["trainer"]["updates"],
+        "streams": options.streams,
+        "minutes": options.minutes,
+        **tally.as_json(),
+        **state,
+        "most_running": most_running,
+        "draft_swaps": swaps,
+        "memory_mb": [round(value / 2**20) for value in memory[:: max(1, len(memory) // 60)]],
+        "growth": growth,
         "fine": fine,
     }
 
 
-async def overhead(url: str, streams: int, rounds: int) -> dict[str, Any]:
-    """Tokens a second of the engine alone and through HTTP, in turns; and an idle server's first token."""
-    body = {**GOOD, "max_tokens": 128, "ignore_eos": True, "stream": True}
-    params = SamplingParams(temperature=0, max_tokens=128, ignore_eos=True)
-    engine = Engine.from_pretrained("tiny", **{**SETTINGS, "dtype": "float32"})
-    alone, through, first = [], [], []
-    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
+async def settled(client: httpx.AsyncClient) -> dict[str, Any]:
+    """Whether every slot is free shortly after the last client."""
+    for _ in range(100):
+        metrics = (await client.get("/metrics")).text
+        if running_in(metrics) == 0 and re.search(r"num_requests_waiting\{[^}]*\} 0\.0", metrics):
+            return {"free": True}
+        await asyncio.sleep(0.1)
+    return {"free": False}
 
-        async def one() -> float:
-            began, seen = time.perf_counter(), 0.0
-            async with client.stream("POST", "/v1/completions", json=body) as reply:
-                async for line in reply.aiter_lines():
-                    if line and not seen:
-                        seen = time.perf_counter() - began
-            return seen
 
-        for _ in range(rounds):
-            began = time.perf_counter()
-            engine.generate([GOOD["prompt"]] * streams, params)
-            alone.append(streams * 128 / (time.perf_counter() - began))
-            began = time.perf_counter()
-            await asyncio.gather(*(one() for _ in range(streams)))
-            through.append(streams * 128 / (time.perf_counter() - began))
-            first.append(await one())
-    engine.close()
-    middle = sorted(through)[rounds // 2] / sorted(alone)[rounds // 2]
-    return {"engine_tokens_per_s": alone, "http_tokens_per_s": through, "ratio": middle, "first_token_s": first}
+def running_in(metrics: str) -> int:
+    found = re.search(r"num_requests_running\{[^}]*\} (\S+)", metrics)
+    return int(float(found[1])) if found else -1
+
+
+def admin() -> dict[str, str]:
+    return {"Authorization": f"Bearer {ADMIN_KEY}"}
+
+
+async def schema(server: Served, options: argparse.Namespace) -> dict[str, Any]:
+    """schemathesis over the OpenAPI document, with the admin key; good requests beside it.
+
+    Left out: `/admin/drain`, after which nothing is served, the endless `/dashboard/events`, and what answers 501 here
+    because it is switched off.
+    """
+    tally = Tally()
+    command = [
+        *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--no-color"),
+        *("--checks", options.checks, "--max-examples", str(options.examples), "--seed", str(options.seed)),
+        *("--exclude-path", "/admin/drain", "--exclude-path", "/dashboard/events", "--request-timeout", "60"),
+        *("--exclude-path-regex", "^/admin/(online|replay|drafts/promote)", "--continue-on-failure", "--header"),
+        *(f"Authorization: Bearer {ADMIN_KEY}", "--suppress-health-check", "all"),
+    ]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S, trust_env=False) as client:
+        reading = asyncio.create_task(process.communicate())
+        while not reading.done():
+            await read_stream(client, None, tally)
+            await asyncio.sleep(0.5)
+        report = (await reading)[0].decode()
+        state = await settled(client)
+    print(report)
+    cases = re.search(r"(\d+) generated", report)
+    fine = process.returncode == 0 and set(tally.outcomes) == {"200"} and len(tally.texts) == 1 and state["free"]
+    summary = [line.strip() for line in report.splitlines() if re.search(r"generated|passed|failed|unique", line)]
+    cases_seen = {"cases": int(cases[1]) if cases else None, "checks": options.checks, "summary": summary[-6:]}
+    return {**cases_seen, **tally.as_json(), **state, "fine": fine}
+
+
+def save_drafts(folder: Path) -> None:
+    """Two drafts, `one` and `two`."""
+    target = load_target(TargetConfig(path="tiny", dtype="float32", device="cpu"))
+    for layers, name in ((1, "one"), (2, "two")):
+        save_draft(initialise_draft(DraftConfig(layers=layers), target), folder / name, target)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=("mutate", "soak", "overhead", "swaps"))
+    parser.add_argument("what", choices=tuple(SLOTS))
     parser.add_argument("--bodies", type=int, default=10_000)
-    parser.add_argument("--streams", type=int, default=None)
+    parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--examples", type=int, default=200, help="of schemathesis, an operation")
+    parser.add_argument("--checks", default="not_a_server_error,status_code_conformance,content_type_conformance")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path)
-    chosen = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="hard-use-"))
-    if chosen.what == "swaps":
-        make_versions(folder)
-    learning = [f"{name}={value}" for name, value in LEARNING.items()] if chosen.what == "swaps" else []
-    process, url = serve("server.max_queue=1024", *learning, folder=folder)
-    try:
-        if chosen.what == "mutate":
-            result = asyncio.run(mutate(url, chosen.bodies, chosen.seed))
-        elif chosen.what == "soak":
-            result = asyncio.run(soak(url, chosen.streams or 256, chosen.minutes, psutil.Process(process.pid)))
-        elif chosen.what == "swaps":
-            result = asyncio.run(swaps(url, chosen.streams or 32, chosen.minutes, psutil.Process(process.pid)))
-        else:
-            result = asyncio.run(overhead(url, chosen.streams or 8, chosen.rounds))
-    finally:
-        process.terminate()
-        process.wait(60)
-        shutil.rmtree(folder, ignore_errors=True)
-    text = json.dumps({"what": chosen.what, **result}, indent=1)
-    print(text)
-    if chosen.output is not None:
-        chosen.output.write_text(text + "\n")
-    return 0 if result.get("fine", True) else 1
+    parser.add_argument("--name", help="of the result; server_WHAT if left out")
+    options = parser.parse_args()
+    section = {"mutate": mutate, "schema": schema, "soak": soak, "chaos": chaos}[options.what]
+    with tempfile.TemporaryDirectory() as folder:
+        save_drafts(Path(folder))
+        words = ["target=tiny", f"engine.max_slots={SLOTS[options.what]}", "engine.max_model_len=256"]
+        words += ["server.max_queue=1024", f"server.drafts_folder={folder}", f"draft.path={folder}/one"]
+        with served(*words, "engine.compile=false", "engine.speculation_length=3") as server:
+            result = asyncio.run(section(server, options))
+            failures = server.failures()
+    result = {**result, "errors_in_log": failures, "fine": result["fine"] and not failures}
+    write_result(options.name or f"server_{options.what}", result, options.seed)
+    return 0 if result["fine"] else 1
 
 
 if __name__ == "__main__":

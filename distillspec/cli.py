@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distillspec import __version__
 from distillspec.composition import compose, expand_sweep, resumed_overrides, run_with_hydra
-from distillspec.config import COMMANDS, EngineConfig
+from distillspec.config import COMMANDS, BenchCommand, EngineConfig
 from distillspec.errors import ConfigError, Interrupted, RunError, Terminated
 from distillspec.helptext import command_help, general_help
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from distillspec.models import LanguageModel
     from distillspec.types import Generator
 
+OF_THE_ENGINE_HERE = ("engine=", "engine.", "target=", "target.", "draft.", "bench.policies=", "bench.longest_prompt=")
 HELP_FLAGS = {"-h", "--help", "help"}
 # in distillspec.serving.commands: they run parts of the engine
 ENGINE_COMMANDS = {"adapt", "bench", "profile", "replay", "serve", "simulate", "versions"}
@@ -88,6 +89,10 @@ def _check_engine(config: Any, overrides: Sequence[str]) -> None:
     meant = [word for word in overrides if word.startswith(("engine=", "engine."))]
     if meant and hasattr(config, "data") and config.data.generator != "engine":
         raise ConfigError(f"{meant[0]} needs data.generator=engine: data.generator={config.data.generator} samples")
+    if isinstance(config, BenchCommand) and config.urls:
+        own = [word for word in overrides if word.startswith(OF_THE_ENGINE_HERE)]
+        if own:
+            raise ConfigError(f"{own[0]} has no effect with url=, which drives servers as they are; leave it out")
 
 
 def _connect_engine(settings: EngineConfig) -> None:

@@ -32,7 +32,7 @@ class ServerConfig:
     max_connections: int = 1024
     header_timeout_s: float = 10.0  # to send a request's headers
     body_timeout_s: float = 30.0  # to send its body
-    write_timeout_s: float = 60.0  # to take a piece of an answer
+    write_timeout_s: float = 60.0  # to take what is sent
     log_format: str = "json"  # json | text: a line a request, on stderr
     tracing: bool = False  # OpenTelemetry spans; start under opentelemetry-instrument to send them
 

@@ -12,11 +12,12 @@ from distillspec.serving.bench.records import LoadRecord, RequestRecord
 from distillspec.serving.engine import Engine
 from distillspec.serving.requests import Request, RequestOutput
 from distillspec.serving.step_record import StepRecord
+from distillspec.types import Prompt
 
 
 def drive(
     engine: Engine,
-    arrivals: Seq[Arrival],
+    arrivals: Seq[Arrival[Prompt]],
     *,
     sleep: Callable[[float], None] = time.sleep,
     on_progress: Callable[[int], None] = lambda finished: None,
@@ -27,7 +28,7 @@ def drive(
     """
     clock = engine.core.clock
     waiting = deque(sorted(arrivals, key=lambda arrival: arrival.at_s))
-    sent: dict[str, Arrival] = {}
+    sent: dict[str, Arrival[Prompt]] = {}
     requests: list[RequestRecord] = []
     steps: list[StepRecord] = []
     failed, begun = 0, clock()
@@ -54,7 +55,7 @@ def drive(
     return LoadRecord(tuple(requests), tuple(steps), clock() - begun, failed)
 
 
-def _request_record(output: RequestOutput, arrival: Arrival, begun: float) -> RequestRecord:
+def _request_record(output: RequestOutput, arrival: Arrival[Prompt], begun: float) -> RequestRecord:
     stats = output.stats
     assert stats.first_token_s is not None
     assert stats.finished_s is not None

@@ -4,24 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy
 
 from distillspec.errors import ConfigError
 from distillspec.serving.params import SamplingParams
-from distillspec.types import Prompt
 
 
 @dataclass(frozen=True)
-class Arrival:
+class Question:
+    """What a server is asked: it has the chat template."""
+
+    id: str
+    messages: tuple[dict[str, str], ...]
+    domain: str = "default"
+
+
+P = TypeVar("P")  # Prompt for the engine, Question for a server
+
+
+@dataclass(frozen=True)
+class Arrival(Generic[P]):
     """A request and when it comes, in seconds from the beginning."""
 
     at_s: float
-    prompt: Prompt
+    prompt: P
     params: SamplingParams
 
 
-def poisson_load(prompts: Seq[Prompt], params: SamplingParams, rate: float, seconds: float, seed: int) -> list[Arrival]:
+def poisson_load(prompts: Seq[P], params: SamplingParams, rate: float, seconds: float, seed: int) -> list[Arrival[P]]:
     """Arrivals of a Poisson process of `rate` requests a second over `seconds`, with prompts drawn in random order.
 
     Every prompt comes once before any comes again. At least one request arrives.

@@ -1,4 +1,4 @@
-"""`distill bench` in one picture: latencies over the load, and the lengths that were chosen over time."""
+"""`distill bench` in one picture: latencies over the load; the lengths chosen over time, or what servers accepted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def plot_load(
 
     Args:
         summaries: by side, then by rate (requests a second).
-        longest: by side, the run whose lengths are drawn; sides without step records are left out.
+        longest: by side, the run whose lengths are drawn; where no side has step records (servers), acceptance is.
     """
     figure = Figure(figsize=(12, 7), layout="constrained")
     axes = figure.subplots(2, 3)
@@ -37,9 +37,19 @@ def plot_load(
         for name, by_rate in summaries.items():
             axis.plot(list(by_rate), [figure_of(summary) for summary in by_rate.values()], marker="o", label=name)
         axis.set(title=title, xlabel="requests/s", ylim=(0, None))
-    _lengths_over_time(axes.flat[5], longest)
+    if any(record.steps for record in longest.values()):
+        _lengths_over_time(axes.flat[5], longest)
+    else:
+        _acceptance(axes.flat[5], summaries)
     axes.flat[0].legend()
     figure.savefig(path, dpi=100)
+
+
+def _acceptance(axis: Axes, summaries: Mapping[str, Mapping[float, LoadSummary]]) -> None:
+    for name, by_rate in summaries.items():
+        told = {rate: s.acceptance for rate, s in by_rate.items() if s.acceptance is not None}
+        axis.plot(list(told), list(told.values()), marker="o", label=name)
+    axis.set(title="accepted / drafted tokens, where told", xlabel="requests/s", ylim=(0, 1))
 
 
 def _lengths_over_time(axis: Axes, records: Mapping[str, LoadRecord]) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from distillspec.serving.step_record import StepRecord
 
@@ -43,19 +45,30 @@ class RequestRecord:
 
 @dataclass(frozen=True)
 class LoadRecord:
-    """A whole run: `failed` requests are those that ended with an error or not at all."""
+    """A whole run: `failed` requests are those that ended with an error or not at all; `errors` counts why.
+
+    `acceptance` is what a server's own counters say of the run, where its answers do not say it.
+    """
 
     requests: tuple[RequestRecord, ...]
     steps: tuple[StepRecord, ...]
     seconds: float
     failed: int = 0
+    errors: Mapping[str, int] = field(default_factory=dict)
+    acceptance: float | None = None
 
     @classmethod
     def joined(cls, records: Seq[LoadRecord]) -> LoadRecord:
         """Several rounds as one run; their clocks all begin at 0."""
+        rates = [record.acceptance for record in records if record.acceptance is not None]
+        errors: Counter[str] = Counter()
+        for record in records:
+            errors.update(record.errors)
         return cls(
             tuple(request for record in records for request in record.requests),
             tuple(step for record in records for step in record.steps),
             sum(record.seconds for record in records),
             sum(record.failed for record in records),
+            dict(errors),
+            sum(rates) / len(rates) if rates else None,
         )

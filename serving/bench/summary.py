@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 
 import numpy
@@ -37,6 +37,7 @@ class LoadSummary:
         tokens_per_s: output tokens over the time from the first arrival's clock to the last answer.
         goodput: output tokens a second of the engine's own busy time; None for servers.
         block_efficiency: τ, tokens a row and decoding step; None for servers.
+        errors: how many requests failed for which reason (servers).
         acceptance: accepted / proposed tokens; None where nothing was proposed or nothing is said.
         mean_length: drafted tokens a row and decoding step; None for servers.
         step_time_error: median of |predicted − measured| / measured over decoding steps; None without predictions.
@@ -45,6 +46,7 @@ class LoadSummary:
 
     requests: int
     failed: int
+    errors: Mapping[str, int]
     seconds: float
     output_tokens: int
     tokens_per_s: float
@@ -67,10 +69,10 @@ def summarise(record: LoadRecord) -> LoadSummary:
     tokens = sum(request.output_tokens for request in record.requests)
     busy = sum(step.seconds for step in record.steps)
     rows = sum(step.rows for step in record.steps)
-    proposed = sum(request.proposed or 0 for request in record.requests)
     return LoadSummary(
         requests=len(record.requests),
         failed=record.failed,
+        errors=dict(record.errors),
         seconds=record.seconds,
         output_tokens=tokens,
         tokens_per_s=tokens / record.seconds if record.seconds > 0 else 0.0,
@@ -79,11 +81,17 @@ def summarise(record: LoadRecord) -> LoadSummary:
         time_per_token_s=Spread.of(request.time_per_token_s for request in record.requests),
         goodput=tokens / busy if busy > 0 else None,
         block_efficiency=sum(step.emitted for step in record.steps) / rows if rows else None,
-        acceptance=sum(request.accepted or 0 for request in record.requests) / proposed if proposed else None,
+        acceptance=_acceptance(record),
         mean_length=sum(step.proposed for step in record.steps) / rows if rows else None,
         step_time_error=_step_time_error(record),
         tokens_error=_tokens_error(record),
     )
+
+
+def _acceptance(record: LoadRecord) -> float | None:
+    proposed = sum(request.proposed or 0 for request in record.requests)
+    accepted = sum(request.accepted or 0 for request in record.requests)
+    return accepted / proposed if proposed else record.acceptance
 
 
 def _step_time_error(record: LoadRecord) -> float | None:

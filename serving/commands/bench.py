@@ -1,30 +1,29 @@
-"""`distill bench`: the same Poisson load on an engine under several policies."""
+"""`distill bench`: the same Poisson load on an engine under several policies, or on several servers."""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 from collections.abc import Sequence as Seq
-from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import BenchCommand, BenchConfig, DataConfig
 from distillspec.data.chat import render_prompt
 from distillspec.data.prompts import read_rows
-from distillspec.errors import ConfigError
-from distillspec.files import write_json
+from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel, load_target
 from distillspec.models.draft import load_pretrained
 from distillspec.progress import progress
-from distillspec.serving.bench.compare import speed_ratio
 from distillspec.serving.bench.drive import drive
-from distillspec.serving.bench.load import Arrival, poisson_load
-from distillspec.serving.bench.plot import plot_load
+from distillspec.serving.bench.load import Arrival, Question, poisson_load
 from distillspec.serving.bench.records import LoadRecord
-from distillspec.serving.bench.summary import LoadSummary, summarise
+from distillspec.serving.bench.rounds import Records, Side, as_json, figures, take_turns, times_faster, write_records
+from distillspec.serving.bench.table import engine_table, server_table
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.named import named_controller
 from distillspec.serving.control.profile import Profile
@@ -32,14 +31,25 @@ from distillspec.serving.engine import Engine
 from distillspec.serving.params import SamplingParams
 from distillspec.types import Prompt
 
-Summaries = dict[str, dict[float, LoadSummary]]  # by policy, then rate
-Ratios = dict[float, dict[str, dict[str, float]]]  # by rate, then policy: how many times faster than the first
-Records = dict[float, dict[str, list[LoadRecord]]]  # by rate, then policy: one a round
+if TYPE_CHECKING:
+    from distillspec.serving.bench.servers import Server  # needs httpx, of the extra `serve`
 
 
 def run(config: BenchCommand, folder: Path) -> None:
-    """Writes `requests.json` (every request), `load.png` and `summary.json`."""
+    """Writes `requests.json` (every request), `load.png` and `summary.json`.
+
+    Raises:
+        ConfigError: a setting is impossible, or a server is not there or not as `url`, `model`, `key_env` say.
+        RunError: a server answered nothing at all; what was seen is written.
+    """
     torch.manual_seed(config.seed)
+    if config.urls:
+        _bench_servers(config, folder)
+    else:
+        _bench_engine(config, folder)
+
+
+def _bench_engine(config: BenchCommand, folder: Path) -> None:
     target = load_target(config.target)
     draft = load_pretrained(config.draft.path, target, target.dtype) if config.draft.path else None
     prompts = read_prompts(config.bench, target)
@@ -47,23 +57,53 @@ def run(config: BenchCommand, folder: Path) -> None:
     try:
         policies = _policies(config, engine)
         open_run(folder, config)
-        records = _measure(config, engine, prompts, policies)
+        sides = {name: _engine_side(engine, controller) for name, controller in policies.items()}
+        records = _measure(config, sides, prompts)
     finally:
         engine.close()
-    summaries: Summaries = {
-        name: {rate: summarise(LoadRecord.joined(found[name])) for rate, found in records.items()} for name in policies
-    }
     first = config.bench.policies[0]
-    ratios: Ratios = {
-        rate: {name: asdict(speed_ratio(found, name, first, config.seed).value) for name in policies if name != first}
-        for rate, found in records.items()
-    }
-    Console().print(_table(summaries, ratios, first))
-    highest = max(records)
-    plot_load(summaries, {name: records[highest][name][-1] for name in policies}, folder / "load.png")
-    write_json(folder / "requests.json", _requests(records))
-    figures = {name: {str(rate): s.to_json() for rate, s in by_rate.items()} for name, by_rate in summaries.items()}
-    close_run(folder, "bench", {"policies": figures, f"times_faster_than_{first}": ratios})
+    summaries, ratios = figures(records), times_faster(records, first, config.seed)
+    Console().print(engine_table(summaries, ratios, first))
+    write_records(records, summaries, "policy", folder)
+    close_run(folder, "bench", {"policies": as_json(summaries), f"times_faster_than_{first}": ratios})
+
+
+def _bench_servers(config: BenchCommand, folder: Path) -> None:
+    if missing := [name for name in ("httpx",) if importlib.util.find_spec(name) is None]:
+        raise ConfigError(f"distill bench url= needs {', '.join(missing)}: pip install 'distillspec[serve]'")
+    from distillspec.serving.bench.servers import find_server
+
+    questions = read_questions(config.bench)
+    names = config.key_env * len(config.urls) if len(config.key_env) == 1 else config.key_env
+    servers = [
+        find_server(url, config.model, os.environ.get(name, ""), name)
+        for url, name in zip(config.urls, names, strict=True)
+    ]
+    open_run(folder, config)
+    sides = {server.name: _server_side(server, config.bench.timeout_s) for server in servers}
+    records = _measure(config, sides, questions)
+    first = servers[0].name
+    summaries, ratios = figures(records), times_faster(records, first, config.seed)
+    Console().print(server_table(summaries, ratios, first))
+    write_records(records, summaries, "server", folder)
+    models = {server.name: server.model for server in servers}
+    close_run(folder, "bench", {"servers": as_json(summaries), "models": models, f"times_faster_than_{first}": ratios})
+    _tell_errors(records)
+
+
+def _tell_errors(records: Records) -> None:
+    """A line for what failed; an error where a server answered nothing."""
+    silent = []
+    for rate, by_side in records.items():
+        for name, rounds in by_side.items():
+            joined = LoadRecord.joined(rounds)
+            if joined.failed:
+                counted = ", ".join(f"{said}: {count}" for said, count in joined.errors.items())
+                print(f"{rate:g} requests/s, {name}: {joined.failed} failed ({counted})")
+            if not joined.requests:
+                silent.append(f"{name} ({', '.join(joined.errors)})")
+    if silent:
+        raise RunError(f"nothing was answered by {'; '.join(dict.fromkeys(silent))}")
 
 
 def read_prompts(config: BenchConfig, target: LanguageModel) -> list[Prompt]:
@@ -74,10 +114,8 @@ def read_prompts(config: BenchConfig, target: LanguageModel) -> list[Prompt]:
     """
     by_file = []
     for file in config.prompts:
-        rows = read_rows(DataConfig(prompts=file))
         made = [
-            Prompt(str(row.get("id", place)), render_prompt(target.tokenizer, row["prompt"]), _domain(row, file))
-            for place, row in enumerate(rows)
+            Prompt(id_, render_prompt(target.tokenizer, content), domain) for id_, content, domain in _contents(file)
         ]
         fitting = [prompt for prompt in made if 0 < len(prompt.token_ids) <= config.longest_prompt]
         if not fitting:
@@ -86,8 +124,32 @@ def read_prompts(config: BenchConfig, target: LanguageModel) -> list[Prompt]:
     return [prompt for group in zip(*by_file, strict=False) for prompt in group]
 
 
-def _domain(row: dict[str, object], file: str) -> str:
-    return str(row.get("domain") or Path(file).stem)
+def read_questions(config: BenchConfig) -> list[Question]:
+    """The files' prompts as messages, files taking turns.
+
+    Raises:
+        ConfigError: a file that cannot be read or is empty.
+    """
+    by_file = []
+    for file in config.prompts:
+        made = [Question(id_, _messages(content), domain) for id_, content, domain in _contents(file)]
+        if not made:
+            raise ConfigError(f"bench.prompts: {file} has no prompt")
+        by_file.append(made)
+    return [question for group in zip(*by_file, strict=False) for question in group]
+
+
+def _contents(file: str) -> list[tuple[str, Any, str]]:
+    """Id, text or messages, and domain of each row."""
+    rows = read_rows(DataConfig(prompts=file))
+    return [
+        (str(row.get("id", place)), row["prompt"], str(row.get("domain") or Path(file).stem))
+        for place, row in enumerate(rows)
+    ]
+
+
+def _messages(content: Any) -> tuple[dict[str, str], ...]:
+    return ({"role": "user", "content": content},) if isinstance(content, str) else tuple(content)
 
 
 def _policies(config: BenchCommand, engine: Engine) -> dict[str, LengthController]:
@@ -105,9 +167,7 @@ def _policies(config: BenchCommand, engine: Engine) -> dict[str, LengthControlle
     return policies
 
 
-def _measure(
-    config: BenchCommand, engine: Engine, prompts: Seq[Prompt], policies: dict[str, LengthController]
-) -> Records:
+def _measure(config: BenchCommand, sides: dict[str, Side[Any]], prompts: Seq[Any]) -> Records:
     bench, policy = config.bench, config.sampling.policy
     params = SamplingParams(
         temperature=policy.temperature,
@@ -117,58 +177,34 @@ def _measure(
         max_tokens=bench.max_tokens,
         ignore_eos=bench.ignore_eos,
     )
-    names = list(policies)
-    records: Records = {rate: {name: [] for name in names} for rate in bench.rates}
-    for rate in bench.rates:
-        for round_ in range(bench.rounds):
-            load = poisson_load(prompts, params, rate, bench.seconds, config.seed + round_)
-            start = round_ % len(names)
-            for name in names[start:] + names[:start]:
-                records[rate][name].append(_one_run(engine, policies[name], load, f"{rate:g} requests/s, {name}"))
-    return records
+
+    def load(rate: float, round_: int) -> list[Arrival[Any]]:
+        return poisson_load(prompts, params, rate, bench.seconds, config.seed + round_)
+
+    return take_turns(sides, bench.rates, bench.rounds, load)
 
 
-def _one_run(engine: Engine, controller: LengthController, load: Seq[Arrival], title: str) -> LoadRecord:
-    engine.use_controller(controller)
-    engine.forget_prompts()  # of the side before
-    total = len(load)
-    with progress(title) as line:
-        return drive(
-            engine, load, on_progress=lambda done: line.update(done / total, f"{done} of {total} requests answered")
-        )
+def _engine_side(engine: Engine, controller: LengthController) -> Side[Prompt]:
+    def bear(load: Seq[Arrival[Prompt]], title: str) -> LoadRecord:
+        engine.use_controller(controller)
+        engine.forget_prompts()  # of the side before
+        with progress(title) as line:
+            return drive(engine, load, on_progress=lambda done: line.update(done / len(load), _done(done, load)))
+
+    return bear
 
 
-def _table(summaries: Summaries, ratios: Ratios, first: str) -> Table:
-    table = Table(title="mean latency, with 50 and 99 % quantiles of time to first token and per token")
-    for column in ("requests/s", "policy", "tokens/s", "latency s", f"× {first}", "TTFT s", "TPOT ms", "length", "τ"):
-        table.add_column(column, justify="left" if column == "policy" else "right")
-    for rate in ratios:
-        for name, by_rate in summaries.items():
-            s = by_rate[rate]
-            faster = ratios[rate].get(name)
-            table.add_row(
-                f"{rate:g}",
-                name,
-                f"{s.tokens_per_s:.1f}",
-                _number(s.latency_s.mean, 2),
-                "" if faster is None else f"{faster['mean']:.2f} [{faster['low']:.2f}, {faster['high']:.2f}]",
-                f"{_number(s.time_to_first_token_s.p50, 2)}/{_number(s.time_to_first_token_s.p99, 2)}",
-                f"{_number(s.time_per_token_s.p50, 0, 1e3)}/{_number(s.time_per_token_s.p99, 0, 1e3)}",
-                _number(s.mean_length, 2),
-                _number(s.block_efficiency, 2),
+def _server_side(server: Server, timeout_s: float) -> Side[Question]:
+    from distillspec.serving.bench.drive_server import drive_server
+
+    def bear(load: Seq[Arrival[Question]], title: str) -> LoadRecord:
+        with progress(title) as line:
+            return drive_server(
+                server, load, timeout_s, on_progress=lambda done: line.update(done / len(load), _done(done, load))
             )
-    return table
+
+    return bear
 
 
-def _number(value: float | None, digits: int, scale: float = 1.0) -> str:
-    return "–" if value is None else f"{scale * value:.{digits}f}"
-
-
-def _requests(records: Records) -> list[dict[str, object]]:
-    return [
-        {"rate": rate, "policy": name, "round": round_, **asdict(request)}
-        for rate, by_policy in records.items()
-        for name, rounds in by_policy.items()
-        for round_, record in enumerate(rounds)
-        for request in record.requests
-    ]
+def _done(done: int, load: Seq[Any]) -> str:
+    return f"{done} of {len(load)} requests answered"

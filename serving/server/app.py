@@ -52,7 +52,7 @@ def create_app(parts: Parts) -> FastAPI:
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _wrong_parameter)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    app.openapi = lambda: _openapi(app, parts.model)  # type: ignore[method-assign]
     if parts.config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -101,12 +101,15 @@ async def _wrong_parameter(request: HttpRequest, error: Exception) -> Response:
     return error_response(bad_request("a part of the path or query is not what it should be"))
 
 
-def _openapi(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's document with the bodies that are read from bytes."""
+def _openapi(app: FastAPI, model: str) -> dict[str, Any]:
+    """FastAPI's document with the bodies that are read from bytes, and the one model that they may name."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         pairs = [(schema, "validation") for schema in SCHEMAS]
         _, found = models_json_schema(pairs, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]
+        for schema in found["$defs"].values():
+            if "model" in schema.get("required", ()):
+                schema["properties"]["model"]["enum"] = [model]
         document.setdefault("components", {}).setdefault("schemas", {}).update(found["$defs"])
         app.openapi_schema = document
     return app.openapi_schema

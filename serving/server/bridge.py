@@ -12,6 +12,7 @@ from distillspec.serving.core import StepOutput
 from distillspec.serving.engine import Engine
 from distillspec.serving.requests import Request, RequestRefused
 from distillspec.serving.server.errors import ApiError, bad_request, unavailable
+from distillspec.serving.server.pace import Pace
 from distillspec.serving.server.ticket import Ticket
 from distillspec.serving.server.worker import EngineThread, StepReport
 
@@ -42,6 +43,7 @@ class EngineBridge:
         self._on_step, self._in_thread = on_step, in_thread
         self._tickets: dict[str, Ticket] = {}  # engine request id → its ticket
         self.open_answers = 0
+        self._pace = Pace()
         self.draining = False
         self.dead: str | None = None
         self._idle = asyncio.Event()
@@ -74,6 +76,8 @@ class EngineBridge:
         for request in requests:
             self.engine.submit(request)
             self._tickets[request.id] = ticket
+        if not self.open_answers:
+            self._pace.begin()
         self.open_answers += ticket.answers
         self._idle.clear()
         self.thread.wake()
@@ -108,14 +112,14 @@ class EngineBridge:
         most = self.engine.slots + self.max_queue
         if answers > most:
             raise bad_request(f"{answers} answers in one request; this server holds {most} at a time", "n")
-        if self.open_answers + answers > most:
+        if (beyond := self.open_answers + answers - most) > 0:
             waiting = max(0, self.open_answers - self.engine.slots)
             raise ApiError(
                 self.full_status,
                 f"the server is full: {waiting} answers wait already; try again later",
                 kind="rate_limit_exceeded" if self.full_status == 429 else "server_error",
                 code="queue_full",
-                headers={"Retry-After": "1"},
+                headers={"Retry-After": str(self._pace.seconds_until(beyond))},
             )
 
     def _check_requests(self, requests: Sequence[Request], param: str) -> None:
@@ -136,6 +140,7 @@ class EngineBridge:
                 self.engine.abort(request.id)
         self.thread.wake()
         self.open_answers -= ticket.answers
+        self._pace.ended(ticket.answers)
         if not self._tickets:
             self._idle.set()
 

@@ -59,7 +59,7 @@ async def answer(parts: Parts, http: HttpRequest, wanted: Wanted, replies: Repli
     _check_draft(parts, wanted.body.wish.draft)
     generation = Generation(parts, wanted, replies, requests)
     if wanted.body.stream:
-        return EventStream(generation.events(), parts.config.write_timeout_s, generation.close)
+        return EventStream(generation.events(), generation.close)
     try:
         body = await unless_disconnected(http.receive, generation.collect())
     finally:
@@ -79,6 +79,7 @@ class Generation:
         except BaseException:
             self._open.close()
             raise
+        self._traced = wanted.body.wish.trace
         self._texts: dict[int, Detokenizer] = {}
         self._began = time.monotonic()
         self._failure: str | None = None
@@ -112,7 +113,7 @@ class Generation:
                 last = self.ticket.done
                 for place, gain in enumerate(gains, 1):
                     extra = {"speculation": speculation(self._outputs())} if last and place == len(gains) else {}
-                    if gain.text or gain.finish_reason is not None or gain.logprobs or self.wanted.body.wish.trace:
+                    if gain.text or gain.finish_reason is not None or gain.logprobs or self._traced:
                         choice = self._with_trace(self.replies.delta(gain), gain)
                         yield event(chunk(self.replies, [choice], **more, **extra))
             if usual:
@@ -136,7 +137,7 @@ class Generation:
 
     def _with_trace(self, choice: Json, gain: Gain) -> Json:
         """Where each token came from, with the text it made certain."""
-        if not self.wanted.body.wish.trace:
+        if not self._traced:
             return choice
         if gain.choice not in self._texts:
             request = self.ticket.requests[gain.choice // self.wanted.params.n]

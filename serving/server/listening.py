@@ -14,9 +14,10 @@ from fastapi import FastAPI
 from distillspec.config import ServerConfig
 from distillspec.errors import ConfigError
 from distillspec.serving.server.parts import Parts
-from distillspec.serving.server.protocol import with_header_timeout
+from distillspec.serving.server.protocol import with_time_limits
 
 FLUSH_S = 5  # for the last bytes of answers that are done
+KEEP_ALIVE_S = 75  # of idle connections: longer than clients and proxies keep theirs, or they send into a closing one
 
 
 def check_exposure(config: ServerConfig, has_keys: bool) -> None:
@@ -76,7 +77,7 @@ class DrainingServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=with_header_timeout(limits.header_timeout_s),
+                http=with_time_limits(limits.header_timeout_s, limits.write_timeout_s),
                 loop="asyncio",
                 ws="none",
                 log_config=None,
@@ -85,6 +86,7 @@ class DrainingServer(uvicorn.Server):
                 server_header=False,
                 limit_concurrency=limits.max_connections,
                 h11_max_incomplete_event_size=limits.max_header_kib * 1024,
+                timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=FLUSH_S,
             )
         )

@@ -25,7 +25,7 @@ class SpeculationWish(Body):
 
     enabled: bool = True
     max_length: int | None = Field(default=None, ge=0, le=1024)  # drafted tokens a step
-    draft: str | None = Field(default=None, max_length=200)  # the draft must be this one (name or version)
+    draft: str | None = Field(default=None, max_length=200)  # the draft in use must be this version
     log: bool = True  # False: never recorded for online adaptation
     domain: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w .:/+-]+$")] = "default"  # kind of text
     trace: bool = False  # tell of each token whether it was accepted, corrected, bonus or plain

@@ -1,4 +1,4 @@
-"""Server-sent events that end when the client goes away or stops reading."""
+"""Server-sent events that end when the client goes away."""
 
 from __future__ import annotations
 
@@ -14,29 +14,30 @@ T = TypeVar("T")
 HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}  # proxies must not collect events
 
 
+_as_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode  # made once: it is half of the cost
+
+
 def event(data: Any) -> bytes:
     """One event of JSON."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + _as_json(data).encode() + b"\n\n"
 
 
 DONE = b"data: [DONE]\n\n"
 
 
 class EventStream(Response):
-    """Sends events as they come.
+    """Sends events as they come, no faster than the client takes them.
 
-    They end, and `on_end` is called, as soon as the client disconnects, or has not taken a piece for
-    `write_timeout_s`: then the connection is cut, and what was not sent is dropped.
+    They end, and `on_end` is called, as soon as the client disconnects or is cut off for taking nothing
+    (`protocol`); what was not sent is dropped.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(
-        self, events: AsyncGenerator[bytes], write_timeout_s: float, on_end: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], on_end: Callable[[], None] = lambda: None) -> None:
         self.status_code, self.background = 200, None
         self.init_headers(HEADERS)
-        self._events, self._write_timeout_s, self._on_end = events, write_timeout_s, on_end
+        self._events, self._on_end = events, on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         sending = asyncio.ensure_future(self._send_all(send))
@@ -55,8 +56,7 @@ class EventStream(Response):
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for piece in self._events:
-                async with asyncio.timeout(self._write_timeout_s):
-                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             await self._events.aclose()

@@ -64,6 +64,7 @@ def test_every_policy_meets_the_same_requests(distill: Any, tmp_path: Path, prom
         (["bench.prompts=[PROMPTS]", "bench.policies=[none,none]"], "names one twice"),
         (["bench.prompts=[PROMPTS]", "bench.rates=[0]"], "bench.rates=[0.0] must name rates above 0"),
         (["bench.prompts=[PROMPTS]", "bench.longest_prompt=1"], "has no prompt of at most 1 tokens"),
+        (["bench.prompts=[PROMPTS]", "model=x"], "model=x is for url="),
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(
@@ -72,6 +73,33 @@ def test_mistakes_are_one_line_and_leave_nothing(
     outcome = distill("bench", *WORDS, *(word.replace("PROMPTS", str(prompts)) for word in words))
     assert outcome.code == 2, outcome
     assert said in outcome.err
+    assert outcome.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [prompts]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["url=ftp://127.0.0.1:1"], "url=ftp://127.0.0.1:1 is no server's address"),
+        (["url=127.0.0.1:8000"], "give it as http://HOST:PORT"),
+        (["url=http://127.0.0.1:99999"], "http://127.0.0.1:99999 is no server's address"),
+        (["url=http://me:secret@127.0.0.1:1"], "keys come from key_env"),
+        (["url=http://127.0.0.1:1/?key"], "drop ?"),
+        (["url=[http://127.0.0.1:1,http://127.0.0.1:1/v1]"], "names http://127.0.0.1:1/v1 twice"),
+        (["url=http://127.0.0.1:1", "key_env=[A,B]"], "one for each of 1 servers"),
+        (["url=http://127.0.0.1:1", "engine.max_slots=2"], "engine.max_slots=2 has no effect with url="),
+        (["url=http://127.0.0.1:1", "bench.policies=[none]"], "bench.policies=[none] has no effect with url="),
+        (["url=http://127.0.0.1:1", "bench.timeout_s=0"], "bench.timeout_s=0.0 must be above 0"),
+        (["url=http://127.0.0.1:1"], "cannot connect"),
+    ],
+)
+def test_mistaken_addresses_are_one_line_and_leave_nothing(
+    distill: Any, tmp_path: Path, prompts: Path, words: list[str], said: str
+) -> None:
+    outcome = distill("bench", f"bench.prompts=[{prompts}]", "hydra.run.dir=run", *words)
+    assert outcome.code == 2, outcome
+    assert said in outcome.err
+    assert "secret" not in outcome.err
     assert outcome.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == [prompts]
 

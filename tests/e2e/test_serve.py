@@ -138,6 +138,44 @@ def test_the_official_client_understands_refusals(server: Server, client: openai
         client.with_options(api_key="another-key").models.list()
 
 
+def test_bench_puts_two_servers_side_by_side(
+    distill: Any, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"prompt": f"say {i} again", "domain": "chat"} for i in range(3)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.setenv("A_KEY", KEY)
+    addresses = [server.url, server.url.replace("127.0.0.1", "localhost")]  # one server under two names
+    load = ["bench.prompts=[prompts.jsonl]", "bench.rates=[40]", "bench.seconds=0.3", "bench.rounds=2"]
+    answer = ["bench.max_tokens=8", "bench.ignore_eos=true", "sampling.temperature=0"]
+    outcome = distill("bench", f"url=[{','.join(addresses)}]", "key_env=[A_KEY]", "hydra.run.dir=run", *load, *answer)
+    assert outcome.code == 0, outcome.err
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    requests = json.loads((tmp_path / "run/requests.json").read_text())
+    names = [address.removeprefix("http://") for address in addresses]
+    asked = [
+        sorted((r["round"], r["id"], r["arrived_s"], r["prompt_tokens"]) for r in requests if r["server"] == name)
+        for name in names
+    ]
+    assert asked[0] == asked[1] != []
+    for name in names:
+        figures = summary["servers"][name]["40.0"]
+        assert (figures["failed"], figures["output_tokens"]) == (0, 8 * len(asked[0]))
+        assert 0 < figures["time_to_first_token_s"]["p50"] <= figures["latency_s"]["p50"]
+        assert 0 <= figures["acceptance"] <= 1
+        assert name in outcome.out.replace("\n", "")
+    assert summary["models"] == dict.fromkeys(names, "tiny")
+    assert list(summary[f"times_faster_than_{names[0]}"]["40.0"]) == names[1:]
+    assert (tmp_path / "run/load.png").read_bytes()[:4] == b"\x89PNG"
+    files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
+    assert KEY not in outcome.out + "".join(file.read_text(errors="replace") for file in files)
+    monkeypatch.setenv("A_KEY", "another-key")
+    for word, said in (("key_env=[A_KEY]", "the key in A_KEY is refused"), ("key_env=[NONE]", "put it into NONE")):
+        refusal = distill("bench", f"url={server.url}", word, "hydra.run.dir=no", *load)
+        assert (refusal.code, refusal.err.count("\n")) == (2, 1)
+        assert said in refusal.err
+        assert not (tmp_path / "no").exists()
+
+
 def test_the_printed_line_works(server: Server) -> None:
     if not Path("/usr/bin/curl").exists():
         pytest.skip("curl is not installed")

@@ -33,7 +33,7 @@ async def page() -> HTMLResponse:
 async def events(request: HttpRequest) -> EventStream:
     """First the last minutes, then a point a second, as server-sent events."""
     parts = parts_of(request)
-    return EventStream(_figures(parts), parts.config.write_timeout_s)
+    return EventStream(_figures(parts))
 
 
 async def _figures(parts: Parts) -> AsyncGenerator[bytes]:

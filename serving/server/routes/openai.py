@@ -19,6 +19,7 @@ from distillspec.serving.server.wishes import chat_params, completion_params
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
 Tenant = Annotated[str, Depends(tenant)]
+ANSWER: dict[int | str, Any] = {200: {"content": {"application/json": {}, "text/event-stream": {}}}}
 
 
 @router.get("/models")
@@ -34,7 +35,7 @@ async def model(request: HttpRequest, name: str, who: Tenant) -> dict[str, Any]:
     return _model(request)
 
 
-@router.post("/completions", openapi_extra=described(CompletionBody))
+@router.post("/completions", openapi_extra=described(CompletionBody), responses=ANSWER)
 async def completions(
     request: HttpRequest, who: Tenant, body: Annotated[CompletionBody, Depends(read_as(CompletionBody))]
 ) -> Response:
@@ -49,7 +50,7 @@ async def completions(
     return await answer(parts, request, Wanted(body, params, prompts, "prompt", who), replies)
 
 
-@router.post("/chat/completions", openapi_extra=described(ChatBody))
+@router.post("/chat/completions", openapi_extra=described(ChatBody), responses=ANSWER)
 async def chat_completions(
     request: HttpRequest, who: Tenant, body: Annotated[ChatBody, Depends(read_as(ChatBody))]
 ) -> Response:

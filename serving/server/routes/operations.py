@@ -9,7 +9,7 @@ import transformers
 from fastapi import APIRouter
 from fastapi import Request as HttpRequest
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from distillspec import __version__
 from distillspec.serving.server.parts import parts_of
@@ -24,7 +24,7 @@ async def health(request: HttpRequest) -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/metrics")
+@router.get("/metrics", response_class=PlainTextResponse)
 async def metrics(request: HttpRequest) -> Response:
     """Prometheus' text format."""
     return Response(parts_of(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
 import shutil
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from distillspec.config import DraftConfig, TargetConfig
@@ -151,6 +154,45 @@ def test_what_is_off_names_its_setting(guarded: Running, method: str, path: str,
     status, error = call(guarded, method, path, body)
     assert (status, error["code"]) == (501, "not_enabled")
     assert f"{setting}=" in error["message"]
+
+
+def test_hard_use_changes_no_answer(admin: Running) -> None:
+    """Three in ten clients leave, one in ten sends garbage, drafts swap: greedy answers are those of a quiet run."""
+    quiet = admin.complete(max_tokens=20).json()["choices"][0]["text"]
+    texts: list[str] = []
+    statuses: set[int] = set()
+
+    async def client(http: httpx.AsyncClient, dice: random.Random) -> None:
+        body = {"model": "tiny", "prompt": "abc", "max_tokens": 20, "temperature": 0, "stream": True}
+        for _ in range(6):
+            lot = dice.random()
+            if lot < 0.1:
+                raw = json.dumps(body).encode()[: dice.randrange(90)]
+                reply = await http.post("/v1/completions", content=raw, headers={"Content-Type": "application/json"})
+                statuses.add(reply.status_code)
+                continue
+            async with http.stream("POST", "/v1/completions", json=body) as reply:
+                if lot < 0.4:
+                    await anext(reply.aiter_lines())
+                    continue
+                events = [line async for line in reply.aiter_lines() if line.startswith("data: {")]
+            texts.append("".join(json.loads(event[6:])["choices"][0]["text"] for event in events))
+
+    async def swap(http: httpx.AsyncClient) -> None:
+        for name in ("two", "one", "two"):
+            reply = await http.post("/admin/drafts/load", json={"draft": name}, headers=HEADERS)
+            assert reply.status_code == 200
+
+    async def everybody() -> None:
+        async with httpx.AsyncClient(base_url=admin.url, timeout=120, trust_env=False) as http:
+            await asyncio.gather(swap(http), *(client(http, random.Random(i)) for i in range(8)))
+
+    asyncio.run(everybody())
+    assert len(texts) > 20
+    assert (set(texts), statuses) == ({quiet}, {400})
+    admin.wait_until_idle()
+    assert admin.parts.engine.core.roster.sequences == {}
+    admin.parts.engine.check_integrity()
 
 
 def test_draining_by_hand(guarded: Running) -> None:

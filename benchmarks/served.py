@@ -1,0 +1,63 @@
+"""A `distill serve` in a process of its own, for benchmarks that meet it over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+ADMIN_KEY = "only-for-this-benchmark"
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that answers; `log` is its stderr, a JSON line a request."""
+
+    process: subprocess.Popen[str]
+    url: str
+    log: IO[str]
+
+    @property
+    def host_and_port(self) -> tuple[str, int]:
+        host, port = self.url.removeprefix("http://").split(":")
+        return host, int(port)
+
+    def failures(self) -> list[str]:
+        """What the log tells of internal errors, with the last line of each traceback."""
+        self.log.seek(0)
+        lines = [json.loads(line) for line in self.log if line.startswith("{")]
+        bad = [line for line in lines if line["level"] in ("error", "critical")]
+        return [f"{line['message']}: {line.get('exception', '').strip().splitlines()[-1:]}" for line in bad]
+
+
+@contextmanager
+def served(*words: str) -> Iterator[Served]:
+    """`distill serve` with these settings on a free port, in a folder that is removed afterwards."""
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w+") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "distillspec.cli", "serve", "server.port=0", "hydra.run.dir=run", *words],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, "DISTILLSPEC_ADMIN_KEY": ADMIN_KEY},
+        )
+        assert process.stdout is not None
+        try:
+            found = re.search(r"http://[\d.:]+", process.stdout.readline())
+            if found is None:
+                log.seek(0)
+                raise SystemExit(f"the server did not start: {log.read()[-2000:]}")
+            process.stdout.readline()
+            yield Served(process, found[0], log)
+        finally:
+            process.terminate()
+            process.wait(60)

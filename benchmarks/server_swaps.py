@@ -1,0 +1,222 @@
+"""A server that learns, in trouble: clients leave and send garbage, drafts swap, the trainer is killed again and again.
+
+    python benchmarks/server_swaps.py --minutes 10
+
+`distill serve online=on` on the tiny target. Of its clients 30 % leave early and 10 % send garbage; every few seconds
+another version is promoted by hand and the trainer is killed. Every remaining answer is greedy and must be that of a
+quiet run before; all slots must be free afterwards. Ends with 1 when anything went wrong; `results/server_swaps.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from common import write_result
+from served import ADMIN_KEY, Served, served
+from server_hard_use import EXPECTED, GOOD, PATIENCE_S, mutated, settled
+
+from distillspec.config import DraftConfig, TargetConfig
+from distillspec.models import initialise_draft, load_target, save_draft
+from distillspec.serving.online.registry import VersionRegistry
+
+ENGINE = {
+    "max_slots": 32,
+    "max_model_len": 256,
+    "compile": "false",
+    "proposer": "draft_model",
+    "speculation_length": 3,
+}
+LEARNING = {
+    "online": "on",
+    "replay.share": 1,
+    "replay.max_mib": 64,
+    "replay.flush_s": 2,
+    "adapt.every_requests": 200,
+    "adapt.niceness": 0,
+    "adapt.row_tokens": 128,
+    "adapt.batch_tokens": 256,
+    "adapt.max_steps": 40,
+    "gate.min_requests": 8,
+    "gate.requests": 32,
+    "gate.bootstrap_samples": 200,
+    "online.metrics_s": 60,
+}
+TEXTS = ("abcabcabc", "Hello", "SELECT x FROM", "1 + 1 =", "the sky", "zzz", "def f(x):", "Dear Sir")
+GARBAGE, LEAVING = 0.1, 0.3
+SWAP_EVERY_S, KILL_EVERY_S = (1.0, 4.0), (3.0, 12.0)
+
+
+@dataclass
+class Trouble:
+    """What clients, operator and killer did until `end`, and what they met."""
+
+    client: httpx.AsyncClient
+    quiet: dict[str, str]
+    end: float
+    outcomes: Counter[str] = field(default_factory=Counter)
+    wrong: Counter[str] = field(default_factory=Counter)
+    memory: list[int] = field(default_factory=list)
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() > self.end
+
+    async def ask(self, dice: random.Random) -> None:
+        """One client after another."""
+        while not self.over:
+            lot, text = dice.random(), dice.choice(TEXTS)
+            if lot < GARBAGE:
+                await self._send_garbage(dice)
+            else:
+                await self._stream(text, leaves=lot < GARBAGE + LEAVING, dice=dice)
+
+    async def swap(self, dice: random.Random) -> None:
+        """An operator who promotes another version every few seconds."""
+        while not self.over:
+            await asyncio.sleep(dice.uniform(*SWAP_EVERY_S))
+            drafts = (await admin(self.client, "GET", "drafts"))["drafts"]
+            others = [draft["name"] for draft in drafts if not draft["current"]]
+            done = await admin(self.client, "POST", "drafts/promote", draft=dice.choice(others))
+            self.outcomes["swapped" if "version" in done else "swap refused"] += 1
+
+    async def kill(self, dice: random.Random) -> None:
+        """A trainer that dies every few seconds, whatever it does."""
+        while not self.over:
+            await asyncio.sleep(dice.uniform(*KILL_EVERY_S))
+            trainer = (await admin(self.client, "GET", "online"))["trainer"]
+            if trainer["quarantined"]:  # killed too often in a row
+                await admin(self.client, "POST", "online/resume")
+                self.outcomes["trainer resumed"] += 1
+            elif trainer["pid"]:
+                with suppress(ProcessLookupError):
+                    os.kill(trainer["pid"], signal.SIGKILL)
+                    self.outcomes[f"trainer killed, {trainer['stage']}"] += 1
+
+    async def watch(self, process: psutil.Process) -> None:
+        """The server's memory."""
+        while not self.over:
+            self.memory.append(process.memory_info().rss)
+            await asyncio.sleep(5)
+
+    @property
+    def failures(self) -> list[str]:
+        """Answers with a status that nobody should get."""
+        known = {f"{kind} {code}" for kind in ("garbage", "answered") for code in EXPECTED}
+        return [name for name in self.outcomes if name.startswith(("garbage", "answered")) and name not in known]
+
+    @property
+    def growth(self) -> float:
+        """Of memory, after a fifth of the time."""
+        fifth = max(1, len(self.memory) // 5)
+        return statistics.median(self.memory[-fifth:]) / statistics.median(self.memory[fifth : 2 * fifth]) - 1
+
+    async def _send_garbage(self, dice: random.Random) -> None:
+        path, raw = mutated(dice)
+        reply = await self.client.post(path, content=raw, headers={"Content-Type": "application/json"})
+        self.outcomes[f"garbage {reply.status_code}"] += 1
+
+    async def _stream(self, text: str, leaves: bool, dice: random.Random) -> None:
+        seen = ""
+        body = {**GOOD, "prompt": text, "stream": True, "speculation": {"domain": text[:3].strip()}}
+        async with self.client.stream("POST", "/v1/completions", json=body) as reply:
+            async for line in reply.aiter_lines():
+                if line.startswith("data: {"):
+                    seen += json.loads(line[6:])["choices"][0]["text"]
+                    if leaves and dice.random() < 0.3:
+                        break
+        self.outcomes["left" if leaves else f"answered {reply.status_code}"] += 1
+        self.wrong[text] += not leaves and seen != self.quiet[text]
+
+
+async def admin(client: httpx.AsyncClient, method: str, path: str, **body: str) -> dict[str, Any]:
+    headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+    return (await client.request(method, f"/admin/{path}", headers=headers, json=body or None)).json()
+
+
+async def answers(client: httpx.AsyncClient) -> dict[str, str]:
+    """What the server says to each text when it is asked alone."""
+    found = {}
+    for text in TEXTS:
+        reply = await client.post("/v1/completions", json={**GOOD, "prompt": text})
+        found[text] = reply.json()["choices"][0]["text"]
+    return found
+
+
+async def trouble(server: Served, options: argparse.Namespace) -> dict[str, Any]:
+    limits = httpx.Limits(max_connections=options.streams + 4)
+    async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S, trust_env=False, limits=limits) as client:
+        met = Trouble(client, await answers(client), time.monotonic() + 60 * options.minutes)
+        clients = [met.ask(random.Random(i)) for i in range(options.streams)]
+        others = (
+            met.swap(random.Random(-1)),
+            met.kill(random.Random(-2)),
+            met.watch(psutil.Process(server.process.pid)),
+        )
+        await asyncio.gather(*others, *clients)
+        state, status = await settled(client), await admin(client, "GET", "online")
+        again = await answers(client)
+    log = {name: status["log"].get(name, 0) for name in ("answers", "bytes", "errors", "incomplete", "dropped_queue")}
+    differ = sum(met.wrong.values())
+    fine = not differ and again == met.quiet and state["free"] and not met.failures and not log["errors"]
+    return {
+        "streams": options.streams,
+        "minutes": options.minutes,
+        "outcomes": dict(sorted(met.outcomes.items())),
+        "answers_that_differ": differ,
+        **state,
+        "growth": met.growth,
+        "log": log,
+        "updates": status["trainer"]["updates"],
+        "fine": fine,
+    }
+
+
+def make_versions(folder: Path) -> None:
+    """Two drafts in the folder's registry, the first of them promoted."""
+    target = load_target(TargetConfig(path="tiny", dtype="float32", device="cpu"))
+    registry = VersionRegistry(folder / "versions")
+    for layers in (2, 3):
+        draft = initialise_draft(DraftConfig(layers=layers), target)
+        version = registry.add(lambda place, draft=draft: save_draft(draft, place, target))  # type: ignore[misc]
+        if layers == 2:
+            registry.promote(version.name, "the beginning")
+        else:
+            registry.judged(version.name, "inconclusive", {}, "swapped in by hand")
+    registry.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        make_versions(Path(folder))
+        words = ["target=tiny", "server.max_queue=1024", f"online.folder={folder}"]
+        words += [f"engine.{name}={value}" for name, value in ENGINE.items()]
+        with served(*words, *(f"{name}={value}" for name, value in LEARNING.items())) as server:
+            result = asyncio.run(trouble(server, options))
+            failures = server.failures()
+    result = {**result, "errors_in_log": failures, "fine": result["fine"] and not failures}
+    write_result("server_swaps", result)
+    return 0 if result["fine"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

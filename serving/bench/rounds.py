@@ -1,0 +1,85 @@
+"""Every side of a comparison under the same loads, taking turns: records, figures and how they compare."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+from distillspec.files import write_json
+from distillspec.serving.bench.compare import speed_ratio
+from distillspec.serving.bench.load import Arrival
+from distillspec.serving.bench.plot import plot_load
+from distillspec.serving.bench.records import LoadRecord
+from distillspec.serving.bench.summary import LoadSummary, summarise
+
+P = TypeVar("P")
+Side = Callable[[Seq[Arrival[P]], str], LoadRecord]  # bears a load; the words say which, for a progress line
+Records = dict[float, dict[str, list[LoadRecord]]]  # by requests a second, then side: one a round
+Summaries = dict[str, dict[float, LoadSummary]]  # by side, then requests a second
+Ratios = dict[float, dict[str, dict[str, float]]]  # by requests a second, then side: times faster than the first side
+
+
+def take_turns(
+    sides: Mapping[str, Side[P]], rates: Seq[float], rounds: int, load: Callable[[float, int], Seq[Arrival[P]]]
+) -> Records:
+    """Each side bears `load(rate, round)`; another one begins each round."""
+    names = list(sides)
+    records: Records = {rate: {name: [] for name in names} for rate in rates}
+    for rate in rates:
+        for round_ in range(rounds):
+            arrivals, start = load(rate, round_), round_ % len(names)
+            for name in names[start:] + names[:start]:
+                records[rate][name].append(sides[name](arrivals, f"{rate:g} requests/s, {name}"))
+    return records
+
+
+def figures(records: Records) -> Summaries:
+    """Every side's figures, rounds together."""
+    names = next(iter(records.values()))
+    return {
+        name: {rate: summarise(LoadRecord.joined(found[name])) for rate, found in records.items()} for name in names
+    }
+
+
+def times_faster(records: Records, first: str, seed: int) -> Ratios:
+    """Every other side against the first; a side that answered nothing the first did is left out."""
+    return {
+        rate: {
+            name: asdict(speed_ratio(found, name, first, seed).value)
+            for name in found
+            if name != first and _share_answers(found[name], found[first])
+        }
+        for rate, found in records.items()
+    }
+
+
+def write_records(records: Records, summaries: Summaries, side: str, folder: Path) -> None:
+    """`requests.json`, a line an answer, and `load.png`."""
+    highest = records[max(records)]
+    plot_load(summaries, {name: rounds[-1] for name, rounds in highest.items()}, folder / "load.png")
+    write_json(folder / "requests.json", _requests(records, side))
+
+
+def as_json(summaries: Summaries) -> dict[str, Any]:
+    """By side, then requests a second."""
+    return {name: {str(rate): s.to_json() for rate, s in by_rate.items()} for name, by_rate in summaries.items()}
+
+
+def _share_answers(mine: Seq[LoadRecord], theirs: Seq[LoadRecord]) -> bool:
+    return any(
+        {request.id for request in one.requests} & {request.id for request in other.requests}
+        for one, other in zip(mine, theirs, strict=True)
+    )
+
+
+def _requests(records: Records, side: str) -> list[dict[str, object]]:
+    return [
+        {"rate": rate, side: name, "round": round_, **asdict(request)}
+        for rate, by_side in records.items()
+        for name, rounds in by_side.items()
+        for round_, record in enumerate(rounds)
+        for request in record.requests
+    ]
