@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from distillspec.config import DraftConfig, TargetConfig
+from distillspec.models import initialise_draft, load_target, save_draft
 from distillspec.recipes.demo import __main__ as demo
 from distillspec.recipes.distillspec import __main__ as study
 from distillspec.recipes.distillspec import cells, results
 from distillspec.recipes.distillspec.grid import Study
+from distillspec.recipes.osd import __main__ as osd
 
 
 @pytest.fixture
@@ -76,3 +79,70 @@ def test_the_demo_refuses_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit) as stop:
         demo.main()
     assert stop.value.code == 2
+
+
+@pytest.fixture
+def static_draft(tmp_path: Path) -> Path:
+    target = load_target(TargetConfig(path="tiny", dtype="float32", device="cpu"))
+    save_draft(initialise_draft(DraftConfig(layers=2), target), tmp_path / "draft", target)
+    return tmp_path / "draft"
+
+
+def osd_arguments(prompts: Path, draft: Path) -> list[str]:
+    amounts = "--requests 8 --max-tokens 12 --slots 4 --interval 6 --flush 3 --held-out 0.4 --exam-requests 2"
+    learning = "--epochs 4 --learning-rate 2e-3 --batch-tokens 128 --loss fkl --fractions 1 --grid-losses fkl"
+    segments = f"--segments sums={prompts} words={prompts} sums --grid-intervals 4 --arms flush interval"
+    return f"osd --target tiny --draft {draft} --output out {amounts} {learning} {segments}".split()
+
+
+def test_the_osd_study_trains_its_arms_on_one_recorded_stream(
+    tmp_path: Path,
+    prompts: Path,
+    static_draft: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", osd_arguments(prompts, static_draft))
+    assert osd.main() == 0
+    figures = json.loads(Path("out/results.json").read_text())
+    arms = figures["arms"]
+    assert set(arms) == {"static", "flush", "interval"}
+    assert all(len(arm["requests"]) == 24 for arm in arms.values())
+    # Nobody is judged on what it has learnt: until its first update an arm is the static draft, to the digit.
+    first = arms["flush"]["updates_after"][0][0]
+    assert arms["flush"]["requests"][:first] == arms["static"]["requests"][:first]
+    assert arms["flush"]["requests"][first:] != arms["static"]["requests"][first:]
+    assert arms["flush"]["gain"]["mean"] > 0
+    assert arms["interval"]["updates"] >= 2
+    assert set(figures["offline"]) == {"0/1", "1/1", "2/1"}
+    assert figures["bias"]["lower"] <= figures["bias"]["alpha"] <= figures["bias"]["upper"]
+    assert set(figures["grid"]) == {"fkl-all-4", "fkl-rejected-4"}
+    assert figures["grid"]["fkl-rejected-4"]["trained_tokens"] < figures["grid"]["fkl-all-4"]["trained_tokens"]
+    assert all(Path("out", name).stat().st_size > 1000 for name in ("acceptance.png", "offline.png"))
+
+    cell = json.loads(Path("out/arms.json").read_text())
+    Path("out/arms.json").write_text(json.dumps({name: arm for name, arm in cell.items() if name != "interval"}))
+    capsys.readouterr()
+    assert osd.main() == 0
+    said = capsys.readouterr().out
+    assert "interval: " in said
+    assert "flush: " not in said
+    assert "recording" not in said
+    again = json.loads(Path("out/arms.json").read_text())
+    assert again["interval"]["requests"] == cell["interval"]["requests"]
+
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--epochs", "2"])
+    assert osd.main() == 2
+    assert "another epochs" in capsys.readouterr().err
+
+
+def test_a_stream_of_files_that_are_not_there_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        sys, "argv", ["osd", "--draft", "d", "--output", str(tmp_path / "o"), "--segments", "a=no.jsonl"]
+    )
+    assert osd.main() == 2
+    assert "no.jsonl: no such file" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
