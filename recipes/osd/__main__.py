@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import transformers
+
 from distillspec.config import TargetConfig
 from distillspec.errors import ConfigError, RunError
 from distillspec.files import write_json
@@ -37,6 +39,7 @@ def main() -> int:
 
 
 def _run(study: Study, parts: list[str], names: set[str]) -> int:
+    transformers.utils.logging.disable_progress_bar()
     study.settle()
     target = load_target(TargetConfig(path=study.target))
     if "record" in parts:

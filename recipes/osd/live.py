@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from distillspec.config import (
     AdaptConfig,
@@ -62,6 +63,7 @@ def main() -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    transformers.utils.logging.disable_progress_bar()
     segments = parse_segments(options.segments)
     target = load_target(TargetConfig(path=options.target))
     arrivals = shifting_load(options, segments, target)

@@ -55,11 +55,12 @@ def record(study: Study, target: LanguageModel) -> None:
     if not waiting:
         return
     draft = load_pretrained(study.draft, target, target.dtype)
-    slots, gamma = study.slots, study.gamma
-    engine = Engine(target, draft, EngineConfig(max_slots=slots, speculation_length=gamma, seed=study.seed))
+    # Not compiled: that costs as long as it could save in so few minutes.
+    config = EngineConfig(max_slots=study.slots, speculation_length=study.gamma, compile=False, seed=study.seed)
+    engine = Engine(target, draft, config)
     try:
         with Adaptation(engine, settings) as adaptation:
-            seconds, tokens = _serve(engine, adaptation, waiting, slots)
+            seconds, tokens = _serve(engine, adaptation, waiting, study.slots)
             adaptation.writer.flush()
     finally:
         engine.close()
