@@ -60,7 +60,7 @@ def plot_offline(arms: dict[str, Any], offline: dict[str, Any], study: Study, pa
 def _moving(rows: Sequence[dict[str, Any]]) -> list[float]:
     """α over the newest `WINDOW` requests, fewer at the beginning."""
     windows = [rows[max(0, i + 1 - WINDOW) : i + 1] for i in range(len(rows))]
-    return [sum(row["upper"] for row in window) / sum(row["tokens"] for row in window) for window in windows]
+    return [sum(row["alpha"] for row in window) / sum(row["tokens"] for row in window) for window in windows]
 
 
 def _pyplot() -> Any:
