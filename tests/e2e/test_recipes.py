@@ -15,6 +15,7 @@ from distillspec.recipes.distillspec import __main__ as study
 from distillspec.recipes.distillspec import cells, results
 from distillspec.recipes.distillspec.grid import Study
 from distillspec.recipes.osd import __main__ as osd
+from distillspec.recipes.osd import live
 
 
 @pytest.fixture
@@ -148,3 +149,29 @@ def test_a_stream_of_files_that_are_not_there_is_one_line(
     assert osd.main() == 2
     assert "no.jsonl: no such file" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
+
+
+def test_the_live_confirmation_serves_every_side_the_same_load_beside_a_trainer(
+    tmp_path: Path,
+    prompts: Path,
+    static_draft: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    amounts = "--minutes 0.03 --rate 200 --waiting 2 --slots 2 --max-tokens 6 --sides none static"
+    arguments = f"live --target tiny --draft {static_draft} --segments a={prompts} b={prompts} {amounts} --output out"
+    monkeypatch.setattr(sys, "argv", arguments.split())
+    assert live.main() == 0
+    figures = json.loads(Path("out/live.json").read_text())
+    assert all(speeds[0] > 0 for speeds in figures["tokens_per_s"].values())
+    assert figures["times_none"]["static"][0] == pytest.approx(
+        figures["tokens_per_s"]["static"][0] / figures["tokens_per_s"]["none"][0]
+    )
+    assert figures["accepted_of_proposed"]["none"] == [None]
+    assert 0 < figures["accepted_of_proposed"]["static"][0] < 1
+    assert all(end["log"]["answers"] > 0 for end in figures["ends"].values())
+    assert "found the queue full" in capsys.readouterr().out
+    with pytest.raises(SystemExit):  # a second run into the same folder would mix two loads
+        live.main()
+    assert "is there already" in capsys.readouterr().err
