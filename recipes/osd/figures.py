@@ -14,7 +14,7 @@ WINDOW = 24  # requests of a moving average
 
 def plot_acceptance(arms: dict[str, Any], study: Study, path: Path) -> None:
     """α over requests, each judged before the arm learnt from it; ticks below are updates."""
-    pyplot = _pyplot()
+    pyplot = pyplot_without_screen()
     figure, (axis, ticks) = pyplot.subplots(
         2, 1, figsize=(10, 5), layout="constrained", sharex=True, height_ratios=(5, 1)
     )
@@ -38,7 +38,7 @@ def plot_acceptance(arms: dict[str, Any], study: Study, path: Path) -> None:
 
 def plot_offline(arms: dict[str, Any], offline: dict[str, Any], study: Study, path: Path) -> None:
     """α on held-out answers at each segment's end: lines are drafts distilled offline on a share of it."""
-    pyplot = _pyplot()
+    pyplot = pyplot_without_screen()
     figure, axes = pyplot.subplots(
         1, len(study.segments), figsize=(2.4 * len(study.segments), 3.2), layout="constrained", sharey=True
     )
@@ -63,7 +63,8 @@ def _moving(rows: Sequence[dict[str, Any]]) -> list[float]:
     return [sum(row["alpha"] for row in window) / sum(row["tokens"] for row in window) for window in windows]
 
 
-def _pyplot() -> Any:
+def pyplot_without_screen() -> Any:
+    """matplotlib, drawing into files."""
     import matplotlib
 
     matplotlib.use("Agg")
