@@ -6,10 +6,8 @@ Run it again after an interruption: recorded requests and finished arms and cell
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import transformers
 
@@ -58,11 +56,9 @@ def _run(study: Study, parts: list[str], names: set[str]) -> int:
 
 
 def _run_arms(study: Study, stream: Stream, exams: Exams, names: set[str]) -> None:
-    """Fill `arms.json`, kept arm by arm."""
-    file = study.part("arms")
-    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    """A file an arm, so that several processes can share the arms between them (`--arms`)."""
     for arm in arms(study):
-        if arm.name in found or arm.name not in names:
+        if arm.name not in names or study.arm(arm.name).is_file():
             continue
         sheets: dict[str, dict[str, Sheet]] = {}
 
@@ -71,8 +67,7 @@ def _run_arms(study: Study, stream: Stream, exams: Exams, names: set[str]) -> No
             into[str(segment)] = {str(place): exams.sit(draft, place) for place in sorted({0, segment})}
 
         figures = run_arm(study, arm, stream, sit)
-        found[arm.name] = {**figures, "exams": sheets}
-        write_json(file, found)
+        write_json(study.arm(arm.name), {**figures, "exams": sheets})
         print(f"{arm.name}: {len(figures['updates'])} updates, {figures['seconds']:.0f} s", flush=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from distillspec.evaluation.bootstrap import interval
@@ -19,12 +20,13 @@ from distillspec.recipes.osd.tables import tables
 
 def write_results(study: Study) -> str:
     """Write `results.json`, `results.md` and the plots; returns the tables."""
-    found, offline, grid = (_read(study, part) for part in ("arms", "offline", "grid"))
+    found = {name: _read(study.arm(name)) for name in ARMS if study.arm(name).is_file()}
+    offline, grid = (_read(study.part(part)) for part in ("offline", "grid"))
     segments = len(study.segments)
     shares = tail_shares(found, offline, segments)
-    arms = {name: _estimated(found[name], shares) for name in ARMS if name in found}
-    results: dict[str, Any] = {"settings": study.settings(), "recording": _read(study, "stream")}
-    if arms:
+    arms = {name: _estimated(arm, shares) for name, arm in found.items()}
+    results: dict[str, Any] = {"settings": study.settings(), "recording": _read(study.part("stream"))}
+    if "static" in arms:
         static = arms["static"]["requests"]
         results |= {
             "tail_shares": shares,
@@ -88,6 +90,5 @@ def _check(rows: list[Row]) -> dict[str, Any]:
     return {"drawn": accepted / tried, "served": served / served_tried, "served_tried": served_tried}
 
 
-def _read(study: Study, part: str) -> dict[str, Any]:
-    file = study.part(part)
+def _read(file: Path) -> dict[str, Any]:
     return json.loads(file.read_text()) if file.is_file() else {}

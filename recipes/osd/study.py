@@ -63,6 +63,10 @@ class Study:
         """The figures of one part."""
         return self.root / f"{name}.json"
 
+    def arm(self, name: str) -> Path:
+        """The figures of one arm."""
+        return self.root / "arms" / f"{name}.json"
+
     def settle(self) -> None:
         """Remember the settings; another study's folder is refused, since its parts would be taken for this one's.
 

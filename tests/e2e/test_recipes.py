@@ -124,16 +124,15 @@ def test_the_osd_study_trains_its_arms_on_one_recorded_stream(
     assert figures["grid"]["fkl-rejected-4"]["training_tokens"] < figures["grid"]["fkl-all-4"]["training_tokens"]
     assert all(Path("out", name).stat().st_size > 1000 for name in ("acceptance.png", "offline.png"))
 
-    cell = json.loads(Path("out/arms.json").read_text())
-    Path("out/arms.json").write_text(json.dumps({name: arm for name, arm in cell.items() if name != "interval"}))
+    interval = json.loads(Path("out/arms/interval.json").read_text())
+    Path("out/arms/interval.json").unlink()  # as if it had been cut off
     capsys.readouterr()
     assert osd.main() == 0
     said = capsys.readouterr().out
     assert "interval: " in said
     assert "flush: " not in said
     assert "recording" not in said
-    again = json.loads(Path("out/arms.json").read_text())
-    assert again["interval"]["requests"] == cell["interval"]["requests"]
+    assert json.loads(Path("out/arms/interval.json").read_text())["requests"] == interval["requests"]
 
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--epochs", "2"])
     assert osd.main() == 2
