@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from distillspec.config import DraftConfig, TargetConfig
+from distillspec.models import initialise_draft, load_target, save_draft
 from distillspec.recipes.demo import __main__ as demo
 from distillspec.recipes.distillspec import __main__ as study
 from distillspec.recipes.distillspec import cells, results
 from distillspec.recipes.distillspec.grid import Study
+from distillspec.recipes.osd import __main__ as osd
+from distillspec.recipes.osd import live
 
 
 @pytest.fixture
@@ -76,3 +80,97 @@ def test_the_demo_refuses_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit) as stop:
         demo.main()
     assert stop.value.code == 2
+
+
+@pytest.fixture
+def static_draft(tmp_path: Path) -> Path:
+    target = load_target(TargetConfig(path="tiny", dtype="float32", device="cpu"))
+    save_draft(initialise_draft(DraftConfig(layers=2), target), tmp_path / "draft", target)
+    return tmp_path / "draft"
+
+
+def osd_arguments(prompts: Path, draft: Path) -> list[str]:
+    amounts = "--requests 8 --max-tokens 12 --slots 4 --interval 6 --flush 3 --held-out 0.4 --exam-requests 2"
+    learning = "--epochs 4 --learning-rate 2e-3 --batch-tokens 128 --loss fkl --fractions 1 --grid-losses fkl"
+    segments = f"--segments sums={prompts} words={prompts} sums --grid-intervals 4 --arms flush interval"
+    return f"osd --target tiny --draft {draft} --output out {amounts} {learning} {segments}".split()
+
+
+def test_the_osd_study_trains_its_arms_on_one_recorded_stream(
+    tmp_path: Path,
+    prompts: Path,
+    static_draft: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", osd_arguments(prompts, static_draft))
+    assert osd.main() == 0
+    figures = json.loads(Path("out/results.json").read_text())
+    arms = figures["arms"]
+    assert set(arms) == {"static", "flush", "interval"}
+    assert all(len(arm["requests"]) == 24 for arm in arms.values())
+    # Nobody is judged on what it has learnt: until its first update an arm is the static draft, to the digit.
+    first = arms["flush"]["updates_after"][0][0]
+    assert arms["flush"]["requests"][:first] == arms["static"]["requests"][:first]
+    assert arms["flush"]["requests"][first:] != arms["static"]["requests"][first:]
+    assert arms["flush"]["gain"]["mean"] > 0
+    assert arms["interval"]["updates"] >= 2
+    assert set(figures["offline"]) == {"0/1", "1/1", "2/1"}
+    bias = figures["bias"]["flush"]
+    assert bias["lower"] < bias["alpha"] < bias["upper"]
+    assert abs(bias["estimate"] - bias["alpha"]) < 0.5 * (bias["upper"] - bias["lower"])
+    assert set(figures["grid"]) == {"fkl-all-4", "fkl-rejected-4"}
+    assert figures["grid"]["fkl-rejected-4"]["training_tokens"] < figures["grid"]["fkl-all-4"]["training_tokens"]
+    assert all(Path("out", name).stat().st_size > 1000 for name in ("acceptance.png", "offline.png"))
+
+    interval = json.loads(Path("out/arms/interval.json").read_text())
+    Path("out/arms/interval.json").unlink()  # as if it had been cut off
+    capsys.readouterr()
+    assert osd.main() == 0
+    said = capsys.readouterr().out
+    assert "interval: " in said
+    assert "flush: " not in said
+    assert "recording" not in said
+    assert json.loads(Path("out/arms/interval.json").read_text())["requests"] == interval["requests"]
+
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--epochs", "2"])
+    assert osd.main() == 2
+    assert "another epochs" in capsys.readouterr().err
+
+
+def test_a_stream_of_files_that_are_not_there_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        sys, "argv", ["osd", "--draft", "d", "--output", str(tmp_path / "o"), "--segments", "a=no.jsonl"]
+    )
+    assert osd.main() == 2
+    assert "no.jsonl: no such file" in capsys.readouterr().err
+    assert not (tmp_path / "o").exists()
+
+
+def test_the_live_confirmation_serves_every_side_the_same_load_beside_a_trainer(
+    tmp_path: Path,
+    prompts: Path,
+    static_draft: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    amounts = "--minutes 0.03 --rate 200 --waiting 2 --slots 2 --max-tokens 6 --sides none static"
+    arguments = f"live --target tiny --draft {static_draft} --segments a={prompts} b={prompts} {amounts} --output out"
+    monkeypatch.setattr(sys, "argv", arguments.split())
+    assert live.main() == 0
+    figures = json.loads(Path("out/live.json").read_text())
+    assert all(speeds[0] > 0 for speeds in figures["tokens_per_s"].values())
+    assert figures["times_none"]["static"][0] == pytest.approx(
+        figures["tokens_per_s"]["static"][0] / figures["tokens_per_s"]["none"][0]
+    )
+    assert figures["accepted_of_proposed"]["none"] == [None]
+    assert 0 < figures["accepted_of_proposed"]["static"][0] < 1
+    assert all(end["log"]["answers"] > 0 for end in figures["ends"].values())
+    assert "found the queue full" in capsys.readouterr().out
+    with pytest.raises(SystemExit):  # a second run into the same folder would mix two loads
+        live.main()
+    assert "is there already" in capsys.readouterr().err

@@ -56,7 +56,7 @@ ARROWS: dict[str, set[str]] = {
     "helptext": {"config"},
     "commands": ALL_BUT_SERVING | {"progress"},
     "cli": ALL_BUT_SERVING | {"commands", "composition", "helptext", "serving"},
-    "recipes": ALL_BUT_SERVING | {"commands", "cli", "serving"},
+    "recipes": ALL_BUT_SERVING | {"commands", "cli", "progress", "serving"},
     "serving": MODEL_SIDE | {"provenance"},
     "serving.online": MODEL_SIDE | {"provenance", "serving", "data", "training", "evaluation"},
     "serving.server": MODEL_SIDE | {"provenance", "serving", "data"},

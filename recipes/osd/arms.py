@@ -1,0 +1,176 @@
+"""The arms: what trains how, each driven over the recorded stream by the product's own trainer."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from distillspec.config import AdaptConfig, LossConfig, OnlineConfig, ReplayConfig
+from distillspec.models import LanguageModel, load_draft
+from distillspec.recipes.osd.hindsight import Hindsight, look_back, redraw
+from distillspec.recipes.osd.stream import FOR_EVER_DAYS, LARGE_MIB, Stream, segment_of
+from distillspec.recipes.osd.study import Study
+from distillspec.serving.online.layout import OnlineSettings
+from distillspec.serving.online.records import LoggedAnswer
+from distillspec.serving.online.registry import Version, VersionRegistry
+from distillspec.serving.online.replay_log import ReplayLog
+from distillspec.serving.online.trainer import OnlineTrainer
+
+OnSegment = Callable[[LanguageModel, int], None]
+"""Told the draft as it stands when the last request of a segment has been served."""
+
+
+ARMS = ("static", "flush", "interval", "drift", "both")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A way to adapt; without `adapt` the draft stays as it is."""
+
+    name: str
+    adapt: AdaptConfig | None
+    loss: LossConfig
+
+
+def arms(study: Study) -> list[Arm]:
+    """Static, OSD's flush mode, by interval, on drift, and the product's default of the last two together."""
+    loss = LossConfig(name=study.loss)
+
+    def adapting(**own: Any) -> AdaptConfig:
+        return AdaptConfig(**{**common(study), "on_drift": False, **own})
+
+    return [
+        Arm("static", None, loss),
+        Arm("flush", adapting(mode="flush", every_requests=study.flush), loss),
+        Arm("interval", adapting(every_requests=study.interval), loss),
+        Arm("drift", adapting(every_requests=None, on_drift=True), loss),
+        Arm("both", adapting(every_requests=study.interval, on_drift=True), loss),
+    ]
+
+
+def common(study: Study) -> dict[str, Any]:
+    """Of all that learn, drafts distilled offline included."""
+    return {
+        "learning_rate": study.learning_rate,
+        "epochs": study.epochs,
+        "batch_tokens": study.batch_tokens,
+        "row_tokens": study.batch_tokens,
+        "min_requests": min(8, study.flush, study.interval, *study.grid_intervals),
+        "max_steps": 10_000,
+    }
+
+
+def run_arm(study: Study, arm: Arm, stream: Stream, on_segment: OnSegment | None = None) -> dict[str, Any]:
+    """The arm's figures over the stream: a row a request, in order, and every update it made."""
+    folder = study.work / arm.name
+    shutil.rmtree(folder, ignore_errors=True)
+    rehearsal = _Rehearsal(study, arm, stream, folder)
+    try:
+        return rehearsal.run(on_segment or (lambda draft, segment: None))
+    finally:
+        rehearsal.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Rehearsal:
+    """Log, registry and trainer as beside a server, called in turn; every new version serves at once (no gate)."""
+
+    def __init__(self, study: Study, arm: Arm, stream: Stream, folder: Path) -> None:
+        self.study, self.arm, self.stream = study, arm, stream
+        settings = OnlineSettings(
+            OnlineConfig(mode="decoupled", folder=str(folder)),
+            ReplayConfig(
+                share=1.0,
+                held_out=study.held_out,
+                entries=stream.key.entries,
+                max_mib=LARGE_MIB,
+                keep="fifo",
+                retention_days=FOR_EVER_DAYS,
+            ),
+            arm.adapt or AdaptConfig(),
+            loss=arm.loss,
+            seed=study.seed,
+        )
+        self.replay = ReplayLog(settings.layout.replay, stream.key, settings.replay)
+        self.trainer = OnlineTrainer(settings)
+        self.registry = self.trainer.registry
+        first = self.registry.add(lambda into: shutil.copytree(first_version(study).path, into))
+        self.version = self.registry.promote(first.name, "the beginning")
+        self.draft = load_draft(self.version.path)
+        self.rows: list[dict[str, Any]] = []
+        self.updates: list[dict[str, Any]] = []
+
+    def run(self, on_segment: OnSegment) -> dict[str, Any]:
+        started, looking_s = time.monotonic(), 0.0
+        for group, ended in self._groups():
+            looked = time.monotonic()
+            seen = [look_back(self.draft, answer) for answer in group]
+            looking_s += time.monotonic() - looked
+            logged = [self._redrawn(answer, view) for answer, view in zip(group, seen, strict=True)]
+            self.rows += [row_of(*three) for three in zip(group, logged, seen, strict=True)]
+            if self.arm.adapt is not None:
+                self.replay.append(logged)
+                self._train()
+            for segment in ended:
+                on_segment(self.draft, segment)
+        return {
+            "requests": self.rows,
+            "updates": self.updates,
+            "seconds": time.monotonic() - started,
+            "looking_s": looking_s,
+        }
+
+    def close(self) -> None:
+        for part in (self.replay, self.trainer.replay, self.registry):
+            part.close()
+
+    def _groups(self) -> Iterator[tuple[Sequence[LoggedAnswer], list[int]]]:
+        """As many answers as run side by side, and the segments that end with them."""
+        answers = self.stream.answers
+        last = {segment_of(answer): place for place, answer in enumerate(answers)}
+        for start in range(0, len(answers), self.study.slots):
+            stop = start + self.study.slots
+            yield answers[start:stop], sorted(s for s, place in last.items() if start <= place < stop)
+
+    def _redrawn(self, answer: LoggedAnswer, seen: Hindsight) -> LoggedAnswer:
+        return redraw(answer, seen, self.version.served_as, self.study.gamma, self.study.seed)
+
+    def _train(self) -> None:
+        reason = self.trainer.due()
+        version = self.trainer.update(reason) if reason is not None else None
+        if version is None:
+            return
+        self.version = self.registry.promote(version.name, str(reason))
+        self.draft = load_draft(self.version.path)
+        self.registry.clear_away(0)
+        learnt = ("steps", "tokens", "loss", "loss_at_end", "seconds")
+        figures = {name: version.metrics[name] for name in learnt}
+        self.updates.append({"after": len(self.rows), "reason": reason, **figures})
+
+
+def row_of(served: LoggedAnswer, answer: LoggedAnswer, seen: Hindsight) -> dict[str, Any]:
+    """One request's figures, sums over its tokens: `served` as it was recorded, `answer` as this arm would have."""
+    return {
+        "segment": segment_of(answer),
+        "split": answer.split,
+        "tokens": len(seen),
+        "upper": round(float(seen.upper.sum()), 4),
+        "lower": round(float(seen.lower.sum()), 4),
+        "tried": answer.tried,
+        "accepted": answer.accepted,
+        "served_tried": served.tried,
+        "served_accepted": served.accepted,
+    }
+
+
+def first_version(study: Study) -> Version:
+    """The draft that served while the stream was recorded."""
+    registry = VersionRegistry(study.stream / "versions")
+    try:
+        return registry.get(registry.promotions()[0]["version"])
+    finally:
+        registry.close()

@@ -1,0 +1,38 @@
+"""A small grid: which loss, on which positions, how often; OSD's flush mode on one segment after a shift."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from distillspec.config import AdaptConfig, LossConfig
+from distillspec.files import write_json
+from distillspec.recipes.osd.arms import Arm, common, run_arm
+from distillspec.recipes.osd.stream import Stream
+from distillspec.recipes.osd.study import Study
+
+POSITIONS = ("all", "rejected")
+
+
+def fill_grid(study: Study, stream: Stream) -> None:
+    """Fill `grid.json`, kept cell by cell."""
+    file = study.part("grid")
+    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    part = replace(stream, answers=tuple(stream.of(study.grid_segment)))
+    for loss, positions, every in cells(study):
+        name = f"{loss}-{positions}-{every}"
+        if name in found:
+            continue
+        config = AdaptConfig(**common(study), mode="flush", on_drift=False, positions=positions, every_requests=every)
+        found[name] = run_arm(study, Arm(name, config, LossConfig(name=loss)), part)
+        write_json(file, found)
+        print(f"grid, {name}: {found[name]['seconds']:.0f} s", flush=True)
+
+
+def cells(study: Study) -> Iterator[tuple[str, str, int]]:
+    """(loss, positions, requests between updates), intervals first, so that a cut grid compares losses."""
+    for every, positions, loss in itertools.product(study.grid_intervals, POSITIONS, study.grid_losses):
+        yield loss, positions, every

@@ -1,0 +1,105 @@
+"""What another draft would have done with a recorded answer.
+
+An answer's text is the target's own, whatever draft served it: exact speculation does not change it. So one forward
+pass of any draft over the logged tokens, against the logged signal of the target, tells what that draft's acceptance
+would have been (progressive validation, when the draft has not learnt from the answer yet), and which tokens it would
+have had accepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from distillspec.errors import ConfigError
+from distillspec.evaluation.states import response_hidden
+from distillspec.losses import BucketedPair
+from distillspec.losses.pairs import columns_of, topk_pair
+from distillspec.models import LanguageModel
+from distillspec.serving.online.records import ACCEPTED, BONUS, REJECTED, LoggedAnswer, share_of
+
+CHUNK_POSITIONS = 128  # rows of a [rows, Vd] block
+
+
+@dataclass(frozen=True)
+class Hindsight:
+    """One draft on one recorded answer of R tokens, `[R]` float64 each.
+
+    The log holds the target's best tokens and the rest's mass. Taken as one token the rest gives an upper bound of
+    α = Σ min(p, q); left out, a lower one. w = min(1, q(x) / p(x)) for the text's token x is the chance that it was an
+    accepted proposal, given that it was emitted.
+    """
+
+    upper: Tensor
+    lower: Tensor
+    accepted: (
+        Tensor  # w = min(1, q(x) / p(x)), x the token of the text: P(accepted, had it been drafted | x was emitted)
+    )
+
+    def __len__(self) -> int:
+        return len(self.upper)
+
+
+@torch.no_grad()
+def look_back(draft: LanguageModel, answer: LoggedAnswer) -> Hindsight:
+    """One pass of the draft over the answer.
+
+    Raises:
+        ConfigError: sampled under another policy than plain temperature 1, which is what the log's signal is about.
+    """
+    if not (answer.policy.is_plain and answer.policy.temperature == 1.0):
+        raise ConfigError(f"{answer.request_id} was not sampled at temperature 1 without filters: {answer.policy}")
+    hidden = response_hidden(draft, answer.sample())
+    labels = torch.tensor(answer.response_ids)
+    pieces = []
+    for start in range(0, len(labels), CHUNK_POSITIONS):
+        rows = slice(start, start + CHUNK_POSITIONS)
+        signal = answer.signal.rows(start, start + CHUNK_POSITIONS)
+        pair = topk_pair(draft.head.logits(hidden[rows]).cpu(), signal, draft.kept_ids)
+        pieces.append(_compare(pair, signal.ids, labels[rows], draft))
+    return Hindsight(*(torch.cat(column).double() for column in zip(*pieces, strict=True)))
+
+
+def redraw(answer: LoggedAnswer, seen: Hindsight, version: str, gamma: int, seed: int) -> LoggedAnswer:
+    """The answer as the log would hold it, had this draft served at length `gamma`.
+
+    Given the text, a drafted token was accepted with probability min(1, q(x)/p(x)); after a rejection a new window
+    begins, after γ accepted tokens comes a bonus. What was proposed in vain is not known: those tokens are −1. The
+    same answer, draft and seed give the same outcomes.
+    """
+    outcomes, accepted_in_a_row = [], 0
+    generator = torch.Generator().manual_seed(int(share_of(answer.request_id, f"outcomes {seed}") * 2**62))
+    uniforms = torch.rand(len(answer), generator=generator, dtype=torch.float64)
+    for stands in (uniforms < seen.accepted).tolist():
+        if accepted_in_a_row == gamma:
+            outcome = BONUS
+        else:
+            outcome = ACCEPTED if stands else REJECTED
+        accepted_in_a_row = accepted_in_a_row + 1 if outcome == ACCEPTED else 0
+        outcomes.append(outcome)
+    drawn = torch.tensor(outcomes, dtype=torch.uint8)
+    unknown = torch.full((len(answer),), torch.nan, dtype=torch.float16)
+    return replace(
+        answer,
+        outcomes=drawn,
+        draft_tokens=torch.where(drawn == ACCEPTED, torch.tensor(answer.response_ids), -1).to(torch.int32),
+        draft_probs=unknown,
+        draft_entropies=unknown,
+        draft_versions=(version,),
+        version_of=torch.zeros(len(answer), dtype=torch.uint8),
+    )
+
+
+def _compare(pair: BucketedPair, ids: Tensor, labels: Tensor, draft: LanguageModel) -> tuple[Tensor, Tensor, Tensor]:
+    """The fields of `Hindsight` for the pair's positions."""
+    overlap = torch.minimum(pair.target_probs, pair.draft_probs)
+    upper = overlap.sum(-1)
+    places = (ids.long() == labels[:, None]).int()
+    in_top = places.any(-1)
+    bucket = torch.where(in_top, places.argmax(-1), ids.shape[1])[:, None]
+    p, q = (probs.gather(-1, bucket)[:, 0] for probs in (pair.target_probs, pair.draft_probs))
+    producible = columns_of(labels, draft.kept_ids, draft.width) >= 0
+    accepted = torch.where(producible, (q / p).clamp(max=1), 0)
+    return upper, upper - overlap[:, -1], accepted

@@ -1,0 +1,81 @@
+"""`python -m distillspec.recipes.osd.live --draft FOLDER --segments math=FILE … --minutes 20`: the winner, live.
+
+Poisson load on three engines, one after another, with the same arrivals: no speculation, the static draft, and online
+adaptation. A trainer runs beside all three, so that all pay for it; only with the last one do its versions serve.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import transformers
+
+from distillspec.config import TargetConfig
+from distillspec.errors import ConfigError, RunError
+from distillspec.files import write_json, write_text
+from distillspec.models import load_target
+from distillspec.recipes.osd.minutes import plot_minutes, summary, table
+from distillspec.recipes.osd.sides import SIDES, Minute, run_side, shifting_load
+from distillspec.recipes.osd.study import parse_segments
+
+
+def main() -> int:
+    try:
+        return _run(_options())
+    except (ConfigError, RunError) as error:
+        print(f"osd live: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+
+
+def _run(options: argparse.Namespace) -> int:
+    transformers.utils.logging.disable_progress_bar()
+    segments = parse_segments(options.segments)
+    target = load_target(TargetConfig(path=options.target))
+    arrivals = shifting_load(options, segments, target)
+    minutes: dict[str, list[Minute]] = {}
+    finals: dict[str, Any] = {}
+    for side in options.sides:
+        minutes[side], finals[side] = run_side(options, side, target, arrivals)
+        figures = summary(minutes, finals, options)
+        write_json(options.output / "live.json", figures)
+        write_text(options.output / "live.md", table(figures))
+    plot_minutes(minutes, options.output / "live.png", segments)
+    print(table(summary(minutes, finals, options)))
+    print(f"results: {options.output}")
+    return 0
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m distillspec.recipes.osd.live", description=__doc__)
+    parser.add_argument("--draft", required=True, help="the static draft, where online adaptation starts too")
+    parser.add_argument("--segments", required=True, nargs="+", metavar="DOMAIN[=FILE]", help="as for the study")
+    parser.add_argument("--output", type=Path, default=Path("runs/study/osd-live"), help="a folder that is not there")
+    parser.add_argument("--target", default="smollm2")
+    parser.add_argument("--minutes", type=float, default=20.0, help="of each side (default 20)")
+    parser.add_argument("--rate", type=float, default=1.5, help="requests a second; above what the machine serves")
+    parser.add_argument("--waiting", type=int, default=16, help="requests that may wait; more are turned away")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--max-prompt-tokens", type=int, default=256)
+    parser.add_argument("--controller", choices=("goodput", "fixed"), default="goodput")
+    parser.add_argument("--speculation-length", type=int, default=4)
+    parser.add_argument("--interval", type=int, default=32, help="requests between updates")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--learning-rate", type=float, default=5e-4)
+    parser.add_argument("--loss", default="jsd")
+    parser.add_argument("--niceness", type=int, default=10, help="of the trainer")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if options.minutes <= 0:
+        parser.error(f"--minutes {options.minutes:g} must be above 0")
+    if options.output.exists():
+        parser.error(f"--output {options.output} is there already; name another folder")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

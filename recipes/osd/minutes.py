@@ -1,0 +1,67 @@
+"""What the sides of the live comparison did, minute by minute."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from distillspec.recipes.osd.figures import pyplot_without_screen
+from distillspec.recipes.osd.sides import Minute
+from distillspec.recipes.osd.study import Segment
+
+
+def summary(minutes: dict[str, list[Minute]], finals: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Tokens a second by minute, and each side's times that of no speculation."""
+    per_minute_s = 60 * options.minutes / max(1, round(options.minutes))
+    speed = {side: [minute.tokens / per_minute_s for minute in rows] for side, rows in minutes.items()}
+    ratios = {
+        side: [own / plain for own, plain in zip(rows, speed["none"], strict=True) if plain]
+        for side, rows in speed.items()
+        if side != "none" and "none" in speed
+    }
+    settings = {name: value for name, value in vars(options).items() if name not in ("output", "draft", "segments")}
+    return {
+        "settings": {**settings, "segments": [word.partition("=")[0] for word in options.segments]},
+        "tokens_per_s": speed,
+        "times_none": ratios,
+        "accepted_of_proposed": {
+            side: [minute.accepted / minute.proposed if minute.proposed else None for minute in rows]
+            for side, rows in minutes.items()
+        },
+        "versions": {side: [sorted(minute.versions) for minute in rows] for side, rows in minutes.items()},
+        "ends": finals,
+    }
+
+
+def table(figures: dict[str, Any]) -> str:
+    """A row a side."""
+    lines = ["| side | tokens/s | times none | worst minute (goal 0.97) | updates |", "|---|---|---|---|---|"]
+    for side, speeds in figures["tokens_per_s"].items():
+        mean = sum(speeds) / len(speeds)
+        ratios = figures["times_none"].get(side)
+        plain = figures["tokens_per_s"].get("none")
+        overall = f"{sum(speeds) / sum(plain):.3f}" if plain else "–"
+        worst = f"{min(ratios):.3f}" if ratios else "–"
+        updates = figures["ends"][side]["trainer"]["updates"]
+        lines.append(f"| {side} | {mean:.1f} | {overall} | {worst} | {updates} |")
+    return "\n".join(lines) + "\n"
+
+
+def plot_minutes(minutes: dict[str, list[Minute]], path: Path, segments: Sequence[Segment]) -> None:
+    """Tokens a second over the minutes, a line a side."""
+    pyplot = pyplot_without_screen()
+    figure, axis = pyplot.subplots(figsize=(8, 4), layout="constrained")
+    for side, rows in minutes.items():
+        axis.plot(range(1, len(rows) + 1), [minute.tokens / 60 for minute in rows], "o-", label=side)
+    count = max(map(len, minutes.values()))
+    for place, segment in enumerate(segments):
+        axis.axvline(0.5 + place * count / len(segments), color="grey", linewidth=0.6)
+        axis.text(0.6 + place * count / len(segments), 0.02, segment.domain, transform=axis.get_xaxis_transform())
+    axis.set_xlabel("minute")
+    axis.set_ylabel("tokens a second")
+    axis.set_ylim(bottom=0)
+    axis.legend()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)

@@ -1,0 +1,94 @@
+"""The study's figures, from whatever parts are there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from distillspec.evaluation.bootstrap import interval
+from distillspec.files import write_json, write_text
+from distillspec.recipes.osd.arms import ARMS
+from distillspec.recipes.osd.bias import bias_by_arm, estimate, tail_shares
+from distillspec.recipes.osd.exams import alpha_of
+from distillspec.recipes.osd.figures import plot_acceptance, plot_offline
+from distillspec.recipes.osd.goals import SAMPLES, Row, alpha, gain, goals, half
+from distillspec.recipes.osd.study import Study
+from distillspec.recipes.osd.tables import tables
+
+
+def write_results(study: Study) -> str:
+    """Write `results.json`, `results.md` and the plots; returns the tables."""
+    found = {name: _read(study.arm(name)) for name in ARMS if study.arm(name).is_file()}
+    offline, grid = (_read(study.part(part)) for part in ("offline", "grid"))
+    segments = len(study.segments)
+    shares = tail_shares(found, offline, segments)
+    arms = {name: _estimated(arm, shares) for name, arm in found.items()}
+    results: dict[str, Any] = {"settings": study.settings(), "recording": _read(study.part("stream"))}
+    if "static" in arms:
+        static = arms["static"]["requests"]
+        results |= {
+            "tail_shares": shares,
+            "bias": bias_by_arm(arms, shares),
+            "check": _check(static),
+            "arms": {name: _arm_figures(arm, static, study) for name, arm in arms.items()},
+            "offline": {name: _offline_figures(cell, study) for name, cell in offline.items()},
+            "goals": goals(arms, offline, segments, study.seed),
+            "grid": {name: _grid_figures(_estimated(cell, shares), static, study) for name, cell in grid.items()},
+        }
+        plot_acceptance(arms, study, study.root / "acceptance.png")
+        plot_offline(arms, offline, study, study.root / "offline.png")
+    write_json(study.part("results"), results)
+    text = tables(results, study)
+    write_text(study.root / "results.md", text)
+    return text
+
+
+def _estimated(arm: dict[str, Any], shares: list[float]) -> dict[str, Any]:
+    return {**arm, "requests": estimate(arm["requests"], shares)}
+
+
+def _arm_figures(arm: dict[str, Any], static: list[Row], study: Study) -> dict[str, Any]:
+    rows, places = arm["requests"], range(len(study.segments))
+    return {
+        "alpha": alpha(rows),
+        "gain": asdict(gain(rows, static, study.seed)),
+        "first_half": [alpha(half(rows, place, 0)) for place in places],
+        "second_half": [alpha(half(rows, place, 1)) for place in places],
+        "exam_at_end": [alpha_of(arm["exams"][str(place)][str(place)]) for place in places],
+        "first_exam_at_end": [alpha_of(arm["exams"][str(place)]["0"]) for place in places],
+        "requests": [[row["segment"], row["tokens"], round(row["alpha"], 3)] for row in rows],
+        "updates_after": [[update["after"], update["reason"]] for update in arm["updates"]],
+        **_work(arm),
+    }
+
+
+def _offline_figures(cell: dict[str, Any], study: Study) -> dict[str, Any]:
+    sums, positions = ([row[field] for row in cell["exam"]] for field in ("alpha", "positions"))
+    learnt = {name: cell["learnt"][name] for name in ("tokens", "seconds", "cpu_s")}
+    return {"alpha": asdict(interval(sums, positions, SAMPLES, study.seed)), "requests": cell["requests"], **learnt}
+
+
+def _grid_figures(cell: dict[str, Any], static: list[Row], study: Study) -> dict[str, Any]:
+    rows = half(cell["requests"], study.grid_segment, 1)
+    difference = gain(rows, half(static, study.grid_segment, 1), study.seed)
+    return {"second_half": alpha(rows), "gain": asdict(difference), **_work(cell)}
+
+
+def _work(arm: dict[str, Any]) -> dict[str, Any]:
+    """What the updates took."""
+    updates = arm["updates"]
+    sums = {name: sum(update[name] for update in updates) for name in ("tokens", "steps", "seconds")}
+    return {"updates": len(updates), **{f"training_{name}": value for name, value in sums.items()}}
+
+
+def _check(rows: list[Row]) -> dict[str, Any]:
+    """Accepted / tried of the draft that really served: as served, and as drawn anew."""
+    tried, accepted = (sum(row[name] for row in rows) for name in ("tried", "accepted"))
+    served_tried, served = (sum(row[name] for row in rows) for name in ("served_tried", "served_accepted"))
+    return {"drawn": accepted / tried, "served": served / served_tried, "served_tried": served_tried}
+
+
+def _read(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text()) if file.is_file() else {}

@@ -1,0 +1,80 @@
+"""The figures as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from distillspec.recipes.osd.goals import GAIN, SHARE
+from distillspec.recipes.osd.grid import cells
+from distillspec.recipes.osd.study import Study
+
+Figures = dict[str, Any]
+
+
+def tables(results: Figures, study: Study) -> str:
+    """Markdown; empty before the arms have run."""
+    if "arms" not in results:
+        return "nothing but the stream yet\n"
+    parts = [_halves(results, study), _held_out(results, study), _goals(results, study)]
+    if results["grid"]:
+        parts.append(_grid(results, study))
+    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
+
+
+def _halves(results: Figures, study: Study) -> Iterator[str]:
+    yield f"| α, first → second half | {' | '.join(_titles(study))} | all | updates | training |"
+    yield f"|---|{'---|' * len(study.segments)}---|---|---|"
+    for name, arm in results["arms"].items():
+        halves = zip(arm["first_half"], arm["second_half"], strict=True)
+        shown = " | ".join(f"{early:.3f} → {late:.3f}" for early, late in halves)
+        yield f"| {name} | {shown} | {arm['alpha']:.3f} | {arm['updates']} | {arm['training_seconds']:.0f} s |"
+
+
+def _held_out(results: Figures, study: Study) -> Iterator[str]:
+    yield f"| α on held-out answers | {' | '.join(_titles(study))} |"
+    yield f"|---|{'---|' * len(study.segments)}"
+    for name, arm in results["arms"].items():
+        yield f"| {name}, at the segment's end | {' | '.join(f'{found:.3f}' for found in arm['exam_at_end'])} |"
+    for fraction in study.fractions:
+        found = [results["offline"].get(f"{place}/{fraction:g}") for place in range(len(study.segments))]
+        shown = " | ".join("–" if cell is None else f"{cell['alpha']['mean']:.3f}" for cell in found)
+        yield f"| offline on {fraction:.0%} of the segment | {shown} |"
+
+
+def _goals(results: Figures, study: Study) -> Iterator[str]:
+    titles = _titles(study)
+    yield (
+        f"| arm | gain over static, second half: {', '.join(titles[1:])} (goal +{GAIN:.2f}) "
+        f"| of offline on 100 %: {', '.join(titles)} (goal {SHARE}) | {titles[0]} kept at the return (goal {SHARE}) "
+        "| α on return / α at first |"
+    )
+    yield "|---|---|---|---|---|"
+    for name, found in results["goals"].items():
+        gains = ", ".join(_marked(cell["mean"], GAIN, "+.3f") for cell in found["gain"].values())
+        shares = ", ".join(_marked(cell["mean"], SHARE, ".3f") for cell in found["of_offline"].values())
+        kept, returned = (_marked(value, SHARE, ".3f") for value in (found["kept"]["mean"], found["returned"]))
+        yield f"| {name} | {gains} | {shares} | {kept} | {returned} |"
+    yield ""
+    yield "Bold: the goal is met."
+
+
+def _grid(results: Figures, study: Study) -> Iterator[str]:
+    yield "| loss | positions | every | α, second half | over static | updates | tokens learnt from | seconds |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for loss, positions, every in cells(study):
+        cell = results["grid"].get(f"{loss}-{positions}-{every}")
+        if cell is not None:
+            gain = cell["gain"]
+            shown = f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
+            work = f"{cell['updates']} | {cell['training_tokens']:,} | {cell['training_seconds']:.0f}"
+            yield f"| {loss} | {positions} | {every} | {cell['second_half']:.3f} | {shown} | {work} |"
+
+
+def _marked(value: float, goal: float, form: str) -> str:
+    shown = format(value, form)
+    return f"**{shown}**" if value >= goal else shown
+
+
+def _titles(study: Study) -> list[str]:
+    return [segment.domain for segment in study.segments]
