@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy
 
@@ -210,7 +210,8 @@ class GoodputController:
         self._start_over()
 
     def _batch(self, view: BatchView) -> Batch:
-        names, contexts, limits, by_model, matches, _ = zip(*view.rows, strict=True) if view.rows else ((),) * 6
+        columns: Seq[tuple[Any, ...]] = list(zip(*view.rows, strict=True)) or [()] * len(RowView._fields)
+        names, contexts, limits, by_model, matches, _ = columns
         return Batch(
             self.acceptance.survival(names, matches if any(matches) else None),
             numpy.minimum(numpy.array(limits, dtype=numpy.int64), self.longest),
