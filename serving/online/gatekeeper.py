@@ -24,7 +24,8 @@ from distillspec.serving.online.shadow import Exam, Shadow
 from distillspec.types import SamplingPolicy
 
 log = logging.getLogger(__name__)
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Swap = Callable[[Version], None]
 """Has the engine draft with a version from its next step on; raises ConfigError where it refuses."""
