@@ -61,7 +61,8 @@ class ForwardCost:
         """By how many seconds the line is off."""
         if not self.bumps:
             return 0.0 * tokens
-        found: Number = numpy.interp(tokens, *zip(*self.bumps, strict=True))
+        known, seconds = zip(*self.bumps, strict=True)
+        found: Number = numpy.interp(tokens, known, seconds)
         return found
 
     def loaded_experts(self, tokens: Number) -> Number:
