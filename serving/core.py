@@ -225,6 +225,7 @@ class EngineCore:
             prospect.by_model,
             prospect.match,
             sequence.request.max_time_per_token_s,
+            len(sequence.tokens) - sequence.draft_computed if prospect.by_model else 0,
         )
 
     def _propose(self, decoding: Seq[Sequence], plan: Plan, view: BatchView) -> list[TokenTree]:

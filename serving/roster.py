@@ -175,9 +175,9 @@ class Roster:
             self.done.append(output(sequence.request, group))
 
     def forget_drafts(self) -> None:
-        """The draft's cache is void: every sequence is read again by the next draft."""
+        """The draft's cache is void: the next draft reads every sequence again, also those the last one left out."""
         for sequence in self.sequences.values():
-            sequence.draft_computed, sequence.draft_ok = 0, True
+            sequence.draft_computed, sequence.draft_ok, sequence.uses_draft = 0, True, True
 
     def take_results(self) -> tuple[tuple[SequenceDelta, ...], tuple[RequestOutput, ...]]:
         """Gains and finished requests since the last call."""

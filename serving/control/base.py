@@ -16,6 +16,7 @@ class RowView(NamedTuple):
     drafted_by_model: bool = True
     match: int = 0  # tokens of text that a lookup found again; its proposals stand more often the more there are
     max_time_per_token_s: float | None = None  # this request's own bound; None: the engine's
+    unread: int = 0  # tokens of its text that the draft model has not read
 
 
 @dataclass(frozen=True)

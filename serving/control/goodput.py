@@ -32,7 +32,12 @@ PLAIN_EVERY = 100  # speculating steps between two that do not, to see what not 
 TRIALS_COST = 0.008  # share of all tokens that may be lost by speculating now and then where it does not pay
 TRY_EVERY = 10  # plain steps after which, and after twice and three times so many, a trial is thought of
 TRY_LENGTH = 2  # tokens a row drafts on trial
+FEWEST_TRIED, MOST_TRIED = 4, 32  # steps of a trial: it goes on until it has lost as much as reading up did
 MEMORY = 0.998  # of what predictions missed, a step
+FIRST_MISS, SPIKE, QUICK = 0.5, 4.0, 0.1  # a usual miss at first; cut beyond so many; how fast the usual one follows
+CAUGHT_UP = 1  # token a row that a draft in step with it has yet to read
+MOST_READ = 512  # tokens a step that a draft reads to catch up
+WITHIN = 1 + 1e-9  # of a bound
 FEWEST_TO_JUDGE = 30  # speculating steps before speculation may be switched off
 FORGET_ROWS_EVERY = 256  # steps
 WARM_UP = (0, 1, 2, 4) * 6  # lengths of an unknown machine's first steps: its costs must be seen before they are judged
@@ -67,11 +72,15 @@ class Decision:
 
 
 class Missed:
-    """By what factor predictions miss, from sums that forget: measured over predicted, and how sure that is."""
+    """By what factor predictions miss, from sums that forget: measured over predicted, and how sure that is.
+
+    A step far from the usual (a pause of the machine, a pass that is compiled) counts as a few usual misses.
+    """
 
     def __init__(self) -> None:
         self._measured = self._predicted = 1.0
         self._squares = 0.0
+        self._typical = FIRST_MISS
         self.seen = 0
 
     @property
@@ -81,7 +90,13 @@ class Missed:
     @property
     def relative_error(self) -> float:
         """Standard error of `factor`, relative."""
-        return self._squares**0.5 / self._predicted
+        return self._squares**0.5 / max(self._measured, 1e-9)
+
+    def age(self) -> None:
+        """A step has passed, whether it told anything or not."""
+        self._measured *= MEMORY
+        self._predicted *= MEMORY
+        self._squares *= MEMORY**2
 
     def observe(self, measured: float, predicted: float) -> None:
         """Times that no clock should give (negative, not finite) are left out."""
@@ -89,9 +104,12 @@ class Missed:
             return
         self.seen += 1
         miss = measured / predicted - self.factor
-        self._measured = MEMORY * self._measured + measured / predicted
-        self._predicted = MEMORY * self._predicted + 1.0
-        self._squares = MEMORY**2 * self._squares + miss**2
+        most = SPIKE * self._typical
+        self._typical += QUICK * (min(abs(miss), 2 * most) - self._typical)
+        miss = min(max(miss, -most), most)
+        self._measured += self.factor + miss
+        self._predicted += 1.0
+        self._squares += miss**2
 
 
 class GoodputController:
@@ -103,8 +121,9 @@ class GoodputController:
         lengths: `request` gives each row its own, `step` one for all.
         drafts_with_model: False where proposals cost next to nothing (prompt lookup).
         acceptance: how acceptance is estimated; None: the defaults.
-        max_time_per_token_s: no row's expected time per output token may be above it (a row's own bound goes first);
-            where that cannot be, the worst row is as near to it as can be. Only learning costs goes before it.
+        max_time_per_token_s: no row's expected time per output token may be above it (a row's own bound goes first):
+            where what would be chosen breaks it, the best lengths that do not; where none do, the worst row is as near
+            to it as can be. Only learning costs goes before it.
         experts: of a layer of the target, and how many a token uses, where no `latency` says so.
     """
 
@@ -167,17 +186,16 @@ class GoodputController:
         nothing = plain(batch)
         best = self._choose(batch)
         bounds = self._bounds(view.rows)
-        if bounds is None:
-            mode, planned = self._pick(batch, best, nothing)
-            planned = expected(whole, planned.lengths) if view.prefill_tokens else planned
-        else:
+        mode, planned = self._pick(view, batch, best, nothing)
+        planned = expected(whole, planned.lengths) if view.prefill_tokens else planned
+        if bounds is not None and mode != "learning costs" and self._violation(whole, planned, bounds) > WITHIN:
             free = expected(whole, best.lengths) if view.prefill_tokens else best
             mode, planned = self._pick_within(whole, bounds, free)
         return Decision(
             mode,
             tuple(planned.lengths.tolist()),
             planned.tokens,
-            planned.seconds,
+            planned.seconds + self._catch_up_s(view.rows, planned.lengths.tolist()),
             self._plain_rate(nothing.goodput),
             best.goodput * self._gain,
             self._uncertainty,
@@ -211,7 +229,7 @@ class GoodputController:
 
     def _batch(self, view: BatchView) -> Batch:
         columns: Seq[tuple[Any, ...]] = list(zip(*view.rows, strict=True)) or [()] * len(RowView._fields)
-        names, contexts, limits, by_model, matches, _ = columns
+        names, contexts, limits, by_model, matches, *_ = columns
         return Batch(
             self.acceptance.survival(names, matches if any(matches) else None),
             numpy.minimum(numpy.array(limits, dtype=numpy.int64), self.longest),
@@ -221,27 +239,38 @@ class GoodputController:
             None if all(by_model) else numpy.array(by_model),
         )
 
-    def _pick(self, batch: Batch, best: Allocation, nothing: Allocation) -> tuple[Mode, Allocation]:
+    def _pick(self, view: BatchView, batch: Batch, best: Allocation, nothing: Allocation) -> tuple[Mode, Allocation]:
         if not batch.limits.any():
             return "nothing to draft for", nothing
         if self._to_learn:
             return "learning costs", self._warm_up(batch)
         if self._speculates and best.lengths.any():
             return ("measuring plain", nothing) if self._since_plain >= PLAIN_EVERY else ("speculating", best)
+        tried = expected(batch, numpy.minimum(batch.limits, TRY_LENGTH))
+        lost_s = self._lost_s(tried, nothing)
+        if self._tried:
+            goes_on = self._tried < FEWEST_TRIED or self._tried * lost_s <= self._read_up_s
+            return ("trial", tried) if goes_on and self._tried < MOST_TRIED else ("not worth it", nothing)
         if self._since_speculation % TRY_EVERY or not self._since_speculation:
             return "not worth it", nothing
-        tried = expected(batch, numpy.minimum(batch.limits, TRY_LENGTH))
-        loss = 1 - tried.goodput * self._gain / self._plain_rate(nothing.goodput)
-        return ("trial", tried) if self._since_speculation >= loss / TRIALS_COST else ("not worth it", nothing)
+        read_up_s = self._catch_up_s(view.rows, tried.lengths.tolist())
+        since_s = self._since_speculation * nothing.seconds * self._plain_s.factor
+        affordable = read_up_s + max(FEWEST_TRIED * lost_s, read_up_s) <= TRIALS_COST * since_s
+        return ("trial", tried) if affordable else ("not worth it", nothing)
+
+    def _lost_s(self, tried: Allocation, nothing: Allocation) -> float:
+        """Seconds by which a step of a trial takes longer than plain ones for as many tokens, as far as is known."""
+        worth_s = tried.tokens * self._spec_tokens.factor / self._plain_rate(nothing.goodput)
+        return tried.seconds * self._spec_s.factor - worth_s
 
     def _pick_within(self, batch: Batch, bounds: Floats, free: Allocation) -> tuple[Mode, Allocation]:
-        """Under bounds on the time per token: no trials, which could break them."""
-        if not batch.limits.any():
-            return "nothing to draft for", plain(batch)
-        if self._to_learn:
-            return "learning costs", self._warm_up(batch)
+        """Where what would be chosen breaks bounds on the time per token."""
         found = self._choose_within(batch, bounds, free)
-        return "within bounds" if self._violation(batch, found, bounds) <= 1 + 1e-9 else "bounds out of reach", found
+        return "within bounds" if self._violation(batch, found, bounds) <= WITHIN else "bounds out of reach", found
+
+    def _catch_up_s(self, rows: Seq[RowView], lengths: Seq[int]) -> float:
+        """Seconds in which the draft reads what rows wrote, or had written, without it."""
+        return 0.0 if self._draft is None else self._draft.cost.per_token * _catch_up(rows, lengths)
 
     def _warm_up(self, batch: Batch) -> Allocation:
         return expected(batch, numpy.minimum(batch.limits, self._to_learn[0]))
@@ -275,6 +304,7 @@ class GoodputController:
         self._spec_tokens, self._spec_s, self._plain_s = Missed(), Missed(), Missed()
         self._speculates = True
         self._since_plain = self._since_speculation = 0
+        self._tried, self._read_up_s = 0, 0.0  # steps of the trial that goes on; what reading up before it took
 
     def _learn_costs(self, result: StepResult, proposed: Seq[int]) -> None:
         contexts = [row.context_tokens for row in result.view.rows]
@@ -285,25 +315,50 @@ class GoodputController:
             return
         by_model = [k if row.drafted_by_model else 0 for k, row in zip(proposed, result.view.rows, strict=True)]
         read = sum([context * k for context, k in zip(contexts, by_model, strict=True)])
-        self._draft.observe(read, sum(by_model), max(by_model), result.draft_s)
+        work = sum(by_model) + _catch_up(result.view.rows, by_model)
+        self._draft.observe(read, work, max(by_model), result.draft_s)
 
     def _hold_against_prediction(self, result: StepResult, rows: Seq[RowResult]) -> None:
         """Note what the prediction missed, and decide whether speculation goes on."""
         speculated = any(row.proposed for row in rows)
         self._since_plain = self._since_plain + 1 if speculated else 0
         self._since_speculation = 0 if speculated else self._since_speculation + 1
+        if not speculated:
+            self._tried = 0
+        elif isinstance(result.plan.why, Decision) and result.plan.why.mode == "trial":
+            if not self._tried:
+                self._read_up_s = self._catch_up_s(result.view.rows, [row.length for row in result.plan.rows])
+            self._tried += 1
+        for missed in (self._spec_tokens, self._spec_s, self._plain_s):
+            missed.age()
         plan = result.plan
-        if result.prefill_tokens or plan.predicted_s is None or plan.predicted_tokens is None:
+        prompts_s = self._prompts_s(result.prefill_tokens)
+        if prompts_s is None or plan.predicted_s is None or plan.predicted_tokens is None:
             return
         if self._to_learn:
             self._to_learn = self._to_learn[1:]
             return
+        measured_s, predicted_s = result.total_s - prompts_s, plan.predicted_s - prompts_s
         if not speculated:
-            self._plain_s.observe(result.total_s, plan.predicted_s)
+            self._plain_s.observe(measured_s, predicted_s)
             return
         self._spec_tokens.observe(sum(row.emitted for row in rows), plan.predicted_tokens)
-        self._spec_s.observe(result.total_s, plan.predicted_s)
+        self._spec_s.observe(measured_s, predicted_s)
         if self._spec_s.seen < FEWEST_TO_JUDGE:
             return
         nothing, best = plan.why.raw if isinstance(plan.why, Decision) else self.decide(result.view).raw
         self._speculates = best * self._gain * (1 - self._uncertainty) > self._plain_rate(nothing)
+
+    def _prompts_s(self, tokens: int) -> float | None:
+        """What reading prompt tokens takes; None where no profile says so: such steps tell nothing of the others."""
+        if not tokens:
+            return 0.0
+        return None if self._prefill is None else self._prefill.seconds(0, tokens)
+
+
+def _catch_up(rows: Seq[RowView], lengths: Seq[int]) -> int:
+    """Tokens that the draft has to read before it can draft `lengths`, beyond those of a draft in step."""
+    behind = [
+        max(0, row.unread - CAUGHT_UP) for row, k in zip(rows, lengths, strict=True) if k and row.drafted_by_model
+    ]
+    return min(sum(behind), MOST_READ)

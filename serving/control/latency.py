@@ -61,8 +61,8 @@ class ForwardCost:
         """By how many seconds the line is off."""
         if not self.bumps:
             return 0.0 * tokens
-        places, seconds = zip(*self.bumps, strict=True)
-        found: Number = numpy.interp(tokens, places, seconds)
+        known, seconds = zip(*self.bumps, strict=True)
+        found: Number = numpy.interp(tokens, known, seconds)
         return found
 
     def loaded_experts(self, tokens: Number) -> Number:

@@ -114,6 +114,7 @@ class Gatekeeper:
             log.error("%s is rolled back: %s", self.serving.name, problem)
             self._return(problem, self.serving)
 
+    @_one_at_a_time
     def watch_canary(self) -> Outcome | None:
         """Promote what has passed its canary, return what fails in it; None where there is nothing new."""
         canary, served = self.canary, self._served
@@ -176,6 +177,8 @@ class Gatekeeper:
         """
         version, current = self._intact(name), self.registry.current()
         self._bring(version)
+        if self.canary is not None:
+            self._end_canary("inconclusive", f"its canary was cut short: {name} was promoted by hand")
         try:
             self.registry.promote(name, "promoted by hand", expected=None if current is None else current.name)
         except RunError:
@@ -186,11 +189,16 @@ class Gatekeeper:
 
     @_one_at_a_time
     def roll_back_by_hand(self) -> Version:
-        """Let the predecessor serve again.
+        """Let the predecessor serve again; during a canary, what served before it.
 
         Raises:
             ConfigError: the engine refuses it, and what serves stays. RunError: there is none.
         """
+        if self.canary is not None:
+            incumbent = self.canary.incumbent
+            self._bring(incumbent)
+            self._end_canary("refused", "its canary was ended by hand")
+            return incumbent
         back, current = self.registry.predecessor(), self.registry.current()
         if back is None or current is None:
             raise RunError("there is no earlier version to go back to")
@@ -245,6 +253,7 @@ class Gatekeeper:
         if self.settings.online.keep_versions is not None:
             self.registry.clear_away(self.settings.online.keep_versions)
 
+    @_one_at_a_time
     def _begin_canary(self, verdict: Verdict, candidate: Version, incumbent: Version) -> None:
         """The engine drafts with the candidate, the registry still boots the incumbent."""
         assert self._served is not None

@@ -126,7 +126,12 @@ class Simulation:
         decoding = roster.decoding
         waiting = len(roster.sequences) - len(roster.pool.owners)
         prefill_tokens = sum(chunk.tokens for chunk in schedule.prefill)
-        views = tuple([RowView(s.id, len(s.tokens), speculation_limit(s, limits)) for s in decoding])
+        views = tuple(
+            [
+                RowView(s.id, len(s.tokens), speculation_limit(s, limits), unread=len(s.tokens) - s.draft_computed)
+                for s in decoding
+            ]
+        )
         view = BatchView(views, prefill_tokens, waiting)
         plan = self.controller.plan(view)
         windows = self._judge(view, plan)

@@ -20,6 +20,7 @@ from distillspec.serving.control.latency import ForwardCost, LatencyModel
 from distillspec.serving.requests import RequestRefused
 
 from .conftest import MakeEngine, hf_greedy, prompts
+from .machine import CPU, Machine
 
 HAZARDS = st.lists(st.floats(0, 1), min_size=3, max_size=3)
 ROWS = st.lists(st.tuples(HAZARDS, st.integers(0, 3), st.integers(0, 50), st.floats(0.1, 8)), min_size=1, max_size=3)
@@ -86,13 +87,12 @@ def test_little_is_lost_where_tokens_cost_differently() -> None:
     assert min(kept) > 0.98
 
 
-CPU = LatencyModel(ForwardCost(1e-6, 1.5e-3, 4e-2), ForwardCost(1e-7, 2e-4, 5e-3))
-
-
 def test_the_controller_keeps_bounds_and_says_when_it_cannot() -> None:
     rows = tuple(RowView(f"r{i}", 100 + 300 * i, 6) for i in range(4))
     loose = GoodputController(6, CPU, max_time_per_token_s=10.0).decide(BatchView(rows))
-    assert loose.mode == "within bounds"
+    assert loose.mode == "speculating"
+    assert loose.slo_violation is not None
+    assert loose.slo_violation <= 1
     assert loose.lengths == GoodputController(6, CPU).decide(BatchView(rows)).lengths
     tight = GoodputController(6, CPU, max_time_per_token_s=1e-4).decide(BatchView(rows))
     assert tight.mode == "bounds out of reach"
@@ -107,6 +107,16 @@ def test_the_controller_keeps_bounds_and_says_when_it_cannot() -> None:
     assert sum(found.lengths[1:]) < sum(free.lengths[1:])
     with pytest.raises(ConfigError, match="max_time_per_token_s=0"):
         GoodputController(6, CPU, max_time_per_token_s=0)
+
+
+def test_under_bounds_too_speculation_that_does_not_pay_stops_and_comes_back() -> None:
+    machine, controller = Machine(CPU, 0.0), GoodputController(8, CPU, max_time_per_token_s=10.0)
+    machine.run(controller, 600)
+    view = BatchView((RowView("r0", 100, 8),))
+    assert controller.decide(view).mode in ("not worth it", "trial")
+    machine.alpha = 0.9
+    machine.run(controller, 3000)
+    assert controller.decide(view).mode in ("speculating", "measuring plain")
 
 
 def test_an_engine_under_bounds_writes_the_same_text(

@@ -23,6 +23,7 @@ from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.latency import ForwardCost, LatencyModel
 
 from .conftest import MakeEngine, hf_greedy, prompts
+from .machine import CPU, Machine
 
 
 def goodput(
@@ -220,37 +221,6 @@ def test_times_that_no_clock_gives_are_left_out(seconds: float) -> None:
     assert learnt.cost == before
 
 
-class Machine:
-    """Steps with known costs and acceptance; tokens and seconds of a run under a controller."""
-
-    def __init__(self, latency: LatencyModel, alpha: float, rows: int = 4, seed: int = 0) -> None:
-        self.latency, self.alpha, self.rows = latency, alpha, rows
-        self.generator = numpy.random.default_rng(seed)
-
-    def run(self, controller: LengthController, steps: int) -> float:
-        """Tokens a second over the steps."""
-        tokens, seconds = 0, 0.0
-        for step in range(steps):
-            contexts = [100 + (step + 37 * row) % 400 for row in range(self.rows)]
-            view = BatchView(tuple(RowView(f"r{row}", c, 8) for row, c in enumerate(contexts)))
-            plan = controller.plan(view)
-            assert step % 40 or plan == controller.plan(view)  # pure
-            lengths = [row.length for row in plan.rows]
-            accepted = [int((self.generator.random(k) < self.alpha).cumprod().sum()) for k in lengths]
-            noise = float(self.generator.normal(1, 0.03))
-            draft_s = self.latency.draft_s(contexts, lengths) * noise
-            target_s = self.latency.target_s(contexts, lengths) * noise
-            outcomes = enumerate(zip(lengths, accepted, strict=True))
-            rows = tuple(RowResult(f"r{i}", k, stood, stood + 1) for i, (k, stood) in outcomes)
-            controller.observe(StepResult(rows, view, plan, 0, draft_s, target_s, draft_s + target_s))
-            tokens += sum(row.emitted for row in rows)
-            seconds += draft_s + target_s
-        return tokens / seconds
-
-
-CPU = LatencyModel(ForwardCost(1e-6, 1.5e-3, 4e-2), ForwardCost(1e-7, 2e-4, 5e-3))
-
-
 @pytest.mark.parametrize(("alpha", "steps"), [(0.0, 1500), (0.3, 3000), (0.6, 1500), (0.9, 1500)])
 def test_goodput_comes_near_the_best_fixed_length(alpha: float, steps: int) -> None:
     best = max(Machine(CPU, alpha).run(FixedLength(k), 400) for k in range(9))
@@ -261,6 +231,48 @@ def test_goodput_comes_near_the_best_fixed_length(alpha: float, steps: int) -> N
 def test_a_useless_draft_costs_almost_nothing() -> None:
     plain = Machine(CPU, 0.0).run(FixedLength(0), 1000)
     assert Machine(CPU, 0.0).run(GoodputController(8, CPU), 4000) > 0.98 * plain
+
+
+@pytest.mark.parametrize("factor", [20.0, 800.0])
+def test_one_pause_of_the_machine_changes_nothing(factor: float) -> None:
+    """A pass that is compiled, a neighbour that takes the cores: in a step that speculates and in one that does not."""
+    alone = Machine(CPU, 0.7).run(GoodputController(8, CPU), 600)
+    for step in (40, 200):
+        controller = GoodputController(8, CPU)
+        Machine(CPU, 0.7, pauses={step: factor}).run(controller, step + 1)
+        assert Machine(CPU, 0.7).run(controller, 600) > 0.97 * alone
+
+
+def test_trials_cost_less_than_one_percent() -> None:
+    """Reading up what the draft has missed included."""
+    plain = Machine(CPU, 0.0).run(FixedLength(0), 2000)
+    machine, controller = Machine(CPU, 0.0), GoodputController(8, CPU)
+    machine.run(controller, 300)  # it has found out
+    assert machine.run(controller, 4000) > 0.99 * plain
+
+
+def test_speculation_comes_back_by_itself_when_text_becomes_easy() -> None:
+    machine, controller = Machine(CPU, 0.0), GoodputController(8, CPU)
+    machine.run(controller, 1000)
+    machine.alpha = 0.9
+    machine.run(controller, 3000)
+    best = Machine(CPU, 0.9).run(FixedLength(8), 600)
+    assert machine.run(controller, 600) > 0.95 * best
+
+
+def test_every_position_has_an_estimate_of_its_own_that_forgets() -> None:
+    estimate = AcceptanceEstimate(3)
+    generator = numpy.random.default_rng(0)
+
+    def draft(hazards: tuple[float, ...], times: int) -> None:
+        for _ in range(times):
+            stood = int((generator.random(3) < hazards).cumprod().sum())
+            estimate.observe([RowResult("a", 3, stood, stood + 1)])
+
+    draft((0.9, 0.5, 0.1), 3000)
+    assert estimate.hazards.tolist() == pytest.approx([0.9, 0.5, 0.1], abs=0.06)
+    draft((0.2, 0.2, 0.2), 3000)
+    assert estimate.hazards[0] == pytest.approx(0.2, abs=0.06)
 
 
 def test_speculation_comes_back_with_a_better_draft() -> None:

@@ -1,0 +1,51 @@
+"""A machine of known costs, for controllers."""
+
+from __future__ import annotations
+
+import numpy
+
+from distillspec.serving.control.base import BatchView, LengthController, RowResult, RowView, StepResult
+from distillspec.serving.control.latency import ForwardCost, LatencyModel
+
+CPU = LatencyModel(ForwardCost(1e-6, 1.5e-3, 4e-2), ForwardCost(1e-7, 2e-4, 5e-3))
+
+
+class Machine:
+    """Steps with known costs and acceptance; tokens and seconds of a run under a controller.
+
+    A row that was not drafted for must be read by the draft before it is again. `pauses`: by step, how many times as
+    long it takes.
+    """
+
+    def __init__(
+        self, latency: LatencyModel, alpha: float, rows: int = 4, seed: int = 0, pauses: dict[int, float] | None = None
+    ) -> None:
+        self.latency, self.alpha, self.rows, self.pauses = latency, alpha, rows, pauses or {}
+        self.generator = numpy.random.default_rng(seed)
+        self.unread = [1] * rows
+
+    def run(self, controller: LengthController, steps: int) -> float:
+        """Tokens a second over the steps."""
+        tokens, seconds = 0, 0.0
+        for step in range(steps):
+            contexts = [100 + (step + 37 * row) % 400 for row in range(self.rows)]
+            views = enumerate(zip(contexts, self.unread, strict=True))
+            view = BatchView(tuple(RowView(f"r{row}", c, 8, unread=unread) for row, (c, unread) in views))
+            plan = controller.plan(view)
+            assert step % 40 or plan == controller.plan(view)  # pure
+            lengths = [row.length for row in plan.rows]
+            accepted = [int((self.generator.random(k) < self.alpha).cumprod().sum()) for k in lengths]
+            noise = float(self.generator.normal(1, 0.03)) * self.pauses.get(step, 1.0)
+            behind = sum(unread - 1 for unread, k in zip(self.unread, lengths, strict=True) if k)
+            catch_up_s = self.latency.draft.per_token * min(behind, 512) if self.latency.draft else 0.0
+            draft_s = (self.latency.draft_s(contexts, lengths) + catch_up_s) * noise
+            self.unread = [
+                1 if k else unread + stood + 1 for unread, k, stood in zip(self.unread, lengths, accepted, strict=True)
+            ]
+            target_s = self.latency.target_s(contexts, lengths) * noise
+            outcomes = enumerate(zip(lengths, accepted, strict=True))
+            rows = tuple(RowResult(f"r{i}", k, stood, stood + 1) for i, (k, stood) in outcomes)
+            controller.observe(StepResult(rows, view, plan, 0, draft_s, target_s, draft_s + target_s))
+            tokens += sum(row.emitted for row in rows)
+            seconds += draft_s + target_s
+        return tokens / seconds
