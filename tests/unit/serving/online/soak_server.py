@@ -38,6 +38,7 @@ def main(folder: Path, first: int, last: int) -> None:
     draft = load_pretrained(str(first_draft(settings, target, given)), target, target.dtype)
     engine = Engine(target, draft, EngineSettings(max_slots=16, max_model_len=64, compile=False))
     with Adaptation(engine, settings) as adaptation:
+        print("serving", flush=True)
         for start in range(first, last, LOT):
             _serve(engine, adaptation, range(start, min(start + LOT, last)))
             adaptation.writer.flush()
