@@ -42,7 +42,7 @@ async def _drive(
 ) -> LoadRecord:
     requests: list[RequestRecord] = []
     errors: Counter[str] = Counter()
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEEP_ALIVE_S)
+    limits = httpx.Limits(keepalive_expiry=KEEP_ALIVE_S)
     async with httpx.AsyncClient(timeout=timeout_s, limits=limits, **server.settings) as client:
         begun = time.perf_counter()
 

@@ -13,16 +13,24 @@ CPU = LatencyModel(ForwardCost(1e-6, 1.5e-3, 4e-2), ForwardCost(1e-7, 2e-4, 5e-3
 class Machine:
     """Steps with known costs and acceptance; tokens and seconds of a run under a controller.
 
-    A row that was not drafted for must be read by the draft before it is again. `pauses`: by step, how many times as
-    long it takes.
+    With `reads_up` a row that was not drafted for must be read by the draft before it is again. `pauses`: by step, how
+    many times as long it takes.
     """
 
     def __init__(
-        self, latency: LatencyModel, alpha: float, rows: int = 4, seed: int = 0, pauses: dict[int, float] | None = None
+        self,
+        latency: LatencyModel,
+        alpha: float,
+        rows: int = 4,
+        seed: int = 0,
+        *,
+        reads_up: bool = False,
+        pauses: dict[int, float] | None = None,
     ) -> None:
         self.latency, self.alpha, self.rows, self.pauses = latency, alpha, rows, pauses or {}
         self.generator = numpy.random.default_rng(seed)
         self.unread = [1] * rows
+        self.reads_up = reads_up
 
     def run(self, controller: LengthController, steps: int) -> float:
         """Tokens a second over the steps."""
@@ -40,7 +48,8 @@ class Machine:
             catch_up_s = self.latency.draft.per_token * min(behind, 512) if self.latency.draft else 0.0
             draft_s = (self.latency.draft_s(contexts, lengths) + catch_up_s) * noise
             self.unread = [
-                1 if k else unread + stood + 1 for unread, k, stood in zip(self.unread, lengths, accepted, strict=True)
+                1 if k or not self.reads_up else unread + stood + 1
+                for unread, k, stood in zip(self.unread, lengths, accepted, strict=True)
             ]
             target_s = self.latency.target_s(contexts, lengths) * noise
             outcomes = enumerate(zip(lengths, accepted, strict=True))

@@ -246,13 +246,13 @@ def test_one_pause_of_the_machine_changes_nothing(factor: float) -> None:
 def test_trials_cost_less_than_one_percent() -> None:
     """Reading up what the draft has missed included."""
     plain = Machine(CPU, 0.0).run(FixedLength(0), 2000)
-    machine, controller = Machine(CPU, 0.0), GoodputController(8, CPU)
+    machine, controller = Machine(CPU, 0.0, reads_up=True), GoodputController(8, CPU)
     machine.run(controller, 300)  # it has found out
     assert machine.run(controller, 4000) > 0.99 * plain
 
 
 def test_speculation_comes_back_by_itself_when_text_becomes_easy() -> None:
-    machine, controller = Machine(CPU, 0.0), GoodputController(8, CPU)
+    machine, controller = Machine(CPU, 0.0, reads_up=True), GoodputController(8, CPU)
     machine.run(controller, 1000)
     machine.alpha = 0.9
     machine.run(controller, 3000)
