@@ -46,11 +46,10 @@ class Machine:
             noise = float(self.generator.normal(1, 0.03)) * self.pauses.get(step, 1.0)
             behind = sum(unread - 1 for unread, k in zip(self.unread, lengths, strict=True) if k)
             catch_up_s = self.latency.draft.per_token * min(behind, 512) if self.latency.draft else 0.0
-            draft_s = (self.latency.draft_s(contexts, lengths) + catch_up_s) * noise
-            self.unread = [
-                1 if k or not self.reads_up else unread + stood + 1
-                for unread, k, stood in zip(self.unread, lengths, accepted, strict=True)
-            ]
+            draft_s = noise * (self.latency.draft_s(contexts, lengths) + catch_up_s)
+            if self.reads_up:
+                told = zip(self.unread, lengths, accepted, strict=True)
+                self.unread = [1 if k else unread + stood + 1 for unread, k, stood in told]
             target_s = self.latency.target_s(contexts, lengths) * noise
             outcomes = enumerate(zip(lengths, accepted, strict=True))
             rows = tuple(RowResult(f"r{i}", k, stood, stood + 1) for i, (k, stood) in outcomes)

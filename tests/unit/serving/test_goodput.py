@@ -221,11 +221,13 @@ def test_times_that_no_clock_gives_are_left_out(seconds: float) -> None:
     assert learnt.cost == before
 
 
-@pytest.mark.parametrize(("alpha", "steps"), [(0.0, 1500), (0.3, 3000), (0.6, 1500), (0.9, 1500)])
-def test_goodput_comes_near_the_best_fixed_length(alpha: float, steps: int) -> None:
+@pytest.mark.parametrize(("alpha", "steps", "runs"), [(0.0, 1500, 1), (0.3, 3000, 3), (0.6, 1500, 1), (0.9, 1500, 1)])
+def test_goodput_comes_near_the_best_fixed_length(alpha: float, steps: int, runs: int) -> None:
+    """At 0.3 the best gains 4 %: whether it is found is luck, so runs are averaged."""
     best = max(Machine(CPU, alpha).run(FixedLength(k), 400) for k in range(9))
     for profile in (CPU, None):
-        assert Machine(CPU, alpha).run(GoodputController(8, profile), steps) > 0.97 * best
+        rates = [Machine(CPU, alpha, seed=seed).run(GoodputController(8, profile), steps) for seed in range(runs)]
+        assert sum(rates) / runs > 0.97 * best
 
 
 def test_a_useless_draft_costs_almost_nothing() -> None:
