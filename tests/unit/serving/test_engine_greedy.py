@@ -19,9 +19,8 @@ def expected(target: LanguageModel) -> list[list[int]]:
     return [hf_greedy(target, prompt, 24) for prompt in prompts()]
 
 
-@pytest.mark.parametrize("length", range(9))
+@pytest.mark.parametrize(("length", "slots"), [*((length, 4) for length in range(9)), (0, 1), (1, 1), (3, 1), (8, 1)])
 @pytest.mark.parametrize("proposer", ["draft_model", "prompt_lookup", "lookup_else_model"])
-@pytest.mark.parametrize("slots", [1, 4])
 def test_greedy_is_transformers_own(
     expected: list[list[int]],
     draft: LanguageModel,

@@ -53,11 +53,10 @@ def emitted_first(
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(1))
     draft_probs = torch.softmax(-logits, -1)
     sampler, generator = TokenSampler(vocab, CPU, seed=5, look=look), torch.Generator().manual_seed(6)
-    counts = torch.zeros(vocab)
-    rows = logits.expand(2 * lot, -1)
+    counts, owner, rows = torch.zeros(vocab), row("x", params), logits.expand(2 * lot, -1)
     for _ in range(trials // lot):
         drafted = torch.multinomial(draft_probs, lot, replacement=True, generator=generator).tolist()
-        windows = [Window(row("x", params), TokenTree.chain([token], draft_probs[None])) for token in drafted]
+        windows = [Window(owner, TokenTree.chain([token], draft_probs[None])) for token in drafted]
         first = [
             token if judgement.verdict.path else judgement.verdict.next_token  # type: ignore[union-attr]
             for token, judgement in zip(drafted, sampler.verify(rows, windows), strict=True)
@@ -75,7 +74,7 @@ def chi_square(counts: Tensor, probs: Tensor) -> tuple[float, int]:
         torch.cat([wanted[~rare], wanted[rare].sum()[None]]),
     )
     keep = wanted > 0
-    return float(((seen - wanted)[keep] ** 2 / wanted[keep]).sum()), int(keep.sum()) - 1
+    return float(((seen - wanted)[keep] ** 2 / wanted[keep]).sum()), max(int(keep.sum()) - 1, 0)
 
 
 def excess(counts: Tensor, probs: Tensor) -> float:
@@ -123,7 +122,7 @@ def emitted_in_chains(vocab: int, trials: int, lot: int, look: bool) -> tuple[Te
     return counts, torch.softmax(logits, -1)
 
 
-@pytest.mark.parametrize(("trials", "look"), [(30_000, True), (10_000, False)])
+@pytest.mark.parametrize(("trials", "look"), [(20_000, True), (8_000, False)])
 def test_every_token_that_chains_emit_follows_the_target(trials: int, look: bool) -> None:
     counts, law = emitted_in_chains(16, trials, 500, look)
     assert bool((counts.sum((1, 2)) > trials / 4).all()), "many tokens stand"
