@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from distillspec.serving import SamplingParams, sampling, verification
+from distillspec.serving import SamplingParams, sampling
 from distillspec.serving.chains import Chains, _Lot
 from distillspec.serving.logits import Columns, Place
 from distillspec.serving.requests import Request, Sequence
@@ -159,12 +159,6 @@ def emitted_by_trees(vocab: int, trials: int, lot: int) -> tuple[Tensor, Tensor]
 
 def test_trees_over_a_wide_vocabulary() -> None:
     assert excess(*emitted_by_trees(4096, 40_000, 100)) < 5
-
-
-def test_siblings_drawn_as_if_with_replacement_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    residual = verification._residual
-    monkeypatch.setattr(verification, "_residual", lambda p, q, token: (residual(p, q, token)[0], q))
-    assert excess(*emitted_by_trees(16, 5_000, 100)) > 8
 
 
 def test_a_verifier_that_forgets_the_residual_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
