@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from distillspec.models.slot_cache import SlotCache
@@ -71,6 +72,7 @@ class Committer:
             if verdict is None:
                 results.append(self._read_again(window) if len(window.tree) else self._fail(window))
                 continue
+            self._keep_path(window, verdict.path, logits.device)
             result = self._keep(window, verdict, logprobs.get(place, []), proposer, now)
             if not judgement.sound:  # a rejected token left numbers that are none: weight 0 times NaN is NaN
                 self.cache.clear(window.sequence.held_slot, window.sequence.computed)
@@ -103,10 +105,9 @@ class Committer:
     def _keep(
         self, window: Window, verdict: Verdict, logprobs: Seq[TokenLogprob], proposer: Proposer | None, now: float
     ) -> RowResult:
-        """Write the accepted path into the sequence and its cache."""
+        """Write the accepted tokens into the sequence."""
         sequence, tree, path = window.sequence, window.tree, verdict.path
         before = sequence.output_length
-        self._keep_path(sequence, tree, path)
         text = self._append(sequence, _tokens(window, verdict))
         emitted = sequence.output_length - before
         _count(window, verdict, emitted, proposer, now)
@@ -116,11 +117,17 @@ class Committer:
         self.roster.deltas.append(delta(sequence, before, text))
         return RowResult(sequence.id, len(tree), len(path), emitted, domain=sequence.request.domain)
 
-    def _keep_path(self, sequence: Sequence, tree: TokenTree, path: tuple[int, ...]) -> None:
-        """The root and the accepted nodes stay in the cache, in order, from the sequence's length on."""
+    def _keep_path(self, window: Window, path: tuple[int, ...], device: torch.device) -> None:
+        """The root and the accepted nodes stay in the cache, in order, from the sequence's length on.
+
+        Only nodes that stand further back are moved: path (0, 1, 5) moves one place.
+        """
+        sequence, tree = window.sequence, window.tree
         slot, start = sequence.held_slot, sequence.computed
-        if path != tuple(range(len(path))):
-            self.cache.gather(slot, [start + 1 + node for node in path], start + 1)
+        right = next((place for place, node in enumerate(path) if node != place), len(path))
+        if right < len(path):
+            places = to_device([start + 1 + node for node in path[right:]], device)
+            self.cache.gather(slot, places, start + 1 + right)
         self.roster.pool.record(slot, [sequence.tokens[-1], *(tree.tokens[node] for node in path)], start)
         sequence.computed = start + 1 + len(path)
 

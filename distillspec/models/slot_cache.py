@@ -91,11 +91,11 @@ class SlotCache:
             held[destination, :length] = held[source, :length]
             held[source, :back] = returned
 
-    def gather(self, slot: int, places: Sequence[int], start: int) -> None:
-        """Let what stands at `places` of a slot stand at start, start + 1, …; for the accepted path of a tree."""
-        for keys, values in self.layers.values():
-            keys[slot, start : start + len(places)] = keys[slot, list(places)]
-            values[slot, start : start + len(places)] = values[slot, list(places)]
+    def gather(self, slot: int, places: Tensor, start: int) -> None:
+        """Let what stands at `places [n]` int64 of a slot stand at start, start + 1, …; for the accepted path of a
+        tree. `places` are on the cache's device: every layer uses them."""
+        for held in (tensor for layer in self.layers.values() for tensor in layer):
+            held[slot, start : start + len(places)] = held[slot].index_select(0, places)
 
     def clear(self, slot: int, start: int = 0) -> None:
         """Zero a slot from a place on, where numbers that are none were written: masked NaN times weight 0 is NaN."""

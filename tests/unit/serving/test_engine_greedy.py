@@ -19,9 +19,8 @@ def expected(target: LanguageModel) -> list[list[int]]:
     return [hf_greedy(target, prompt, 24) for prompt in prompts()]
 
 
-@pytest.mark.parametrize("length", [0, 1, 3, 8])
+@pytest.mark.parametrize(("length", "slots"), [*((length, 4) for length in range(9)), (0, 1), (1, 1), (3, 1), (8, 1)])
 @pytest.mark.parametrize("proposer", ["draft_model", "prompt_lookup", "lookup_else_model"])
-@pytest.mark.parametrize("slots", [1, 4])
 def test_greedy_is_transformers_own(
     expected: list[list[int]],
     draft: LanguageModel,
@@ -54,10 +53,11 @@ def test_long_prompts_read_in_chunks_change_nothing(
     assert [list(output.token_ids) for output in engine.generate(prompts(), GREEDY)] == expected
 
 
+@pytest.mark.parametrize("proposer", ["draft_model", "prompt_lookup", "lookup_else_model"])
 def test_a_forced_preemption_changes_nothing(
-    expected: list[list[int]], draft: LanguageModel, make_engine: MakeEngine
+    expected: list[list[int]], draft: LanguageModel, make_engine: MakeEngine, proposer: str
 ) -> None:
-    engine = make_engine(draft, max_cache_tokens=130, max_slots=4)
+    engine = make_engine(draft, proposer=proposer, max_cache_tokens=130, max_slots=4)
     outputs = engine.generate(prompts(), GREEDY)
     assert [list(output.token_ids) for output in outputs] == expected
     assert sum(output.stats.preemptions for output in outputs) > 0

@@ -3,9 +3,10 @@ own."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from itertools import pairwise
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import pytest
@@ -14,8 +15,10 @@ import torch
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.serving import Request, RequestRefused, SamplingParams
+from distillspec.serving.core import StepOutput
 from distillspec.serving.proposers.base import ProposalRequest
 from distillspec.serving.requests import SequenceDelta
+from distillspec.serving.runner import RowInput
 from distillspec.serving.tree import TokenTree
 
 from .conftest import MakeEngine, hf_greedy, prompts
@@ -410,6 +413,88 @@ def test_threads_submit_and_abort_while_one_steps(draft: LanguageModel, make_eng
     assert not engine.has_work
     assert all(reasons[name] == "length" for name in names if not name.endswith(("3", "7")))
     assert "abort" in reasons.values()
+
+
+def test_submit_and_abort_never_wait_for_a_step(
+    continuation: list[int], draft: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that is held up inside the target's pass; one lock around everything would hold up the others too."""
+    engine = make_engine(draft, max_slots=2)
+    engine.submit(Request("first", tuple(PROMPT), GREEDY))
+    engine.step()
+    inside, go_on = Event(), Event()
+    read, outputs = engine.core.runner.read, list[StepOutput]()
+
+    def held_up(rows: list[RowInput]) -> torch.Tensor:
+        inside.set()
+        assert go_on.wait(60)
+        return read(rows)
+
+    def visit() -> None:
+        engine.submit(Request("second", tuple(PROMPT), GREEDY))
+        engine.abort("first")
+
+    monkeypatch.setattr(engine.core.runner, "read", held_up)
+    stepping, visitor = Thread(target=lambda: outputs.append(engine.step())), Thread(target=visit)
+    stepping.start()
+    assert inside.wait(60)
+    visitor.start()
+    visitor.join(20)
+    came_back = not visitor.is_alive()
+    go_on.set()
+    for thread in (stepping, visitor):
+        thread.join()
+    assert came_back
+    assert [delta.request_id for delta in outputs[0].deltas] == ["first"]
+    assert outputs[0].finished == ()
+    after = engine.step()
+    assert [(output.request_id, output.finish_reason) for output in after.finished] == [("first", "abort")]
+    assert [delta.request_id for delta in after.deltas if delta.token_ids] == ["second"]
+    engine.check_integrity()
+
+
+@pytest.mark.parametrize("where", ["read", "propose"])
+def test_aborting_from_inside_a_step_takes_effect_at_the_next(
+    continuation: list[int],
+    draft: LanguageModel,
+    make_engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    where: str,
+) -> None:
+    engine = make_engine(draft, max_slots=2, speculation_length=3)
+    for name in ("unwanted", "wanted"):
+        engine.submit(Request(name, tuple(PROMPT), GREEDY))
+    engine.step()
+    part: Any = engine.core.runner if where == "read" else engine.core.proposer
+    original = getattr(part, where)
+
+    def aborting(asked: Any) -> Any:
+        engine.abort("unwanted")
+        return original(asked)
+
+    monkeypatch.setattr(part, where, aborting)
+    during, after = engine.step(), engine.step()
+    assert [delta.request_id for delta in during.deltas if delta.token_ids] == ["unwanted", "wanted"]
+    assert during.finished == ()
+    (output,) = after.finished
+    assert (output.request_id, output.finish_reason) == ("unwanted", "abort")
+    assert list(output.token_ids) == continuation[: len(output.token_ids)]
+    engine.check_integrity()
+    finished = {output.request_id: output for _ in range(30) for output in engine.step().finished}
+    assert list(finished["wanted"].token_ids) == continuation[:30]
+    assert not engine.core.roster.sequences
+
+
+def test_a_bar_shows_how_far_a_list_is(make_engine: MakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = make_engine()
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    engine.generate([PROMPT] * 3, params)
+    assert capsys.readouterr().err == ""
+    engine.generate([PROMPT] * 3, params, progress=True)
+    line = capsys.readouterr().err.split("\r")[-1]
+    assert "3/3" in line
+    assert "request" in line
+    assert re.search(r"[1-9]\d* tokens/s", line)
 
 
 def test_a_thousand_requests_go_through_four_slots(target: LanguageModel, make_engine: MakeEngine) -> None:

@@ -14,7 +14,9 @@ from torch import Tensor
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.sampling import policy_probs
-from distillspec.serving import Engine, Request, SamplingParams
+from distillspec.serving import Engine, Request, SamplingParams, sampling
+from distillspec.serving.chains import Chains
+from distillspec.serving.tree import TokenTree
 
 from .conftest import MakeEngine, prompts
 
@@ -45,17 +47,35 @@ def excess(
     Given its own prefix, token x of distribution p lands at u = F(x − 1) + v · p(x), v uniform: uniform if and only
     if x was drawn from p. Twenty equal bins.
     """
-    for number in range(requests):
-        engine.submit(Request(str(number), tuple(PROMPT), replace(params, max_tokens=4, ignore_eos=True)))
-    tokens: list[tuple[int, ...]] = []
+    (found,) = side_by_side(engine, target, [params], requests, between_steps)
+    return found
+
+
+def side_by_side(
+    engine: Engine,
+    target: LanguageModel,
+    policies: list[SamplingParams],
+    requests: int = 1500,
+    between_steps: Callable[[int], object] = lambda step: None,
+) -> list[Tensor]:
+    """`excess` of several policies that take turns in one queue, `requests` of each."""
+    for number in range(requests * len(policies)):
+        params = replace(policies[number % len(policies)], max_tokens=4, ignore_eos=True)
+        engine.submit(Request(str(number), tuple(PROMPT), params))
+    written: list[list[tuple[int, ...]]] = [[] for _ in policies]
     for step in count():
         between_steps(step)
-        tokens += [output.token_ids for output in engine.step().finished]
-        if len(tokens) == requests:
+        for output in engine.step().finished:
+            written[int(output.request_id) % len(policies)].append(output.token_ids)
+        if sum(map(len, written)) == requests * len(policies):
             break
-    written = torch.tensor(tokens)
-    texts = torch.cat([torch.tensor([PROMPT]).expand(requests, -1), written], 1)
     engine.close()
+    return [_excess_of(torch.tensor(own), target, params) for own, params in zip(written, policies, strict=True)]
+
+
+def _excess_of(written: Tensor, target: LanguageModel, params: SamplingParams) -> Tensor:
+    requests = len(written)
+    texts = torch.cat([torch.tensor([PROMPT]).expand(requests, -1), written], 1)
     with torch.no_grad():
         logits = penalised(target.logits(texts)[:, len(PROMPT) - 1 : -1].float(), texts, params)
     probs = policy_probs(logits, params.policy).double()
@@ -91,6 +111,7 @@ def penalised(logits: Tensor, texts: Tensor, params: SamplingParams) -> Tensor:
         *product(["draft", "truncated", "lookup", "none"], ["plain", "warm"]),
         ("draft", "penalised"),
         ("truncated", "penalised"),
+        ("lookup", "penalised"),
     ],
 )
 def test_every_emitted_position_follows_the_target(
@@ -105,6 +126,39 @@ def test_every_emitted_position_follows_the_target(
     proposer = {"lookup": "prompt_lookup", "none": "none"}.get(kind, "draft_model")
     engine = make_engine(chosen, proposer=proposer, speculation_length=2, max_slots=64, lookup_shortest=1)
     assert float(excess(engine, target, POLICIES[policy]).max()) < 5
+
+
+@pytest.mark.parametrize("policy", ["plain", "penalised"])
+def test_looked_up_and_drafted_chains_side_by_side_follow_the_target(
+    target: LanguageModel,
+    truncated_draft: LanguageModel,
+    make_engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    policy: str,
+) -> None:
+    """One-hot proposals and sampled ones are judged together."""
+    judged: list[tuple[bool, bool]] = []
+
+    class Noted(Chains):
+        def __init__(self, trees: list[TokenTree], device: torch.device) -> None:
+            super().__init__(trees, device)
+            judged.append((self.one_hot, bool(self.lots)))
+
+    monkeypatch.setattr(sampling, "Chains", Noted)
+    engine = make_engine(
+        truncated_draft, proposer="lookup_else_model", speculation_length=2, max_slots=64, lookup_shortest=1
+    )
+    assert float(excess(engine, target, POLICIES[policy], requests=1000).max()) < 5
+    assert judged.count((True, True)) > len(judged) / 4
+
+
+def test_policies_side_by_side_each_follow_the_target(
+    target: LanguageModel, truncated_draft: LanguageModel, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(truncated_draft, speculation_length=2, max_slots=64)
+    names = ["warm", "penalised"]
+    found = side_by_side(engine, target, [POLICIES[name] for name in names], requests=1000)
+    assert [float(own.max()) < 5 for own in found] == [True, True]
 
 
 def test_drafts_that_take_turns_leave_the_distribution_alone(

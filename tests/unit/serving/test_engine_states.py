@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -11,8 +12,16 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft
-from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
+from distillspec.serving import Engine, EngineSettings, Request, RequestOutput, SamplingParams
 from distillspec.serving.proposers.prompt_lookup import PromptLookup
+
+STOPS = tuple(range(20, 60))  # one id in seven, so that some requests meet one
+WISHES: dict[str, dict[str, Any]] = {
+    "free": {},
+    "stops": {"stop_token_ids": STOPS},
+    "allowed": {"allowed_token_ids": range(50, 90), "stop_token_ids": STOPS},
+    "banned": {"bad_word_ids": [[token] for token in range(0, 260, 2)]},
+}
 
 
 class EngineLife(RuleBasedStateMachine):
@@ -20,6 +29,7 @@ class EngineLife(RuleBasedStateMachine):
 
     target: LanguageModel
     draft: LanguageModel
+    happened: Counter[str]  # over all lives of a run
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +37,10 @@ class EngineLife(RuleBasedStateMachine):
             max_slots=3, max_model_len=48, max_cache_tokens=90, prefill_chunk=9, speculation_length=3
         )
         self.engine = Engine(self.target, self.draft, settings_)
+        self.now = 0.0
+        self.engine.core.clock = lambda: self.now
         self.asked: dict[str, Request] = {}
+        self.unwanted: set[str] = set()
         self.reasons: dict[str, str] = {}
 
     @rule(
@@ -37,24 +50,78 @@ class EngineLife(RuleBasedStateMachine):
         n=st.integers(1, 2),
         temperature=st.sampled_from([0.0, 1.0]),
         seed=st.sampled_from([None, 1]),
+        wish=st.sampled_from(list(WISHES)),
+        deadline_s=st.sampled_from([None, None, 0.0, 3.0]),
     )
-    def submit(self, length: int, most: int, priority: int, n: int, temperature: float, seed: int | None) -> None:
+    def submit(
+        self,
+        length: int,
+        most: int,
+        priority: int,
+        n: int,
+        temperature: float,
+        seed: int | None,
+        wish: str,
+        deadline_s: float | None,
+    ) -> None:
         name = f"r{len(self.asked)}"
-        params = SamplingParams(temperature=temperature, max_tokens=most, n=n, seed=seed)
-        self.asked[name] = Request(name, tuple(3 + (i * 7 + length) % 200 for i in range(length)), params, priority)
+        params = SamplingParams(temperature=temperature, max_tokens=most, n=n, seed=seed, **WISHES[wish])
+        prompt = tuple(3 + (i * 7 + length) % 200 for i in range(length))
+        self.asked[name] = Request(name, prompt, params, priority, deadline_s)
         self.engine.submit(self.asked[name])
 
     @rule(pick=st.integers(0, 30))
     def abort(self, pick: int) -> None:
+        self.unwanted.add(f"r{pick}")
         self.engine.abort(f"r{pick}")
 
     @rule(times=st.integers(1, 4))
     def step(self, times: int) -> None:
         for _ in range(times):
-            for output in self.engine.step().finished:
-                assert output.request_id not in self.reasons, "finished twice"
-                self.reasons[output.request_id] = output.finish_reason
-                assert len(output.completions) == self.asked[output.request_id].params.n
+            drafted_by = self.engine.core.proposer
+            output = self.engine.step()
+            self.happened["swap"] += self.engine.core.proposer is not drafted_by and bool(output.deltas)
+            for finished in output.finished:
+                assert finished.request_id not in self.reasons, "finished twice"
+                self.reasons[finished.request_id] = finished.finish_reason
+                self._check(finished)
+
+    def _check(self, finished: RequestOutput) -> None:
+        """Every answer's reason is true, and it wrote only what it may."""
+        request = self.asked[finished.request_id]
+        params = request.params
+        assert len(finished.completions) == params.n
+        for answer in finished.completions:
+            self.happened["preempt"] += answer.stats.preemptions
+            self.happened[answer.finish_reason] += 1
+            if answer.finish_reason == "stop":
+                stops = {*self.target.stop_ids, *params.stop_token_ids}
+                assert stops.isdisjoint(answer.token_ids[:-1])
+                assert answer.token_ids[-1] == answer.stop_reason in stops
+            elif answer.finish_reason == "length":
+                assert len(answer.token_ids) in (params.max_tokens, 48 - len(request.prompt_ids))
+            else:
+                expired = request.deadline_s is not None and answer.stats.submitted_s + request.deadline_s < self.now
+                assert request.id in self.unwanted or expired
+                self.happened["deadline"] += expired and request.id not in self.unwanted
+                self.happened["unwanted"] += not expired
+            if params.allowed_token_ids is not None:
+                assert set(answer.token_ids) <= set(params.allowed_token_ids)
+            assert {token for (token,) in params.bad_word_ids}.isdisjoint(answer.token_ids)
+
+    @rule(seconds=st.sampled_from([0.5, 2.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+
+    @rule(pick=st.integers(0, 2))
+    def preempt(self, pick: int) -> None:
+        self.engine.core.at_next_step(lambda: self._take_slot(pick))
+
+    def _take_slot(self, pick: int) -> None:
+        roster = self.engine.core.roster
+        if roster.running:
+            roster.preempt(roster.running[pick % len(roster.running)])
+            self.happened["forced"] += 1
 
     @rule(kind=st.sampled_from(["draft", "lookup", "none"]))
     def swap(self, kind: str) -> None:
@@ -78,7 +145,6 @@ class EngineLife(RuleBasedStateMachine):
             self.engine.check_integrity()
         self.engine.close()
         assert set(self.reasons) == set(self.asked), "a request never finished"
-        assert set(self.reasons.values()) <= {"stop", "length", "abort"}
         assert self.engine.core.roster.pool.owners == []
 
 
@@ -86,9 +152,14 @@ class EngineLife(RuleBasedStateMachine):
 def test_any_life_of_the_engine(target: LanguageModel, examples: int) -> None:
     EngineLife.target = target
     EngineLife.draft = initialise_draft(DraftConfig(layers=1), target)
+    EngineLife.happened = Counter()
     run_state_machine_as_test(
         EngineLife,
         settings=settings(
             max_examples=examples, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
+    happened = EngineLife.happened
+    assert happened.keys() <= {"stop", "length", "abort", "deadline", "unwanted", "preempt", "forced", "swap"}
+    assert all(happened[event] > 0 for event in ("stop", "length", "deadline", "unwanted", "forced", "swap"))
+    assert happened["preempt"] > happened["forced"], "the scheduler preempted too"

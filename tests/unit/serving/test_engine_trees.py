@@ -18,6 +18,7 @@ from distillspec.serving.tree import ROOT, TokenTree
 from distillspec.types import SamplingPolicy
 
 from .conftest import MakeEngine, hf_greedy, prompts
+from .test_engine_sampling import POLICIES, PROMPT, excess
 
 Grow = Callable[[ProposalRequest], TokenTree]
 
@@ -158,3 +159,77 @@ def test_sampled_trees_keep_the_targets_distribution(
     counts = torch.stack([torch.histc(column, 10, 0, 1) for column in places.T])
     excess = (((counts - count / 10) ** 2 / (count / 10)).sum(-1) - 9) / 18**0.5
     assert float(excess.max()) < 5
+
+
+def drawn_from_table(table: torch.Tensor, generator: torch.Generator) -> Grow:
+    """As `drawn_without_replacement`, each token from `table[token before]`."""
+
+    def grow(request: ProposalRequest) -> TokenTree:
+        root = table[request.sequence.tokens[-1]]
+        tokens = torch.multinomial(root, 3, generator=generator).tolist()
+        if request.length == 1:
+            return TokenTree(tuple(tokens), (ROOT,) * 3, "sampled", root[None], {ROOT: 0})
+        below = table[tokens[0]]
+        tokens += torch.multinomial(below, 2, generator=generator).tolist()
+        return TokenTree(tuple(tokens), (ROOT,) * 3 + (0, 0), "sampled", torch.stack([root, below]), {ROOT: 0, 0: 1})
+
+    return grow
+
+
+@pytest.mark.parametrize("policy", ["warm", "penalised"])
+def test_sampled_trees_keep_the_distribution_of_every_policy(
+    target: LanguageModel, make_engine: MakeEngine, policy: str
+) -> None:
+    """Filters, and penalties that differ from branch to branch; drafted from the target without either, warmer."""
+    vocab = target.identity.vocab_size
+    with torch.no_grad():
+        texts = torch.cat([torch.tensor([PROMPT]).expand(vocab, -1), torch.arange(vocab)[:, None]], 1)
+        table = policy_probs(target.logits(texts)[:, -1], SamplingPolicy(1.3))
+    grow = drawn_from_table(table, torch.Generator().manual_seed(1))
+    engine = make_engine(proposer_object=Gardener(grow), speculation_length=2, max_slots=64)
+    accepted: list[int] = []
+
+    def noted(step: int) -> None:
+        result = engine.core.last_result
+        if result is not None:
+            accepted.extend(row.accepted for row in result.rows)
+
+    assert float(excess(engine, target, POLICIES[policy], requests=800, between_steps=noted).max()) < 5
+    assert sum(accepted) > 100
+
+
+def test_only_what_stands_further_back_is_moved(
+    target: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Path (0, 1, 5): the first two nodes stand where they must, one place is moved."""
+    prompt = prompts()[1]
+    params = SamplingParams(temperature=0.0, max_tokens=21, ignore_eos=True)
+    plain = make_engine()
+    (expected,) = plain.generate([prompt], params)
+    plain.close()
+
+    def grow(request: ProposalRequest) -> TokenTree:
+        done = request.sequence.output_length
+        coming = list(expected.token_ids[done : done + request.length])
+        if len(coming) < 3:
+            return TokenTree.chain(coming)
+        wrong = [(coming[2] + i) % 200 for i in (1, 2, 3)]
+        return TokenTree((*coming[:2], *wrong, coming[2]), (ROOT, 0, 1, 1, 1, 1))
+
+    engine = make_engine(proposer_object=Gardener(grow), speculation_length=3)
+    cache, moved = engine.core.runner.cache, list[tuple[list[int], int]]()
+    gather = cache.gather
+
+    def noted(slot: int, places: torch.Tensor, start: int) -> None:
+        moved.append((places.tolist(), start))
+        before = [held[slot].clone() for layer in cache.layers.values() for held in layer]
+        gather(slot, places, start)
+        after = [held[slot] for layer in cache.layers.values() for held in layer]
+        changed = {int(i) for was, now in zip(before, after, strict=True) for i in (was != now).nonzero()[:, 0]}
+        assert changed == {start}
+
+    monkeypatch.setattr(cache, "gather", noted)
+    (output,) = engine.generate([prompt], params)
+    assert output.token_ids == expected.token_ids
+    first = len(prompt) + 1  # the prompt's own last step wrote one token; a window's root stands before its nodes
+    assert moved == [([start + 3], start) for start in range(first + 2, first + 19, 4)]

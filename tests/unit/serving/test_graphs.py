@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 
 import pytest
+import torch
 from torch import Tensor
 
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft
 from distillspec.serving import Engine, EngineSettings, SamplingParams
-from distillspec.serving.graphs import CompiledRecorder
+from distillspec.serving.graphs import CACHE_VARIABLE, CompiledRecorder
 
 from .conftest import hf_greedy, prompts
 
+Output = TypeVar("Output")
+
 
 class FakeRecorder:
-    """Counts what it records; a replay runs the computation on the buffers as they are then."""
+    """Counts what it records; a replay runs the computation on the buffers as they are then.
+
+    As with CUDA graphs of one memory pool, a replay writes into the recording's one output, and what earlier replays
+    gave is gone: it is poisoned here, so that whoever reads it too late fails.
+    """
 
     most = 256
 
@@ -24,16 +34,28 @@ class FakeRecorder:
         self.pads, self.after_s = pads, after_s
         self.recorded = 0
         self.replayed = 0
+        self._outputs: list[Tensor] = []
 
-    def record(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def record(self, run: Callable[[], Output]) -> Callable[[], Output]:
         self.recorded += 1
-        run()
+        output = run()
+        self._outputs += _tensors(output)
 
-        def replay() -> Tensor:
+        def replay() -> Output:
             self.replayed += 1
-            return run()
+            for held in self._outputs:
+                held.fill_(torch.nan if held.is_floating_point() else -1)
+            for held, new in zip(_tensors(output), _tensors(run()), strict=True):
+                held.copy_(new)
+            return output
 
         return replay
+
+
+def _tensors(output: object) -> list[Tensor]:
+    """A pass gives one tensor, a draft's loop several."""
+    parts = output if isinstance(output, tuple) else (output,)
+    return [part for part in parts if isinstance(part, Tensor)]
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3_text"])
@@ -91,7 +113,7 @@ def test_a_recorder_that_fails_is_not_asked_again_and_the_text_is_right(
     target: LanguageModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Broken(FakeRecorder):
-        def record(self, run: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        def record(self, run: Callable[[], Output]) -> Callable[[], Output]:
             self.recorded += 1
             raise RuntimeError("no compiler after all")
 
@@ -108,7 +130,12 @@ def test_a_recorder_that_fails_is_not_asked_again_and_the_text_is_right(
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # the compiler's own affair
 @pytest.mark.skipif(not CompiledRecorder.works(), reason="needs a C++ compiler")
-def test_compiled_passes_write_the_same_text(target: LanguageModel) -> None:
+def test_compiled_passes_write_the_same_text_and_are_kept_on_disk(
+    target: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, "")  # so that it is taken back afterwards, whatever it was
+    monkeypatch.delenv(CACHE_VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     asked = prompts(2)[1:]  # too long a prompt to be compiled: one shape
     wanted = [hf_greedy(target, prompt, 12) for prompt in asked]
     settings = EngineSettings(max_slots=1, max_model_len=96, compile=True)
@@ -118,3 +145,6 @@ def test_compiled_passes_write_the_same_text(target: LanguageModel) -> None:
     assert [list(output.token_ids) for output in outputs] == wanted
     assert engine.core.runner.graphs is not None
     assert engine.core.runner.graphs.shapes == 1
+    assert Path(os.environ[CACHE_VARIABLE]) == tmp_path / "distillspec" / "compiled"
+    written = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}
+    assert ".so" in written, "the compiled code itself"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -110,7 +111,10 @@ def test_plans_stay_within_their_limits(
         sequence(f"w{i}", prompt=prompt, priority=priority, arrival=10 + i)
         for i, (prompt, _, priority) in enumerate(waiting)
     ]
-    plan = plan_step(sorted(waiting_, key=urgency), running_, limits)
+    waiting_.sort(key=urgency)
+    before = deepcopy((waiting_, running_))
+    plan = plan_step(waiting_, running_, limits)
+    assert (waiting_, running_) == before, "planning changes nothing"
     kept = [s for s in running_ if s.id not in plan.preempt]
     admitted = [s for s in waiting_ if s.id in plan.admit]
     assert len(kept) + len(admitted) <= 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,11 +10,11 @@ import torch
 from torch import Tensor
 
 from distillspec.serving import SamplingParams, sampling
-from distillspec.serving.chains import Chains
+from distillspec.serving.chains import Chains, _Lot
 from distillspec.serving.logits import Columns, Place
 from distillspec.serving.requests import Request, Sequence
 from distillspec.serving.sampling import TokenSampler, Window
-from distillspec.serving.tree import TokenTree
+from distillspec.serving.tree import ROOT, TokenTree
 from distillspec.serving.verification import verify_tree
 
 CPU = torch.device("cpu")
@@ -52,11 +53,10 @@ def emitted_first(
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(1))
     draft_probs = torch.softmax(-logits, -1)
     sampler, generator = TokenSampler(vocab, CPU, seed=5, look=look), torch.Generator().manual_seed(6)
-    counts = torch.zeros(vocab)
-    rows = logits.expand(2 * lot, -1)
+    counts, owner, rows = torch.zeros(vocab), row("x", params), logits.expand(2 * lot, -1)
     for _ in range(trials // lot):
         drafted = torch.multinomial(draft_probs, lot, replacement=True, generator=generator).tolist()
-        windows = [Window(row("x", params), TokenTree.chain([token], draft_probs[None])) for token in drafted]
+        windows = [Window(owner, TokenTree.chain([token], draft_probs[None])) for token in drafted]
         first = [
             token if judgement.verdict.path else judgement.verdict.next_token  # type: ignore[union-attr]
             for token, judgement in zip(drafted, sampler.verify(rows, windows), strict=True)
@@ -65,8 +65,8 @@ def emitted_first(
     return counts, torch.softmax(logits, -1)
 
 
-def excess(counts: Tensor, probs: Tensor) -> float:
-    """(χ² − df) / √(2 df), ids expected less than 5 times merged."""
+def chi_square(counts: Tensor, probs: Tensor) -> tuple[float, int]:
+    """χ² and its degrees of freedom, ids expected less than 5 times merged."""
     wanted = probs * counts.sum()
     rare = wanted < 5
     seen, wanted = (
@@ -74,15 +74,91 @@ def excess(counts: Tensor, probs: Tensor) -> float:
         torch.cat([wanted[~rare], wanted[rare].sum()[None]]),
     )
     keep = wanted > 0
-    degrees = int(keep.sum()) - 1
-    return float((((seen - wanted)[keep] ** 2 / wanted[keep]).sum() - degrees) / (2 * degrees) ** 0.5)
+    return float(((seen - wanted)[keep] ** 2 / wanted[keep]).sum()), max(int(keep.sum()) - 1, 0)
+
+
+def excess(counts: Tensor, probs: Tensor) -> float:
+    """(χ² − df) / √(2 df), summed over the rows of `counts`, `probs` `[..., V]`."""
+    rows = zip(counts.view(-1, counts.shape[-1]), probs.view(-1, probs.shape[-1]), strict=True)
+    parts = [chi_square(own, law) for own, law in rows]
+    degrees = sum(df for _, df in parts)
+    return (sum(statistic for statistic, _ in parts) - degrees) / (2 * degrees) ** 0.5
 
 
 @pytest.mark.parametrize(
-    ("vocab", "trials", "lot", "look"), [(4096, 40_000, 80, True), (16, 100_000, 1000, True), (16, 20_000, 1000, False)]
+    ("vocab", "trials", "lot", "look"), [(4096, 40_000, 80, True), (16, 200_000, 1000, True), (16, 20_000, 1000, False)]
 )
 def test_wide_and_narrow_vocabularies(vocab: int, trials: int, lot: int, look: bool) -> None:
     assert excess(*emitted_first(vocab, trials, SamplingParams(), lot, look)) < 5
+
+
+def emitted_in_chains(vocab: int, trials: int, lot: int, look: bool) -> tuple[Tensor, Tensor]:
+    """What chains of two and three drafted tokens emit: `[3, V, V]` counts of each token (last) after each other one at
+    the first three emitted positions, and the law p(token | token before) `[V, V]`; the text ends with token 0.
+
+    Whether a token stands depends on nothing that comes after it, so what is emitted next follows p as if alone.
+    """
+    generator = torch.Generator().manual_seed(1)
+    logits = 1.5 * torch.randn(vocab, vocab, generator=generator)
+    q = torch.softmax(logits + torch.randn(vocab, vocab, generator=generator), -1)
+    sampler, counts = TokenSampler(vocab, CPU, seed=5, look=look), torch.zeros(3, vocab, vocab)
+    owner, lengths = row("x", SamplingParams()), [2 + b % 2 for b in range(lot)]
+    for _ in range(trials // lot):
+        texts = [torch.zeros(lot, dtype=torch.int64)]
+        for _ in range(3):
+            texts.append(torch.multinomial(q[texts[-1]], 1, generator=generator)[:, 0])
+        drafted = torch.stack(texts, 1)
+        windows = [
+            Window(owner, TokenTree.chain(tokens[1 : 1 + length].tolist(), q[tokens[:length]]))
+            for tokens, length in zip(drafted, lengths, strict=True)
+        ]
+        rows = torch.cat([logits[tokens[: 1 + length]] for tokens, length in zip(drafted, lengths, strict=True)])
+        for window, judgement in zip(windows, sampler.verify(rows, windows), strict=True):
+            assert judgement.verdict is not None
+            path, own = judgement.verdict
+            written = [0, *(window.tree.tokens[node] for node in path), own]
+            for place, (before, after) in enumerate(pairwise(written[:4])):
+                counts[place, before, after] += 1
+    return counts, torch.softmax(logits, -1)
+
+
+@pytest.mark.parametrize(("trials", "look"), [(20_000, True), (8_000, False)])
+def test_every_token_that_chains_emit_follows_the_target(trials: int, look: bool) -> None:
+    counts, law = emitted_in_chains(16, trials, 500, look)
+    assert bool((counts.sum((1, 2)) > trials / 4).all()), "many tokens stand"
+    assert [excess(own, law) < 5 for own in counts] == [True] * 3
+
+
+def test_second_tokens_from_the_wrong_row_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The residual of a chain's second token taken from the first one's draft distribution."""
+    original = _Lot.residual
+    monkeypatch.setattr(_Lot, "residual", lambda self, probs, node: original(self, probs, torch.zeros_like(node)))
+    counts, law = emitted_in_chains(16, 10_000, 500, True)
+    assert excess(counts[0], law) < 5
+    assert excess(counts[1], law) > 20
+
+
+def emitted_by_trees(vocab: int, trials: int, lot: int) -> tuple[Tensor, Tensor]:
+    """As `emitted_first`, from two drafted tokens side by side, drawn without replacement."""
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(1))
+    draft_probs = torch.softmax(-logits, -1)
+    sampler, generator = TokenSampler(vocab, CPU, seed=5), torch.Generator().manual_seed(6)
+    counts, owner, rows = torch.zeros(vocab), row("x", SamplingParams()), logits.expand(3 * lot, -1)
+    for _ in range(trials // lot):
+        drafted = torch.multinomial(draft_probs.expand(lot, -1), 2, generator=generator).tolist()
+        trees = [TokenTree(tuple(two), (ROOT, ROOT), "sampled", draft_probs[None], {ROOT: 0}) for two in drafted]
+        judgements = sampler.verify(rows, [Window(owner, tree) for tree in trees])
+        verdicts = [judgement.verdict for judgement in judgements if judgement.verdict is not None]
+        first = [
+            tree.tokens[verdict.path[0]] if verdict.path else verdict.next_token
+            for tree, verdict in zip(trees, verdicts, strict=True)
+        ]
+        counts += torch.bincount(torch.tensor(first), minlength=vocab)
+    return counts, torch.softmax(logits, -1)
+
+
+def test_trees_over_a_wide_vocabulary() -> None:
+    assert excess(*emitted_by_trees(4096, 40_000, 100)) < 5
 
 
 def test_a_verifier_that_forgets_the_residual_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
