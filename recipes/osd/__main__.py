@@ -42,7 +42,7 @@ def _run(study: Study, parts: list[str], names: set[str]) -> int:
     target = load_target(TargetConfig(path=study.target))
     if "record" in parts:
         record(study, target)
-    stream = read_stream(study)
+    stream = read_stream(study, target)
     exams = Exams(study, target, stream)
     if "arms" in parts:
         _run_arms(study, stream, exams, names)
