@@ -6,6 +6,7 @@ Run it again after an interruption: recorded requests and finished arms and cell
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
 
@@ -14,8 +15,9 @@ import transformers
 from distillspec.config import TargetConfig
 from distillspec.errors import ConfigError, RunError
 from distillspec.files import write_json
-from distillspec.models import LanguageModel, load_target
-from distillspec.recipes.osd.arms import ARMS, arms, run_arm
+from distillspec.models import LanguageModel, load_draft, load_target
+from distillspec.recipes.osd.arms import ARMS, arms, first_version, run_arm
+from distillspec.recipes.osd.bias import share_of_room
 from distillspec.recipes.osd.exams import Exams, Sheet
 from distillspec.recipes.osd.grid import fill_grid
 from distillspec.recipes.osd.offline import distil_offline
@@ -42,20 +44,31 @@ def _run(study: Study, parts: list[str], names: set[str]) -> int:
     target = load_target(TargetConfig(path=study.target))
     if "record" in parts:
         record(study, target)
-    stream = read_stream(study)
+    stream = read_stream(study, target)
     exams = Exams(study, target, stream)
+    tail_share = served_tail_share(study, exams)
     if "arms" in parts:
-        _run_arms(study, stream, exams, names)
+        _run_arms(study, stream, exams, tail_share, names)
     if "offline" in parts:
         distil_offline(study, stream, exams)
     if "grid" in parts:
-        fill_grid(study, stream)
+        fill_grid(study, stream, tail_share)
     print(write_results(study))
     print(f"results: {study.root}")
     return 0
 
 
-def _run_arms(study: Study, stream: Stream, exams: Exams, names: set[str]) -> None:
+def served_tail_share(study: Study, exams: Exams) -> float:
+    """Of the draft that served, over all exams; measured once (`tail.json`), since every arm's outcomes hang on it."""
+    file = study.part("tail")
+    if not file.is_file():
+        draft = load_draft(first_version(study).path)
+        rows = [row for segment in range(len(study.segments)) for row in exams.sit(draft, segment)]
+        write_json(file, {"share": share_of_room(rows)})
+    return float(json.loads(file.read_text())["share"])
+
+
+def _run_arms(study: Study, stream: Stream, exams: Exams, tail_share: float, names: set[str]) -> None:
     """A file an arm, so that several processes can share the arms between them (`--arms`)."""
     for arm in arms(study):
         if arm.name not in names or study.arm(arm.name).is_file():
@@ -66,7 +79,7 @@ def _run_arms(study: Study, stream: Stream, exams: Exams, names: set[str]) -> No
             """The segment's own exam, and the first one's: what is forgotten shows there."""
             into[str(segment)] = {str(place): exams.sit(draft, place) for place in sorted({0, segment})}
 
-        figures = run_arm(study, arm, stream, sit)
+        figures = run_arm(study, arm, stream, tail_share, sit)
         write_json(study.arm(arm.name), {**figures, "exams": sheets})
         print(f"{arm.name}: {len(figures['updates'])} updates, {figures['seconds']:.0f} s", flush=True)
 

@@ -64,11 +64,17 @@ def common(study: Study) -> dict[str, Any]:
     }
 
 
-def run_arm(study: Study, arm: Arm, stream: Stream, on_segment: OnSegment | None = None) -> dict[str, Any]:
-    """The arm's figures over the stream: a row a request, in order, and every update it made."""
+def run_arm(
+    study: Study, arm: Arm, stream: Stream, tail_share: float, on_segment: OnSegment | None = None
+) -> dict[str, Any]:
+    """The arm's figures over the stream: a row a request, in order, and every update it made.
+
+    Args:
+        tail_share: see `redraw`.
+    """
     folder = study.work / arm.name
     shutil.rmtree(folder, ignore_errors=True)
-    rehearsal = _Rehearsal(study, arm, stream, folder)
+    rehearsal = _Rehearsal(study, arm, stream, tail_share, folder)
     try:
         return rehearsal.run(on_segment or (lambda draft, segment: None))
     finally:
@@ -79,8 +85,8 @@ def run_arm(study: Study, arm: Arm, stream: Stream, on_segment: OnSegment | None
 class _Rehearsal:
     """Log, registry and trainer as beside a server, called in turn; every new version serves at once (no gate)."""
 
-    def __init__(self, study: Study, arm: Arm, stream: Stream, folder: Path) -> None:
-        self.study, self.arm, self.stream = study, arm, stream
+    def __init__(self, study: Study, arm: Arm, stream: Stream, tail_share: float, folder: Path) -> None:
+        self.study, self.arm, self.stream, self.tail_share = study, arm, stream, tail_share
         settings = OnlineSettings(
             OnlineConfig(mode="decoupled", folder=str(folder)),
             ReplayConfig(
@@ -137,7 +143,8 @@ class _Rehearsal:
             yield answers[start:stop], sorted(s for s, place in last.items() if start <= place < stop)
 
     def _redrawn(self, answer: LoggedAnswer, seen: Hindsight) -> LoggedAnswer:
-        return redraw(answer, seen, self.version.served_as, self.study.gamma, self.study.seed)
+        study, version = self.study, self.version.served_as
+        return redraw(answer, seen, version, study.gamma, study.seed, self.tail_share)
 
     def _train(self) -> None:
         reason = self.trainer.due()

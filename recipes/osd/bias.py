@@ -18,7 +18,7 @@ def tail_shares(arms: dict[str, Any], offline: dict[str, Any], segments: int) ->
     rows: list[list[Row]] = [[] for _ in range(segments)]
     for segment, sheet in _sheets(arms, offline):
         rows[segment] += sheet
-    return [_share(found) for found in rows]
+    return [share_of_room(found) for found in rows]
 
 
 def estimate(rows: Sequence[Row], shares: Sequence[float]) -> list[Row]:
@@ -47,6 +47,7 @@ def _sheets(arms: dict[str, Any], offline: dict[str, Any]) -> Iterator[tuple[int
         yield int(name.split("/")[0]), cell["exam"]
 
 
-def _share(rows: Sequence[Row]) -> float:
+def share_of_room(rows: Sequence[Row]) -> float:
+    """Σ (α − lower) / Σ (upper − lower) over rows of exams."""
     room = sum(row["upper"] - row["lower"] for row in rows)
     return sum(row["alpha"] - row["lower"] for row in rows) / room if room > 0 else 0.0

@@ -17,7 +17,7 @@ from distillspec.recipes.osd.study import Study
 POSITIONS = ("all", "rejected")
 
 
-def fill_grid(study: Study, stream: Stream) -> None:
+def fill_grid(study: Study, stream: Stream, tail_share: float) -> None:
     """Fill `grid.json`, kept cell by cell."""
     file = study.part("grid")
     found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
@@ -27,7 +27,7 @@ def fill_grid(study: Study, stream: Stream) -> None:
         if name in found:
             continue
         config = AdaptConfig(**common(study), mode="flush", on_drift=False, positions=positions, every_requests=every)
-        found[name] = run_arm(study, Arm(name, config, LossConfig(name=loss)), part)
+        found[name] = run_arm(study, Arm(name, config, LossConfig(name=loss)), part, tail_share)
         write_json(file, found)
         print(f"grid, {name}: {found[name]['seconds']:.0f} s", flush=True)
 

@@ -25,18 +25,17 @@ CHUNK_POSITIONS = 128  # rows of a [rows, Vd] block
 
 @dataclass(frozen=True)
 class Hindsight:
-    """One draft on one recorded answer of R tokens, `[R]` float64 each.
+    """One draft on one recorded answer of R tokens, `[R]` each; float64 but for `in_tail`.
 
     The log holds the target's best tokens and the rest's mass. Taken as one token the rest gives an upper bound of
     α = Σ min(p, q); left out, a lower one. w = min(1, q(x) / p(x)) for the text's token x is the chance that it was an
-    accepted proposal, given that it was emitted.
+    accepted proposal, given that it was emitted; where x is of the rest, it is the rest's.
     """
 
     upper: Tensor
     lower: Tensor
-    accepted: (
-        Tensor  # w = min(1, q(x) / p(x)), x the token of the text: P(accepted, had it been drafted | x was emitted)
-    )
+    accepted: Tensor  # w
+    in_tail: Tensor  # bool: x is of the rest
 
     def __len__(self) -> int:
         return len(self.upper)
@@ -59,20 +58,27 @@ def look_back(draft: LanguageModel, answer: LoggedAnswer) -> Hindsight:
         signal = answer.signal.rows(start, start + CHUNK_POSITIONS)
         pair = topk_pair(draft.head.logits(hidden[rows]).cpu(), signal, draft.kept_ids)
         pieces.append(_compare(pair, signal.ids, labels[rows], draft))
-    return Hindsight(*(torch.cat(column).double() for column in zip(*pieces, strict=True)))
+    *rates, in_tail = (torch.cat(column) for column in zip(*pieces, strict=True))
+    return Hindsight(*(rate.double() for rate in rates), in_tail)
 
 
-def redraw(answer: LoggedAnswer, seen: Hindsight, version: str, gamma: int, seed: int) -> LoggedAnswer:
+def redraw(
+    answer: LoggedAnswer, seen: Hindsight, version: str, gamma: int, seed: int, tail_share: float = 1.0
+) -> LoggedAnswer:
     """The answer as the log would hold it, had this draft served at length `gamma`.
 
     Given the text, a drafted token was accepted with probability min(1, q(x)/p(x)); after a rejection a new window
     begins, after γ accepted tokens comes a bonus. What was proposed in vain is not known: those tokens are −1. The
     same answer, draft and seed give the same outcomes.
+
+    Args:
+        tail_share: how much of the room that the log leaves open in the tail is overlap (`bias.tail_shares`).
     """
     outcomes, accepted_in_a_row = [], 0
     generator = torch.Generator().manual_seed(int(share_of(answer.request_id, f"outcomes {seed}") * 2**62))
     uniforms = torch.rand(len(answer), generator=generator, dtype=torch.float64)
-    for stands in (uniforms < seen.accepted).tolist():
+    chances = torch.where(seen.in_tail, tail_share * seen.accepted, seen.accepted)
+    for stands in (uniforms < chances).tolist():
         if accepted_in_a_row == gamma:
             outcome = BONUS
         else:
@@ -92,7 +98,7 @@ def redraw(answer: LoggedAnswer, seen: Hindsight, version: str, gamma: int, seed
     )
 
 
-def _compare(pair: BucketedPair, ids: Tensor, labels: Tensor, draft: LanguageModel) -> tuple[Tensor, Tensor, Tensor]:
+def _compare(pair: BucketedPair, ids: Tensor, labels: Tensor, draft: LanguageModel) -> tuple[Tensor, ...]:
     """The fields of `Hindsight` for the pair's positions."""
     overlap = torch.minimum(pair.target_probs, pair.draft_probs)
     upper = overlap.sum(-1)
@@ -102,4 +108,4 @@ def _compare(pair: BucketedPair, ids: Tensor, labels: Tensor, draft: LanguageMod
     p, q = (probs.gather(-1, bucket)[:, 0] for probs in (pair.target_probs, pair.draft_probs))
     producible = columns_of(labels, draft.kept_ids, draft.width) >= 0
     accepted = torch.where(producible, (q / p).clamp(max=1), 0)
-    return upper, upper - overlap[:, -1], accepted
+    return upper, upper - overlap[:, -1], accepted, ~in_top

@@ -66,20 +66,22 @@ def record(study: Study, target: LanguageModel) -> None:
         engine.close()
     figures = {"requests": len(waiting), "tokens": tokens, "seconds": seconds, "tokens_per_s": tokens / seconds}
     write_json(study.part("stream"), figures)
-    missing = len(requests) - len(_recorded(settings))
+    missing = len({request.id for request in requests} - _recorded(settings))
     if missing:
         raise RunError(f"{missing} answers are not in the log; run the study again to serve these requests")
 
 
-def read_stream(study: Study) -> Stream:
-    """Everything recorded.
+def read_stream(study: Study, target: LanguageModel) -> Stream:
+    """What was recorded of the study's requests; a folder may hold more, from a study with more of them.
 
     Raises:
-        ConfigError: nothing was recorded yet.
+        ConfigError: nothing was recorded yet, or a file with too few prompts.
     """
     replay = ReplayLog(study.stream / "replay")
+    planned = {request.id for request in planned_requests(study, target)}
     try:
-        return Stream(tuple(replay.load(replay.entries())), replay.key)
+        entries = [entry for entry in replay.entries() if entry.request_id in planned]
+        return Stream(tuple(replay.load(entries)), replay.key)
     finally:
         replay.close()
 

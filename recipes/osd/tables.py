@@ -23,12 +23,12 @@ def tables(results: Figures, study: Study) -> str:
 
 
 def _halves(results: Figures, study: Study) -> Iterator[str]:
-    yield f"| α, first → second half | {' | '.join(_titles(study))} | all | updates | training |"
+    yield f"| α, first → second half | {' | '.join(_titles(study))} | all | updates | tokens learnt from |"
     yield f"|---|{'---|' * len(study.segments)}---|---|---|"
     for name, arm in results["arms"].items():
         halves = zip(arm["first_half"], arm["second_half"], strict=True)
         shown = " | ".join(f"{early:.3f} → {late:.3f}" for early, late in halves)
-        yield f"| {name} | {shown} | {arm['alpha']:.3f} | {arm['updates']} | {arm['training_seconds']:.0f} s |"
+        yield f"| {name} | {shown} | {arm['alpha']:.3f} | {arm['updates']} | {arm['training_tokens']:,} |"
 
 
 def _held_out(results: Figures, study: Study) -> Iterator[str]:
@@ -60,14 +60,14 @@ def _goals(results: Figures, study: Study) -> Iterator[str]:
 
 
 def _grid(results: Figures, study: Study) -> Iterator[str]:
-    yield "| loss | positions | every | α, second half | over static | updates | tokens learnt from | seconds |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "| loss | positions | every | α, second half | over static | updates | tokens learnt from |"
+    yield "|---|---|---|---|---|---|---|"
     for loss, positions, every in cells(study):
         cell = results["grid"].get(f"{loss}-{positions}-{every}")
         if cell is not None:
             gain = cell["gain"]
             shown = f"{gain['mean']:+.3f} [{gain['low']:+.3f}, {gain['high']:+.3f}]"
-            work = f"{cell['updates']} | {cell['training_tokens']:,} | {cell['training_seconds']:.0f}"
+            work = f"{cell['updates']} | {cell['training_tokens']:,}"
             yield f"| {loss} | {positions} | {every} | {cell['second_half']:.3f} | {shown} | {work} |"
 
 

@@ -76,17 +76,17 @@ def test_a_whole_signal_gives_the_true_rates(target: LanguageModel, draft: Langu
 def test_outcomes_follow_the_windows_of_an_engine(target: LanguageModel) -> None:
     answer = logged(target, entries=8)
     ones = torch.ones(TOKENS, dtype=torch.float64)
-    perfect = redraw(answer, Hindsight(ones, ones, ones), "two", gamma=3, seed=0)
+    perfect = redraw(answer, Hindsight(ones, ones, ones, ones < 0), "two", gamma=3, seed=0)
     assert perfect.outcomes.tolist() == ([ACCEPTED] * 3 + [BONUS]) * (TOKENS // 4)
     assert perfect.draft_tokens.tolist()[:4] == [*answer.response_ids[:3], -1]
     assert perfect.draft_versions == ("two",)
-    useless = redraw(answer, Hindsight(ones, ones, 0 * ones), "two", gamma=3, seed=0)
+    useless = redraw(answer, Hindsight(ones, ones, 0 * ones, ones < 0), "two", gamma=3, seed=0)
     assert set(useless.outcomes.tolist()) == {REJECTED}
 
 
 def test_tokens_stand_as_often_as_they_should_and_the_same_ones_again(target: LanguageModel) -> None:
     answer, shares = logged(target, entries=8), torch.full((TOKENS,), 0.3, dtype=torch.float64)
-    seen = Hindsight(shares, shares, shares)
+    seen = Hindsight(shares, shares, shares, shares < 0)
     drawn = [redraw(replace(answer, request_id=f"0/a/{i}"), seen, "two", gamma=2, seed=0) for i in range(200)]
     tried, accepted = sum(a.tried for a in drawn), sum(a.accepted for a in drawn)
     assert abs(accepted / tried - 0.3) < 4 * (0.3 * 0.7 / tried) ** 0.5
@@ -98,3 +98,17 @@ def test_tokens_stand_as_often_as_they_should_and_the_same_ones_again(target: La
 def test_another_policy_is_refused(target: LanguageModel, draft: LanguageModel) -> None:
     with pytest.raises(ConfigError, match="temperature 1"):
         look_back(draft, replace(logged(target, 8), policy=SamplingPolicy(temperature=0.7)))
+
+
+def test_tokens_of_the_tail_stand_less_often_by_its_share(target: LanguageModel, draft: LanguageModel) -> None:
+    answer = logged(target, entries=8)
+    seen = look_back(draft, answer)
+    best = [set(row) for row in answer.signal.ids.tolist()]
+    assert seen.in_tail.tolist() == [x not in row for x, row in zip(answer.response_ids, best, strict=True)]
+    tail_alone = replace(seen, accepted=seen.in_tail.double())
+    drawn = [
+        redraw(replace(answer, request_id=f"0/a/{i}"), tail_alone, "two", 1, 0, tail_share=0.25) for i in range(100)
+    ]
+    tried = sum(int((seen.in_tail & (a.outcomes != BONUS)).sum()) for a in drawn)
+    accepted = sum(a.accepted for a in drawn)
+    assert abs(accepted / tried - 0.25) < 4 * (0.25 * 0.75 / tried) ** 0.5
