@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 CHECK_EVERY = 16  # requests: to look after each one would find a difference by chance sooner or later
 
+SHOWN = 8  # versions whose intervals are worth working out each time somebody looks
+
 
 class Seen(NamedTuple):
     """One finished answer under one version."""
@@ -129,9 +131,9 @@ class ServedAcceptance:
         return f"acceptance {now.mean:.3f} (at most {now.high:.3f}) after at least {low:.3f} with {predecessor}"
 
     def figures(self) -> dict[str, Any]:
-        """Served acceptance by version and domain, and the averages."""
+        """Served acceptance by version and domain, for those that served last, and the averages."""
         with self._lock:
-            versions = list(self._seen)
+            versions = list(self._seen)[-SHOWN:]
             totals = {version: dict(counts) for version, counts in self._totals.items()}
         short, long = self._averages.averages().get("", (0.0, 0.0))
         found: dict[str, Any] = {}
