@@ -58,8 +58,8 @@ def look_back(draft: LanguageModel, answer: LoggedAnswer) -> Hindsight:
         signal = answer.signal.rows(start, start + CHUNK_POSITIONS)
         pair = topk_pair(draft.head.logits(hidden[rows]).cpu(), signal, draft.kept_ids)
         pieces.append(_compare(pair, signal.ids, labels[rows], draft))
-    *rates, in_tail = (torch.cat(column) for column in zip(*pieces, strict=True))
-    return Hindsight(*(rate.double() for rate in rates), in_tail)
+    upper, lower, accepted, in_tail = (torch.cat(column) for column in zip(*pieces, strict=True))
+    return Hindsight(upper.double(), lower.double(), accepted.double(), in_tail)
 
 
 def redraw(

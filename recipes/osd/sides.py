@@ -68,6 +68,7 @@ def run_side(
     try:
         with Adaptation(engine, settings) as adaptation:
             minutes = _serve(engine, adaptation, arrivals, options, side)
+            adaptation.writer.flush()
             stats = adaptation.stats()
             verdicts = adaptation.verdicts()
     finally:

@@ -158,7 +158,7 @@ def test_the_live_confirmation_serves_every_side_the_same_load_beside_a_trainer(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    amounts = "--minutes 0.03 --rate 200 --waiting 2 --slots 2 --max-tokens 6 --sides none static"
+    amounts = "--minutes 0.03 --rate 200 --waiting 2 --slots 2 --max-tokens 6 --controller fixed --sides none static"
     arguments = f"live --target tiny --draft {static_draft} --segments a={prompts} b={prompts} {amounts} --output out"
     monkeypatch.setattr(sys, "argv", arguments.split())
     assert live.main() == 0
