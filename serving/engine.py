@@ -249,9 +249,10 @@ class Engine:
         self.core.roster.check_integrity()
 
     def close(self) -> None:
-        """Give the models back as they were; more calls do nothing."""
+        """Give the models back as they were, and the memory of caches and packed weights; more calls do nothing."""
         for held in list(self._held):
             self._let_go(held.model)
+        self.core.release()
 
     def _check_open(self) -> None:
         if not self._held:

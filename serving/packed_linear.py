@@ -59,9 +59,10 @@ class PackedLinears:
             layer.forward = partial(self._product, packed, layer.weight, layer.bias)  # type: ignore[method-assign]
 
     def detach(self) -> None:
-        """Give the layers their own product back."""
+        """Give the layers their own product back, and the copies' memory with it."""
         for layer in self._layers:
             layer.__dict__.pop("forward", None)
+        self._packed.clear()
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """`x [..., in]` → `[..., out]`."""

@@ -96,6 +96,11 @@ class ModelRunner:
         for move in moves:
             self.cache.move(*move)
 
+    def release(self) -> None:
+        """Give the cache's memory and recorded passes back; nothing can be read afterwards."""
+        self.cache.layers.clear()
+        self.graphs = None
+
     def _view(self, rows: Seq[RowInput], width: int) -> SlotView:
         device = self.model.device
         starts, counts = to_device([[row.start for row in rows], [len(row.tokens) for row in rows]], device)

@@ -81,3 +81,18 @@ class GrowsWide(Protocol):
 def most_nodes(proposer: Proposer | None, depth: int) -> int:
     """The most nodes a row's tree of `depth` levels may have."""
     return max(depth, proposer.most_nodes(depth)) if isinstance(proposer, GrowsWide) else depth
+
+
+@runtime_checkable
+class HoldsMemory(Protocol):
+    """A proposer with caches or recordings of its own."""
+
+    def release(self) -> None:
+        """Give them back; it drafts nothing afterwards."""
+        ...
+
+
+def release(proposer: Proposer | None) -> None:
+    """Have a proposer that is done with give its memory back."""
+    if isinstance(proposer, HoldsMemory):
+        proposer.release()

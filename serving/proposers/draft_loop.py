@@ -53,6 +53,10 @@ class DraftLoop:
         """Whether whole loops are recorded."""
         return self._recordings is not None
 
+    def release(self) -> None:
+        """Forget what was recorded."""
+        self._recordings = None
+
     @property
     def shapes(self) -> int:
         """How many loops have been recorded."""

@@ -119,6 +119,11 @@ class DraftModel:
     def move(self, moves: Seq[Move]) -> None:
         self.runner.move(moves)
 
+    def release(self) -> None:
+        """See `ModelRunner.release`."""
+        self.runner.release()
+        self.loop.release()
+
     def forget(self, sequence_id: str) -> None:
         self._drafted.pop(sequence_id, None)
 

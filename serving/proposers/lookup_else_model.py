@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from distillspec.serving.kv_cache import Move
-from distillspec.serving.proposers.base import Foresees, ProposalRequest, Proposer, Prospect, most_nodes
+from distillspec.serving.proposers.base import Foresees, ProposalRequest, Proposer, Prospect, most_nodes, release
 from distillspec.serving.requests import Sequence
 from distillspec.serving.tree import TokenTree
 
@@ -45,6 +45,9 @@ class LookupElseModel:
     def move(self, moves: Seq[Move]) -> None:
         self.lookup.move(moves)
         self.model.move(moves)
+
+    def release(self) -> None:
+        release(self.model)
 
     def forget(self, sequence_id: str) -> None:
         self.lookup.forget(sequence_id)

@@ -71,7 +71,6 @@ def test_replayed_passes_write_the_same_text(
     settings = EngineSettings(max_slots=3, max_model_len=256, speculation_length=3)
     engine = Engine(model, draft, settings, recorder=recorder)
     outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=20))
-    engine.close()
     assert [list(output.token_ids) for output in outputs] == wanted
     assert recorder.replayed > 3 * recorder.recorded
     # Rows in powers of two up to the slots, widths in powers of two, lengths in buckets: few shapes.
@@ -80,6 +79,10 @@ def test_replayed_passes_write_the_same_text(
     assert engine.core.runner.graphs.shapes > 0
     loop = engine.core.proposer.loop  # type: ignore[union-attr]
     assert (loop.shapes > 0) == pads  # a draft's whole loop is one recording, where padding is cheap
+    engine.close()
+    assert engine.core.runner.graphs is None, "recordings hold memory"
+    assert not engine.core.runner.cache.layers
+    assert loop.shapes == 0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -141,10 +144,10 @@ def test_compiled_passes_write_the_same_text_and_are_kept_on_disk(
     settings = EngineSettings(max_slots=1, max_model_len=96, compile=True)
     engine = Engine(target, None, settings)
     outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=12))
-    engine.close()
-    assert [list(output.token_ids) for output in outputs] == wanted
     assert engine.core.runner.graphs is not None
     assert engine.core.runner.graphs.shapes == 1
+    engine.close()
+    assert [list(output.token_ids) for output in outputs] == wanted
     assert Path(os.environ[CACHE_VARIABLE]) == tmp_path / "distillspec" / "compiled"
     written = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}
     assert ".so" in written, "the compiled code itself"

@@ -56,9 +56,9 @@ def test_rows_that_are_padded_can_be_compiled(wide: LanguageModel) -> None:
     asked = [[5, 6, 7, 8] * 5] * 4  # too long prompts to be compiled: one shape
     engine = Engine(wide, None, EngineSettings(max_slots=6, max_model_len=64, compile=True, prefix_reuse=False))
     outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
-    engine.close()
     assert engine.core.runner.graphs is not None
     assert engine.core.runner.graphs.shapes == 1
+    engine.close()
     assert [list(output.token_ids) for output in outputs] == [hf_greedy(wide, asked[0], 6)] * 4
 
 
