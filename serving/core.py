@@ -19,7 +19,15 @@ from distillspec.models import LanguageModel
 from distillspec.serving.commit import Committer
 from distillspec.serving.control.base import BatchView, LengthController, Plan, RowResult, RowView, StepResult
 from distillspec.serving.kv_cache import Move, SlotPool
-from distillspec.serving.proposers.base import EMPTY, Foresees, ProposalRequest, Proposer, Prospect, most_nodes, release
+from distillspec.serving.proposers.base import (
+    EMPTY,
+    Foresees,
+    ProposalRequest,
+    Proposer,
+    Prospect,
+    most_nodes,
+    release_memory,
+)
 from distillspec.serving.requests import Request, RequestOutput, RequestRefused, Sequence, SequenceDelta
 from distillspec.serving.roster import Roster
 from distillspec.serving.runner import ModelRunner, RowInput
@@ -120,7 +128,7 @@ class EngineCore:
 
     def replace_proposer(self, proposer: Proposer | None) -> None:
         """Draft with another proposer from now on; call between steps (`at_next_step`)."""
-        release(self.proposer)
+        release_memory(self.proposer)
         self.proposer = proposer
         self._look_ahead()
         self.controller.draft_changed()
@@ -130,7 +138,7 @@ class EngineCore:
         """Give caches and recordings back at once, not when the garbage collector comes to this ring of objects: they
         are gigabytes. No step can follow."""
         self.runner.release()
-        release(self.proposer)
+        release_memory(self.proposer)
 
     @property
     def has_work(self) -> bool:

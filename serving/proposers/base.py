@@ -92,7 +92,7 @@ class HoldsMemory(Protocol):
         ...
 
 
-def release(proposer: Proposer | None) -> None:
+def release_memory(proposer: object) -> None:
     """Have a proposer that is done with give its memory back."""
     if isinstance(proposer, HoldsMemory):
         proposer.release()

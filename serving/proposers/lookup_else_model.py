@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from distillspec.serving.kv_cache import Move
-from distillspec.serving.proposers.base import Foresees, ProposalRequest, Proposer, Prospect, most_nodes, release
+from distillspec.serving.proposers.base import Foresees, ProposalRequest, Proposer, Prospect, most_nodes, release_memory
 from distillspec.serving.requests import Sequence
 from distillspec.serving.tree import TokenTree
 
@@ -47,7 +47,7 @@ class LookupElseModel:
         self.model.move(moves)
 
     def release(self) -> None:
-        release(self.model)
+        release_memory(self.model)
 
     def forget(self, sequence_id: str) -> None:
         self.lookup.forget(sequence_id)
