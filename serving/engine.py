@@ -17,6 +17,7 @@ from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel, load_target, read_metadata
 from distillspec.models.checkpoint import METADATA
 from distillspec.models.draft import load_pretrained
+from distillspec.models.memory import return_freed_memory
 from distillspec.models.slot_cache import hook, unhook
 from distillspec.serving.attention import choose_attention
 from distillspec.serving.control.base import LengthController
@@ -253,6 +254,7 @@ class Engine:
         for held in list(self._held):
             self._let_go(held.model)
         self.core.release()
+        return_freed_memory()
 
     def _check_open(self) -> None:
         if not self._held:
@@ -367,6 +369,7 @@ class Engine:
         self.core.replace_proposer(proposer)
         if old is not None:
             self._let_go(old)
+            return_freed_memory()
 
 
 def _load_draft(path: str | Path, target: LanguageModel) -> LanguageModel:

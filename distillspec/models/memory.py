@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 from pathlib import Path
 
 import torch
@@ -52,3 +54,15 @@ def _free_in_cgroup(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
         return max(0, int((folder / "memory.max").read_text()) - used + int(statistics.get("inactive_file", 0)))
     except (OSError, ValueError):  # no such files, or "max"
         return None
+
+
+def return_freed_memory() -> None:
+    """Have the C library give back what was freed.
+
+    glibc keeps blocks of up to 32 MB for itself once such were freed: packed weights of model after model added up to
+    gigabytes that nobody used.
+    """
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
