@@ -18,7 +18,7 @@ prepare_venv() { # $1: demo or test
   local profile="$1" extras
   case "$profile" in
     demo) extras=demo ;;
-    test) extras=demo,serve,wandb,deepspeed,lora,dev ;;
+    test) extras=demo,serve,wandb,deepspeed,lora,dev,kernels ;;
     *) fail "prepare_venv: unknown profile '$profile'" ;;
   esac
   make_venv

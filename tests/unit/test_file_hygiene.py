@@ -14,7 +14,8 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PINNED_EXTRAS = ("demo", "serve", "wandb", "deepspeed", "lora", "dev")  # what scripts/_setup.sh installs
+PINNED_EXTRAS = ("demo", "serve", "wandb", "deepspeed", "lora", "dev")  # what scripts/_setup.sh installs, and
+FREE_EXTRAS = ("kernels",)  # which Triton is wanted depends on torch's build
 SCRIPTS = ("scripts/demo", "scripts/test", "scripts/soak", ".ci/run")
 MODULES = sorted(file for folder in ("distillspec", "serving", "recipes") for file in (ROOT / folder).rglob("*.py"))
 
@@ -45,8 +46,9 @@ def test_every_direct_dependency_is_pinned_to_a_version_that_pyproject_accepts(g
     assert refused == []
 
 
-def test_the_setup_script_installs_the_pinned_extras() -> None:
-    assert f"test) extras={','.join(PINNED_EXTRAS)} ;;" in (ROOT / "scripts/_setup.sh").read_text()
+def test_the_setup_script_installs_every_extra() -> None:
+    assert sorted(PROJECT["optional-dependencies"]) == sorted(PINNED_EXTRAS + FREE_EXTRAS)
+    assert f"test) extras={','.join(PINNED_EXTRAS + FREE_EXTRAS)} ;;" in (ROOT / "scripts/_setup.sh").read_text()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
