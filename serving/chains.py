@@ -33,7 +33,7 @@ class _Lot:
 
     def residual(self, target_probs: Tensor, node: Tensor) -> Tensor:
         """max(0, p − q) `[m, V]` after the members' `node`s `[m]` fell."""
-        q = self.probs[(self.starts + node).clamp(max=len(self.probs) - 1)].to(target_probs)
+        q = self.probs.index_select(0, (self.starts + node).clamp(max=len(self.probs) - 1)).to(target_probs)
         if self.kept_ids is not None:
             q = torch.zeros_like(target_probs).index_copy_(1, self.kept_ids, q)
         return residual_probs(target_probs, q)
@@ -80,14 +80,17 @@ class Chains:
         alive = list(range(len(counts)))
         for level in range(self.longest + 1):
             rows = self.firsts[alive] + level
-            probs = policy_probs(logits if len(rows) == len(logits) else logits[rows], policy)
+            # `index_select` copies whole rows; `[rows]` goes number by number, which took most of a verdict.
+            probs = policy_probs(logits if len(rows) == len(logits) else logits.index_select(0, rows), policy)
             stands = [False] * len(alive)
             if level < self.longest:
                 target_at = probs.gather(1, self.tokens[alive, level, None])[:, 0]
                 accepted = to_host(accepts(target_at, draft_at[alive, level], uniforms[alive, level])).tolist()
                 stands = [yes and self.counts[b] > level for b, yes in zip(alive, accepted, strict=True)]
             fallen = [i for i, yes in enumerate(stands) if not yes]
-            last[[alive[i] for i in fallen]] = probs[fallen]
+            if fallen:
+                places = to_device([[alive[i] for i in fallen], fallen], self.device)
+                last.index_copy_(0, places[0], probs.index_select(0, places[1]))
             alive = [b for b, yes in zip(alive, stands, strict=True) if yes]
             for b in alive:
                 counts[b] = level + 1
@@ -103,8 +106,9 @@ class Chains:
             rest = last.scatter(1, token, 0.0)
             last = torch.where(fell & (rest.sum(-1, keepdim=True) > 0), rest, last)
         for lot in self.lots:
-            own = last[lot.members]
-            last[lot.members] = torch.where(fell[lot.members], lot.residual(own, count[lot.members]), own)
+            own = last.index_select(0, lot.members)
+            rest = torch.where(fell[lot.members], lot.residual(own, count[lot.members]), own)
+            last = rest if len(rest) == len(last) else last.index_copy(0, lot.members, rest)
         return last
 
     def _alike(self) -> list[list[int]]:

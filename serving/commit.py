@@ -175,7 +175,7 @@ def _logprobs(
     }
     if not asking:
         return {}
-    chosen = logits[to_device([row for place in asking for row in rows[place]], logits.device)]
+    chosen = logits.index_select(0, to_device([row for place in asking for row in rows[place]], logits.device))
     tokens = [token for own, _ in asking.values() for token in own]
     found = iter(token_logprobs(chosen, tokens, [best for own, best in asking.values() for _ in own]))
     return {place: list(islice(found, len(own))) for place, (own, _) in asking.items()}

@@ -252,7 +252,7 @@ def _by_kind(sequences: Seq[Sequence]) -> Iterator[tuple[tuple[SamplingPolicy, b
 
 
 def _rows_of(logits: Tensor, rows: list[int]) -> Tensor:
-    return logits if len(rows) == len(logits) else logits[to_device(rows, logits.device)]
+    return logits if len(rows) == len(logits) else logits.index_select(0, to_device(rows, logits.device))
 
 
 def _rows(window: Window) -> int:
