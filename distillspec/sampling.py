@@ -144,7 +144,9 @@ def _above_min_p(scaled: Tensor, policy: SamplingPolicy) -> Tensor:
 
 
 def _normalised(kept: Tensor) -> Tensor:
-    return kept / kept.sum(-1, keepdim=True)
+    """`kept [..., V]` divided by its sums; in place where no gradient passes."""
+    sums = kept.sum(-1, keepdim=True)
+    return kept / sums if kept.requires_grad else kept.div_(sums)
 
 
 def _nucleus_of(probs: Tensor, top_p: float, look: bool) -> Tensor:
@@ -154,17 +156,20 @@ def _nucleus_of(probs: Tensor, top_p: float, look: bool) -> Tensor:
 
 
 def _inside_nucleus(probs: Tensor, top_p: float, look: bool) -> Tensor:
-    """`probs [..., V]`, zero outside the nucleus; a tensor of its own."""
-    if not look or probs.device.type != "cpu":
+    """`probs [..., V]`, zero outside the nucleus; in place where no gradient passes."""
+    if not look or probs.device.type != "cpu" or probs.requires_grad:
         return probs * _nucleus_of(probs, top_p, look)
-    rows = probs.reshape(-1, probs.shape[-1])
+    rows = probs.view(-1, probs.shape[-1])
     edges = _edges(rows, top_p)
+    crowded = edges.crowded.nonzero()[:, 0]
+    exact = rows[crowded] * edges.of(crowded).without_surplus(rows[crowded]) if len(crowded) else None
     # A threshold a row is six times as fast here as a mask. What equals the smallest kept probability stays.
     below = torch.nextafter(edges.smallest, torch.zeros_like(edges.smallest)).tolist()
-    kept = torch.stack([torch.threshold(row, edge, 0.0) for row, edge in zip(rows, below, strict=True)])
-    if bool(edges.crowded.any()):
-        kept[edges.crowded] *= edges.of(edges.crowded).without_surplus(rows[edges.crowded])
-    return kept.view(probs.shape)
+    for row, edge in zip(rows, below, strict=True):
+        torch.threshold_(row, edge, 0.0)
+    if exact is not None:
+        rows[crowded] = exact
+    return probs
 
 
 def draw(probs: Tensor, uniforms: Tensor) -> Tensor:

@@ -56,7 +56,7 @@ def test_nucleus_found_from_a_prefix_equals_the_one_from_a_full_sort(top_p: floa
     probs = torch.softmax((noise(5, 40, seed=seed) * scale).round(), -1)
     full, short = (sampling._nucleus(probs, top_p, prefix) for prefix in (40, 4))
     assert torch.equal(full, short)
-    assert torch.equal(sampling._inside_nucleus(probs, top_p, look=True), probs * full)
+    assert torch.equal(sampling._inside_nucleus(probs.clone(), top_p, look=True), probs * full)
     mass = torch.where(full, probs, 0).sum(-1)
     smallest = torch.where(full, probs, INF).amin(-1)
     assert (mass > top_p - 1e-5).all()
@@ -181,3 +181,15 @@ def test_best_ids_are_argmax_ties_and_nan_included(width: int) -> None:
     logits[2, 0] = -torch.inf
     assert torch.equal(best_ids(logits), logits.argmax(-1))
     assert best_ids(logits[2, 0]).item() == 0
+
+
+@pytest.mark.parametrize("policy", [SamplingPolicy(temperature=0.8), SamplingPolicy(temperature=1.0, top_p=0.7)])
+def test_gradients_pass(policy: SamplingPolicy) -> None:
+    logits = noise(2, 30).requires_grad_()
+    with torch.no_grad():
+        plain = policy_probs(logits, policy)
+    probs = policy_probs(logits, policy)
+    assert torch.equal(probs, plain)
+    probs.square().sum().backward()
+    assert logits.grad is not None
+    assert logits.grad.abs().max() > 0
