@@ -10,9 +10,8 @@ from scipy.optimize import nnls
 
 from distillspec.errors import ConfigError
 from distillspec.serving.control.latency import ForwardCost
+from distillspec.serving.control.spikes import SpikeCut
 
-SPIKE = 4.0  # residuals beyond so many typical ones are cut to that
-QUICK = 0.1  # how fast the typical residual follows
 SCALE = (1000.0, 10.0, 1.0, 10.0)  # typical contexts, tokens, passes and experts of a pair
 ALERT, SOLVE_EVERY = 64, 16  # the first pairs are taken in at once, later ones by so many
 LASTING = 0.05  # pairs that the prior is always worth
@@ -51,7 +50,7 @@ class CostCalibration:
         self._products = confidence * self._prior
         self._theta = self._prior.copy()
         self._cost = prior
-        self._typical: float | None = None  # residual, seconds
+        self._cut = SpikeCut()
         self._pairs = 0
         self._new: list[list[float]] = []  # not in the sums yet
 
@@ -84,9 +83,8 @@ class CostCalibration:
     def _take_in(self, pairs: Floats) -> None:
         """Add pairs `[n, work and seconds]` to the sums, old to new."""
         scaled, seconds = pairs[:, :-1] / self._scale, pairs[:, -1]
-        cut = numpy.array(
-            [self._cut(*pair) for pair in zip((scaled @ self._theta).tolist(), seconds.tolist(), strict=True)]
-        )
+        expected = scaled @ self._theta
+        cut = expected + numpy.array([self._cut(residual) for residual in (seconds - expected).tolist()])
         size = numpy.maximum(1.0, (scaled**2).sum(1))  # large steps are not worth more than small ones
         weight = self.forgetting ** numpy.arange(len(pairs))[::-1] / size
         before = self.forgetting ** len(pairs)
@@ -101,12 +99,3 @@ class CostCalibration:
             root = numpy.linalg.cholesky(squares)
             self._theta, _ = nnls(root.T, numpy.linalg.solve(root, products))
         self._cost = self._as_cost()
-
-    def _cut(self, expected: float, seconds: float) -> float:
-        """The seconds, no further from what was expected than a few usual residuals."""
-        residual = seconds - expected
-        if self._typical is None:
-            self._typical = abs(residual)
-        limit = SPIKE * max(self._typical, 1e-6)
-        self._typical += QUICK * (min(abs(residual), 2 * limit) - self._typical)
-        return expected + min(max(residual, -limit), limit)

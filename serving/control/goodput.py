@@ -24,6 +24,7 @@ from distillspec.serving.control.base import (
 from distillspec.serving.control.bounded import best_by_row_within, best_for_all_within, row_tokens, violation
 from distillspec.serving.control.calibration import CostCalibration
 from distillspec.serving.control.latency import ForwardCost, LatencyModel
+from distillspec.serving.control.spikes import SpikeCut
 
 # What a machine is taken for until it was measured; worth a fraction of one measured step.
 UNKNOWN = LatencyModel(ForwardCost(1e-7, 1e-3, 2e-2), ForwardCost(1e-8, 1e-4, 2e-3))
@@ -34,7 +35,7 @@ TRY_EVERY = 10  # plain steps after which, and after twice and three times so ma
 TRY_LENGTH = 2  # tokens a row drafts on trial
 FEWEST_TRIED, MOST_TRIED = 4, 32  # steps of a trial: it goes on until it has lost as much as reading up did
 MEMORY = 0.998  # of what predictions missed, a step
-FIRST_MISS, SPIKE, QUICK = 0.5, 4.0, 0.1  # a usual miss at first; cut beyond so many; how fast the usual one follows
+FIRST_MISS = 0.5  # what a prediction is taken to miss usually, before it was seen
 CAUGHT_UP = 1  # token a row that a draft in step with it has yet to read
 MOST_READ = 512  # tokens a step that a draft reads to catch up
 WITHIN = 1 + 1e-9  # of a bound
@@ -80,7 +81,7 @@ class Missed:
     def __init__(self) -> None:
         self._measured = self._predicted = 1.0
         self._squares = 0.0
-        self._typical = FIRST_MISS
+        self._cut = SpikeCut(FIRST_MISS)
         self.seen = 0
 
     @property
@@ -103,10 +104,7 @@ class Missed:
         if predicted <= 0 or not 0 <= measured < float("inf"):
             return
         self.seen += 1
-        miss = measured / predicted - self.factor
-        most = SPIKE * self._typical
-        self._typical += QUICK * (min(abs(miss), 2 * most) - self._typical)
-        miss = min(max(miss, -most), most)
+        miss = self._cut(measured / predicted - self.factor)
         self._measured += self.factor + miss
         self._predicted += 1.0
         self._squares += miss**2
@@ -246,17 +244,25 @@ class GoodputController:
             return "learning costs", self._warm_up(batch)
         if self._speculates and best.lengths.any():
             return ("measuring plain", nothing) if self._since_plain >= PLAIN_EVERY else ("speculating", best)
-        tried = expected(batch, numpy.minimum(batch.limits, TRY_LENGTH))
-        lost_s = self._lost_s(tried, nothing)
-        if self._tried:
-            goes_on = self._tried < FEWEST_TRIED or self._tried * lost_s <= self._read_up_s
-            return ("trial", tried) if goes_on and self._tried < MOST_TRIED else ("not worth it", nothing)
-        if self._since_speculation % TRY_EVERY or not self._since_speculation:
+        is_due = self._since_speculation > 0 and self._since_speculation % TRY_EVERY == 0
+        if not is_due and not self._tried:
             return "not worth it", nothing
+        tried = expected(batch, numpy.minimum(batch.limits, TRY_LENGTH))
+        goes_on = self._goes_on(tried, nothing) if self._tried else self._affords(view, tried, nothing)
+        return ("trial", tried) if goes_on else ("not worth it", nothing)
+
+    def _goes_on(self, tried: Allocation, nothing: Allocation) -> bool:
+        """Whether the trial takes another step: it may lose as much as reading up took."""
+        if self._tried < FEWEST_TRIED:
+            return True
+        return self._tried < MOST_TRIED and self._tried * self._lost_s(tried, nothing) <= self._read_up_s
+
+    def _affords(self, view: BatchView, tried: Allocation, nothing: Allocation) -> bool:
+        """Whether a trial may begin: what it will lose, reading up included, is a small share of the time since the
+        last one."""
         read_up_s = self._catch_up_s(view.rows, tried.lengths.tolist())
-        since_s = self._since_speculation * nothing.seconds * self._plain_s.factor
-        affordable = read_up_s + max(FEWEST_TRIED * lost_s, read_up_s) <= TRIALS_COST * since_s
-        return ("trial", tried) if affordable else ("not worth it", nothing)
+        lost_s = read_up_s + max(FEWEST_TRIED * self._lost_s(tried, nothing), read_up_s)
+        return lost_s <= TRIALS_COST * self._since_speculation * nothing.seconds * self._plain_s.factor
 
     def _lost_s(self, tried: Allocation, nothing: Allocation) -> float:
         """Seconds by which a step of a trial takes longer than plain ones for as many tokens, as far as is known."""
@@ -321,14 +327,7 @@ class GoodputController:
     def _hold_against_prediction(self, result: StepResult, rows: Seq[RowResult]) -> None:
         """Note what the prediction missed, and decide whether speculation goes on."""
         speculated = any(row.proposed for row in rows)
-        self._since_plain = self._since_plain + 1 if speculated else 0
-        self._since_speculation = 0 if speculated else self._since_speculation + 1
-        if not speculated:
-            self._tried = 0
-        elif isinstance(result.plan.why, Decision) and result.plan.why.mode == "trial":
-            if not self._tried:
-                self._read_up_s = self._catch_up_s(result.view.rows, [row.length for row in result.plan.rows])
-            self._tried += 1
+        self._count(result, speculated)
         for missed in (self._spec_tokens, self._spec_s, self._plain_s):
             missed.age()
         plan = result.plan
@@ -348,6 +347,18 @@ class GoodputController:
             return
         nothing, best = plan.why.raw if isinstance(plan.why, Decision) else self.decide(result.view).raw
         self._speculates = best * self._gain * (1 - self._uncertainty) > self._plain_rate(nothing)
+
+    def _count(self, result: StepResult, speculated: bool) -> None:
+        """Steps since the last of either kind, and of the trial that goes on."""
+        self._since_plain = self._since_plain + 1 if speculated else 0
+        self._since_speculation = 0 if speculated else self._since_speculation + 1
+        why = result.plan.why
+        if not speculated:
+            self._tried = 0
+        elif isinstance(why, Decision) and why.mode == "trial":
+            if not self._tried:
+                self._read_up_s = self._catch_up_s(result.view.rows, why.lengths)
+            self._tried += 1
 
     def _prompts_s(self, tokens: int) -> float | None:
         """What reading prompt tokens takes; None where no profile says so: such steps tell nothing of the others."""
