@@ -21,3 +21,8 @@ class Interrupted(Exception):
     def __init__(self, signal_number: int, resume_hint: str) -> None:
         super().__init__(resume_hint)
         self.signal_number = signal_number
+
+
+def in_one_line(error: BaseException, most: int = 160) -> str:
+    """What an error says, its lines joined, at most so many characters: for a reason inside another message."""
+    return " ".join(str(error).split())[:most]

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from distillspec.errors import ConfigError
+from distillspec.errors import ConfigError, in_one_line
 from distillspec.models import LanguageModel
+from distillspec.models.language_model import attention_heads
 from distillspec.models.ragged_attention import MOST_QUERIES, ragged_attention
 from distillspec.models.slot_cache import Attend, SlotCache, SlotView, masked_attention
 
@@ -59,7 +60,7 @@ def _failure(models: Seq[LanguageModel]) -> str | None:
             try:
                 difference = _difference(shape, model.device, model.dtype)
             except Exception as error:  # a compiler has many ways to fail
-                return f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+                return f"{type(error).__name__}: {in_one_line(error)}"
             if not difference <= TOLERANCE[model.dtype]:
                 return f"it is off by {difference:.2g} for {shape}"
     return None
@@ -68,14 +69,12 @@ def _failure(models: Seq[LanguageModel]) -> str | None:
 def _shapes(model: LanguageModel) -> Iterator[_Shape]:
     """The smallest and the largest window of drafted tokens, in layers with and without a sliding window."""
     config = model.model.config.get_text_config()
-    heads = config.num_attention_heads
-    kv_heads = getattr(config, "num_key_value_heads", None) or heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    heads = attention_heads(model)
     softcap = getattr(config, "attn_logit_softcapping", None)
     sliding = getattr(config, "sliding_window", None)
-    for width in (1, max(1, MOST_QUERIES // (heads // kv_heads))):
+    for width in (1, max(1, MOST_QUERIES // (heads.query // heads.kv))):
         for window in {None, sliding}:
-            yield _Shape(heads, kv_heads, dim, width, window, softcap)
+            yield _Shape(*heads, width, window, softcap)
 
 
 @torch.inference_mode()

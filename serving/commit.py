@@ -17,7 +17,7 @@ from distillspec.serving.proposers.base import Proposer
 from distillspec.serving.requests import Sequence, TokenLogprob
 from distillspec.serving.roster import Roster
 from distillspec.serving.sampling import Judgement, Window
-from distillspec.serving.transfer import to_device
+from distillspec.serving.transfer import rows_of, to_device
 from distillspec.serving.tree import TokenTree
 from distillspec.serving.verification import Verdict
 
@@ -175,7 +175,7 @@ def _logprobs(
     }
     if not asking:
         return {}
-    chosen = logits.index_select(0, to_device([row for place in asking for row in rows[place]], logits.device))
+    chosen = rows_of(logits, [row for place in asking for row in rows[place]])
     tokens = [token for own, _ in asking.values() for token in own]
     found = iter(token_logprobs(chosen, tokens, [best for own, best in asking.values() for _ in own]))
     return {place: list(islice(found, len(own))) for place, (own, _) in asking.items()}

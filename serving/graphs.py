@@ -19,7 +19,9 @@ from typing import Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from distillspec.errors import in_one_line
 from distillspec.models import LanguageModel
+from distillspec.models.numerics import power_of_two
 from distillspec.models.slot_cache import SlotCache, SlotView
 
 log = logging.getLogger(__name__)
@@ -128,7 +130,7 @@ class Recordings(Generic[Recording]):
             self._made[shape] = record()
         except Exception as error:  # a compiler has many ways to fail, and serving must go on
             self._works = False
-            log.warning("passes run as they are: recording one failed (%s)", " ".join(str(error).split())[:300])
+            log.warning("passes run as they are: recording one failed (%s)", in_one_line(error, 300))
             return None
         return self._made[shape]
 
@@ -189,7 +191,7 @@ class GraphedPasses:
         if view.first != 0 or view.ancestors is not None or width > WIDEST:
             return None
         if self.recorder.pads:
-            rows, width = min(bucket(rows), self.cache.slots), bucket(width)
+            rows, width = min(power_of_two(rows), self.cache.slots), power_of_two(width)
         return _Shape(rows, width, recorded_reach(view.reach, self.cache))
 
     def _record(self, shape: _Shape) -> _Recorded:
@@ -213,9 +215,4 @@ def _cache_home() -> Path:
 
 def recorded_reach(reach: int, cache: SlotCache) -> int:
     """Keys read a row in recorded passes that have to read `reach`."""
-    return min(max(bucket(reach), SHORTEST_REACH), cache.max_len)
-
-
-def bucket(count: int) -> int:
-    """The next power of two."""
-    return 1 << (count - 1).bit_length()
+    return min(max(power_of_two(reach), SHORTEST_REACH), cache.max_len)

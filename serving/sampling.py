@@ -21,7 +21,7 @@ from distillspec.serving.chains import Chains, next_tokens
 from distillspec.serving.logits import Columns, Place, needs_transform, transform
 from distillspec.serving.noise import NoiseBank
 from distillspec.serving.requests import Sequence
-from distillspec.serving.transfer import to_device, to_host, to_host_together
+from distillspec.serving.transfer import rows_of, to_device, to_host, to_host_together
 from distillspec.serving.tree import ROOT, TokenTree
 from distillspec.serving.verification import Verdict, verify_choices, verify_tree
 from distillspec.types import SamplingPolicy
@@ -86,7 +86,7 @@ class TokenSampler:
         tokens = torch.zeros(len(places), dtype=torch.int64, device=logits.device)
         probs: list[Tensor | None] = [None] * len(places)
         for (policy, seeded), rows in _by_kind([place.sequence for place in places]):
-            scores = _rows_of(logits, rows)
+            scores = rows_of(logits, rows)
             if policy.is_greedy:
                 chosen = best_ids(scores)
             elif seeded:
@@ -118,7 +118,7 @@ class TokenSampler:
         asked: list[tuple[list[int], Asked]] = []
         for (policy, seeded), members in _by_kind([window.sequence for window in windows]):
             group = [windows[m] for m in members]
-            part = _rows_of(logits, [row for m in members for row in range(firsts[m], firsts[m] + _rows(windows[m]))])
+            part = rows_of(logits, [row for m in members for row in range(firsts[m], firsts[m] + _rows(windows[m]))])
             judge = _ask_greedy if policy.is_greedy else self._ask_seeded if seeded else self._ask_drawn
             asked.append((members, judge(part, group, policy)))
         numbers = to_host(torch.cat([finite.long(), *(asking.numbers for _, asking in asked)])).tolist()
@@ -249,10 +249,6 @@ def _by_kind(sequences: Seq[Sequence]) -> Iterator[tuple[tuple[SamplingPolicy, b
     for place, sequence in enumerate(sequences):
         groups.setdefault((sequence.params.policy, sequence.params.seed is not None), []).append(place)
     yield from groups.items()
-
-
-def _rows_of(logits: Tensor, rows: list[int]) -> Tensor:
-    return logits if len(rows) == len(logits) else logits.index_select(0, to_device(rows, logits.device))
 
 
 def _rows(window: Window) -> int:

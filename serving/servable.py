@@ -7,7 +7,7 @@ from weakref import WeakSet
 import torch
 from transformers import PreTrainedModel
 
-from distillspec.errors import ConfigError
+from distillspec.errors import ConfigError, in_one_line
 from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import SlotCache, SlotView, is_hooked, slot_attention_in
 
@@ -62,7 +62,7 @@ def _try(model: LanguageModel) -> None:
         with slot_attention_in(model.model):
             slots = model.hidden(tokens, view.positions, slot_view=view)
     except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:160]}"
+        reason = f"{type(error).__name__}: {in_one_line(error)}"
         raise ConfigError(f"{model.name} cannot use the engine's slots ({reason}), so it cannot be served") from error
     finally:
         model.model.train(was_training)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -89,6 +89,22 @@ class LanguageModel:
 
     def with_identity(self, **changes: Any) -> LanguageModel:
         return replace(self, identity=replace(self.identity, **changes))
+
+
+class AttentionHeads(NamedTuple):
+    """Query heads, key heads that groups of them share, and what each of them is wide."""
+
+    query: int
+    kv: int
+    dim: int
+
+
+def attention_heads(model: LanguageModel) -> AttentionHeads:
+    """As the configuration says; fewer key heads and another width than the hidden state's share are optional there."""
+    config = model.model.config.get_text_config()
+    query = config.num_attention_heads
+    kv = getattr(config, "num_key_value_heads", None) or query
+    return AttentionHeads(query, kv, getattr(config, "head_dim", None) or config.hidden_size // query)
 
 
 def decoder_layers(decoder: nn.Module) -> nn.ModuleList:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from distillspec.models.language_model import LanguageModel
+from distillspec.models.language_model import LanguageModel, attention_heads
 
 SHARE = 0.5  # of the free memory; the rest is for activations and everything else
 
@@ -22,10 +22,9 @@ def slots_that_fit(models: list[LanguageModel], wanted: int, max_len: int) -> in
 
 def kv_bytes_per_token(model: LanguageModel) -> int:
     """Keys and values of one token over all layers."""
-    config = model.model.config.get_text_config()
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * config.num_hidden_layers * heads * dim * torch.finfo(model.dtype).bits // 8
+    layers = model.model.config.get_text_config().num_hidden_layers
+    heads = attention_heads(model)
+    return 2 * layers * heads.kv * heads.dim * torch.finfo(model.dtype).bits // 8
 
 
 def free_bytes(device: torch.device) -> int | None:

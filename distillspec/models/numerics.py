@@ -46,3 +46,8 @@ def _cpu_multiplies_bf16() -> bool:
     except OSError:
         return False
     return "amx_bf16" in flags or "avx512_bf16" in flags
+
+
+def power_of_two(count: int) -> int:
+    """The least power of two that is not below `count`, at least 1."""
+    return 1 << (count - 1).bit_length()

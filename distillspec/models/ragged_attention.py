@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from distillspec.models.numerics import power_of_two
 from distillspec.models.slot_cache import SlotView, masked_attention
 
 MOST_QUERIES = 128  # folded queries a key head (group · tokens a row); more are prompts, where masks cost little
@@ -34,7 +35,7 @@ def ragged_attention(
         return masked_attention(query, keys, values, view, scaling, window, softcap)
     from distillspec.models.ragged_kernel import attend_part
 
-    kv_heads, rows = keys.shape[2], max(16, _power_of_two(groups * width))
+    kv_heads, rows = keys.shape[2], max(16, power_of_two(groups * width))
     part_len, parts = _parts(view.reach, batch * kv_heads)
     partial = query.new_empty(batch, kv_heads, parts, rows, dim, dtype=torch.float32)
     weight = query.new_empty(batch, kv_heads, parts, rows, dtype=torch.float32)
@@ -59,7 +60,7 @@ def ragged_attention(
         SOFTCAP=softcap or 0.0,
         ROWS=rows,
         COLUMNS=COLUMNS,
-        DIMS=max(16, _power_of_two(dim)),
+        DIMS=max(16, power_of_two(dim)),
     )
     out = _weighed(partial, weight)[:, :, : groups * width]
     return out.to(query.dtype).reshape(batch, heads, width, dim).transpose(1, 2)
@@ -76,9 +77,5 @@ def _weighed(partial: Tensor, weight: Tensor) -> Tensor:
 def _parts(reach: int, programs: int) -> tuple[int, int]:
     """Keys a part, and how many parts: as many as keep the device busy, none too short to be worth a kernel."""
     wanted = max(1, PROGRAMS // programs)
-    length = max(SHORTEST_PART, _power_of_two(-(-reach // wanted)))
+    length = max(SHORTEST_PART, power_of_two(-(-reach // wanted)))
     return length, -(-reach // length)
-
-
-def _power_of_two(count: int) -> int:
-    return 1 << (count - 1).bit_length()

@@ -28,7 +28,7 @@ from distillspec.serving.online.records import (
 )
 from distillspec.serving.online.signal import Drafted, Packed, pack, read, top_signal
 from distillspec.serving.requests import CompletionOutput, Request, RequestOutput
-from distillspec.serving.transfer import to_device
+from distillspec.serving.transfer import rows_of
 from distillspec.types import TeacherSignal
 
 log = logging.getLogger(__name__)
@@ -134,11 +134,7 @@ class ReplayTap:
         rows = [row for emission, _ in logged for row in emission.rows]
         drafted = [drafted_at(emission, place) for emission, _ in logged for place in range(len(emission.rows))]
         trees = [emission.tree for emission, _ in logged for _ in emission.rows]
-        chosen = (
-            logits
-            if len(rows) == len(logits) and rows == list(range(len(rows)))
-            else logits[to_device(rows, logits.device)]
-        )
+        chosen = rows_of(logits, rows)
         packed = pack(top_signal(chosen, self.config.entries, self._uniforms(len(rows), logits)), drafted, trees)
         first = 0
         for emission, growing in logged:

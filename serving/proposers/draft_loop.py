@@ -14,9 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from distillspec.models.numerics import power_of_two
 from distillspec.models.slot_cache import SlotView
 from distillspec.sampling import draw_unchecked
-from distillspec.serving.graphs import Recorder, Recordings, bucket, recorded_reach
+from distillspec.serving.graphs import Recorder, Recordings, recorded_reach
 from distillspec.serving.logits import Columns
 from distillspec.serving.runner import ModelRunner, RowInput
 from distillspec.serving.transfer import to_device
@@ -81,7 +82,7 @@ class DraftLoop:
         if self._recordings is None or view.first != 0:
             return None
         cache = self.runner.cache
-        rows, width = min(bucket(tokens.shape[0]), cache.slots), bucket(tokens.shape[1])
+        rows, width = min(power_of_two(tokens.shape[0]), cache.slots), power_of_two(tokens.shape[1])
         shape = (rows, width, recorded_reach(reach, cache), count, drawn)
         return self._recordings.get(shape, lambda: self._record(*shape))
 
