@@ -18,6 +18,7 @@ from common import write_result
 
 from distillspec.config import WorkloadConfig
 from distillspec.serving.control.base import BatchView, LengthController, Plan, StepResult
+from distillspec.serving.control.wrapped import WrappedController
 from distillspec.serving.simulation import Policy, Simulation, load_hardware, make_policy, make_workload
 from distillspec.serving.simulation.figures import figures_of
 
@@ -26,32 +27,23 @@ POLICIES = ("none", "fixed-3", "goodput", "goodput-step", "oracle")
 GOALS = {"every load": 200, "large batches": 1000}
 
 
-class Timed:
+class Timed(WrappedController):
     """A controller, and the processor seconds spent in it."""
 
-    def __init__(self, controller: LengthController) -> None:
-        self.controller, self.spent_s = controller, 0.0
-
-    @property
-    def longest(self) -> int:
-        return self.controller.longest
+    def __init__(self, inside: LengthController) -> None:
+        super().__init__(inside)
+        self.spent_s = 0.0
 
     def plan(self, view: BatchView) -> Plan:
         began = time.thread_time()
-        plan = self.controller.plan(view)
+        plan = super().plan(view)
         self.spent_s += time.thread_time() - began
         return plan
 
-    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
-        return self.controller.trim(view, plan)
-
     def observe(self, result: StepResult) -> None:
         began = time.thread_time()
-        self.controller.observe(result)
+        super().observe(result)
         self.spent_s += time.thread_time() - began
-
-    def draft_changed(self) -> None:
-        self.controller.draft_changed()
 
 
 def main() -> None:

@@ -201,6 +201,16 @@ class ModelIdentity:
     vocab_size: int  # ids the tokenizer can produce; the model may pad beyond it
     weights_hash: str = ""
 
+    @property
+    def version(self) -> str:
+        """The weights' hash, short: what a draft is called while it is served."""
+        return short_hash(self.weights_hash)
+
+
+def short_hash(weights_hash: str) -> str:
+    """The first 12 hexadecimal digits: enough to tell the versions of a draft apart."""
+    return weights_hash[:12]
+
 
 @dataclass(frozen=True)
 class Interval:

@@ -377,7 +377,7 @@ def _load_draft(path: str | Path, target: LanguageModel) -> LanguageModel:
 
 
 def _version(draft: LanguageModel | None) -> str:
-    return "" if draft is None else draft.identity.weights_hash[:12]
+    return "" if draft is None else draft.identity.version
 
 
 def check_target(path: str | Path, target: LanguageModel) -> None:

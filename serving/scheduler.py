@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from distillspec.serving.control.base import AdmissionController, AdmissionView, LengthController, WaitingView
+from distillspec.serving.control.wrapped import innermost
 from distillspec.serving.requests import Sequence, Status
 
 urgency = attrgetter("request.priority", "arrival")  # smaller is sooner; no two sequences are equally urgent
@@ -64,11 +65,12 @@ def most_admitted(
     controller: LengthController, waiting: Seq[Sequence], running: Seq[Sequence], limits: Limits, now: float
 ) -> int | None:
     """How many of those who wait the controller lets in, those who go first first; None: it leaves that alone."""
-    if not waiting or not isinstance(controller, AdmissionController):
+    deciding = innermost(controller)
+    if not waiting or not isinstance(deciding, AdmissionController):
         return None
     views = [WaitingView(s.id, len(s.tokens), now - s.stats.submitted_s) for s in waiting]
     running_tokens = tuple([len(sequence.tokens) for sequence in running])
-    return controller.admit(AdmissionView(running_tokens, tuple(views), limits.slots, limits.cache_tokens))
+    return deciding.admit(AdmissionView(running_tokens, tuple(views), limits.slots, limits.cache_tokens))
 
 
 def plan_step(waiting: Seq[Sequence], running: Seq[Sequence], limits: Limits, most: int | None = None) -> SchedulePlan:

@@ -134,7 +134,7 @@ def prompts_of(segment: Segment, target: LanguageModel, longest: int, seed: int)
 
 
 def _recorded(settings: OnlineSettings) -> set[str]:
-    if not (settings.layout.replay / "manifest.sqlite").is_file():
+    if not settings.layout.manifest.is_file():
         return set()
     replay = ReplayLog(settings.layout.replay)
     try:

@@ -16,8 +16,9 @@ from distillspec.serving.online.registry import Version, VersionRegistry
 
 def run(config: VersionsCommand, folder: Path) -> None:
     """Carry out `action=` on the versions in `online.folder`; a server that runs follows by itself."""
-    versions = Layout(Path(config.online.folder)).versions
-    if not (versions / "registry.sqlite").is_file():
+    layout = Layout(Path(config.online.folder))
+    versions = layout.versions
+    if not layout.registry.is_file():
         raise ConfigError(f"there are no versions in {versions}; a server with online=on makes them")
     registry = VersionRegistry(versions)
     if config.version is not None:

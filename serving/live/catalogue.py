@@ -15,7 +15,7 @@ class RegistryCatalogue:
 
     def list(self) -> tuple[DraftEntry, ...]:
         draft = self._engine.draft
-        used = None if draft is None else draft.identity.weights_hash[:12]
+        used = None if draft is None else draft.identity.version
         return tuple(
             DraftEntry(version.name, version.served_as, version.served_as == used, version.status)
             for version in self._registry.versions()

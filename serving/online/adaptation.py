@@ -25,6 +25,7 @@ from torch import Tensor
 
 from distillspec.errors import ConfigError, RunError
 from distillspec.serving.commit import Emission
+from distillspec.serving.control.wrapped import known_costs
 from distillspec.serving.core import StepOutput
 from distillspec.serving.engine import Engine
 from distillspec.serving.online.beginning import first_draft
@@ -90,7 +91,9 @@ class Adaptation:
             self.registry,
             self.replay,
             shadow,
-            costs=lambda draft: estimate_costs(engine.target, draft, settings.gate, engine.core.controller),
+            costs=lambda draft: estimate_costs(
+                engine.target, draft, settings.gate, known_costs(engine.core.controller)
+            ),
             swap=self._swap,
             served=self.served,
             report=self._tell,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from distillspec.config import GateConfig
 from distillspec.evaluation.bootstrap import interval, relative_gain
 from distillspec.models import LanguageModel
+from distillspec.serving.control.latency import LatencyModel
 from distillspec.serving.online.shadow import Score
 from distillspec.types import Interval
 
@@ -139,9 +140,10 @@ def _decision(
     return "inconclusive", f"{shown}: the lower end does not exceed {config.margin:.1%}"
 
 
-def estimate_costs(target: LanguageModel, draft: LanguageModel, config: GateConfig, controller: Any = None) -> Costs:
-    """By the controller's own measurements where it has any, else by the weights a token reads."""
-    latency = getattr(controller, "latency", None)
+def estimate_costs(
+    target: LanguageModel, draft: LanguageModel, config: GateConfig, latency: LatencyModel | None = None
+) -> Costs:
+    """By what steps were measured to cost where that is known, else by the weights a token reads."""
     if latency is not None and latency.draft is not None and config.draft_cost is None:
         plain = latency.target_s([CONTEXT], [0])
         if plain > 0:

@@ -12,6 +12,8 @@ from distillspec.config import AdaptConfig, GateConfig, LossConfig, OnlineConfig
 from distillspec.errors import ConfigError
 from distillspec.files import write_json
 
+REGISTRY, MANIFEST = "registry.sqlite", "manifest.sqlite"  # what the versions and the replay log are written down in
+
 M = TypeVar("M", bound="_Message")
 
 
@@ -48,11 +50,11 @@ class Layout:
 
     @property
     def registry(self) -> Path:
-        return self.versions / "registry.sqlite"
+        return self.versions / REGISTRY
 
     @property
     def manifest(self) -> Path:
-        return self.replay / "manifest.sqlite"
+        return self.replay / MANIFEST
 
     @property
     def trainer(self) -> Path:

@@ -45,9 +45,8 @@ class Learnt:
     seconds: float
     cpu_s: float
     problem: str = ""  # why there is no new version; empty where there is
-    alpha: float = (
-        math.nan
-    )  # acceptance on the update's text, first and last tenth; too high without draws from the tail
+    # Acceptance on the update's text, first and last tenth; too high without draws from the tail.
+    alpha: float = math.nan
     alpha_at_end: float = math.nan
 
     def to_json(self) -> dict[str, Any]:

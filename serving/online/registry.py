@@ -23,6 +23,8 @@ from distillspec.errors import ConfigError, RunError
 from distillspec.files import verify_folder
 from distillspec.models import read_metadata
 from distillspec.serving.online.database import Database
+from distillspec.serving.online.layout import REGISTRY
+from distillspec.types import short_hash
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +65,7 @@ class Version:
     @property
     def served_as(self) -> str:
         """What the engine calls it."""
-        return self.weights_hash[:12]
+        return short_hash(self.weights_hash)
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class VersionRegistry:
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self.folder, self._clock = folder, clock
-        self._database = Database(folder / "registry.sqlite", SCHEMA)
+        self._database = Database(folder / REGISTRY, SCHEMA)
 
     def add(
         self,
@@ -101,7 +103,7 @@ class VersionRegistry:
             figures = json.dumps(metrics or {})
             with self._database.transaction() as rows:
                 number = 1 + (rows.execute("SELECT MAX(id) FROM versions").fetchone()[0] or 0)
-                name = f"v{number:05d}-{weights_hash[:12]}"
+                name = f"v{number:05d}-{short_hash(weights_hash)}"
                 os.replace(aside, self.folder / name)
                 rows.execute(
                     "INSERT INTO versions (name, weights_hash, digest, parent, status, created_s, first_request,"

@@ -22,6 +22,7 @@ from distillspec.errors import ConfigError
 from distillspec.files import sha256_of, write_atomic
 from distillspec.serving.online.clock import SteadyClock
 from distillspec.serving.online.database import Database
+from distillspec.serving.online.layout import MANIFEST
 from distillspec.serving.online.lock import held
 from distillspec.serving.online.records import LoggedAnswer, LogKey, Split
 from distillspec.serving.online.shard import ShardRefused, load_shard, save_shard
@@ -84,11 +85,11 @@ class ReplayLog:
         write: Callable[[Path, Callable[[Path], Any]], None] = write_atomic,
         seed: int = 0,
     ) -> None:
-        if key is None and not (folder / "manifest.sqlite").is_file():
+        if key is None and not (folder / MANIFEST).is_file():
             raise ConfigError(f"there is no log in {folder}; a server with online=on writes one")
         self.folder, self.config = folder, config or ReplayConfig()
         self._write, self._random = write, random.Random(seed)
-        self._database = Database(folder / "manifest.sqlite", SCHEMA)
+        self._database = Database(folder / MANIFEST, SCHEMA)
         self.key = self._agreed_key(key)
         newest = self._database.value("SELECT MAX(time_s) FROM answers") or 0.0
         self.clock = clock or SteadyClock(newest)

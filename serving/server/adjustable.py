@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
-from distillspec.serving.control.base import (
-    AdmissionController,
-    AdmissionView,
-    BatchView,
-    LengthController,
-    Plan,
-    StepResult,
-)
+from distillspec.serving.control.base import BatchView, LengthController, Plan
 from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.control.wrapped import WrappedController
 
 Policy = Literal["engine", "fixed", "off"]
 
@@ -26,7 +20,7 @@ class Hand:
     max_length: int | None = None
 
 
-class AdjustableController:
+class AdjustableController(WrappedController):
     """Plans as the controller inside does, within the operator's bound, or with one fixed length instead.
 
     The controller inside sees the bound as every row's limit and goes on observing under any policy, so that going
@@ -34,49 +28,17 @@ class AdjustableController:
     """
 
     def __init__(self, inside: LengthController) -> None:
-        self.inside = inside
+        super().__init__(inside)
         self.hand = Hand()
-
-    @property
-    def longest(self) -> int:
-        return self.inside.longest
-
-    @property
-    def latency(self) -> Any:
-        """The costs of steps as the controller inside knows them; None where it knows none."""
-        return getattr(self.inside, "latency", None)
 
     def plan(self, view: BatchView) -> Plan:
         hand = self.hand
         bound = self._bound(hand)
         if bound < self.longest:
             view = replace(view, rows=tuple(row._replace(limit=min(row.limit, bound)) for row in view.rows))
-        return (FixedLength(bound) if hand.policy == "fixed" else self.inside).plan(view)
-
-    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
-        """What the plan says already holds the bound; the controller inside may only cut further."""
-        return self.inside.trim(view, plan)
-
-    def observe(self, result: StepResult) -> None:
-        self.inside.observe(result)
-
-    def draft_changed(self) -> None:
-        self.inside.draft_changed()
+        return FixedLength(bound).plan(view) if hand.policy == "fixed" else super().plan(view)
 
     def _bound(self, hand: Hand) -> int:
         if hand.policy == "off":
             return 0
         return self.longest if hand.max_length is None else min(self.longest, hand.max_length)
-
-
-class AdmittingController(AdjustableController):
-    """The same over a controller that also says who is let in; the hand leaves that to it."""
-
-    def admit(self, view: AdmissionView) -> int:
-        assert isinstance(self.inside, AdmissionController)
-        return self.inside.admit(view)
-
-
-def adjustable(inside: LengthController) -> AdjustableController:
-    """A hand on a controller that takes nothing from it."""
-    return AdmittingController(inside) if isinstance(inside, AdmissionController) else AdjustableController(inside)

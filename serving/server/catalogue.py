@@ -34,7 +34,7 @@ class DraftCatalogue(Protocol):
         ...
 
     def promote(self, name: str) -> str:
-        """Make it the version that restarts and other servers use too; its version."""
+        """Make it the version that restarts and other servers use too; its version. Raises NotOffered."""
         ...
 
     def rollback(self) -> str:
@@ -46,6 +46,10 @@ class NotInCatalogue(LookupError):
     """There is no such draft."""
 
 
+class NotOffered(Exception):
+    """This catalogue cannot do that."""
+
+
 class FolderCatalogue:
     """The draft folders directly inside `root`; remembers what was loaded, for going back."""
 
@@ -54,7 +58,7 @@ class FolderCatalogue:
         self._used = [] if started_with is None else [started_with.resolve()]
         self._versions: dict[Path, str] = {}
         if started_with is not None and engine.draft is not None:
-            self._versions[started_with.resolve()] = engine.draft.identity.weights_hash[:12]
+            self._versions[started_with.resolve()] = engine.draft.identity.version
 
     def list(self) -> tuple[DraftEntry, ...]:
         found = sorted(folder for folder in self.root.iterdir() if self._is_draft(folder))
@@ -68,7 +72,7 @@ class FolderCatalogue:
         return version
 
     def promote(self, name: str) -> str:
-        raise NotImplementedError("a folder of drafts keeps no record that a restart reads; start with online=on")
+        raise NotOffered("a folder of drafts keeps no record that a restart reads; start with online=on")
 
     def rollback(self) -> str:
         if len(self._used) < 2:

@@ -208,7 +208,7 @@ def _requests(parts: Parts, wanted: Wanted, head_id: str) -> list[Request]:
 
 def _check_draft(parts: Parts, wanted: str | None) -> None:
     """A request may insist on the draft in use; there is only one at a time."""
-    current = None if parts.engine.draft is None else parts.engine.draft.identity.weights_hash[:12]
+    current = None if parts.engine.draft is None else parts.engine.draft.identity.version
     if wanted is not None and wanted != current:
         problem = f"speculation.draft={wanted!r} is not the draft in use ({current or 'none'})"
         raise bad_request(problem, "speculation.draft")

@@ -13,7 +13,7 @@ from fastapi import Request as HttpRequest
 
 from distillspec.config import ServerConfig
 from distillspec.serving.engine import Engine
-from distillspec.serving.server.adjustable import AdjustableController, adjustable
+from distillspec.serving.server.adjustable import AdjustableController
 from distillspec.serving.server.bridge import EngineBridge
 from distillspec.serving.server.catalogue import DraftCatalogue
 from distillspec.serving.server.domains import Domains
@@ -97,7 +97,7 @@ def make_parts(
     online: OnlineControl | None = None,
 ) -> Parts:
     """Everything around an engine that does not run yet; puts an operator's hand on its length controller."""
-    controller = adjustable(engine.core.controller)
+    controller = AdjustableController(engine.core.controller)
     engine.use_controller(controller)
     model = config.model_name or Path(engine.target.name).name
     slots, tokens = engine.slots, engine.core.limits.cache_tokens

@@ -8,7 +8,8 @@ from collections.abc import Sequence as Seq
 import numpy
 
 from distillspec.serving.bench.records import RequestRecord
-from distillspec.serving.control.base import BatchView, LengthController, Plan, StepResult
+from distillspec.serving.control.base import LengthController, StepResult
+from distillspec.serving.control.wrapped import WrappedController
 from distillspec.serving.simulation.luck import NEVER, Luck
 from distillspec.serving.simulation.workload import SimulatedRequest
 
@@ -17,35 +18,22 @@ SHARED_TRIALS = 10.0  # what the acceptance of all requests is worth beside a re
 Trials = Mapping[str, Mapping[int, bool]]  # by sequence, then by tokens before the drafted one: whether it stood
 
 
-class Witness:
+class Witness(WrappedController):
     """A controller that plans as the one inside, and keeps every step and which drafted tokens stood."""
 
     def __init__(self, inside: LengthController) -> None:
-        self.inside = inside
+        super().__init__(inside)
         self.results: list[StepResult] = []
         self.trials: dict[str, dict[int, bool]] = {}
 
-    @property
-    def longest(self) -> int:
-        return self.inside.longest
-
-    def plan(self, view: BatchView) -> Plan:
-        return self.inside.plan(view)
-
-    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
-        return self.inside.trim(view, plan)
-
     def observe(self, result: StepResult) -> None:
-        self.inside.observe(result)
+        super().observe(result)
         self.results.append(result)
         contexts = {row.sequence_id: row.context_tokens for row in result.view.rows}
         for row in result.rows:
             if row.proposed:
                 own, first = self.trials.setdefault(row.sequence_id, {}), contexts[row.sequence_id]
                 own.update({first + place: place < row.accepted for place in range(row.tried)})
-
-    def draft_changed(self) -> None:
-        self.inside.draft_changed()
 
 
 def seen_requests(records: Seq[RequestRecord], trials: Trials, seed: int = 0) -> list[SimulatedRequest]:

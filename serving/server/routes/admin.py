@@ -15,7 +15,7 @@ from distillspec.errors import ConfigError, RunError
 from distillspec.serving.server.access import administrator
 from distillspec.serving.server.adjustable import Hand
 from distillspec.serving.server.bodies import described, read_as
-from distillspec.serving.server.catalogue import DraftCatalogue, NotInCatalogue
+from distillspec.serving.server.catalogue import DraftCatalogue, NotInCatalogue, NotOffered
 from distillspec.serving.server.errors import ApiError, bad_request, not_found, switched_off
 from distillspec.serving.server.online_control import OnlineControl
 from distillspec.serving.server.parts import Parts, parts_of
@@ -138,7 +138,7 @@ async def _with_drafts(parts: Parts, work: Callable[[DraftCatalogue], T]) -> T:
         return found
     except NotInCatalogue as error:
         raise not_found(str(error), "draft_not_found") from error
-    except NotImplementedError as error:
+    except NotOffered as error:
         raise ApiError(501, str(error), kind="server_error", code="not_enabled") from error
     except ConfigError as error:
         raise bad_request(str(error), "draft", "draft_refused") from error

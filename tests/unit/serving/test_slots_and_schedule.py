@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.latency import ForwardCost, LatencyModel
 from distillspec.serving.control.smartspec import SmartSpecController
+from distillspec.serving.control.wrapped import WrappedController
 from distillspec.serving.kv_cache import Move, SlotPool
 from distillspec.serving.params import SamplingParams
 from distillspec.serving.requests import Request, Sequence, Status
@@ -58,6 +59,7 @@ def test_a_controller_may_hold_requests_back_but_not_for_long() -> None:
     assert most_admitted(FixedLength(2), waiting, slots, limits, 0.5) is None
     assert most_admitted(controller, [], slots, limits, 0.5) is None
     assert most_admitted(controller, waiting, slots, limits, 0.5) == 0
+    assert most_admitted(WrappedController(controller), waiting, slots, limits, 0.5) == 0
     assert plan_step(waiting, slots, limits, 0).admit == ()
     waiting[1].stats.submitted_s = 1.0
     late = most_admitted(controller, waiting, slots, limits, 1.5)  # the first has waited too long, the next has not

@@ -14,11 +14,12 @@ import pytest
 
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.models import initialise_draft, load_target, save_draft
-from distillspec.serving.control.base import AdmissionController, AdmissionView, BatchView, RowView
+from distillspec.serving.control.base import BatchView, RowView
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.smartspec import SmartSpecController
-from distillspec.serving.server.adjustable import AdjustableController, Hand, adjustable
+from distillspec.serving.control.wrapped import innermost, known_costs
+from distillspec.serving.server.adjustable import AdjustableController, Hand
 from distillspec.serving.server.catalogue import FolderCatalogue
 from distillspec.serving.server.keys import KeyRing
 
@@ -112,14 +113,10 @@ def test_the_controller_is_bounded_fixed_and_switched_off(serve: Serve) -> None:
 
 def test_the_hand_hides_neither_measured_costs_nor_admission() -> None:
     inside = GoodputController(4)
-    assert adjustable(inside).latency is inside.latency is not None
-    assert adjustable(FixedLength(4)).latency is None
+    assert known_costs(AdjustableController(inside)) is inside.latency is not None
+    assert known_costs(AdjustableController(FixedLength(4))) is None
     smart = SmartSpecController(4, inside.latency)
-    view = AdmissionView((), (), slots=2, cache_tokens=100)
-    held = adjustable(smart)
-    assert isinstance(held, AdmissionController)
-    assert held.admit(view) == smart.admit(view)
-    assert not isinstance(adjustable(inside), AdmissionController)
+    assert innermost(AdjustableController(smart)) is smart
 
 
 def test_the_hand_bounds_every_row() -> None:
