@@ -324,7 +324,8 @@ class Engine:
         with_model = self._proposer_name(with_draft=self.draft is not None) in DRAFTING
         latency = None
         if self.settings.profile is not None:
-            latency = Profile.load(Path(self.settings.profile), self.target, self.draft if with_model else None).latency
+            draft = self.draft if with_model else None
+            latency = Profile.load(Path(self.settings.profile), self.target, draft, self.settings).latency
         if self.settings.controller == "smartspec":
             assert latency is not None, "settings asked for a profile"
             latency = latency if with_model else replace(latency, draft=None)
@@ -333,6 +334,7 @@ class Engine:
         return GoodputController(
             longest,
             latency,
+            lengths=self.settings.lengths,
             drafts_with_model=with_model,
             max_time_per_token_s=self.settings.max_time_per_token_s,
             experts=experts_of(self.target),

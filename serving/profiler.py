@@ -11,7 +11,7 @@ from statistics import median
 
 import torch
 
-from distillspec.serving.control.profile import ModelKey, Profile, Timed, experts_of, fit, machine
+from distillspec.serving.control.profile import ModelKey, PassKey, Profile, Timed, experts_of, fit, machine
 from distillspec.serving.engine import Engine
 from distillspec.serving.params import SamplingParams
 from distillspec.serving.proposers.base import ProposalRequest
@@ -85,6 +85,7 @@ def measure(
     drafting = fit(points["drafting"]) if "drafting" in points else None
     return Profile(
         machine(engine.target.device),
+        PassKey.of(engine.settings),
         ModelKey.of(engine.target),
         fit(points["verification"], *experts_of(engine.target), may_bump=True),
         fit(points["prefill"]),

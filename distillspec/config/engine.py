@@ -9,6 +9,7 @@ from distillspec.config.checks import one_of, require
 PROPOSERS = ("none", "draft_model", "prompt_lookup", "lookup_else_model")
 ATTENTIONS = ("auto", "masked", "triton")
 CONTROLLERS = ("fixed", "goodput", "smartspec")
+LENGTHS = ("request", "step", "global")
 
 
 @dataclass
@@ -24,6 +25,7 @@ class EngineConfig:
     proposer: str | None = None  # none | draft_model | prompt_lookup | lookup_else_model; null: the draft if any
     controller: str = "fixed"  # who chooses lengths: fixed | goodput (most expected tokens a second) | smartspec
     speculation_length: int = 4  # drafted tokens a row and step; the most of them where the controller chooses
+    lengths: str = "request"  # goodput: request (each row its own) | step (one for all) | global (one acceptance, too)
     max_time_per_token_s: float | None = None  # goodput: expected seconds per output token that no request may exceed
     max_wait_s: float = 1.0  # smartspec: a request that waited longer is admitted whatever goodput says
     profile: str | None = None  # what `distill profile` wrote: costs known from the first step; null: learnt live
@@ -47,6 +49,11 @@ class EngineConfig:
             one_of("proposer", self.proposer, PROPOSERS)
         one_of("attention", self.attention, ATTENTIONS)
         one_of("controller", self.controller, CONTROLLERS)
+        one_of("lengths", self.lengths, LENGTHS)
+        require(
+            self.lengths == "request" or self.controller == "goodput",
+            f"lengths={self.lengths} needs controller=goodput, not {self.controller}",
+        )
         require(self.speculation_length >= 0, f"speculation_length={self.speculation_length} must be at least 0")
         bound = self.max_time_per_token_s
         require(bound is None or bound > 0, f"max_time_per_token_s={bound} must be above 0 seconds")

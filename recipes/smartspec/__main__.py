@@ -18,7 +18,10 @@ from distillspec.files import write_json, write_text
 from distillspec.recipes.smartspec.latency_figures import claims, sweeps
 from distillspec.recipes.smartspec.surface import write_surface
 from distillspec.recipes.smartspec.sweeps import run_sweep
+from distillspec.recipes.smartspec.tree_lengths import write_lengths
 from distillspec.serving.simulation.figures import RunFigures, plot_latency, write_csv
+
+FORMULAS = {"fig05": write_surface, "eq10": write_lengths}  # figures that need no simulation
 
 
 def main() -> int:
@@ -36,7 +39,7 @@ def _study(options: argparse.Namespace) -> int:
         if name in results["figures"]:
             continue
         began = time.monotonic()
-        results["figures"][name] = _surface(options) if name == "fig05" else _figure(name, options)
+        results["figures"][name] = _formula(name, options) if name in FORMULAS else _figure(name, options)
         print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
         write_json(options.output / "results.json", results)
         write_text(options.output / "agreement.md", _table(results))
@@ -53,8 +56,8 @@ def _finished(options: argparse.Namespace) -> dict[str, Any]:
     return {**amounts, "figures": found["figures"] if found and same else {}}
 
 
-def _surface(options: argparse.Namespace) -> dict[str, Any]:
-    return {"claims": [asdict(claim) for claim in write_surface(options.output)]}
+def _formula(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    return {"claims": [asdict(claim) for claim in FORMULAS[name](options.output)]}
 
 
 def _figure(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -83,7 +86,7 @@ def _table(results: dict[str, Any]) -> str:
 
 
 def _options() -> argparse.Namespace:
-    known = ["fig05", *sweeps()]
+    known = [*FORMULAS, *sweeps()]
     parser = argparse.ArgumentParser(prog="python -m distillspec.recipes.smartspec", description=__doc__)
     parser.add_argument("--output", type=Path, default=Path("runs/study/smartspec"), help="where everything goes")
     parser.add_argument("--figures", nargs="+", choices=known, default=known, metavar="NAME", help=", ".join(known))

@@ -156,7 +156,7 @@ def _policies(config: BenchCommand, engine: Engine) -> dict[str, LengthControlle
     settings, with_model = config.engine, engine.draft is not None
     latency = None
     if settings.profile is not None:
-        latency = Profile.load(Path(settings.profile), engine.target, engine.draft).latency
+        latency = Profile.load(Path(settings.profile), engine.target, engine.draft, settings).latency
     longest = settings.speculation_length
     policies = {
         name: named_controller(name, longest, latency, drafts_with_model=with_model) for name in config.bench.policies

@@ -12,7 +12,8 @@ from distillspec.errors import ConfigError
 from distillspec.serving.control.latency import ForwardCost
 from distillspec.serving.control.spikes import SpikeCut
 
-SCALE = (1000.0, 10.0, 1.0, 10.0)  # typical contexts, tokens, passes and experts of a pair
+SCALE = (1000.0, 10.0, 1.0)  # typical contexts, tokens and passes of a pair
+EXPERTS = 10.0  # and experts
 ALERT, SOLVE_EVERY = 64, 16  # the first pairs are taken in at once, later ones by so many
 LASTING = 0.05  # pairs that the prior is always worth
 
@@ -24,9 +25,9 @@ class CostCalibration:
 
     Recursive least squares with forgetting in its information form (Ljung 1999, ch. 11): weighted sums of work times
     work and work times seconds, solved with no coefficient below 0. The prior stays in the sums with a little weight,
-    and decides what the pairs do not tell apart (tokens from passes, where all rows draft alike). Where the prior's
-    line is known to be off (`bumps`), by that much the new one is taken to be off as well. A residual far beyond the
-    usual is cut: a pause of the machine is no new machine.
+    and decides what the pairs do not tell apart (tokens from passes, where all rows draft alike). What the prior's
+    line is known to be off by (`bumps`) is one more kind of work: its coefficient, 1 at first, says how large the bumps
+    are now. A residual far beyond the usual is cut: a pause of the machine is no new machine.
 
     Args:
         prior: the profile's coefficients, or a guess.
@@ -41,9 +42,15 @@ class CostCalibration:
             raise ConfigError(f"confidence={confidence} must be above 0")
         self.forgetting = forgetting
         self._shape = prior
-        known = [prior.per_context, prior.per_token, prior.fixed, prior.per_expert]
-        self._scale = numpy.array(SCALE if prior.experts else SCALE[:3])
-        self._prior = numpy.array(known[: len(self._scale)]) * self._scale
+        known, scale = [prior.per_context, prior.per_token, prior.fixed], list(SCALE)
+        if prior.experts:
+            known.append(prior.per_expert)
+            scale.append(EXPERTS)
+        if prior.bumps:
+            known.append(1.0)
+            scale.append(max(1e-6, *(abs(seconds) for _, seconds in prior.bumps)))
+        self._scale = numpy.array(scale)
+        self._prior = numpy.array(known) * self._scale
         self._lasting = min(confidence, 1.0) * LASTING
         self._eye = numpy.eye(len(self._scale))
         self._squares = confidence * self._eye
@@ -60,9 +67,12 @@ class CostCalibration:
         return self._cost
 
     def _as_cost(self) -> ForwardCost:
-        context, token, fixed, *expert = (self._theta / self._scale).tolist()
-        per_expert = expert[0] if expert else 0.0
-        return replace(self._shape, per_context=context, per_token=token, fixed=fixed, per_expert=per_expert)
+        context, token, fixed, *others = (self._theta / self._scale).tolist()
+        per_expert = others.pop(0) if self._shape.experts else 0.0
+        bumps = tuple([(tokens, others[0] * seconds) for tokens, seconds in self._shape.bumps])
+        return replace(
+            self._shape, per_context=context, per_token=token, fixed=fixed, per_expert=per_expert, bumps=bumps
+        )
 
     def observe(self, context: float, tokens: float, passes: float, seconds: float) -> None:
         """Learn that `passes` passes over `tokens` tokens with `context` tokens cached took `seconds`.
@@ -71,9 +81,12 @@ class CostCalibration:
         """
         if passes <= 0 or not 0 <= seconds < float("inf"):
             return
-        seconds -= passes * self._shape.bump_s(tokens / passes)
-        experts = [passes * self._shape.loaded_experts(tokens / passes)] if self._shape.experts else []
-        self._new.append([context, tokens, passes, *experts, seconds])
+        work = [context, tokens, passes]
+        if self._shape.experts:
+            work.append(passes * self._shape.loaded_experts(tokens / passes))
+        if self._shape.bumps:
+            work.append(passes * self._shape.bump_s(tokens / passes))
+        self._new.append([*work, seconds])
         self._pairs += 1
         if self._pairs <= ALERT or self._pairs % SOLVE_EVERY == 0:
             self._take_in(numpy.array(self._new))

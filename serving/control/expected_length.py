@@ -19,29 +19,33 @@ def chain(alpha: float, length: int) -> float:
     return float(length + 1) if alpha == 1 else (1 - alpha ** (length + 1)) / (1 - alpha)
 
 
-def full_tree(acceptances: Seq[Seq[float]]) -> float:
-    """A full tree, as Medusa's: head i offers candidates that stand with probabilities `acceptances[i]`.
+def full_tree(acceptances: Seq[Seq[float]], widths: Seq[int] | None = None) -> float:
+    """A full tree, as Medusa's: 1 + Σ_i Π_{j ≤ i} Σ_{r < k_j} a_{j,r}, the target's own token included.
 
-    Candidates of one head exclude each other, so it succeeds with their sum: 1 + Σ_i Π_{j≤i} Σ_r a_{j,r}. Raises
-    ConfigError where they sum to more than 1.
+    Head i's candidate r stands with probability `acceptances[i][r]`, all heads before it having succeeded. Candidates
+    of one head exclude each other, so it succeeds with their sum. `widths`: candidates taken of each head (None: all),
+    as many heads as it has entries. Raises ConfigError where a head's candidates sum to more than 1.
     """
     heads = [sum(head) for head in acceptances]
     _check([min(1.0, head) if head < 1 + 1e-9 else head for head in heads])
+    if widths is not None:
+        heads = [sum(head[:width]) for head, width in zip(acceptances, widths, strict=False)]
     return 1.0 + sum(accumulate((min(1.0, head) for head in heads), mul))
 
 
 def paper_eq10(alphas: Seq[float], widths: Seq[int]) -> float:
     """SmartSpec's Eq. 10 as printed, for its figures only.
 
-    Σ_i (1 − α_{i+1}) · i · Π_{j≤i} (1 − (1 − α_j)^{k_j}), with α_{h+1} = 0: it takes the candidates of a head for
-    independent, a head's failure for 1 − α_{i+1} whatever its width, and leaves the target's own token out.
+    Σ_{i ≥ 1} (i + 1) (1 − α_{i+1}) Π_{j ≤ i} (1 − (1 − α_j)^{k_j}), with α_{h+1} = 0. Candidates are independent there,
+    "none accepted at i + 1" ignores their number, and the case that nothing is accepted (the root's token alone) is
+    missing; wide trees come out with more tokens than they have levels. Raises ConfigError for other widths than rates.
     """
     if len(alphas) != len(widths):
         raise ConfigError(f"{len(alphas)} acceptance rates but {len(widths)} widths; give one each")
     _check(alphas)
     succeeds = [1 - (1 - alpha) ** width for alpha, width in zip(alphas, widths, strict=True)]
     fails_next = [1 - alpha for alpha in [*alphas[1:], 0.0]]
-    return sum(fails_next[i] * (i + 1) * prod(succeeds[: i + 1]) for i in range(len(alphas)))
+    return sum((i + 2) * fails_next[i] * prod(succeeds[: i + 1]) for i in range(len(alphas)))
 
 
 def _check(alphas: Seq[float]) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy
 
+from distillspec.config.engine import LENGTHS
 from distillspec.errors import ConfigError
 from distillspec.serving.control.acceptance import AcceptanceEstimate
 from distillspec.serving.control.allocation import Allocation, Batch, Floats, best_by_row, best_for_all, expected, plain
@@ -116,7 +117,7 @@ class GoodputController:
     Args:
         longest: the most tokens a row may draft.
         latency: a profile's costs; None: learnt from the first steps.
-        lengths: `request` gives each row its own, `step` one for all.
+        lengths: `request` gives each row its own, `step` one for all, `global` one acceptance as well.
         drafts_with_model: False where proposals cost next to nothing (prompt lookup).
         acceptance: how acceptance is estimated; None: the defaults.
         max_time_per_token_s: no row's expected time per output token may be above it (a row's own bound goes first):
@@ -130,7 +131,7 @@ class GoodputController:
         longest: int,
         latency: LatencyModel | None = None,
         *,
-        lengths: Literal["request", "step"] = "request",
+        lengths: str = "request",
         drafts_with_model: bool = True,
         acceptance: AcceptanceEstimate | None = None,
         max_time_per_token_s: float | None = None,
@@ -138,8 +139,8 @@ class GoodputController:
     ) -> None:
         if longest < 0:
             raise ConfigError(f"longest={longest} must be at least 0")
-        if lengths not in ("request", "step"):
-            raise ConfigError(f"lengths={lengths} must be request or step")
+        if lengths not in LENGTHS:
+            raise ConfigError(f"lengths={lengths} must be one of {', '.join(LENGTHS)}")
         if max_time_per_token_s is not None and not max_time_per_token_s > 0:
             raise ConfigError(f"max_time_per_token_s={max_time_per_token_s} must be above 0 seconds")
         self.longest, self.max_time_per_token_s = longest, max_time_per_token_s
@@ -153,7 +154,8 @@ class GoodputController:
         if drafts_with_model and prior.draft is not None:
             self._draft = CostCalibration(prior.draft, confidence=confidence)
         self._draft_free_s, self._prefill = prior.draft_free_s, prior.prefill
-        self.acceptance = AcceptanceEstimate(longest) if acceptance is None else acceptance
+        shared = {"strength": float("inf")} if lengths == "global" else {}
+        self.acceptance = AcceptanceEstimate(longest, **shared) if acceptance is None else acceptance
         self._steps = 0
         self._to_learn = list(WARM_UP) if latency is None else []
         self._latency: LatencyModel | None = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from distillspec.errors import ConfigError
-from distillspec.serving.control.acceptance import AcceptanceEstimate
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
@@ -40,13 +39,11 @@ def named_controller(
     if match := re.fullmatch(r"fixed-(\d+)", name):
         return FixedLength(int(match[1]))
     if name in ("goodput", "goodput-step", "goodput-global"):
-        strength = float("inf") if name == "goodput-global" else 30.0
         return GoodputController(
             longest,
             latency,
-            lengths="request" if name == "goodput" else "step",
+            lengths=name.partition("-")[2] or "request",
             drafts_with_model=drafts_with_model,
-            acceptance=AcceptanceEstimate(longest, strength=strength),
         )
     if name in ("smartspec", "smartspec-request"):
         if latency is None:

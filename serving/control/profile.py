@@ -13,13 +13,14 @@ import numpy
 import torch
 from scipy.optimize import nnls
 
+from distillspec.config.engine import EngineConfig
 from distillspec.errors import ConfigError
 from distillspec.files import write_json
 from distillspec.models import LanguageModel
 from distillspec.provenance import hardware
 from distillspec.serving.control.latency import ForwardCost, LatencyModel
 
-VERSION = 2
+VERSION = 3
 SMOOTH = 0.03  # median error of a line on the points it was fitted to, up to which it is taken as it is
 FILE = "profile.json"
 
@@ -70,10 +71,31 @@ class ModelKey:
 
 
 @dataclass(frozen=True)
+class PassKey:
+    """How passes ran: settings of the engine that change what they cost."""
+
+    pack_weights: bool = True
+    compile: bool | str = False
+
+    @classmethod
+    def of(cls, settings: EngineConfig) -> PassKey:
+        return cls(settings.pack_weights, settings.compile)
+
+    def differs_from(self, settings: EngineConfig) -> str | None:
+        """Why these are not an engine's passes; None where they are. With `compile=auto` some are compiled."""
+        for name, here in vars(PassKey.of(settings)).items():
+            measured = getattr(self, name)
+            if measured != here and "auto" not in (measured, here):
+                return f"it was measured with {name}={str(measured).lower()}, and here it is {str(here).lower()}"
+        return None
+
+
+@dataclass(frozen=True)
 class Profile:
     """Measured costs; `drafting` is None where there was no draft."""
 
     machine: Mapping[str, Any]
+    passes: PassKey
     target: ModelKey
     verification: Fitted  # the target's pass over newest and drafted tokens, verdicts included
     prefill: Fitted  # its pass over prompts
@@ -104,6 +126,7 @@ class Profile:
             if version == VERSION:
                 return cls(
                     stored["machine"],
+                    PassKey(**stored["passes"]),
                     ModelKey(**stored["target"]),
                     _fitted(stored["verification"]),
                     _fitted(stored["prefill"]),
@@ -115,14 +138,19 @@ class Profile:
         raise ConfigError(f"profile={path} has version {version}, not {VERSION}; measure again with distill profile")
 
     @classmethod
-    def load(cls, path: Path, target: LanguageModel, draft: LanguageModel | None = None) -> Profile:
+    def load(
+        cls, path: Path, target: LanguageModel, draft: LanguageModel | None = None, settings: EngineConfig | None = None
+    ) -> Profile:
         """Read a file made with these models on this machine; without a draft what was measured of one is left out.
 
         Raises:
-            ConfigError: as `read`, or it is of another model, number format or machine; the line says which.
+            ConfigError: as `read`, or it is of another model, number format or machine, or of passes that run in
+                another way than under `settings`; the line says which.
         """
         profile = cls.read(path)
         problem = profile.target.differs_from(target) or _other_machine(profile.machine, machine(target.device))
+        if problem is None and settings is not None:
+            problem = profile.passes.differs_from(settings)
         if problem is None and draft is not None:
             none = "it measured no draft" if profile.draft is None else None
             problem = none or (profile.draft.differs_from(draft) if profile.draft is not None else None)

@@ -192,6 +192,9 @@ def _requests(parts: Parts, wanted: Wanted, head_id: str) -> list[Request]:
     if not wanted.prompts:
         raise bad_request("the prompt is empty; give at least one token", wanted.param)
     wish, domain = wanted.body.wish, parts.domains.told_apart(wanted.body.wish.domain)
+    if wish.max_time_per_token_s is not None and parts.engine.settings.controller != "goodput":
+        problem = "speculation.max_time_per_token_s needs a server with engine.controller=goodput"
+        raise bad_request(problem, "speculation.max_time_per_token_s")
     return [
         Request(
             f"{head_id}.{place}",
@@ -201,6 +204,7 @@ def _requests(parts: Parts, wanted: Wanted, head_id: str) -> list[Request]:
             tenant=wanted.tenant,
             domain=domain,
             log=wish.log,
+            max_time_per_token_s=wish.max_time_per_token_s,
         )
         for place, ids in enumerate(wanted.prompts)
     ]

@@ -26,6 +26,7 @@ class SpeculationWish(Body):
     enabled: bool = True
     max_length: int | None = Field(default=None, ge=0, le=1024)  # drafted tokens a step
     draft: str | None = Field(default=None, max_length=200)  # the draft in use must be this version
+    max_time_per_token_s: float | None = Field(default=None, gt=0, le=3600)  # to be kept to by goodput's lengths
     log: bool = True  # False: never recorded for online adaptation
     domain: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w .:/+-]+$")] = "default"  # kind of text
     trace: bool = False  # tell of each token whether it was accepted, corrected, bonus or plain

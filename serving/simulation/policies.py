@@ -14,13 +14,16 @@ from distillspec.serving.control.allocation import Batch, best_by_row
 from distillspec.serving.control.base import BatchView, LengthController, Plan, RowPlan, StepResult
 from distillspec.serving.control.latency import LatencyModel
 from distillspec.serving.control.named import CONTROLLER_NAMES, named_controller
+from distillspec.serving.control.smartspec import SmartSpecController
 from distillspec.serving.simulation.trees import FixedTree, GoodputTree
 from distillspec.serving.simulation.workload import SimulatedRequest
 
 HEADS, MOST_CANDIDATES = 3, 3  # of the Medusa policies
+CONFIDENCE = 0.5  # at or below which drafting stops, where no other is named
 POLICY_NAMES = {
     **CONTROLLER_NAMES,
     "confidence": "goodput, and a row drafts on only while the draft is surer than 0.5 (confidence-T: than T)",
+    "smartspec-confidence": "the paper's Algorithm 3: rows draft while the draft is surer than 0.5, then goodput cuts",
     "random": "a random length a step",
     "random-request": "a random length for each row and step",
     "oracle": "knows what will be accepted, and takes what gives the most tokens a second",
@@ -53,7 +56,9 @@ def make_policy(
     """
     word, _, number = name.partition("-")
     if name == "confidence" or (word == "confidence" and re.fullmatch(r"0?\.\d+|0", number)):
-        return Policy(name, _named("goodput", longest, latency), float(number or 0.5))
+        return Policy(name, _named("goodput", longest, latency), float(number or CONFIDENCE))
+    if name == "smartspec-confidence":
+        return Policy(name, SmartSpecController(longest, latency, gated=latency.draft is not None), CONFIDENCE)
     if name in ("random", "random-request"):
         return Policy(name, RandomLength(longest, by_row=name == "random-request", seed=seed))
     if name == "oracle":

@@ -33,33 +33,6 @@ def tree_nodes(widths: Seq[int]) -> int:
     return nodes
 
 
-def tree_tokens(acceptance: Seq[Seq[float]], widths: Seq[int]) -> float:
-    """Expected tokens, the target's own included, where a head's candidates exclude each other.
-
-    `acceptance[i][r]` is the chance that candidate r of head i is right, all heads before it having been right; a head
-    succeeds with the sum over its candidates: l = 1 + Σ_i Π_{j ≤ i} Σ_{r < k_j} a_{j,r}.
-    """
-    tokens, reached = 1.0, 1.0
-    for head, width in zip(acceptance, widths, strict=False):
-        reached *= min(1.0, sum(head[:width]))
-        tokens += reached
-    return tokens
-
-
-def paper_eq10(alphas: Seq[float], widths: Seq[int]) -> float:
-    """SmartSpec's Eq. 10 as printed: Σ_{i ≥ 1} (i + 1) (1 − α_{i+1}) Π_{j ≤ i} (1 − (1 − α_j)^{k_j}), with α_{h+1} = 0.
-
-    Candidates are independent there, "none accepted at i + 1" ignores their number, and the case that nothing is
-    accepted (the root's token alone) is missing. For comparison only.
-    """
-    total, reached = 0.0, 1.0
-    for i, (alpha, width) in enumerate(zip(alphas, widths, strict=True)):
-        reached *= 1 - (1 - alpha) ** width
-        following = alphas[i + 1] if i + 1 < len(alphas) else 0.0
-        total += (i + 2) * (1 - following) * reached
-    return total
-
-
 class FixedTree:
     """The same widths for every row and step."""
 

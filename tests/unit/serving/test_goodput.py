@@ -200,11 +200,14 @@ def test_the_cost_of_experts_is_learnt() -> None:
         assert learnt.cost.seconds(100, tokens) == pytest.approx(truth.seconds(100, tokens), rel=0.02)
 
 
-def test_a_line_that_is_off_is_followed_as_it_is_off() -> None:
+@pytest.mark.parametrize("slower", [1.0, 2.0])
+def test_a_line_that_is_off_is_followed_as_it_is_off(slower: float) -> None:
     generator = numpy.random.default_rng(3)
     profile = ForwardCost(1e-6, 1e-3, 2e-2, bumps=((1.0, -5e-3), (4.0, 2e-2), (8.0, 0.0)))
     assert profile.seconds(0, 6) == pytest.approx(2e-2 + 6e-3 + 1e-2)  # halfway down from 4 to 8
-    truth, learnt = replace(profile, fixed=4e-2), CostCalibration(profile, confidence=1.0)
+    bumps = tuple((tokens, slower * seconds) for tokens, seconds in profile.bumps)
+    truth = ForwardCost(slower * 1e-6, slower * 1e-3, slower * 2e-2, bumps=bumps)
+    learnt = CostCalibration(profile, confidence=1.0)
     for _ in range(200):
         tokens = float(generator.integers(1, 12))
         learnt.observe(100, tokens, 1, truth.seconds(100, tokens))
@@ -337,6 +340,32 @@ def test_an_engine_with_it_writes_the_same_text_and_explains_itself(
     assert len(why.lengths) == len(engine.core.last_result.view.rows)  # type: ignore[union-attr]
     assert why.target.fixed >= 0
     assert sum(output.stats.proposed for output in outputs) > 0
+
+
+@pytest.mark.parametrize("lengths", ["step", "global"])
+def test_an_engine_may_have_one_length_for_all_rows(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, lengths: str
+) -> None:
+    wanted = [hf_greedy(target, prompt, 30) for prompt in prompts()]
+    engine = make_engine(draft, controller="goodput", speculation_length=4, lengths=lengths)
+    controller = engine.core.controller
+    assert isinstance(controller, GoodputController)
+    assert (controller.acceptance.strength == float("inf")) == (lengths == "global")
+    requests = [
+        Request(str(i), tuple(p), SamplingParams(temperature=0.0, max_tokens=30)) for i, p in enumerate(prompts())
+    ]
+    for request in requests:
+        engine.submit(request)
+    outputs, unlike, drafted = {}, 0, 0
+    while engine.has_work:
+        outputs.update({output.request_id: list(output.token_ids) for output in engine.step().finished})
+        result = engine.core.last_result
+        free = [row for row in result.view.rows if row.limit >= 4] if result is not None else []
+        planned = {row.sequence_id: row.length for row in result.plan.rows} if result is not None else {}
+        unlike += len({planned[row.sequence_id] for row in free}) > 1
+        drafted += sum(planned.values())
+    assert [outputs[request.id] for request in requests] == wanted
+    assert (unlike, drafted > 0) == (0, True)
 
 
 def test_rows_without_a_match_are_not_counted_on(target: LanguageModel, make_engine: MakeEngine) -> None:

@@ -17,8 +17,9 @@ from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.latency import ForwardCost
-from distillspec.serving.control.profile import VERSION, ModelKey, Profile, Timed, fit
+from distillspec.serving.control.profile import VERSION, ModelKey, PassKey, Profile, Timed, fit
 from distillspec.serving.profiler import Grid, measure
+from distillspec.serving.settings import EngineSettings
 
 from .conftest import MakeEngine
 
@@ -69,7 +70,7 @@ def test_steps_that_no_line_follows_are_fitted_by_the_number_of_tokens(tmp_path:
     assert bent.cost.seconds(0, 30) == pytest.approx(0.13)
     assert not fit(timed(ForwardCost(1e-5, 1e-3, 2e-2)), may_bump=True).cost.bumps  # a line is left one
     key = ModelKey("tiny", "0", "float32")
-    profile = Profile({"device": "cpu"}, key, bent, line)
+    profile = Profile({"device": "cpu"}, PassKey(), key, bent, line)
     profile.save(tmp_path / "profile.json")
     assert Profile.read(tmp_path) == profile
 
@@ -120,6 +121,11 @@ def test_profiles_of_others_are_refused_with_a_reason(
     with pytest.raises(ConfigError, match=r"profile.*weights differ"):
         make_engine(other_draft, controller="goodput", profile=str(measured))
     assert target.model.config._attn_implementation == attention  # the models were not kept
+    with pytest.raises(ConfigError, match=r"measured with pack_weights=true, and here it is false"):
+        make_engine(draft, controller="goodput", profile=str(measured), pack_weights=False)
+    with pytest.raises(ConfigError, match=r"measured with compile=false, and here it is true"):
+        Profile.load(measured, target, draft, EngineSettings(compile=True))
+    assert Profile.load(measured, target, draft, EngineSettings(compile="auto")).passes == PassKey()
     for change, reason in (
         (lambda s: s.update(version=VERSION + 1), f"version {VERSION + 1}"),
         (lambda s: s["machine"].update(cores=1000), "cores=1000"),

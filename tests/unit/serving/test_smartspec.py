@@ -16,7 +16,7 @@ from distillspec.serving import EngineSettings, SamplingParams
 from distillspec.serving.control.base import AdmissionView, BatchView, RowResult, RowView, StepResult, WaitingView
 from distillspec.serving.control.expected_length import chain, full_tree, paper_eq10
 from distillspec.serving.control.latency import ForwardCost, LatencyModel
-from distillspec.serving.control.profile import Fitted, ModelKey, Profile, machine
+from distillspec.serving.control.profile import Fitted, ModelKey, PassKey, Profile, machine
 from distillspec.serving.control.smartspec import RECENT_STEPS, Choice, MovingAcceptance, SmartSpecController
 
 from .conftest import MakeEngine, hf_greedy, prompts
@@ -30,9 +30,9 @@ def test_expected_lengths_of_chains_and_trees() -> None:
     assert (chain(0.0, 4), chain(1.0, 4), chain(0.5, 0)) == (1, 5, 1)
     assert full_tree([[0.6], [0.5]]) == pytest.approx(1 + 0.6 + 0.3)
     assert full_tree([[0.6, 0.2], [0.5, 0.1]]) == pytest.approx(1 + 0.8 + 0.8 * 0.6)
-    # One head, one candidate: the head's token alone, the target's own left out.
-    assert paper_eq10([0.6], [1]) == pytest.approx(0.6)
-    assert paper_eq10([0.6, 0.5], [2, 1]) == pytest.approx(0.5 * 0.84 + 2 * 0.84 * 0.5)
+    # One head, one candidate: its token and the target's own where it stands, nothing where it does not.
+    assert paper_eq10([0.6], [1]) == pytest.approx(2 * 0.6)
+    assert paper_eq10([0.6, 0.5], [2, 1]) == pytest.approx(2 * 0.5 * 0.84 + 3 * 0.84 * 0.5)
     for impossible in (lambda: chain(1.1, 2), lambda: full_tree([[0.7, 0.5]]), lambda: paper_eq10([0.5], [1, 2])):
         with pytest.raises(ConfigError):
             impossible()
@@ -148,6 +148,8 @@ def test_impossible_settings_are_refused_by_name() -> None:
         (lambda: MovingAcceptance(prior=2.0), r"prior=2\.0"),
         (lambda: EngineSettings(controller="smartspec"), "needs profile"),
         (lambda: EngineSettings(max_time_per_token_s=0.1), "needs controller=goodput"),
+        (lambda: EngineSettings(lengths="step"), "lengths=step needs controller=goodput"),
+        (lambda: EngineSettings(controller="goodput", lengths="row"), "lengths=row"),
         (lambda: EngineSettings(controller="goodput", max_time_per_token_s=-1), "must be above 0"),
     ):
         with pytest.raises(ConfigError, match=name):
@@ -160,6 +162,7 @@ def profile(target: LanguageModel, draft: LanguageModel, tmp_path: Path) -> str:
     cheap = Fitted(ForwardCost(0, 1e-6, 1e-5), 0.0, ())
     costs = Profile(
         machine(target.device),
+        PassKey(),
         ModelKey.of(target),
         Fitted(ForwardCost(0, 1e-5, 1e-2), 0.0, ()),
         cheap,

@@ -111,6 +111,19 @@ def test_the_controller_is_bounded_fixed_and_switched_off(serve: Serve) -> None:
     assert call(running, "PATCH", "controller", {"policy": None})[0] == 400
 
 
+def test_a_request_may_bound_its_time_per_token_where_lengths_are_chosen_by_goodput(serve: Serve) -> None:
+    hurried = {"max_time_per_token_s": 1e-6}
+    running = serve(engine={"drafts": True, "controller": "goodput"}, admin=ADMIN)
+    quiet = running.complete(max_tokens=30).json()["choices"]
+    assert call(running, "GET", "controller")["last_plan"]["slo_violation"] is None
+    assert running.complete(max_tokens=30, speculation=hurried).json()["choices"] == quiet
+    assert call(running, "GET", "controller")["last_plan"]["slo_violation"] > 1
+    fixed = serve(engine={"drafts": True})
+    refused = fixed.complete(max_tokens=30, speculation=hurried)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "speculation.max_time_per_token_s"
+
+
 def test_the_hand_hides_neither_measured_costs_nor_admission() -> None:
     inside = GoodputController(4)
     assert known_costs(AdjustableController(inside)) is inside.latency is not None

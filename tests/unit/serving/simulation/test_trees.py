@@ -10,10 +10,11 @@ import pytest
 from distillspec.config import WorkloadConfig
 from distillspec.errors import ConfigError
 from distillspec.serving.control.base import BatchView, RowView
+from distillspec.serving.control.expected_length import full_tree, paper_eq10
 from distillspec.serving.control.latency import ForwardCost, LatencyModel
 from distillspec.serving.simulation import Hardware, Simulation, make_policy, make_workload
 from distillspec.serving.simulation.figures import figures_of
-from distillspec.serving.simulation.trees import FixedTree, GoodputTree, TreePlan, paper_eq10, tree_nodes, tree_tokens
+from distillspec.serving.simulation.trees import FixedTree, GoodputTree, TreePlan, tree_nodes
 
 COSTS = LatencyModel(ForwardCost(3e-7, 1.2e-4, 1e-2), draft_free_s=0.0)
 
@@ -36,14 +37,14 @@ def test_expected_tokens_are_those_of_every_outcome(widths: tuple[int, ...]) -> 
         while depth < len(widths) and outcome[depth] < widths[depth]:
             depth += 1
         expected += float(numpy.prod(chances)) * (1 + depth)
-    assert tree_tokens(acceptance, widths) == pytest.approx(expected)
+    assert full_tree(acceptance, widths) == pytest.approx(expected)
 
 
 def test_a_chain_is_a_tree_of_width_one_and_the_paper_leaves_the_root_out() -> None:
-    assert tree_tokens([[0.7]] * 3, (1, 1, 1)) == pytest.approx((1 - 0.7**4) / 0.3)
+    assert full_tree([[0.7]] * 3, (1, 1, 1)) == pytest.approx((1 - 0.7**4) / 0.3)
     root_alone = 1 - 0.7
     assert paper_eq10([0.7] * 3, (1, 1, 1)) + root_alone == pytest.approx((1 - 0.7**4) / 0.3)
-    assert paper_eq10([0.7] * 3, (2, 2, 2)) != pytest.approx(tree_tokens([[0.7, 0.21]] * 3, (2, 2, 2)), rel=0.05)
+    assert paper_eq10([0.7] * 3, (2, 2, 2)) != pytest.approx(full_tree([[0.7, 0.21]] * 3, (2, 2, 2)), rel=0.05)
 
 
 def view(rows: int) -> BatchView:
@@ -58,7 +59,7 @@ def test_the_chosen_tree_is_the_best_of_all() -> None:
         assert isinstance(plan, TreePlan)
 
         def goodput(shape: tuple[int, ...], rows: int = rows) -> float:
-            tokens = rows * tree_tokens(controller.acceptance.tolist(), shape)
+            tokens = rows * full_tree(controller.acceptance.tolist(), shape)
             return tokens / COSTS.step_s([200] * rows, [tree_nodes(shape) - 1] * rows)
 
         best = max(controller.shapes, key=goodput)

@@ -1,0 +1,39 @@
+"""Equation 10: the generated length of a tree as the paper prints it, beside the one that its assumptions give."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+from distillspec.files import write_text
+from distillspec.recipes.smartspec.latency_figures import Claim
+from distillspec.serving.control.expected_length import full_tree, paper_eq10
+from distillspec.serving.simulation.policies import HEADS, MOST_CANDIDATES
+
+ALPHAS = (0.6, 0.8)  # of Figs. 15 and 16
+NEAR = 0.03  # relative
+
+
+def lengths(alpha: float, width: int) -> tuple[float, float]:
+    """(exact, Eq. 10) tokens a step of a tree with `width` candidates a head; the r-th stands with α (1 − α)^(r − 1).
+
+    So a head succeeds with 1 − (1 − α)^width both ways: what differs is the equation's account of how a path ends.
+    """
+    head = [alpha * (1 - alpha) ** rank for rank in range(width)]
+    return full_tree([head] * HEADS), paper_eq10([alpha] * HEADS, [width] * HEADS)
+
+
+def write_lengths(folder: Path) -> list[Claim]:
+    """Write `eq10.csv`; whether the equation tells the length."""
+    found = {(alpha, width): lengths(alpha, width) for alpha in ALPHAS for width in range(1, MOST_CANDIDATES + 1)}
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["alpha", "width", "exact", "eq10"])
+    writer.writerows([*key, f"{exact:.4f}", f"{printed:.4f}"] for key, (exact, printed) in found.items())
+    write_text(folder / "eq10.csv", text.getvalue())
+    seen = "; ".join(
+        f"α {alpha}, top-{width}: {printed:.2f} for {exact:.2f}" for (alpha, width), (exact, printed) in found.items()
+    )
+    near = all(abs(printed / exact - 1) <= NEAR for exact, printed in found.values())
+    return [Claim("eq10", "Eq. 10 tells how many tokens a tree gives", seen, near)]
