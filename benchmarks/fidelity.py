@@ -23,18 +23,17 @@ from typing import Any
 
 import numpy
 import torch
-from common import RESULTS, Others, write_result
-from goodput import measured_capacity
+from common import Others, write_result
+from live import add_options, capacity_of, load, make_engine, prompts_of, setting_of
 
-from distillspec.config import BenchConfig, HardwareConfig, TargetConfig
-from distillspec.models import LanguageModel, load_target
+from distillspec.config import HardwareConfig, TargetConfig
+from distillspec.models import load_target
 from distillspec.models.draft import load_pretrained
-from distillspec.serving import Engine, EngineSettings, SamplingParams
+from distillspec.serving import Engine
 from distillspec.serving.bench.drive import drive
-from distillspec.serving.bench.load import Arrival, poisson_load
+from distillspec.serving.bench.load import Arrival
 from distillspec.serving.bench.records import RequestRecord
 from distillspec.serving.bench.summary import summarise
-from distillspec.serving.commands.bench import read_prompts
 from distillspec.serving.commands.profile import plot
 from distillspec.serving.control.base import StepResult
 from distillspec.serving.control.named import named_controller
@@ -99,16 +98,15 @@ def main() -> None:
         torch.set_num_threads(1)
     target = load_target(TargetConfig(path=options.target, dtype="auto"))
     draft = load_pretrained(options.draft, target, target.dtype)
-    wanted = BenchConfig(prompts=options.prompts, longest_prompt=options.longest_prompt)
-    prompts = read_prompts(wanted, target)[-options.each * len(options.prompts) :]
-    engine = make_engine(options, target, draft)
+    prompts = prompts_of(options, target)
+    engine = make_engine(options, target, draft, options.longest)
     if options.own_time:
         engine.core.clock = own
     sleep = own.sleep if options.own_time else time.sleep
     try:
         profile = profiled(engine, options)
         profile.save(options.output / "fidelity_profile.json")
-        capacity = measured_capacity(engine, options, prompts)
+        capacity = capacity_of(engine, options, prompts)
         runs = [seen for share in options.loads for seen in live(engine, options, prompts, share * capacity, sleep)]
     finally:
         engine.close()
@@ -117,12 +115,8 @@ def main() -> None:
     plot(profile, options.output / "fidelity_profile.png")
     draw(pairs, options.output / "fidelity.png")
     result = {
-        "slots": options.slots,
-        "max_tokens": options.max_tokens,
-        "prompts": len(prompts),
-        "threads": torch.get_num_threads(),
+        **setting_of(options, target, prompts),
         "clock": "own processor time" if options.own_time else "wall",
-        "dtype": str(target.dtype),
         "capacity_requests_per_s": capacity,
         "profile": _judge_profile(profile),
         "runs": [_judge(pair) for pair in pairs],
@@ -132,17 +126,6 @@ def main() -> None:
         "met": all(abs(pair.ratio - 1) <= GOALS["mean_latency"] for pair in pairs),
     }
     write_result("fidelity", result, options.seed, options.output)
-
-
-def make_engine(options: argparse.Namespace, target: LanguageModel, draft: LanguageModel) -> Engine:
-    settings = EngineSettings(
-        max_slots=options.slots,
-        max_model_len=options.longest_prompt + options.max_tokens + 8,
-        speculation_length=options.longest,
-        prefix_reuse=False,  # the simulator has none
-        compile=False,
-    )
-    return Engine(target, draft, settings)
 
 
 def profiled(engine: Engine, options: argparse.Namespace) -> Profile:
@@ -169,10 +152,10 @@ def simulated_machine(engine: Engine, profile: Path) -> Hardware:
 
 
 def live(
-    engine: Engine, options: argparse.Namespace, prompts: Seq[Prompt], rate: float, sleep: Callable[[float], None]
+    engine: Engine, options: argparse.Namespace, prompts: list[Prompt], rate: float, sleep: Callable[[float], None]
 ) -> list[Seen]:
     """All policies at one rate."""
-    arrivals = poisson_load(prompts, _params(options), rate, options.seconds, options.seed)
+    arrivals = load(options, prompts, rate)
     latency = Profile.read(options.output / "fidelity_profile.json").latency
     found = []
     for name in options.policies:
@@ -218,10 +201,6 @@ def imitated(seen: Seen, runs: Seq[Seen], machine: Hardware, options: argparse.N
     requests = seen_requests(seen.requests, trials, options.seed)
     result = Simulation(requests, Policy(seen.policy, witness), machine, options.seed).run()
     return Pair(seen, [float(stats.total_s or 0.0) for stats in result.stats], _parts(witness.results))
-
-
-def _params(options: argparse.Namespace) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=options.max_tokens, ignore_eos=True)
 
 
 def _judge(pair: Pair) -> dict[str, Any]:
@@ -299,22 +278,13 @@ def draw(pairs: Seq[Pair], path: Path) -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draft", required=True)
-    parser.add_argument("--prompts", nargs="+", required=True)
-    parser.add_argument("--target", default="smollm2")
+    add_options(parser, seconds=30.0)
     parser.add_argument("--policies", nargs="+", default=["none", "fixed-2", "goodput"])
     parser.add_argument("--longest", type=int, default=4, help="tokens that a row drafts at most")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6], help="shares of saturation")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of arrivals a run")
-    parser.add_argument("--slots", type=int, default=8)
-    parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--longest-prompt", type=int, default=256)
-    parser.add_argument("--each", type=int, default=60, help="prompts of each file, the last ones")
     parser.add_argument("--own-time", action="store_true", help="count this thread's processor time")
     parser.add_argument("--tries", type=int, default=2, help="runs of a policy at most, until one is undisturbed")
     parser.add_argument("--profile-rounds", type=int, default=5)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=RESULTS)
     return parser.parse_args()
 
 

@@ -1,0 +1,83 @@
+"""What benchmarks of length controllers under live load share: prompts, engine, loads and what the machine can bear."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import RESULTS
+
+from distillspec.config import BenchConfig
+from distillspec.models import LanguageModel
+from distillspec.serving import Engine, EngineSettings, SamplingParams
+from distillspec.serving.bench.load import Arrival, poisson_load
+from distillspec.serving.commands.bench import read_prompts
+from distillspec.serving.control.fixed import FixedLength
+from distillspec.types import Prompt
+
+
+def add_options(parser: argparse.ArgumentParser, *, seconds: float) -> None:
+    """The options that `prompts_of`, `make_engine`, `load` and `capacity_of` look at."""
+    parser.add_argument("--draft", required=True)
+    parser.add_argument("--prompts", nargs="+", required=True)
+    parser.add_argument("--target", default="smollm2")
+    parser.add_argument("--each", type=int, default=60, help="prompts of each file, the last ones")
+    parser.add_argument("--longest-prompt", type=int, default=256)
+    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--seconds", type=float, default=seconds, help="of arrivals a run")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+
+
+def prompts_of(options: argparse.Namespace, target: LanguageModel) -> list[Prompt]:
+    """The last prompts of every file."""
+    wanted = BenchConfig(prompts=options.prompts, longest_prompt=options.longest_prompt)
+    return read_prompts(wanted, target)[-options.each * len(options.prompts) :]
+
+
+def make_engine(
+    options: argparse.Namespace, target: LanguageModel, draft: LanguageModel, longest: int, *, compiled: bool = False
+) -> Engine:
+    """Room for the longest request in every slot; prompts are read anew by every policy that meets them."""
+    settings = EngineSettings(
+        max_slots=options.slots,
+        max_model_len=options.longest_prompt + options.max_tokens + 8,
+        speculation_length=longest,
+        prefix_reuse=False,
+        compile=compiled,
+    )
+    return Engine(target, draft, settings)
+
+
+def load(options: argparse.Namespace, prompts: list[Prompt], rate: float, round_: int = 0) -> list[Arrival[Any]]:
+    """Poisson arrivals of a round; answers of full length, so that all policies write as much."""
+    params = SamplingParams(temperature=options.temperature, max_tokens=options.max_tokens, ignore_eos=True)
+    return poisson_load(prompts, params, rate, options.seconds, options.seed + round_)
+
+
+def capacity_of(engine: Engine, options: argparse.Namespace, prompts: list[Prompt]) -> float:
+    """Requests a second that the engine answers without speculation when all slots are busy."""
+    engine.use_controller(FixedLength(0))
+    params = SamplingParams(temperature=0.0, max_tokens=options.max_tokens, ignore_eos=True)
+    asked = [prompts[i % len(prompts)].token_ids for i in range(2 * options.slots)]
+    engine.generate(asked[: options.slots], params)  # warms up
+    begun = engine.core.clock()
+    engine.generate(asked, params)
+    return len(asked) / (engine.core.clock() - begun)
+
+
+def setting_of(options: argparse.Namespace, target: LanguageModel, prompts: list[Prompt]) -> dict[str, Any]:
+    """What a result has to say about how it was made."""
+    return {
+        "slots": options.slots,
+        "max_tokens": options.max_tokens,
+        "prompts": len(prompts),
+        "domains": sorted({prompt.domain for prompt in prompts}),
+        "temperature": options.temperature,
+        "threads": torch.get_num_threads(),
+        "dtype": str(target.dtype),
+    }
