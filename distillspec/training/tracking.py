@@ -15,10 +15,15 @@ from distillspec.files import clear_disk_errors, write_text
 
 
 class MetricsLog:
-    """Appends one JSON object a line."""
+    """Appends one JSON object a line.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    Args:
+        most_bytes: past this the file becomes `NAME.1.jsonl`, in place of the one that was there, and a new one begins;
+            None: it grows.
+    """
+
+    def __init__(self, path: Path, most_bytes: int | None = None) -> None:
+        self.path, self.most_bytes = path, most_bytes
 
     def rewind(self, step: int) -> None:
         """Drop the lines past `step`: a resumed run writes them again."""
@@ -27,8 +32,11 @@ class MetricsLog:
             write_text(self.path, "".join(line + "\n" for line in lines))
 
     def add(self, record: dict[str, Any]) -> None:
-        with clear_disk_errors(self.path), self.path.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(record) + "\n")
+        with clear_disk_errors(self.path):
+            if self.most_bytes is not None and self.path.is_file() and self.path.stat().st_size >= self.most_bytes:
+                os.replace(self.path, self.path.with_suffix(f".1{self.path.suffix}"))
+            with self.path.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(record) + "\n")
 
 
 class Tracker:

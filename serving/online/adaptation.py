@@ -49,6 +49,7 @@ __all__ = ["Adaptation", "OnlineSettings", "first_draft"]
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
+METRICS_BYTES = 64 << 20  # of metrics.jsonl, and of the one before it: weeks
 IDLE_AFTER_S = 2.0  # without a running request the engine counts as idle
 
 
@@ -75,7 +76,7 @@ class Adaptation:
         wake: Callable[[], None] | None = None,
     ) -> None:
         self.engine, self.settings, self.layout = engine, settings, settings.layout
-        self._report = report or MetricsLog(self.layout.root / "metrics.jsonl").add
+        self._report = report or MetricsLog(self.layout.root / "metrics.jsonl", METRICS_BYTES).add
         key = LogKey.of(engine.target.identity, settings.replay.entries)
         self.replay = ReplayLog(self.layout.replay, key, settings.replay, seed=settings.seed)
         self.registry = VersionRegistry(self.layout.versions)

@@ -26,6 +26,18 @@ def test_rewinding_drops_what_lies_past_the_step_and_a_line_cut_by_a_crash(tmp_p
     assert [json.loads(line)["step"] for line in log.path.read_text().splitlines()] == [1, 2, 2]
 
 
+def test_a_file_that_is_full_makes_room_for_a_new_one(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl", most_bytes=40)
+    for step in range(10, 17):
+        log.add({"step": step})  # 13 bytes a line
+    old = (tmp_path / "metrics.1.jsonl").read_text()
+    assert [json.loads(line)["step"] for line in (old + log.path.read_text()).splitlines()] == list(range(10, 17))
+    for step in range(17, 30):
+        log.add({"step": step})
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 3 * 40
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: object, **kwargs: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
