@@ -217,6 +217,35 @@ def test_it_learns_is_killed_and_goes_on_from_what_it_promoted(given: Path, tmp_
     assert first_draft(settings, target) == last.path
 
 
+@pytest.mark.timeout(300)
+def test_a_second_signal_ends_server_and_trainer_at_once(given: Path, tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "online")
+    with serving(tmp_path, "online=on", f"draft.path={given}", "server.drain_s=600", *TRAIN) as server:
+        trainer, replies = server.new_trainer([]), []
+
+        def ask() -> None:
+            body = {**GREEDY[0], "max_tokens": 200, "ignore_eos": True, "n": 8}
+            replies.append(server.http.post("/v1/completions", json=body))
+
+        clients = [threading.Thread(target=ask) for _ in range(12)]
+        for client in clients:
+            client.start()
+        wait_for(lambda: server.metric("num_requests_waiting") > 0)
+        server.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: server.http.get("/health").status_code == 503)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(PATIENCE_S) == 143, server.errors.read_text()
+        for client in clients:
+            client.join()
+    cut = [reply for reply in replies if reply.status_code == 503]
+    assert cut
+    assert all(reply.json()["error"]["code"] == "shutting_down" for reply in cut)
+    assert is_gone(trainer)
+    assert "Traceback" not in server.errors.read_text()
+    logged = ReplayLog(layout.replay)
+    assert len(logged.load(logged.entries())) == logged.sizes()["answers"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
