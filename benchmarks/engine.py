@@ -25,9 +25,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import torch
 from common import RESULTS, write_result
+from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
 
@@ -284,7 +284,8 @@ def scaling(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any
 
 
 def _plot_scaling(by_batch: dict[int, float], by_length: dict[int, dict[str, float]], path: Path) -> None:
-    figure, (batches, lengths) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    batches, lengths = figure.subplots(1, 2)
     batches.plot(list(by_batch), list(by_batch.values()), marker="o")
     batches.set(xscale="log", xlabel="requests at once", ylabel="tokens/s", title="no speculation, short prompts")
     lengths.plot(list(by_length), [found["first_ms"] for found in by_length.values()], marker="o", label="first token")
@@ -298,7 +299,6 @@ def _plot_scaling(by_batch: dict[int, float], by_length: dict[int, dict[str, flo
         axes.minorticks_off()
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def make_engine(

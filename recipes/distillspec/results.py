@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from distillspec.files import write_json, write_text
 from distillspec.recipes.distillspec.grid import LOSSES, SOURCES, Study, summary_of
 
@@ -61,14 +63,9 @@ def _cell(cell: dict[str, Any] | None) -> str:
 
 
 def _heat_maps(results: dict[str, Any], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(10, 4), layout="constrained")
     for axis, key, title in zip(
-        axes, ("alpha", "tau"), ("acceptance rate α", f"block efficiency τ({GAMMA})"), strict=True
+        figure.subplots(1, 2), ("alpha", "tau"), ("acceptance rate α", f"block efficiency τ({GAMMA})"), strict=True
     ):
         values = [
             [results["cells"].get(f"{loss}-{source}", {}).get(key, {}).get("mean", float("nan")) for source in SOURCES]
@@ -84,4 +81,3 @@ def _heat_maps(results: dict[str, Any], path: Path) -> None:
                     axis.text(column, row, f"{value:.2f}", ha="center", va="center", color="white")
         figure.colorbar(image, ax=axis)
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)

@@ -5,16 +5,15 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from distillspec.config import AdaptConfig, LossConfig, OnlineConfig, ReplayConfig
+from distillspec.config import AdaptConfig, LossConfig
 from distillspec.models import LanguageModel, load_draft
 from distillspec.recipes.osd.hindsight import Hindsight, look_back, redraw
-from distillspec.recipes.osd.stream import FOR_EVER_DAYS, LARGE_MIB, Stream, segment_of
+from distillspec.recipes.osd.stream import Stream, recording_settings, segment_of
 from distillspec.recipes.osd.study import Study
-from distillspec.serving.online.layout import OnlineSettings
 from distillspec.serving.online.records import LoggedAnswer
 from distillspec.serving.online.registry import Version, VersionRegistry
 from distillspec.serving.online.replay_log import ReplayLog
@@ -87,19 +86,13 @@ class _Rehearsal:
 
     def __init__(self, study: Study, arm: Arm, stream: Stream, tail_share: float, folder: Path) -> None:
         self.study, self.arm, self.stream, self.tail_share = study, arm, stream, tail_share
-        settings = OnlineSettings(
-            OnlineConfig(mode="decoupled", folder=str(folder)),
-            ReplayConfig(
-                share=1.0,
-                held_out=study.held_out,
-                entries=stream.key.entries,
-                max_mib=LARGE_MIB,
-                keep="fifo",
-                retention_days=FOR_EVER_DAYS,
-            ),
-            arm.adapt or AdaptConfig(),
+        recorded = recording_settings(study)
+        settings = replace(
+            recorded,
+            online=replace(recorded.online, folder=str(folder)),
+            replay=replace(recorded.replay, entries=stream.key.entries),
+            adapt=arm.adapt or AdaptConfig(),
             loss=arm.loss,
-            seed=study.seed,
         )
         self.replay = ReplayLog(settings.layout.replay, stream.key, settings.replay)
         self.trainer = OnlineTrainer(settings)

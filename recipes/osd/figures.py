@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from distillspec.recipes.osd.exams import alpha_of
+from distillspec.recipes.osd.goals import alpha
 from distillspec.recipes.osd.study import Study
 
 WINDOW = 24  # requests of a moving average
@@ -14,10 +17,8 @@ WINDOW = 24  # requests of a moving average
 
 def plot_acceptance(arms: dict[str, Any], study: Study, path: Path) -> None:
     """α over requests, each judged before the arm learnt from it; ticks below are updates."""
-    pyplot = pyplot_without_screen()
-    figure, (axis, ticks) = pyplot.subplots(
-        2, 1, figsize=(10, 5), layout="constrained", sharex=True, height_ratios=(5, 1)
-    )
+    figure = Figure(figsize=(10, 5), layout="constrained")
+    axis, ticks = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1))
     for place, (name, arm) in enumerate(arms.items()):
         (line,) = axis.plot(_moving(arm["requests"]), label=name, linewidth=1.2)
         times = [update["after"] for update in arm["updates"]]
@@ -33,41 +34,26 @@ def plot_acceptance(arms: dict[str, Any], study: Study, path: Path) -> None:
     ticks.set_ylabel("updates")
     ticks.set_xlabel("requests")
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 def plot_offline(arms: dict[str, Any], offline: dict[str, Any], study: Study, path: Path) -> None:
     """α on held-out answers at each segment's end: lines are drafts distilled offline on a share of it."""
-    pyplot = pyplot_without_screen()
-    figure, axes = pyplot.subplots(
-        1, len(study.segments), figsize=(2.4 * len(study.segments), 3.2), layout="constrained", sharey=True
-    )
+    figure = Figure(figsize=(2.4 * len(study.segments), 3.2), layout="constrained")
+    axes = figure.subplots(1, len(study.segments), sharey=True, squeeze=False)[0]
     for place, (axis, segment) in enumerate(zip(axes, study.segments, strict=True)):
         shares = [f for f in study.fractions if f"{place}/{f:g}" in offline]
         rivals = [alpha_of(offline[f"{place}/{f:g}"]["exam"]) for f in shares]
         axis.plot([100 * f for f in shares], rivals, "o-", color="black", label="offline")
         for number, (name, arm) in enumerate(arms.items()):
-            alpha = alpha_of(arm["exams"][str(place)][str(place)])
-            axis.axhline(alpha, color=f"C{number}", linewidth=1, linestyle="--", label=name)
+            reached = alpha_of(arm["exams"][str(place)][str(place)])
+            axis.axhline(reached, color=f"C{number}", linewidth=1, linestyle="--", label=name)
         axis.set_title(segment.domain)
         axis.set_xlabel("% of the segment")
     axes[0].set_ylabel("α on held-out answers")
     axes[-1].legend(fontsize="x-small")
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 def _moving(rows: Sequence[dict[str, Any]]) -> list[float]:
     """α over the newest `WINDOW` requests, fewer at the beginning."""
-    windows = [rows[max(0, i + 1 - WINDOW) : i + 1] for i in range(len(rows))]
-    return [sum(row["alpha"] for row in window) / sum(row["tokens"] for row in window) for window in windows]
-
-
-def pyplot_without_screen() -> Any:
-    """matplotlib, drawing into files."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
+    return [alpha(rows[max(0, i + 1 - WINDOW) : i + 1]) for i in range(len(rows))]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from distillspec.config import AdaptConfig, LossConfig
 from distillspec.files import write_json
@@ -20,7 +18,7 @@ POSITIONS = ("all", "rejected")
 def fill_grid(study: Study, stream: Stream, tail_share: float) -> None:
     """Fill `grid.json`, kept cell by cell."""
     file = study.part("grid")
-    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    found = study.finished("grid")
     part = replace(stream, answers=tuple(stream.of(study.grid_segment)))
     for loss, positions, every in cells(study):
         name = f"{loss}-{positions}-{every}"

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from distillspec.recipes.osd.figures import pyplot_without_screen
+from matplotlib.figure import Figure
+
 from distillspec.recipes.osd.sides import Minute
 from distillspec.recipes.osd.study import Segment
 
@@ -51,8 +52,8 @@ def table(figures: dict[str, Any]) -> str:
 
 def plot_minutes(minutes: dict[str, list[Minute]], path: Path, segments: Sequence[Segment]) -> None:
     """Tokens a second over the minutes, a line a side."""
-    pyplot = pyplot_without_screen()
-    figure, axis = pyplot.subplots(figsize=(8, 4), layout="constrained")
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axis = figure.subplots()
     for side, rows in minutes.items():
         axis.plot(range(1, len(rows) + 1), [minute.tokens / 60 for minute in rows], "o-", label=side)
     count = max(map(len, minutes.values()))
@@ -64,4 +65,3 @@ def plot_minutes(minutes: dict[str, list[Minute]], path: Path, segments: Sequenc
     axis.set_ylim(bottom=0)
     axis.legend()
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)

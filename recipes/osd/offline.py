@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +19,7 @@ def distil_offline(study: Study, stream: Stream, exams: Exams) -> None:
     """Fill `offline.json`, from the static draft on the first 10 % (20, …) of each segment's answers; kept cell by
     cell, so that an interrupted study goes on."""
     file = study.part("offline")
-    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    found = study.finished("offline")
     for segment, fraction in _cells(study):
         name = f"{segment}/{fraction:g}"
         if name in found:

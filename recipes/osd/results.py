@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from distillspec.evaluation.bootstrap import interval
@@ -14,18 +12,18 @@ from distillspec.recipes.osd.bias import bias_by_arm, estimate, tail_shares
 from distillspec.recipes.osd.exams import alpha_of
 from distillspec.recipes.osd.figures import plot_acceptance, plot_offline
 from distillspec.recipes.osd.goals import SAMPLES, Row, alpha, gain, goals, half
-from distillspec.recipes.osd.study import Study
+from distillspec.recipes.osd.study import Study, read_kept
 from distillspec.recipes.osd.tables import tables
 
 
 def write_results(study: Study) -> str:
     """Write `results.json`, `results.md` and the plots; returns the tables."""
-    found = {name: _read(study.arm(name)) for name in ARMS if study.arm(name).is_file()}
-    offline, grid = (_read(study.part(part)) for part in ("offline", "grid"))
+    found = {name: read_kept(study.arm(name)) for name in ARMS if study.arm(name).is_file()}
+    offline, grid = (study.finished(part) for part in ("offline", "grid"))
     segments = len(study.segments)
     shares = tail_shares(found, offline, segments)
     arms = {name: _estimated(arm, shares) for name, arm in found.items()}
-    results: dict[str, Any] = {"settings": study.settings(), "recording": _read(study.part("stream"))}
+    results: dict[str, Any] = {"settings": study.settings(), "recording": study.finished("stream")}
     if "static" in arms:
         static = arms["static"]["requests"]
         results |= {
@@ -88,7 +86,3 @@ def _check(rows: list[Row]) -> dict[str, Any]:
     tried, accepted = (sum(row[name] for row in rows) for name in ("tried", "accepted"))
     served_tried, served = (sum(row[name] for row in rows) for name in ("served_tried", "served_accepted"))
     return {"drawn": accepted / tried, "served": served / served_tried, "served_tried": served_tried}
-
-
-def _read(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text()) if file.is_file() else {}

@@ -63,6 +63,10 @@ class Study:
         """The figures of one part."""
         return self.root / f"{name}.json"
 
+    def finished(self, name: str) -> dict[str, Any]:
+        """What an earlier run left of a part; empty where there is nothing."""
+        return read_kept(self.part(name))
+
     def arm(self, name: str) -> Path:
         """The figures of one arm."""
         return self.root / "arms" / f"{name}.json"
@@ -108,3 +112,9 @@ def parse_segments(words: Sequence[str]) -> tuple[Segment, ...]:
             raise ConfigError(f"--segments {word} names no file, and none before it did; write {domain}=FILE")
         segments.append(Segment(domain, files[domain]))
     return tuple(segments)
+
+
+def read_kept(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty where there is none."""
+    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    return found
