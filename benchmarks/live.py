@@ -13,7 +13,7 @@ from distillspec.config import BenchConfig
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, EngineSettings, SamplingParams
 from distillspec.serving.bench.load import Arrival, poisson_load
-from distillspec.serving.commands.bench import read_prompts
+from distillspec.serving.commands.bench_prompts import read_prompts
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.types import Prompt
 

@@ -12,11 +12,9 @@ import torch
 from rich.console import Console
 
 from distillspec.commands.run_folder import close_run, open_run
-from distillspec.config import BenchCommand, BenchConfig, DataConfig
-from distillspec.data.chat import render_prompt
-from distillspec.data.prompts import read_rows
+from distillspec.config import BenchCommand
 from distillspec.errors import ConfigError, RunError
-from distillspec.models import LanguageModel, load_target
+from distillspec.models import load_target
 from distillspec.models.draft import load_pretrained
 from distillspec.progress import progress
 from distillspec.serving.bench.drive import drive
@@ -24,6 +22,7 @@ from distillspec.serving.bench.load import Arrival, Question, poisson_load
 from distillspec.serving.bench.records import LoadRecord
 from distillspec.serving.bench.rounds import Records, Side, as_json, figures, take_turns, times_faster, write_records
 from distillspec.serving.bench.table import engine_table, server_table
+from distillspec.serving.commands.bench_prompts import read_prompts, read_questions
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.named import named_controller
 from distillspec.serving.control.profile import Profile
@@ -104,52 +103,6 @@ def _tell_errors(records: Records) -> None:
                 silent.append(f"{name} ({', '.join(joined.errors)})")
     if silent:
         raise RunError(f"nothing was answered by {'; '.join(dict.fromkeys(silent))}")
-
-
-def read_prompts(config: BenchConfig, target: LanguageModel) -> list[Prompt]:
-    """The files' prompts in the target's chat template, files taking turns.
-
-    Raises:
-        ConfigError: a file that cannot be read, or without a prompt that is short enough.
-    """
-    by_file = []
-    for file in config.prompts:
-        made = [
-            Prompt(id_, render_prompt(target.tokenizer, content), domain) for id_, content, domain in _contents(file)
-        ]
-        fitting = [prompt for prompt in made if 0 < len(prompt.token_ids) <= config.longest_prompt]
-        if not fitting:
-            raise ConfigError(f"bench.prompts: {file} has no prompt of at most {config.longest_prompt} tokens")
-        by_file.append(fitting)
-    return [prompt for group in zip(*by_file, strict=False) for prompt in group]
-
-
-def read_questions(config: BenchConfig) -> list[Question]:
-    """The files' prompts as messages, files taking turns.
-
-    Raises:
-        ConfigError: a file that cannot be read or is empty.
-    """
-    by_file = []
-    for file in config.prompts:
-        made = [Question(id_, _messages(content), domain) for id_, content, domain in _contents(file)]
-        if not made:
-            raise ConfigError(f"bench.prompts: {file} has no prompt")
-        by_file.append(made)
-    return [question for group in zip(*by_file, strict=False) for question in group]
-
-
-def _contents(file: str) -> list[tuple[str, Any, str]]:
-    """Id, text or messages, and domain of each row."""
-    rows = read_rows(DataConfig(prompts=file))
-    return [
-        (str(row.get("id", place)), row["prompt"], str(row.get("domain") or Path(file).stem))
-        for place, row in enumerate(rows)
-    ]
-
-
-def _messages(content: Any) -> tuple[dict[str, str], ...]:
-    return ({"role": "user", "content": content},) if isinstance(content, str) else tuple(content)
 
 
 def _policies(config: BenchCommand, engine: Engine) -> dict[str, LengthController]:

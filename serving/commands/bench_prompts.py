@@ -1,0 +1,71 @@
+"""What `distill bench` asks: prompt files, as tokens for an engine or as messages for servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from distillspec.config import BenchConfig, DataConfig
+from distillspec.data.chat import render_prompt
+from distillspec.data.prompts import read_rows
+from distillspec.errors import ConfigError
+from distillspec.models import LanguageModel
+from distillspec.serving.bench.load import Question
+from distillspec.types import Prompt
+
+P = TypeVar("P")
+
+
+class _Row(NamedTuple):
+    id: str
+    content: Any  # a text, or messages
+    domain: str
+
+
+def read_prompts(config: BenchConfig, target: LanguageModel) -> list[Prompt]:
+    """The files' prompts in the target's chat template, files taking turns.
+
+    Raises:
+        ConfigError: a file that cannot be read, or without a prompt that is short enough.
+    """
+
+    def made(rows: Seq[_Row]) -> list[Prompt]:
+        prompts = [Prompt(row.id, render_prompt(target.tokenizer, row.content), row.domain) for row in rows]
+        return [prompt for prompt in prompts if 0 < len(prompt.token_ids) <= config.longest_prompt]
+
+    return _in_turn(config.prompts, made, f"no prompt of at most {config.longest_prompt} tokens")
+
+
+def read_questions(config: BenchConfig) -> list[Question]:
+    """The files' prompts as messages, files taking turns.
+
+    Raises:
+        ConfigError: a file that cannot be read or is empty.
+    """
+
+    def made(rows: Seq[_Row]) -> list[Question]:
+        return [Question(row.id, _messages(row.content), row.domain) for row in rows]
+
+    return _in_turn(config.prompts, made, "no prompt")
+
+
+def _in_turn(files: Seq[str], made: Callable[[Seq[_Row]], list[P]], lacking: str) -> list[P]:
+    """As many of each file, one after the other; `lacking` is what a file has that gives none."""
+    groups = [made(_rows(file)) for file in files]
+    for file, group in zip(files, groups, strict=True):
+        if not group:
+            raise ConfigError(f"bench.prompts: {file} has {lacking}")
+    return [prompt for turn in zip(*groups, strict=False) for prompt in turn]
+
+
+def _rows(file: str) -> list[_Row]:
+    return [
+        _Row(str(row.get("id", place)), row["prompt"], str(row.get("domain") or Path(file).stem))
+        for place, row in enumerate(read_rows(DataConfig(prompts=file)))
+    ]
+
+
+def _messages(content: Any) -> tuple[dict[str, str], ...]:
+    return ({"role": "user", "content": content},) if isinstance(content, str) else tuple(content)
