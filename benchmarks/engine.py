@@ -304,7 +304,7 @@ def _plot_scaling(by_batch: dict[int, float], by_length: dict[int, dict[str, flo
 def make_engine(
     options: argparse.Namespace, target: LanguageModel, draft: LanguageModel | None, batch: int, **settings: Any
 ) -> Engine:
-    defaults: dict[str, Any] = {"max_slots": batch, "max_model_len": 1024, "prefix_reuse": False}
+    defaults: dict[str, Any] = {"max_slots": batch, "max_model_len": 1024, "prefix_reuse": False, "controller": "fixed"}
     return Engine(target, draft, EngineSettings(**{**defaults, "compile": options.compile, **settings}))
 
 

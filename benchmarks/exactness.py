@@ -73,7 +73,9 @@ def main() -> None:
 
 
 def _settings(proposer: str, length: int, batch: int) -> EngineSettings:
-    return EngineSettings(max_slots=batch, max_model_len=400, proposer=proposer, speculation_length=length)
+    return EngineSettings(
+        max_slots=batch, max_model_len=400, proposer=proposer, controller="fixed", speculation_length=length
+    )
 
 
 def _run(

@@ -113,7 +113,8 @@ def in_turn(
     """One record a policy and round; what a policy learnt in one round it keeps for the next."""
 
     def side(name: str) -> Side[Any]:
-        controller = named_controller(name, max(options.fixed), latency)
+        longest = max(options.fixed)
+        controller = named_controller(name, longest, latency, guess=engine.guessed_costs(longest))
 
         def bear(arrivals: Seq[Arrival[Any]], _: str) -> LoadRecord:
             engine.use_controller(controller)

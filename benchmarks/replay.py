@@ -81,7 +81,11 @@ def main() -> None:
     target = load_target(TargetConfig(path=options.target, dtype=options.dtype))
     draft = _draft(options, target)
     settings = EngineSettings(
-        max_slots=options.batch, max_model_len=1024, speculation_length=options.length, compile=False
+        max_slots=options.batch,
+        max_model_len=1024,
+        controller="fixed",
+        speculation_length=options.length,
+        compile=False,
     )
     engine = Engine(target, draft, settings)
     prompts = (read_prompts(options.prompts, target, options.requests) * options.requests)[: options.requests]

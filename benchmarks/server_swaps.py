@@ -40,6 +40,7 @@ ENGINE = {
     "max_model_len": 256,
     "compile": "false",
     "proposer": "draft_model",
+    "controller": "fixed",
     "speculation_length": 3,
 }
 LEARNING = {

@@ -23,13 +23,14 @@ from distillspec.serving.attention import choose_attention
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
+from distillspec.serving.control.latency import LatencyModel, guessed
 from distillspec.serving.control.profile import Profile, experts_of
 from distillspec.serving.control.smartspec import SmartSpecController
 from distillspec.serving.core import EngineCore, StepOutput
 from distillspec.serving.graphs import CompiledRecorder, CudaRecorder, Recorder
 from distillspec.serving.kv_cache import SlotPool
 from distillspec.serving.memory import check_draft_fits, check_reads, choose_model_len, choose_slots
-from distillspec.serving.packed_linear import PackedLinears, row_counts
+from distillspec.serving.packed_linear import PackedLinears, padded, row_counts
 from distillspec.serving.params import SamplingParams
 from distillspec.serving.proposers.base import Proposer
 from distillspec.serving.proposers.draft_model import ConfidenceThreshold, DraftModel
@@ -240,6 +241,11 @@ class Engine:
         for slot in range(len(pool.owners), pool.slots):
             pool.forget(slot)
 
+    def guessed_costs(self, longest: int) -> LatencyModel:
+        """What steps that draft up to `longest` tokens a row may cost, before any was measured."""
+        counts = row_counts(self.slots, longest) if self._packs(self.target) else ()
+        return guessed(experts_of(self.target), padded(counts))
+
     def explain_last_plan(self) -> Any:
         """Why the last step's lengths were what they were: the controller's own `Decision`; None before any step, and
         where the controller has no reasons."""
@@ -321,7 +327,7 @@ class Engine:
         longest = self.settings.speculation_length
         if self.settings.controller == "fixed":
             return FixedLength(longest)
-        with_model = self._proposer_name(with_draft=self.draft is not None) in DRAFTING
+        with_model = self._proposer_name(with_draft=True) in DRAFTING  # one may be loaded later
         latency = None
         if self.settings.profile is not None:
             draft = self.draft if with_model else None
@@ -329,7 +335,7 @@ class Engine:
         if self.settings.controller == "smartspec":
             assert latency is not None, "settings asked for a profile"
             latency = latency if with_model else replace(latency, draft=None)
-            gated = with_model and self.settings.draft_confidence > 0
+            gated = latency.draft is not None and self.settings.draft_confidence > 0
             return SmartSpecController(longest, latency, gated=gated, max_wait_s=self.settings.max_wait_s)
         return GoodputController(
             longest,
@@ -337,7 +343,7 @@ class Engine:
             lengths=self.settings.lengths,
             drafts_with_model=with_model,
             max_time_per_token_s=self.settings.max_time_per_token_s,
-            experts=experts_of(self.target),
+            guess=self.guessed_costs(longest),
         )
 
     def _make_proposer(self, draft: LanguageModel | None, version: str) -> Proposer | None:

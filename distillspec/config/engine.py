@@ -23,7 +23,7 @@ class EngineConfig:
     prefill_chunk: int = 512  # prompt tokens read a step; decoding goes on between the parts of a long prompt
     prefix_reuse: bool = True  # take over the keys and values of a beginning that another prompt shares
     proposer: str | None = None  # none | draft_model | prompt_lookup | lookup_else_model; null: the draft if any
-    controller: str = "fixed"  # who chooses lengths: fixed | goodput (most expected tokens a second) | smartspec
+    controller: str = "goodput"  # who chooses lengths: goodput (most expected tokens a second) | fixed | smartspec
     speculation_length: int = 4  # drafted tokens a row and step; the most of them where the controller chooses
     lengths: str = "request"  # goodput: request (each row its own) | step (one for all) | global (one acceptance, too)
     max_time_per_token_s: float | None = None  # goodput: expected seconds per output token that no request may exceed

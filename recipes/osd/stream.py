@@ -56,7 +56,9 @@ def record(study: Study, target: LanguageModel) -> None:
         return
     draft = load_pretrained(study.draft, target, target.dtype)
     # Not compiled: that costs as long as it could save in so few minutes.
-    config = EngineConfig(max_slots=study.slots, speculation_length=study.gamma, compile=False, seed=study.seed)
+    config = EngineConfig(
+        max_slots=study.slots, controller="fixed", speculation_length=study.gamma, compile=False, seed=study.seed
+    )
     engine = Engine(target, draft, config)
     try:
         with Adaptation(engine, settings) as adaptation:

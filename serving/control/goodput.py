@@ -4,7 +4,7 @@ speculating for long."""
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy
@@ -24,12 +24,10 @@ from distillspec.serving.control.base import (
 )
 from distillspec.serving.control.bounded import best_by_row_within, best_for_all_within, row_tokens, violation
 from distillspec.serving.control.calibration import CostCalibration
-from distillspec.serving.control.latency import ForwardCost, LatencyModel
+from distillspec.serving.control.latency import ForwardCost, LatencyModel, guessed
 from distillspec.serving.control.spikes import SpikeCut
 
-# What a machine is taken for until it was measured; worth a fraction of one measured step.
-UNKNOWN = LatencyModel(ForwardCost(1e-7, 1e-3, 2e-2), ForwardCost(1e-8, 1e-4, 2e-3))
-GUESS_CONFIDENCE, PROFILE_CONFIDENCE = 1e-2, 20.0
+GUESS_CONFIDENCE, PROFILE_CONFIDENCE = 1e-2, 20.0  # measured steps that they are worth
 PLAIN_EVERY = 100  # speculating steps between two that do not, to see what not speculating costs
 TRIALS_COST = 0.008  # share of all tokens that may be lost by speculating now and then where it does not pay
 TRY_EVERY = 10  # plain steps after which, and after twice and three times so many, a trial is thought of
@@ -123,7 +121,7 @@ class GoodputController:
         max_time_per_token_s: no row's expected time per output token may be above it (a row's own bound goes first):
             where what would be chosen breaks it, the best lengths that do not; where none do, the worst row is as near
             to it as can be. Only learning costs goes before it.
-        experts: of a layer of the target, and how many a token uses, where no `latency` says so.
+        guess: what steps are taken to cost before they were measured, where there is no `latency`; see `guessed`.
     """
 
     def __init__(
@@ -135,7 +133,7 @@ class GoodputController:
         drafts_with_model: bool = True,
         acceptance: AcceptanceEstimate | None = None,
         max_time_per_token_s: float | None = None,
-        experts: tuple[int, int] = (0, 0),
+        guess: LatencyModel | None = None,
     ) -> None:
         if longest < 0:
             raise ConfigError(f"longest={longest} must be at least 0")
@@ -147,8 +145,9 @@ class GoodputController:
         self._choose, self._choose_within = (
             (best_by_row, best_by_row_within) if lengths == "request" else (best_for_all, best_for_all_within)
         )
-        unknown = replace(UNKNOWN, target=replace(UNKNOWN.target, experts=experts[0], active=experts[1]))
-        prior, confidence = (latency, PROFILE_CONFIDENCE) if latency is not None else (unknown, GUESS_CONFIDENCE)
+        prior, confidence = latency, PROFILE_CONFIDENCE
+        if prior is None:
+            prior, confidence = guess or guessed(), GUESS_CONFIDENCE
         self._target = CostCalibration(prior.target, confidence=confidence)
         self._draft: CostCalibration | None = None
         if drafts_with_model and prior.draft is not None:

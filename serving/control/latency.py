@@ -138,3 +138,16 @@ class LatencyModel:
         if len(contexts) != len(lengths):
             raise ValueError(f"{len(contexts)} contexts but {len(lengths)} lengths")
         return self.target_s(contexts, lengths, prefill_tokens) + self.draft_s(contexts, lengths, by_model)
+
+
+def guessed(experts: tuple[int, int] = (0, 0), padded: Seq[tuple[int, int]] = ()) -> LatencyModel:
+    """What steps may cost on a machine that nobody has measured: numbers to be corrected, in the right shape.
+
+    Args:
+        experts: of a layer of the target, and how many a token uses.
+        padded: passes over how many tokens read how many (products padded to a few sizes), ascending.
+    """
+    per_token, (count, active) = 1e-3, experts
+    bumps = tuple([(float(tokens), per_token * (read - tokens)) for tokens, read in padded])
+    target = ForwardCost(1e-7, per_token, 2e-2, experts=count, active=active, bumps=bumps)
+    return LatencyModel(target, ForwardCost(1e-8, 1e-4, 2e-3))

@@ -23,13 +23,19 @@ CONTROLLER_NAMES = {
 
 
 def named_controller(
-    name: str, longest: int, latency: LatencyModel | None, *, drafts_with_model: bool = True
+    name: str,
+    longest: int,
+    latency: LatencyModel | None,
+    *,
+    drafts_with_model: bool = True,
+    guess: LatencyModel | None = None,
 ) -> LengthController:
     """A new controller of a name in `CONTROLLER_NAMES`; controllers learn.
 
     Args:
         longest: the most tokens a row drafts where the controller chooses.
         latency: what steps cost, from a profile; None: learnt.
+        guess: what goodput begins to learn from; see `guessed`.
 
     Raises:
         ConfigError: an unknown name, or `smartspec` without costs.
@@ -44,6 +50,7 @@ def named_controller(
             latency,
             lengths=name.partition("-")[2] or "request",
             drafts_with_model=drafts_with_model,
+            guess=guess,
         )
     if name in ("smartspec", "smartspec-request"):
         if latency is None:

@@ -30,7 +30,8 @@ PATIENCE_S = 120.0
 ADMIN_KEY = "the-admin-key"
 SERVE = (
     *("target=tiny", "target.dtype=float32", "target.device=cpu", "server.port=0", "hydra.run.dir=run"),
-    *("engine.compile=false", "engine.max_model_len=256", "engine.max_slots=4", "engine.speculation_length=2"),
+    *("engine.compile=false", "engine.max_model_len=256", "engine.max_slots=4"),
+    *("engine.controller=fixed", "engine.speculation_length=2"),
     *("online.metrics_s=0.5", "replay.share=1", "replay.held_out=0.3", "replay.entries=16", "replay.flush_s=0.2"),
     *("gate.requests=16", "gate.min_requests=8", "gate.bootstrap_samples=200", "gate.busy_share=0.5"),
 )

@@ -202,7 +202,12 @@ def test_greedy_is_transformers_own_on_real_prompts(
     row: Row,
 ) -> None:
     wanted = EngineSettings(
-        max_slots=row.slots, max_model_len=128, proposer=row.proposer, speculation_length=row.length, compile=False
+        max_slots=row.slots,
+        max_model_len=128,
+        proposer=row.proposer,
+        controller="fixed",
+        speculation_length=row.length,
+        compile=False,
     )
     engine = Engine(target, draft, wanted)
     params = SamplingParams(temperature=0.0, max_tokens=row.tokens)

@@ -56,13 +56,30 @@ def truncated_draft(target: LanguageModel) -> LanguageModel:
     return initialise_draft(DraftConfig(layers=2), target, kept_ids=choose_kept_ids(counts, 60, target.tokenizer))
 
 
+@pytest.fixture(scope="module")
+def continuation(target: LanguageModel) -> list[int]:
+    """What greedy decoding writes after `prompts()[1]`, ends of text included."""
+    prompt = prompts()[1]
+    ids = torch.tensor([prompt])
+    banned = list(range(target.identity.vocab_size, target.model.config.vocab_size))
+    out = target.model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        max_new_tokens=40,
+        eos_token_id=None,
+        suppress_tokens=banned,
+    )
+    return out[0, len(prompt) :].tolist()
+
+
 @pytest.fixture
 def make_engine(target: LanguageModel) -> Iterator[MakeEngine]:
     """`make_engine(draft, max_slots=3, …)`; the models are given back at the end of the test."""
     made: list[Engine] = []
 
     def make(draft: LanguageModel | None = None, *, model: LanguageModel | None = None, **settings: Any) -> Engine:
-        defaults: dict[str, Any] = {"max_slots": 4, "max_model_len": 256}
+        defaults: dict[str, Any] = {"max_slots": 4, "max_model_len": 256, "controller": "fixed"}
         objects = ("controller_object", "proposer_object", "sampler_object")
         parts = {name: settings.pop(name) for name in objects if name in settings}
         engine = Engine(

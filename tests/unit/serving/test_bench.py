@@ -49,7 +49,7 @@ def test_no_prompts_no_load() -> None:
 
 
 def test_everything_sent_is_answered_once_and_as_without_load(target: LanguageModel, draft: LanguageModel) -> None:
-    settings = EngineSettings(max_slots=2, max_model_len=64, compile=False, speculation_length=3)
+    settings = EngineSettings(max_slots=2, max_model_len=64, compile=False, controller="fixed", speculation_length=3)
     engine = Engine(target, draft, settings)
     try:
         load = poisson_load(PROMPTS, GREEDY, rate=500.0, seconds=0.02, seed=3)

@@ -48,21 +48,6 @@ class Oracle:
     def forget(self, sequence_id: str) -> None: ...
 
 
-@pytest.fixture(scope="module")
-def continuation(target: LanguageModel) -> list[int]:
-    ids = torch.tensor([PROMPT])
-    banned = list(range(target.identity.vocab_size, target.model.config.vocab_size))
-    out = target.model.generate(
-        ids,
-        attention_mask=torch.ones_like(ids),
-        do_sample=False,
-        max_new_tokens=40,
-        eos_token_id=None,
-        suppress_tokens=banned,
-    )
-    return out[0, len(PROMPT) :].tolist()
-
-
 @pytest.mark.parametrize(("mode", "steps"), [("always", 6), ("never", 30), ("sometimes", 15)])
 def test_toy_drafts_of_known_acceptance(
     continuation: list[int], make_engine: MakeEngine, mode: str, steps: int

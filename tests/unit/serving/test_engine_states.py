@@ -34,7 +34,12 @@ class EngineLife(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         settings_ = EngineSettings(
-            max_slots=3, max_model_len=48, max_cache_tokens=90, prefill_chunk=9, speculation_length=3
+            max_slots=3,
+            max_model_len=48,
+            max_cache_tokens=90,
+            prefill_chunk=9,
+            controller="fixed",
+            speculation_length=3,
         )
         self.engine = Engine(self.target, self.draft, settings_)
         self.now = 0.0

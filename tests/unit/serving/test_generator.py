@@ -23,7 +23,7 @@ def requests(count: int = 6, most: int = 12) -> list[GenerationRequest]:
 
 
 def settings(slots: int, length: int = 0) -> EngineSettings:
-    return EngineSettings(max_slots=slots, speculation_length=length, compile=False)
+    return EngineSettings(max_slots=slots, controller="fixed", speculation_length=length, compile=False)
 
 
 def write(generator: EngineGenerator, policy: SamplingPolicy, **extra: object) -> list[Sample]:

@@ -68,7 +68,7 @@ def test_replayed_passes_write_the_same_text(
     wanted = [hf_greedy(model, prompt, 20) for prompt in asked]
     recorder = FakeRecorder(pads)
     draft = initialise_draft(DraftConfig(layers=2), model)
-    settings = EngineSettings(max_slots=3, max_model_len=256, speculation_length=3)
+    settings = EngineSettings(max_slots=3, max_model_len=256, controller="fixed", speculation_length=3)
     engine = Engine(model, draft, settings, recorder=recorder)
     outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=20))
     assert [list(output.token_ids) for output in outputs] == wanted
@@ -91,7 +91,7 @@ def test_a_recorded_draft_loop_drafts_as_the_passes_one_by_one(
 ) -> None:
     model = random_model("llama")
     params = SamplingParams(temperature=temperature, max_tokens=30, ignore_eos=True)
-    settings = EngineSettings(max_slots=3, max_model_len=64, speculation_length=4)
+    settings = EngineSettings(max_slots=3, max_model_len=64, controller="fixed", speculation_length=4)
     found = []
     for recorder in (FakeRecorder(), None):
         engine = Engine(model, initialise_draft(DraftConfig(layers=2), model), settings, recorder=recorder)

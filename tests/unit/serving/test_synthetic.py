@@ -15,7 +15,7 @@ from .conftest import prompts
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 1.0])
 def test_drafted_tokens_stand_as_often_as_asked(target: LanguageModel, draft: LanguageModel, alpha: float) -> None:
     sampler = SyntheticAcceptance(target.identity.vocab_size, target.device, alpha)
-    settings = EngineSettings(max_slots=4, max_model_len=256, speculation_length=3)
+    settings = EngineSettings(max_slots=4, max_model_len=256, controller="fixed", speculation_length=3)
     engine = Engine(target, draft, settings, sampler=sampler)
     outputs = engine.generate(prompts(4), SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))
     engine.check_integrity()

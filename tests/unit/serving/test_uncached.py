@@ -40,7 +40,9 @@ def test_cached_equals_uncached(double: LanguageModel) -> None:
     wanted = [uncached(double, prompt, params) for prompt, params in zip(asked, wishes, strict=True)]
     draft = initialise_draft(DraftConfig(layers=3), double)
     draft.model.double()
-    engine = Engine(double, draft, EngineSettings(max_slots=3, max_model_len=256, speculation_length=4))
+    engine = Engine(
+        double, draft, EngineSettings(max_slots=3, max_model_len=256, controller="fixed", speculation_length=4)
+    )
     outputs = engine.generate(asked, wishes)
     engine.close()
     assert [list(output.token_ids) for output in outputs] == wanted

@@ -83,7 +83,7 @@ def learn(tmp_path: Path) -> Iterator[StartLearning]:
         settings = online_settings(tmp_path, mode, **adapt)
         settings = replace(settings, replay=replace(settings.replay, **(replay or {})))
         draft = load_pretrained(str(first_draft(settings, target, given)), target, target.dtype)
-        limits = EngineConfig(max_slots=4, max_model_len=256, compile=False, speculation_length=2)
+        limits = EngineConfig(max_slots=4, max_model_len=256, compile=False, controller="fixed", speculation_length=2)
         engine = Engine(target, draft, limits)
         adaptation = Adaptation(engine, settings, wake=lambda: running.parts.bridge.thread.wake())
         parts = {

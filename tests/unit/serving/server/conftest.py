@@ -83,11 +83,15 @@ def start(engine: Engine, parts: dict[str, Any], settings: dict[str, Any]) -> Ru
     return Running(url_of(bound, config), made, server, thread)
 
 
+# Fixed lengths, so that what is proposed does not depend on how fast the machine is.
+SMALL: dict[str, Any] = {"max_slots": 4, "max_model_len": 256, "compile": False, "controller": "fixed"}
+
+
 def make_engine(*, drafts: bool = False, **settings: Any) -> Engine:
     """An engine over models of its own: servers step theirs in threads of their own."""
     target = load_target(TargetConfig(path="tiny", dtype="float32", device="cpu"))
     draft = initialise_draft(DraftConfig(layers=2), target) if drafts else None
-    return Engine(target, draft, EngineSettings(**{"max_slots": 4, "max_model_len": 256, "compile": False, **settings}))
+    return Engine(target, draft, EngineSettings(**{**SMALL, **settings}))
 
 
 @pytest.fixture(scope="module")

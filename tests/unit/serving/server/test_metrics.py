@@ -9,7 +9,11 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowResult, RowView, StepResult
+from distillspec.serving.core import StepOutput
 from distillspec.serving.server.metrics import Metrics
+from distillspec.serving.server.telemetry import Telemetry
+from distillspec.serving.server.worker import StepReport
 
 from .conftest import Running, Serve
 
@@ -68,6 +72,37 @@ def test_counts_are_what_happened(serve: Serve) -> None:
     assert seen["distillspec:requests_refused_total{reason=invalid}"] == 1
     assert seen["distillspec:http_requests_total{route=/v1/completions,status=200}"] == 1
     assert seen["distillspec:num_requests_running"] == 0
+
+
+def step(emitted: int, seconds: float, predicted: tuple[float, float] | None, prefill: int = 0) -> StepReport:
+    """A step of one row that emitted so much; `predicted`: tokens, seconds."""
+    view = BatchView((RowView("a/0", 100, 4),), prefill)
+    plan = Plan((RowPlan("a/0", 3),), *(predicted or (None, None)))
+    row = RowResult("a/0", proposed=3, accepted=emitted - 1, emitted=emitted)
+    result = StepResult((row,), view, plan, prefill, 0.25 * seconds, 0.5 * seconds, seconds)
+    return StepReport(StepOutput(result=result), running=1, waiting=0, cached_tokens=100, draft_version="v")
+
+
+def test_goodput_is_shown_beside_what_was_predicted_of_it() -> None:
+    metrics, telemetry = Metrics("m", longest=4, slots=2, cache_tokens=100), Telemetry(slots=2)
+    # Steps with prompts are not what a plan's goodput is about; a plan without predictions predicts nothing.
+    for report in (
+        step(4, 0.1, (3.0, 0.12)),
+        step(1, 0.3, (2.4, 0.08)),
+        step(4, 9.0, (4.0, 9.0), 50),
+        step(2, 0.1, None),
+    ):
+        metrics.observe_step(report)
+        telemetry.observe_step(report)
+    seen = samples(metrics.text())
+    assert seen["distillspec:goodput_tokens_per_second"] == pytest.approx(2 / 0.1)  # of the last step
+    assert seen["distillspec:goodput_predicted_tokens_per_second"] == pytest.approx(2.4 / 0.08)
+    second = telemetry.point()
+    assert second["goodput"] == pytest.approx((4 + 1 + 2) / (0.1 + 0.3 + 0.1))  # of the second's steps together
+    assert second["predicted_goodput"] == pytest.approx((3.0 + 2.4) / (0.12 + 0.08))
+    assert second["acceptance"] == pytest.approx((3 + 0 + 3 + 1) / (3 + 1 + 3 + 2))
+    empty = telemetry.point()
+    assert empty["goodput"] is empty["predicted_goodput"] is None
 
 
 def test_unknown_paths_make_no_new_series(served: Running) -> None:
