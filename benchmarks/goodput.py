@@ -16,6 +16,7 @@ import argparse
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -179,7 +180,7 @@ def _mean_latencies(records: dict[str, list[LoadRecord]]) -> str:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, seconds=40.0)
-    parser.add_argument("--profile")
+    parser.add_argument("--profile", type=Path)
     parser.add_argument("--fixed", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--loads", type=float, nargs="+", default=[0.1, 0.5, 0.9, 1.3])
     parser.add_argument("--rounds", type=int, default=2)
