@@ -16,6 +16,7 @@ from distillspec.errors import ConfigError, Terminated
 from distillspec.models import LanguageModel, load_target
 from distillspec.models.draft import load_pretrained
 from distillspec.serving.engine import Engine
+from distillspec.serving.threads import in_own_thread
 
 if TYPE_CHECKING:
     from distillspec.serving.online.adaptation import Adaptation
@@ -49,7 +50,7 @@ def run(config: ServeCommand, folder: Path) -> None:
     with (
         bind(config.server) as bound,
         logging_to_stderr(config.server.log_format),
-        closing(_load_engine(config, draft, online)) as engine,
+        closing(in_own_thread(lambda: _load_engine(config, draft, online))) as engine,
     ):
         adaptation = None if online is None else _adaptation(engine, online, lambda: parts.bridge.thread.wake())
         extra = _drafts_and_control(config, engine, draft, adaptation)

@@ -42,6 +42,7 @@ from distillspec.serving.online.shadow import ServedStates, Shadow
 from distillspec.serving.online.supervisor import Supervisor
 from distillspec.serving.online.tap import Redaction, ReplayTap
 from distillspec.serving.online.writer import LogWriter
+from distillspec.serving.threads import compute_alone
 from distillspec.training.tracking import MetricsLog
 
 __all__ = ["Adaptation", "OnlineSettings", "first_draft"]
@@ -336,6 +337,7 @@ class Adaptation:
 
     def _repeat(self, work: Callable[[], None], every_s: float) -> None:
         """Until stopped; what goes wrong once is logged, and tried again later."""
+        compute_alone()
         wait = every_s
         while not self._stopping.wait(wait):
             wait = every_s

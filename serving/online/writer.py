@@ -11,6 +11,7 @@ from collections.abc import Callable
 from distillspec.errors import RunError
 from distillspec.serving.online.records import LoggedAnswer
 from distillspec.serving.online.replay_log import ReplayLog
+from distillspec.serving.threads import compute_alone
 
 log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ class LogWriter:
             self._thread = None
 
     def _run(self) -> None:
+        compute_alone()
         while True:
             with self._news:
                 self._news.wait_for(self._is_due, self._patience())

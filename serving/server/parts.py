@@ -24,6 +24,7 @@ from distillspec.serving.server.telemetry import Telemetry
 from distillspec.serving.server.text import TextCodec
 from distillspec.serving.server.tracing import Tracing
 from distillspec.serving.server.worker import StepReport
+from distillspec.serving.threads import compute_alone
 
 T = TypeVar("T")
 
@@ -61,9 +62,14 @@ class Parts:
         self.domains = Domains(self.config.max_domains)
 
     async def slowly(self, work: Callable[[], T]) -> T:
-        """Run operators' work in a thread of its own, one at a time; the engine goes on."""
+        """Run operators' work in another thread, one at a time; the engine goes on."""
+
+        def alone() -> T:
+            compute_alone()
+            return work()
+
         async with self._admin_work:
-            return await asyncio.to_thread(work)
+            return await asyncio.to_thread(alone)
 
     async def look_at_online(self) -> None:
         """Take over how online adaptation stands, for metrics and page."""

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from distillspec.serving.core import StepOutput
 from distillspec.serving.engine import Engine
 
@@ -41,6 +43,7 @@ class EngineThread:
         self._on_step, self._on_death = on_step, on_death
         self._work = threading.Event()
         self._stopping = False
+        self._cores = torch.get_num_threads()  # of the thread that makes this one; others may be told to use one
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -62,6 +65,7 @@ class EngineThread:
         return self._thread.is_alive()
 
     def _run(self) -> None:
+        torch.set_num_threads(self._cores)
         failures = 0
         while not self._stopping:
             if not self.engine.has_work:
