@@ -28,6 +28,7 @@ from distillspec.training.strategies import Strategy
 HOST = "127.0.0.1"
 POLL_S = 0.1
 GRACE_S = 2.0  # after a process failed: time for the others to say why they fail, before they are killed
+LINGER_S = 15.0  # after the first process, which saves last, ended well: one that hangs on its way out is ended then
 INTERRUPTED_CODES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
@@ -116,8 +117,12 @@ class _Process:
         return self._popen.poll()
 
     @property
+    def has_ended_well(self) -> bool:
+        return self.code in (0, *INTERRUPTED_CODES)
+
+    @property
     def has_failed(self) -> bool:
-        return self.code not in (None, 0, *INTERRUPTED_CODES)
+        return self.code is not None and not self.has_ended_well
 
     def pass_on(self, number: int) -> None:
         if self.code is None:
@@ -137,9 +142,10 @@ class _Process:
 
 
 def _watch(processes: Sequence[_Process], stop: StopRequest) -> None:
-    """Until all have ended, or the first failure is `GRACE_S` old."""
+    """Until all have ended, the first failure is `GRACE_S` old, or the good end of the first process `LINGER_S`."""
     passed_on = False
     failed_at: float | None = None
+    ended_at: float | None = None
     while any(process.code is None for process in processes):
         if stop.signal_number is not None and not passed_on:
             passed_on = True
@@ -147,7 +153,11 @@ def _watch(processes: Sequence[_Process], stop: StopRequest) -> None:
                 process.pass_on(stop.signal_number)
         if failed_at is None and any(process.has_failed for process in processes):
             failed_at = time.monotonic()
+        if ended_at is None and processes[0].has_ended_well:
+            ended_at = time.monotonic()
         if failed_at is not None and time.monotonic() - failed_at > GRACE_S:
+            return
+        if ended_at is not None and time.monotonic() - ended_at > LINGER_S:
             return
         time.sleep(POLL_S)
 

@@ -147,8 +147,8 @@ def test_impossible_settings_are_refused_by_name() -> None:
         (lambda: MovingAcceptance(decay=1.0), r"decay=1\.0"),
         (lambda: MovingAcceptance(prior=2.0), r"prior=2\.0"),
         (lambda: EngineSettings(controller="smartspec"), "needs profile"),
-        (lambda: EngineSettings(max_time_per_token_s=0.1), "needs controller=goodput"),
-        (lambda: EngineSettings(lengths="step"), "lengths=step needs controller=goodput"),
+        (lambda: EngineSettings(controller="fixed", max_time_per_token_s=0.1), "needs controller=goodput"),
+        (lambda: EngineSettings(controller="fixed", lengths="step"), "lengths=step needs controller=goodput"),
         (lambda: EngineSettings(controller="goodput", lengths="row"), "lengths=row"),
         (lambda: EngineSettings(controller="goodput", max_time_per_token_s=-1), "must be above 0"),
     ):

@@ -127,6 +127,13 @@ def test_a_signal_is_passed_on_and_waited_for(folder: Path, number: signal.Signa
     assert all(Path(f"saved-{rank}").exists() for rank in (0, 1))
 
 
+def test_a_process_that_hangs_after_the_work_is_done_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distillspec.training.launch.LINGER_S", 0.3)
+    waits = "[time.sleep(0.01) for _ in iter(lambda: pathlib.Path('pid-1').exists(), True)]"
+    launch(TWO, "cpu", command(f"rank == '1' and time.sleep(300); {waits}"), folder)
+    assert not is_alive(pid(1))
+
+
 def test_nothing_outlives_a_launching_process_that_is_killed(folder: Path) -> None:
     program = "from distillspec.training.lifeline import end_with_parent; end_with_parent(); time.sleep(300)"
     parent = (
