@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 
@@ -40,6 +42,18 @@ from hypothesis import settings  # noqa: E402
 # Timings on shared machines say nothing, and a failure must repeat for the next person who runs it.
 settings.register_profile("distillspec", deadline=None, derandomize=True, database=None)
 settings.load_profile("distillspec")
+
+
+@pytest.fixture(autouse=True)
+def _no_handlers_left() -> Iterator[None]:
+    """Commands that run in this process (Hydra) leave handlers on streams that pytest closes."""
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    yield
+    for handler in [one for one in root.handlers if one not in before and type(one).__module__ == "logging"]:
+        root.removeHandler(handler)
+        handler.close()
+    root.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

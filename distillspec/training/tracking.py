@@ -82,8 +82,12 @@ class Tracker:
             self.accelerator.log(scalars, step=int(record["step"]))
 
     def close(self) -> None:
-        if self.external:
-            self.accelerator.end_training()
+        if not self.external:
+            return
+        # Not `end_training`: it also destroys the process group, holding the lock that gloo's threads may be waiting
+        # for to let go of the last tensors (torch 2.13), and processes end without it.
+        for tracker in self.accelerator.trackers:
+            tracker.finish()
 
 
 def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:

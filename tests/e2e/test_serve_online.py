@@ -239,8 +239,8 @@ def test_a_second_signal_ends_server_and_trainer_at_once(given: Path, tmp_path: 
         for client in clients:
             client.join()
     cut = [reply for reply in replies if reply.status_code == 503]
-    assert cut
-    assert all(reply.json()["error"]["code"] == "shutting_down" for reply in cut)
+    codes = {reply.json()["error"]["code"] for reply in cut}
+    assert "shutting_down" in codes <= {"shutting_down", "draining"}  # the latter came too late to begin
     assert is_gone(trainer)
     assert "Traceback" not in server.errors.read_text()
     logged = ReplayLog(layout.replay)

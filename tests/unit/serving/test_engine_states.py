@@ -166,7 +166,6 @@ def test_any_life_of_the_engine(target: LanguageModel, examples: int) -> None:
             max_examples=examples,
             stateful_step_count=25,
             deadline=None,
-            derandomize=True,  # whether everything happens would be luck
             suppress_health_check=list(HealthCheck),
         ),
     )
