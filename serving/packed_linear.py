@@ -40,7 +40,7 @@ class PackedLinears:
         weights = [layer.weight for layer in self._layers] + ([head] if head.numel() >= SMALLEST else [])
         self.row_counts = tuple(row_counts)[: _affordable(weights, model.device)]
         self._packed = {weight.data_ptr(): self._pack(weight) for weight in weights} if self.row_counts else {}
-        self._sizes = {rows: _size_for(rows, self.row_counts) for rows in range(max(self.row_counts, default=0) + 1)}
+        self._sizes = dict(padded(self.row_counts))
 
     @staticmethod
     def helps(model: LanguageModel) -> bool:
@@ -71,7 +71,7 @@ class PackedLinears:
     def _product(self, packed: dict[int, Tensor], weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
         rows = x.numel() // x.shape[-1]
         size = self._sizes.get(rows)
-        if size is None or size not in packed:
+        if size not in packed:
             return linear(x, weight, bias)
         flat = x.reshape(rows, -1)
         if rows < size:
@@ -91,13 +91,13 @@ def row_counts(slots: int, longest: int) -> tuple[int, ...]:
 
 
 def padded(counts: Seq[int]) -> tuple[tuple[int, int], ...]:
-    """Rows of a pass, and how many it is padded to with weights packed for `counts`, one row to the most packed for."""
-    return tuple((rows, _size_for(rows, counts) or rows) for rows in range(1, max(counts, default=0) + 1))
+    """Rows of a pass, from one to the most packed for, and how many it is padded to with weights packed for `counts`;
+    as many as it has where the plain product is better."""
+    return tuple((rows, _size_for(rows, counts)) for rows in range(1, max(counts, default=0) + 1))
 
 
-def _size_for(rows: int, counts: Seq[int]) -> int | None:
-    """The packed number of rows to use for `rows`; None for the plain product."""
-    return next((size for size in counts if FEWEST <= rows <= size <= WASTE * rows), None)
+def _size_for(rows: int, counts: Seq[int]) -> int:
+    return next((size for size in counts if FEWEST <= rows <= size <= WASTE * rows), rows)
 
 
 def _packed_product(x: Tensor, packed: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tensor:

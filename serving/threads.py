@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 import torch
@@ -19,21 +20,19 @@ T = TypeVar("T")
 
 def in_own_thread(work: Callable[[], T]) -> T:
     """What `work` returns or raises, from a thread that has ended by then, and its pool with it."""
-    found: list[T] = []
-    raised: list[BaseException] = []
+    outcome: Future[T] = Future()
 
     def run() -> None:
         try:
-            found.append(work())
+            outcome.set_result(work())
         except BaseException as error:
-            raised.append(error)
+            outcome.set_exception(error)
 
+    # No executor: at Ctrl-C it would wait until a model is loaded.
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join()
-    if raised:
-        raise raised[0]
-    return found[0]
+    return outcome.result()
 
 
 def compute_alone() -> None:
