@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -13,10 +14,16 @@ from distillspec.models import LanguageModel
 from distillspec.models.language_model import attention_heads
 from distillspec.models.ragged_attention import MOST_QUERIES, ragged_attention
 from distillspec.models.slot_cache import Attend, SlotCache, SlotView, masked_attention
+from distillspec.models.varlen_attention import varlen_attention
 
 MASKED = "masked scaled_dot_product_attention over the slots"
 RAGGED = "a Triton kernel over each row's own keys, with masks for prompts and trees"
+VARLEN = "torch's variable-length attention, with masks for trees"
+BOTH = (
+    "a Triton kernel over each row's own keys, with torch's variable-length attention for prompts and masks for trees"
+)
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}  # of the largest output
+TRIED_WINDOW = 64  # a sliding window is tried at most this wide: it has to hide something of the rows it is tried on
 
 
 @dataclass(frozen=True)
@@ -32,33 +39,46 @@ class _Shape:
 
 
 def choose_attention(wanted: str, models: Seq[LanguageModel]) -> tuple[Attend, str]:
-    """The attention for `wanted` (auto | masked | triton), and what it is in words, for the log.
+    """The attention for `wanted` (auto | masked | triton | varlen), and what it is in words, for the log.
 
-    `auto` takes the kernel on CUDA devices where it runs for all the models' shapes, from one token a row to as many as
-    it is used for, and agrees there with masked attention in float32.
+    A kernel is taken where it runs for all the models' shapes, from one token a row to as many as windows have, and
+    agrees there with masked attention in float32. `auto` takes masks on CPUs; on CUDA the Triton kernel for windows of
+    drafted tokens, which splits long rows over the device, and torch's for prompts, or whichever of them works.
 
     Raises:
-        ConfigError: `wanted` is triton and it does not run, or gives something else.
+        ConfigError: `wanted` is a kernel and it does not run, or gives something else.
     """
     device = models[0].device
     if wanted == "masked" or (wanted == "auto" and device.type != "cuda"):
         return masked_attention, MASKED
-    failure = _failure(models)
-    if failure is None:
-        return ragged_attention, RAGGED
-    if wanted == "triton":
-        raise ConfigError(f"attention=triton does not work on {device} ({failure}); use attention=auto or masked")
-    return masked_attention, f"{MASKED} (no Triton kernel: {failure})"
+    if wanted == "auto":
+        return _best(_failure(ragged_attention, models), _failure(varlen_attention, models))
+    attend, words = {"triton": (ragged_attention, RAGGED), "varlen": (varlen_attention, VARLEN)}[wanted]
+    failure = _failure(attend, models)
+    if failure is not None:
+        raise ConfigError(f"attention={wanted} does not work on {device} ({failure}); use attention=auto or masked")
+    return attend, words
 
 
-def _failure(models: Seq[LanguageModel]) -> str | None:
-    """What is wrong with the kernel here; None where it agrees with masked attention."""
+def _best(no_triton: str | None, no_varlen: str | None) -> tuple[Attend, str]:
+    """What to use, given what is wrong with each kernel, if anything; the log says what is missing and why."""
+    if no_triton is None and no_varlen is None:
+        return partial(ragged_attention, otherwise=varlen_attention), BOTH
+    if no_triton is None:
+        return ragged_attention, f"{RAGGED} (no variable-length attention: {no_varlen})"
+    if no_varlen is None:
+        return varlen_attention, f"{VARLEN} (no Triton kernel: {no_triton})"
+    return masked_attention, f"{MASKED} (no Triton kernel: {no_triton}; no variable-length attention: {no_varlen})"
+
+
+def _failure(attend: Attend, models: Seq[LanguageModel]) -> str | None:
+    """What is wrong with a kernel here; None where it agrees with masked attention."""
     for model in models:
         if model.dtype not in TOLERANCE:
             return f"it does not compute in {str(model.dtype).removeprefix('torch.')}"
         for shape in _shapes(model):
             try:
-                difference = _difference(shape, model.device, model.dtype)
+                difference = _difference(attend, shape, model.device, model.dtype)
             except Exception as error:  # a compiler has many ways to fail
                 return f"{type(error).__name__}: {in_one_line(error)}"
             if not difference <= TOLERANCE[model.dtype]:
@@ -71,23 +91,23 @@ def _shapes(model: LanguageModel) -> Iterator[_Shape]:
     config = model.model.config.get_text_config()
     heads = attention_heads(model)
     softcap = getattr(config, "attn_logit_softcapping", None)
-    sliding = getattr(config, "sliding_window", None)
+    sliding = getattr(config, "sliding_window", None) and min(config.sliding_window, TRIED_WINDOW)
     for width in (1, max(1, MOST_QUERIES // (heads.query // heads.kv))):
         for window in {None, sliding}:
             yield _Shape(*heads, width, window, softcap)
 
 
 @torch.inference_mode()
-def _difference(shape: _Shape, device: torch.device, dtype: torch.dtype) -> float:
+def _difference(attend: Attend, shape: _Shape, device: torch.device, dtype: torch.dtype) -> float:
     """The largest difference, as a share of the largest output, on three made-up rows of unlike lengths."""
     generator = torch.Generator().manual_seed(0)
-    cache = SlotCache(3, 320)
+    cache = SlotCache(3, 512)
     starts, counts = torch.tensor([150, 3, 60]), torch.tensor([shape.width, max(1, shape.width // 2), shape.width])
     view = SlotView.append(cache, [0, 1, 2], starts.to(device), counts.to(device))
     held = (3, cache.max_len + 1, shape.kv_heads, shape.dim)
     query = torch.randn(3, shape.heads, shape.width, shape.dim, generator=generator).to(device, dtype)
     keys, values = (torch.randn(held, generator=generator).to(device, dtype) for _ in range(2))
-    found = ragged_attention(query, keys, values, view, window=shape.window, softcap=shape.softcap)
+    found = attend(query, keys, values, view, window=shape.window, softcap=shape.softcap)
     wanted = masked_attention(
         query.float(), keys.float(), values.float(), view, window=shape.window, softcap=shape.softcap
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from distillspec.config.checks import one_of, require
 
 PROPOSERS = ("none", "draft_model", "prompt_lookup", "lookup_else_model")
-ATTENTIONS = ("auto", "masked", "triton")
+ATTENTIONS = ("auto", "masked", "triton", "varlen")
 CONTROLLERS = ("fixed", "goodput", "smartspec")
 LENGTHS = ("request", "step", "global")
 
@@ -32,7 +32,7 @@ class EngineConfig:
     draft_confidence: float = 0.0  # stop drafting where the draft's best probability falls to this; 0: never
     lookup_longest: int = 4  # the longest n-gram of prompt lookup
     lookup_shortest: int = 2  # the shortest
-    attention: str = "auto"  # auto (triton on CUDA where it runs, else masked) | masked | triton (each row's own keys)
+    attention: str = "auto"  # auto (what works of triton and varlen on CUDA, else masked) | masked | triton | varlen
     cuda_graphs: bool = True  # CUDA: record passes of few tokens once a shape and replay them
     compile: bool | str = "auto"  # CPU passes of few tokens: auto (hot shapes) | true (every shape, minutes) | false
     pack_weights: bool = True  # float32 on CPU: weights packed for few rows too; more memory, faster verification

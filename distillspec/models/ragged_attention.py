@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from distillspec.models.numerics import power_of_two
-from distillspec.models.slot_cache import SlotView, masked_attention
+from distillspec.models.slot_cache import Attend, SlotView, masked_attention
 
 MOST_QUERIES = 128  # folded queries a key head (group · tokens a row); more are prompts, where masks cost little
 PROGRAMS = 264  # kernels side by side worth having: two for each of the 132 multiprocessors of the largest GPUs
@@ -27,12 +27,14 @@ def ragged_attention(
     scaling: float | None = None,
     window: int | None = None,
     softcap: float | None = None,
+    *,
+    otherwise: Attend = masked_attention,
 ) -> Tensor:
-    """An `Attend` (see `slot_cache`): the kernel for chains of few tokens, masked attention for all else."""
+    """An `Attend` (see `slot_cache`): the kernel for chains of few tokens, `otherwise` for all else."""
     batch, heads, width, dim = query.shape
     groups = heads // keys.shape[2]
     if view.ancestors is not None or groups * width > MOST_QUERIES:
-        return masked_attention(query, keys, values, view, scaling, window, softcap)
+        return otherwise(query, keys, values, view, scaling, window, softcap)
     from distillspec.models.ragged_kernel import attend_part
 
     kv_heads, rows = keys.shape[2], max(16, power_of_two(groups * width))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+
+from distillspec.files import read_object
 
 LOSSES = ("ce", "fkl", "rkl", "jsd", "tvd", "lk")
 SOURCES = ("fixed", "teacher", "draft", "mixed")
@@ -84,8 +85,7 @@ def cell_command(study: Study, loss: str, source: str) -> list[str]:
 
 def summary_of(folder: Path) -> dict | None:
     """A finished run's figures, or None."""
-    path = folder / "summary.json"
-    return json.loads(path.read_text()) if path.is_file() else None
+    return read_object(folder / "summary.json") or None
 
 
 def _data(study: Study) -> list[str]:

@@ -6,19 +6,19 @@ from dataclasses import asdict
 from typing import Any
 
 from distillspec.evaluation.bootstrap import interval
-from distillspec.files import write_json, write_text
+from distillspec.files import read_object, write_json, write_text
 from distillspec.recipes.osd.arms import ARMS
 from distillspec.recipes.osd.bias import bias_by_arm, estimate, tail_shares
 from distillspec.recipes.osd.exams import alpha_of
 from distillspec.recipes.osd.figures import plot_acceptance, plot_offline
 from distillspec.recipes.osd.goals import SAMPLES, Row, alpha, gain, goals, half
-from distillspec.recipes.osd.study import Study, read_kept
+from distillspec.recipes.osd.study import Study
 from distillspec.recipes.osd.tables import tables
 
 
 def write_results(study: Study) -> str:
     """Write `results.json`, `results.md` and the plots; returns the tables."""
-    found = {name: read_kept(study.arm(name)) for name in ARMS if study.arm(name).is_file()}
+    found = {name: read_object(study.arm(name)) for name in ARMS if study.arm(name).is_file()}
     offline, grid = (study.finished(part) for part in ("offline", "grid"))
     segments = len(study.segments)
     shares = tail_shares(found, offline, segments)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from distillspec.errors import ConfigError
-from distillspec.files import write_json
+from distillspec.files import read_object, write_json
 
 GROWING = ("fractions", "grid_losses", "grid_intervals")  # cells may be added to a study
 
@@ -65,7 +65,7 @@ class Study:
 
     def finished(self, name: str) -> dict[str, Any]:
         """What an earlier run left of a part; empty where there is nothing."""
-        return read_kept(self.part(name))
+        return read_object(self.part(name))
 
     def arm(self, name: str) -> Path:
         """The figures of one arm."""
@@ -112,9 +112,3 @@ def parse_segments(words: Sequence[str]) -> tuple[Segment, ...]:
             raise ConfigError(f"--segments {word} names no file, and none before it did; write {domain}=FILE")
         segments.append(Segment(domain, files[domain]))
     return tuple(segments)
-
-
-def read_kept(file: Path) -> dict[str, Any]:
-    """The object in a JSON file; empty where there is none."""
-    found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-    return found

@@ -6,7 +6,6 @@ Run it again after an interruption: finished figures are kept.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from dataclasses import asdict
@@ -14,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from distillspec.errors import RunError
-from distillspec.files import write_json, write_text
+from distillspec.files import read_object, write_json, write_text
 from distillspec.recipes.smartspec.latency_figures import claims, sweeps
 from distillspec.recipes.smartspec.surface import write_surface
 from distillspec.recipes.smartspec.sweeps import run_sweep
 from distillspec.recipes.smartspec.tree_lengths import write_lengths
-from distillspec.serving.simulation.figures import RunFigures, plot_latency, write_csv
+from distillspec.serving.simulation.figures import RunFigures, plot_latency, write_figures
 
 FORMULAS = {"fig05": write_surface, "eq10": write_lengths}  # figures that need no simulation
 
@@ -51,7 +50,7 @@ def _study(options: argparse.Namespace) -> int:
 def _finished(options: argparse.Namespace) -> dict[str, Any]:
     """What an earlier run with the same amounts and seed has done."""
     file, amounts = options.output / "results.json", {"scale": options.scale, "seed": options.seed}
-    found = json.loads(file.read_text()) if file.is_file() else {}
+    found = read_object(file)
     same = all(found.get(name) == value for name, value in amounts.items())
     return {**amounts, "figures": found["figures"] if found and same else {}}
 
@@ -63,7 +62,7 @@ def _formula(name: str, options: argparse.Namespace) -> dict[str, Any]:
 def _figure(name: str, options: argparse.Namespace) -> dict[str, Any]:
     sweep = sweeps()[name]
     runs = run_sweep(sweep, options.scale, options.seed)
-    write_csv(runs, options.output / f"{name}.csv")
+    write_figures(runs, options.output / f"{name}.csv")
     plot_latency(runs, options.output / f"{name}.png", sweep.title)
     return {"claims": [asdict(claim) for claim in claims(name, runs)], "mean_latency_s": _key_figures(runs)}
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 
 import numpy
 
-from distillspec.files import write_atomic, write_text
+from distillspec.files import write_atomic, write_csv
 from distillspec.recipes.smartspec.latency_figures import Claim
 from distillspec.serving.control.allocation import Batch, expected
 from distillspec.serving.simulation import load_hardware
@@ -34,14 +32,12 @@ def surface(alpha: float) -> numpy.ndarray:
 def write_surface(folder: Path) -> list[Claim]:
     """Write `fig05.csv` and `fig05.png`; what the paper says of it."""
     found = {alpha: surface(alpha) for alpha in ALPHAS}
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["alpha", "batch", *(f"k={k}" for k in LENGTHS)])
-    for alpha, goodput in found.items():
-        writer.writerows(
-            [alpha, batch, *(f"{v:.1f}" for v in row)] for batch, row in zip(BATCHES, goodput, strict=True)
-        )
-    write_text(folder / "fig05.csv", text.getvalue())
+    rows = (
+        [alpha, batch, *(f"{v:.1f}" for v in row)]
+        for alpha, goodput in found.items()
+        for batch, row in zip(BATCHES, goodput, strict=True)
+    )
+    write_csv(folder / "fig05.csv", ["alpha", "batch", *(f"k={k}" for k in LENGTHS)], rows)
     _draw(found, folder / "fig05.png")
     best = {alpha: goodput.argmax(1).tolist() for alpha, goodput in found.items()}
     seen = "; ".join(f"α {alpha}: {best[alpha]}" for alpha in ALPHAS)

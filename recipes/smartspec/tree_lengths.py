@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from pathlib import Path
 
-from distillspec.files import write_text
+from distillspec.files import write_csv
 from distillspec.recipes.smartspec.latency_figures import Claim
 from distillspec.serving.control.expected_length import full_tree, paper_eq10
 from distillspec.serving.simulation.policies import HEADS, MOST_CANDIDATES
@@ -27,11 +25,8 @@ def lengths(alpha: float, width: int) -> tuple[float, float]:
 def write_lengths(folder: Path) -> list[Claim]:
     """Write `eq10.csv`; whether the equation tells the length."""
     found = {(alpha, width): lengths(alpha, width) for alpha in ALPHAS for width in range(1, MOST_CANDIDATES + 1)}
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["alpha", "width", "exact", "eq10"])
-    writer.writerows([*key, f"{exact:.4f}", f"{printed:.4f}"] for key, (exact, printed) in found.items())
-    write_text(folder / "eq10.csv", text.getvalue())
+    rows = ([*key, f"{exact:.4f}", f"{printed:.4f}"] for key, (exact, printed) in found.items())
+    write_csv(folder / "eq10.csv", ["alpha", "width", "exact", "eq10"], rows)
     seen = "; ".join(
         f"α {alpha}, top-{width}: {printed:.2f} for {exact:.2f}" for (alpha, width), (exact, printed) in found.items()
     )

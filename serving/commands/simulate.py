@@ -18,7 +18,7 @@ from distillspec.serving.simulation import (
     make_policy,
     make_workload,
 )
-from distillspec.serving.simulation.figures import RunFigures, figures_of, plot_latency, table_of, write_csv
+from distillspec.serving.simulation.figures import RunFigures, figures_of, plot_latency, table_of, write_figures
 
 
 def run(config: SimulateCommand, folder: Path) -> None:
@@ -35,7 +35,7 @@ def run(config: SimulateCommand, folder: Path) -> None:
             line.update(done / len(pairs), f"{name} at {rates[place] or 'the trace'}")
             runs.append(figures_of(name, rates[place], simulation.run()))
     Console().print(table_of(runs, hardware.title))
-    write_csv(runs, folder / "results.csv")
+    write_figures(runs, folder / "results.csv")
     plot_latency(runs, folder / "latency.png", hardware.title)
     close_run(
         folder,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +10,7 @@ from pathlib import Path
 import numpy
 from rich.table import Table
 
-from distillspec.files import write_atomic, write_text
+from distillspec.files import write_atomic, write_csv
 from distillspec.serving.simulation.clock import SimulationResult
 
 
@@ -91,13 +89,10 @@ def table_of(runs: Seq[RunFigures], title: str) -> Table:
     return table
 
 
-def write_csv(runs: Seq[RunFigures], path: Path) -> None:
-    """One line a run, six significant digits."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([field.name for field in dataclasses.fields(RunFigures)])
-    writer.writerows([[_short(value) for value in dataclasses.astuple(run)] for run in runs])
-    write_text(path, text.getvalue())
+def write_figures(runs: Seq[RunFigures], path: Path) -> None:
+    """A CSV of one line a run, six significant digits."""
+    names = [field.name for field in dataclasses.fields(RunFigures)]
+    write_csv(path, names, ([_short(value) for value in dataclasses.astuple(run)] for run in runs))
 
 
 def plot_latency(runs: Seq[RunFigures], path: Path, title: str) -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from distillspec.models.ragged_attention import _parts, ragged_attention
-from distillspec.models.slot_cache import SlotCache, SlotView, masked_attention
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+from .slot_cases import DEVICE, both, cache_view
+
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None or (DEVICE == "cpu" and "TRITON_INTERPRET" not in os.environ),
     reason="needs Triton, and a CUDA device or its interpreter (see tests/conftest.py)",
@@ -20,42 +20,23 @@ pytestmark = pytest.mark.skipif(
 CLOSE = {"atol": 2e-6 if DEVICE == "cpu" else 2e-5, "rtol": 1e-5}
 
 
-def cache_view(starts: list[int], counts: list[int], slots: list[int], max_len: int = 400) -> SlotView:
-    cache = SlotCache(max(slots) + 1, max_len)
-    return SlotView.append(cache, slots, torch.tensor(starts, device=DEVICE), torch.tensor(counts, device=DEVICE))
-
-
-def both(
-    view: SlotView, heads: int, kv_heads: int, dim: int, dtype: torch.dtype = torch.float32, **how: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The kernel's output and masked attention's, at tokens that are no padding."""
-    generator = torch.Generator().manual_seed(1)
-    batch, width = view.places.shape
-    query = torch.randn(batch, heads, width, dim, generator=generator).to(DEVICE, dtype)
-    held = (view.cache.slots, view.cache.max_len + 1, kv_heads, dim)
-    keys, values = (torch.randn(held, generator=generator).to(DEVICE, dtype) for _ in range(2))
-    real = view.places < view.cache.max_len
-    outputs = [attend(query, keys, values, view, **how)[real] for attend in (ragged_attention, masked_attention)]  # type: ignore[arg-type]
-    return outputs[0], outputs[1]
-
-
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 16), (8, 1, 40), (2, 2, 80)])
 @pytest.mark.parametrize("counts", [[1, 1, 1], [5, 2, 5]])
 def test_rows_of_unlike_lengths(heads: int, kv_heads: int, dim: int, counts: list[int]) -> None:
     view = cache_view([0, 300, 63], counts, [0, 1, 2])
-    found, wanted = both(view, heads, kv_heads, dim)
+    found, wanted = both(ragged_attention, view, heads, kv_heads, dim)
     torch.testing.assert_close(found, wanted, **CLOSE)
 
 
 def test_slots_in_any_order() -> None:
-    found, wanted = both(cache_view([200, 7], [2, 2], [3, 1]), 4, 2, 32)
+    found, wanted = both(ragged_attention, cache_view([200, 7], [2, 2], [3, 1]), 4, 2, 32)
     torch.testing.assert_close(found, wanted, **CLOSE)
 
 
 @pytest.mark.parametrize("how", [{"window": 5}, {"window": 130}, {"softcap": 2.0}, {"scaling": 0.5}])
 def test_what_the_model_asks_for(how: dict[str, float]) -> None:
     view = cache_view([0, 300, 63], [3, 3, 2], [0, 1, 2])
-    found, wanted = both(view, 4, 2, 32, **how)
+    found, wanted = both(ragged_attention, view, 4, 2, 32, **how)
     torch.testing.assert_close(found, wanted, **CLOSE)
 
 
@@ -63,7 +44,7 @@ def test_what_the_model_asks_for(how: dict[str, float]) -> None:
 def test_short_formats(dtype: torch.dtype) -> None:
     if dtype == torch.bfloat16 and DEVICE == "cpu":
         pytest.skip("Triton's interpreter takes bfloat16 products for products of integers")
-    found, wanted = both(cache_view([250, 30], [4, 4], [0, 1]), 8, 2, 64, dtype)
+    found, wanted = both(ragged_attention, cache_view([250, 30], [4, 4], [0, 1]), 8, 2, 64, dtype)
     torch.testing.assert_close(found, wanted, atol=1e-2, rtol=1e-2)
 
 

@@ -6,6 +6,7 @@ import importlib.util
 import shutil
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,11 +15,13 @@ import torch
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.models.ragged_attention import ragged_attention
-from distillspec.models.slot_cache import is_hooked, masked_attention
+from distillspec.models.slot_cache import Attend, is_hooked, masked_attention
+from distillspec.models.varlen_attention import varlen_attention
 from distillspec.serving import SamplingParams
 from distillspec.serving import attention as module
 from distillspec.serving.attention import choose_attention
 
+from ..models.slot_cases import varlen_described
 from .conftest import MakeEngine, hf_greedy, prompts
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -56,7 +59,7 @@ def test_it_is_tried_on_what_the_model_asks_for(
     model = random_model(kind)
     choose_attention("triton", [model])
     config = model.model.config
-    assert {window for window, _ in asked} == {None, config.sliding_window}
+    assert {window for window, _ in asked} == {None, min(config.sliding_window, 64)}
     assert {softcap for _, softcap in asked} == {getattr(config, "attn_logit_softcapping", None)}
 
 
@@ -84,17 +87,44 @@ def test_float64_is_left_to_masks(random_model: Callable[[str], LanguageModel]) 
 
 def test_auto_falls_back_and_says_why(target: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a device whose compiler fails."""
-    monkeypatch.setattr(module, "_failure", lambda models: "OutOfResources: shared memory")
+    monkeypatch.setattr(module, "_failure", lambda attend, models: "OutOfResources: shared memory")
     monkeypatch.setattr(LanguageModel, "device", property(lambda self: torch.device("cuda")))
     attend, words = choose_attention("auto", [target])
     assert attend is masked_attention
-    assert words.endswith("(no Triton kernel: OutOfResources: shared memory)")
+    assert "no Triton kernel: OutOfResources: shared memory;" in words
+    assert "no variable-length attention: OutOfResources: shared memory" in words
+
+
+@pytest.mark.parametrize(
+    ("broken", "wanted", "why"),
+    [
+        (None, (ragged_attention, varlen_attention), ""),
+        (varlen_attention, ragged_attention, "(no variable-length attention: broken)"),
+        (ragged_attention, varlen_attention, "(no Triton kernel: broken)"),
+    ],
+)
+def test_auto_takes_what_works(
+    target: LanguageModel, monkeypatch: pytest.MonkeyPatch, broken: Attend | None, wanted: object, why: str
+) -> None:
+    """As on a CUDA device: the Triton kernel for windows of drafted tokens, torch's for prompts."""
+    monkeypatch.setattr(module, "_failure", lambda attend, models: "broken" if attend is broken else None)
+    monkeypatch.setattr(LanguageModel, "device", property(lambda self: torch.device("cuda")))
+    attend, words = choose_attention("auto", [target])
+    taken = (attend.func, attend.keywords["otherwise"]) if isinstance(attend, partial) else attend
+    assert taken == wanted
+    assert words.endswith(why)
+
+
+@no_gpu
+def test_varlen_on_a_cpu_is_refused_in_a_line(target: LanguageModel) -> None:
+    with pytest.raises(ConfigError, match=r"attention=varlen does not work on cpu \(NotImplementedError: .*masked$"):
+        choose_attention("varlen", [target])
 
 
 def test_a_refused_engine_leaves_its_model_alone(
     make_engine: MakeEngine, target: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_failure", lambda models: "nothing works")
+    monkeypatch.setattr(module, "_failure", lambda attend, models: "nothing works")
     with pytest.raises(ConfigError, match="nothing works"):
         make_engine(attention="triton")
     assert not is_hooked(target.model)
@@ -106,5 +136,21 @@ def test_an_engine_writes_the_same_text(make_engine: MakeEngine, target: Languag
     asked = prompts(3)
     wanted = [hf_greedy(target, prompt, 6) for prompt in asked]
     engine = make_engine(draft, attention="triton", max_slots=2, max_model_len=96, speculation_length=2)
+    outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=6))
+    assert [list(output.token_ids) for output in outputs] == wanted
+
+
+@no_gpu
+def test_an_engine_writes_the_same_text_with_varlen(
+    make_engine: MakeEngine, target: LanguageModel, draft: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chosen by its trial, then prompts in chunks and windows of several rows: torch's part answered from its
+    description."""
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", varlen_described)
+    asked = prompts(4)
+    wanted = [hf_greedy(target, prompt, 6) for prompt in asked]
+    engine = make_engine(
+        draft, attention="varlen", max_slots=3, max_model_len=160, prefill_chunk=16, speculation_length=2
+    )
     outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=6))
     assert [list(output.token_ids) for output in outputs] == wanted

@@ -1,0 +1,55 @@
+"""Attention over the slot cache by torch's variable-length attention (FlashAttention: Dao et al. 2022, 2023).
+
+It needs no mask and reads of each row only the keys it has, for windows of drafted tokens and for prompts.
+FlashAttention takes a row's last query to see that row's last key, so a row counts as `width` tokens here even where
+some are padding: what stands in their places belongs to the same slot and comes after every real token.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.attention import varlen
+
+from distillspec.models.slot_cache import SlotView, masked_attention
+
+
+def varlen_attention(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    view: SlotView,
+    scaling: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """An `Attend` (see `slot_cache`) in 16 bits on CUDA, by masked attention where FlashAttention has no words for it:
+    trees, rows that are not neighbours in the cache, and windows so near a slot's end that padding would reach past it.
+
+    Raises:
+        NotImplementedError: there is a soft cap.
+    """
+    if softcap is not None:
+        raise NotImplementedError("torch's variable-length attention has no soft cap")
+    batch, heads, width, dim = query.shape
+    places, longest = keys.shape[1], view.reach + width
+    if view.ancestors is not None or view.first is None or longest > places:
+        return masked_attention(query, keys, values, view, scaling, window)
+    rows = torch.arange(batch + 1, dtype=torch.int32, device=query.device)
+    slots = slice(view.first, view.first + batch)
+    out = varlen.varlen_attn(
+        query.transpose(1, 2).reshape(batch * width, heads, dim),
+        keys[slots].flatten(0, 1),
+        values[slots].flatten(0, 1),
+        rows * width,
+        rows * places,
+        width,
+        longest,
+        scale=scaling,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=heads != keys.shape[2],
+        # A row that is nothing but padding starts at the spare place, beyond all others.
+        seqused_k=(view.places[:, 0] + width).clamp(max=longest).to(torch.int32),
+    )
+    assert isinstance(out, Tensor)  # no auxiliary output was asked for
+    return out.view(batch, width, heads, dim)

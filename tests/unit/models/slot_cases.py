@@ -1,0 +1,77 @@
+"""Made-up slots to look into, for the tests of attention over them, and torch's description of its kernel in code."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from distillspec.models.slot_cache import Attend, SlotCache, SlotView, masked_attention
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def cache_view(starts: list[int], counts: list[int], slots: list[int], max_len: int = 400) -> SlotView:
+    cache = SlotCache(max(slots) + 1, max_len)
+    return SlotView.append(cache, slots, torch.tensor(starts, device=DEVICE), torch.tensor(counts, device=DEVICE))
+
+
+def both(
+    attend: Attend,
+    view: SlotView,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    dtype: torch.dtype = torch.float32,
+    **how: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What `attend` gives and what masked attention gives, at tokens that are no padding."""
+    generator = torch.Generator().manual_seed(1)
+    batch, width = view.places.shape
+    query = torch.randn(batch, heads, width, dim, generator=generator).to(DEVICE, dtype)
+    held = (view.cache.slots, view.cache.max_len + 1, kv_heads, dim)
+    keys, values = (torch.randn(held, generator=generator).to(DEVICE, dtype) for _ in range(2))
+    real = view.places < view.cache.max_len
+    outputs = [look(query, keys, values, view, **how)[real] for look in (attend, masked_attention)]  # type: ignore[arg-type]
+    return outputs[0], outputs[1]
+
+
+def varlen_described(
+    query: Tensor,  # [tokens, heads, d]
+    key: Tensor,  # [places, kv_heads, d]
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+    seqused_k: Tensor,
+) -> Tensor:
+    """`torch.nn.attention.varlen.varlen_attn` after its documentation, sequence by sequence."""
+    assert all(bounds.dtype == torch.int32 for bounds in (cu_seq_q, cu_seq_k, seqused_k))
+    assert cu_seq_q[-1] == len(query)
+    assert cu_seq_k[-1] == len(key) == len(value)
+    groups = query.shape[1] // key.shape[1]
+    assert enable_gqa or groups == 1
+    left, right = window_size
+    assert right == 0
+    rows = []
+    for row in range(len(seqused_k)):
+        asked = query[cu_seq_q[row] : cu_seq_q[row + 1]]
+        used, first = int(seqused_k[row]), int(cu_seq_k[row])
+        assert len(asked) <= max_q
+        assert used <= max_k
+        assert first + used <= cu_seq_k[row + 1]
+        held = [kv[first : first + used].repeat_interleave(groups, 1) for kv in (key, value)]
+        last = torch.arange(len(asked)) + used - len(asked)  # the last query sees the last key
+        place = torch.arange(used)
+        seen = place <= last[:, None]
+        seen = seen if left < 0 else seen & (place >= last[:, None] - left)
+        scores = torch.einsum("qhd,khd->hqk", asked, held[0]) * (
+            scale if scale is not None else query.shape[-1] ** -0.5
+        )
+        weights = scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num()
+        rows.append(torch.einsum("hqk,khd->qhd", weights, held[1]))
+    return torch.cat(rows)
