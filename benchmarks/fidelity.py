@@ -7,8 +7,8 @@ lengths and luck in a simulation whose costs are that profile's (SmartSpec's Fig
 compared as well. Writes `results/fidelity.json`, `fidelity.png`, and the profile as `fidelity_profile.json` and `.png`
 (Fig. 7). On a machine that others use too, `--own-time` counts the processor time of the one thread that computes in
 place of the clock on the wall, in profile and run alike: waiting for the processor is left out, though not what sharing
-caches costs. Else runs beside which other processes worked are run again (`--tries`), and marked where they did every
-time.
+caches costs. Policies take turns for `--rounds`; of every request the median over them counts, live and simulated, so
+that one pause of the machine is not taken for the engine's.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ from distillspec.serving.simulation import Hardware, Policy, Simulation, derive_
 from distillspec.serving.simulation.seen import Witness, seen_requests
 from distillspec.types import Prompt
 
-QUIET = 0.15  # cores that others may keep busy while latencies are measured
 GOALS = {"mean_latency": 0.10, "held_out_error": 0.09}
 
 
@@ -63,32 +62,67 @@ class OwnTime:
 
 @dataclass(frozen=True)
 class Seen:
-    """One policy at one load, live."""
+    """One policy at one load in one round, live."""
 
     policy: str
     rate: float
     requests: tuple[RequestRecord, ...]  # in order of arrival
     trials: dict[str, dict[int, bool]]
-    parts: dict[str, Any]
+    steps: Seq[StepResult]
     others: float | None  # cores that other processes kept busy meanwhile
+
+    @property
+    def latencies_s(self) -> list[float]:
+        return [request.latency_s for request in self.requests]
 
 
 @dataclass(frozen=True)
-class Pair:
-    """The same both ways; latencies in seconds by request, in order of arrival."""
+class Imitated:
+    """The same in the simulator."""
 
-    seen: Seen
-    simulated_s: list[float]
-    parts: dict[str, Any]
+    latencies_s: list[float]
+    steps: Seq[StepResult]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One policy at one load both ways, round by round."""
+
+    seen: Seq[Seen]
+    imitated: Seq[Imitated]
+
+    @property
+    def policy(self) -> str:
+        return self.seen[0].policy
+
+    @property
+    def rate(self) -> float:
+        return self.seen[0].rate
 
     @property
     def live_s(self) -> list[float]:
-        return [request.latency_s for request in self.seen.requests]
+        """Every request's median latency over the rounds, in order of arrival."""
+        return _medians([seen.latencies_s for seen in self.seen])
+
+    @property
+    def simulated_s(self) -> list[float]:
+        return _medians([imitated.latencies_s for imitated in self.imitated])
 
     @property
     def ratio(self) -> float:
         """Simulated mean latency over the live one."""
         return float(numpy.mean(self.simulated_s) / numpy.mean(self.live_s))
+
+    @property
+    def rounds(self) -> list[float]:
+        """The ratio of every round by itself."""
+        both = zip(self.imitated, self.seen, strict=True)
+        return [float(numpy.mean(i.latencies_s) / numpy.mean(s.latencies_s)) for i, s in both]
+
+
+def _medians(rounds: Seq[Seq[float]]) -> list[float]:
+    found: list[float] = numpy.median(numpy.array(rounds), 0).tolist()
+    return found
 
 
 def main() -> None:
@@ -111,19 +145,22 @@ def main() -> None:
     finally:
         engine.close()
     machine = simulated_machine(engine, options.output / "fidelity_profile.json")
-    pairs = [imitated(seen, runs, machine, options) for seen in runs]
+    cells = [
+        Cell(own, [imitated(seen, runs, machine, options) for seen in own])
+        for own in ([seen for seen in runs if key == (seen.rate, seen.policy)] for key in _keys(runs))
+    ]
     plot(profile, options.output / "fidelity_profile.png")
-    draw(pairs, options.output / "fidelity.png")
+    draw(cells, options.output / "fidelity.png")
     result = {
         **setting_of(options, target, prompts),
         "clock": "own processor time" if options.own_time else "wall",
         "capacity_requests_per_s": capacity,
         "profile": _judge_profile(profile),
-        "runs": [_judge(pair) for pair in pairs],
-        "worst": max(abs(pair.ratio - 1) for pair in pairs),
-        "worst_of_quiet": max((abs(pair.ratio - 1) for pair in pairs if is_quiet(pair.seen)), default=None),
+        "rounds": options.rounds,
+        "runs": [_judge(cell) for cell in cells],
+        "worst": max(abs(cell.ratio - 1) for cell in cells),
         "goals": GOALS,
-        "met": all(abs(pair.ratio - 1) <= GOALS["mean_latency"] for pair in pairs),
+        "met": all(abs(cell.ratio - 1) <= GOALS["mean_latency"] for cell in cells),
     }
     write_result("fidelity", result, options.seed, options.output)
 
@@ -154,19 +191,14 @@ def simulated_machine(engine: Engine, profile: Path) -> Hardware:
 def live(
     engine: Engine, options: argparse.Namespace, prompts: list[Prompt], rate: float, sleep: Callable[[float], None]
 ) -> list[Seen]:
-    """All policies at one rate."""
+    """All policies at one rate, in turn."""
     arrivals = load(options, prompts, rate)
     latency = Profile.read(options.output / "fidelity_profile.json").latency
-    found = []
-    for name in options.policies:
-        tries: list[Seen] = []
-        while len(tries) < options.tries and not any(is_quiet(seen) for seen in tries):
-            witness = Witness(named_controller(name, options.longest, latency))
-            tries.append(live_once(engine, arrivals, witness, name, rate, sleep))
-            if options.own_time:
-                break
-        found.append(min(tries, key=lambda seen: seen.others or 0.0))
-    return found
+    return [
+        live_once(engine, arrivals, Witness(named_controller(name, options.longest, latency)), name, rate, sleep)
+        for _ in range(options.rounds)
+        for name in options.policies
+    ]
 
 
 def live_once(
@@ -177,17 +209,16 @@ def live_once(
     record = drive(engine, arrivals, sleep=sleep)
     assert not record.failed, f"{record.failed} requests failed"
     requests = tuple(sorted(record.requests, key=lambda request: request.arrived_s))
-    seen = Seen(name, rate, requests, witness.trials, _parts(witness.results), others.cores())
+    seen = Seen(name, rate, requests, witness.trials, witness.results, others.cores())
     print(f"{rate:.2f} requests/s, {name}: {summarise(record).latency_s.mean:.2f} s, others {seen.others}", flush=True)
     return seen
 
 
-def is_quiet(seen: Seen) -> bool:
-    """Whether the machine was the engine's own; what does not say so is believed."""
-    return seen.others is None or seen.others <= QUIET
+def _keys(runs: Seq[Seen]) -> list[tuple[float, str]]:
+    return list(dict.fromkeys((seen.rate, seen.policy) for seen in runs))
 
 
-def imitated(seen: Seen, runs: Seq[Seen], machine: Hardware, options: argparse.Namespace) -> Pair:
+def imitated(seen: Seen, runs: Seq[Seen], machine: Hardware, options: argparse.Namespace) -> Imitated:
     """The same load in the simulator.
 
     All policies' luck at this rate is put together, since greedy texts are the same; where they are not (two tokens
@@ -200,22 +231,23 @@ def imitated(seen: Seen, runs: Seq[Seen], machine: Hardware, options: argparse.N
     witness = Witness(named_controller(seen.policy, options.longest, machine.latency))
     requests = seen_requests(seen.requests, trials, options.seed)
     result = Simulation(requests, Policy(seen.policy, witness), machine, options.seed).run()
-    return Pair(seen, [float(stats.total_s or 0.0) for stats in result.stats], _parts(witness.results))
+    return Imitated([float(stats.total_s or 0.0) for stats in result.stats], witness.results)
 
 
-def _judge(pair: Pair) -> dict[str, Any]:
+def _judge(cell: Cell) -> dict[str, Any]:
+    live_s, simulated_s = cell.live_s, cell.simulated_s
     return {
-        "policy": pair.seen.policy,
-        "rate": round(pair.seen.rate, 3),
-        "others_cores": pair.seen.others,
-        "quiet": is_quiet(pair.seen),
-        "requests": len(pair.live_s),
-        "live_mean_latency_s": float(numpy.mean(pair.live_s)),
-        "simulated_mean_latency_s": float(numpy.mean(pair.simulated_s)),
-        "ratio": pair.ratio,
-        "correlation": float(numpy.corrcoef(pair.live_s, pair.simulated_s)[0, 1]) if len(pair.live_s) > 1 else None,
-        "live": pair.seen.parts,
-        "simulated": pair.parts,
+        "policy": cell.policy,
+        "rate": round(cell.rate, 3),
+        "others_cores": [seen.others for seen in cell.seen],
+        "requests": len(live_s),
+        "live_mean_latency_s": float(numpy.mean(live_s)),
+        "simulated_mean_latency_s": float(numpy.mean(simulated_s)),
+        "ratio": cell.ratio,
+        "ratio_by_round": cell.rounds,
+        "correlation": float(numpy.corrcoef(live_s, simulated_s)[0, 1]) if len(live_s) > 1 else None,
+        "live": _parts([step for seen in cell.seen for step in seen.steps]),
+        "simulated": _parts([step for imitated in cell.imitated for step in imitated.steps]),
     }
 
 
@@ -254,21 +286,25 @@ def _judge_profile(profile: Profile) -> dict[str, Any]:
     }
 
 
-def draw(pairs: Seq[Pair], path: Path) -> None:
+def draw(cells: Seq[Cell], path: Path) -> None:
     """Mean latency by rate, live and simulated, and every request of both."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     means, each = figure.subplots(1, 2)
-    for place, policy in enumerate(dict.fromkeys(pair.seen.policy for pair in pairs)):
-        own, colour = [pair for pair in pairs if pair.seen.policy == policy], f"C{place}"
-        rates = [pair.seen.rate for pair in own]
-        means.plot(rates, [numpy.mean(p.live_s) for p in own], color=colour, marker="o", label=f"{policy}, live")
-        means.plot(rates, [numpy.mean(p.simulated_s) for p in own], color=colour, marker="x", linestyle="--")
+    for place, policy in enumerate(dict.fromkeys(cell.policy for cell in cells)):
+        own, colour = [cell for cell in cells if cell.policy == policy], f"C{place}"
+        rates = [cell.rate for cell in own]
+        means.plot(rates, [numpy.mean(cell.live_s) for cell in own], color=colour, marker="o", label=f"{policy}, live")
+        means.plot(rates, [numpy.mean(cell.simulated_s) for cell in own], color=colour, marker="x", linestyle="--")
         each.scatter(
-            [s for p in own for s in p.live_s], [s for p in own for s in p.simulated_s], s=9, color=colour, label=policy
+            [s for cell in own for s in cell.live_s],
+            [s for cell in own for s in cell.simulated_s],
+            s=9,
+            color=colour,
+            label=policy,
         )
-    longest = max(max(p.live_s + p.simulated_s) for p in pairs)
+    longest = max(max(cell.live_s + cell.simulated_s) for cell in cells)
     each.plot([0, longest], [0, longest], color="grey", linewidth=1)
     means.set(title="mean latency, s (dashed: simulated)", xlabel="requests/s", ylim=(0, None))
     each.set(title="latency of every request, s", xlabel="live", ylabel="simulated")
@@ -283,7 +319,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--longest", type=int, default=4, help="tokens that a row drafts at most")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6], help="shares of saturation")
     parser.add_argument("--own-time", action="store_true", help="count this thread's processor time")
-    parser.add_argument("--tries", type=int, default=2, help="runs of a policy at most, until one is undisturbed")
+    parser.add_argument("--rounds", type=int, default=3, help="in which policies take turns")
     parser.add_argument("--profile-rounds", type=int, default=5)
     return parser.parse_args()
 
