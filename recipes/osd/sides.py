@@ -62,6 +62,7 @@ def run_side(
         max_slots=options.slots,
         speculation_length=options.speculation_length,
         controller="fixed" if side == "none" else options.controller,
+        compile=False,  # as `distill serve`: where shapes are compiled while people wait, minutes are lost
         seed=options.seed,
     )
     engine = Engine(target, draft, config)

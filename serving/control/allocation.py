@@ -155,24 +155,21 @@ def best_from(
 
 
 def _best_of_one(batch: Batch, nothing: Allocation) -> Allocation:
-    """A single row: all lengths at once."""
+    """A single row: all lengths in turn, in plain numbers, since arrays of a few are slower."""
     latency, draft = batch.latency, batch.latency.draft
     limit = min(int(batch.limits[0]), batch.survival.shape[1])
-    length = numpy.arange(limit + 1)
-    by_model = draft is not None and (batch.by_model is None or bool(batch.by_model[0]))
-    a_token = latency.target.per_token
-    if draft is not None and by_model:
+    a_token, once_s = latency.target.per_token, latency.draft_free_s
+    if draft is not None and (batch.by_model is None or bool(batch.by_model[0])):
         a_token += draft.per_token + draft.per_context * int(batch.contexts[0]) + draft.fixed
-    seconds = nothing.seconds + a_token * length
-    if not by_model:
-        seconds[1:] += latency.draft_free_s
-    if latency.target.is_uneven:
-        uneven_s = _uneven_by_count(batch)
-        seconds += uneven_s[: limit + 1] - uneven_s[0]
-    tokens = numpy.ones(limit + 1)
-    tokens[1:] += batch.survival[0, :limit].cumsum()
-    best = int((tokens / seconds).argmax())
-    return Allocation(length[best : best + 1], float(tokens[best]), float(seconds[best]))
+        once_s = 0.0
+    uneven_s = _uneven_by_count(batch).tolist() if latency.target.is_uneven else [0.0] * (limit + 1)
+    best, length, tokens = nothing, 0, 1.0
+    for survives in batch.survival[0, :limit].tolist():
+        tokens, length = tokens + survives, length + 1
+        seconds = nothing.seconds + once_s + a_token * length + uneven_s[length] - uneven_s[0]
+        if tokens / seconds > best.goodput:
+            best = Allocation(numpy.array([length]), tokens, seconds)
+    return best
 
 
 def _best_of_uneven(batch: Batch, nothing: Allocation) -> Allocation:

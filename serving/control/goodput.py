@@ -25,20 +25,13 @@ from distillspec.serving.control.base import (
 from distillspec.serving.control.bounded import best_by_row_within, best_for_all_within, row_tokens, violation
 from distillspec.serving.control.calibration import CostCalibration
 from distillspec.serving.control.latency import ForwardCost, LatencyModel, guessed
-from distillspec.serving.control.spikes import SpikeCut
+from distillspec.serving.control.worth import Worth
 
 GUESS_CONFIDENCE, PROFILE_CONFIDENCE = 1e-2, 20.0  # measured steps that they are worth
-PLAIN_EVERY = 100  # speculating steps between two that do not, to see what not speculating costs
-TRIALS_COST = 0.008  # share of all tokens that may be lost by speculating now and then where it does not pay
-TRY_EVERY = 10  # plain steps after which, and after twice and three times so many, a trial is thought of
 TRY_LENGTH = 2  # tokens a row drafts on trial
-FEWEST_TRIED, MOST_TRIED = 4, 32  # steps of a trial: it goes on until it has lost as much as reading up did
-MEMORY = 0.998  # of what predictions missed, a step
-FIRST_MISS = 0.5  # what a prediction is taken to miss usually, before it was seen
 CAUGHT_UP = 1  # token a row that a draft in step with it has yet to read
 MOST_READ = 512  # tokens a step that a draft reads to catch up
 WITHIN = 1 + 1e-9  # of a bound
-FEWEST_TO_JUDGE = 100  # speculating steps before speculation may be switched off
 FORGET_ROWS_EVERY = 256  # steps
 WARM_UP = (0, 1, 2, 4) * 6  # lengths of an unknown machine's first steps: its costs must be seen before they are judged
 Mode = Literal[
@@ -69,44 +62,6 @@ class Decision:
     draft: ForwardCost | None
     raw: tuple[float, float]  # goodput without speculation and of the best lengths, before what was measured
     slo_violation: float | None = None  # the worst row's expected time per token over its bound; None: no bounds
-
-
-class Missed:
-    """By what factor predictions miss, from sums that forget: measured over predicted, and how sure that is.
-
-    A step far from the usual (a pause of the machine, a pass that is compiled) counts as a few usual misses.
-    """
-
-    def __init__(self) -> None:
-        self._measured = self._predicted = 1.0
-        self._squares = 0.0
-        self._cut = SpikeCut(FIRST_MISS)
-        self.seen = 0
-
-    @property
-    def factor(self) -> float:
-        return self._measured / self._predicted
-
-    @property
-    def relative_error(self) -> float:
-        """Standard error of `factor`, relative."""
-        return self._squares**0.5 / max(self._measured, 1e-9)
-
-    def age(self) -> None:
-        """A step has passed, whether it told anything or not."""
-        self._measured *= MEMORY
-        self._predicted *= MEMORY
-        self._squares *= MEMORY**2
-
-    def observe(self, measured: float, predicted: float) -> None:
-        """Times that no clock should give (negative, not finite) are left out."""
-        if predicted <= 0 or not 0 <= measured < float("inf"):
-            return
-        self.seen += 1
-        miss = self._cut(measured / predicted - self.factor)
-        self._measured += self.factor + miss
-        self._predicted += 1.0
-        self._squares += miss**2
 
 
 class GoodputController:
@@ -158,7 +113,7 @@ class GoodputController:
         self._steps = 0
         self._to_learn = list(WARM_UP) if latency is None else []
         self._latency: LatencyModel | None = None
-        self._start_over()
+        self._worth = Worth()
 
     @property
     def latency(self) -> LatencyModel:
@@ -195,9 +150,9 @@ class GoodputController:
             tuple(planned.lengths.tolist()),
             planned.tokens,
             planned.seconds + self._catch_up_s(view.rows, planned.lengths.tolist()),
-            self._plain_rate(nothing.goodput),
-            best.goodput * self._gain,
-            self._uncertainty,
+            self._worth.plain_rate(nothing.goodput),
+            best.goodput * self._worth.gain,
+            self._worth.uncertainty,
             tuple(self.acceptance.hazards.tolist()),
             batch.latency.target,
             batch.latency.draft,
@@ -224,7 +179,7 @@ class GoodputController:
     def draft_changed(self) -> None:
         """Another draft: what was known of the old one's acceptance and worth is void."""
         self.acceptance.reset()
-        self._start_over()
+        self._worth = Worth()
 
     def _batch(self, view: BatchView) -> Batch:
         columns: Seq[tuple[Any, ...]] = list(zip(*view.rows, strict=True)) or [()] * len(RowView._fields)
@@ -243,32 +198,14 @@ class GoodputController:
             return "nothing to draft for", nothing
         if self._to_learn:
             return "learning costs", self._warm_up(batch)
-        if self._speculates and best.lengths.any():
-            return ("measuring plain", nothing) if self._since_plain >= PLAIN_EVERY else ("speculating", best)
-        is_due = self._since_speculation > 0 and self._since_speculation % TRY_EVERY == 0
-        if not is_due and not self._tried:
+        worth = self._worth
+        if worth.speculates and best.lengths.any():
+            return ("measuring plain", nothing) if worth.plain_is_due else ("speculating", best)
+        if not worth.trial_is_due:
             return "not worth it", nothing
         tried = expected(batch, numpy.minimum(batch.limits, TRY_LENGTH))
-        goes_on = self._goes_on(tried, nothing) if self._tried else self._affords(view, tried, nothing)
+        goes_on = worth.affords(tried, nothing, self._catch_up_s(view.rows, tried.lengths.tolist()))
         return ("trial", tried) if goes_on else ("not worth it", nothing)
-
-    def _goes_on(self, tried: Allocation, nothing: Allocation) -> bool:
-        """Whether the trial takes another step: it may lose as much as reading up took."""
-        if self._tried < FEWEST_TRIED:
-            return True
-        return self._tried < MOST_TRIED and self._tried * self._lost_s(tried, nothing) <= self._read_up_s
-
-    def _affords(self, view: BatchView, tried: Allocation, nothing: Allocation) -> bool:
-        """Whether a trial may begin: what it will lose, reading up included, is a small share of the time since the
-        last one."""
-        read_up_s = self._catch_up_s(view.rows, tried.lengths.tolist())
-        lost_s = read_up_s + max(FEWEST_TRIED * self._lost_s(tried, nothing), read_up_s)
-        return lost_s <= TRIALS_COST * self._since_speculation * nothing.seconds * self._plain_s.factor
-
-    def _lost_s(self, tried: Allocation, nothing: Allocation) -> float:
-        """Seconds by which a step of a trial takes longer than plain ones for as many tokens, as far as is known."""
-        worth_s = tried.tokens * self._spec_tokens.factor / self._plain_rate(nothing.goodput)
-        return tried.seconds * self._spec_s.factor - worth_s
 
     def _pick_within(self, batch: Batch, bounds: Floats, free: Allocation) -> tuple[Mode, Allocation]:
         """Where what would be chosen breaks bounds on the time per token."""
@@ -294,25 +231,6 @@ class GoodputController:
         tokens = row_tokens(batch)[numpy.arange(len(bounds)), planned.lengths]
         return violation(tokens, planned.seconds, bounds)
 
-    def _plain_rate(self, goodput: float) -> float:
-        """Tokens a second without speculation, as measured, where so many are predicted."""
-        return goodput / max(self._plain_s.factor, 1e-9)
-
-    @property
-    def _gain(self) -> float:
-        """Measured goodput of speculating steps over what was predicted."""
-        return self._spec_tokens.factor / max(self._spec_s.factor, 1e-9)
-
-    @property
-    def _uncertainty(self) -> float:
-        return (self._spec_tokens.relative_error**2 + self._spec_s.relative_error**2) ** 0.5
-
-    def _start_over(self) -> None:
-        self._spec_tokens, self._spec_s, self._plain_s = Missed(), Missed(), Missed()
-        self._speculates = True
-        self._since_plain = self._since_speculation = 0
-        self._tried, self._read_up_s = 0, 0.0  # steps of the trial that goes on; what reading up before it took
-
     def _learn_costs(self, result: StepResult, proposed: Seq[int]) -> None:
         contexts = [row.context_tokens for row in result.view.rows]
         if not contexts or result.prefill_tokens or len(proposed) != len(contexts):
@@ -327,11 +245,10 @@ class GoodputController:
 
     def _hold_against_prediction(self, result: StepResult, rows: Seq[RowResult]) -> None:
         """Note what the prediction missed, and decide whether speculation goes on."""
+        plan, why = result.plan, result.plan.why
         speculated = any(row.proposed for row in rows)
-        self._count(result, speculated)
-        for missed in (self._spec_tokens, self._spec_s, self._plain_s):
-            missed.age()
-        plan = result.plan
+        trial = speculated and isinstance(why, Decision) and why.mode == "trial"
+        self._worth.step_passed(speculated, self._catch_up_s(result.view.rows, why.lengths) if trial else None)
         prompts_s = self._prompts_s(result.prefill_tokens)
         if prompts_s is None or plan.predicted_s is None or plan.predicted_tokens is None:
             return
@@ -340,26 +257,12 @@ class GoodputController:
             return
         measured_s, predicted_s = result.total_s - prompts_s, plan.predicted_s - prompts_s
         if not speculated:
-            self._plain_s.observe(measured_s, predicted_s)
+            self._worth.saw_plain(measured_s, predicted_s)
             return
-        self._spec_tokens.observe(sum(row.emitted for row in rows), plan.predicted_tokens)
-        self._spec_s.observe(measured_s, predicted_s)
-        if self._spec_s.seen < FEWEST_TO_JUDGE:
-            return
-        nothing, best = plan.why.raw if isinstance(plan.why, Decision) else self.decide(result.view).raw
-        self._speculates = best * self._gain * (1 - self._uncertainty) > self._plain_rate(nothing)
-
-    def _count(self, result: StepResult, speculated: bool) -> None:
-        """Steps since the last of either kind, and of the trial that goes on."""
-        self._since_plain = self._since_plain + 1 if speculated else 0
-        self._since_speculation = 0 if speculated else self._since_speculation + 1
-        why = result.plan.why
-        if not speculated:
-            self._tried = 0
-        elif isinstance(why, Decision) and why.mode == "trial":
-            if not self._tried:
-                self._read_up_s = self._catch_up_s(result.view.rows, why.lengths)
-            self._tried += 1
+        self._worth.saw_speculation(sum(row.emitted for row in rows), plan.predicted_tokens, measured_s, predicted_s)
+        if self._worth.can_judge:
+            nothing, best = why.raw if isinstance(why, Decision) else self.decide(result.view).raw
+            self._worth.judge(nothing, best)
 
     def _prompts_s(self, tokens: int) -> float | None:
         """What reading prompt tokens takes; None where no profile says so: such steps tell nothing of the others."""
