@@ -44,6 +44,7 @@ BODIES = (
     ("/tokenize", TOKENIZE),
     ("/detokenize", DETOKENIZE),
 )
+WORKERS = 4  # of schemathesis
 WISHES = (
     "n",
     "stop",
@@ -246,22 +247,32 @@ async def schema(server: Served, options: argparse.Namespace) -> dict[str, Any]:
         *("--checks", options.checks, "--max-examples", str(options.examples), "--seed", str(options.seed)),
         *("--exclude-path", "/admin/drain", "--exclude-path", "/dashboard/events", "--request-timeout", "60"),
         *("--exclude-path-regex", "^/admin/(online|replay|drafts/promote)", "--continue-on-failure", "--header"),
-        *(f"Authorization: Bearer {ADMIN_KEY}", "--suppress-health-check", "all"),
+        *(f"Authorization: Bearer {ADMIN_KEY}", "--suppress-health-check", "all", "--workers", str(WORKERS)),
     ]
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S, trust_env=False) as client:
-        reading = asyncio.create_task(process.communicate())
+        reading = asyncio.create_task(_shown(process))
         while not reading.done():
             await read_stream(client, None, tally)
             await asyncio.sleep(0.5)
-        report = (await reading)[0].decode()
+        report = await reading
         state = await settled(client)
-    print(report)
     cases = re.search(r"(\d+) generated", report)
     fine = process.returncode == 0 and set(tally.outcomes) == {"200"} and len(tally.texts) == 1 and state["free"]
     summary = [line.strip() for line in report.splitlines() if re.search(r"generated|passed|failed|unique", line)]
     cases_seen = {"cases": int(cases[1]) if cases else None, "checks": options.checks, "summary": summary[-6:]}
     return {**cases_seen, **tally.as_json(), **state, "fine": fine}
+
+
+async def _shown(process: asyncio.subprocess.Process) -> str:
+    """All that a process prints, shown line by line as it comes; it has ended."""
+    assert process.stdout is not None
+    lines = []
+    async for line in process.stdout:
+        lines.append(line.decode())
+        print(lines[-1], end="", flush=True)
+    await process.wait()
+    return "".join(lines)
 
 
 def save_drafts(folder: Path) -> None:

@@ -89,7 +89,7 @@ def side_settings(options: argparse.Namespace, side: str) -> OnlineSettings:
             learning_rate=options.learning_rate,
             niceness=options.niceness,
         ),
-        GateConfig(margin=0.0 if side == "online" else NEVER),
+        GateConfig(margin=0.0 if side == "online" else NEVER, busy_share=options.busy_share),
         LossConfig(name=options.loss),
         seed=options.seed,
     )

@@ -131,6 +131,11 @@ def best_from(
         forced = int(must.sum())
         density = numpy.where(must, numpy.inf, density)
     order = numpy.argsort(-density, axis=None, kind="stable")
+    if floor is None and not latency.target.is_uneven:
+        # What gives less for a second than no speculation does is in no best set: without it, the rest is better.
+        order = order[: numpy.count_nonzero(density > nothing.goodput)]
+        if not len(order):
+            return None
     owner, place = numpy.divmod(order, deepest)
     gain, cost = gain.ravel()[order], cost[owner]
     within, fixed_s = _cases(batch, model, owner, place, depth)
