@@ -1,25 +1,29 @@
 """`python -m distillspec.recipes.osd.live --draft FOLDER --segments math=FILE … --minutes 20`: the winner, live.
 
-Poisson load on three engines, one after another, with the same arrivals: no speculation, the static draft, and online
-adaptation. A trainer runs beside all three, so that all pay for it; only with the last one do its versions serve.
+Poisson load on three engines that take turns of a minute, with the same arrivals: no speculation, the static draft and
+online adaptation. A trainer runs beside each, so that all pay for it; only with the last one do its versions serve.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
+import torch
 import transformers
 
 from distillspec.config import TargetConfig
 from distillspec.errors import ConfigError, RunError
 from distillspec.files import write_json, write_text
 from distillspec.models import load_target
+from distillspec.progress import progress
+from distillspec.provenance import provenance
 from distillspec.recipes.osd.minutes import plot_minutes, summary, table
-from distillspec.recipes.osd.sides import SIDES, Minute, run_side, shifting_load
-from distillspec.recipes.osd.study import parse_segments
+from distillspec.recipes.osd.sides import SIDES, Side, shifting_load
+from distillspec.recipes.osd.study import Segment, parse_segments
 
 
 def main() -> int:
@@ -32,20 +36,33 @@ def main() -> int:
 
 def _run(options: argparse.Namespace) -> int:
     transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(options.seed)
     segments = parse_segments(options.segments)
-    target = load_target(TargetConfig(path=options.target))
-    arrivals = shifting_load(options, segments, target)
-    minutes: dict[str, list[Minute]] = {}
-    finals: dict[str, Any] = {}
-    for side in options.sides:
-        minutes[side], finals[side] = run_side(options, side, target, arrivals)
-        figures = summary(minutes, finals, options)
-        write_json(options.output / "live.json", figures)
-        write_text(options.output / "live.md", table(figures))
-    plot_minutes(minutes, options.output / "live.png", segments)
-    print(table(summary(minutes, finals, options)))
+    arrivals = shifting_load(options, segments, load_target(TargetConfig(path=options.target)))
+    turns = max(1, round(60 * options.minutes / options.turn_seconds))
+    with ExitStack() as stack, progress(f"{len(options.sides)} sides, {options.minutes:g} minutes each") as line:
+        sides = [stack.enter_context(Side(options, name, arrivals)) for name in options.sides]
+        for turn in range(turns):
+            for place in range(len(sides)):
+                side = sides[(turn + place) % len(sides)]  # who goes first changes: so does the machine's speed
+                side.serve(60 * options.minutes / turns)
+                done = turn + (place + 1) / len(sides)
+                line.update(done / turns, f"{side.name}: {side.minutes[-1].speed:.0f} tokens/s")
+            _write(sides, segments, options)
+    for side in sides:
+        print(f"{side.name}: {side.turned_away} of {len(arrivals)} requests found the queue full")
+    print((options.output / "live.md").read_text())
     print(f"results: {options.output}")
     return 0
+
+
+def _write(sides: Sequence[Side], segments: Sequence[Segment], options: argparse.Namespace) -> None:
+    """What there is so far."""
+    minutes = {side.name: side.minutes for side in sides}
+    figures = summary(minutes, {side.name: side.end() for side in sides}, options)
+    write_json(options.output / "live.json", {**figures, "provenance": provenance([], options.seed)})
+    write_text(options.output / "live.md", table(figures))
+    plot_minutes(minutes, options.output / "live.png", segments)
 
 
 def _options() -> argparse.Namespace:
@@ -55,6 +72,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("runs/study/osd-live"), help="a folder that is not there")
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("--minutes", type=float, default=20.0, help="of each side (default 20)")
+    parser.add_argument("--turn-seconds", type=float, default=60.0, help="after which another side has its turn")
     parser.add_argument("--rate", type=float, default=1.5, help="requests a second; above what the machine serves")
     parser.add_argument("--waiting", type=int, default=16, help="requests that may wait; more are turned away")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
@@ -71,8 +89,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--busy-share", type=float, default=0.2, help="of a busy engine's time, for judging candidates")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    if options.minutes <= 0:
-        parser.error(f"--minutes {options.minutes:g} must be above 0")
+    if options.minutes <= 0 or options.turn_seconds <= 0:
+        parser.error(f"--minutes {options.minutes:g} and --turn-seconds {options.turn_seconds:g} must be above 0")
     if options.output.exists():
         parser.error(f"--output {options.output} is there already; name another folder")
     return options

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
+from distillspec.evaluation.bootstrap import interval
+from distillspec.recipes.osd.goals import SAMPLES
 from distillspec.recipes.osd.sides import Minute
 from distillspec.recipes.osd.study import Segment
+from distillspec.types import Interval
 
 
 def summary(minutes: dict[str, list[Minute]], finals: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     """Tokens a second by minute, and each side's times that of no speculation."""
-    per_minute_s = 60 * options.minutes / max(1, round(options.minutes))
-    speed = {side: [minute.tokens / per_minute_s for minute in rows] for side, rows in minutes.items()}
+    speed = {side: [minute.speed for minute in rows] for side, rows in minutes.items()}
     ratios = {
         side: [own / plain for own, plain in zip(rows, speed["none"], strict=True) if plain]
         for side, rows in speed.items()
@@ -27,6 +30,7 @@ def summary(minutes: dict[str, list[Minute]], finals: dict[str, Any], options: a
         "settings": {**settings, "segments": [word.partition("=")[0] for word in options.segments]},
         "tokens_per_s": speed,
         "times_none": ratios,
+        "overall": {side: asdict(_overall(speed, side)) for side in ratios},
         "accepted_of_proposed": {
             side: [minute.accepted / minute.proposed if minute.proposed else None for minute in rows]
             for side, rows in minutes.items()
@@ -36,17 +40,26 @@ def summary(minutes: dict[str, list[Minute]], finals: dict[str, Any], options: a
     }
 
 
+def _overall(speed: dict[str, list[float]], side: str) -> Interval:
+    """Times no speculation over all minutes, with an interval over minutes: each is a pair."""
+    return interval(speed[side], speed["none"], SAMPLES, 0)
+
+
 def table(figures: dict[str, Any]) -> str:
     """A row a side."""
-    lines = ["| side | tokens/s | times none | worst minute (goal 0.97) | updates |", "|---|---|---|---|---|"]
+    lines = [
+        "| side | tokens/s | times none | worst minute (goal 0.97) | updates | promoted |",
+        "|---|---|---|---|---|---|",
+    ]
     for side, speeds in figures["tokens_per_s"].items():
         mean = sum(speeds) / len(speeds)
         ratios = figures["times_none"].get(side)
-        plain = figures["tokens_per_s"].get("none")
-        overall = f"{sum(speeds) / sum(plain):.3f}" if plain else "–"
+        whole = figures["overall"].get(side)
+        overall = f"{whole['mean']:.3f} [{whole['low']:.3f}, {whole['high']:.3f}]" if whole else "–"
         worst = f"{min(ratios):.3f}" if ratios else "–"
         updates = figures["ends"][side]["trainer"]["updates"]
-        lines.append(f"| {side} | {mean:.1f} | {overall} | {worst} | {updates} |")
+        promoted = sum(verdict["decision"] == "promoted" for verdict in figures["ends"][side]["verdicts"])
+        lines.append(f"| {side} | {mean:.1f} | {overall} | {worst} | {updates} | {promoted} |")
     return "\n".join(lines) + "\n"
 
 
@@ -55,7 +68,7 @@ def plot_minutes(minutes: dict[str, list[Minute]], path: Path, segments: Sequenc
     figure = Figure(figsize=(8, 4), layout="constrained")
     axis = figure.subplots()
     for side, rows in minutes.items():
-        axis.plot(range(1, len(rows) + 1), [minute.tokens / 60 for minute in rows], "o-", label=side)
+        axis.plot(range(1, len(rows) + 1), [minute.speed for minute in rows], "o-", label=side)
     count = max(map(len, minutes.values()))
     for place, segment in enumerate(segments):
         axis.axvline(0.5 + place * count / len(segments), color="grey", linewidth=0.6)

@@ -1,20 +1,28 @@
-"""The sides of the live comparison: no speculation, the static draft, and online adaptation, under one load."""
+"""The sides of the live comparison: no speculation, the static draft, and online adaptation, in turn under one load."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
-import torch
-
-from distillspec.config import AdaptConfig, EngineConfig, GateConfig, LossConfig, OnlineConfig, ReplayConfig
-from distillspec.models import LanguageModel
+from distillspec.config import (
+    AdaptConfig,
+    EngineConfig,
+    GateConfig,
+    LossConfig,
+    OnlineConfig,
+    ReplayConfig,
+    TargetConfig,
+)
+from distillspec.models import LanguageModel, load_target
 from distillspec.models.draft import load_pretrained
-from distillspec.progress import progress
 from distillspec.recipes.osd.stream import prompts_of
 from distillspec.recipes.osd.study import Segment
 from distillspec.serving import Engine, Request, SamplingParams
@@ -29,12 +37,18 @@ IDLE_S = 0.01
 
 @dataclass
 class Minute:
-    """What happened in one minute of one side."""
+    """What happened in one turn of one side."""
 
     tokens: int = 0
     proposed: int = 0
     accepted: int = 0
+    seconds: float = 0.0
     versions: set[str] = field(default_factory=set)
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second."""
+        return self.tokens / max(self.seconds, 1e-9)
 
 
 def shifting_load(options: argparse.Namespace, segments: Sequence[Segment], target: LanguageModel) -> list[Arrival]:
@@ -50,32 +64,87 @@ def shifting_load(options: argparse.Namespace, segments: Sequence[Segment], targ
     return arrivals
 
 
-def run_side(
-    options: argparse.Namespace, side: str, target: LanguageModel, arrivals: Sequence[Arrival]
-) -> tuple[list[Minute], dict[str, Any]]:
-    """Serve the load; a row a minute, and what the adaptation says of itself at the end."""
-    torch.manual_seed(options.seed)
-    settings = side_settings(options, side)
-    path = first_draft(settings, target, options.draft)
-    draft = None if side == "none" else load_pretrained(str(path), target, target.dtype)
-    config = EngineConfig(
-        max_slots=options.slots,
-        speculation_length=options.speculation_length,
-        controller="fixed" if side == "none" else options.controller,
-        compile=False,  # as `distill serve`: where shapes are compiled while people wait, minutes are lost
-        seed=options.seed,
-    )
-    engine = Engine(target, draft, config)
-    try:
-        with Adaptation(engine, settings) as adaptation:
-            minutes = _serve(engine, adaptation, arrivals, options, side)
-            adaptation.writer.flush()
-            stats = adaptation.stats()
-            verdicts = adaptation.verdicts()
-    finally:
-        engine.close()
-    trainer = {name: stats["trainer"][name] for name in ("updates", "cpu_s", "share", "skipped")}
-    return minutes, {"trainer": trainer, "log": stats["log"], "verdicts": verdicts}
+class Side:
+    """One engine under the load, with a trainer beside it. Its clock and the trainer stand still between turns."""
+
+    def __init__(self, options: argparse.Namespace, name: str, arrivals: Sequence[Arrival]) -> None:
+        self.name, self.minutes, self.turned_away = name, list[Minute](), 0
+        self._coming, self._most_open, self._open = deque(enumerate(arrivals)), options.slots + options.waiting, 0
+        self._elapsed_s = 0.0
+        self._stack = ExitStack()
+        settings = side_settings(options, name)
+        target = load_target(TargetConfig(path=options.target))  # its own: an engine packs its target's weights
+        path = first_draft(settings, target, options.draft)
+        draft = None if name == "none" else load_pretrained(str(path), target, target.dtype)
+        config = EngineConfig(
+            max_slots=options.slots,
+            speculation_length=options.speculation_length,
+            controller="fixed" if name == "none" else options.controller,
+            compile=False,  # as `distill serve`: where shapes are compiled while people wait, minutes are lost
+            seed=options.seed,
+        )
+        with ExitStack() as stack:
+            self.engine = Engine(target, draft, config)
+            stack.callback(self.engine.close)
+            self.adaptation = stack.enter_context(Adaptation(self.engine, settings))
+            stack.callback(self._signal_trainer, signal.SIGCONT)  # one that stands still would not hear the end
+            self._signal_trainer(signal.SIGSTOP)
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def serve(self, seconds: float) -> None:
+        """A turn: arrivals come at their times, and what would wait behind too many others is turned away."""
+        minute, started = Minute(), time.monotonic()
+        self.minutes.append(minute)
+        self._signal_trainer(signal.SIGCONT)
+        while (now := time.monotonic() - started) < seconds:
+            self._let_in(self._elapsed_s + now)
+            output = self.engine.step()
+            self.adaptation.on_step(output)
+            self._open -= len(output.finished)
+            if output.result is None:
+                time.sleep(IDLE_S)
+                continue
+            minute.tokens += sum(len(delta.token_ids) for delta in output.deltas)
+            minute.proposed += sum(row.proposed for row in output.result.rows)
+            minute.accepted += sum(row.accepted for row in output.result.rows)
+            for finished in output.finished:
+                minute.versions.update(finished.stats.draft_versions)
+        self._signal_trainer(signal.SIGSTOP)
+        minute.seconds = now
+        self._elapsed_s += now
+
+    def end(self) -> dict[str, Any]:
+        """What the adaptation says of itself so far."""
+        self.adaptation.writer.flush()
+        stats = self.adaptation.stats()
+        trainer = {name: stats["trainer"][name] for name in ("updates", "cpu_s", "share", "skipped")}
+        return {
+            "trainer": trainer,
+            "log": stats["log"],
+            "verdicts": self.adaptation.verdicts(),
+            "turned_away": self.turned_away,
+        }
+
+    def _let_in(self, now_s: float) -> None:
+        while self._coming and self._coming[0][1].at_s <= now_s:
+            number, arrival = self._coming.popleft()
+            if self._open >= self._most_open:
+                self.turned_away += 1
+                continue
+            prompt, name = arrival.prompt, f"{number}/{arrival.prompt.id}"
+            self.engine.submit(Request(name, prompt.token_ids, arrival.params, domain=prompt.domain))
+            self._open += 1
+
+    def _signal_trainer(self, which: signal.Signals) -> None:
+        supervisor = self.adaptation.supervisor
+        if supervisor is not None and supervisor.pid is not None:
+            os.killpg(supervisor.pid, which)
 
 
 def side_settings(options: argparse.Namespace, side: str) -> OnlineSettings:
@@ -93,38 +162,3 @@ def side_settings(options: argparse.Namespace, side: str) -> OnlineSettings:
         LossConfig(name=options.loss),
         seed=options.seed,
     )
-
-
-def _serve(
-    engine: Engine, adaptation: Adaptation, arrivals: Sequence[Arrival], options: argparse.Namespace, side: str
-) -> list[Minute]:
-    """Arrivals come at their times; what would wait behind `--waiting` others is turned away."""
-    minutes = [Minute() for _ in range(max(1, round(options.minutes)))]
-    seconds, open_, turned_away = 60 * options.minutes, 0, 0
-    coming = deque(enumerate(arrivals))
-    started = time.monotonic()
-    with progress(f"{side}, {options.minutes:g} minutes") as line:
-        while (now := time.monotonic() - started) < seconds:
-            while coming and coming[0][1].at_s <= now:
-                number, arrival = coming.popleft()
-                if open_ >= options.slots + options.waiting:
-                    turned_away += 1
-                    continue
-                prompt, name = arrival.prompt, f"{number}/{arrival.prompt.id}"
-                engine.submit(Request(name, prompt.token_ids, arrival.params, domain=prompt.domain))
-                open_ += 1
-            output = engine.step()
-            adaptation.on_step(output)
-            open_ -= len(output.finished)
-            if output.result is None:
-                time.sleep(IDLE_S)
-                continue
-            minute = minutes[min(len(minutes) - 1, int((time.monotonic() - started) / 60))]
-            minute.tokens += sum(len(delta.token_ids) for delta in output.deltas)
-            minute.proposed += sum(row.proposed for row in output.result.rows)
-            minute.accepted += sum(row.accepted for row in output.result.rows)
-            for finished in output.finished:
-                minute.versions.update(finished.stats.draft_versions)
-            line.update(now / seconds, f"{sum(m.tokens for m in minutes) / now:.0f} tokens/s")
-    print(f"{side}: {turned_away} of {len(arrivals)} requests found the queue full")
-    return minutes

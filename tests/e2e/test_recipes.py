@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from distillspec.config import DraftConfig, TargetConfig
@@ -16,6 +17,7 @@ from distillspec.recipes.distillspec import cells, results
 from distillspec.recipes.distillspec.grid import Study
 from distillspec.recipes.osd import __main__ as osd
 from distillspec.recipes.osd import live
+from distillspec.recipes.osd.sides import Side
 
 
 @pytest.fixture
@@ -158,16 +160,31 @@ def test_the_live_confirmation_serves_every_side_the_same_load_beside_a_trainer(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    amounts = "--minutes 0.03 --rate 200 --waiting 2 --slots 2 --max-tokens 6 --controller fixed --sides none static"
+    between_turns: set[str] = set()
+    serve = Side.serve
+
+    def watched(self: Side, seconds: float) -> None:
+        serve(self, seconds)
+        assert self.adaptation.supervisor is not None
+        assert self.adaptation.supervisor.pid is not None
+        between_turns.add(psutil.Process(self.adaptation.supervisor.pid).status())
+
+    monkeypatch.setattr(Side, "serve", watched)
+    amounts = (
+        "--minutes 0.03 --turn-seconds 0.9 --rate 200 --waiting 2 --slots 2 --max-tokens 6 --controller fixed"
+        " --sides none static"
+    )
     arguments = f"live --target tiny --draft {static_draft} --segments a={prompts} b={prompts} {amounts} --output out"
     monkeypatch.setattr(sys, "argv", arguments.split())
     assert live.main() == 0
     figures = json.loads(Path("out/live.json").read_text())
-    assert all(speeds[0] > 0 for speeds in figures["tokens_per_s"].values())
+    assert between_turns == {"stopped"}  # nobody's trainer slows the others
+    assert all(len(speeds) == 2 and min(speeds) > 0 for speeds in figures["tokens_per_s"].values())
     assert figures["times_none"]["static"][0] == pytest.approx(
         figures["tokens_per_s"]["static"][0] / figures["tokens_per_s"]["none"][0]
     )
-    assert figures["accepted_of_proposed"]["none"] == [None]
+    assert figures["overall"]["static"]["low"] <= figures["overall"]["static"]["mean"]
+    assert figures["accepted_of_proposed"]["none"] == [None, None]
     assert 0 < figures["accepted_of_proposed"]["static"][0] < 1
     assert all(end["log"]["answers"] > 0 for end in figures["ends"].values())
     assert "found the queue full" in capsys.readouterr().out
