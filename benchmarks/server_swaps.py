@@ -4,7 +4,8 @@
 
 `distill serve online=on` on the tiny target. Of its clients 30 % leave early and 10 % send garbage; every few seconds
 another version is promoted by hand and the trainer is killed. Every remaining answer is greedy and must be that of a
-quiet run before; all slots must be free afterwards. Ends with 1 when anything went wrong; `results/server_swaps.json`.
+quiet run before; all slots must be free afterwards, and the log must tell no error but the alarms that are due. Ends with
+1 when anything went wrong; `results/server_swaps.json`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ from distillspec.config import DraftConfig, TargetConfig
 from distillspec.models import initialise_draft, load_target, save_draft
 from distillspec.serving.online.registry import VersionRegistry
 
+# What this trouble has to set off: drafts of random weights are promoted by hand, and the trainer never lives for long.
+PROVOKED = ("acceptance collapsed", "is rolled back", "the online trainer is quarantined")
 ENGINE = {
     "max_slots": 32,
     "max_model_len": 256,
@@ -213,8 +216,10 @@ def main() -> int:
         words += [f"engine.{name}={value}" for name, value in ENGINE.items()]
         with served(*words, *(f"{name}={value}" for name, value in LEARNING.items())) as server:
             result = asyncio.run(trouble(server, options))
-            failures = server.failures()
-    result = {**result, "errors_in_log": failures, "fine": result["fine"] and not failures}
+            told = server.failures()
+    alarms = {alarm: sum(alarm in line for line in told) for alarm in PROVOKED}
+    failures = [line for line in told if not any(alarm in line for alarm in PROVOKED)]
+    result = {**result, "alarms": alarms, "errors_in_log": failures, "fine": result["fine"] and not failures}
     write_result("server_swaps", result)
     return 0 if result["fine"] else 1
 
