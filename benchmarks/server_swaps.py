@@ -4,8 +4,8 @@
 
 `distill serve online=on` on the tiny target. Of its clients 30 % leave early and 10 % send garbage; every few seconds
 another version is promoted by hand and the trainer is killed. Every remaining answer is greedy and must be that of a
-quiet run before; all slots must be free afterwards, and the log must tell no error but the alarms that are due. Ends with
-1 when anything went wrong; `results/server_swaps.json`.
+quiet run before; all slots must be free afterwards, and the log must tell no error but the alarms that are due. Ends
+with 1 when anything went wrong; `results/server_swaps.json`.
 """
 
 from __future__ import annotations
