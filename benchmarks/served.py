@@ -39,8 +39,12 @@ class Served:
 
 
 @contextmanager
-def served(*words: str) -> Iterator[Served]:
-    """`distill serve` with these settings on a free port, in a folder that is removed afterwards."""
+def served(*words: str, threads: int | None = None) -> Iterator[Served]:
+    """`distill serve` with these settings on a free port, in a folder that is removed afterwards.
+
+    threads: that torch computes with. One for tiny models: beside other work, two would mostly wait for each other.
+    """
+    limits = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w+") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "distillspec.cli", "serve", "server.port=0", "hydra.run.dir=run", *words],
@@ -48,7 +52,7 @@ def served(*words: str) -> Iterator[Served]:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env={**os.environ, "DISTILLSPEC_ADMIN_KEY": ADMIN_KEY},
+            env={**os.environ, **limits, "DISTILLSPEC_ADMIN_KEY": ADMIN_KEY},
         )
         assert process.stdout is not None
         try:

@@ -298,7 +298,8 @@ def main() -> int:
         save_drafts(Path(folder))
         words = ["target=tiny", f"engine.max_slots={SLOTS[options.what]}", "engine.max_model_len=256"]
         words += ["server.max_queue=1024", f"server.drafts_folder={folder}", f"draft.path={folder}/one"]
-        with served(*words, "engine.compile=false", "engine.controller=fixed", "engine.speculation_length=3") as server:
+        words += ["engine.compile=false", "engine.controller=fixed", "engine.speculation_length=3"]
+        with served(*words, threads=1) as server:
             result = asyncio.run(section(server, options))
             failures = server.failures()
     result = {**result, "errors_in_log": failures, "fine": result["fine"] and not failures}

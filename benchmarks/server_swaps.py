@@ -214,7 +214,7 @@ def main() -> int:
         make_versions(Path(folder))
         words = ["target=tiny", "server.max_queue=1024", f"online.folder={folder}"]
         words += [f"engine.{name}={value}" for name, value in ENGINE.items()]
-        with served(*words, *(f"{name}={value}" for name, value in LEARNING.items())) as server:
+        with served(*words, *(f"{name}={value}" for name, value in LEARNING.items()), threads=1) as server:
             result = asyncio.run(trouble(server, options))
             told = server.failures()
     alarms = {alarm: sum(alarm in line for line in told) for alarm in PROVOKED}
