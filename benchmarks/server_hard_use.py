@@ -44,7 +44,6 @@ BODIES = (
     ("/tokenize", TOKENIZE),
     ("/detokenize", DETOKENIZE),
 )
-WORKERS = 8  # of schemathesis
 WISHES = (
     "n",
     "stop",
@@ -66,6 +65,7 @@ EXPECTED = {200, 400, 404, 413, 429}
 PATIENCE_S = 120.0
 GROWTH = 0.05  # of memory, after a fifth of the time
 SLOTS = {"mutate": 32, "schema": 32, "soak": 256, "chaos": 64}
+LONGEST_LINE = 1 << 24  # of schemathesis's report
 MOST = {"schema": 64}  # tokens of an answer with its prompt: made-up bodies seldom set a bound, and all are waited for
 
 
@@ -248,9 +248,11 @@ async def schema(server: Served, options: argparse.Namespace) -> dict[str, Any]:
         *("--checks", options.checks, "--max-examples", str(options.examples), "--seed", str(options.seed)),
         *("--exclude-path", "/admin/drain", "--exclude-path", "/dashboard/events", "--request-timeout", "60"),
         *("--exclude-path-regex", "^/admin/(online|replay|drafts/promote)", "--continue-on-failure", "--header"),
-        *(f"Authorization: Bearer {ADMIN_KEY}", "--suppress-health-check", "all", "--workers", str(WORKERS)),
+        *(f"Authorization: Bearer {ADMIN_KEY}", "--suppress-health-check", "all"),
     ]
-    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, limit=LONGEST_LINE
+    )
     async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S, trust_env=False) as client:
         reading = asyncio.create_task(_shown(process))
         while not reading.done():

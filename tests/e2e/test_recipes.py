@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -167,7 +168,11 @@ def test_the_live_confirmation_serves_every_side_the_same_load_beside_a_trainer(
         serve(self, seconds)
         assert self.adaptation.supervisor is not None
         assert self.adaptation.supervisor.pid is not None
-        between_turns.add(psutil.Process(self.adaptation.supervisor.pid).status())
+        trainer = psutil.Process(self.adaptation.supervisor.pid)
+        deadline = time.monotonic() + 20
+        while trainer.status() != "stopped" and time.monotonic() < deadline:
+            time.sleep(0.01)  # a busy machine delivers signals late
+        between_turns.add(trainer.status())
 
     monkeypatch.setattr(Side, "serve", watched)
     amounts = (
