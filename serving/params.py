@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +11,8 @@ from distillspec.sampling import check_policy
 from distillspec.types import SamplingPolicy
 
 MAX_LOGPROBS = 64
+LEAST_REPETITION, MOST_REPETITION = 0.01, 100.0  # beyond them logits leave what a float can hold
+MOST_BIAS = 1e9
 SEED_LIMIT = 2**63
 
 
@@ -116,8 +117,9 @@ class SamplingParams:
 
     def _check_penalties(self) -> None:
         _require(
-            self.repetition_penalty > 0 and math.isfinite(self.repetition_penalty),
-            f"repetition_penalty={self.repetition_penalty} must be above 0 (1 switches it off)",
+            LEAST_REPETITION <= self.repetition_penalty <= MOST_REPETITION,
+            f"repetition_penalty={self.repetition_penalty} must be between {LEAST_REPETITION:g} and {MOST_REPETITION:g}"
+            " (1 switches it off)",
         )
         for name in ("presence_penalty", "frequency_penalty"):
             value = getattr(self, name)
@@ -131,7 +133,9 @@ class SamplingParams:
             "allowed_token_ids is empty: nothing could be written; give at least one id or leave it out",
         )
         for token, bias in self.logit_bias.items():
-            _require(not math.isnan(bias) and bias < math.inf, f"logit_bias[{token}]={bias} must be a number or -inf")
+            _require(
+                bias <= MOST_BIAS, f"logit_bias[{token}]={bias} must be a number of at most {MOST_BIAS:g}, or -inf"
+            )
 
 
 def _require(holds: bool, problem: str) -> None:

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from distillspec.serving.params import LEAST_REPETITION, MOST_REPETITION
+
 Text = Annotated[str, Field(min_length=1)]
 Ids = list[Annotated[int, Field(ge=0, lt=1 << 31)]]
 
@@ -54,7 +56,7 @@ class GenerationBody(Body):
     # vLLM's
     top_k: int | None = Field(default=None, ge=-1, lt=1 << 31)
     min_p: float | None = Field(default=None, ge=0, le=1)
-    repetition_penalty: float | None = Field(default=None, gt=0, le=100)
+    repetition_penalty: float | None = Field(default=None, ge=LEAST_REPETITION, le=MOST_REPETITION)
     min_tokens: int | None = Field(default=None, ge=0, lt=1 << 31)
     stop_token_ids: Ids | None = Field(default=None, max_length=1024)
     ignore_eos: bool | None = None

@@ -193,6 +193,7 @@ def test_a_trace_tells_where_each_token_came_from(served: Running) -> None:
         ({"n": 0}, "n"),
         ({"n": 17}, "n"),
         ({"temperature": -1}, "temperature"),
+        ({"repetition_penalty": 5e-324}, "repetition_penalty"),  # found by schemathesis: logits became infinite
         ({"temperature": "1"}, "temperature"),
         ({"top_p": 0}, "top_p"),
         ({"max_tokens": 0}, "max_tokens"),
