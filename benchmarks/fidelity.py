@@ -145,10 +145,10 @@ def main() -> None:
     finally:
         engine.close()
     machine = simulated_machine(engine, options.output / "fidelity_profile.json")
-    cells = [
-        Cell(own, [imitated(seen, runs, machine, options) for seen in own])
-        for own in ([seen for seen in runs if key == (seen.rate, seen.policy)] for key in _keys(runs))
-    ]
+    by_cell: dict[tuple[float, str], list[Seen]] = {}
+    for seen in runs:
+        by_cell.setdefault((seen.rate, seen.policy), []).append(seen)
+    cells = [Cell(own, [imitated(seen, runs, machine, options) for seen in own]) for own in by_cell.values()]
     plot(profile, options.output / "fidelity_profile.png")
     draw(cells, options.output / "fidelity.png")
     result = {
@@ -212,10 +212,6 @@ def live_once(
     seen = Seen(name, rate, requests, witness.trials, witness.results, others.cores())
     print(f"{rate:.2f} requests/s, {name}: {summarise(record).latency_s.mean:.2f} s, others {seen.others}", flush=True)
     return seen
-
-
-def _keys(runs: Seq[Seen]) -> list[tuple[float, str]]:
-    return list(dict.fromkeys((seen.rate, seen.policy) for seen in runs))
 
 
 def imitated(seen: Seen, runs: Seq[Seen], machine: Hardware, options: argparse.Namespace) -> Imitated:

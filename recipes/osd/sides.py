@@ -70,8 +70,6 @@ class Side:
     def __init__(self, options: argparse.Namespace, name: str, arrivals: Sequence[Arrival]) -> None:
         self.name, self.minutes, self.turned_away = name, list[Minute](), 0
         self._coming, self._most_open, self._open = deque(enumerate(arrivals)), options.slots + options.waiting, 0
-        self._elapsed_s = 0.0
-        self._stack = ExitStack()
         settings = side_settings(options, name)
         target = load_target(TargetConfig(path=options.target))  # its own: an engine packs its target's weights
         path = first_draft(settings, target, options.draft)
@@ -99,11 +97,11 @@ class Side:
 
     def serve(self, seconds: float) -> None:
         """A turn: arrivals come at their times, and what would wait behind too many others is turned away."""
-        minute, started = Minute(), time.monotonic()
+        minute, started, before_s = Minute(), time.monotonic(), sum(turn.seconds for turn in self.minutes)
         self.minutes.append(minute)
         self._signal_trainer(signal.SIGCONT)
         while (now := time.monotonic() - started) < seconds:
-            self._let_in(self._elapsed_s + now)
+            self._let_in(before_s + now)
             output = self.engine.step()
             self.adaptation.on_step(output)
             self._open -= len(output.finished)
@@ -117,7 +115,6 @@ class Side:
                 minute.versions.update(finished.stats.draft_versions)
         self._signal_trainer(signal.SIGSTOP)
         minute.seconds = now
-        self._elapsed_s += now
 
     def end(self) -> dict[str, Any]:
         """What the adaptation says of itself so far."""
