@@ -1,7 +1,7 @@
 """`python -m distillspec.recipes.osd.live --draft FOLDER --segments math=FILE … --minutes 20`: the winner, live.
 
-Poisson load on three engines that take turns of a minute, with the same arrivals: no speculation, the static draft and
-online adaptation. A trainer runs beside each, so that all pay for it; only with the last one do its versions serve.
+Poisson load on three engines that take short turns, with the same arrivals: no speculation, the static draft and online
+adaptation. A trainer runs beside each, so that all pay for it; only with the last one do its versions serve.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("runs/study/osd-live"), help="a folder that is not there")
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("--minutes", type=float, default=20.0, help="of each side (default 20)")
-    parser.add_argument("--turn-seconds", type=float, default=60.0, help="after which another side has its turn")
+    parser.add_argument("--turn-seconds", type=float, default=15.0, help="after which another side has its turn")
     parser.add_argument("--rate", type=float, default=1.5, help="requests a second; above what the machine serves")
     parser.add_argument("--waiting", type=int, default=16, help="requests that may wait; more are turned away")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))

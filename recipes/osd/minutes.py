@@ -58,7 +58,7 @@ def table(figures: dict[str, Any]) -> str:
         overall = f"{whole['mean']:.3f} [{whole['low']:.3f}, {whole['high']:.3f}]" if whole else "–"
         worst = f"{min(ratios):.3f}" if ratios else "–"
         updates = figures["ends"][side]["trainer"]["updates"]
-        promoted = sum(verdict["decision"] == "promoted" for verdict in figures["ends"][side]["verdicts"])
+        promoted = sum(verdict.get("decision") == "promoted" for verdict in figures["ends"][side]["verdicts"])
         lines.append(f"| {side} | {mean:.1f} | {overall} | {worst} | {updates} | {promoted} |")
     return "\n".join(lines) + "\n"
 

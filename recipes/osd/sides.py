@@ -33,11 +33,12 @@ from distillspec.serving.online.layout import OnlineSettings
 SIDES = ("none", "static", "online")
 NEVER = 1e9  # a margin that no gain exceeds
 IDLE_S = 0.01
+MINUTE_S = 60.0
 
 
 @dataclass
 class Minute:
-    """What happened in one turn of one side."""
+    """What happened in one minute of one side's clock, over as many turns as that takes."""
 
     tokens: int = 0
     proposed: int = 0
@@ -97,8 +98,10 @@ class Side:
 
     def serve(self, seconds: float) -> None:
         """A turn: arrivals come at their times, and what would wait behind too many others is turned away."""
-        minute, started, before_s = Minute(), time.monotonic(), sum(turn.seconds for turn in self.minutes)
-        self.minutes.append(minute)
+        started, before_s = time.monotonic(), sum(minute.seconds for minute in self.minutes)
+        if before_s >= MINUTE_S * len(self.minutes):
+            self.minutes.append(Minute())
+        minute = self.minutes[-1]
         self._signal_trainer(signal.SIGCONT)
         while (now := time.monotonic() - started) < seconds:
             self._let_in(before_s + now)
@@ -114,7 +117,7 @@ class Side:
             for finished in output.finished:
                 minute.versions.update(finished.stats.draft_versions)
         self._signal_trainer(signal.SIGSTOP)
-        minute.seconds = now
+        minute.seconds += now
 
     def end(self) -> dict[str, Any]:
         """What the adaptation says of itself so far."""

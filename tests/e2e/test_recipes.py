@@ -17,7 +17,8 @@ from distillspec.recipes.distillspec import __main__ as study
 from distillspec.recipes.distillspec import cells, results
 from distillspec.recipes.distillspec.grid import Study
 from distillspec.recipes.osd import __main__ as osd
-from distillspec.recipes.osd import live
+from distillspec.recipes.osd import live, sides
+from distillspec.recipes.osd.minutes import table
 from distillspec.recipes.osd.sides import Side
 
 
@@ -175,9 +176,10 @@ def test_the_live_confirmation_serves_every_side_the_same_load_beside_a_trainer(
         between_turns.add(trainer.status())
 
     monkeypatch.setattr(Side, "serve", watched)
+    monkeypatch.setattr(sides, "MINUTE_S", 0.9)  # a "minute" of two turns
     amounts = (
-        "--minutes 0.03 --turn-seconds 0.9 --rate 200 --waiting 2 --slots 2 --max-tokens 6 --controller fixed"
-        " --sides none static"
+        "--minutes 0.03 --turn-seconds 0.45 --rate 200 --waiting 2 --slots 2 --max-tokens 6 --controller fixed"
+        " --interval 2"
     )
     arguments = f"live --target tiny --draft {static_draft} --segments a={prompts} b={prompts} {amounts} --output out"
     monkeypatch.setattr(sys, "argv", arguments.split())
@@ -193,6 +195,9 @@ def test_the_live_confirmation_serves_every_side_the_same_load_beside_a_trainer(
     assert 0 < figures["accepted_of_proposed"]["static"][0] < 1
     assert all(end["log"]["answers"] > 0 for end in figures["ends"].values())
     assert "found the queue full" in capsys.readouterr().out
+    figures["ends"]["online"]["verdicts"] = [{"version": "v2", "reason": "overtaken by v3"}, {"decision": "promoted"}]
+    online = next(line for line in table(figures).splitlines() if line.startswith("| online"))
+    assert online.endswith(" 1 |")
     with pytest.raises(SystemExit):  # a second run into the same folder would mix two loads
         live.main()
     assert "is there already" in capsys.readouterr().err
