@@ -86,8 +86,7 @@ class Adaptation:
         self.served = ServedAcceptance(settings.gate, self._alarm)
         self.served.recall(self.registry.served())
         self._between = BetweenSteps(engine, settings.gate.busy_share, wake)
-        self._states = ServedStates(engine.target)
-        shadow = Shadow(engine.target, self._states, settings.gate.max_gamma, self._between.run)
+        shadow = Shadow(engine.target, ServedStates(engine.target), settings.gate.max_gamma, self._between.run)
         self.gatekeeper = Gatekeeper(
             settings,
             self.registry,
@@ -264,7 +263,7 @@ class Adaptation:
         }
 
     def trainer_stage(self, state: TrainerState) -> str:
-        """What the trainer does, `quarantined`, or `gone` where none runs."""
+        """What the trainer does, `quarantined`, `gone` where none runs, `elsewhere` where another keeps ours out."""
         if self.supervisor is None:
             if state.quarantined:
                 return "quarantined"
@@ -273,7 +272,7 @@ class Adaptation:
             return "quarantined"
         pid = self.supervisor.pid
         if pid is None:
-            return "gone"
+            return "elsewhere" if self.supervisor.occupied else "gone"
         if state.pid != pid:
             return "starting"
         return "paused" if self.paused and state.stage == "waiting" else state.stage
@@ -291,7 +290,7 @@ class Adaptation:
         with suppress(Stopped):
             self.gatekeeper.work()
         gate = self.settings.gate
-        self._states.forget_beyond(4 * (gate.requests + gate.offline_samples))
+        self._shadow.forget_beyond(4 * (gate.requests + gate.offline_samples))
 
     def _keep_house(self) -> None:
         idle = time.monotonic() - self._busy_s > IDLE_AFTER_S

@@ -37,7 +37,7 @@ class DriftDetector:
         if tried == 0:
             return False
         fallen = False
-        for name in (cluster, ""):
+        for name in {cluster, ""}:
             averages = self._clusters.setdefault(name, _Averages())
             averages.add(tried, accepted)
             if averages.seen >= SETTLED and _ratio(averages.long) - _ratio(averages.short) > self.drop:

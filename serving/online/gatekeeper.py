@@ -5,23 +5,20 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from distillspec.data.shards import read_samples, recorded_key
 from distillspec.errors import ConfigError, RunError
-from distillspec.models import LanguageModel, load_draft
+from distillspec.models import LanguageModel
 from distillspec.serving.online.canary import Canary, Outcome, outcome
-from distillspec.serving.online.gate import Comparison, Costs, Decision, Verdict, decide, estimate_costs
+from distillspec.serving.online.gate import Costs, Decision, Verdict
+from distillspec.serving.online.judge import Judge, Overtaken
 from distillspec.serving.online.layout import OnlineSettings
 from distillspec.serving.online.monitor import ServedAcceptance
 from distillspec.serving.online.registry import Version, VersionRegistry
-from distillspec.serving.online.replay_log import Entry, ReplayLog
-from distillspec.serving.online.selection import offline_folder
-from distillspec.serving.online.shadow import Exam, Shadow
-from distillspec.types import SamplingPolicy
+from distillspec.serving.online.replay_log import ReplayLog
+from distillspec.serving.online.shadow import Shadow
 
 log = logging.getLogger(__name__)
 P = ParamSpec("P")
@@ -65,8 +62,8 @@ class Gatekeeper:
         report: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.settings, self.config = settings, settings.gate
-        self.registry, self.replay, self.shadow = registry, replay, shadow
-        self._costs = costs or (lambda draft: estimate_costs(shadow.target, draft, settings.gate))
+        self.registry = registry
+        self._judge = Judge(settings, registry, replay, shadow, costs)
         self._swap, self._served = swap, served
         self._report = report or (lambda record: None)
         self.serving: Version | None = registry.current()
@@ -74,7 +71,6 @@ class Gatekeeper:
         self.waiting_for: str | None = None  # why the newest candidate is not judged yet
         self._looked = 0
         self._door = threading.RLock()
-        self._offline: list[Exam] | None = None
 
     def work(self) -> None:
         """Follow what was promoted elsewhere, look for a regression, judge the newest candidate."""
@@ -106,7 +102,7 @@ class Gatekeeper:
         if self._served is None or self.serving is None or self._served.due == self._looked:
             return
         self._looked = self._served.due
-        predecessor = self.registry.predecessor()
+        predecessor = self.registry.challenged_by()
         if predecessor is None:
             return
         problem = self._served.regression(self.serving.served_as, predecessor.served_as)
@@ -142,13 +138,14 @@ class Gatekeeper:
         incumbent = self.registry.current()
         if not candidates or incumbent is None:
             return None
-        newest = self.replay.entries(split="held_out")[-self.config.requests :]
-        exams = self._exams(newest) if len(newest) >= self.config.min_requests else []
-        if len(exams) < self.config.min_requests:
-            self.waiting_for = f"{len(newest)} of {self.config.min_requests} held-out requests"
+        newest = self._judge.newest()
+        requests = len({entry.request_id for entry in newest})
+        exams = self._judge.exams(newest) if requests >= self.config.min_requests else []
+        if len({exam.request for exam in exams}) < self.config.min_requests:
+            self.waiting_for = f"{requests} of {self.config.min_requests} held-out requests"
             return None
         self.waiting_for = None
-        verdict = self._judge(candidates[-1], incumbent, exams)
+        verdict = self._judge.verdict(candidates[-1], incumbent, exams, lambda: self._meanwhile(incumbent))
         if verdict.decision == "promoted" and self.config.canary_requests and self._served is not None:
             self._begin_canary(verdict, candidates[-1], incumbent)
         else:
@@ -217,22 +214,16 @@ class Gatekeeper:
             raise RunError(f"{name} cannot serve: {problem}")
         return version
 
-    def _judge(self, candidate: Version, incumbent: Version, exams: list[Exam]) -> Verdict:
-        started = time.monotonic()
-        try:
-            if problem := self.registry.problem_of(candidate):
-                raise ConfigError(problem)
-            after, before = (self._load(version) for version in (candidate, incumbent))
-            costs = self._costs(before)
-            online = Comparison(self.shadow.scores(before, exams), self.shadow.scores(after, exams), costs)
-            held = self._offline_exams()
-            offline = (
-                Comparison(self.shadow.scores(before, held), self.shadow.scores(after, held), costs) if held else None
-            )
-            verdict = decide(candidate.name, incumbent.name, online, offline, self.config, self.settings.seed)
-        except (ConfigError, RunError, ValueError, OSError) as error:
-            verdict = Verdict(candidate.name, incumbent.name, "refused", f"it cannot be judged: {error}")
-        return replace(verdict, seconds=time.monotonic() - started)
+    def _meanwhile(self, incumbent: Version) -> None:
+        """What does not wait until a candidate is judged: changes by hand, and regressions.
+
+        Raises:
+            Overtaken: something else serves now than the incumbent that it is compared with.
+        """
+        self.follow()
+        self.watch()
+        if self.serving is not None and self.serving.name != incumbent.name:
+            raise Overtaken(f"{self.serving.name} came into service while it was judged")
 
     @_one_at_a_time
     def _carry_out(self, verdict: Verdict, candidate: Version, incumbent: Version) -> None:
@@ -290,6 +281,8 @@ class Gatekeeper:
         if self._swap is not None:
             self._swap(version)
         self.serving = version
+        if self._served is not None:
+            self._served.appoint(version.served_as)
 
     def _return(self, reason: str, failed: Version) -> None:
         try:
@@ -300,23 +293,3 @@ class Gatekeeper:
             return
         self._bring(back)
         self._report({"event": "rollback", "version": failed.name, "to": back.name, "reason": reason})
-
-    def _load(self, version: Version) -> LanguageModel:
-        return load_draft(version.path, self.shadow.target, dtype=self.shadow.target.dtype)
-
-    def _exams(self, entries: list[Entry]) -> list[Exam]:
-        """The held-out answers that say something."""
-        answers = [answer for answer in self.replay.load(entries) if answer.response_ids]
-        return [Exam(answer.sample(), answer.policy) for answer in answers]
-
-    def _offline_exams(self) -> list[Exam]:
-        """Answers of the offline set that were held out from its own training, under the policy they were made with."""
-        if self._offline is None:
-            self._offline = []
-            folder = offline_folder(self.settings.adapt)
-            shards = sorted((folder.root / "held_out").iterdir()) if folder is not None else []
-            if shards:
-                samples = [s for s in read_samples(shards[0], self.shadow.target.identity) if s.response_ids]
-                policy = SamplingPolicy(**recorded_key(shards[0]).get("policy", {}))
-                self._offline = [Exam(s, policy) for s in samples[: self.config.offline_samples]]
-        return self._offline

@@ -11,6 +11,10 @@ from pathlib import Path
 from distillspec.errors import RunError
 
 
+class Occupied(RunError):
+    """Another process holds a lock."""
+
+
 def is_held(path: Path) -> bool:
     """Whether some process holds the lock file now."""
     try:
@@ -28,7 +32,7 @@ def held(path: Path, *, wait: bool = True, refusal: str = "") -> Iterator[None]:
     """Hold the lock file while the block runs.
 
     Raises:
-        RunError: without `wait`, another process holds it; `refusal` and its process number.
+        Occupied: without `wait`, another process holds it; `refusal` and its process number.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as stream:
@@ -36,7 +40,7 @@ def held(path: Path, *, wait: bool = True, refusal: str = "") -> Iterator[None]:
             fcntl.flock(stream, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             stream.seek(0)
-            raise RunError(f"{refusal} (process {stream.read().strip() or 'unknown'})") from error
+            raise Occupied(f"{refusal} (process {stream.read().strip() or 'unknown'})") from error
         stream.truncate(0)
         stream.write(str(os.getpid()))
         stream.flush()

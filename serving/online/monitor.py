@@ -53,6 +53,7 @@ class ServedAcceptance:
         self._totals: dict[str, Counter[str]] = {}
         self._averages = DriftDetector(1.0)
         self._collapsed = False
+        self._earlier: dict[str, int] = {}  # requests of a version before it came into service last
         self._finished = 0
         self.requests = 0  # finished since the start, with or without a draft
         self._news: set[str] = set()  # versions with something that `take_news` has not told
@@ -78,23 +79,37 @@ class ServedAcceptance:
         """File what ended."""
         for output in outputs:
             self.requests += 1
-            for completion in output.completions:
-                answer = self._open.pop((output.request_id, completion.index), None)
-                if answer is not None:
-                    self._file(answer)
+            ended = [self._open.pop((output.request_id, each.index), None) for each in output.completions]
+            if answers := [answer for answer in ended if answer is not None]:
+                self._file(answers)
+
+    def appoint(self, version: str) -> None:
+        """`version` comes into service: what it serves from now on can send it back, what it served before cannot."""
+        with self._lock:
+            self._earlier[version] = self._totals.setdefault(version, Counter())["requests"]
+            self._news.add(version)
 
     def take_news(self) -> list[ServedRecord]:
         """What is known of every version that served since the last call: to be kept beside the versions."""
         with self._lock:
             versions, self._news = sorted(self._news), set()
-            return [ServedRecord(v, dict(self._totals[v]), [list(seen) for seen in self._seen[v]]) for v in versions]
+            return [
+                ServedRecord(
+                    v,
+                    {**self._totals[v], "earlier": self._earlier.get(v, 0)},
+                    [list(seen) for seen in self._seen.get(v, ())],
+                )
+                for v in versions
+            ]
 
     def recall(self, records: Sequence[ServedRecord]) -> None:
         """Go on from what an earlier process kept; to be called before anything is served."""
         for record in records:
             if record.seen:
                 self._seen[record.version] = deque((Seen(*seen) for seen in record.seen), maxlen=self.config.window)
-            self._totals[record.version] = Counter(record.totals)
+            totals = dict(record.totals)
+            self._earlier[record.version] = totals.pop("earlier", 0)
+            self._totals[record.version] = Counter(totals)
 
     def acceptance(self, version: str, domains: set[str] | None = None) -> Interval | None:
         """α of the newest requests with its interval; None where nothing was judged."""
@@ -110,7 +125,7 @@ class ServedAcceptance:
             enough: requests of the version below which nothing is said; None: `gate.rollback_requests`.
         """
         enough = self.config.rollback_requests if enough is None else enough
-        new, old = self._recent(version), self._recent(predecessor)
+        new, old = self._in_service(version), self._recent(predecessor)
         counts = Counter(s.domain for s in new), Counter(s.domain for s in old)
         least = min(self.config.domain_requests, enough)
         shared = {d for d in counts[0] if counts[0][d] >= least and counts[1][d] >= least}
@@ -169,11 +184,16 @@ class ServedAcceptance:
         """Grows when it is time to look for a regression."""
         return self._finished // CHECK_EVERY
 
-    def _file(self, answer: _Open) -> None:
+    def _file(self, answers: Sequence[_Open]) -> None:
+        """Count a request's answers as one: they are no witnesses independent of each other."""
+        counts: dict[str, list[int]] = {}
+        for version, (tried, accepted) in [pair for answer in answers for pair in answer.counts.items()]:
+            before = counts.get(version, (0, 0))
+            counts[version] = [before[0] + tried, before[1] + accepted]
         with self._lock:
-            for version, (tried, accepted) in answer.counts.items():
+            for version, (tried, accepted) in counts.items():
                 self._seen.setdefault(version, deque(maxlen=self.config.window)).append(
-                    Seen(answer.domain, tried, accepted)
+                    Seen(answers[0].domain, tried, accepted)
                 )
                 self._news.add(version)
                 totals = self._totals.setdefault(version, Counter())
@@ -188,6 +208,13 @@ class ServedAcceptance:
         if collapsed and not self._collapsed:
             self.alarm(f"acceptance collapsed: {short:.3f} of late, {long:.3f} before")
         self._collapsed = collapsed
+
+    def _in_service(self, version: str) -> list[Seen]:
+        """Of the newest requests those since the version came into service last."""
+        with self._lock:
+            seen = list(self._seen.get(version, ()))
+            since = self._totals.get(version, Counter())["requests"] - self._earlier.get(version, 0)
+        return seen[max(0, len(seen) - since) :]
 
     def _recent(self, version: str) -> list[Seen]:
         with self._lock:

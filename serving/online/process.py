@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
@@ -17,15 +18,15 @@ from distillspec.config import AdaptConfig, GateConfig, LossConfig, OnlineConfig
 from distillspec.errors import ConfigError, RunError
 from distillspec.files import write_json
 from distillspec.serving.online.layout import Layout, OnlineSettings, TrainerState
-from distillspec.serving.online.lock import held
+from distillspec.serving.online.lock import Occupied, held
 from distillspec.serving.online.registry import Version
 from distillspec.serving.online.tracking import open_tracking
 from distillspec.serving.online.trainer import OnlineTrainer
 from distillspec.training.interrupts import listen_for_stop
 from distillspec.training.lifeline import end_with_parent
 
-POLL_S = 0.5
-QUARANTINED = 3  # exit code: do not start it again
+POLL_S, LONGEST_WAIT_S = 0.5, 60.0
+QUARANTINED, OCCUPIED = 3, 4  # exit codes: do not start it again; another trainer works on this folder
 
 _PARTS = {
     "online": OnlineConfig,
@@ -62,37 +63,48 @@ def run_trainer(
     """Train until told to stop (`once`: one update over what is there); the candidates it made.
 
     Raises:
-        RunError: another trainer works on this folder, or this one is quarantined.
+        RunError: another trainer works on this folder (`Occupied`), or this one is quarantined.
         ConfigError: there is nothing to train, or nothing to train on.
     """
     config, layout = settings.adapt, settings.layout
     torch.set_num_threads(config.threads)
-    if config.gpu_memory_share is not None and torch.cuda.is_available():
-        torch.cuda.set_per_process_memory_fraction(config.gpu_memory_share)
+    if config.gpu_memory_share is not None and torch.device(config.device).type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(config.gpu_memory_share, torch.device(config.device).index)
     refusal = f"another trainer works on {layout.root}; end it first, or give this one another online.folder"
     with held(layout.trainer / "trainer.lock", wait=False, refusal=refusal):
         trainer = OnlineTrainer(settings, report=report, on_stage=on_stage)
-        made: list[Version | None] = []
-        if once:
-            made.append(trainer.update("by hand"))
-        while not once and not stopped() and (max_updates is None or len(made) < max_updates):
-            reason = trainer.due()
-            if reason is None:
-                (wait or threading.Event().wait)(POLL_S)
-            else:
-                made.append(_survive(trainer, reason))
+        made = [trainer.update("by hand")] if once else _train(trainer, stopped, max_updates, wait or Event().wait)
         return [version for version in made if version is not None]
 
 
-def _survive(trainer: OnlineTrainer, reason: str) -> Version | None:
-    """An update that found nothing to learn from is no reason to stop."""
-    try:
-        return trainer.update(reason)
-    except RunError as error:
-        if trainer.state.quarantined:
-            raise
-        print(f"no update: {error}", file=sys.stderr, flush=True)
-        return None
+def _train(
+    trainer: OnlineTrainer, stopped: Callable[[], bool], max_updates: int | None, wait: Callable[[float], Any]
+) -> list[Version | None]:
+    """Updates as they are due. One that came to nothing is no reason to stop, but the next try waits longer."""
+    made: list[Version | None] = []
+    pause = POLL_S
+    while not stopped() and (max_updates is None or len(made) < max_updates):
+        reason = trainer.due()
+        if reason is None:
+            wait(POLL_S)
+            continue
+        try:
+            made.append(trainer.update(reason))
+            pause = POLL_S
+        except RunError as error:
+            if trainer.state.quarantined:
+                raise
+            _complain(f"no update, and none for {pause:g} s: {error}")
+            for _ in range(round(pause / POLL_S)):
+                if not stopped():
+                    wait(POLL_S)
+            pause = min(LONGEST_WAIT_S, 2 * pause)
+    return made
+
+
+def _complain(message: str) -> None:
+    with suppress(OSError):  # the disk may be what is full
+        print(message, file=sys.stderr, flush=True)
 
 
 def main() -> int:
@@ -105,7 +117,9 @@ def main() -> int:
         with listen_for_stop() as stop, open_tracking(settings, settings.layout.trainer) as tracking:
             run_trainer(settings, lambda: stop.asked, report=tracking.report, wait=tracking.wait)
     except (ConfigError, RunError) as error:
-        print(error, file=sys.stderr, flush=True)
+        _complain(str(error))
+        if isinstance(error, Occupied):
+            return OCCUPIED
         return QUARANTINED if TrainerState.read(settings.layout.state).quarantined else 1
     return 0
 

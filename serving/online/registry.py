@@ -14,7 +14,7 @@ import shutil
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,7 @@ class VersionRegistry:
             with self._database.transaction() as rows:
                 number = 1 + (rows.execute("SELECT MAX(id) FROM versions").fetchone()[0] or 0)
                 name = f"v{number:05d}-{short_hash(weights_hash)}"
+                shutil.rmtree(self.folder / name, ignore_errors=True)  # a crash came between renaming and registering
                 os.replace(aside, self.folder / name)
                 rows.execute(
                     "INSERT INTO versions (name, weights_hash, digest, parent, status, created_s, first_request,"
@@ -205,9 +206,24 @@ class VersionRegistry:
 
     def predecessor(self) -> Version | None:
         """What a rollback would go back to: the last retired version whose folder is intact."""
-        names = dict.fromkeys(row["version"] for row in reversed(self.promotions()))
-        versions = (self.get(name) for name in names)
-        return next((v for v in versions if v.status == "retired" and self.problem_of(v) is None), None)
+        return next((v for v in self._retired() if self.problem_of(v) is None), None)
+
+    def challenged_by(self) -> Version | None:
+        """The version whose service that of the current one is held against; its folder is not looked at.
+
+        None where the current one came by a rollback. It has stood its trial before; and what made its successor look
+        bad may be the traffic, which would go on to send every predecessor back.
+        """
+        last = self.promotions()[-1:]
+        if not last or (last[0]["previous"] and self.get(last[0]["previous"]).status == "rolled_back"):
+            return None
+        return next(self._retired(), None)
+
+    def lineage(self, version: Version) -> Iterator[Version]:
+        """What a version was made from, its parent first."""
+        while version.parent is not None:
+            version = self.get(version.parent)
+            yield version
 
     def keep_served(self, records: Sequence[ServedRecord]) -> None:
         """Remember acceptance in service, for a rollback's comparison after a restart."""
@@ -261,6 +277,11 @@ class VersionRegistry:
     def close(self) -> None:
         self._database.close()
 
+    def _retired(self) -> Iterator[Version]:
+        """Retired versions, the last to serve first."""
+        names = dict.fromkeys(row["version"] for row in reversed(self.promotions()))
+        return (version for version in map(self.get, names) if version.status == "retired")
+
     def _appoint(self, rows: sqlite3.Connection, name: str, previous: str | None, reason: str) -> None:
         rows.execute("UPDATE versions SET status = 'promoted' WHERE name = ?", (name,))
         rows.execute(
@@ -280,8 +301,11 @@ def _digest(folder: Path) -> str:
 
 
 def _is_dead(path: Path) -> bool:
-    """Whether no process works on an incoming folder (any other stray folder is dead)."""
-    if not path.name.startswith(".incoming-"):
+    """Whether no process works on an incoming folder (any other stray folder is dead).
+
+    What fills it writes into a folder beside it, with a longer name: `..incoming-PID-….tmp`.
+    """
+    if not path.name.lstrip(".").startswith("incoming-"):
         return True
     try:
         os.kill(int(path.name.split("-")[1]), 0)

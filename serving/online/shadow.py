@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from distillspec.errors import RunError
 from distillspec.evaluation.blocks import count_blocks
 from distillspec.evaluation.positions import measure_positions
 from distillspec.evaluation.states import TargetStates
@@ -26,6 +27,11 @@ class Exam:
 
     sample: Sample
     policy: SamplingPolicy
+    answers: str | None = None  # the request; None: nothing else answers the same
+
+    @property
+    def request(self) -> str:
+        return self.answers or self.sample.prompt_id
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,18 @@ class Score:
     positions: int
 
 
+def together(scores: Sequence[Score]) -> Score:
+    """Answers to one request as one."""
+    first = scores[0]
+    return Score(
+        first.domain,
+        tuple(map(sum, zip(*[score.tokens for score in scores], strict=True))),
+        tuple(map(sum, zip(*[score.blocks for score in scores], strict=True))),
+        sum(score.alpha for score in scores),
+        sum(score.positions for score in scores),
+    )
+
+
 class ServedStates(TargetStates):
     """The target's hidden states while an engine serves with it: its attention knows slots alone, so a slot of their
     own is made for every answer."""
@@ -48,11 +66,6 @@ class ServedStates(TargetStates):
         if key not in self._known:
             self._known[key] = self._read(sample)
         return self._known[key]
-
-    def forget_beyond(self, answers: int) -> None:
-        """Begin anew when more answers than these are remembered."""
-        if len(self._known) > answers:
-            self._known.clear()
 
     @torch.no_grad()
     def _read(self, sample: Sample) -> Tensor:
@@ -64,6 +77,10 @@ class ServedStates(TargetStates):
         return hidden[0, len(sample.prompt_ids) - 1 :].clone()
 
 
+class TextsForgotten(RunError):
+    """Texts were deleted while drafts were judged on them."""
+
+
 class Shadow:
     """Scores drafts, one answer at a time through `run`; what was scored once is remembered."""
 
@@ -71,17 +88,51 @@ class Shadow:
         self.target, self.states, self.max_gamma = target, states, max_gamma
         self.run: Run = run or (lambda work: work())
         self._known: dict[tuple[str, str], Score] = {}
+        self._forgotten = 0  # times that texts were dropped
 
-    def scores(self, draft: LanguageModel, exams: Sequence[Exam]) -> list[Score]:
+    def by_request(
+        self, draft: LanguageModel, exams: Sequence[Exam], meanwhile: Callable[[], None] = lambda: None
+    ) -> list[Score]:
+        """A score for each request: its answers are no witnesses independent of each other. See `scores`."""
+        found: dict[str, list[Score]] = {}
+        for exam, score in zip(exams, self.scores(draft, exams, meanwhile), strict=True):
+            found.setdefault(exam.request, []).append(score)
+        return [together(scores) for scores in found.values()]
+
+    def scores(
+        self, draft: LanguageModel, exams: Sequence[Exam], meanwhile: Callable[[], None] = lambda: None
+    ) -> list[Score]:
         """A score for each exam, in order.
+
+        Args:
+            meanwhile: called before each; all of them may take minutes, and other things should not wait for it.
 
         Raises:
             NonFiniteLogits: the draft gives no distribution somewhere.
+            TextsForgotten: `forget` was called meanwhile; the exams may be of what was deleted.
         """
-        return [self._score(draft, exam) for exam in exams]
+        forgotten, found = self._forgotten, []
+        for exam in exams:
+            meanwhile()
+            found.append(self._score(draft, exam))
+            if self._forgotten != forgotten:
+                self._clear()  # of the answer that was under way
+                raise TextsForgotten("texts were deleted while it was judged on them")
+        return found
 
     def forget(self) -> None:
         """Drop all that was read of anybody's text."""
+        self._forgotten += 1
+        self._clear()
+
+    def forget_beyond(self, answers: int) -> None:
+        """Begin anew when more answers than these are remembered; of scores, four times as many."""
+        if len(self.states._known) > answers:
+            self.states._known.clear()
+        if len(self._known) > 4 * answers:
+            self._known.clear()
+
+    def _clear(self) -> None:
         self._known.clear()
         self.states._known.clear()
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from distillspec.serving.online.layout import OnlineSettings, TrainerState
-from distillspec.serving.online.process import QUARANTINED, write_settings
+from distillspec.serving.online.process import OCCUPIED, QUARANTINED, write_settings
 
 log = logging.getLogger(__name__)
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 60.0
+FIRST_WAIT_S, LONGEST_WAIT_S, OCCUPIED_WAIT_S = 1.0, 60.0, 15.0
 TOO_OFTEN = 5  # ends in a row, without an update in between
 SECRETS = ("DISTILLSPEC_API_KEY", "DISTILLSPEC_ADMIN_KEY")  # a server's environment; a trainer has no use for them
 
@@ -40,6 +40,7 @@ class Supervisor:
         self._next_s = 0.0
         self.starts = 0
         self.problem: str | None = None  # why it is not started any more
+        self.occupied = False  # another trainer works on the folder: this one waits for its end
 
     @property
     def pid(self) -> int | None:
@@ -104,6 +105,10 @@ class Supervisor:
 
     def _ended(self, code: int) -> None:
         self._close()
+        if code == OCCUPIED:
+            self._wait_for_the_other()
+            return
+        self.occupied = False
         state = TrainerState.read(self.layout.state)
         if code == QUARANTINED or state.quarantined:
             self._give_up(state.quarantined or "see trainer.log")
@@ -116,6 +121,12 @@ class Supervisor:
         wait = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (self._ends - 1))
         log.warning("the online trainer ended (code %s); it starts again in %.0f s", code, wait)
         self._next_s = self._clock() + wait
+
+    def _wait_for_the_other(self) -> None:
+        """Its updates are as good as ours would be; when it ends, ours begin."""
+        if not self.occupied:
+            log.warning("another trainer works on %s; the server's own waits for its end", self.layout.root)
+        self.occupied, self._next_s = True, self._clock() + OCCUPIED_WAIT_S
 
     def _give_up(self, problem: str) -> None:
         self.problem = problem

@@ -11,6 +11,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from distillspec.serving.online.selection import Selection, offline_samples, sel
 
 log = logging.getLogger(__name__)
 
+LOOK_BACK = 1024  # answers; the drift detector's long average has forgotten what came before them
 OLD_ANSWERS = 4096  # old answers among which an update's share of them is drawn
 Report = Callable[[dict[str, Any]], None]
 
@@ -58,7 +60,7 @@ class OnlineTrainer:
         self.state = TrainerState.read(self.layout.state).with_(pid=os.getpid())
         self.control = TrainerControl.read(self.layout.control)
         self.drift = DriftDetector(self.config.drift_drop)
-        self._followed = 0  # the last answer that the drift detector has seen
+        self._followed = self._look_back()  # the last answer that the drift detector has seen
         self._drifted = False
         self._asked = self.control.asked
         self._since_s = clock()
@@ -138,12 +140,23 @@ class OnlineTrainer:
     def _new_entries(self, up_to: int | None = None) -> list[Entry]:
         return self.replay.entries(after=self.state.cursor, up_to=up_to, split="train")
 
+    def _look_back(self) -> int:
+        """Show the drift detector what it saw until the last update, which answered it."""
+        seen = self.replay.entries(after=max(0, self.state.cursor - LOOK_BACK), up_to=self.state.cursor)
+        for entry in seen:
+            self._show(entry)
+        self.drift.restart()
+        return self.state.cursor
+
     def _follow(self) -> None:
         """Show the drift detector what came since; held-out answers count, nothing is learnt here."""
         for entry in self.replay.entries(after=self._followed):
-            cluster = entry.tenant if self.config.drift_by == "tenant" else entry.domain
-            self._drifted |= self.drift.add(cluster, entry.tried, entry.accepted)
+            self._drifted |= self._show(entry)
             self._followed = entry.number
+
+    def _show(self, entry: Entry) -> bool:
+        cluster = entry.tenant if self.config.drift_by == "tenant" else entry.domain
+        return self.drift.add(cluster, entry.tried, entry.accepted)
 
     def _lessons(self, chosen: Selection) -> list[Lesson]:
         answers = self.replay.load([*chosen.new, *chosen.old])
@@ -162,16 +175,14 @@ class OnlineTrainer:
         if name is None:
             return current
         working = self.registry.get(name)
-        usable = working.status in ("candidate", "inconclusive") and self.registry.problem_of(working) is None
-        return working if usable and current.name in self._ancestors(working) else current
+        usable = self._descends(working, current) and self.registry.problem_of(working) is None
+        return working if usable else current
 
-    def _ancestors(self, version: Version) -> set[str]:
-        names: set[str] = set()
-        parent = version.parent
-        while parent is not None and parent not in names:
-            names.add(parent)
-            parent = self.registry.get(parent).parent
-        return names
+    def _descends(self, working: Version, current: Version) -> bool:
+        """Whether every step from `current` to `working` may still turn out well: none was refused or taken back."""
+        line = [working, *self.registry.lineage(working)]
+        since = list(takewhile(lambda version: version.name != current.name, line))
+        return len(since) < len(line) and all(version.status in ("candidate", "inconclusive") for version in since)
 
     def _current(self) -> Version:
         current = self.registry.current()

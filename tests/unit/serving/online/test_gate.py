@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from distillspec.serving import Request, SamplingParams
 from distillspec.serving.online.gate import Comparison, Costs, decide
 from distillspec.serving.online.gatekeeper import Gatekeeper
 from distillspec.serving.online.layout import OnlineSettings
-from distillspec.serving.online.monitor import ServedAcceptance
+from distillspec.serving.online.monitor import ServedAcceptance, _Open
 from distillspec.serving.online.process import write_settings
 from distillspec.serving.online.registry import Version, VersionRegistry
 from distillspec.serving.online.replay_log import ReplayLog
@@ -104,12 +105,12 @@ def test_the_served_targets_states_are_its_own(
     torch.testing.assert_close(ServedStates(target).hidden(sample), plain, atol=1e-5, rtol=1e-5)
 
 
-def nearly_the_target(target: LanguageModel) -> LanguageModel:
+def nearly_the_target(target: LanguageModel, seed: int = 1) -> LanguageModel:
     """A draft of all the target's layers, a little off."""
     made = initialise_draft(DraftConfig(layers=4), target)
     with torch.no_grad():
         for parameter in made.layers.parameters():
-            parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1))
+            parameter += 0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(seed))
     return made
 
 
@@ -347,6 +348,179 @@ def test_a_regression_after_the_gate_is_rolled_back_within_500_requests(
     assert figures[first.served_as]["alpha"] > figures[second.served_as]["alpha"]
 
 
+def test_harder_traffic_sends_back_one_version_and_not_its_predecessors(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, target: LanguageModel
+) -> None:
+    """All in one domain, so that no weighing can tell the traffic from the draft."""
+    served = ServedAcceptance(settings.gate)
+    keeper = keeper_of(settings, registry, replay, target, served=served)
+    base = registry.current()
+    assert base is not None
+    line = [base]
+    for _ in range(2):
+        line.append(candidate(registry, nearly_the_target(target, seed=len(line)), target))
+        for _ in range(32):
+            feed(served, line[-2].served_as, "a", 10, 8)
+        registry.promote(line[-1].name, "better")
+        keeper.follow()
+    assert len({version.served_as for version in line}) == 3
+    for _ in range(3):
+        assert keeper.serving is not None
+        for _ in range(32):
+            feed(served, keeper.serving.served_as, "a", 10, 3)
+        keeper.watch()
+    assert keeper.serving == registry.get(line[1].name)
+    assert [registry.get(version.name).status for version in line] == ["retired", "promoted", "rolled_back"]
+
+
+def test_what_a_version_served_before_it_was_promoted_again_does_not_count(settings: OnlineSettings) -> None:
+    served = ServedAcceptance(settings.gate)
+    for version, accepted in (("old", 6), ("new", 1)):
+        for _ in range(40):
+            feed(served, version, "a", 10, accepted)
+    assert served.regression("new", "old") is not None
+    served.appoint("new")
+    assert served.regression("new", "old") is None
+    restarted = ServedAcceptance(settings.gate)
+    restarted.recall(served.take_news())
+    for again in (served, restarted):
+        for _ in range(10):
+            feed(again, "new", "a", 10, 6)
+        assert again.regression("new", "old") is None
+        for _ in range(30):
+            feed(again, "new", "a", 10, 1)
+        assert again.regression("new", "old") is not None
+
+
+def test_answers_to_one_request_are_one_witness(
+    settings: OnlineSettings,
+    registry: VersionRegistry,
+    replay: ReplayLog,
+    target: LanguageModel,
+    small_draft: LanguageModel,
+    answer: Answer,
+) -> None:
+    served = ServedAcceptance(settings.gate)
+    feed(served, "one", "a", *[(10, 4), (5, 1)])
+    figures = served.figures()["versions"]["one"]
+    assert (figures["requests"], figures["tried"], figures["accepted"]) == (1, 15, 5)
+
+    answers = [answer(f"r{i}-{j}", request_id=f"r{i}", index=j, split="held_out") for i in range(3) for j in range(4)]
+    replay.append(answers)
+    candidate(registry, nearly_the_target(target), target)
+    keeper = keeper_of(settings, registry, replay, target)
+    assert keeper.judge_newest() is None
+    assert keeper.waiting_for == "3 of 4 held-out requests"
+    replay.append([answer("r3", split="held_out")])
+    verdict = keeper.judge_newest()
+    assert verdict is not None
+    assert verdict.requests == 4
+
+    shadow = Shadow(target, TargetStates(target), 2)
+    exams = [Exam(a.sample(), a.policy, a.request_id) for a in answers[:4]]
+    (whole,) = shadow.by_request(small_draft, exams)
+    each = shadow.scores(small_draft, exams)
+    assert whole.positions == sum(score.positions for score in each) == 80
+    assert whole.alpha == pytest.approx(sum(score.alpha for score in each))
+    assert whole.tokens == tuple(map(sum, zip(*[score.tokens for score in each], strict=True)))
+
+
+def keeper_running(
+    settings: OnlineSettings,
+    registry: VersionRegistry,
+    replay: ReplayLog,
+    target: LanguageModel,
+    when_it_reads: Callable[[Shadow], object],
+) -> Gatekeeper:
+    """Its shadow calls `when_it_reads` in mid-judgement, after the fifth answer."""
+    reads = itertools.count(1)
+
+    def run(work: Callable[[], Score]) -> Score:
+        if next(reads) == 5:
+            when_it_reads(shadow)
+        return work()
+
+    shadow = Shadow(target, TargetStates(target), settings.gate.max_gamma, run)
+    return Gatekeeper(settings, registry, replay, shadow)
+
+
+def test_what_is_promoted_elsewhere_does_not_wait_for_a_judgement(
+    settings: OnlineSettings, registry: VersionRegistry, held_out: ReplayLog, target: LanguageModel
+) -> None:
+    chosen = candidate(registry, nearly_the_target(target), target)
+    registry.judged(chosen.name, "inconclusive", {}, "")
+    judged = candidate(registry, nearly_the_target(target), target)
+    keeper = keeper_running(
+        settings, registry, held_out, target, lambda shadow: registry.promote(chosen.name, "by hand, elsewhere")
+    )
+    verdict = keeper.judge_newest()
+    assert verdict is not None
+    assert (verdict.decision, verdict.requests) == ("inconclusive", 0)
+    assert f"{chosen.name} came into service while it was judged" in verdict.reason
+    assert keeper.serving == registry.current() == registry.get(chosen.name)
+    assert registry.get(judged.name).status == "inconclusive"
+
+
+def test_texts_deleted_in_mid_judgement_are_not_judged_on(
+    settings: OnlineSettings, registry: VersionRegistry, held_out: ReplayLog, target: LanguageModel
+) -> None:
+    candidate(registry, nearly_the_target(target), target)
+    seen: list[Shadow] = []
+
+    def delete(shadow: Shadow) -> None:
+        seen.append(shadow)
+        shadow.forget()
+
+    verdict = keeper_running(settings, registry, held_out, target, delete).judge_newest()
+    assert verdict is not None
+    assert verdict.decision == "inconclusive"
+    assert "deleted" in verdict.reason
+    assert (seen[0]._known, seen[0].states._known) == ({}, {})
+
+
+def test_whatever_keeps_a_candidate_from_being_judged_refuses_it(
+    settings: OnlineSettings, registry: VersionRegistry, held_out: ReplayLog, target: LanguageModel
+) -> None:
+    def no_memory(shadow: Shadow) -> None:
+        raise torch.OutOfMemoryError("tried to allocate\n20 GiB")
+
+    made = candidate(registry, nearly_the_target(target), target)
+    verdict = keeper_running(settings, registry, held_out, target, no_memory).judge_newest()
+    assert verdict is not None
+    assert verdict.reason == "it cannot be judged: tried to allocate 20 GiB"
+    assert registry.get(made.name).status == "refused"
+
+
+def test_an_offline_set_that_cannot_be_read_keeps_everyone_out(
+    settings: OnlineSettings, registry: VersionRegistry, held_out: ReplayLog, target: LanguageModel, tmp_path: Path
+) -> None:
+    (tmp_path / "data" / "held_out" / "key").mkdir(parents=True)
+    (tmp_path / "data" / "prompts.jsonl").write_text("")
+    (tmp_path / "data" / "held_out" / "key" / "shard-00000.safetensors").write_bytes(b"no shard")
+    offline = replace(settings, adapt=replace(settings.adapt, offline=str(tmp_path / "data")))
+    keeper = keeper_of(offline, registry, held_out, target)
+    for _ in range(2):
+        candidate(registry, nearly_the_target(target), target)
+        verdict = keeper.judge_newest()
+        assert verdict is not None
+        assert verdict.decision == "refused"
+        assert "cannot be judged" in verdict.reason
+
+
+def test_what_was_made_from_a_version_that_was_rolled_back_is_refused(
+    settings: OnlineSettings, registry: VersionRegistry, held_out: ReplayLog, target: LanguageModel
+) -> None:
+    bad = candidate(registry, nearly_the_target(target), target)
+    registry.promote(bad.name, "slipped through")
+    child = candidate(registry, nearly_the_target(target), target)
+    registry.rollback("worse in service")
+    verdict = keeper_of(settings, registry, held_out, target).judge_newest()
+    assert verdict is not None
+    assert verdict.candidate == child.name
+    assert verdict.decision == "refused"
+    assert f"made from {bad.name}, which was rolled back" in verdict.reason
+
+
 def test_a_shift_of_traffic_is_no_regression() -> None:
     served = ServedAcceptance(GateConfig(rollback_requests=8, domain_requests=4, bootstrap_samples=200))
     for version, easy, hard in (("old", 40, 8), ("new", 8, 40)):
@@ -368,10 +542,10 @@ def test_a_collapse_raises_the_alarm_once() -> None:
     assert "collapsed" in alarms[0]
 
 
-def feed(served: ServedAcceptance, version: str, domain: str, tried: int, accepted: int) -> None:
-    from distillspec.serving.online.monitor import _Open
-
-    served._file(_Open(domain, {version: [tried, accepted]}))
+def feed(served: ServedAcceptance, version: str, domain: str, *answers: int | tuple[int, int]) -> None:
+    """A request's answers, each (tried, accepted); of a single one just the two numbers."""
+    pairs = [a for a in answers if isinstance(a, tuple)] or [answers]
+    served._file([_Open(domain, {version: list(pair)}) for pair in pairs])  # type: ignore[arg-type]
 
 
 def test_an_exam_is_read_once(target: LanguageModel, small_draft: LanguageModel, answer: Answer) -> None:

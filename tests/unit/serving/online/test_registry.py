@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
 import subprocess
 import sys
 import time
@@ -11,7 +13,9 @@ import pytest
 import torch
 
 from distillspec.errors import ConfigError, RunError
+from distillspec.files import write_folder
 from distillspec.models import LanguageModel, save_draft
+from distillspec.serving.online.layout import REGISTRY
 from distillspec.serving.online.registry import Version, VersionRegistry
 
 
@@ -50,6 +54,52 @@ def test_promotion_retires_the_old_one_and_rollback_brings_it_back(
     assert [p["version"] for p in registry.promotions()] == [first.name, second.name, first.name]
     with pytest.raises(RunError, match="no earlier version"):
         registry.rollback("again")
+
+
+def test_what_a_version_is_held_against(
+    registry: VersionRegistry, small_draft: LanguageModel, target: LanguageModel
+) -> None:
+    first = registry.current()
+    assert first is not None
+    assert registry.challenged_by() is None
+    second = add_changed(registry, small_draft, target, 0.1)
+    registry.promote(second.name, "better")
+    third = add_changed(registry, small_draft, target, 0.1)
+    assert [version.name for version in registry.lineage(third)] == [second.name, first.name]
+    registry.promote(third.name, "better")
+    assert registry.challenged_by() == registry.get(second.name)
+    registry.rollback("worse after all")
+    assert registry.challenged_by() is None  # the second has stood its trial
+
+
+def test_clearing_away_spares_what_is_being_written(
+    registry: VersionRegistry, small_draft: LanguageModel, target: LanguageModel
+) -> None:
+    def write(folder: Path) -> None:
+        save_draft(small_draft, folder.with_name("made"), target)
+
+        def fill(temporary: Path) -> None:
+            shutil.copytree(folder.with_name("made"), temporary, dirs_exist_ok=True)
+            (temporary / "sha256.json").unlink()
+            registry.clear_away(keep=0)  # the gate, after a verdict
+
+        write_folder(folder, fill)
+
+    added = registry.add(write)
+    assert registry.problem_of(added) is None
+    assert [path.name for path in registry.folder.iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_folder_that_a_crash_left_before_it_was_registered_is_in_nobodys_way(
+    registry: VersionRegistry, small_draft: LanguageModel, target: LanguageModel
+) -> None:
+    first = add_changed(registry, small_draft, target, 0.1)
+    with sqlite3.connect(registry.folder / REGISTRY) as rows:
+        rows.execute("DELETE FROM versions WHERE name = ?", (first.name,))
+    rows.close()
+    again = add_changed(registry, small_draft, target, 0.0)
+    assert again.name == first.name
+    assert registry.problem_of(again) is None
 
 
 PROMOTE = """

@@ -15,9 +15,10 @@ from safetensors.torch import load_file, save_file
 from distillspec.config import AdaptConfig, LossConfig
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel
+from distillspec.serving.online.drift import DriftDetector
 from distillspec.serving.online.layout import OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.lock import held
-from distillspec.serving.online.process import read_settings, run_trainer, write_settings
+from distillspec.serving.online.process import OCCUPIED, read_settings, run_trainer, write_settings
 from distillspec.serving.online.records import LogKey
 from distillspec.serving.online.registry import VersionRegistry
 from distillspec.serving.online.replay_log import ReplayLog
@@ -137,6 +138,107 @@ def test_small_gains_add_up_and_a_refusal_starts_over(
             registry.judged(version.name, verdict, {}, "")
         made.append(version)
     assert [version.parent for version in made] == [first.name, made[0].name, first.name]
+
+
+def test_what_led_to_a_version_that_was_taken_back_is_not_gone_on_from(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    first = registry.current()
+    assert first is not None
+    made = []
+    for i in range(3):
+        fill(replay, answer, 5, 5 * i)
+        (version,) = run_trainer(changed(settings), lambda: False, once=True)
+        made.append(version)
+        if i == 0:
+            registry.promote(version.name, "passed the gate")
+        if i == 1:
+            registry.rollback("worse in service")  # the second, a candidate still, was made from the first
+    assert [version.parent for version in made] == [first.name, made[0].name, first.name]
+
+
+def test_a_fall_that_was_answered_is_not_answered_again_after_a_restart(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    good, drifting = torch.zeros(20, dtype=torch.uint8), changed(settings, every_requests=None, on_drift=True)
+    fill(replay, answer, 100, outcomes=good)
+    fill(replay, answer, 60, 100, outcomes=good + 1)
+    trainer = OnlineTrainer(drifting)
+    assert trainer.due() == "drift"
+    trainer.update("drift")
+    restarted = OnlineTrainer(drifting)
+    fill(replay, answer, 10, 160, outcomes=good + 1)
+    assert trainer.due() is None
+    assert restarted.due() is None
+    assert restarted.drift.averages() == trainer.drift.averages()
+    fill(replay, answer, 60, 170, outcomes=good)
+    fill(replay, answer, 30, 230, outcomes=good + 1)
+    assert restarted.due() == "drift"  # another one is
+
+
+def test_traffic_without_a_name_counts_once() -> None:
+    named, nameless = DriftDetector(0.1), DriftDetector(0.1)
+    for i in range(100):
+        named.add("a", 10, i % 10)
+        nameless.add("", 10, i % 10)
+    assert nameless.averages()[""] == named.averages()["a"] == named.averages()[""]
+
+
+def test_an_update_that_comes_to_nothing_is_tried_again_later_and_later(
+    settings: OnlineSettings,
+    registry: VersionRegistry,
+    replay: ReplayLog,
+    answer: Answer,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fill(replay, answer, 6)
+    serving = registry.current()
+    assert serving is not None
+    weights = serving.path / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-8])
+    waited = 0.0
+
+    def wait(seconds: float) -> None:
+        nonlocal waited
+        waited += seconds
+        if waited > 100:
+            weights.write_bytes(whole)
+
+    made = run_trainer(changed(settings, every_requests=4), lambda: waited > 200, max_updates=1, wait=wait)
+    said = [line for line in capsys.readouterr().err.splitlines() if "no update" in line]
+    assert [line.split()[5] for line in said] == ["0.5", "1", "2", "4", "8", "16", "32", "60"]
+    assert "cannot be trained on" in said[0]
+    assert len(made) == 1
+
+
+def test_a_servers_trainer_waits_for_one_that_somebody_started_by_hand(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    fill(replay, answer, 5)
+    now = [0.0]
+    real = Supervisor(changed(settings))
+    with held(settings.layout.trainer / "trainer.lock"):
+        real.poll()
+        assert real._process is not None
+        assert real._process.wait(60) == OCCUPIED
+        real.poll()
+    assert real.occupied
+    said = (settings.layout.trainer / "trainer.log").read_text()
+    assert f"another trainer works on {settings.online.folder}" in said
+
+    command = [sys.executable, "-c", f"raise SystemExit({OCCUPIED})"]
+    supervisor = Supervisor(changed(settings), command=command, clock=lambda: now[0])
+    for _ in range(TOO_OFTEN + 1):
+        supervisor.poll()
+        assert supervisor._process is not None
+        supervisor._process.wait()
+        supervisor.poll()
+        assert supervisor._next_s > now[0]
+        now[0] = supervisor._next_s
+    assert supervisor.occupied
+    assert supervisor.problem is None
+    assert supervisor.starts == TOO_OFTEN + 1
 
 
 def test_flush_mode_forgets(
