@@ -86,8 +86,9 @@ class ServedAcceptance:
     def appoint(self, version: str) -> None:
         """`version` comes into service: what it serves from now on can send it back, what it served before cannot."""
         with self._lock:
-            self._earlier[version] = self._totals.setdefault(version, Counter())["requests"]
-            self._news.add(version)
+            if version in self._totals:
+                self._earlier[version] = self._totals[version]["requests"]
+                self._news.add(version)
 
     def take_news(self) -> list[ServedRecord]:
         """What is known of every version that served since the last call: to be kept beside the versions."""

@@ -380,6 +380,8 @@ def test_what_a_version_served_before_it_was_promoted_again_does_not_count(setti
             feed(served, version, "a", 10, accepted)
     assert served.regression("new", "old") is not None
     served.appoint("new")
+    served.appoint("another")
+    assert served.accepted_gain("old") == 40 * (1 - 6)  # what has served nothing gains nothing
     assert served.regression("new", "old") is None
     restarted = ServedAcceptance(settings.gate)
     restarted.recall(served.take_news())
