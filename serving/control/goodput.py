@@ -25,12 +25,11 @@ from distillspec.serving.control.base import (
 from distillspec.serving.control.bounded import best_by_row_within, best_for_all_within, row_tokens, violation
 from distillspec.serving.control.calibration import CostCalibration
 from distillspec.serving.control.latency import ForwardCost, LatencyModel, guessed
+from distillspec.serving.control.reading import reading_up
 from distillspec.serving.control.worth import Worth
 
 GUESS_CONFIDENCE, PROFILE_CONFIDENCE = 1e-2, 20.0  # measured steps that they are worth
 TRY_LENGTH = 2  # tokens a row drafts on trial
-CAUGHT_UP = 1  # token a row that a draft in step with it has yet to read
-MOST_READ = 512  # tokens a step that a draft reads to catch up
 WITHIN = 1 + 1e-9  # of a bound
 FORGET_ROWS_EVERY = 256  # steps
 WARM_UP = (0, 1, 2, 4) * 6  # lengths of an unknown machine's first steps: its costs must be seen before they are judged
@@ -214,7 +213,7 @@ class GoodputController:
 
     def _catch_up_s(self, rows: Seq[RowView], lengths: Seq[int]) -> float:
         """Seconds in which the draft reads what rows wrote, or had written, without it."""
-        return 0.0 if self._draft is None else self._draft.cost.per_token * _catch_up(rows, lengths)
+        return self.latency.reading_up_s(_unread(rows, lengths))
 
     def _warm_up(self, batch: Batch) -> Allocation:
         return expected(batch, numpy.minimum(batch.limits, self._to_learn[0]))
@@ -240,8 +239,8 @@ class GoodputController:
             return
         by_model = [k if row.drafted_by_model else 0 for k, row in zip(proposed, result.view.rows, strict=True)]
         read = sum([context * k for context, k in zip(contexts, by_model, strict=True)])
-        work = sum(by_model) + _catch_up(result.view.rows, by_model)
-        self._draft.observe(read, work, max(by_model), result.draft_s)
+        tokens, passes = reading_up(_unread(result.view.rows, by_model))
+        self._draft.observe(read, sum(by_model) + tokens, max(by_model) + passes, result.draft_s)
 
     def _hold_against_prediction(self, result: StepResult, rows: Seq[RowResult]) -> None:
         """Note what the prediction missed, and decide whether speculation goes on."""
@@ -271,9 +270,6 @@ class GoodputController:
         return None if self._prefill is None else self._prefill.seconds(0, tokens)
 
 
-def _catch_up(rows: Seq[RowView], lengths: Seq[int]) -> int:
-    """Tokens that the draft has to read before it can draft `lengths`, beyond those of a draft in step."""
-    behind = [
-        max(0, row.unread - CAUGHT_UP) for row, k in zip(rows, lengths, strict=True) if k and row.drafted_by_model
-    ]
-    return min(sum(behind), MOST_READ)
+def _unread(rows: Seq[RowView], lengths: Seq[int]) -> list[int]:
+    """Tokens that the draft model has not read, of the rows that it drafts for."""
+    return [row.unread for row, k in zip(rows, lengths, strict=True) if k and row.drafted_by_model]

@@ -10,6 +10,7 @@ import numpy
 from numpy.typing import NDArray
 
 from distillspec.errors import ConfigError
+from distillspec.serving.control.reading import reading_up
 
 Number = TypeVar("Number", float, NDArray[numpy.float64])
 
@@ -119,6 +120,13 @@ class LatencyModel:
         # A row takes part in as many passes as it drafts tokens.
         read = sum([context * length for context, length in zip(contexts, lengths, strict=True)])
         return self.draft.per_context * read + self.draft.per_token * sum(lengths) + self.draft.fixed * deepest
+
+    def reading_up_s(self, unread: Seq[int]) -> float:
+        """What the draft reads before it drafts, where rows that draft have `unread` tokens of text."""
+        if self.draft is None:
+            return 0.0
+        tokens, passes = reading_up(unread)
+        return self.draft.per_token * tokens + self.draft.fixed * passes
 
     def alike_s(self, rows: int, context: float, length: int) -> float:
         """A whole step in which each of `rows` rows drafts `length` tokens; `context` tokens in all rows together."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import Attend, masked_attention
+from distillspec.serving.control.reading import ALONG, MOST
 from distillspec.serving.graphs import Recorder
 from distillspec.serving.kv_cache import Move
 from distillspec.serving.logits import Columns, Place, needs_transform
@@ -22,9 +23,6 @@ from distillspec.serving.runner import ModelRunner, RowInput
 from distillspec.serving.sampling import TokenSampler
 from distillspec.serving.transfer import to_device, to_host
 from distillspec.serving.tree import TokenTree
-
-CATCH_UP = 8  # unread tokens a row may have in the first pass of a draft loop; longer texts are read before
-CHUNK = 512  # tokens of long texts read a step, all rows together
 
 
 class ContinueRule(Protocol):
@@ -132,16 +130,16 @@ class DraftModel:
 
         Only so much a step, in slot order: rows still behind wait, and the target's decoding does not wait for them.
         """
-        room, ready, inputs = CHUNK, [], []
+        room, ready, inputs = MOST, [], []
         for row in rows:
             tokens, start = row.sequence.tokens, row.sequence.draft_computed
             unread = len(tokens) - start
-            if unread > CATCH_UP and room > 0:
+            if unread > ALONG and room > 0:
                 end = start + min(unread - 1, room)  # the newest token is the first that is drafted from
                 inputs.append(RowInput(row.slot, start, tokens[start:end], wanted=0))
                 row.sequence.draft_computed = end
                 room -= end - start
-            if len(tokens) - row.sequence.draft_computed <= CATCH_UP:
+            if len(tokens) - row.sequence.draft_computed <= ALONG:
                 ready.append(row)
         if inputs:
             self.runner.read_uneven(inputs)

@@ -135,7 +135,7 @@ class Simulation:
         view = BatchView(views, prefill_tokens, waiting)
         plan = self.controller.plan(view)
         windows = self._judge(view, plan)
-        draft_s, target_s = self._seconds(decoding, view, windows)
+        draft_s, target_s = self._seconds(view, windows)
         reserved = roster.pool.reserved_tokens
         total_s = draft_s + target_s
         started_s, self.now = self.now, self.now + total_s
@@ -176,7 +176,7 @@ class Simulation:
             accepted += 1
         return Window(nodes, nodes, accepted, tuple(luck.ranks[place : place + min(accepted + 1, len(widths))]))
 
-    def _seconds(self, decoding: Seq[Sequence], view: BatchView, windows: Seq[Window]) -> tuple[float, float]:
+    def _seconds(self, view: BatchView, windows: Seq[Window]) -> tuple[float, float]:
         """What drafting and verification take."""
         latency = self.hardware.latency
         contexts = [row.context_tokens for row in view.rows]
@@ -187,9 +187,9 @@ class Simulation:
             read = [context * (1 + tokens) for context, tokens in zip(contexts, verified, strict=True)]
         target_s = latency.target_s(read, verified, view.prefill_tokens)
         draft_s = latency.draft_s(contexts, drafted) if any(drafted) else 0.0
-        if latency.draft is not None and draft_s:
-            unread = sum([len(s.tokens) - s.draft_computed - 1 for s, k in zip(decoding, drafted, strict=True) if k])
-            draft_s += latency.draft.per_token * unread
+        if draft_s:
+            unread = [row.unread for row, tokens in zip(view.rows, drafted, strict=True) if tokens]
+            draft_s += latency.reading_up_s(unread)
         if self.hardware.noise:
             noise = self.hardware.noise
             draft_s *= self._random.lognormvariate(-(noise**2) / 2, noise)

@@ -38,15 +38,14 @@ class Machine:
         for step in range(steps):
             contexts = [100 + (step + 37 * row) % 400 for row in range(self.rows)]
             views = enumerate(zip(contexts, self.unread, strict=True))
-            view = BatchView(tuple(RowView(f"r{row}", c, 8, unread=unread) for row, (c, unread) in views))
+            view = BatchView(tuple(RowView(f"r{row}", c, 8, unread=tokens) for row, (c, tokens) in views))
             plan = controller.plan(view)
             assert step % 40 or plan == controller.plan(view)  # pure
             lengths = [row.length for row in plan.rows]
             accepted = [int((self.generator.random(k) < self.alpha).cumprod().sum()) for k in lengths]
             noise = float(self.generator.normal(1, 0.03)) * self.pauses.get(step, 1.0)
-            behind = sum(unread - 1 for unread, k in zip(self.unread, lengths, strict=True) if k)
-            catch_up_s = self.latency.draft.per_token * min(behind, 512) if self.latency.draft else 0.0
-            draft_s = noise * (self.latency.draft_s(contexts, lengths) + catch_up_s)
+            unread = [tokens for tokens, k in zip(self.unread, lengths, strict=True) if k]
+            draft_s = noise * (self.latency.draft_s(contexts, lengths) + self.latency.reading_up_s(unread))
             if self.reads_up:
                 told = zip(self.unread, lengths, accepted, strict=True)
                 self.unread = [1 if k else unread + stood + 1 for unread, k, stood in told]

@@ -63,8 +63,9 @@ def test_two_requests_with_speculation_by_hand() -> None:
 def test_a_draft_reads_up_what_it_missed() -> None:
     costs = LatencyModel(ForwardCost(0.0, 0.0, 1.0), ForwardCost(0.0, 0.01, 0.1))
     result = served("fixed-1", [request("a", 0.0, 20, 5)], replace(SMALL, latency=costs))
-    # 21 tokens for the first draft; then two, since the accepted token is drafted last and was never read.
-    assert [step.seconds for step in result.steps] == pytest.approx([1.0, 1.0 + 0.1 + 0.21, 1.0 + 0.1 + 0.02])
+    # 21 tokens for the first draft, 20 of them in a pass before; then two, since the accepted token is drafted last and
+    # was never read.
+    assert [step.seconds for step in result.steps] == pytest.approx([1.0, 1.0 + 0.2 + 0.21, 1.0 + 0.1 + 0.02])
 
 
 def test_batch_expansion_reads_a_context_for_each_token() -> None:
