@@ -27,7 +27,7 @@ def _inspect(config: ReplayCommand, replay: ReplayLog, folder: Path) -> dict:
     found = {
         **sizes,
         "readable": readable,
-        "refused_shards": replay.refused,
+        "refused": replay.refused,
         "bytes_per_token": sizes["bytes"] / max(1, sizes["tokens"]),
         "acceptance": accepted / tried if tried else None,
         "tenants": replay.tenants(),

@@ -52,6 +52,7 @@ class Steering:
             waiting_tokens=log["waiting_tokens"],
             logged=log.get("logged", 0),
             dropped={reason: log.get(counter, 0) for reason, counter in DROPPED.items()},
+            refused_shards=log["refused_shards"],
             verdicts={decision: happened[decision] for decision in DECISIONS},
             promotions=happened["promoted"] + happened["promotion"],
             rollbacks=happened["rollback"],

@@ -259,7 +259,6 @@ class Adaptation:
             **self.tap.counters,
             **self.writer.counters,
             "waiting_tokens": self.writer.waiting_tokens,
-            "refused_shards": len(self.replay.refused),
         }
 
     def trainer_stage(self, state: TrainerState) -> str:

@@ -12,7 +12,8 @@ import logging
 import random
 import sqlite3
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ CREATE TABLE IF NOT EXISTS answers (
 );
 CREATE INDEX IF NOT EXISTS answers_of_shard ON answers (shard);
 CREATE TABLE IF NOT EXISTS deletions (tenant TEXT PRIMARY KEY, time_s REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS rewrites (shard INTEGER PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS refusals (file TEXT PRIMARY KEY, reason TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL)
 """
 MIB = 1 << 20
@@ -109,41 +112,40 @@ class ReplayLog:
             kept = [a for a in answers if a.time_s > deleted.get(a.tenant, float("-inf"))]
             if kept:
                 path = self._save(kept)
-                try:
-                    with self._database.transaction() as rows:
-                        self._enter(rows, path, kept)
-                except BaseException:
-                    path.unlink(missing_ok=True)
-                    raise
+                with self._taking_up(path) as rows:
+                    self._enter(rows, path, kept)
             self._make_room()
         return len(kept)
 
     def delete_tenant(self, tenant: str) -> int:
-        """Leave no byte of a tenant's answers, recorded up to now; how many there were."""
+        """Leave no byte of a tenant's answers, recorded up to now; how many were listed.
+
+        They are off the list at once. Where a crash or a full disk keeps their bytes in files, the next `reconcile`
+        or deletion, of whichever tenant, removes them.
+        """
         with self._changing():
-            shards = self._database.rows("SELECT DISTINCT shard FROM answers WHERE tenant = ?", (tenant,))
-            count = self._database.value("SELECT COUNT(*) FROM answers WHERE tenant = ?", (tenant,))
             now = self.clock()
             with self._database.transaction() as rows:
                 rows.execute("INSERT OR REPLACE INTO deletions VALUES (?, ?)", (tenant, now))
+                rows.execute(
+                    "INSERT OR IGNORE INTO rewrites SELECT DISTINCT shard FROM answers WHERE tenant = ?", (tenant,)
+                )
+                count = rows.execute("DELETE FROM answers WHERE tenant = ?", (tenant,)).rowcount
             self._deletions[tenant] = (now, now)
-            for row in shards:
-                self._rewrite_without(row["shard"], tenant)
-            self._database.scrub()
-        return int(count)
+            self._sweep()
+            self._finish_deletions()
+        return count
 
     def reconcile(self) -> None:
-        """After a crash: files that the manifest does not know go, entries without an intact file are forgotten."""
+        """After a crash: files that the manifest does not know go, entries without an intact file are forgotten, and
+        deletions are finished."""
         with self._changing():
             shards = self._database.rows("SELECT id, file, bytes FROM shards")
             damaged = [row["id"] for row in shards if not _has_size(self.folder / row["file"], row["bytes"])]
             self._forget(damaged)
             self._count("damaged_shards", len(damaged))
-            known = {row["file"] for row in shards if row["id"] not in damaged}
-            strays = [path for path in self.folder.glob("*shard-*") if path.name not in known]
-            for path in strays:
-                path.unlink(missing_ok=True)
-            self._count("stray_files", len(strays))
+            self._sweep()
+            self._resume_deletions()
             self._make_room()
 
     # -- reading ------------------------------------------------------------------------------------------------
@@ -159,14 +161,16 @@ class ReplayLog:
         return self._database.value("SELECT seq FROM sqlite_sequence WHERE name = 'answers'") or 0
 
     def load(self, entries: Iterable[Entry]) -> list[LoggedAnswer]:
-        """The answers of entries, in their order; those whose shard is gone, damaged or foreign are left out."""
+        """The answers of entries, in their order; those deleted since, and those whose shard is gone, damaged or
+        foreign, are left out."""
         wanted = list(entries)
-        shards = {shard: self._load_shard(shard) for shard in dict.fromkeys(entry.shard for entry in wanted)}
-        found = [(entry, shards[entry.shard]) for entry in wanted]
-        return [answers[entry.place] for entry, answers in found if entry.place < len(answers)]
+        shards = {shard: self._listed_in(shard) for shard in dict.fromkeys(entry.shard for entry in wanted)}
+        found = [(entry, shards[entry.shard].get(entry.number)) for entry in wanted]
+        return [answer for entry, answer in found if answer is not None and _is_of(entry, answer)]
 
     def sizes(self) -> dict[str, int]:
-        """`shards`, `bytes`, `answers`, `held_out`, `tokens` and the counters kept in the manifest."""
+        """`shards`, `bytes`, `answers`, `held_out`, `tokens`, `refused_shards` (files that some process could not
+        read, ever) and the counters kept in the manifest."""
         shards = self._database.rows("SELECT COUNT(*) n, COALESCE(SUM(bytes), 0) bytes FROM shards")[0]
         answers = self._database.rows(
             "SELECT COUNT(*) n, COALESCE(SUM(tokens), 0) tokens, COALESCE(SUM(split = 'held_out'), 0) held FROM answers"
@@ -178,6 +182,7 @@ class ReplayLog:
             "answers": answers["n"],
             "held_out": answers["held"],
             "tokens": answers["tokens"],
+            "refused_shards": self._database.value("SELECT COUNT(*) FROM refusals"),
             **counters,
         }
 
@@ -246,26 +251,67 @@ class ReplayLog:
             ],
         )
 
-    def _rewrite_without(self, shard: int, tenant: str) -> None:
-        """Put a shard's other answers into a new file; their numbers stay."""
-        (row,) = self._database.rows("SELECT * FROM shards WHERE id = ?", (shard,))
-        answers = self._load_shard(shard)
-        kept = [(place, a) for place, a in enumerate(answers) if a.tenant != tenant]
-        path = self._save([a for _, a in kept]) if kept else None
+    @contextmanager
+    def _taking_up(self, path: Path) -> Iterator[sqlite3.Connection]:
+        """A transaction that enters a new file; where it fails, the file goes."""
+        try:
+            with self._database.transaction() as rows:
+                yield rows
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+    def _resume_deletions(self) -> None:
+        """Finish what a crash left. A full disk keeps no server from starting: nobody reads what is off the list."""
+        if not self._database.value("SELECT COUNT(*) FROM rewrites"):
+            return
+        try:
+            self._finish_deletions()
+        except Exception as error:
+            log.error("a tenant's deletion in %s is not finished, the next start tries again: %s", self.folder, error)
+
+    def _finish_deletions(self) -> None:
+        """Leave in files and manifest no byte of answers that were taken off the list."""
+        for row in self._database.rows("SELECT shard FROM rewrites"):
+            self._rewrite(row["shard"])
+        self._database.scrub()
         with self._database.transaction() as rows:
-            rows.execute("DELETE FROM answers WHERE shard = ? AND tenant = ?", (shard, tenant))
-            if path is None:
-                rows.execute("DELETE FROM shards WHERE id = ?", (shard,))
-            else:
-                rows.execute(
-                    "UPDATE shards SET file = ?, sha256 = ?, bytes = ? WHERE id = ?",
-                    (path.name, sha256_of(path), path.stat().st_size, shard),
-                )
-                rows.executemany(
-                    "UPDATE answers SET place = ? WHERE shard = ? AND place = ?",
-                    [(new, shard, old) for new, (old, _) in enumerate(kept)],
-                )
-        (self.folder / row["file"]).unlink(missing_ok=True)
+            rows.execute("DELETE FROM rewrites")
+
+    def _rewrite(self, shard: int) -> None:
+        """Put a shard's listed answers into a new file; their numbers stay."""
+        old = self._database.rows("SELECT file FROM shards WHERE id = ?", (shard,))
+        listed = self._database.rows("SELECT place FROM answers WHERE shard = ? ORDER BY place", (shard,))
+        answers = self._load_shard(shard)
+        kept = [row["place"] for row in listed if row["place"] < len(answers)]
+        if not kept:
+            self._forget([shard])
+            return
+        path = self._save([answers[place] for place in kept])
+        with self._taking_up(path) as rows:
+            rows.execute(
+                "UPDATE shards SET file = ?, sha256 = ?, bytes = ? WHERE id = ?",
+                (path.name, sha256_of(path), path.stat().st_size, shard),
+            )
+            rows.executemany(
+                "UPDATE answers SET place = ? WHERE shard = ? AND place = ?",
+                [(new, shard, place) for new, place in enumerate(kept)],
+            )
+        (self.folder / old[0]["file"]).unlink(missing_ok=True)
+
+    def _sweep(self) -> None:
+        """Remove files that the manifest does not know."""
+        known = {row["file"] for row in self._database.rows("SELECT file FROM shards")}
+        strays = [path for path in self.folder.glob("*shard-*") if path.name not in known]
+        for path in strays:
+            path.unlink(missing_ok=True)
+        self._count("stray_files", len(strays))
+
+    def _listed_in(self, shard: int) -> dict[int, LoggedAnswer]:
+        """Number → answer. A deletion between the two reads leaves places that are no longer those of the file."""
+        answers = self._load_shard(shard)
+        listed = self._database.rows("SELECT number, place FROM answers WHERE shard = ?", (shard,))
+        return {row["number"]: answers[row["place"]] for row in listed if row["place"] < len(answers)}
 
     def _load_shard(self, shard: int) -> list[LoggedAnswer]:
         found = self._database.rows("SELECT file, sha256 FROM shards WHERE id = ?", (shard,))
@@ -273,16 +319,22 @@ class ReplayLog:
             return []  # made room for others since
         path = self.folder / found[0]["file"]
         try:
-            if not path.is_file():
-                return []
             if sha256_of(path) != found[0]["sha256"]:
                 raise ShardRefused(f"{path.name} does not match its sha256 (truncated or changed)")
             return load_shard(path, self.key)
-        except ShardRefused as refusal:
-            if path.name not in self.refused:
-                log.warning("a shard of the log is skipped: %s", refusal)
-            self.refused[path.name] = str(refusal)
+        except (ShardRefused, FileNotFoundError) as problem:
+            if path.is_file():  # else it made room for others, or was rewritten, since
+                self._refuse(path.name, str(problem))
             return []
+
+    def _refuse(self, file: str, reason: str) -> None:
+        """Say so once, and count it once for all processes."""
+        if file in self.refused:
+            return
+        log.warning("a shard of the log is skipped: %s", reason)
+        self.refused[file] = reason
+        with suppress(sqlite3.Error), self._database.transaction() as rows:  # uncounted on a full disk, not unread
+            rows.execute("INSERT OR IGNORE INTO refusals VALUES (?, ?)", (file, reason))
 
     def _make_room(self) -> None:
         """Drop what is past its retention, then what exceeds the budget."""
@@ -364,3 +416,8 @@ class ReplayLog:
 
 def _has_size(path: Path, size: int) -> bool:
     return path.is_file() and path.stat().st_size == size
+
+
+def _is_of(entry: Entry, answer: LoggedAnswer) -> bool:
+    known = (entry.request_id, entry.tenant, entry.split, entry.time_s, entry.tokens)
+    return known == (answer.request_id, answer.tenant, answer.split, answer.time_s, len(answer))

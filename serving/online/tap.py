@@ -7,6 +7,7 @@ gathered in memory until it ends, redacted, and only then queued; serving never 
 from __future__ import annotations
 
 import logging
+import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -75,31 +76,38 @@ class ReplayTap:
         self._waiting_tokens = 0
         self._cap = TenantCap(config.tenant_share)
         self._luck = torch.Generator().manual_seed(seed)
+        self._lock = threading.Lock()  # the engine takes it once a step; tenants are forgotten by other threads
 
     def __call__(self, emissions: Sequence[Emission], logits: Tensor) -> None:
         """See `serving.commit.Observer`. Never raises: a log is not worth a request."""
-        try:
-            logged = [(e, growing) for e in emissions if e.rows and (growing := self._of(e)) is not None]
-            if logged:
-                self._record(logged, logits)
-        except Exception:
-            self.counters["errors"] += 1
-            self._drop_all([(e.sequence.request.id, e.sequence.index) for e in emissions])
-            log.exception("a step is not logged")
+        with self._lock:
+            try:
+                logged = [(e, growing) for e in emissions if e.rows and (growing := self._of(e)) is not None]
+                if logged:
+                    self._record(logged, logits)
+            except Exception:
+                self.counters["errors"] += 1
+                self._drop_all([(e.sequence.request.id, e.sequence.index) for e in emissions])
+                log.exception("a step is not logged")
 
     def finish(self, outputs: Sequence[RequestOutput]) -> None:
         """Queue what ended; called after every step with what it finished."""
-        for output in outputs:
-            for completion in output.completions:
-                try:
-                    self._finish(output, completion)
-                except Exception:
-                    self.counters["errors"] += 1
-                    log.exception("an answer is not logged")
+        with self._lock:
+            for output in outputs:
+                for completion in output.completions:
+                    try:
+                        self._finish(output, completion)
+                    except Exception:
+                        self.counters["errors"] += 1
+                        log.exception("an answer is not logged")
 
     def forget_tenant(self, tenant: str) -> None:
-        """Drop what a tenant's requests have in memory; the rest of them is not logged either."""
-        self._drop_all([key for key, growing in self._growing.items() if growing.request.tenant == tenant])
+        """Drop what a tenant's requests have in memory; the rest of them is not logged either.
+
+        From any thread. On return all that ended before is queued, so that whoever empties the queue next has it.
+        """
+        with self._lock:
+            self._drop_all([key for key, growing in self._growing.items() if growing.request.tenant == tenant])
 
     def _of(self, emission: Emission) -> _Growing | None:
         """The answer as gathered so far; None where it is not logged."""

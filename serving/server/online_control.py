@@ -40,6 +40,7 @@ class OnlineFigures:
     waiting_tokens: int = 0  # in memory, not yet written
     logged: int = 0  # answers since the start
     dropped: Mapping[str, int] = field(default_factory=dict)  # by `DROPS`
+    refused_shards: int = 0  # files of the log that some process could not read
     verdicts: Mapping[str, int] = field(default_factory=dict)  # by `DECISIONS`
     promotions: int = 0  # by the gate and by hand
     rollbacks: int = 0

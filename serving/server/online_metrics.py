@@ -12,7 +12,7 @@ from distillspec.serving.server.online_control import DECISIONS, DROPS, STAGES, 
 
 class OnlineMetrics(Collector):
     """Shows `figures`, which whoever follows the adaptation replaces. Counters begin anew with the server, but for
-    the trainer's own, which its folder remembers."""
+    the trainer's own and the refused shards, which the folder remembers."""
 
     def __init__(self, prefix: str, model: str) -> None:
         self.figures = OnlineFigures()
@@ -30,6 +30,7 @@ class OnlineMetrics(Collector):
         yield self._gauge("replay_waiting_tokens", "Tokens in memory that wait to be written", f.waiting_tokens)
         yield self._counter("replay_logged_answers", "Answers taken into the log", f.logged)
         yield self._by("replay_dropped_answers", "Answers left out of the log", "reason", DROPS, f.dropped)
+        yield self._counter("replay_refused_shards", "Files of the log found damaged or foreign", f.refused_shards)
         yield self._by("gate_verdicts", "Candidates judged", "decision", DECISIONS, f.verdicts)
         yield self._counter("draft_promotions", "Versions promoted, by the gate or by hand", f.promotions)
         yield self._counter("draft_rollbacks", "Versions rolled back, by themselves or by hand", f.rollbacks)

@@ -15,12 +15,15 @@ from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, save_draft
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine, Request, SamplingParams
+from distillspec.serving.live.steering import Steering
 from distillspec.serving.online.adaptation import Adaptation, first_draft
 from distillspec.serving.online.layout import OnlineSettings, TrainerControl
 from distillspec.serving.online.process import run_trainer
+from distillspec.serving.online.replay_log import ReplayLog
+from distillspec.serving.server.online_metrics import OnlineMetrics
 
 from ..conftest import MakeEngine, prompts
-from .test_replay_log import Quota
+from .test_replay_log import Quota, traces
 
 PATIENCE_S = 120.0
 
@@ -38,6 +41,9 @@ class Traffic:
             prompt = tuple(prompts()[self.count % 3])
             self.engine.submit(Request(f"r{self.count}", prompt, params, **extra))  # type: ignore[arg-type]
             self.count += 1
+        self.finish()
+
+    def finish(self) -> None:
         while self.engine.has_work:
             output = self.engine.step()
             if self.adaptation is not None:
@@ -119,6 +125,58 @@ def test_pause_trigger_and_deletion(
     assert engine.core.committer.observer is None
     traffic.adaptation = None
     traffic.serve(2)  # the engine serves on
+
+
+def test_no_byte_of_who_opts_out_or_is_deleted_is_in_the_folder(
+    settings: OnlineSettings, given: Path, target: LanguageModel, make_engine: MakeEngine
+) -> None:
+    settings = replace(settings, replay=replace(settings.replay, exclude_tenants=["shy-tenant"]))
+    engine = engine_with(first_draft(settings, target, given), target, make_engine)
+    whose: dict[str, dict] = {
+        "open": {"tenant": "open-tenant"},
+        "silent": {"tenant": "silent-tenant", "log": False},
+        "shy": {"tenant": "shy-tenant"},
+        "gone": {"tenant": "gone-tenant"},
+    }
+    texts = {who: tuple(range(20 * i, 20 * i + 12)) for i, who in enumerate(whose, 1)}
+    params = SamplingParams(max_tokens=24, ignore_eos=True, seed=1)
+
+    def found(who: str) -> set[str]:
+        return traces(settings.layout.root, f"{who}-request", texts[who], traffic.tokens[f"{who}-request"])
+
+    with Adaptation(engine, settings) as adaptation:
+        traffic = Traffic(engine, adaptation)
+        for who, extra in whose.items():
+            engine.submit(Request(f"{who}-request", texts[who], params, **extra))
+        traffic.finish()
+        adaptation.writer.flush()
+        for who in ("open", "gone"):
+            assert {name.split("-")[0] for name in found(who)} >= {"shard", "manifest.sqlite"}, who
+        assert "manifest.sqlite-wal" in found("gone")
+        assert adaptation.delete_tenant("gone-tenant") == 1
+        assert {who for who in whose if found(who)} == {"open"}
+    assert {who for who in whose if found(who)} == {"open"}
+    named = {who: traces(settings.layout.root, f"{who}-tenant") for who in whose}
+    assert named["silent"] == named["shy"] == set()
+    assert named["gone"] == {"manifest.sqlite"}  # of the name, that and when it was deleted
+
+
+def test_a_damaged_shard_is_shown_whoever_met_it(
+    settings: OnlineSettings, given: Path, target: LanguageModel, make_engine: MakeEngine
+) -> None:
+    engine = engine_with(first_draft(settings, target, given), target, make_engine)
+    with Adaptation(engine, settings) as adaptation:
+        Traffic(engine, adaptation).serve(2)
+        adaptation.writer.flush()
+        (shard, *_) = settings.layout.replay.glob("shard-*")
+        shard.write_bytes(b"damaged")
+        trainer = ReplayLog(settings.layout.replay)
+        trainer.load(trainer.entries())
+        assert adaptation.log_figures()["refused_shards"] == 1
+        metrics = OnlineMetrics("distillspec:", "tiny")
+        metrics.figures = Steering(adaptation).figures()
+        series = {sample.name: sample.value for family in metrics.collect() for sample in family.samples}
+        assert series["distillspec:replay_refused_shards_total"] == 1
 
 
 def test_a_full_disk_fails_no_request(

@@ -3,29 +3,58 @@
 from __future__ import annotations
 
 import errno
+import sqlite3
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 import torch
 
 from distillspec.config import AdaptConfig, LossConfig, ReplayConfig
 from distillspec.errors import ConfigError, RunError
-from distillspec.files import write_atomic
+from distillspec.files import sha256_of, write_atomic
 from distillspec.models import LanguageModel
 from distillspec.serving.online.clock import SteadyClock
 from distillspec.serving.online.layout import OnlineSettings
 from distillspec.serving.online.learning import learn, lesson_of
-from distillspec.serving.online.records import LogKey
+from distillspec.serving.online.records import LoggedAnswer, LogKey
 from distillspec.serving.online.replay_log import ReplayLog
 from distillspec.serving.online.shard import save_shard
 from distillspec.serving.online.writer import LogWriter
 
 from .conftest import Answer
 
+SECRET = tuple(range(100, 120))
+
 
 def names(replay: ReplayLog) -> list[str]:
     return [entry.request_id for entry in replay.entries()]
+
+
+def traces(folder: Path, request_id: str, *texts: Sequence[int]) -> set[str]:
+    """Files in which a request can be read: its id, or its tokens as integers of any width or as JSON has them."""
+    marks = [request_id.encode()]
+    for text in texts:
+        kinds = (torch.uint16, torch.int32, torch.int64)
+        marks += [torch.tensor(text).to(kind).numpy().tobytes() for kind in kinds]
+        marks += [mark.join(map(str, text)).encode() for mark in (",", ", ")]
+    return {path.name for path in folder.rglob("*") if any(mark in _content(path) for mark in marks)}
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes() if path.is_file() else b""
+    except FileNotFoundError:  # a temporary file, renamed since
+        return b""
+
+
+def start_and_stop(replay: ReplayLog) -> None:
+    """As a server does."""
+    writer = LogWriter(replay)
+    writer.start()
+    writer.stop()
 
 
 def test_what_is_written_is_read(replay: ReplayLog, answer: Answer) -> None:
@@ -108,18 +137,13 @@ def test_what_is_past_its_retention_goes(settings: OnlineSettings, key: LogKey, 
 
 
 def test_a_deleted_tenant_leaves_no_byte(replay: ReplayLog, answer: Answer) -> None:
-    secret = tuple(range(100, 120))
-    mine = answer("secret-request", tenant="secret-tenant", prompt_ids=secret)
+    mine = answer("secret-request", tenant="secret-tenant", prompt_ids=SECRET)
     others = [answer(f"r{i}") for i in range(3)]
     replay.append([others[0], mine, others[1]])
     replay.append([mine])
     replay.append([others[2]])
     assert replay.delete_tenant("secret-tenant") == 2
-    content = b"".join(path.read_bytes() for path in replay.folder.iterdir() if path.name.startswith("shard"))
-    assert b"secret-request" not in content
-    assert torch.tensor(secret, dtype=torch.int32).to(torch.uint16).numpy().tobytes() not in content
-    for path in replay.folder.iterdir():
-        assert b"secret-request" not in path.read_bytes(), path
+    assert traces(replay.folder, "secret-request", SECRET, mine.response_ids) == set()
     read = replay.load(replay.entries())
     assert [(a.request_id, a.response_ids) for a in read] == [(a.request_id, a.response_ids) for a in others]
     # What was recorded before the deletion and still waited stays out, later traffic does not.
@@ -127,13 +151,147 @@ def test_a_deleted_tenant_leaves_no_byte(replay: ReplayLog, answer: Answer) -> N
     assert replay.append([answer("later", tenant="secret-tenant", time_s=3000.0)]) == 1
 
 
-def test_a_truncated_shard_is_skipped_and_named(replay: ReplayLog, answer: Answer) -> None:
+class Killed(BaseException):
+    """Handled by nobody, as a kill is."""
+
+
+def kill(*_: Any, **__: Any) -> NoReturn:
+    raise Killed
+
+
+def cut_before_a_rewrite(replay: ReplayLog, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(replay, "_write", kill)
+
+
+def cut_before_the_old_file_goes(replay: ReplayLog, patch: pytest.MonkeyPatch) -> None:
+    unlink = Path.unlink
+    patch.setattr(Path, "unlink", lambda path, **how: kill() if path.name.startswith("shard-") else unlink(path, **how))
+
+
+def cut_before_the_manifest_is_clean(replay: ReplayLog, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(replay._database, "scrub", kill)
+
+
+@pytest.mark.parametrize("then", [start_and_stop, lambda replay: replay.delete_tenant("somebody-else")])
+@pytest.mark.parametrize("cut", [cut_before_a_rewrite, cut_before_the_old_file_goes, cut_before_the_manifest_is_clean])
+def test_a_deletion_that_was_cut_short_is_finished_by_the_next_start_or_deletion(
+    replay: ReplayLog,
+    settings: OnlineSettings,
+    key: LogKey,
+    answer: Answer,
+    monkeypatch: pytest.MonkeyPatch,
+    cut: Callable[[ReplayLog, pytest.MonkeyPatch], None],
+    then: Callable[[ReplayLog], Any],
+) -> None:
+    mine = [answer(f"secret-request-{i}", tenant="secret-tenant", prompt_ids=SECRET) for i in range(2)]
+    others = [answer(f"r{i}") for i in range(3)]
+    replay.append([others[0], mine[0], others[1]])
+    replay.append([mine[1]])
+    replay.append([others[2]])
+    # Its clock is far ahead: by the time on its record, what is logged later is older than the deletion.
+    command = ReplayLog(settings.layout.replay, clock=lambda: 9000.0)
+    with monkeypatch.context() as patch:
+        cut(command, patch)
+        with pytest.raises(Killed):
+            command.delete_tenant("secret-tenant")
+    assert names(replay) == ["r0", "r1", "r2"]
+    assert traces(replay.folder, "secret-request", SECRET)
+    later = answer("later", tenant="secret-tenant", time_s=3000.0)
+    assert replay.append([later]) == 1
+    again = ReplayLog(settings.layout.replay, key, settings.replay, clock=lambda: 4000.0)
+    then(again)
+    texts = (SECRET, mine[0].response_ids, mine[1].response_ids)
+    assert traces(replay.folder, "secret-request", *texts) == set()
+    read = again.load(again.entries())
+    assert [(a.request_id, a.response_ids) for a in read] == [(a.request_id, a.response_ids) for a in (*others, later)]
+    assert len(list(replay.folder.glob("*shard-*"))) == again.sizes()["shards"] == 3
+
+
+def test_a_disk_that_is_full_at_the_start_leaves_a_deletion_to_the_next(
+    settings: OnlineSettings, key: LogKey, answer: Answer
+) -> None:
+    quota = Quota(1 << 20)
+    replay = ReplayLog(settings.layout.replay, key, settings.replay, clock=lambda: 2000.0, write=quota)
+    replay.append([answer("a"), answer("secret-request", tenant="secret-tenant")])
+    quota.room = 0
+    with pytest.raises(RunError, match="disk is full"):
+        replay.delete_tenant("secret-tenant")
+    start_and_stop(replay)
+    assert names(replay) == ["a"]
+    assert traces(replay.folder, "secret-request")
+    quota.room = 1 << 20
+    start_and_stop(replay)
+    assert traces(replay.folder, "secret-request") == set()
+    assert [a.request_id for a in replay.load(replay.entries())] == ["a"]
+
+
+def test_a_rewrite_that_is_not_entered_leaves_no_file(replay: ReplayLog, answer: Answer) -> None:
+    replay.append([answer("a"), answer("secret-request", tenant="secret-tenant")])
+    before = list(replay.folder.glob("*shard-*"))
+    with replay._database.transaction() as rows:
+        rows.execute("CREATE TRIGGER refuse BEFORE UPDATE ON shards BEGIN SELECT RAISE(ABORT, 'no room'); END")
+    with pytest.raises(sqlite3.Error, match="no room"):
+        replay.delete_tenant("secret-tenant")
+    assert list(replay.folder.glob("*shard-*")) == before
+
+
+def four_answers(replay: ReplayLog, answer: Answer) -> None:
+    """In one shard; without the first, every other has the place of another one, and one of these is held out."""
+    mine, held = answer("mine", tenant="secret-tenant"), answer("held", split="held_out")
+    replay.append([mine, answer("a"), held, answer("b")])
+
+
+def test_answers_listed_before_a_deletion_are_found_after_it(replay: ReplayLog, answer: Answer) -> None:
+    four_answers(replay, answer)
+    listed = replay.entries(split="train")
+    replay.delete_tenant("secret-tenant")
+    assert [a.request_id for a in replay.load(listed)] == ["a", "b"]
+
+
+def test_a_deletion_in_the_middle_of_a_read_gives_nobody_anothers_answer(
+    replay: ReplayLog, settings: OnlineSettings, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    four_answers(replay, answer)
+    command, read = ReplayLog(settings.layout.replay), replay._load_shard
+
+    def then_deleted(shard: int) -> list[LoggedAnswer]:
+        found = read(shard)
+        command.delete_tenant("secret-tenant")
+        return found
+
+    listed = replay.entries(split="train")
+    monkeypatch.setattr(replay, "_load_shard", then_deleted)
+    assert {a.request_id for a in replay.load(listed)} <= {"a", "b"}
+
+
+def test_a_truncated_shard_is_skipped_named_and_counted_once(
+    replay: ReplayLog, settings: OnlineSettings, answer: Answer
+) -> None:
     replay.append([answer("a")])
     replay.append([answer("b")])
+    assert replay.sizes()["refused_shards"] == 0
     shard = sorted(replay.folder.glob("shard-*"), key=lambda p: p.stat().st_mtime_ns)[0]
     shard.write_bytes(shard.read_bytes()[:-7])
-    assert [a.request_id for a in replay.load(replay.entries())] == ["b"]
-    assert "truncated or changed" in replay.refused[shard.name]
+    trainer = ReplayLog(settings.layout.replay)
+    for reader in (trainer, trainer, replay):
+        assert [a.request_id for a in reader.load(reader.entries())] == ["b"]
+        assert "truncated or changed" in reader.refused[shard.name]
+        assert replay.sizes()["refused_shards"] == 1
+    assert ReplayLog(settings.layout.replay).sizes()["refused_shards"] == 1  # after a restart
+
+
+def test_a_shard_that_goes_while_it_is_read_is_not_called_damaged(
+    replay: ReplayLog, answer: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replay.append([answer("a")])
+
+    def gone(path: Path) -> str:
+        path.unlink()
+        return sha256_of(path)
+
+    monkeypatch.setattr("distillspec.serving.online.replay_log.sha256_of", gone)
+    assert replay.load(replay.entries()) == []
+    assert replay.sizes()["refused_shards"] == 0
 
 
 def test_another_targets_log_is_refused(replay: ReplayLog, settings: OnlineSettings, answer: Answer) -> None:
@@ -144,15 +302,13 @@ def test_another_targets_log_is_refused(replay: ReplayLog, settings: OnlineSetti
     # A shard that somebody put in the place of ours, digest and all.
     (shard,) = replay.folder.glob("shard-*")
     save_shard(shard, [answer("a")], foreign)
-    from distillspec.files import sha256_of
-
     with replay._database.transaction() as rows:
         rows.execute("UPDATE shards SET sha256 = ?", (sha256_of(shard),))
     assert replay.load(replay.entries()) == []
     assert "another weights_hash" in replay.refused[shard.name]
 
 
-def test_manifest_and_shards_that_disagree_are_reconciled(
+def test_manifest_and_shards_that_disagree_are_reconciled_at_the_start(
     replay: ReplayLog, settings: OnlineSettings, key: LogKey, answer: Answer
 ) -> None:
     for name in "abc":
@@ -163,7 +319,7 @@ def test_manifest_and_shards_that_disagree_are_reconciled(
     save_shard(replay.folder / "shard-stray.safetensors", [answer("x")], key)  # written, but never entered
     (replay.folder / ".shard-half.safetensors.17.tmp").write_bytes(b"half")
     again = ReplayLog(settings.layout.replay, key, settings.replay, clock=lambda: 2000.0)
-    again.reconcile()
+    start_and_stop(again)
     assert names(again) == ["c"]
     assert [path.name for path in again.folder.glob("*shard-*")] == [shards[2].name]
     sizes = again.sizes()

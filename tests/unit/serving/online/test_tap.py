@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from distillspec.config import ReplayConfig
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
+from distillspec.serving.online import tap as tap_module
 from distillspec.serving.online.records import ACCEPTED, BONUS, PLAIN, REJECTED, LoggedAnswer
 from distillspec.serving.online.signal import top_of_blocks, top_signal
 from distillspec.serving.online.tap import ReplayTap, TenantCap
@@ -113,6 +115,34 @@ def test_who_opts_out_leaves_nothing(draft: LanguageModel, make_engine: MakeEngi
     assert tap.counters == {"logged": 1}
     assert not tap._growing
     assert not tap._skipped
+
+
+@pytest.mark.parametrize("moment", ["pack", "read"])
+def test_a_tenant_deleted_in_the_middle_of_a_step_leaves_nothing(
+    draft: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """While a step is recorded, and while an answer that ended is put together."""
+    tap, logged = tapped()
+    work = getattr(tap_module, moment)
+
+    def delete() -> None:
+        tap.forget_tenant("default")
+        logged.clear()  # as the writer then empties its queue of the tenant
+
+    deletion = threading.Thread(target=delete)
+
+    def interrupted(*given: Any) -> Any:
+        if deletion.ident is None:
+            deletion.start()
+            deletion.join(0.3)  # it ends here if nothing holds it off
+        return work(*given)
+
+    monkeypatch.setattr(tap_module, moment, interrupted)
+    serve(make_engine(draft), tap, requests()[:1])
+    deletion.join()
+    assert logged == []
+    assert not tap._growing
+    assert tap._waiting_tokens == 0
 
 
 def test_redaction_sees_everything_first(draft: LanguageModel, make_engine: MakeEngine) -> None:
