@@ -37,6 +37,8 @@ def main() -> int:
 def _run(options: argparse.Namespace) -> int:
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(options.seed)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     segments = parse_segments(options.segments)
     arrivals = shifting_load(options, segments, load_target(TargetConfig(path=options.target)))
     turns = max(1, round(60 * options.minutes / options.turn_seconds))
@@ -76,6 +78,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=1.5, help="requests a second; above what the machine serves")
     parser.add_argument("--waiting", type=int, default=16, help="requests that may wait; more are turned away")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--threads", type=int, help="of the engine; one fewer than cores leaves the trainer its own")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--max-prompt-tokens", type=int, default=256)
@@ -91,6 +94,8 @@ def _options() -> argparse.Namespace:
     options = parser.parse_args()
     if options.minutes <= 0 or options.turn_seconds <= 0:
         parser.error(f"--minutes {options.minutes:g} and --turn-seconds {options.turn_seconds:g} must be above 0")
+    if options.threads is not None and options.threads < 1:
+        parser.error(f"--threads {options.threads} must be at least 1")
     if options.output.exists():
         parser.error(f"--output {options.output} is there already; name another folder")
     return options
