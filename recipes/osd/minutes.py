@@ -30,7 +30,10 @@ def summary(minutes: dict[str, list[Minute]], finals: dict[str, Any], options: a
         "settings": {**settings, "segments": [word.partition("=")[0] for word in options.segments]},
         "tokens_per_s": speed,
         "times_none": ratios,
-        "overall": {side: asdict(_overall(speed, side)) for side in ratios},
+        "overall": {side: asdict(_overall(speed, side, "none")) for side in ratios},
+        "online_over_static": asdict(_overall(speed, "online", "static"))
+        if {"online", "static"} <= set(speed)
+        else None,
         "accepted_of_proposed": {
             side: [minute.accepted / minute.proposed if minute.proposed else None for minute in rows]
             for side, rows in minutes.items()
@@ -40,9 +43,9 @@ def summary(minutes: dict[str, list[Minute]], finals: dict[str, Any], options: a
     }
 
 
-def _overall(speed: dict[str, list[float]], side: str) -> Interval:
-    """Times no speculation over all minutes, with an interval over minutes: each is a pair."""
-    return interval(speed[side], speed["none"], SAMPLES, 0)
+def _overall(speed: dict[str, list[float]], side: str, other: str) -> Interval:
+    """Times the other's speed over all minutes, with an interval over minutes: each is a pair."""
+    return interval(speed[side], speed[other], SAMPLES, 0)
 
 
 def table(figures: dict[str, Any]) -> str:
@@ -60,6 +63,8 @@ def table(figures: dict[str, Any]) -> str:
         updates = figures["ends"][side]["trainer"]["updates"]
         promoted = sum(verdict.get("decision") == "promoted" for verdict in figures["ends"][side]["verdicts"])
         lines.append(f"| {side} | {mean:.1f} | {overall} | {worst} | {updates} | {promoted} |")
+    if gain := figures["online_over_static"]:
+        lines += ["", f"online: {gain['mean']:.3f} [{gain['low']:.3f}, {gain['high']:.3f}] times static"]
     return "\n".join(lines) + "\n"
 
 
