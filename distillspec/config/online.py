@@ -97,7 +97,7 @@ class AdaptConfig:
     clip_norm: float = 1.0
     max_bad_steps: int = 5  # steps without finite numbers that end an update
     max_bad_updates: int = 3  # such updates in a row: the trainer stops, and says so
-    niceness: int = 10
+    niceness: int = 10  # of the server's own trainer; one that somebody starts has the shell's
     threads: int = 1
     device: str = "cpu"
     gpu_memory_share: float | None = None  # CUDA: the most of the device's memory

@@ -250,6 +250,7 @@ class Adaptation:
             },
             "gained_tokens": gained,
             "cpu_s_per_gained_token": trainer.cpu_s / gained if gained > 0 else None,
+            "device_s_per_gained_token": trainer.seconds / gained if gained > 0 else None,
         }
 
     def log_figures(self) -> dict[str, int]:

@@ -93,6 +93,8 @@ def test_the_draft_learns_from_what_it_serves(
         assert stats["serving"] == candidate.name
         assert stats["gained_tokens"] > 0
         assert stats["cpu_s_per_gained_token"] > 0
+        seconds = TrainerState.read(settings.layout.state).seconds
+        assert stats["device_s_per_gained_token"] == pytest.approx(seconds / stats["gained_tokens"])
     lines = [json.loads(line) for line in (settings.layout.root / "metrics.jsonl").read_text().splitlines()]
     assert {"swap", "verdict", "figures"} <= {line["event"] for line in lines}
     # Seeded requests get the same tokens across the swap as without any draft.
