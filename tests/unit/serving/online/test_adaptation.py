@@ -17,7 +17,7 @@ from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.live.steering import Steering
 from distillspec.serving.online.adaptation import Adaptation, first_draft
-from distillspec.serving.online.layout import OnlineSettings, TrainerControl
+from distillspec.serving.online.layout import OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.process import run_trainer
 from distillspec.serving.online.replay_log import ReplayLog
 from distillspec.serving.server.online_metrics import OnlineMetrics
