@@ -63,9 +63,10 @@ class ServedStates(TargetStates):
 
     def hidden(self, sample: Sample) -> Tensor:
         key = hashlib.sha256(repr((sample.prompt_ids, sample.response_ids)).encode()).hexdigest()
-        if key not in self._known:
-            self._known[key] = self._read(sample)
-        return self._known[key]
+        states = self._known.get(key)
+        if states is None:
+            states = self._known[key] = self._read(sample)
+        return states
 
     @torch.no_grad()
     def _read(self, sample: Sample) -> Tensor:
@@ -138,9 +139,10 @@ class Shadow:
 
     def _score(self, draft: LanguageModel, exam: Exam) -> Score:
         key = (draft.identity.weights_hash, f"{exam.sample.prompt_id}/{hash(exam.sample.response_ids)}")
-        if key not in self._known:
-            self._known[key] = self.run(lambda: self._measure(draft, exam))
-        return self._known[key]
+        score = self._known.get(key)
+        if score is None:  # kept by hand: another thread may forget everything in between
+            score = self._known[key] = self.run(lambda: self._measure(draft, exam))
+        return score
 
     def _measure(self, draft: LanguageModel, exam: Exam) -> Score:
         sample = exam.sample
