@@ -15,6 +15,7 @@ from distillspec.serving.online.layout import Layout, OnlineSettings, TrainerSta
 from distillspec.serving.online.process import run_trainer
 from distillspec.serving.online.registry import VersionRegistry
 from distillspec.serving.online.replay_log import ReplayLog
+from distillspec.serving.online.selection import offline_folder
 from distillspec.serving.online.shadow import Shadow
 from distillspec.serving.online.tracking import open_tracking
 from distillspec.training.interrupts import listen_for_stop
@@ -31,6 +32,7 @@ def run(config: AdaptCommand, folder: Path) -> None:
         seed=config.seed,
     )
     ReplayLog(settings.layout.replay).close()  # no log, no run
+    offline_folder(settings.adapt)
     open_run(folder, config)
     _lift_quarantine(settings.layout)
     with listen_for_stop() as stop, open_tracking(settings, folder) as tracking:

@@ -13,6 +13,7 @@ from distillspec.serving.online.layout import OnlineSettings
 from distillspec.serving.online.records import LogKey
 from distillspec.serving.online.registry import VersionRegistry
 from distillspec.serving.online.replay_log import ReplayLog
+from distillspec.serving.online.selection import offline_folder
 from distillspec.serving.online.tap import Redaction
 
 
@@ -50,11 +51,12 @@ def check_beginning(settings: OnlineSettings, given: str | Path | None) -> None:
     """What can be said before a target is loaded; makes nothing.
 
     Raises:
-        ConfigError: no draft to begin with, or a folder that cannot be written.
+        ConfigError: no draft to begin with, a folder that cannot be written, or an offline set that is none.
     """
     if given is None and not settings.layout.registry.is_file():
         raise _no_draft(settings)
     settings.layout.check_writable()
+    offline_folder(settings.adapt)
 
 
 def load_redaction(settings: OnlineSettings) -> Redaction | None:

@@ -88,7 +88,14 @@ def offline_folder(config: AdaptConfig) -> DataFolder | None:
     Raises:
         ConfigError: it is not one.
     """
-    return None if config.offline is None else find_data_folder(config.offline)
+    if config.offline is None:
+        return None
+    try:
+        return find_data_folder(config.offline)
+    except ConfigError as error:
+        raise ConfigError(
+            f"adapt.offline={config.offline} is not a data folder; make one with distill generate"
+        ) from error
 
 
 def offline_samples(config: AdaptConfig, identity: ModelIdentity, entries: int) -> list[Sample]:

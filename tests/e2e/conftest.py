@@ -11,6 +11,8 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from distillspec.cli import main
+from distillspec.config import DraftConfig, TargetConfig
+from distillspec.models import initialise_draft, load_target, save_draft
 
 GENERATE = "target=tiny data.num_prompts=16 data.eval_prompts=4 data.max_new_tokens=24 data.max_prompt_tokens=160"
 
@@ -51,3 +53,12 @@ def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         os.chdir(here)
     assert code == 0
     return folder / "run"
+
+
+@pytest.fixture(scope="session")
+def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A draft of the tiny target to begin with."""
+    folder = tmp_path_factory.mktemp("given") / "draft"
+    target = load_target(TargetConfig(path="tiny", dtype="float32", device="cpu"))
+    save_draft(initialise_draft(DraftConfig(layers=2), target), folder, target)
+    return folder

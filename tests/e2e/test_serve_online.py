@@ -3,159 +3,47 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
-import subprocess
-import sys
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from distillspec.config import DraftConfig, OnlineConfig, ReplayConfig, TargetConfig
-from distillspec.models import initialise_draft, load_target, save_draft
+from distillspec.config import OnlineConfig, ReplayConfig, TargetConfig
+from distillspec.models import load_target
 from distillspec.serving.online.beginning import first_draft
-from distillspec.serving.online.layout import Layout, OnlineSettings
+from distillspec.serving.online.layout import Layout, OnlineSettings, TrainerState
 from distillspec.serving.online.records import LogKey
 from distillspec.serving.online.registry import VersionRegistry
 from distillspec.serving.online.replay_log import ReplayLog
 
-PATIENCE_S = 120.0
-ADMIN_KEY = "the-admin-key"
-SERVE = (
-    *("target=tiny", "target.dtype=float32", "target.device=cpu", "server.port=0", "hydra.run.dir=run"),
-    *("engine.compile=false", "engine.max_model_len=256", "engine.max_slots=4"),
-    *("engine.controller=fixed", "engine.speculation_length=2"),
-    *("online.metrics_s=0.5", "replay.share=1", "replay.held_out=0.3", "replay.entries=16", "replay.flush_s=0.2"),
-    *("gate.requests=16", "gate.min_requests=8", "gate.bootstrap_samples=200", "gate.busy_share=0.5"),
-)
-TRAIN = (
-    *("adapt.every_requests=20", "adapt.on_drift=false", "adapt.niceness=0", "adapt.learning_rate=3e-3"),
-    *("adapt.max_steps=40", "adapt.epochs=12", "adapt.row_tokens=128", "adapt.batch_tokens=256"),
-)
-GREEDY = [{"model": "tiny", "prompt": text, "max_tokens": 40, "temperature": 0} for text in ("abc", "Hello", "12 + 3")]
+from .online_server import GREEDY, PATIENCE_S, TRAIN, Server, Traffic, is_gone, serving, state_of, wait_for
 
 REDACTION = "def short_prompts_only(answer):\n    return answer if len(answer.prompt_ids) <= 5 else None\n"
 
 
-@dataclass
-class Server:
-    process: subprocess.Popen[str]
-    http: httpx.Client
-    errors: Path
+def kill_while_it_learns(server: Server, pid: int, layout: Layout) -> None:
+    """SIGKILL in the middle of an update: the trainer is held still while one looks, so that this is no guess."""
 
-    def admin(self, method: str, path: str, body: Any = None) -> Any:
-        headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
-        reply = self.http.request(method, f"/admin/{path}", json=body, headers=headers)
-        assert reply.status_code == 200, reply.text
-        return reply.json()
+    def is_held_learning() -> bool:
+        state = TrainerState.read(layout.state)
+        if (state.pid, state.stage) != (pid, "learning"):
+            return False
+        os.kill(pid, signal.SIGSTOP)
+        wait_for(lambda: state_of(pid) == "T", every_s=0.001)
+        if TrainerState.read(layout.state).stage == "learning":
+            return True
+        os.kill(pid, signal.SIGCONT)  # it was just done with it
+        return False
 
-    def greedy(self) -> list[str]:
-        return [self.http.post("/v1/completions", json=body).json()["choices"][0]["text"] for body in GREEDY]
-
-    def metric(self, name: str, label: str = "") -> float:
-        found = re.findall(rf"^distillspec:{name}\{{([^}}]*)\}} (\S+)$", self.http.get("/metrics").text, re.MULTILINE)
-        return sum(float(value) for labels, value in found if label in labels)
-
-    def used(self) -> str:
-        return next(draft["name"] for draft in self.admin("GET", "drafts")["drafts"] if draft["current"])
-
-    def new_trainer(self, known: Sequence[int]) -> int:
-        """The process number of a trainer that is none of those known."""
-        until = time.monotonic() + PATIENCE_S
-        while (pid := self.admin("GET", "online")["trainer"]["pid"] or 0) in (0, *known):
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        return int(pid)
-
-    def end(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(PATIENCE_S)
-
-
-@contextmanager
-def serving(folder: Path, *words: str) -> Iterator[Server]:
-    errors = folder / "errors.log"
-    with errors.open("a") as stream:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "distillspec.cli", "serve", *SERVE, *words],
-            cwd=folder,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=stream,
-            env={**os.environ, "DISTILLSPEC_ADMIN_KEY": ADMIN_KEY},
-        )
-    assert process.stdout is not None
-    try:
-        found = re.search(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
-        assert found, errors.read_text()
-        with httpx.Client(base_url=found[0], timeout=PATIENCE_S, trust_env=False) as http:
-            yield Server(process, http, errors)
-    finally:
-        process.kill()
-        process.communicate()
-
-
-class Traffic:
-    """Two clients that never pause; every request must be answered in full."""
-
-    def __init__(self, server: Server) -> None:
-        self.server, self.answered = server, 0
-        self.failures: list[str] = []
-        self._stopping = threading.Event()
-        self._lock = threading.Lock()
-        self._clients = [threading.Thread(target=self._ask, args=(place,)) for place in range(2)]
-
-    def __enter__(self) -> Traffic:
-        for client in self._clients:
-            client.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        for client in self._clients:
-            client.join()
-        assert self.failures == []
-
-    def _ask(self, place: int) -> None:
-        seed = place
-        while not self._stopping.is_set():
-            body = {**GREEDY[seed % 3], "temperature": 1, "seed": seed, "max_tokens": 24, "ignore_eos": True}
-            reply = self.server.http.post("/v1/completions", json=body)
-            with self._lock:
-                if reply.status_code == 200 and reply.json()["usage"]["completion_tokens"] == 24:
-                    self.answered += 1
-                else:
-                    self.failures.append(reply.text)
-            seed += 2
-
-
-def wait_for(holds: Callable[[], Any]) -> None:
-    until = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
-def is_gone(pid: int) -> bool:
-    """No such process, or one that only waits to be reaped."""
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    return True
-
-
-@pytest.fixture(scope="module")
-def given(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("given") / "draft"
-    target = load_target(TargetConfig(path="tiny", dtype="float32", device="cpu"))
-    save_draft(initialise_draft(DraftConfig(layers=2), target), folder, target)
-    return folder
+    wait_for(is_held_learning, every_s=0.002)
+    shown = server.trainer()
+    assert (shown["pid"], shown["stage"]) == (pid, "learning")
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: is_gone(pid))
 
 
 @pytest.mark.timeout(600)  # 220 s were seen beside much other work: processes import torch one after another
@@ -167,16 +55,32 @@ def test_it_learns_is_killed_and_goes_on_from_what_it_promoted(given: Path, tmp_
         quiet, first = server.greedy(), server.used()
         with Traffic(server) as traffic:
             pids = [server.new_trainer([])]
-            for _ in range(2):
-                os.kill(pids[-1], signal.SIGKILL)
-                pids.append(server.new_trainer(pids))
+            os.kill(pids[0], signal.SIGKILL)  # as it starts
+            pids.append(server.new_trainer(pids))
+            before = traffic.answered
+            kill_while_it_learns(server, pids[1], layout)
+            assert TrainerState.read(layout.state).stage == "learning"  # what it died in; no update has been made
+            assert TrainerState.read(layout.state).updates == 0
+            killed_at = traffic.answered
+            assert server.greedy() == quiet
+            wait_for(lambda: traffic.answered >= killed_at + 10)
+            assert server.drafts() == {first: "promoted"}
+            in_service = VersionRegistry(layout.versions).current()
+            assert in_service is not None
+            assert in_service.name == first == server.used()
+            assert VersionRegistry(layout.versions).problem_of(in_service) is None
+            around = dict(list(traffic.answers.items())[max(0, before - 4) : killed_at + 10])
+            pids.append(server.new_trainer(pids))
             wait_for(lambda: server.used() != first)
             wait_for(lambda: server.metric("draft_promotions_total") >= 1)
             server.admin("POST", "online/pause")  # what serves now stays
-            wait_for(lambda: server.admin("GET", "online")["trainer"]["stage"] == "paused")
-            wait_for(lambda: all(d["status"] != "candidate" for d in server.admin("GET", "drafts")["drafts"]))
+            wait_for(lambda: server.trainer()["stage"] == "paused")
+            wait_for(lambda: "candidate" not in server.drafts().values())
         assert traffic.answered >= 30
         assert server.greedy() == quiet
+        # Seeded answers beside the dying trainer are those of quiet and of another draft.
+        assert len(around) >= 10
+        assert {seed: traffic.ask(seed).json()["choices"][0]["text"] for seed in around} == around
         promoted, status = server.used(), server.admin("GET", "online")
         assert promoted == status["serving"] != first
         assert server.metric("gate_verdicts_total", 'decision="promoted"') >= 1
@@ -196,7 +100,7 @@ def test_it_learns_is_killed_and_goes_on_from_what_it_promoted(given: Path, tmp_
     # The promoted version serves after a restart without a draft; the server is killed while drafts are swapped.
     with serving(tmp_path, "online=decoupled") as server:
         assert (server.used(), server.greedy()) == (promoted, quiet)
-        assert server.admin("GET", "online")["trainer"]["stage"] == "gone"
+        assert server.trainer()["stage"] == "gone"
         swaps: list[str] = []
 
         def swap() -> None:
@@ -263,6 +167,10 @@ def test_a_second_signal_ends_server_and_trainer_at_once(given: Path, tmp_path: 
         (
             ["online=on", "draft.path=given", "replay.redaction=redact"],
             "must be MODULE:FUNCTION",
+        ),
+        (
+            ["online=on", "draft.path=given", "adapt.offline=nowhere"],
+            "adapt.offline=nowhere is not a data folder; make one with distill generate",
         ),
         (["online=maybe"], "online=maybe is not known; use one of decoupled, off, on"),
         (["replay.share=0.5"], "replay.share=0.5 needs online adaptation: add online=on"),

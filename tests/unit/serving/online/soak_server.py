@@ -1,10 +1,11 @@
-"""A serving process of the soak test: answers requests FIRST … LAST, tells what is on disk; killed at any time.
+"""A serving process of the soak test: answers requests FIRST, … until SIGTERM and tells what is on disk.
 
-python soak_server.py FOLDER FIRST LAST
+python soak_server.py FOLDER FIRST
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
 from distillspec.serving.online.adaptation import Adaptation, first_draft
 from distillspec.serving.online.layout import OnlineSettings
+from distillspec.training.interrupts import listen_for_stop
 
 LOT = 32
 
@@ -24,25 +26,31 @@ def settings_of(folder: Path) -> OnlineSettings:
     return OnlineSettings(
         OnlineConfig(mode="on", folder=str(folder / "online"), metrics_s=5.0),
         ReplayConfig(share=1.0, held_out=0.1, entries=16, shard_positions=2000, max_mib=4096.0),
-        AdaptConfig(every_requests=200, max_steps=30, niceness=0),
-        GateConfig(requests=24, min_requests=8, rollback_requests=16, bootstrap_samples=200),
+        AdaptConfig(every_requests=200, max_steps=30, epochs=4, learning_rate=2e-3, niceness=0),
+        GateConfig(requests=24, min_requests=8, rollback_requests=16, bootstrap_samples=200, busy_share=0.5),
     )
 
 
-def main(folder: Path, first: int, last: int) -> None:
+def main(folder: Path, first: int) -> None:
     settings = settings_of(folder)
     target = load_target(TargetConfig(path="tiny", dtype="float32", device="cpu"))
     given = folder / "given"
     if not given.is_dir():
         save_draft(initialise_draft(DraftConfig(layers=2), target), given, target)
-    draft = load_pretrained(str(first_draft(settings, target, given)), target, target.dtype)
-    engine = Engine(target, draft, EngineSettings(max_slots=16, max_model_len=64, compile=False))
-    with Adaptation(engine, settings) as adaptation:
-        print("serving", flush=True)
-        for start in range(first, last, LOT):
-            _serve(engine, adaptation, range(start, min(start + LOT, last)))
+    path = first_draft(settings, target, given)
+    engine = Engine(
+        target,
+        load_pretrained(str(path), target, target.dtype),
+        EngineSettings(max_slots=16, max_model_len=64, compile=False),
+    )
+    with listen_for_stop() as stop, Adaptation(engine, settings) as adaptation:
+        print(f"serving {path.name}", flush=True)
+        for start in itertools.count(first, LOT):
+            if stop.asked:
+                break
+            _serve(engine, adaptation, range(start, start + LOT))
             adaptation.writer.flush()
-            print(f"acknowledged {min(start + LOT, last)}", flush=True)  # all before it are on disk
+            print(f"acknowledged {start + LOT}", flush=True)  # all before it are on disk
 
 
 def _serve(engine: Engine, adaptation: Adaptation, numbers: range) -> None:
@@ -59,4 +67,4 @@ def _serve(engine: Engine, adaptation: Adaptation, numbers: range) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

@@ -20,7 +20,7 @@ from distillspec.types import Interval
 from .conftest import ENTRIES, Answer
 
 TENANTS = ("a", "b", "c", "d")
-HONEST, FLOOD = 24, 144
+HONEST, FLOOD = 24, 240
 SHARE = 0.4
 
 
@@ -37,15 +37,20 @@ def trained(
     answer: Answer,
     *,
     flood: bool,
+    share: float,
 ) -> tuple[Version, ReplayLog]:
     """A folder of its own: the traffic is logged as the tap would, one update, its candidate."""
-    settings = replace(settings, online=replace(settings.online, folder=str(root)))
+    settings = replace(
+        settings,
+        online=replace(settings.online, folder=str(root)),
+        adapt=replace(settings.adapt, tenant_share=share),
+    )
     registry = VersionRegistry(settings.layout.versions)
     registry.promote(registry.add(lambda folder: save_draft(first, folder, target)).name, "the beginning")
     replay = ReplayLog(
         settings.layout.replay, LogKey.of(target.identity, ENTRIES), settings.replay, clock=lambda: 2000.0
     )
-    cap = TenantCap(SHARE)
+    cap = TenantCap(share)
     traffic: list[LoggedAnswer] = []
     for i in range(FLOOD):
         if i % (FLOOD // HONEST) == 0:
@@ -60,8 +65,8 @@ def trained(
 def test_a_flood_of_adversarial_text_keeps_to_its_share_and_costs_the_others_nothing(
     settings: OnlineSettings, small_draft: LanguageModel, answer: Answer, target: LanguageModel, tmp_path: Path
 ) -> None:
-    adapt = replace(settings.adapt, tenant_share=SHARE, max_steps=40, epochs=15, replay_share=0.0)
-    settings = replace(settings, adapt=adapt)
+    """Held against the same traffic without the flood, and against the same flood without the caps."""
+    settings = replace(settings, adapt=replace(settings.adapt, max_steps=40, epochs=15, replay_share=0.0))
     shadow = Shadow(target, TargetStates(target), 1)
     exams = [Exam(a.sample(), a.policy) for a in (answer(f"exam{i}") for i in range(16))]
 
@@ -69,13 +74,17 @@ def test_a_flood_of_adversarial_text_keeps_to_its_share_and_costs_the_others_not
         scores = shadow.scores(draft, exams)
         return interval([s.alpha for s in scores], [s.positions for s in scores], 500, 0)
 
-    def learnt(flood: bool) -> tuple[Interval, dict[str, int]]:
-        root = tmp_path / f"flood-{flood}"
-        version, replay = trained(root, settings, small_draft, target, answer, flood=flood)
+    def learnt(*, flood: bool, share: float = SHARE) -> tuple[Interval, dict[str, int]]:
+        root = tmp_path / f"flood-{flood}-{share}"
+        version, replay = trained(root, settings, small_draft, target, answer, flood=flood, share=share)
         return measured(load_draft(version.path, target)), replay.tenants()
 
-    before, (alone, _), (flooded, logged) = measured(small_draft), learnt(False), learnt(True)
+    before, (alone, _) = measured(small_draft), learnt(flood=False)
+    flooded, logged = learnt(flood=True)
+    uncapped, everything = learnt(flood=True, share=1.0)
     assert alone.low > before.mean  # the others gain something that could be lost
     assert logged["flood"] <= SHARE * sum(logged.values()) + 2
     assert sum(logged[tenant] for tenant in TENANTS) == HONEST  # not one of theirs was left out
     assert alone.low <= flooded.mean <= alone.high, f"{flooded} against {alone} without the flood"
+    assert everything["flood"] == FLOOD
+    assert uncapped.mean < alone.low, f"{uncapped} without caps, {alone} without the flood: it is harmless as it is"

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from distillspec.config import AdaptConfig, LossConfig
 from distillspec.models import LanguageModel
@@ -138,6 +139,37 @@ def test_an_anchor_keeps_the_draft_near_the_promoted_one(small_draft: LanguageMo
             was, now = (torch.log_softmax(m.logits(ids), -1) for m in (small_draft, draft))
         moved.append(float((was.exp() * (was - now)).sum(-1).mean()))
     assert moved[1] < 0.5 * moved[0]
+
+
+def test_gradients_are_clipped_before_every_step(small_draft: LanguageModel, answer: Answer) -> None:
+    answers = [answer(f"r{i}", tokens=40) for i in range(6)]
+    config = replace(CONFIG, max_steps=8, epochs=8)
+
+    def norms(clip_norm: float) -> list[float]:
+        """Of the gradients as the optimizer gets them."""
+        found: list[float] = []
+
+        def look(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+            gradients = [
+                p.grad.flatten() for group in optimizer.param_groups for p in group["params"] if p.grad is not None
+            ]
+            found.append(float(torch.cat(gradients).norm()))
+
+        hook = register_optimizer_step_pre_hook(look)
+        try:
+            assert taught(fresh(small_draft), answers, replace(config, clip_norm=clip_norm)).steps == len(found)
+        finally:
+            hook.remove()
+        return found
+
+    free = norms(1e9)
+    assert len(free) == 8
+    limit = min(free[0], free[-1]) / 4
+    clipped = norms(limit)
+    assert clipped[0] == pytest.approx(limit, rel=1e-3)  # the first gradient is the same in both
+    assert max(clipped) <= limit * 1.001
+    loose = norms(2 * max(free))
+    assert loose == pytest.approx(free)  # what is small enough stays as it is
 
 
 def test_numbers_that_are_none_end_an_update(small_draft: LanguageModel, answer: Answer) -> None:

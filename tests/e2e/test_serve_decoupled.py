@@ -1,0 +1,93 @@
+"""`distill serve online=decoupled` with `distill adapt` beside it: the one judges and serves what the other makes."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distillspec.serving.online.layout import Layout, TrainerState
+from distillspec.serving.online.registry import VersionRegistry
+
+from .online_server import PATIENCE_S, TRAIN, Server, Traffic, serving, wait_for
+
+ADAPT = ("adapt", "target=tiny", "online.folder=online", *TRAIN)
+
+
+@contextmanager
+def adapting(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """A trainer as a person starts one."""
+    with (folder / "adapt.log").open("w+") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "distillspec.cli", *ADAPT, *words],
+            cwd=folder,
+            text=True,
+            stdout=output,
+            stderr=output,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+def judged(server: Server, known: Collection[str]) -> list[str]:
+    """The versions besides those known that the gate has decided about."""
+    return [name for name, status in server.drafts().items() if name not in known and status != "candidate"]
+
+
+@pytest.mark.timeout(400)
+def test_a_trainer_elsewhere_teaches_comes_and_goes_and_the_server_serves_on(
+    distill: Any, given: Path, tmp_path: Path
+) -> None:
+    layout = Layout(tmp_path / "online")
+    with serving(tmp_path, "online=decoupled", f"draft.path={given}") as server:
+        quiet, first = server.greedy(), server.used()
+        assert (server.trainer()["pid"], server.trainer()["stage"]) == (0, "gone")
+        with Traffic(server) as traffic:
+            # One update, then it ends by itself; its candidate is judged by the server.
+            once = distill(*ADAPT, "max_updates=1", "hydra.run.dir=once")
+            assert once.code == 0, once.err
+            (made,) = re.findall(r"^candidate: (\S+)$", once.out, re.MULTILINE)
+            assert json.loads((tmp_path / "once" / "summary.json").read_text())["versions"] == [made]
+            assert TrainerState.read(layout.state).updates == 1
+            wait_for(lambda: server.drafts()[made] != "candidate")
+            verdict = next(v for v in server.admin("GET", "online/verdicts")["verdicts"] if v["version"] == made)
+            assert verdict["decision"] in ("promoted", "inconclusive", "refused")
+            assert verdict["requests"] >= 8
+            assert server.used() == (made if verdict["decision"] == "promoted" else first)
+            assert server.trainer()["stage"] == "gone"
+
+            with adapting(tmp_path, "hydra.run.dir=on") as trainer:
+                wait_for(lambda: server.trainer()["pid"] == trainer.pid)
+                wait_for(lambda: server.used() != first and judged(server, (first, made)))
+                assert server.trainer()["stage"] != "gone"
+                trainer.send_signal(signal.SIGTERM)
+                assert trainer.wait(PATIENCE_S) == 0, (tmp_path / "adapt.log").read_text()
+            wait_for(lambda: "candidate" not in server.drafts().values())
+            assert server.trainer()["stage"] == "gone"
+            answered = traffic.answered
+            wait_for(lambda: traffic.answered >= answered + 10)
+        assert server.greedy() == quiet
+        promoted = server.used()
+        assert server.metric("draft_promotions_total") >= 1
+        assert server.metric("trainer_starts_total") == 0  # not by the server
+        assert server.end() == 0, server.errors.read_text()
+    versions = json.loads((tmp_path / "on" / "summary.json").read_text())["versions"]
+    assert versions
+    assert promoted in (made, *versions)
+    serving_now = VersionRegistry(layout.versions).current()
+    assert serving_now is not None
+    assert serving_now.name == promoted
+    said = (tmp_path / "adapt.log").read_text()
+    assert all(f"candidate: {name}" in said for name in versions)
+    assert "Traceback" not in said + server.errors.read_text()
