@@ -106,16 +106,16 @@ def test_the_gate_reads_the_sets_held_out_answers_as_they_were_sampled(
     made: Path,
     keeper_of: KeeperOf,
 ) -> None:
-    exams = keeper_of(with_set(settings, made))._offline_exams()
+    exams = keeper_of(with_set(settings, made))._judge._offline_exams()
     prompts = find_data_folder(str(made)).read_prompts()
     assert 0 < len(exams) <= len(prompts.held_out) == 8
     assert {exam.sample.prompt_id for exam in exams} <= {prompt.id for prompt in prompts.held_out}
     assert {exam.policy.temperature for exam in exams} == {0.7}
     few = replace(with_set(settings, made), gate=replace(settings.gate, offline_samples=3))
-    assert [exam.sample.prompt_id for exam in keeper_of(few)._offline_exams()] == [
+    assert [exam.sample.prompt_id for exam in keeper_of(few)._judge._offline_exams()] == [
         exam.sample.prompt_id for exam in exams[:3]
     ]
-    assert keeper_of(settings)._offline_exams() == []
+    assert keeper_of(settings)._judge._offline_exams() == []
 
 
 def test_a_draft_that_forgets_the_set_is_refused_and_one_that_learns_it_too_is_not(
