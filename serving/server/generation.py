@@ -201,7 +201,8 @@ def _requests(parts: Parts, wanted: Wanted, head_id: str) -> list[Request]:
             ids,
             wanted.params,
             deadline_s=config.deadline_s,
-            tenant=wanted.tenant,
+            tenant=wanted.tenant,  # from the key alone: nothing in the body can name another
+            cache_salt=wanted.body.cache_salt or "",
             domain=domain,
             log=wish.log,
             max_time_per_token_s=wish.max_time_per_token_s,

@@ -62,6 +62,7 @@ class GenerationBody(Body):
     ignore_eos: bool | None = None
     bad_words: list[Text] | None = Field(default=None, max_length=1024)
     allowed_token_ids: Ids | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None  # parts a tenant's cached prompts
     # ours
     speculation: SpeculationWish | None = None
     # refused unless they ask for nothing
