@@ -43,6 +43,7 @@ class EngineBridge:
         self._on_step, self._in_thread = on_step, in_thread
         self._tickets: dict[str, Ticket] = {}  # engine request id → its ticket
         self.open_answers = 0
+        self._being_read = 0  # answers whose prompts are being tokenised
         self._pace = Pace()
         self.draining = False
         self.dead: str | None = None
@@ -61,6 +62,21 @@ class EngineBridge:
             raise unavailable(f"the engine has stopped: {self.dead or 'its thread ended'}", "engine_dead")
         if self.draining:
             raise unavailable("the server is shutting down; send this to another", "draining")
+
+    @contextmanager
+    def reading(self, answers: int) -> Iterator[None]:
+        """Keep places for answers whose prompts are being tokenised.
+
+        Raises:
+            ApiError: the server is full, draining or dead: there is no use in tokenising.
+        """
+        self.check_ready()
+        self._check_room(answers)
+        self._being_read += answers
+        try:
+            yield
+        finally:
+            self._being_read -= answers
 
     @contextmanager
     def open(self, requests: Sequence[Request], param: str) -> Iterator[Ticket]:
@@ -112,8 +128,9 @@ class EngineBridge:
         most = self.engine.slots + self.max_queue
         if answers > most:
             raise bad_request(f"{answers} answers in one request; this server holds {most} at a time", "n")
-        if (beyond := self.open_answers + answers - most) > 0:
-            waiting = max(0, self.open_answers - self.engine.slots)
+        taken = self.open_answers + self._being_read
+        if (beyond := taken + answers - most) > 0:
+            waiting = max(0, taken - self.engine.slots)
             raise ApiError(
                 self.full_status,
                 f"the server is full: {waiting} answers wait already; try again later",

@@ -27,6 +27,7 @@ from distillspec.serving.server.worker import StepReport
 from distillspec.serving.threads import compute_alone
 
 T = TypeVar("T")
+READERS = 2  # threads that tokenise: the engine needs the cores
 
 
 @dataclass
@@ -50,6 +51,7 @@ class Parts:
     started: int = field(default_factory=lambda: int(time.time()))
     closing: asyncio.Event = field(default_factory=asyncio.Event)  # set when long-lived streams should end
     _admin_work: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _readers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(READERS))
 
     def __post_init__(self) -> None:
         self.bridge = EngineBridge(
@@ -70,6 +72,11 @@ class Parts:
 
         async with self._admin_work:
             return await asyncio.to_thread(alone)
+
+    async def reading(self, work: Callable[[], T]) -> T:
+        """Tokenise, render or decode in another thread, few requests at a time; the event loop goes on."""
+        async with self._readers:
+            return await asyncio.to_thread(work)
 
     async def look_at_online(self) -> None:
         """Take over how online adaptation stands, for metrics and page."""
@@ -113,7 +120,7 @@ def make_parts(
         model,
         keys or KeyRing(),
         admin or KeyRing(),
-        TextCodec(engine.target.tokenizer),
+        TextCodec(engine.target.tokenizer, engine.max_model_len),
         Metrics(model, controller.longest, slots, tokens),
         Telemetry(slots),
         Tracing(config.tracing),

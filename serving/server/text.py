@@ -14,25 +14,37 @@ from distillspec.serving.server.errors import bad_request
 
 
 class TextCodec:
-    """A tokenizer as the server uses it; every method may run in any thread."""
+    """A tokenizer as the server uses it; every method may run in any thread.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    Args:
+        tokenizer: the model's.
+        longest: the most tokens a prompt may have; texts that cannot fit are refused before they are tokenised.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
         self.tokenizer = tokenizer
+        self.most_characters = longest * max(map(len, tokenizer.get_vocab()))
         self._bytes_of = _byte_alphabet() if _is_byte_level(tokenizer) else {}
         self.token_text = lru_cache(maxsize=65536)(self._token_text)
 
     def encode(self, prompt: str | Sequence[int], *, special: bool = True) -> tuple[int, ...]:
-        """Token ids of raw text; ids stay as they are."""
+        """Token ids of raw text; ids stay as they are.
+
+        Raises:
+            ApiError: the text is too long to fit.
+        """
         if not isinstance(prompt, str):
             return tuple(prompt)
+        self._check_length(len(prompt), "prompt")
         return tuple(self.tokenizer(prompt, add_special_tokens=special)["input_ids"])
 
     def render(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         """Token ids of a conversation up to where the assistant speaks.
 
         Raises:
-            ApiError: the model's template refuses these messages.
+            ApiError: the text is too long to fit, or the model's template refuses these messages.
         """
+        self._check_length(sum(len(message["content"]) for message in messages), "messages")
         try:
             return render_prompt(self.tokenizer, messages)
         except TemplateError as error:
@@ -41,6 +53,15 @@ class TextCodec:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
         return str(self.tokenizer.decode(list(ids)))
+
+    def _check_length(self, characters: int, param: str) -> None:
+        if characters > self.most_characters:
+            raise bad_request(
+                f"{characters} characters cannot fit: this model reads at most {self.most_characters}"
+                " (max_model_len tokens as long as its longest)",
+                param,
+                "context_length_exceeded",
+            )
 
     def _token_text(self, token: int) -> str:
         """A token on its own; half a character is shown as a replacement character."""
