@@ -38,7 +38,7 @@ def test_every_line_of_a_request_has_its_id(guarded: Running, written: io.String
     body = {"model": "tiny", "prompt": "a secret prompt", "max_tokens": 5, "user": "bob", "stream": stream}
     reply = guarded.http.post("/v1/completions", json=body, headers=headers)
     assert reply.status_code == 200
-    guarded.wait_until_idle()
+    wait_for(lambda: '"event": "http"' in written.getvalue())  # written after the reply has gone out
     own = [line for line in lines(written) if line["request_id"] == f"mine-{stream}"]
     generation = next(line for line in own if line.get("event") == "generation")
     http = next(line for line in own if line.get("event") == "http")
