@@ -22,7 +22,8 @@ class ServerConfig:
     drafts_folder: str | None = None  # draft folders that /admin/drafts may load, by name
     max_queue: int = 64  # answers that may wait for a slot; more are refused
     full_status: int = 429  # status of that refusal: 429 | 503
-    max_domains: int = 32  # names in speculation.domain that are told apart; further ones are "other" together
+    max_domains: int = 32  # names in speculation.domain that are told apart; others are "other" together
+    domains: list[str] = field(default_factory=list)  # tell these names apart; empty: those that come, while in use
     max_n: int = 16  # answers a prompt
     max_prompts: int = 64  # prompts a request to /v1/completions
     deadline_s: float = 600.0  # a request is ended after so many seconds
@@ -46,6 +47,10 @@ class ServerConfig:
             require(getattr(self, name) >= 1, f"server.{name}={getattr(self, name)} must be at least 1")
         for name in ("deadline_s", "header_timeout_s", "body_timeout_s", "write_timeout_s"):
             require(getattr(self, name) > 0, f"server.{name}={getattr(self, name)} must be above 0")
+        require(
+            len(self.domains) <= self.max_domains,
+            f"server.domains has {len(self.domains)} names, and server.max_domains={self.max_domains}; raise that",
+        )
         require(self.drain_s >= 0, f"server.drain_s={self.drain_s} must be at least 0")
         require("*" not in self.cors_origins, "server.cors_origins=[*] lets every page in; name the origins")
 

@@ -67,6 +67,7 @@ async def answer(parts: Parts, http: HttpRequest, wanted: Wanted, replies: Repli
         wanted = await parts.reading(lambda: _tokenised(parts, wanted))
     requests = _requests(parts, wanted, replies.head.id)
     generation = Generation(parts, wanted, replies, requests)
+    parts.domains.accepted(wanted.body.wish.domain)
     if wanted.body.stream:
         return EventStream(generation.events(), generation.close)
     try:

@@ -16,7 +16,7 @@ from distillspec.serving.engine import Engine
 from distillspec.serving.server.adjustable import AdjustableController
 from distillspec.serving.server.bridge import EngineBridge
 from distillspec.serving.server.catalogue import DraftCatalogue
-from distillspec.serving.server.domains import Domains
+from distillspec.serving.server.domains import IDLE_S, Domains
 from distillspec.serving.server.keys import KeyRing
 from distillspec.serving.server.metrics import Metrics
 from distillspec.serving.server.online_control import OnlineControl
@@ -61,7 +61,12 @@ class Parts:
             on_step=self._observe,
             in_thread=None if self.online is None else self.online.on_step,
         )
-        self.domains = Domains(self.config.max_domains)
+        self.domains = Domains(
+            self.config.max_domains,
+            fixed=self.config.domains,
+            idle_s=max(IDLE_S, 2 * self.config.deadline_s),
+            on_dropped=self._forget_domain,
+        )
 
     async def slowly(self, work: Callable[[], T]) -> T:
         """Run operators' work in another thread, one at a time; the engine goes on."""
@@ -84,6 +89,10 @@ class Parts:
             figures = await asyncio.to_thread(self.online.figures)
             self.metrics.observe_online(figures)
             self.telemetry.online = figures
+
+    def _forget_domain(self, name: str) -> None:
+        self.metrics.acceptance.forget_domain(name)
+        self.telemetry.forget_domain(name)
 
     def _observe(self, report: StepReport) -> None:
         self.metrics.observe_step(report)
