@@ -39,7 +39,7 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """The same for people: `name=value`, values quoted as JSON strings where they are not plain; tracebacks indented."""
+    """The same for people: `name=value`, what is not plain quoted as JSON strings; tracebacks indented."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = _printable(f"{self.formatTime(record)} {record.levelname:<7} {record.getMessage()}")
