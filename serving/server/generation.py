@@ -63,7 +63,7 @@ async def answer(parts: Parts, http: HttpRequest, wanted: Wanted, replies: Repli
     """
     _check_counts(parts, wanted)
     _check_draft(parts, wanted.body.wish.draft)
-    with parts.bridge.reading(wanted.answers):
+    with parts.bridge.reading(wanted.answers, wanted.tenant):
         wanted = await parts.reading(lambda: _tokenised(parts, wanted))
     requests = _requests(parts, wanted, replies.head.id)
     generation = Generation(parts, wanted, replies, requests)

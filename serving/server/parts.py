@@ -57,6 +57,7 @@ class Parts:
         self.bridge = EngineBridge(
             self.engine,
             max_queue=self.config.max_queue,
+            tenant_share=self.config.tenant_share,
             full_status=self.config.full_status,
             on_step=self._observe,
             in_thread=None if self.online is None else self.online.on_step,

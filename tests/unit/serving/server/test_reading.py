@@ -123,7 +123,7 @@ def test_prompts_that_are_tokenised_take_places_in_the_queue(
     running = serve(engine={"max_slots": 1}, max_queue=2)
     watched = watch(running)
     slow: list[Future[httpx.Response]] = [behind.submit(running.complete, prompt=f"gate {i}") for i in range(3)]
-    wait_for(lambda: running.parts.bridge._being_read == 3)
+    wait_for(lambda: running.parts.bridge._places.total() == 3)
     refused = running.complete(prompt="one more")
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
     assert watched.inside <= 2  # few at a time
@@ -131,7 +131,7 @@ def test_prompts_that_are_tokenised_take_places_in_the_queue(
     watched.opened.set()
     assert [one.result(WAIT_S).status_code for one in slow] == [200] * 3
     running.wait_until_idle()
-    assert running.parts.bridge._being_read == 0
+    assert running.parts.bridge._places.total() == 0
     assert running.complete().status_code == 200
 
 

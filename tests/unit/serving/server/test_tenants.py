@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import httpx
+
 from distillspec.serving.server.keys import KeyRing
 
 from .conftest import Running, Serve
@@ -48,3 +50,23 @@ def test_without_keys_everybody_shares_the_cache(serve: Serve) -> None:
     running = serve()
     assert cached(running, "none") == 0
     assert cached(running, "none", user="bob") > 16
+
+
+def test_one_tenant_does_not_fill_the_queue(serve: Serve) -> None:
+    running = serve(keys=KeyRing(KEYS), engine={"max_slots": 2}, max_queue=2, tenant_share=0.5)
+
+    def ask(key: str, **fields: Any) -> httpx.Response:
+        body = {"model": "tiny", "prompt": "a", "max_tokens": 2, "temperature": 0, **fields}
+        return running.http.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+
+    assert ask("alice-key", n=3).json()["error"]["param"] == "n"  # more than it may ever have
+    held = running.parts.bridge.reading(2, "alice")
+    with held:  # as two requests of hers do, while they are open
+        full = ask("alice-second-key")
+        assert (full.status_code, full.json()["error"]["code"]) == (429, "queue_full")
+        assert "of yours" in full.json()["error"]["message"]
+        assert int(full.headers["Retry-After"]) >= 1
+        assert ask("bob-key-1").status_code == 200
+    assert ask("alice-key", n=2).status_code == 200
+    running.wait_until_idle()
+    assert running.parts.bridge._places.total() == 0
