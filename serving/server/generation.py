@@ -202,6 +202,8 @@ def _check_counts(parts: Parts, wanted: Wanted) -> None:
         )
     if not wanted.prompts:
         raise bad_request("the prompt is empty; give at least one token", wanted.param)
+    for prompt in wanted.prompts:
+        parts.codec.check_fits(prompt, wanted.param)
     if wanted.body.wish.max_time_per_token_s is not None and parts.engine.settings.controller != "goodput":
         problem = "speculation.max_time_per_token_s needs a server with engine.controller=goodput"
         raise bad_request(problem, "speculation.max_time_per_token_s")

@@ -27,7 +27,7 @@ from distillspec.serving.server.worker import StepReport
 from distillspec.serving.threads import compute_alone
 
 T = TypeVar("T")
-READERS = 2  # threads that tokenise: the engine needs the cores
+READERS = 2  # threads that tokenise prompts: the engine needs the cores
 
 
 @dataclass
@@ -52,6 +52,7 @@ class Parts:
     closing: asyncio.Event = field(default_factory=asyncio.Event)  # set when long-lived streams should end
     _admin_work: asyncio.Lock = field(default_factory=asyncio.Lock)
     _readers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(READERS))
+    _counting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         self.bridge = EngineBridge(
@@ -80,8 +81,13 @@ class Parts:
             return await asyncio.to_thread(alone)
 
     async def reading(self, work: Callable[[], T]) -> T:
-        """Tokenise, render or decode in another thread, few requests at a time; the event loop goes on."""
+        """Tokenise prompts in another thread, few requests at a time; the event loop goes on."""
         async with self._readers:
+            return await asyncio.to_thread(work)
+
+    async def counting(self, work: Callable[[], T]) -> T:
+        """The same for text that nobody generates from, of any length, one at a time: prompts do not wait for it."""
+        async with self._counting:
             return await asyncio.to_thread(work)
 
     async def look_at_online(self) -> None:

@@ -18,7 +18,7 @@ class TextCodec:
 
     Args:
         tokenizer: the model's.
-        longest: the most tokens a prompt may have; texts that cannot fit are refused before they are tokenised.
+        longest: the most tokens a prompt may have; `check_fits` refuses texts that cannot fit without tokenising them.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
@@ -28,23 +28,17 @@ class TextCodec:
         self.token_text = lru_cache(maxsize=65536)(self._token_text)
 
     def encode(self, prompt: str | Sequence[int], *, special: bool = True) -> tuple[int, ...]:
-        """Token ids of raw text; ids stay as they are.
-
-        Raises:
-            ApiError: the text is too long to fit.
-        """
+        """Token ids of raw text; ids stay as they are."""
         if not isinstance(prompt, str):
             return tuple(prompt)
-        self._check_length(len(prompt), "prompt")
         return tuple(self.tokenizer(prompt, add_special_tokens=special)["input_ids"])
 
     def render(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         """Token ids of a conversation up to where the assistant speaks.
 
         Raises:
-            ApiError: the text is too long to fit, or the model's template refuses these messages.
+            ApiError: the model's template refuses these messages.
         """
-        self._check_length(sum(len(message["content"]) for message in messages), "messages")
         try:
             return render_prompt(self.tokenizer, messages)
         except TemplateError as error:
@@ -54,7 +48,10 @@ class TextCodec:
         """The text of ids, special tokens included."""
         return str(self.tokenizer.decode(list(ids)))
 
-    def _check_length(self, characters: int, param: str) -> None:
+    def check_fits(self, prompt: str | Sequence[int] | Sequence[dict[str, str]], param: str) -> None:
+        """Raise ApiError for a text, or messages, of so many characters that no tokenisation could fit."""
+        texts = [prompt] if isinstance(prompt, str) else [m["content"] for m in prompt if isinstance(m, dict)]
+        characters = sum(map(len, texts))
         if characters > self.most_characters:
             raise bad_request(
                 f"{characters} characters cannot fit: this model reads at most {self.most_characters}"

@@ -93,12 +93,13 @@ def test_what_is_refused_by_its_size_is_not_tokenised(
     assert watched.texts == []
 
 
-def test_long_messages_and_texts_to_count_are_not_tokenised(serve: Serve, watch: Watch) -> None:
+def test_long_messages_are_not_tokenised_and_bad_words_once(serve: Serve, watch: Watch) -> None:
     running = serve()
     watched = watch(running)
-    for reply in (running.chat("a" * 5000), running.http.post("/tokenize", json={"prompt": "a" * 5000})):
-        assert reply.json()["error"]["code"] == "context_length_exceeded"
+    assert running.chat("a" * 5000).json()["error"]["code"] == "context_length_exceeded"
     assert watched.texts == []
+    assert running.http.post("/tokenize", json={"prompt": "a" * 5000}).json()["count"] == 5000  # to see by how much
+    watched.texts.clear()
     assert running.complete(prompt="a" * 100, bad_words=["zz"]).status_code == 200
     assert watched.texts == ["a" * 100, "zz", " zz"]  # each once: the engine encodes no bad word again
 
@@ -115,6 +116,17 @@ def test_the_server_answers_while_text_is_tokenised(
     assert not watched.in_vain
     watched.opened.set()
     assert slow.result(WAIT_S).status_code == 200
+
+
+def test_prompts_do_not_wait_for_texts_that_are_counted(serve: Serve, watch: Watch, behind: ThreadPoolExecutor) -> None:
+    running = serve()
+    watched = watch(running)
+    asked = [behind.submit(running.http.post, "/tokenize", json={"prompt": f"gate {i}"}) for i in range(4)]
+    wait_for(lambda: watched.inside == 1)
+    assert running.complete().status_code == 200
+    assert (watched.inside, watched.in_vain) == (1, False)
+    watched.opened.set()
+    assert [one.result(WAIT_S).status_code for one in asked] == [200] * 4
 
 
 def test_prompts_that_are_tokenised_take_places_in_the_queue(
