@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from distillspec import __version__
 from distillspec.composition import compose, expand_sweep, resumed_overrides, run_with_hydra
 from distillspec.config import COMMANDS, BenchCommand, EngineConfig
 from distillspec.errors import ConfigError, Interrupted, RunError, Terminated
+from distillspec.files import private_files
 from distillspec.helptext import command_help, general_help
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ OF_THE_ENGINE_HERE = ("engine=", "engine.", "target=", "target.", "draft.", "ben
 HELP_FLAGS = {"-h", "--help", "help"}
 # in distillspec.serving.commands: they run parts of the engine
 ENGINE_COMMANDS = {"adapt", "bench", "profile", "replay", "serve", "simulate", "versions"}
+HOLDING_TEXT = {"adapt", "replay", "serve", "versions"}  # other people's: what they write is for this account alone
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,7 +84,8 @@ def _run(command: str, overrides: list[str]) -> int:
             _connect_engine(config.engine)
         module.run(config, folder)
 
-    return run_with_hydra(command, overrides, run, folder)
+    with private_files() if command in HOLDING_TEXT else nullcontext():
+        return run_with_hydra(command, overrides, run, folder)
 
 
 def _check_engine(config: Any, overrides: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 from distillspec.errors import RunError
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+OTHERS = 0o077  # the permissions of everyone but the owner
 
 
 def sha256_of(path: Path) -> str:
@@ -69,6 +70,45 @@ def write_atomic(path: Path, write: Callable[[Path], Any]) -> None:
             _fsync(path.parent)
         finally:
             temporary.unlink(missing_ok=True)
+
+
+def write_private(path: Path, write: Callable[[Path], Any]) -> None:
+    """`write_atomic` for text that only this account may read."""
+
+    def closed(temporary: Path) -> None:
+        private_file(temporary)
+        write(temporary)
+
+    write_atomic(path, closed)
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """Whatever this process and its children make meanwhile is for this account alone (0600, folders 0700)."""
+    before = os.umask(OTHERS)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def private_folder(path: Path) -> None:
+    """Make a folder, and those above it that are missing, for this account alone; close one that is there already."""
+    for folder in reversed([one for one in (path, *path.parents) if not one.exists()]):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    _close_to_others(path)
+
+
+def private_file(path: Path) -> None:
+    """Make an empty file for this account alone; close one that is there already, its content stays."""
+    path.touch(mode=0o600)
+    _close_to_others(path)
+
+
+def _close_to_others(path: Path) -> None:
+    found = path.stat()
+    if found.st_mode & OTHERS and found.st_uid == os.geteuid():
+        path.chmod(found.st_mode & 0o700)
 
 
 def write_text(path: Path, text: str) -> None:

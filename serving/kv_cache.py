@@ -6,6 +6,7 @@ moves another into the gap; `SlotPool` decides the moves, the runners carry them
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
@@ -31,7 +32,8 @@ class SlotPool:
 
     The budget is counted in tokens, whatever the storage: a paged cache would keep this interface.
     `contents[slot]` are the leading tokens whose keys and values the *target's* cache holds there; they stay
-    known after their owner has gone, until someone writes over them.
+    known after their owner has gone, until someone writes over them. `salts[slot]` says whose text that is: only a
+    request with an equal salt may take its beginning over.
     """
 
     def __init__(self, slots: int, max_len: int, token_budget: int | None = None) -> None:
@@ -41,6 +43,7 @@ class SlotPool:
         self.owners: list[str] = []  # slot → sequence id
         self.reserved: dict[str, int] = {}  # sequence id → tokens it may grow to
         self.contents: list[list[int]] = [[] for _ in range(slots)]
+        self.salts: list[Hashable] = [None] * slots
         self._used = [0] * slots  # when each slot was last of use: taken, released, or taken a beginning from
         self._now = 0
 
@@ -52,14 +55,14 @@ class SlotPool:
     def reserved_tokens(self) -> int:
         return sum(self.reserved.values())
 
-    def take(self, owner: str, tokens: int) -> int:
-        """Give `owner` the next free slot with room for `tokens`; returns the slot."""
+    def take(self, owner: str, tokens: int, salt: Hashable = None) -> int:
+        """Give `owner` the next free slot with room for `tokens`; returns the slot. Its text is `salt`'s."""
         assert self.free_slots > 0, "no free slot"
         assert owner not in self.reserved, f"{owner} owns a slot already"
         slot = len(self.owners)
         self.owners.append(owner)
         self.reserved[owner] = 0
-        self.contents[slot] = []
+        self.contents[slot], self.salts[slot] = [], salt
         self._touch(slot)
         self.reserve(owner, tokens)
         return slot
@@ -115,9 +118,10 @@ class SlotPool:
             self._touch(gap)
         return moves
 
-    def longest_prefix(self, tokens: Seq[int]) -> Prefix | None:
-        """The slot, owned or not, that holds the longest common beginning with `tokens`."""
-        lengths = [_common(held, tokens) for held in self.contents]
+    def longest_prefix(self, tokens: Seq[int], salt: Hashable = None) -> Prefix | None:
+        """The slot of this salt, owned or not, that holds the longest common beginning with `tokens`."""
+        pairs = zip(self.contents, self.salts, strict=True)
+        lengths = [_common(held, tokens) if whose == salt else 0 for held, whose in pairs]
         length = max(lengths, default=0)
         return Prefix(lengths.index(length), length) if length else None
 
@@ -126,13 +130,14 @@ class SlotPool:
         self.contents[slot] = []
 
     def _move(self, source: int, destination: int) -> Move:
-        self.contents[destination] = list(self.contents[source])
+        self.contents[destination], self.salts[destination] = list(self.contents[source]), self.salts[source]
         self._used[destination] = self._used[source]
         return Move(source, destination, len(self.contents[source]))
 
     def _exchange(self, one: int, other: int) -> Move:
         lengths = len(self.contents[one]), len(self.contents[other])
         self.contents[one], self.contents[other] = self.contents[other], self.contents[one]
+        self.salts[one], self.salts[other] = self.salts[other], self.salts[one]
         self._used[one], self._used[other] = self._used[other], self._used[one]
         return Move(one, other, *lengths)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from distillspec.errors import ConfigError
@@ -90,15 +91,20 @@ class SamplingParams:
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise `ConfigError` for a token id that the model does not have."""
+        for name, ends in self._extremes.items():
+            for token in ends:
+                _require(0 <= token < vocab_size, f"{name}: token id {token} is outside 0…{vocab_size - 1}")
+
+    @cached_property
+    def _extremes(self) -> dict[str, tuple[int, int]]:
+        """The smallest and the largest id of each group; kept, since every prompt of a request asks for them."""
         groups: dict[str, Any] = {
             "stop_token_ids": self.stop_token_ids,
             "logit_bias": self.logit_bias,
             "allowed_token_ids": self.allowed_token_ids or (),
             "bad_word_ids": [i for word in self.bad_word_ids for i in word],
         }
-        for name, ids in groups.items():
-            for token in ids:
-                _require(0 <= token < vocab_size, f"{name}: token id {token} is outside 0…{vocab_size - 1}")
+        return {name: (min(ids), max(ids)) for name, ids in groups.items() if ids}
 
     def _check_counts(self) -> None:
         limit = self.max_tokens

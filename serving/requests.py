@@ -26,7 +26,8 @@ class Request:
         params: see `SamplingParams`.
         priority: lower goes first, as in vLLM; equal ones in order of arrival.
         deadline_s: seconds after submission at which the request is ended as it stands, reason `abort`.
-        tenant: whose request it is, for logs and limits.
+        tenant: whose request it is, for logs and limits; cached prompts are never shared between tenants.
+        cache_salt: shares cached prompts only with the tenant's requests of the same salt (vLLM's `cache_salt`).
         domain: what kind of text it is, in the caller's words; acceptance is followed by it.
         log: False keeps it out of every log that online adaptation learns from.
         max_time_per_token_s: expected time per output token that controller=goodput keeps it to; None: the engine's.
@@ -38,9 +39,15 @@ class Request:
     priority: int = 0
     deadline_s: float | None = None
     tenant: str = "default"
+    cache_salt: str = ""
     domain: str = "default"
     log: bool = True
     max_time_per_token_s: float | None = None
+
+    @property
+    def cache_key(self) -> tuple[str, str]:
+        """Requests with an equal key may take over each other's cached beginnings."""
+        return self.tenant, self.cache_salt
 
 
 class Status(Enum):

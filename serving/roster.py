@@ -98,13 +98,14 @@ class Roster:
         self.reserve_ahead()
 
     def admit(self, sequence: Sequence, now: float) -> None:
-        """Give a waiting sequence the next slot, with the beginning that another slot already holds."""
-        prefix = self.pool.longest_prefix(sequence.tokens[:-1]) if self.prefix_reuse else None
+        """Give a waiting sequence the next slot, with the beginning that a slot of the same tenant already holds."""
+        salt = sequence.request.cache_key
+        prefix = self.pool.longest_prefix(sequence.tokens[:-1], salt) if self.prefix_reuse else None
         if prefix is not None and prefix.length < MIN_PREFIX:
             prefix = None
         if self.prefix_reuse:
             self._on_moves(self.pool.bring(prefix))
-        slot = self.pool.take(sequence.id, reservation(sequence, self.limits))
+        slot = self.pool.take(sequence.id, reservation(sequence, self.limits), salt)
         self._wait_no_more(sequence)
         sequence.slot, sequence.status = slot, Status.PREFILL
         if sequence.stats.admitted_s is None:
@@ -197,6 +198,7 @@ class Roster:
         assert all(s.status is Status.PREFILL for s in running[decoding:]), "the others read their prompts"
         for place, s in enumerate(running):
             assert self.pool.contents[place] == s.tokens[: s.computed], f"slot {place} does not hold the text of {s.id}"
+            assert self.pool.salts[place] == s.request.cache_key, f"slot {place} is not salted as {s.id} is"
         waiting = [s for s in self.sequences.values() if s.status is Status.WAITING]
         assert self.waiting == sorted(waiting, key=urgency), "the waiting list is not who waits, most urgent first"
         listed = {s.id for group in self._groups.values() for s in group if not s.finished}

@@ -17,12 +17,15 @@ class ServerConfig:
     allow_open: bool = False  # listen beyond this machine without an API key
     api_key_file: str | None = None  # NAME:KEY or KEY a line; the name is the tenant
     admin_key_file: str | None = None  # the key of /admin, on its first line
+    metrics_key: str = "any"  # of /metrics beyond this machine, where keys are set: none | any | admin (page's too)
     cors_origins: list[str] = field(default_factory=list)  # pages that may call from a browser
     model_name: str | None = None  # what clients call the model; null: the target's name
     drafts_folder: str | None = None  # draft folders that /admin/drafts may load, by name
     max_queue: int = 64  # answers that may wait for a slot; more are refused
     full_status: int = 429  # status of that refusal: 429 | 503
-    max_domains: int = 32  # names in speculation.domain that are told apart; further ones are "other" together
+    tenant_share: float = 1.0  # the most of slots and queue that one tenant's answers may take
+    max_domains: int = 32  # names in speculation.domain that are told apart; others are "other" together
+    domains: list[str] = field(default_factory=list)  # tell these names apart; empty: those that come, while in use
     max_n: int = 16  # answers a prompt
     max_prompts: int = 64  # prompts a request to /v1/completions
     deadline_s: float = 600.0  # a request is ended after so many seconds
@@ -40,12 +43,18 @@ class ServerConfig:
         require(0 <= self.port < 65536, f"server.port={self.port} must be in 0..65535")
         require(bool(self.host), "server.host is empty; give an address, as in server.host=127.0.0.1")
         require(self.full_status in (429, 503), f"server.full_status={self.full_status} must be 429 or 503")
+        one_of("server.metrics_key", self.metrics_key, ("any", "admin", "none"))
+        require(0 < self.tenant_share <= 1, f"server.tenant_share={self.tenant_share} must be in (0, 1]")
         one_of("server.log_format", self.log_format, ("json", "text"))
         require(self.max_queue >= 0, f"server.max_queue={self.max_queue} must be at least 0")
         for name in ("max_domains", "max_n", "max_prompts", "max_body_kib", "max_header_kib", "max_connections"):
             require(getattr(self, name) >= 1, f"server.{name}={getattr(self, name)} must be at least 1")
         for name in ("deadline_s", "header_timeout_s", "body_timeout_s", "write_timeout_s"):
             require(getattr(self, name) > 0, f"server.{name}={getattr(self, name)} must be above 0")
+        require(
+            len(self.domains) <= self.max_domains,
+            f"server.domains has {len(self.domains)} names, and server.max_domains={self.max_domains}; raise that",
+        )
         require(self.drain_s >= 0, f"server.drain_s={self.drain_s} must be at least 0")
         require("*" not in self.cors_origins, "server.cors_origins=[*] lets every page in; name the origins")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from distillspec.errors import ConfigError
 from distillspec.export.compatibility import make_readable_for_transformers_4
@@ -19,6 +19,7 @@ from distillspec.export.serving import NOTES, serve_command, target_name, warn
 from distillspec.export.vocabulary import align_rows, improbable_row, learnt_ids, stray_mass, suppress_rows
 from distillspec.files import write_folder
 from distillspec.models import LanguageModel, load_draft
+from distillspec.models.target import read_weights
 
 FORMATS = ("hf", "vllm", "sglang")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -101,7 +102,7 @@ def _check(draft_folder: Path, output_folder: Path, format: str, dtype: str) -> 
 
 def _aligned(folder: Path, draft: LanguageModel, target: LanguageModel | None) -> tuple[PreTrainedModel, int]:
     """The draft at full width in float32, with as many rows as the target; and how many those are."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(draft.device).eval()
+    model = read_weights(folder, torch.float32).to(draft.device).eval()
     model.requires_grad_(False)
     source = model if target is None else target.model
     rows = int(source.get_output_embeddings().weight.shape[0])

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from distillspec.errors import RunError
 from distillspec.export.vocabulary import learnt_ids, stray_mass
 from distillspec.models import LanguageModel
+from distillspec.models.target import read_weights
 
 TOLERANCE = 1e-4  # on logits in float32; a wrong row or tensor is off by whole units
 
@@ -44,7 +45,7 @@ def prove(folder: Path, probe: Probe) -> dict[str, float]:
     Raises:
         RunError: logits differ by 1e-4 or more.
     """
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    model = read_weights(folder, torch.float32)
     logits = model_logits(model.to(probe.batches[0].device).eval(), probe.batches)
     ours = logits[:, probe.learnt]
     error = float((ours - probe.rounded).abs().max())

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
 from distillspec.errors import ConfigError
 from distillspec.files import verify_folder, write_folder
 from distillspec.models.language_model import LanguageModel, fingerprint
-from distillspec.models.target import load_tokenizer, one_line_failures
+from distillspec.models.target import load_tokenizer, one_line_failures, read_weights
 from distillspec.models.tokenizers import identify, require_same_tokenizer
 from distillspec.types import ModelIdentity
 
@@ -79,7 +78,7 @@ def load_draft(
     if target is not None:
         require_same_tokenizer(tokenizer, target.tokenizer, str(folder), target.name)
     with one_line_failures(str(folder)):
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or torch.float32)
+        model = read_weights(folder, dtype or torch.float32)
     rows = model.get_output_embeddings().weight.shape[0]
     kept_ids = None
     if (folder / KEPT_IDS).is_file():

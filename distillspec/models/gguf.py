@@ -43,9 +43,9 @@ def unpack_gguf(path: Path) -> Path:
 
 
 def _convert(path: Path, folder: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, trust_remote_code=False)
     model = AutoModelForCausalLM.from_pretrained(
-        str(path.parent), gguf_file=path.name, dtype=torch.float32, **_dequantize()
+        str(path.parent), gguf_file=path.name, dtype=torch.float32, trust_remote_code=False, **_dequantize()
     )
     # A converted model is no longer quantized; left in place, this entry makes save_pretrained refuse.
     if hasattr(model.config, "quantization_config"):

@@ -72,15 +72,20 @@ def load_causal_lm(path: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreT
     """A model and tokenizer from a folder or the Hub; every failure is one line naming the path."""
     tokenizer = load_tokenizer(path)
     with one_line_failures(path):
-        return AutoModelForCausalLM.from_pretrained(_folder_or_id(path), dtype=dtype), tokenizer
+        return read_weights(_folder_or_id(path), dtype), tokenizer
+
+
+def read_weights(folder: str | Path, dtype: torch.dtype) -> PreTrainedModel:
+    """A causal language model from safetensors alone: pickles, and code that comes with a model, could do anything."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, trust_remote_code=False)
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model folder or Hub id; fails as `load_causal_lm` does, but fast."""
     folder = _folder_or_id(path)
     with one_line_failures(path):
-        AutoConfig.from_pretrained(folder)
-        return AutoTokenizer.from_pretrained(folder)
+        AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 
 def _folder_or_id(path: str) -> str:
@@ -100,4 +105,19 @@ def one_line_failures(path: str) -> Iterator[None]:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         if "ignore_mismatched_sizes" in reason:  # transformers tells shapes in a report beside its error
             reason = "a weight has another shape than config.json says"
+        elif "no file named" in str(error) or "not appear to have a file named" in str(error):
+            reason = _no_safetensors(path, reason)
+        elif "trust_remote_code" in str(error):
+            reason = "it needs code of its own, which is never run; use a model that transformers knows"
         raise ConfigError(f"cannot load {path} as a causal language model: {reason}") from error
+
+
+def _no_safetensors(path: str, reason: str) -> str:
+    """Why weights are not there, in words that help where they are pickled."""
+    if "safetensors" not in reason:
+        return reason
+    return (
+        "it has no weights as safetensors, and pickled ones (pytorch_model.bin) are not read, since they can run code;"
+        f" if you trust them, convert once: AutoModelForCausalLM.from_pretrained({path!r}).save_pretrained(FOLDER),"
+        " and the tokenizer likewise"
+    )

@@ -24,6 +24,7 @@ from typing import Any
 from torch import Tensor
 
 from distillspec.errors import ConfigError, RunError
+from distillspec.files import private_folder
 from distillspec.serving.commit import Emission
 from distillspec.serving.control.wrapped import known_costs
 from distillspec.serving.core import StepOutput
@@ -122,7 +123,7 @@ class Adaptation:
         Raises:
             RunError: another server trains in this folder.
         """
-        self.layout.trainer.mkdir(parents=True, exist_ok=True)
+        private_folder(self.layout.trainer)
         if self.supervisor is not None:
             refusal = (
                 f"another server trains in {self.layout.root}; use online=decoupled here, or another online.folder"

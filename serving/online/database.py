@@ -10,7 +10,7 @@ from threading import RLock
 from typing import Any
 
 from distillspec.errors import RunError
-from distillspec.files import clear_disk_errors
+from distillspec.files import clear_disk_errors, private_file, private_folder
 
 PATIENCE_S = 30.0  # to wait for another process's transaction
 
@@ -32,7 +32,8 @@ class Database:
             raise RunError(f"cannot open {path}: {getattr(error, 'strerror', None) or error}") from error
 
     def _open(self, schema: str) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(self.path.parent)
+        private_file(self.path)  # the write-ahead log takes its permissions from it
         self._connection = sqlite3.connect(self.path, timeout=PATIENCE_S, isolation_level=None, check_same_thread=False)
         self._connection.row_factory = sqlite3.Row
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "secure_delete=ON", "foreign_keys=ON"):

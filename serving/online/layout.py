@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from distillspec.config import AdaptConfig, GateConfig, LossConfig, OnlineConfig, ReplayConfig, TrackerConfig
 from distillspec.errors import ConfigError
-from distillspec.files import write_json
+from distillspec.files import private_folder, write_json
 
 REGISTRY, MANIFEST = "registry.sqlite", "manifest.sqlite"  # what the versions and the replay log are written down in
 
@@ -83,7 +83,7 @@ class Layout:
     def make_versions(self) -> None:
         """Make the folder of the versions; raise `ConfigError` where that cannot be."""
         try:
-            self.versions.mkdir(parents=True, exist_ok=True)
+            private_folder(self.versions)
         except OSError as error:
             raise ConfigError(f"online.folder={self.root} cannot be written: {error.strerror}") from error
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from distillspec.errors import RunError
+from distillspec.files import private_file, private_folder
 
 
 class Occupied(RunError):
@@ -34,7 +35,8 @@ def held(path: Path, *, wait: bool = True, refusal: str = "") -> Iterator[None]:
     Raises:
         Occupied: without `wait`, another process holds it; `refusal` and its process number.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(path.parent)
+    private_file(path)
     with path.open("a+") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -16,7 +16,7 @@ import torch
 
 from distillspec.config import AdaptConfig, GateConfig, LossConfig, OnlineConfig, ReplayConfig, TrackerConfig
 from distillspec.errors import ConfigError, RunError
-from distillspec.files import write_json
+from distillspec.files import OTHERS, write_json
 from distillspec.serving.online.layout import Layout, OnlineSettings, TrainerState
 from distillspec.serving.online.lock import Occupied, held
 from distillspec.serving.online.registry import Version
@@ -109,6 +109,7 @@ def _complain(message: str) -> None:
 
 def main() -> int:
     """The embedded trainer: ends with the process that started it."""
+    os.umask(OTHERS)  # it holds text, whoever started it
     root = Path(sys.argv[1])
     end_with_parent()
     settings = read_settings(root)

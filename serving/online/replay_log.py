@@ -20,7 +20,7 @@ from typing import Any
 
 from distillspec.config import ReplayConfig
 from distillspec.errors import ConfigError
-from distillspec.files import sha256_of, write_atomic
+from distillspec.files import sha256_of, write_private
 from distillspec.serving.online.clock import SteadyClock
 from distillspec.serving.online.database import Database
 from distillspec.serving.online.layout import MANIFEST
@@ -85,7 +85,7 @@ class ReplayLog:
         config: ReplayConfig | None = None,
         *,
         clock: Callable[[], float] | None = None,
-        write: Callable[[Path, Callable[[Path], Any]], None] = write_atomic,
+        write: Callable[[Path, Callable[[Path], Any]], None] = write_private,
         seed: int = 0,
     ) -> None:
         if key is None and not (folder / MANIFEST).is_file():

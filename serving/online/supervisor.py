@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from distillspec.files import private_file, private_folder
 from distillspec.serving.online.layout import OnlineSettings, TrainerState
 from distillspec.serving.online.process import OCCUPIED, QUARANTINED, write_settings
 
@@ -85,13 +86,14 @@ class Supervisor:
         if quarantined:
             self._give_up(quarantined)
             return
-        self.layout.trainer.mkdir(parents=True, exist_ok=True)
+        private_folder(self.layout.trainer)
         write_settings(self.settings)
         threads = str(self.settings.adapt.threads)
         kept = {name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
         environment = {**kept, "OMP_NUM_THREADS": threads}
         if self.settings.adapt.device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
+        private_file(self.layout.trainer / "trainer.log")
         with (self.layout.trainer / "trainer.log").open("a") as output:
             self._process = subprocess.Popen(
                 self._command,

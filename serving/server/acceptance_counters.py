@@ -34,7 +34,17 @@ class AcceptanceCounters:
         if len(self._domains) > VERSIONS:
             self._drop(next(iter(self._domains)))
 
+    def forget_domain(self, name: str) -> None:
+        """Drop a domain's series, of all versions."""
+        for version, domains in self._domains.items():
+            if name in domains:
+                domains.remove(name)
+                self._remove(version, name)
+
     def _drop(self, version: str) -> None:
         for domain in self._domains.pop(version):
-            self._judged.remove(self._model, version, domain)
-            self._accepted.remove(self._model, version, domain)
+            self._remove(version, domain)
+
+    def _remove(self, version: str, domain: str) -> None:
+        self._judged.remove(self._model, version, domain)
+        self._accepted.remove(self._model, version, domain)

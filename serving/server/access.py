@@ -1,4 +1,4 @@
-"""Dependencies that let people in: API keys for models, the admin key for steering."""
+"""Dependencies that let people in: API keys for models, the admin key for steering, either for figures."""
 
 from __future__ import annotations
 
@@ -17,6 +17,22 @@ async def tenant(request: HttpRequest) -> str:
     if parts.keys and scheme.lower() == "bearer" and parts.admin.tenant(key.strip()) is not None:
         return "admin"
     return parts.keys.require(header)
+
+
+async def watcher(request: HttpRequest) -> None:
+    """Of the page's figures: they tell of all tenants' traffic, so that an operator may keep them."""
+    parts = parts_of(request)
+    if parts.config.metrics_key == "admin":
+        await administrator(request)
+    else:
+        await tenant(request)
+
+
+async def scraper(request: HttpRequest) -> None:
+    """Of /metrics: the same people, but this machine's own and, where the operator says so, everybody."""
+    config = parts_of(request).config
+    if config.metrics_key == "admin" or (config.metrics_key == "any" and not config.is_local):
+        await watcher(request)
 
 
 async def administrator(request: HttpRequest) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -25,6 +26,7 @@ class EngineBridge:
     Args:
         engine: is stepped by a thread of the bridge's own from `start` to `stop`.
         max_queue: answers that may be open beyond the engine's slots.
+        tenant_share: the most of slots and queue that one tenant's answers may take.
         full_status: HTTP status of the refusal then.
         on_step: sees every step, on the event loop.
         in_thread: sees every step too, in the engine's thread; must not block, and never raises.
@@ -35,14 +37,17 @@ class EngineBridge:
         engine: Engine,
         *,
         max_queue: int,
+        tenant_share: float,
         full_status: int,
         on_step: Callable[[StepReport], None],
         in_thread: Callable[[StepOutput], None] | None = None,
     ) -> None:
         self.engine, self.max_queue, self.full_status = engine, max_queue, full_status
+        self.tenant_share = tenant_share
         self._on_step, self._in_thread = on_step, in_thread
         self._tickets: dict[str, Ticket] = {}  # engine request id → its ticket
         self.open_answers = 0
+        self._places: Counter[str] = Counter()  # tenant → its answers, open or being tokenised
         self._pace = Pace()
         self.draining = False
         self.dead: str | None = None
@@ -63,6 +68,21 @@ class EngineBridge:
             raise unavailable("the server is shutting down; send this to another", "draining")
 
     @contextmanager
+    def reading(self, answers: int, tenant: str) -> Iterator[None]:
+        """Keep places for answers whose prompts are being tokenised.
+
+        Raises:
+            ApiError: the server is full, draining or dead: there is no use in tokenising.
+        """
+        self.check_ready()
+        self._check_room(answers, tenant)
+        self._places[tenant] += answers
+        try:
+            yield
+        finally:
+            self._places[tenant] -= answers
+
+    @contextmanager
     def open(self, requests: Sequence[Request], param: str) -> Iterator[Ticket]:
         """Submit requests; leaving the block ends those that still run.
 
@@ -71,7 +91,7 @@ class EngineBridge:
         """
         self.check_ready()
         ticket = Ticket(requests)
-        self._check_room(ticket.answers)
+        self._check_room(ticket.answers, ticket.tenant)
         self._check_requests(requests, param)
         for request in requests:
             self.engine.submit(request)
@@ -79,6 +99,7 @@ class EngineBridge:
         if not self.open_answers:
             self._pace.begin()
         self.open_answers += ticket.answers
+        self._places[ticket.tenant] += ticket.answers
         self._idle.clear()
         self.thread.wake()
         try:
@@ -108,19 +129,22 @@ class EngineBridge:
         if not await asyncio.to_thread(self.thread.stop):
             log.error("the engine did not finish its step in time")
 
-    def _check_room(self, answers: int) -> None:
+    def _check_room(self, answers: int, tenant: str) -> None:
         most = self.engine.slots + self.max_queue
-        if answers > most:
-            raise bad_request(f"{answers} answers in one request; this server holds {most} at a time", "n")
-        if (beyond := self.open_answers + answers - most) > 0:
-            waiting = max(0, self.open_answers - self.engine.slots)
-            raise ApiError(
-                self.full_status,
-                f"the server is full: {waiting} answers wait already; try again later",
-                kind="rate_limit_exceeded" if self.full_status == 429 else "server_error",
-                code="queue_full",
-                headers={"Retry-After": str(self._pace.seconds_until(beyond))},
-            )
+        own_most = max(1, int(self.tenant_share * most))
+        if answers > own_most:
+            raise bad_request(f"{answers} answers in one request; this server holds {own_most} at a time", "n")
+        taken, own = self._places.total(), self._places[tenant]
+        if (beyond := taken + answers - most) > 0:
+            waiting = max(0, taken - self.engine.slots)
+            raise self._full(f"the server is full: {waiting} answers wait already; try again later", beyond)
+        if (beyond := own + answers - own_most) > 0:
+            raise self._full(f"{own} answers of yours are open; this server holds {own_most} at a time", beyond)
+
+    def _full(self, message: str, beyond: int) -> ApiError:
+        kind = "rate_limit_exceeded" if self.full_status == 429 else "server_error"
+        headers = {"Retry-After": str(self._pace.seconds_until(beyond))}
+        return ApiError(self.full_status, message, kind=kind, code="queue_full", headers=headers)
 
     def _check_requests(self, requests: Sequence[Request], param: str) -> None:
         """All or none: nothing is submitted before each could be."""
@@ -140,6 +164,7 @@ class EngineBridge:
                 self.engine.abort(request.id)
         self.thread.wake()
         self.open_answers -= ticket.answers
+        self._places[ticket.tenant] -= ticket.answers
         self._pace.ended(ticket.answers)
         if not self._tickets:
             self._idle.set()

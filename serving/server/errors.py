@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 UNRECOGNISED = "Unrecognized request argument supplied"
+MOST_ERRORS = 1000  # of a body, that are looked at one by one
 
 
 class ApiError(Exception):
@@ -60,6 +61,9 @@ def switched_off(what: str, setting: str) -> ApiError:
 
 def from_validation(error: ValidationError) -> ApiError:
     """The first thing wrong with a body, by the name of its field."""
+    if error.error_count() > MOST_ERRORS:
+        problem = f"the body has {error.error_count()} errors; /openapi.json says what it may hold"
+        return bad_request(problem, code="invalid_value")
     found = error.errors(include_url=False, include_input=False)
     # Each branch of a union reports: the one that got furthest into the field is the one that was meant.
     same = [item for item in found if item["loc"][:1] == found[0]["loc"][:1]]

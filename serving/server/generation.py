@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from distillspec.errors import ConfigError
 from distillspec.serving.detokenize import Detokenizer
 from distillspec.serving.params import SamplingParams
 from distillspec.serving.requests import Request
@@ -32,9 +33,14 @@ class Wanted:
 
     body: GenerationBody
     params: SamplingParams
-    prompts: Sequence[tuple[int, ...]]
+    prompts: Sequence[Any]  # text, token ids or messages, as they came
+    encode: Callable[[Any], tuple[int, ...]]  # what makes token ids of one of them
     param: str  # the field that the prompts came from, for errors
     tenant: str
+
+    @property
+    def answers(self) -> int:
+        return len(self.prompts) * self.params.n
 
 
 def check_model(parts: Parts, name: str | None) -> None:
@@ -55,9 +61,13 @@ async def answer(parts: Parts, http: HttpRequest, wanted: Wanted, replies: Repli
     Raises:
         ApiError: refused, cut off, or failed before anything was sent.
     """
-    requests = _requests(parts, wanted, replies.head.id)
+    _check_counts(parts, wanted)
     _check_draft(parts, wanted.body.wish.draft)
+    with parts.bridge.reading(wanted.answers, wanted.tenant):
+        wanted = await parts.reading(lambda: _tokenised(parts, wanted))
+    requests = _requests(parts, wanted, replies.head.id)
     generation = Generation(parts, wanted, replies, requests)
+    parts.domains.accepted(wanted.body.wish.domain)
     if wanted.body.stream:
         return EventStream(generation.events(), generation.close)
     try:
@@ -181,7 +191,8 @@ class Generation:
         )
 
 
-def _requests(parts: Parts, wanted: Wanted, head_id: str) -> list[Request]:
+def _check_counts(parts: Parts, wanted: Wanted) -> None:
+    """Everything that can be refused before text is tokenised."""
     config = parts.config
     if wanted.params.n > config.max_n:
         raise bad_request(f"n={wanted.params.n} is above {config.max_n}, the most this server writes a prompt", "n")
@@ -191,17 +202,33 @@ def _requests(parts: Parts, wanted: Wanted, head_id: str) -> list[Request]:
         )
     if not wanted.prompts:
         raise bad_request("the prompt is empty; give at least one token", wanted.param)
-    wish, domain = wanted.body.wish, parts.domains.told_apart(wanted.body.wish.domain)
-    if wish.max_time_per_token_s is not None and parts.engine.settings.controller != "goodput":
+    for prompt in wanted.prompts:
+        parts.codec.check_fits(prompt, wanted.param)
+    if wanted.body.wish.max_time_per_token_s is not None and parts.engine.settings.controller != "goodput":
         problem = "speculation.max_time_per_token_s needs a server with engine.controller=goodput"
         raise bad_request(problem, "speculation.max_time_per_token_s")
+
+
+def _tokenised(parts: Parts, wanted: Wanted) -> Wanted:
+    """The same with token ids in place of prompts and bad words; takes its time."""
+    ids = [wanted.encode(prompt) for prompt in wanted.prompts]
+    try:
+        banned = parts.engine.core.roster.bad_words(wanted.params)
+    except ConfigError as error:
+        raise bad_request(str(error), "bad_words", "invalid_value") from error
+    return replace(wanted, prompts=ids, params=replace(wanted.params, bad_words=(), bad_word_ids=banned))
+
+
+def _requests(parts: Parts, wanted: Wanted, head_id: str) -> list[Request]:
+    wish, domain = wanted.body.wish, parts.domains.told_apart(wanted.body.wish.domain)
     return [
         Request(
             f"{head_id}.{place}",
             ids,
             wanted.params,
-            deadline_s=config.deadline_s,
-            tenant=wanted.tenant,
+            deadline_s=parts.config.deadline_s,
+            tenant=wanted.tenant,  # from the key alone: nothing in the body can name another
+            cache_salt=wanted.body.cache_salt or "",
             domain=domain,
             log=wish.log,
             max_time_per_token_s=wish.max_time_per_token_s,

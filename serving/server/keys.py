@@ -84,6 +84,8 @@ def load_admin_key(config: ServerConfig) -> KeyRing:
             raise ConfigError(f"server.admin_key_file={config.admin_key_file} is empty; its first line is the key")
     if key:
         _check_length(key, "the admin key")
+    elif config.metrics_key == "admin":
+        raise ConfigError(f"server.metrics_key=admin needs an admin key: server.admin_key_file=FILE or {ADMIN_KEY}")
     return KeyRing([("admin", key)] if key else [])
 
 

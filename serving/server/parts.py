@@ -16,7 +16,7 @@ from distillspec.serving.engine import Engine
 from distillspec.serving.server.adjustable import AdjustableController
 from distillspec.serving.server.bridge import EngineBridge
 from distillspec.serving.server.catalogue import DraftCatalogue
-from distillspec.serving.server.domains import Domains
+from distillspec.serving.server.domains import IDLE_S, Domains
 from distillspec.serving.server.keys import KeyRing
 from distillspec.serving.server.metrics import Metrics
 from distillspec.serving.server.online_control import OnlineControl
@@ -27,6 +27,7 @@ from distillspec.serving.server.worker import StepReport
 from distillspec.serving.threads import compute_alone
 
 T = TypeVar("T")
+READERS = 2  # threads that tokenise prompts: the engine needs the cores
 
 
 @dataclass
@@ -50,16 +51,24 @@ class Parts:
     started: int = field(default_factory=lambda: int(time.time()))
     closing: asyncio.Event = field(default_factory=asyncio.Event)  # set when long-lived streams should end
     _admin_work: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _readers: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(READERS))
+    _counting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         self.bridge = EngineBridge(
             self.engine,
             max_queue=self.config.max_queue,
+            tenant_share=self.config.tenant_share,
             full_status=self.config.full_status,
             on_step=self._observe,
             in_thread=None if self.online is None else self.online.on_step,
         )
-        self.domains = Domains(self.config.max_domains)
+        self.domains = Domains(
+            self.config.max_domains,
+            fixed=self.config.domains,
+            idle_s=max(IDLE_S, 2 * self.config.deadline_s),
+            on_dropped=self._forget_domain,
+        )
 
     async def slowly(self, work: Callable[[], T]) -> T:
         """Run operators' work in another thread, one at a time; the engine goes on."""
@@ -71,12 +80,26 @@ class Parts:
         async with self._admin_work:
             return await asyncio.to_thread(alone)
 
+    async def reading(self, work: Callable[[], T]) -> T:
+        """Tokenise prompts in another thread, few requests at a time; the event loop goes on."""
+        async with self._readers:
+            return await asyncio.to_thread(work)
+
+    async def counting(self, work: Callable[[], T]) -> T:
+        """The same for text that nobody generates from, of any length, one at a time: prompts do not wait for it."""
+        async with self._counting:
+            return await asyncio.to_thread(work)
+
     async def look_at_online(self) -> None:
         """Take over how online adaptation stands, for metrics and page."""
         if self.online is not None:
             figures = await asyncio.to_thread(self.online.figures)
             self.metrics.observe_online(figures)
             self.telemetry.online = figures
+
+    def _forget_domain(self, name: str) -> None:
+        self.metrics.acceptance.forget_domain(name)
+        self.telemetry.forget_domain(name)
 
     def _observe(self, report: StepReport) -> None:
         self.metrics.observe_step(report)
@@ -113,7 +136,7 @@ def make_parts(
         model,
         keys or KeyRing(),
         admin or KeyRing(),
-        TextCodec(engine.target.tokenizer),
+        TextCodec(engine.target.tokenizer, engine.max_model_len),
         Metrics(model, controller.longest, slots, tokens),
         Telemetry(slots),
         Tracing(config.tracing),

@@ -12,8 +12,10 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from distillspec.serving.params import LEAST_REPETITION, MOST_REPETITION
 
-Text = Annotated[str, Field(min_length=1)]
-Ids = list[Annotated[int, Field(ge=0, lt=1 << 31)]]
+# Lists end at their first error: collecting those of a million entries takes the event loop a minute.
+Ids = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(fail_fast=True)]
+StopText = Annotated[str, Field(min_length=1, max_length=1024)]
+BadWord = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 class Body(BaseModel):
@@ -48,7 +50,7 @@ class GenerationBody(Body):
     temperature: float | None = Field(default=None, ge=0, le=100)
     top_p: float | None = Field(default=None, gt=0, le=1)
     seed: int | None = Field(default=None, ge=0, lt=1 << 63)
-    stop: Text | Annotated[list[Text], Field(max_length=16)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=16, fail_fast=True)] | None = None
     presence_penalty: float | None = Field(default=None, ge=-2, le=2)
     frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] | None = Field(default=None, max_length=1024)
@@ -60,8 +62,9 @@ class GenerationBody(Body):
     min_tokens: int | None = Field(default=None, ge=0, lt=1 << 31)
     stop_token_ids: Ids | None = Field(default=None, max_length=1024)
     ignore_eos: bool | None = None
-    bad_words: list[Text] | None = Field(default=None, max_length=1024)
-    allowed_token_ids: Ids | None = None
+    bad_words: Annotated[list[BadWord], Field(fail_fast=True)] | None = Field(default=None, max_length=1024)
+    allowed_token_ids: Ids | None = Field(default=None, max_length=1 << 18)  # the largest vocabularies
+    cache_salt: Annotated[str, Field(min_length=1, max_length=512)] | None = None  # parts a tenant's cached prompts
     # ours
     speculation: SpeculationWish | None = None
     # refused unless they ask for nothing
@@ -87,7 +90,7 @@ class GenerationBody(Body):
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: str | list[str] | Ids | list[Ids]
+    prompt: str | Annotated[list[str], Field(fail_fast=True)] | Ids | Annotated[list[Ids], Field(fail_fast=True)]
     max_tokens: int | None = Field(default=16, ge=1, lt=1 << 31)
     logprobs: int | None = Field(default=None, ge=0, le=20)
     best_of: int | None = Field(default=None, ge=1)

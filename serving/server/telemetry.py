@@ -108,6 +108,11 @@ class Telemetry:
                 second.accepted += row.accepted
                 self._version_seen(report.draft_version).add(row)
 
+    def forget_domain(self, name: str) -> None:
+        """Show a domain no more."""
+        for version in self._by_version.values():
+            version.domains.pop(name, None)
+
     def observe_finished(self, output: RequestOutput) -> None:
         self.requests += 1
         for answer in output.completions:

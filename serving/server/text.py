@@ -14,10 +14,16 @@ from distillspec.serving.server.errors import bad_request
 
 
 class TextCodec:
-    """A tokenizer as the server uses it; every method may run in any thread."""
+    """A tokenizer as the server uses it; every method may run in any thread.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    Args:
+        tokenizer: the model's.
+        longest: the most tokens a prompt may have; `check_fits` refuses texts that cannot fit without tokenising them.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
         self.tokenizer = tokenizer
+        self.most_characters = longest * max(map(len, tokenizer.get_vocab()))
         self._bytes_of = _byte_alphabet() if _is_byte_level(tokenizer) else {}
         self.token_text = lru_cache(maxsize=65536)(self._token_text)
 
@@ -41,6 +47,18 @@ class TextCodec:
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
         return str(self.tokenizer.decode(list(ids)))
+
+    def check_fits(self, prompt: str | Sequence[int] | Sequence[dict[str, str]], param: str) -> None:
+        """Raise ApiError for a text, or messages, of so many characters that no tokenisation could fit."""
+        texts = [prompt] if isinstance(prompt, str) else [m["content"] for m in prompt if isinstance(m, dict)]
+        characters = sum(map(len, texts))
+        if characters > self.most_characters:
+            raise bad_request(
+                f"{characters} characters cannot fit: this model reads at most {self.most_characters}"
+                " (max_model_len tokens as long as its longest)",
+                param,
+                "context_length_exceeded",
+            )
 
     def _token_text(self, token: int) -> str:
         """A token on its own; half a character is shown as a replacement character."""

@@ -46,6 +46,7 @@ class Ticket:
 
     def __init__(self, requests: Sequence[Request]) -> None:
         self.requests = tuple(requests)
+        self.tenant = self.requests[0].tenant
         self._first = {}
         answers = 0
         for request in requests:

@@ -122,6 +122,33 @@ def test_it_learns_is_killed_and_goes_on_from_what_it_promoted(given: Path, tmp_
     assert first_draft(settings, target) == last.path
 
 
+def open_to_others(*folders: Path) -> list[str]:
+    found = [path for folder in folders for path in (folder, *folder.rglob("*"))]
+    assert len(found) > len(folders)
+    return [f"{path.stat().st_mode:o} {path}" for path in found if path.stat().st_mode & 0o077]
+
+
+@pytest.mark.timeout(300)
+def test_what_was_asked_is_on_disk_for_this_account_alone(distill: Any, given: Path, tmp_path: Path) -> None:
+    """The log, its database with write-ahead log, versions, trainer, run folder and exports."""
+    online, run = tmp_path / "online", tmp_path / "run"
+    before = os.umask(0o022)
+    try:
+        with serving(tmp_path, "online=on", f"draft.path={given}", *TRAIN) as server:
+            server.new_trainer([])
+            server.greedy()
+            wait_for(lambda: server.metric("replay_answers") >= len(GREEDY))
+            assert {"manifest.sqlite-wal", "manifest.sqlite-shm"} <= {path.name for path in online.rglob("*")}
+            assert open_to_others(online, run) == []
+            assert server.end() == 0, server.errors.read_text()
+        assert distill("replay", "action=export", f"online.folder={online}", "hydra.run.dir=export").code == 0
+        assert (tmp_path / "export" / "replay.safetensors").is_file()
+        assert open_to_others(online, run, tmp_path / "export") == []
+        assert os.umask(0o022) == 0o022  # a command leaves it as it was
+    finally:
+        os.umask(before)
+
+
 @pytest.mark.timeout(300)
 def test_a_second_signal_ends_server_and_trainer_at_once(given: Path, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "online")

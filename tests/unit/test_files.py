@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from distillspec.errors import RunError
-from distillspec.files import sha256_of, verify_folder, write_atomic, write_folder, write_json, write_text
+from distillspec.files import (
+    private_file,
+    private_files,
+    private_folder,
+    sha256_of,
+    verify_folder,
+    write_atomic,
+    write_folder,
+    write_json,
+    write_private,
+    write_text,
+)
 
 
 def names(folder: Path) -> list[str]:
@@ -154,3 +166,42 @@ def test_a_written_folder_verifies_and_each_kind_of_damage_is_named(tmp_path: Pa
 def test_sha256_is_that_of_the_bytes(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"abc")
     assert sha256_of(tmp_path / "f") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+@pytest.fixture
+def usual_umask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def test_private_files_and_folders_are_closed_to_others(tmp_path: Path, usual_umask: None) -> None:
+    private_folder(tmp_path / "a" / "b")
+    write_private(tmp_path / "a" / "text", lambda temporary: temporary.write_text("secret"))
+    private_file(tmp_path / "a" / "empty")
+    assert [mode(tmp_path / name) for name in ("a", "a/b", "a/text", "a/empty")] == [0o700, 0o700, 0o600, 0o600]
+    assert (tmp_path / "a" / "text").read_text() == "secret"
+    write_text(tmp_path / "usual", "")
+    assert mode(tmp_path / "usual") == 0o644
+
+
+def test_what_was_open_is_closed_and_keeps_its_content(tmp_path: Path, usual_umask: None) -> None:
+    (tmp_path / "old").mkdir()
+    write_text(tmp_path / "old" / "text", "kept")
+    private_folder(tmp_path / "old")
+    private_file(tmp_path / "old" / "text")
+    assert [mode(tmp_path / "old"), mode(tmp_path / "old" / "text")] == [0o700, 0o600]
+    assert (tmp_path / "old" / "text").read_text() == "kept"
+
+
+def test_inside_the_block_everything_is_private(tmp_path: Path, usual_umask: None) -> None:
+    with private_files():
+        (tmp_path / "folder").mkdir()
+        write_json(tmp_path / "folder" / "f", {})
+    assert [mode(tmp_path / "folder"), mode(tmp_path / "folder" / "f")] == [0o700, 0o600]
+    write_json(tmp_path / "g", {})
+    assert mode(tmp_path / "g") == 0o644

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends
 from fastapi import Request as HttpRequest
 from starlette.responses import HTMLResponse
 
-from distillspec.serving.server.access import tenant
+from distillspec.serving.server.access import watcher
 from distillspec.serving.server.parts import Parts, parts_of
 from distillspec.serving.server.stream import EventStream, event
 
@@ -29,7 +29,7 @@ async def page() -> HTMLResponse:
     return HTMLResponse(text, headers={"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"})
 
 
-@router.get("/dashboard/events", dependencies=[Depends(tenant)])
+@router.get("/dashboard/events", dependencies=[Depends(watcher)])
 async def events(request: HttpRequest) -> EventStream:
     """First the last minutes, then a point a second, as server-sent events."""
     parts = parts_of(request)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
@@ -43,11 +42,9 @@ async def completions(
     parts = parts_of(request)
     check_model(parts, body.model)
     params = completion_params(body)
-    parts.bridge.check_ready()
-    prompts = await asyncio.to_thread(lambda: [parts.codec.encode(prompt) for prompt in body.prompts])
-    head = new_head(parts, "cmpl")
-    replies = CompletionReplies(head, parts.codec, len(prompts) * params.n, params.logprobs is not None)
-    return await answer(parts, request, Wanted(body, params, prompts, "prompt", who), replies)
+    wanted = Wanted(body, params, body.prompts, parts.codec.encode, "prompt", who)
+    replies = CompletionReplies(new_head(parts, "cmpl"), parts.codec, wanted.answers, params.logprobs is not None)
+    return await answer(parts, request, wanted, replies)
 
 
 @router.post("/chat/completions", openapi_extra=described(ChatBody), responses=ANSWER)
@@ -58,11 +55,10 @@ async def chat_completions(
     parts = parts_of(request)
     check_model(parts, body.model)
     params = chat_params(body)
-    parts.bridge.check_ready()
     turns = [message.as_template for message in body.messages]
-    ids = await asyncio.to_thread(parts.codec.render, turns)
-    replies = ChatReplies(new_head(parts, "chatcmpl"), parts.codec, params.n, params.logprobs is not None)
-    return await answer(parts, request, Wanted(body, params, [ids], "messages", who), replies)
+    wanted = Wanted(body, params, [turns], parts.codec.render, "messages", who)
+    replies = ChatReplies(new_head(parts, "chatcmpl"), parts.codec, wanted.answers, params.logprobs is not None)
+    return await answer(parts, request, wanted, replies)
 
 
 def _model(request: HttpRequest) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""/health, /metrics, /version: for load balancers, Prometheus and people; open to all who reach the port."""
+"""/health, /metrics, /version: for load balancers, Prometheus and people; /metrics may need a key."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 import transformers
-from fastapi import APIRouter
+from fastapi import APIRouter, Depends
 from fastapi import Request as HttpRequest
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import PlainTextResponse, Response
 
 from distillspec import __version__
+from distillspec.serving.server.access import scraper
 from distillspec.serving.server.parts import parts_of
 
 router = APIRouter(tags=["operations"])
@@ -24,7 +25,7 @@ async def health(request: HttpRequest) -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/metrics", response_class=PlainTextResponse)
+@router.get("/metrics", response_class=PlainTextResponse, dependencies=[Depends(scraper)])
 async def metrics(request: HttpRequest) -> Response:
     """Prometheus' text format."""
     return Response(parts_of(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)

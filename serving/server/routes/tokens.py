@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends
@@ -27,9 +26,9 @@ async def tokenize(
     check_model(parts, body.model)
     if body.messages is not None:
         turns = [message.as_template for message in body.messages]
-        ids = await asyncio.to_thread(parts.codec.render, turns)
+        ids = await parts.counting(lambda: parts.codec.render(turns))
     else:
-        ids = await asyncio.to_thread(parts.codec.encode, body.prompt or "", special=body.add_special_tokens)
+        ids = await parts.counting(lambda: parts.codec.encode(body.prompt or "", special=body.add_special_tokens))
     return {"tokens": list(ids), "count": len(ids), "max_model_len": parts.engine.max_model_len}
 
 
@@ -43,4 +42,4 @@ async def detokenize(
     size = parts.engine.target.identity.vocab_size
     if bad := [token for token in body.tokens if token >= size]:
         raise bad_request(f"token id {bad[0]} is not in the model's vocabulary (0…{size - 1})", "tokens")
-    return {"prompt": await asyncio.to_thread(parts.codec.decode, body.tokens)}
+    return {"prompt": await parts.counting(lambda: parts.codec.decode(body.tokens))}

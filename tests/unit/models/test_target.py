@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -130,6 +132,52 @@ def test_a_folder_with_a_broken_file_is_one_line(target: LanguageModel, tmp_path
     with pytest.raises(ConfigError, match="cannot load") as refused:
         load_target(TargetConfig(path=str(tmp_path)))
     assert "\n" not in str(refused.value)
+
+
+class Bomb:
+    """Unpickled, it leaves a file behind."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (self.mark,))
+
+
+def test_pickled_weights_are_not_read(target: LanguageModel, tmp_path: Path) -> None:
+    folder, mark = tmp_path / "model", tmp_path / "it-ran"
+    target.model.save_pretrained(folder)
+    target.tokenizer.save_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save({"state": Bomb(mark)}, folder / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"no weights as safetensors.*convert once: AutoModel") as refused:
+        load_target(TargetConfig(path=str(folder)))
+    assert "\n" not in str(refused.value)
+    torch.save(target.model.state_dict(), folder / "pytorch_model.bin")  # harmless ones neither
+    with pytest.raises(ConfigError, match="pickled ones"):
+        load_target(TargetConfig(path=str(folder)))
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("part", ["config.json", "tokenizer_config.json"])
+def test_code_that_comes_with_a_model_is_not_run(target: LanguageModel, tmp_path: Path, part: str) -> None:
+    folder, mark = tmp_path / "model", tmp_path / "it-ran"
+    target.model.save_pretrained(folder)
+    target.tokenizer.save_pretrained(folder)
+    names = ("AutoConfig", "AutoModelForCausalLM") if part == "config.json" else ("AutoTokenizer",)
+    settings = json.loads((folder / part).read_text())
+    references = {name: ["code.Own", None] if name == "AutoTokenizer" else "code.Own" for name in names}
+    unknown = {"model_type": "unknown-to-all"} if part == "config.json" else {"tokenizer_class": "Own"}
+    (folder / part).write_text(json.dumps({**settings, **unknown, "auto_map": references}))
+    (folder / "code.py").write_text(f"import pathlib\npathlib.Path({str(mark)!r}).touch()\n")
+    if part == "config.json":
+        with pytest.raises(ConfigError, match="needs code of its own, which is never run") as refused:
+            load_target(TargetConfig(path=str(folder)))
+        assert "\n" not in str(refused.value)
+    else:
+        with suppress(ConfigError):  # transformers may know another class for it
+            load_target(TargetConfig(path=str(folder)))
+    assert not mark.exists()
 
 
 def test_a_local_folder_loads_as_it_was_saved(target: LanguageModel, tmp_path: Path) -> None:

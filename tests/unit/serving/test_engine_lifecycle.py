@@ -264,3 +264,16 @@ def test_a_step_that_fails_while_slots_change_trusts_no_slot(make_engine: MakeEn
     assert done["a"].stats.prefix_tokens == 0
     engine.close()
     assert list(done["a"].token_ids) == hf_greedy(target, [*head, 60], 4)
+
+
+def test_tenants_do_not_share_cached_beginnings(make_engine: MakeEngine) -> None:
+    engine = make_engine(max_slots=12)
+    prompt, params = tuple(range(10, 60)), SamplingParams(temperature=0.0, max_tokens=2, n=2)
+    taken = []
+    for place, (tenant, salt) in enumerate([("a", ""), ("b", ""), ("a", ""), ("a", "x"), ("b", "x"), ("b", "")]):
+        engine.submit(Request(str(place), prompt, params, tenant=tenant, cache_salt=salt))
+        done = engine._run_until_done({str(place)}, progress=False)[str(place)]
+        taken.append([answer.stats.prefix_tokens > 0 for answer in done.completions])
+        engine.check_integrity()
+    new, known = [False, False], [True, True]
+    assert taken == [new, new, known, new, new, known]

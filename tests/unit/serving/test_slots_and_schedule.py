@@ -150,6 +150,33 @@ def test_prefixes_are_found_in_free_slots_too_and_never_in_forgotten_ones() -> N
     assert pool.longest_prefix([1, 2, 3, 9]) is None
 
 
+def test_a_prefix_is_found_by_requests_of_the_same_salt_alone() -> None:
+    pool = SlotPool(3, 16)
+    for salt, text in (("a", [1, 2, 3, 4]), ("b", [1, 2, 9, 9])):
+        pool.record(pool.take(salt, 8, salt), text, 0)
+    assert pool.longest_prefix([1, 2, 3, 4], "a") == (0, 4)
+    assert pool.longest_prefix([1, 2, 3, 4], "b") == (1, 2)
+    assert pool.longest_prefix([1, 2, 3, 4], "c") is None
+    assert pool.longest_prefix([1, 2, 3, 4]) is None
+    pool.release(0, 2)  # b's text moves to slot 0, and its salt with it
+    assert pool.longest_prefix([1, 2, 3, 4], "a") is None
+    assert pool.longest_prefix([1, 2, 3, 4], "b") == (0, 2)
+    pool.release(0, 1)
+    pool.record(pool.take("c", 8, "c"), [1, 2, 3], 0)  # slot 0 is c's now
+    assert pool.longest_prefix([1, 2, 3, 4], "b") is None
+
+
+def test_salts_follow_texts_that_change_places() -> None:
+    pool = SlotPool(3, 16)
+    for salt in "abc":
+        pool.record(pool.take(salt, 8, salt), [7] * 6, 0)
+    for _ in range(3):
+        pool.release(len(pool.owners) - 1, len(pool.owners))
+    assert pool.longest_prefix([7] * 6, "c") == (2, 6)
+    pool.bring(pool.longest_prefix([7] * 6, "c"))  # exchanged with slot 0, where the next one is taken
+    assert [pool.longest_prefix([7], salt) for salt in "abc"] == [(2, 1), (1, 1), (0, 1)]
+
+
 def test_an_idle_pool_remembers_as_many_texts_as_it_has_slots() -> None:
     pool = SlotPool(3, 16)
     moves = []

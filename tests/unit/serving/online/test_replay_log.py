@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -382,3 +383,23 @@ def test_a_log_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no log in"):
         ReplayLog(tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
+
+
+def test_the_log_is_closed_to_others_whatever_the_umask(
+    settings: OnlineSettings, key: LogKey, answer: Answer, tmp_path: Path
+) -> None:
+    """In an engine of one's own, too; and a log that an older version left open is closed."""
+    before = os.umask(0o022)
+    try:
+        folder = tmp_path / "mine" / "replay"
+        folder.mkdir(parents=True)
+        (folder / "manifest.sqlite").touch()
+        log = ReplayLog(folder, key, settings.replay)
+        log.append([answer("r1")])
+        modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+        log.close()
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert len(modes) >= 4
+    assert {name: mode for name, mode in modes.items() if mode != 0o600} == {}

@@ -29,6 +29,11 @@ def test_the_systemd_unit_is_one(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_unit_keeps_text_private_and_does_not_repeat_a_mistake() -> None:
+    lines = (DEPLOY / "distillspec.service").read_text().splitlines()
+    assert {"UMask=0077", "RestartPreventExitStatus=2", "Restart=on-failure"} <= set(lines)
+
+
 def test_the_commands_of_unit_and_container_are_settings() -> None:
     unit = (DEPLOY / "distillspec.service").read_text()
     started = re.search(r"ExecStart=\S+ serve (.*)", unit)
