@@ -65,7 +65,7 @@ class ServedAcceptance:
             sequence = emission.sequence
             key = (sequence.request.id, sequence.index)
             tried, accepted = acceptance_in(emission)
-            if not tried and sequence.draft_ok:
+            if emission.tree.source == "lookup" or (not tried and sequence.draft_ok):
                 continue
             answer = self._open.setdefault(key, _Open(sequence.request.domain, {}))
             if not sequence.draft_ok and not answer.broken:
