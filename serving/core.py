@@ -220,7 +220,9 @@ class EngineCore:
     def _run(self, schedule: SchedulePlan, timer: _Timer) -> StepResult:
         self._backoff.step()
         decoding, reserved = self.roster.decoding, self.roster.pool.reserved_tokens
-        chunks = [(self.roster.sequences[chunk.sequence_id], chunk.tokens) for chunk in schedule.prefill]
+        planned = [(self.roster.sequences[chunk.sequence_id], chunk.tokens) for chunk in schedule.prefill]
+        # Planned before slots were given out: what a prefix in the cache saves is not read, and not to be reported.
+        chunks = [(sequence, min(tokens, len(sequence.tokens) - sequence.computed)) for sequence, tokens in planned]
         view = self._view(decoding, sum(tokens for _, tokens in chunks))
         plan = self.controller.plan(view)
         with timer.part("draft"):
