@@ -32,7 +32,7 @@ class Emission:
     tree: TokenTree  # what was drafted
     path: tuple[int, ...]  # the nodes that stood, those after a stop token included
     rows: tuple[int, ...]  # the step's row of logits for each new token
-    draft_version: str  # of the draft in use, "" without one
+    draft_version: str  # of the draft in use; "" without one, and where a lookup proposed the tree
 
 
 class Observer(Protocol):
@@ -78,7 +78,8 @@ class Committer:
                 self.cache.clear(window.sequence.held_slot, window.sequence.computed)
             results.append(result)
             judged = tuple(rows[place][: result.emitted])
-            emissions.append(Emission(window.sequence, window.tree, verdict.path, judged, version))
+            own = version if window.tree.source == "draft" else ""
+            emissions.append(Emission(window.sequence, window.tree, verdict.path, judged, own))
         if self.observer is not None and emissions:
             self.observer(emissions, logits)
         for window in windows:
@@ -91,7 +92,7 @@ class Committer:
         sequence = window.sequence
         sequence.draft_ok = False
         self.cache.clear(sequence.held_slot, sequence.computed)
-        return RowResult(sequence.id, len(window.tree), 0, 0, domain=sequence.request.domain)
+        return _result(window, 0, 0)
 
     def _fail(self, window: Window) -> RowResult:
         """The target's numbers are not finite: this request alone ends, and nobody reads what it left."""
@@ -100,7 +101,7 @@ class Committer:
         self.cache.clear(sequence.held_slot)
         self.roster.pool.forget(sequence.held_slot)
         self.roster.deltas.append(delta(sequence, sequence.output_length, self.roster.texts[sequence.id].flush()))
-        return RowResult(sequence.id, len(window.tree), 0, 0, domain=sequence.request.domain)
+        return _result(window, 0, 0)
 
     def _keep(
         self, window: Window, verdict: Verdict, logprobs: Seq[TokenLogprob], proposer: Proposer | None, now: float
@@ -115,7 +116,7 @@ class Committer:
         if proposer is not None:
             proposer.committed(sequence, tree, path)
         self.roster.deltas.append(delta(sequence, before, text))
-        return RowResult(sequence.id, len(tree), len(path), emitted, domain=sequence.request.domain)
+        return _result(window, len(path), emitted)
 
     def _keep_path(self, window: Window, path: tuple[int, ...], device: torch.device) -> None:
         """The root and the accepted nodes stay in the cache, in order, from the sequence's length on.
@@ -148,6 +149,14 @@ class Committer:
                 pieces.append(text.flush())
                 break
         return "".join(pieces)
+
+
+def _result(window: Window, accepted: int, emitted: int) -> RowResult:
+    sequence, tree = window.sequence, window.tree
+    levels = None if tree.is_chain else max(tree.depths)
+    return RowResult(
+        sequence.id, len(tree), accepted, emitted, domain=sequence.request.domain, source=tree.source, levels=levels
+    )
 
 
 def _tokens(window: Window, verdict: Verdict) -> list[int]:
@@ -188,6 +197,6 @@ def _count(window: Window, verdict: Verdict, emitted: int, proposer: Proposer | 
         stats.first_token_s = now
     if len(window.tree):
         stats.record_verification(max(window.tree.depths), len(verdict.path), emitted)
-        version = proposer.version if proposer is not None else ""
+        version = proposer.version if proposer is not None and window.tree.source == "draft" else ""
         if version and version not in stats.draft_versions:
             stats.draft_versions.append(version)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
@@ -16,8 +17,10 @@ from torch import Tensor
 
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
+from distillspec.serving.backoff import Backoff
 from distillspec.serving.commit import Committer
 from distillspec.serving.control.base import BatchView, LengthController, Plan, RowResult, RowView, StepResult
+from distillspec.serving.control.reading import ALONG
 from distillspec.serving.kv_cache import Move, SlotPool
 from distillspec.serving.proposers.base import (
     EMPTY,
@@ -25,6 +28,7 @@ from distillspec.serving.proposers.base import (
     ProposalRequest,
     Proposer,
     Prospect,
+    begin_anew,
     most_nodes,
     release_memory,
 )
@@ -82,10 +86,12 @@ class EngineCore:
             prefix_reuse=prefix_reuse,
             on_moves=self._follow,
             on_unjudged=runner.cache.clear,
-            on_gone=lambda sequence_id: self.proposer.forget(sequence_id) if self.proposer is not None else None,
+            on_leaving=self._forget,
         )
         self.committer = Committer(self.roster, runner.cache)
         self.last_result: StepResult | None = None
+        self._backoff = Backoff()  # of the proposer
+        self._failures_told: set[tuple[object, ...]] = set()
         self._messages: deque[Callable[[], None]] = deque()
         self._known: set[str] = set()
         self._door = Lock()  # between submitters alone; `step` never takes it
@@ -130,6 +136,8 @@ class EngineCore:
         """Draft with another proposer from now on; call between steps (`at_next_step`)."""
         release_memory(self.proposer)
         self.proposer = proposer
+        self._backoff = Backoff()
+        self._failures_told.clear()
         self._look_ahead()
         self.controller.draft_changed()
         self.roster.forget_drafts()
@@ -201,9 +209,20 @@ class EngineCore:
         if self.proposer is not None:
             self.proposer.move(moves)
 
+    def _forget(self, sequence: Sequence) -> None:
+        """Before it leaves its slot. A text that the draft has read in part was never judged: it may hold NaN."""
+        if self.proposer is None:
+            return
+        if 0 < sequence.draft_computed < len(sequence.tokens) - ALONG:
+            begin_anew(self.proposer, sequence)
+        self.proposer.forget(sequence.id)
+
     def _run(self, schedule: SchedulePlan, timer: _Timer) -> StepResult:
+        self._backoff.step()
         decoding, reserved = self.roster.decoding, self.roster.pool.reserved_tokens
-        chunks = [(self.roster.sequences[chunk.sequence_id], chunk.tokens) for chunk in schedule.prefill]
+        planned = [(self.roster.sequences[chunk.sequence_id], chunk.tokens) for chunk in schedule.prefill]
+        # Planned before slots were given out: what a prefix in the cache saves is not read, and not to be reported.
+        chunks = [(sequence, min(tokens, len(sequence.tokens) - sequence.computed)) for sequence, tokens in planned]
         view = self._view(decoding, sum(tokens for _, tokens in chunks))
         plan = self.controller.plan(view)
         with timer.part("draft"):
@@ -231,7 +250,8 @@ class EngineCore:
         return BatchView(tuple([self._row(s) for s in decoding]), prefill_tokens, len(self.roster.waiting))
 
     def _row(self, sequence: Sequence) -> RowView:
-        limit = 0 if self.proposer is None else speculation_limit(sequence, self.limits)
+        none = self.proposer is None or self._backoff.waits
+        limit = 0 if none else speculation_limit(sequence, self.limits)
         prospect = self.proposer.prospect(sequence) if limit and isinstance(self.proposer, Foresees) else Prospect()
         return RowView(
             sequence.id,
@@ -249,15 +269,17 @@ class EngineCore:
                 sequence.uses_draft = False
         lengths = {row.sequence_id: row.length for row in plan.rows}
         asked = [ProposalRequest(s, lengths[s.id]) for s in decoding if lengths[s.id] > 0]
+        if self._backoff.waits:
+            for sequence in decoding:
+                sequence.proposer_failed |= sequence.params.speculate
         if not asked or self.proposer is None:
             return [EMPTY] * len(decoding)
         try:
             grown = self.proposer.propose(asked)
         except Exception as error:  # a draft may be slow or wrong, but never the end of a request
-            log.warning("no speculation for %d requests: the proposer failed (%s)", len(asked), error)
-            for request in asked:
-                request.sequence.draft_ok = False
+            self._proposer_failed(asked, error)
             return [EMPTY] * len(decoding)
+        self._backoff.succeeded()
         proposed = dict(zip((r.sequence.id for r in asked), grown, strict=True))
         trees = [proposed.get(s.id, EMPTY) for s in decoding]
         kept = self.controller.trim(view, plan)
@@ -265,6 +287,28 @@ class EngineCore:
             self._that_fits(sequence, tree.shortened(depth))
             for sequence, tree, depth in zip(decoding, trees, kept, strict=True)
         ]
+
+    def _proposer_failed(self, asked: Seq[ProposalRequest], error: Exception) -> None:
+        """Let speculation rest, longer after each failure in a row, and begin anew with the rows that were asked for.
+
+        Told once for each place in the code that raises.
+        """
+        assert self.proposer is not None
+        steps = self._backoff.failed()
+        for request in asked:
+            begin_anew(self.proposer, request.sequence)
+            request.sequence.proposer_failed = True
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        kind = (type(error), place.filename, place.lineno)
+        if kind not in self._failures_told:
+            self._failures_told.add(kind)
+            log.warning(
+                "no speculation for %d steps: the proposer failed (%s: %s); it is tried again, and failures of this "
+                "kind are not logged again",
+                steps,
+                type(error).__name__,
+                error,
+            )
 
     def _that_fits(self, sequence: Sequence, tree: TokenTree) -> TokenTree:
         """A wide tree needs a place for every node: where fewer were reserved (near the context's end) its

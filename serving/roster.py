@@ -23,8 +23,8 @@ MIN_PREFIX = 16  # shared tokens below which copying is not worth it
 class Roster:
     """All unfinished sequences; owns the slot pool.
 
-    Tensors follow through `on_moves` (slots changed places), `on_gone` (a sequence left its slot) and `on_unjudged` (a
-    slot is left whose numbers nobody has looked at).
+    Tensors follow through `on_moves` (slots changed places), `on_leaving` (a sequence is about to leave its slot) and
+    `on_unjudged` (a slot is left whose numbers nobody has looked at).
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class Roster:
         *,
         prefix_reuse: bool,
         on_moves: Callable[[Seq[Move]], None],
-        on_gone: Callable[[str], None],
+        on_leaving: Callable[[Sequence], None],
         on_unjudged: Callable[[int], None],
     ) -> None:
         self.pool, self.limits, self.tokenizer, self.stop_ids = pool, limits, tokenizer, tuple(stop_ids)
         self.prefix_reuse = prefix_reuse
-        self._on_moves, self._on_gone, self._on_unjudged = on_moves, on_gone, on_unjudged
+        self._on_moves, self._on_leaving, self._on_unjudged = on_moves, on_leaving, on_unjudged
         self.sequences: dict[str, Sequence] = {}  # unfinished ones, in order of arrival
         self.texts: dict[str, Detokenizer] = {}
         self.waiting: list[Sequence] = []  # most urgent first
@@ -179,6 +179,7 @@ class Roster:
         """The draft's cache is void: the next draft reads every sequence again, also those the last one left out."""
         for sequence in self.sequences.values():
             sequence.draft_computed, sequence.draft_ok, sequence.uses_draft = 0, True, True
+            sequence.proposer_failed = False
 
     def take_results(self) -> tuple[tuple[SequenceDelta, ...], tuple[RequestOutput, ...]]:
         """Gains and finished requests since the last call."""
@@ -240,9 +241,9 @@ class Roster:
         if sequence.status is Status.PREFILL:
             self._on_unjudged(sequence.slot)
             self.pool.forget(sequence.slot)
+        self._on_leaving(sequence)
         moves = self.pool.release(sequence.slot, len(self.decoding))
         self._on_moves(moves)
-        self._on_gone(sequence.id)
         sequence.slot, sequence.computed, sequence.draft_computed = None, 0, 0
         for slot, owner in enumerate(self.pool.owners):
             self.sequences[owner].slot = slot

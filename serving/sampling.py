@@ -153,10 +153,13 @@ class TokenSampler:
         return Asked(torch.cat([count, tokens]), verdicts)
 
     def _ask_wide(self, logits: Tensor, windows: Seq[Window], policy: SamplingPolicy) -> Asked:
-        """Trees wider than one are judged on the host, after a read of their whole distributions."""
-        probs, *drafted = to_host_together(
-            [policy_probs(logits, policy, look=self.look), *_draft_probs(windows, logits)]
-        )
+        """Trees wider than one are judged on the host, after a read of their whole distributions.
+
+        `verify_tree` draws from rows that must be distributions. Bad rows become even ones: their verdicts are dropped.
+        """
+        sound = torch.isfinite(logits.amax(-1, keepdim=True))
+        own_probs = policy_probs(logits.masked_fill(~sound, 0.0), policy, look=self.look)
+        probs, *drafted = to_host_together([own_probs, *_draft_probs(windows, logits)])
         verdicts = []
         for first, window in zip(_firsts(windows), windows, strict=True):
             tree = window.tree

@@ -11,6 +11,7 @@ from torch import Tensor
 
 ROOT = -1
 Kind = Literal["sampled", "one_hot"]
+Source = Literal["draft", "lookup"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class TokenTree:
     `rows[node]`; `rows` has an entry for every node with children, the root as −1. A row is `[width]` float32 over
     the draft's own columns (`kept_ids` maps them to ids; None: the whole vocabulary), under the request's policy.
     kind `one_hot`: the proposer is deterministic (prompt lookup); there are no probabilities.
+    source: who proposed it. What becomes of a lookup's tokens says nothing of the draft in use.
 
     Raises ValueError where a parent follows its child.
     """
@@ -34,6 +36,7 @@ class TokenTree:
     draft_probs: Tensor | None = None  # [expanded nodes, width]
     rows: dict[int, int] | None = None
     kept_ids: Tensor | None = None  # [width] int64
+    source: Source = "draft"
 
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.parents):
@@ -44,15 +47,19 @@ class TokenTree:
 
     @classmethod
     def chain(
-        cls, tokens: Sequence[int], draft_probs: Tensor | None = None, kept_ids: Tensor | None = None
+        cls,
+        tokens: Sequence[int],
+        draft_probs: Tensor | None = None,
+        kept_ids: Tensor | None = None,
+        source: Source = "draft",
     ) -> TokenTree:
         """One token after another; `draft_probs [len(tokens), width]` makes it `sampled`."""
         count = len(tokens)
         parents = tuple(range(ROOT, count - 1))
         if draft_probs is None:
-            return cls(tuple(tokens), parents)
+            return cls(tuple(tokens), parents, source=source)
         rows = {parent: row for row, parent in enumerate(parents)}
-        return cls(tuple(tokens), parents, "sampled", draft_probs, rows, kept_ids)
+        return cls(tuple(tokens), parents, "sampled", draft_probs, rows, kept_ids, source)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -99,4 +106,5 @@ class TokenTree:
             self.draft_probs,
             rows,
             self.kept_ids,
+            self.source,
         )

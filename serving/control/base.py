@@ -6,6 +6,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from distillspec.serving.tree import Source
+
 
 class RowView(NamedTuple):
     """One decoding row as a controller sees it."""
@@ -73,7 +75,7 @@ class RowResult(NamedTuple):
     """What verification did for one row.
 
     `ranks`, for trees of several heads' candidates alone: the places that the target's tokens had in the heads' lists,
-    up to the first that the tree did not hold.
+    up to the first that the tree did not hold. `levels`, for trees that are wider than one: how deep they went.
     """
 
     sequence_id: str
@@ -82,11 +84,22 @@ class RowResult(NamedTuple):
     emitted: int
     ranks: tuple[int, ...] = ()
     domain: str = "default"  # the request's
+    source: Source = "draft"  # who proposed the tokens
+    levels: int | None = None  # None: a chain, of as many levels as tokens
+
+    @property
+    def depth(self) -> int:
+        """The most tokens that could have been accepted."""
+        return self.proposed if self.levels is None else self.levels
 
     @property
     def tried(self) -> int:
-        """Drafted tokens whose predecessors all stood: those accepted, and the first rejected one."""
-        return min(self.accepted + 1, self.proposed)
+        """Positions whose predecessors all stood: those accepted, and the first rejected one."""
+        return min(self.accepted + 1, self.depth)
+
+    def booked_to(self, version: str) -> str:
+        """The draft that its acceptance counts for while `version` is in use; "" for a lookup's tokens."""
+        return version if self.source == "draft" else ""
 
 
 @dataclass(frozen=True)

@@ -29,19 +29,30 @@ class CostCalibration:
     line is known to be off by (`bumps`) is one more kind of work: its coefficient, 1 at first, says how large the bumps
     are now. A residual far beyond the usual is cut: a pause of the machine is no new machine.
 
+    With `prompts`, a pair may also hold a pass over prompts, whose tokens and pass are two more kinds of work. Where
+    every pair holds one, nothing tells the two passes' fixed costs apart, and the prior does: alike.
+
     Args:
         prior: the profile's coefficients, or a guess.
         confidence: pairs that the prior is worth at first.
         forgetting: weight of a pair after the next one.
+        prompts: the prior of a pass over prompts (`per_context` unused); None: pairs never hold one.
     """
 
-    def __init__(self, prior: ForwardCost, *, confidence: float = 20.0, forgetting: float = 0.99) -> None:
+    def __init__(
+        self,
+        prior: ForwardCost,
+        *,
+        confidence: float = 20.0,
+        forgetting: float = 0.99,
+        prompts: ForwardCost | None = None,
+    ) -> None:
         if not 0 < forgetting <= 1:
             raise ConfigError(f"forgetting={forgetting} must be in (0, 1]")
         if confidence <= 0:
             raise ConfigError(f"confidence={confidence} must be above 0")
         self.forgetting = forgetting
-        self._shape = prior
+        self._shape, self._with_prompts = prior, prompts is not None
         known, scale = [prior.per_context, prior.per_token, prior.fixed], list(SCALE)
         if prior.experts:
             known.append(prior.per_expert)
@@ -49,6 +60,9 @@ class CostCalibration:
         if prior.bumps:
             known.append(1.0)
             scale.append(max(1e-6, *(abs(seconds) for _, seconds in prior.bumps)))
+        if prompts is not None:
+            known += [prompts.per_token, prompts.fixed]
+            scale += [SCALE[1], SCALE[2]]
         self._scale = numpy.array(scale)
         self._prior = numpy.array(known) * self._scale
         self._lasting = min(confidence, 1.0) * LASTING
@@ -57,7 +71,7 @@ class CostCalibration:
         self._products = confidence * self._prior
         self._theta = self._prior.copy()
         self._cost = prior
-        self._cut = SpikeCut()
+        self._cut, self._cut_with_prompts = SpikeCut(), SpikeCut()
         self._pairs = 0
         self._new: list[list[float]] = []  # not in the sums yet
 
@@ -65,6 +79,14 @@ class CostCalibration:
     def cost(self) -> ForwardCost:
         """The present estimate."""
         return self._cost
+
+    @property
+    def prompts(self) -> ForwardCost | None:
+        """The present estimate of a pass over prompts; None where pairs never hold one."""
+        if not self._with_prompts:
+            return None
+        per_token, fixed = (self._theta / self._scale)[-2:].tolist()
+        return ForwardCost(0.0, per_token, fixed)
 
     def _as_cost(self) -> ForwardCost:
         context, token, fixed, *others = (self._theta / self._scale).tolist()
@@ -74,18 +96,22 @@ class CostCalibration:
             self._shape, per_context=context, per_token=token, fixed=fixed, per_expert=per_expert, bumps=bumps
         )
 
-    def observe(self, context: float, tokens: float, passes: float, seconds: float) -> None:
-        """Learn that `passes` passes over `tokens` tokens with `context` tokens cached took `seconds`.
+    def observe(self, context: float, tokens: float, passes: float, seconds: float, prompts: float = 0) -> None:
+        """Learn that `passes` passes over `tokens` tokens with `context` tokens cached took `seconds`, with one more
+        over `prompts` tokens of prompts.
 
         Times that no clock should give (negative, not finite) are left out.
         """
-        if passes <= 0 or not 0 <= seconds < float("inf"):
+        if (passes <= 0 and not prompts) or not 0 <= seconds < float("inf"):
             return
+        each = tokens / max(passes, 1)
         work = [context, tokens, passes]
         if self._shape.experts:
-            work.append(passes * self._shape.loaded_experts(tokens / passes))
+            work.append(passes * self._shape.loaded_experts(each))
         if self._shape.bumps:
-            work.append(passes * self._shape.bump_s(tokens / passes))
+            work.append(passes * self._shape.bump_s(each))
+        if self._with_prompts:
+            work += [prompts, min(prompts, 1)]
         self._new.append([*work, seconds])
         self._pairs += 1
         if self._pairs <= ALERT or self._pairs % SOLVE_EVERY == 0:
@@ -97,7 +123,9 @@ class CostCalibration:
         """Add pairs `[n, work and seconds]` to the sums, old to new."""
         scaled, seconds = pairs[:, :-1] / self._scale, pairs[:, -1]
         expected = scaled @ self._theta
-        cut = expected + numpy.array([self._cut(residual) for residual in (seconds - expected).tolist()])
+        cuts = [self._cut_with_prompts if self._with_prompts and pair[-1] else self._cut for pair in scaled.tolist()]
+        residuals = zip(cuts, (seconds - expected).tolist(), strict=True)
+        cut = expected + numpy.array([cut(residual) for cut, residual in residuals])
         size = numpy.maximum(1.0, (scaled**2).sum(1))  # large steps are not worth more than small ones
         weight = self.forgetting ** numpy.arange(len(pairs))[::-1] / size
         before = self.forgetting ** len(pairs)

@@ -68,7 +68,7 @@ class GoodputController:
 
     Args:
         longest: the most tokens a row may draft.
-        latency: a profile's costs; None: learnt from the first steps.
+        latency: a profile's costs; None: learnt from the first steps, those of reading prompts too.
         lengths: `request` gives each row its own, `step` one for all, `global` one acceptance as well.
         drafts_with_model: False where proposals cost next to nothing (prompt lookup).
         acceptance: how acceptance is estimated; None: the defaults.
@@ -102,7 +102,8 @@ class GoodputController:
         prior, confidence = latency, PROFILE_CONFIDENCE
         if prior is None:
             prior, confidence = guess or guessed(), GUESS_CONFIDENCE
-        self._target = CostCalibration(prior.target, confidence=confidence)
+        prompts = prior.target if latency is None and prior.prefill is None else None
+        self._target = CostCalibration(prior.target, confidence=confidence, prompts=prompts)
         self._draft: CostCalibration | None = None
         if drafts_with_model and prior.draft is not None:
             self._draft = CostCalibration(prior.draft, confidence=confidence)
@@ -119,7 +120,8 @@ class GoodputController:
         """What steps are believed to cost now."""
         if self._latency is None:
             draft = None if self._draft is None else self._draft.cost
-            self._latency = LatencyModel(self._target.cost, draft, self._draft_free_s, self._prefill)
+            prefill = self._target.prompts or self._prefill
+            self._latency = LatencyModel(self._target.cost, draft, self._draft_free_s, prefill)
         return self._latency
 
     def plan(self, view: BatchView) -> Plan:
@@ -164,13 +166,13 @@ class GoodputController:
 
     def observe(self, result: StepResult) -> None:
         """Learn from a step: what stood, what it cost, and whether predictions held."""
+        rows, prompts_s = decoding_rows(result), self._prompts_s(result)
         self._latency = None
-        rows = decoding_rows(result)
         self._learn_costs(result, [row.proposed for row in rows])
         matches = {row.sequence_id: row.match for row in result.view.rows if row.match}
         self.acceptance.observe(rows, [matches.get(row.sequence_id, 0) for row in rows] if matches else None)
         if rows:
-            self._hold_against_prediction(result, rows)
+            self._hold_against_prediction(result, rows, prompts_s)
         self._steps += 1
         if self._steps % FORGET_ROWS_EVERY == 0:
             self.acceptance.keep_only([row.sequence_id for row in result.view.rows])
@@ -232,9 +234,11 @@ class GoodputController:
 
     def _learn_costs(self, result: StepResult, proposed: Seq[int]) -> None:
         contexts = [row.context_tokens for row in result.view.rows]
-        if not contexts or result.prefill_tokens or len(proposed) != len(contexts):
+        prompts, learns_prompts = result.prefill_tokens, self._target.prompts is not None
+        if len(proposed) != len(contexts) or (prompts and not learns_prompts):
             return
-        self._target.observe(sum(contexts), sum(proposed) + len(proposed), 1, result.target_s)
+        tokens = sum(proposed) + len(proposed)
+        self._target.observe(sum(contexts), tokens, min(len(contexts), 1), result.target_s, prompts)
         if self._draft is None or not any(proposed):
             return
         by_model = [k if row.drafted_by_model else 0 for k, row in zip(proposed, result.view.rows, strict=True)]
@@ -242,17 +246,19 @@ class GoodputController:
         tokens, passes = reading_up(_unread(result.view.rows, by_model))
         self._draft.observe(read, sum(by_model) + tokens, max(by_model) + passes, result.draft_s)
 
-    def _hold_against_prediction(self, result: StepResult, rows: Seq[RowResult]) -> None:
-        """Note what the prediction missed, and decide whether speculation goes on."""
+    def _hold_against_prediction(self, result: StepResult, rows: Seq[RowResult], prompts_s: float) -> None:
+        """Note what the prediction missed, and decide whether speculation goes on.
+
+        prompts_s: what reading prompts was predicted to take. They are read whether rows speculate or not.
+        """
         plan, why = result.plan, result.plan.why
         speculated = any(row.proposed for row in rows)
         trial = speculated and isinstance(why, Decision) and why.mode == "trial"
         self._worth.step_passed(speculated, self._catch_up_s(result.view.rows, why.lengths) if trial else None)
-        prompts_s = self._prompts_s(result.prefill_tokens)
-        if prompts_s is None or plan.predicted_s is None or plan.predicted_tokens is None:
-            return
         if self._to_learn:
             self._to_learn = self._to_learn[1:]
+            return
+        if plan.predicted_s is None or plan.predicted_tokens is None:
             return
         measured_s, predicted_s = result.total_s - prompts_s, plan.predicted_s - prompts_s
         if not speculated:
@@ -263,11 +269,13 @@ class GoodputController:
             nothing, best = why.raw if isinstance(why, Decision) else self.decide(result.view).raw
             self._worth.judge(nothing, best)
 
-    def _prompts_s(self, tokens: int) -> float | None:
-        """What reading prompt tokens takes; None where no profile says so: such steps tell nothing of the others."""
-        if not tokens:
+    def _prompts_s(self, result: StepResult) -> float:
+        """What reading the step's prompts takes, as it was believed when the step was planned."""
+        if not result.prefill_tokens:
             return 0.0
-        return None if self._prefill is None else self._prefill.seconds(0, tokens)
+        contexts, lengths = [0] * len(result.plan.rows), [row.length for row in result.plan.rows]
+        with_prompts = self.latency.target_s(contexts, lengths, result.prefill_tokens)
+        return with_prompts - (self.latency.target_s(contexts, lengths) if lengths else 0.0)
 
 
 def _unread(rows: Seq[RowView], lengths: Seq[int]) -> list[int]:

@@ -65,11 +65,12 @@ class ServedAcceptance:
             sequence = emission.sequence
             key = (sequence.request.id, sequence.index)
             tried, accepted = acceptance_in(emission)
-            if not tried and sequence.draft_ok:
+            failed = not sequence.draft_ok or sequence.proposer_failed
+            if emission.tree.source == "lookup" or (not tried and not failed):
                 continue
             answer = self._open.setdefault(key, _Open(sequence.request.domain, {}))
-            if not sequence.draft_ok and not answer.broken:
-                answer.broken = True  # the draft gave no numbers: as bad as a rejection, and not to be overlooked
+            if failed and not answer.broken:
+                answer.broken = True  # NaN or an exception: as bad as a rejection, and not to be overlooked
                 tried += 1
             counts = answer.counts.setdefault(emission.draft_version, [0, 0])
             counts[0] += tried

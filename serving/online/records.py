@@ -15,7 +15,7 @@ Split = Literal["train", "held_out"]
 # How a token came about.
 ACCEPTED, REJECTED, BONUS, PLAIN = range(4)
 """ACCEPTED: drafted, and stood. REJECTED: the draft proposed another one, `draft_tokens`. BONUS: after a whole
-accepted draft. PLAIN: nothing was drafted (length 0)."""
+accepted draft. PLAIN: the draft model drafted nothing (length 0, or a prompt lookup proposed in its place)."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class LoggedAnswer:
     draft_tokens: Tensor  # [R] int32, −1 where nothing was drafted
     draft_probs: Tensor  # [R] float16: of the drafted token, as drawn from; NaN where nothing was drafted
     draft_entropies: Tensor  # [R] float16, nats; 0 for deterministic proposals, NaN where nothing was drafted
-    draft_versions: tuple[str, ...]  # distinct, in order of use
+    draft_versions: tuple[str, ...]  # distinct, in order of use; "": no draft, or a lookup in its place
     version_of: Tensor  # [R] uint8: which of them was in use
 
     def __len__(self) -> int:

@@ -250,9 +250,9 @@ class TenantCap:
 
 
 def drafted_at(emission: Emission, place: int) -> Drafted:
-    """What was drafted where the emission's token `place` stands."""
+    """What the draft model drafted where the emission's token `place` stands; a lookup's tokens are not its work."""
     tree, path = emission.tree, emission.path
-    if len(tree) == 0:
+    if len(tree) == 0 or tree.source == "lookup":
         return Drafted(PLAIN)
     parent = path[place - 1] if place else -1
     row = None if tree.rows is None else tree.rows.get(parent)
@@ -263,9 +263,9 @@ def drafted_at(emission: Emission, place: int) -> Drafted:
 
 
 def acceptance_in(emission: Emission) -> tuple[int, int]:
-    """Drafted tokens judged and accepted in one window, stop token or not."""
+    """The draft model's tokens judged and accepted in one window, stop token or not; a lookup's are not its work."""
     tree, path = emission.tree, emission.path
-    if len(tree) == 0:
+    if len(tree) == 0 or tree.source == "lookup":
         return 0, 0
     rejected = path[-1] in tree.children if path else True
     return len(path) + int(rejected), len(path)

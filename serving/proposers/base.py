@@ -84,6 +84,22 @@ def most_nodes(proposer: Proposer | None, depth: int) -> int:
 
 
 @runtime_checkable
+class KeepsCache(Protocol):
+    """A proposer that has read the sequences' texts into a cache."""
+
+    def distrust(self, sequence: Sequence) -> None:
+        """Clear what the cache holds of a sequence in a slot: its text is read again from the beginning."""
+        ...
+
+
+def begin_anew(proposer: Proposer, sequence: Sequence) -> None:
+    """Have a proposer drop all that it keeps of a sequence in a slot."""
+    if isinstance(proposer, KeepsCache):
+        proposer.distrust(sequence)
+    proposer.forget(sequence.id)
+
+
+@runtime_checkable
 class HoldsMemory(Protocol):
     """A proposer with caches or recordings of its own."""
 

@@ -125,6 +125,11 @@ class DraftModel:
     def forget(self, sequence_id: str) -> None:
         self._drafted.pop(sequence_id, None)
 
+    def distrust(self, sequence: Sequence) -> None:
+        """See `KeepsCache`. NaN left in a slot would reach whoever reads there next."""
+        self.runner.cache.clear(sequence.held_slot)
+        sequence.draft_computed = 0
+
     def _read_long_texts(self, rows: Seq[_Row]) -> list[_Row]:
         """Read on in rows that are far behind (new, swapped, long without speculation); the rows that can draft now.
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from distillspec.serving.kv_cache import Move
-from distillspec.serving.proposers.base import Foresees, ProposalRequest, Proposer, Prospect, most_nodes, release_memory
+from distillspec.serving.proposers.base import (
+    Foresees,
+    KeepsCache,
+    ProposalRequest,
+    Proposer,
+    Prospect,
+    most_nodes,
+    release_memory,
+)
 from distillspec.serving.requests import Sequence
 from distillspec.serving.tree import TokenTree
 
@@ -45,6 +53,11 @@ class LookupElseModel:
     def move(self, moves: Seq[Move]) -> None:
         self.lookup.move(moves)
         self.model.move(moves)
+
+    def distrust(self, sequence: Sequence) -> None:
+        for proposer in (self.lookup, self.model):
+            if isinstance(proposer, KeepsCache):
+                proposer.distrust(sequence)
 
     def release(self) -> None:
         release_memory(self.model)

@@ -26,7 +26,7 @@ class PromptLookup:
         self._indices: dict[str, _NgramIndex] = {}
 
     def propose(self, requests: Seq[ProposalRequest]) -> list[TokenTree]:
-        return [TokenTree.chain(self._continuation(r.sequence)[: r.length]) for r in requests]
+        return [TokenTree.chain(self._continuation(r.sequence)[: r.length], source="lookup") for r in requests]
 
     def prospect(self, sequence: Sequence) -> Prospect:
         """The length of the continuation and of the match it follows."""

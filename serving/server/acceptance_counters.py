@@ -10,7 +10,10 @@ VERSIONS = 20  # the newest draft versions; series of older ones are dropped
 
 
 class AcceptanceCounters:
-    """α of a version on a domain is accepted / judged: a window is judged up to its first rejection."""
+    """α of a version on a domain is accepted / judged: a window is judged up to its first rejection.
+
+    What a prompt lookup proposed counts under the empty version.
+    """
 
     def __init__(self, prefix: str, model: str, registry: CollectorRegistry) -> None:
         labels = ["model_name", "draft_version", "domain"]
@@ -24,12 +27,13 @@ class AcceptanceCounters:
         self._domains: dict[str, set[str]] = {}  # version → domains with a series
 
     def observe(self, version: str, row: RowResult) -> None:
-        """Count a row of a step that drafted with `version`."""
+        """Count a row of a step in which the draft `version` was in use."""
         if not row.proposed:
             return
+        version = row.booked_to(version)
         self._domains.setdefault(version, set()).add(row.domain)
         labels = (self._model, version, row.domain)
-        self._judged.labels(*labels).inc(min(row.accepted + 1, row.proposed))
+        self._judged.labels(*labels).inc(row.tried)
         self._accepted.labels(*labels).inc(row.accepted)
         if len(self._domains) > VERSIONS:
             self._drop(next(iter(self._domains)))

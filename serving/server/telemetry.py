@@ -42,9 +42,9 @@ class _Acceptance:
     tried: Counter[int] = field(default_factory=Counter)
     accepted: Counter[int] = field(default_factory=Counter)
 
-    def add(self, proposed: int, accepted: int) -> None:
-        self.tried.update(range(min(accepted + 1, proposed)))
-        self.accepted.update(range(accepted))
+    def add(self, row: RowResult) -> None:
+        self.tried.update(range(row.tried))
+        self.accepted.update(range(row.accepted))
 
     def as_json(self) -> dict[str, Any]:
         tried, accepted = sum(self.tried.values()), sum(self.accepted.values())
@@ -61,7 +61,7 @@ class _Version:
 
     def add(self, row: RowResult) -> None:
         for seen in (self.whole, self.domains.setdefault(row.domain, _Acceptance())):
-            seen.add(row.proposed, row.accepted)
+            seen.add(row)
 
     def as_json(self) -> dict[str, Any]:
         domains = {name: seen.as_json()["rate"] for name, seen in sorted(self.domains.items())}
@@ -104,9 +104,9 @@ class Telemetry:
                 second.predicted_s += result.plan.predicted_s
         for row in result.rows:
             if row.proposed:
-                second.judged += min(row.accepted + 1, row.proposed)
+                second.judged += row.tried
                 second.accepted += row.accepted
-                self._version_seen(report.draft_version).add(row)
+                self._version_seen(row.booked_to(report.draft_version)).add(row)
 
     def forget_domain(self, name: str) -> None:
         """Show a domain no more."""

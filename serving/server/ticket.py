@@ -115,6 +115,6 @@ def kinds(tokens: int, row: RowResult | None) -> tuple[Kind, ...]:
     accepted = 0 if row is None else min(row.accepted, tokens)
     own: Kind = "plain"
     if row is not None and row.proposed:
-        own = "corrected" if row.accepted < row.proposed else "bonus"
+        own = "corrected" if row.accepted < row.depth else "bonus"
     stood: Kind = "accepted"
     return tuple(stood if place < accepted else own for place in range(tokens))

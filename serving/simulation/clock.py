@@ -82,7 +82,7 @@ class Simulation:
             (),
             prefix_reuse=False,
             on_moves=lambda moves: None,
-            on_gone=lambda sequence_id: None,
+            on_leaving=lambda sequence: None,
             on_unjudged=lambda slot: None,
         )
         self._random = Random(seed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy
 
 from distillspec.serving.control.base import BatchView, LengthController, RowResult, RowView, StepResult
@@ -11,10 +13,10 @@ CPU = LatencyModel(ForwardCost(1e-6, 1.5e-3, 4e-2), ForwardCost(1e-7, 2e-4, 5e-3
 
 
 class Machine:
-    """Steps with known costs and acceptance; tokens and seconds of a run under a controller.
+    """Steps with known costs and acceptance; tokens a second of a run under a controller, without reading prompts.
 
     With `reads_up` a row that was not drafted for must be read by the draft before it is again. `pauses`: by step, how
-    many times as long it takes.
+    many times as long it takes. `prompts`: by step, prompt tokens read beside the rows.
     """
 
     def __init__(
@@ -26,11 +28,13 @@ class Machine:
         *,
         reads_up: bool = False,
         pauses: dict[int, float] | None = None,
+        prompts: Callable[[int], int] = lambda step: 0,
     ) -> None:
         self.latency, self.alpha, self.rows, self.pauses = latency, alpha, rows, pauses or {}
         self.generator = numpy.random.default_rng(seed)
         self.unread = [1] * rows
-        self.reads_up = reads_up
+        self.reads_up, self.prompts = reads_up, prompts
+        self.lengths: list[list[int]] = []  # of all steps
 
     def run(self, controller: LengthController, steps: int) -> float:
         """Tokens a second over the steps."""
@@ -38,10 +42,12 @@ class Machine:
         for step in range(steps):
             contexts = [100 + (step + 37 * row) % 400 for row in range(self.rows)]
             views = enumerate(zip(contexts, self.unread, strict=True))
-            view = BatchView(tuple(RowView(f"r{row}", c, 8, unread=tokens) for row, (c, tokens) in views))
+            rows_seen = tuple(RowView(f"r{row}", c, 8, unread=tokens) for row, (c, tokens) in views)
+            view = BatchView(rows_seen, self.prompts(step))
             plan = controller.plan(view)
             assert step % 40 or plan == controller.plan(view)  # pure
             lengths = [row.length for row in plan.rows]
+            self.lengths.append(lengths)
             accepted = [int((self.generator.random(k) < self.alpha).cumprod().sum()) for k in lengths]
             noise = float(self.generator.normal(1, 0.03)) * self.pauses.get(step, 1.0)
             unread = [tokens for tokens, k in zip(self.unread, lengths, strict=True) if k]
@@ -52,7 +58,9 @@ class Machine:
             target_s = self.latency.target_s(contexts, lengths) * noise
             outcomes = enumerate(zip(lengths, accepted, strict=True))
             rows = tuple(RowResult(f"r{i}", k, stood, stood + 1) for i, (k, stood) in outcomes)
-            controller.observe(StepResult(rows, view, plan, 0, draft_s, target_s, draft_s + target_s))
+            prompts_s = self.latency.target_s([], [], view.prefill_tokens) * noise if view.prefill_tokens else 0.0
+            times = (draft_s, target_s + prompts_s, draft_s + target_s + prompts_s)
+            controller.observe(StepResult(rows, view, plan, view.prefill_tokens, *times))
             tokens += sum(row.emitted for row in rows)
             seconds += draft_s + target_s
         return tokens / seconds

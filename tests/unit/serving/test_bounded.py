@@ -58,15 +58,17 @@ def test_the_best_within_bounds_is_brute_forces(
 
 
 def test_bounds_hold_where_tokens_cost_differently_too() -> None:
-    generator = numpy.random.default_rng(0)
-    for _ in range(30):
-        latency = LatencyModel(ForwardCost(1e-4, 0.02, 0.3), ForwardCost(1e-3, 0.01, 0.05))
+    generator, kept = numpy.random.default_rng(0), 0
+    for _ in range(60):
+        latency = LatencyModel(ForwardCost(1e-4, 0.02, 0.3), ForwardCost(1e-4, 0.01, 0.05))
         survival, contexts = generator.random((6, 4)).cumprod(1), generator.integers(0, 400, 6)
         batch = Batch(survival, numpy.full(6, 4), contexts, latency)
-        bounds = numpy.full(6, 0.5)
-        found = best_by_row_within(batch, bounds, best_by_row(batch))
+        bounds, free = generator.uniform(0.5, 1.2, 6), best_by_row(batch)
+        found = best_by_row_within(batch, bounds, free)
         if any(worst(batch, expected(batch, numpy.full(6, k)), bounds) <= 1 for k in range(5)):
             assert worst(batch, found, bounds) <= 1 + 1e-9
+            kept += worst(batch, free, bounds) > 1
+    assert kept > 10, "bounds that can be kept, and that the best lengths without bounds break"
 
 
 def test_little_is_lost_where_tokens_cost_differently() -> None:

@@ -93,6 +93,18 @@ def test_a_shared_beginning_is_read_once(target: LanguageModel, draft: LanguageM
     assert sum(output.stats.prefix_tokens >= len(head) for output in outputs) >= 3
 
 
+def test_what_the_cache_holds_is_not_reported_as_read(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    read = []
+    for end in (60, 61):
+        engine.submit(Request(str(end), (*range(3, 50), end), SamplingParams(temperature=0.0, max_tokens=2)))
+        result = engine.step().result
+        assert result is not None
+        assert result.view.prefill_tokens == result.prefill_tokens
+        read.append(result.prefill_tokens)
+    assert read == [48, 1]
+
+
 def test_an_idle_engine_remembers_more_than_the_last_prompt(
     target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine
 ) -> None:

@@ -9,11 +9,14 @@ import torch
 
 from distillspec.models import LanguageModel
 from distillspec.sampling import policy_probs
-from distillspec.serving import SamplingParams
+from distillspec.serving import Request, SamplingParams
+from distillspec.serving.control.acceptance import AcceptanceEstimate
+from distillspec.serving.control.base import RowResult
 from distillspec.serving.kv_cache import Move
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest
 from distillspec.serving.requests import Sequence as Row
 from distillspec.serving.runner import RowInput
+from distillspec.serving.server.ticket import kinds
 from distillspec.serving.tree import ROOT, TokenTree
 from distillspec.types import SamplingPolicy
 
@@ -233,3 +236,21 @@ def test_only_what_stands_further_back_is_moved(
     assert output.token_ids == expected.token_ids
     first = len(prompt) + 1  # the prompt's own last step wrote one token; a window's root stands before its nodes
     assert moved == [([start + 3], start) for start in range(first + 2, first + 19, 4)]
+
+
+def test_a_wide_trees_acceptance_is_counted_by_level(target: LanguageModel, make_engine: MakeEngine) -> None:
+    """Three nodes a level: every level is accepted, so nothing that was tried was rejected."""
+    prompt = prompts()[1]
+    expected = hf_greedy(target, prompt, 40)
+    gardener = Gardener(right_one_last({tuple(prompt): expected}))
+    engine = make_engine(proposer_object=gardener, speculation_length=3)
+    engine.submit(Request("a", tuple(prompt), SamplingParams(temperature=0.0, max_tokens=len(expected))))
+    estimate, rows = AcceptanceEstimate(4), list[RowResult]()
+    while engine.has_work:
+        result = engine.step().result
+        rows += [row for row in result.rows if row.proposed] if result is not None else []
+    estimate.observe(rows)
+    assert [row.proposed for row in rows[:5]] == [9] * 5, "the nodes, which are what verification costs"
+    assert all(row.tried == row.accepted == row.depth for row in rows)
+    assert estimate.hazards[2] > estimate.prior, "nothing fell, so no level is worse than before it was seen"
+    assert kinds(4, rows[0]) == ("accepted", "accepted", "accepted", "bonus")

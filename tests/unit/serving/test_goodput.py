@@ -336,9 +336,15 @@ def test_an_engine_with_it_writes_the_same_text_and_explains_itself(
     assert engine.explain_last_plan() is None
     outputs = engine.generate(prompts(), SamplingParams(temperature=0.0, max_tokens=40))
     assert [list(output.token_ids) for output in outputs] == wanted
-    why = engine.explain_last_plan()
-    assert len(why.lengths) == len(engine.core.last_result.view.rows)  # type: ignore[union-attr]
-    assert why.target.fixed >= 0
+    why, result = engine.explain_last_plan(), engine.core.last_result
+    assert result is not None
+    assert why is result.plan.why
+    assert why.lengths == tuple(row.length for row in result.plan.rows)
+    assert (why.predicted_tokens, why.predicted_s) == (result.plan.predicted_tokens, result.plan.predicted_s)
+    guess = engine.guessed_costs(5)
+    assert why.target != guess.target, "costs were learnt"
+    assert why.draft != guess.draft
+    assert why.hazards != pytest.approx([0.6] * 5), "and acceptance"
     assert sum(output.stats.proposed for output in outputs) > 0
 
 
@@ -369,14 +375,21 @@ def test_an_engine_may_have_one_length_for_all_rows(
 
 
 def test_rows_without_a_match_are_not_counted_on(target: LanguageModel, make_engine: MakeEngine) -> None:
-    engine = make_engine(None, proposer="prompt_lookup", controller="goodput", speculation_length=4)
-    text = [*range(30, 60), *range(30, 60)]  # what follows 58 59 is known, and what follows a new pair is not
-    engine.submit(Request("found", tuple(text), SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)))
+    engine = make_engine(
+        None, proposer="prompt_lookup", lookup_shortest=1, controller="goodput", speculation_length=4, max_model_len=300
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, bad_word_ids=[[5]])
+    engine.submit(Request("found", tuple(range(3, 250)), params))  # whatever comes next stands in the prompt
+    engine.submit(Request("new", (5,), params))  # the next token is another one
     engine.step()
-    engine.step()
-    (row,) = engine.core.last_result.view.rows  # type: ignore[union-attr]
-    assert not row.drafted_by_model
-    assert (row.limit > 0) == (row.match > 0)
+    output = engine.step()
+    found, new = engine.core.last_result.view.rows  # type: ignore[union-attr]
+    assert not found.drafted_by_model
+    assert not new.drafted_by_model
+    assert found.match > 0
+    assert found.limit > 0
+    assert (new.match, new.limit) == (0, 0)
+    assert [row.proposed for row in output.result.rows if row.sequence_id == "new/0"] == [0]  # type: ignore[union-attr]
 
 
 def test_a_swapped_draft_starts_with_a_clean_record(

@@ -97,6 +97,11 @@ def test_every_policy_plans_within_the_limits_and_purely(name: str) -> None:
     assert plan.rows[2].length == 0
     if not name.startswith("medusa"):
         assert plan.rows[1].length <= 1
+    other = (BatchView((RowView("a/0", 100 + place, 9),)) for place in range(20))  # a random length may be 0
+    drafted = [controller.plan(seen).rows[0].length for seen in (view, *other)]
+    assert any(drafted) == (name != "none")
+    if not name.startswith("random"):
+        assert all(drafted) == (name != "none")
 
 
 @pytest.mark.parametrize("name", ["fixed", "fixed--1", "fixed-x", "goodness", "medusa-top0", "confidence-2"])
