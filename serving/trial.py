@@ -1,8 +1,8 @@
 """A trial of a model over the slot cache: the attention of every layer, on the input it has in the model's own pass.
 
-Whole passes cannot be compared: rounding grows with every layer, in bfloat16 up to half of the hidden state. One layer's
-attention differs by its own rounding only, and queries, keys and values nudged by one unit in the last place show how
-much that is.
+Whole passes cannot be compared: rounding grows with every layer, in bfloat16 up to half of the hidden state. The
+attention of one layer differs by its own rounding only. Queries, keys and values nudged by one unit in the last place
+show how much that is.
 """
 
 from __future__ import annotations
