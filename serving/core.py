@@ -178,6 +178,8 @@ class EngineCore:
     def check(self, request: Request) -> None:
         """Raise what `submit` would raise."""
         request.params.check_vocabulary(self.vocab_size)
+        if self.target.tokenizer is None:
+            request.params.check_needs_no_text()
         length = len(request.prompt_ids)
         longest = min(self.limits.max_len, self.limits.cache_tokens)
         problem = None

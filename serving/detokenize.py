@@ -14,10 +14,11 @@ class Detokenizer:
     """The text of one answer as its tokens come.
 
     `text` is everything decided so far; `add` returns what a token made certain. A tail that may be the beginning of
-    a stop string, or bytes of an unfinished character, are held back until later tokens or `flush` decide.
+    a stop string, or bytes of an unfinished character, are held back until later tokens or `flush` decide. Without a
+    tokenizer there is no text.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt_ids: Seq[int], stop: Seq[str] = ()) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, prompt_ids: Seq[int], stop: Seq[str] = ()) -> None:
         self.tokenizer = tokenizer
         self.stop = tuple(stop)
         self.text = ""
@@ -70,6 +71,8 @@ class Detokenizer:
         return certain
 
     def _decode(self, ids: Seq[int]) -> str:
+        if self.tokenizer is None:
+            return ""
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
 

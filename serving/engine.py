@@ -184,8 +184,12 @@ class Engine:
         return [done[request.id] for request in requests]
 
     def encode(self, prompt: str | Seq[int]) -> tuple[int, ...]:
-        """Token ids of raw text; ids stay as they are."""
-        ids = self.target.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
+        """Token ids of raw text; ids stay as they are.
+
+        Raises:
+            ConfigError: text, and the target has no tokenizer.
+        """
+        ids = self.target.text_tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
         return tuple(int(i) for i in ids)
 
     def submit(self, request: Request) -> None:

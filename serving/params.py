@@ -106,6 +106,11 @@ class SamplingParams:
         }
         return {name: (min(ids), max(ids)) for name, ids in groups.items() if ids}
 
+    def check_needs_no_text(self) -> None:
+        """Raise `ConfigError` for what a model without a tokenizer cannot do."""
+        for name, ids in (("stop", "stop_token_ids"), ("bad_words", "bad_word_ids")):
+            _require(not getattr(self, name), f"{name} needs a tokenizer, which this model lacks; use {ids}")
+
     def _check_counts(self) -> None:
         limit = self.max_tokens
         _require(limit is None or limit >= 1, f"max_tokens={limit} must be at least 1")

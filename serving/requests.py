@@ -129,7 +129,7 @@ class Sequence:
     draft_ok: bool = True  # False after draft logits that were no numbers
     proposer_failed: bool = False  # the proposer raised an exception while this row wanted tokens of it
     uses_draft: bool = True  # False: the draft model never reads it; draft-free proposers may serve it
-    text: str = ""
+    text: str | None = ""  # None where the engine has no tokenizer
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None
@@ -179,7 +179,8 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class SequenceDelta:
-    """What one answer gained in one step; `text` never splits a character, and never holds a stop string."""
+    """What one answer gained in one step; `text` never splits a character, and never holds a stop string;
+    it is empty where the engine has no tokenizer."""
 
     request_id: str
     index: int

@@ -31,7 +31,7 @@ class Roster:
         self,
         pool: SlotPool,
         limits: Limits,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerBase | None,
         stop_ids: Seq[int],
         *,
         prefix_reuse: bool,
@@ -78,8 +78,11 @@ class Roster:
         """Bad words as token sequences, at the beginning of a text and after a space; for any thread.
 
         Raises:
-            ConfigError: the tokenizer cannot read a word.
+            ConfigError: the tokenizer cannot read a word, or there is none.
         """
+        if self.tokenizer is None:
+            params.check_needs_no_text()
+            return tuple(sorted(set(params.bad_word_ids) - {()}))
         words = {tuple(word) for word in params.bad_word_ids}
         for word in params.bad_words:
             for spelt in (word, f" {word.lstrip()}"):
@@ -168,7 +171,8 @@ class Roster:
         self._leave_slot(sequence)
         sequence.status = Status.FINISHED
         sequence.stats.finished_s = now
-        sequence.text = self.texts.pop(sequence.id).text
+        text = self.texts.pop(sequence.id).text
+        sequence.text = None if self.tokenizer is None else text
         del self.sequences[sequence.id]
         group = self._groups[sequence.request.id]
         if all(s.finished for s in group):

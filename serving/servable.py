@@ -5,22 +5,28 @@ from __future__ import annotations
 from weakref import WeakSet
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from distillspec.errors import ConfigError, in_one_line
 from distillspec.models import LanguageModel
-from distillspec.models.slot_cache import SlotCache, SlotView, is_hooked, slot_attention_in
+from distillspec.models.slot_cache import is_hooked
+from distillspec.serving.trial import Trial
 
-TRIAL = (7, 4)  # tokens of the two rows that are tried
-TOLERANCE = 0.05  # of the largest hidden state: right passes differ by rounding, wrong ones by much more
+TEXTS = (
+    "The river rose all night, and by morning the lower fields were under water, as the old people had said.",
+    "To bake bread, mix flour, water, salt and yeast, wait for an hour, and heat the oven well before it goes in.",
+)
+LENGTHS = (20, 14)  # tokens of the two rows that are tried
+FIRST = 8  # of them in the first pass, the others in a second
 GROWING_ROPES = ("longrope", "dynamic")  # their frequencies depend on the longest row of a pass
 
 
 def check_servable(model: LanguageModel, max_model_len: int) -> None:
     """Raise `ConfigError` for a model that the engine would serve wrongly, with the reason.
 
-    A model seen for the first time reads two short rows of unlike lengths its own way and through slots; attention that
-    needs more than the slots offer (sinks, compressed keys, …) shows there.
+    A model seen for the first time reads two short rows of unlike lengths its own way and through slots (`Trial`);
+    attention that needs more than the slots offer (sinks, compressed keys, …) shows there.
     """
     if getattr(model.model, "_is_stateful", False):
         raise ConfigError(f"{model.name} keeps recurrent state, which cannot roll back: the engine cannot serve it")
@@ -49,30 +55,37 @@ def _check_lengths(model: LanguageModel, max_model_len: int) -> None:
         )
 
 
-@torch.inference_mode()
 def _try(model: LanguageModel) -> None:
-    was_training = model.model.training
-    model.model.eval()
-    device = model.device
-    tokens = torch.arange(2 * TRIAL[0], device=device).view(2, -1) % model.identity.vocab_size
-    plain = model.hidden(tokens, torch.arange(TRIAL[0], device=device).expand(2, -1))
-    counts = torch.tensor(TRIAL, device=device)
-    view = SlotView.append(SlotCache(2, 64), [0, 1], torch.zeros_like(counts), counts, TRIAL[0], TRIAL[0])
     try:
-        with slot_attention_in(model.model):
-            slots = model.hidden(tokens, view.positions, slot_view=view)
+        problem = try_slots(model)
     except Exception as error:
         reason = f"{type(error).__name__}: {in_one_line(error)}"
         raise ConfigError(f"{model.name} cannot use the engine's slots ({reason}), so it cannot be served") from error
-    finally:
-        model.model.train(was_training)
-    real = view.places < view.cache.max_len
-    difference, size = (slots - plain)[real].abs().max(), plain[real].abs().max()
-    if bool(difference > TOLERANCE * size):  # false for weights that are no numbers, which are refused elsewhere
+    if problem is not None:
         raise ConfigError(
-            f"{model.name} has other hidden states through the engine's slots, off by {float(difference / size):.0%}: "
+            f"{model.name} has other hidden states through the engine's slots, {problem}: "
             "its attention needs what the engine does not know, so it cannot be served"
         )
+
+
+def try_slots(model: LanguageModel) -> str | None:
+    """What `Trial` finds wrong with the model's attention over slots; None where nothing is."""
+    was_training = model.model.training
+    model.model.eval()
+    try:
+        return Trial(model, _readable(model), torch.tensor(LENGTHS, device=model.device), FIRST).run()
+    finally:
+        model.model.train(was_training)
+
+
+def _readable(model: LanguageModel) -> Tensor:
+    """Ids of what the model may meet, `[2, LENGTHS[0]]`: rounding moves the states of special tokens most of all."""
+    size, length = model.identity.vocab_size, LENGTHS[0]
+    rows = [[(size // 3 + 7 * i) % size for i in range(length)]] * len(TEXTS)
+    if model.tokenizer is not None:
+        read = [model.tokenizer(text)["input_ids"] for text in TEXTS]
+        rows = [(ids * length)[:length] or row for ids, row in zip(read, rows, strict=True)]
+    return torch.tensor(rows, device=model.device).clamp(max=size - 1)
 
 
 _tried: WeakSet[PreTrainedModel] = WeakSet()

@@ -23,7 +23,8 @@ os.environ.update(
     HF_HUB_DISABLE_PROGRESS_BARS="1",
     TOKENIZERS_PARALLELISM="false",
     # Threads only wait for each other in models this small: on busy cores two were 20 times slower than one.
-    OMP_NUM_THREADS="1",
+    # Results may not depend on it: set it outside to see.
+    OMP_NUM_THREADS=os.environ.get("OMP_NUM_THREADS", "1"),
     WANDB_MODE="offline",
     WANDB_SILENT="true",
     WANDB_DIR=_scratch,

@@ -55,7 +55,7 @@ def prepare_folder(config: DataConfig, target: LanguageModel, own: Path, seed: i
             generator = make_generator(config.generator, target, slots=config.batch_slots)
             prompts = split_prompts(write_prompts(target, generator, config, seed, count), config, seed)
     else:
-        prompts = load_prompts(config, target.tokenizer, seed)
+        prompts = load_prompts(config, target.text_tokenizer, seed)
         if prompts.dropped_long:
             print(f"left out {prompts.dropped_long} prompts above data.max_prompt_tokens={config.max_prompt_tokens}")
     folder.write_prompts(prompts)
@@ -277,7 +277,7 @@ def prepare_draft(
 
 def vocabulary_of(samples: Sequence[Sample], target: LanguageModel, size: int) -> Tensor:
     """The ids a truncated draft keeps: the most to be expected in prompts and target samples."""
-    return choose_kept_ids(expected_counts(samples, target.identity.vocab_size), size, target.tokenizer)
+    return choose_kept_ids(expected_counts(samples, target.identity.vocab_size), size, target.text_tokenizer)
 
 
 def _acceptance_probe(target: LanguageModel, samples: Sequence[Sample]) -> Callable[[], float]:

@@ -150,7 +150,7 @@ def train(
     feed = SampleFeed(
         samples,  # none yet for an on-policy run: its trainer asks for them at the first step
         config.train,
-        target.tokenizer.eos_token_id,
+        target.text_tokenizer.eos_token_id,
         config.seed,
         accelerator.process_index,
         accelerator.num_processes,

@@ -63,7 +63,9 @@ def sample_responses(
 
 def fixed_samples(prompts: Sequence[Prompt], target: LanguageModel, max_new_tokens: int) -> list[Sample]:
     """The file's own responses, in the target's template; prompts without one are left out."""
-    samples = [_fixed(p, render_response(target.tokenizer, p.response), max_new_tokens) for p in prompts if p.response]
+    samples = [
+        _fixed(p, render_response(target.text_tokenizer, p.response), max_new_tokens) for p in prompts if p.response
+    ]
     if not samples:
         raise ConfigError(
             "data.source=fixed found no responses in the file; name their column with data.response_field"
@@ -82,7 +84,7 @@ def score(samples: Sequence[Sample], target: LanguageModel, signal: SignalReques
     generator = torch.Generator().manual_seed(seed)
     for start in range(0, len(samples), 8):
         lot = list(samples[start : start + 8])
-        batch = collate([[s] for s in lot], max(len(s) for s in lot), target.tokenizer.eos_token_id)
+        batch = collate([[s] for s in lot], max(len(s) for s in lot), target.text_tokenizer.eos_token_id)
         hidden = target.hidden(batch.input_ids.to(target.device), batch.position_ids.to(target.device))
         hidden = hidden.reshape(-1, hidden.shape[-1])[batch.loss_index.to(target.device)]
         signals = [_signal(target.head.logits(part).float(), signal, generator) for part in hidden.split(512)]

@@ -31,7 +31,7 @@ def write_prompts(
         RunError: the target writes too few usable turns (it has no chat training, say).
     """
     wanted = (config.num_prompts or DEFAULT_PROMPTS) + config.eval_prompts
-    prefix = user_turn_prefix(target.tokenizer)
+    prefix = user_turn_prefix(target.text_tokenizer)
     opening = Prompt("selfprompt", prefix, "selfprompt")
     limit = min(USER_TURN_TOKENS, config.max_prompt_tokens)
     found: dict[str, Prompt] = {}
@@ -46,9 +46,9 @@ def write_prompts(
         # A target without chat training hardly ever ends a turn: its cut ones are then taken as they are.
         may_be_cut = may_be_cut or sum(s.finished for s in written.values()) < len(written) // 4
         for index in sorted(written):
-            text = target.tokenizer.decode(list(written[index].response_ids), skip_special_tokens=True).strip()
+            text = target.text_tokenizer.decode(list(written[index].response_ids), skip_special_tokens=True).strip()
             if len(found) < wanted and text not in found and usable(text, written[index].finished or may_be_cut):
-                ids = render_prompt(target.tokenizer, text)
+                ids = render_prompt(target.text_tokenizer, text)
                 found[text] = Prompt(f"self-{len(found):06d}", ids, "selfprompt")
                 if on_prompt is not None:
                     on_prompt(1)

@@ -64,7 +64,7 @@ def export_draft(
 
     def write(temporary: Path) -> None:
         model.save_pretrained(temporary)
-        draft.tokenizer.save_pretrained(temporary)
+        draft.text_tokenizer.save_pretrained(temporary)
         make_readable_for_transformers_4(temporary)
         measured.update(prove(temporary, probe))
         # The kept ids go into JSON: engines read every *.safetensors file of a folder as weights.

@@ -40,7 +40,7 @@ def probe_sequences(draft: LanguageModel, *, samples: int = 8, new_tokens: int =
 
 
 def _prompt_ids(draft: LanguageModel, text: str, *, chat: bool) -> list[int]:
-    tokenizer = draft.tokenizer
+    tokenizer = draft.text_tokenizer
     if chat and tokenizer.chat_template:
         message = [{"role": "user", "content": text}]
         text = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)

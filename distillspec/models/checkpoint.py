@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+import logging
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from distillspec.models.language_model import LanguageModel, fingerprint
 from distillspec.models.target import load_tokenizer, one_line_failures, read_weights
 from distillspec.models.tokenizers import identify, require_same_tokenizer
 from distillspec.types import ModelIdentity
+
+log = logging.getLogger(__name__)
 
 METADATA = "distillspec.json"
 KEPT_IDS = "d2t.json"  # not safetensors: other engines load every such file of a folder as weights
@@ -54,7 +57,8 @@ def save_draft(
             state.update(_full_width_head(draft))
             (temporary / KEPT_IDS).write_text(json.dumps({"d2t": draft.kept_ids.tolist()}) + "\n")
         draft.model.save_pretrained(temporary, state_dict=state)
-        draft.tokenizer.save_pretrained(temporary)
+        if draft.tokenizer is not None:
+            draft.tokenizer.save_pretrained(temporary)
         (temporary / METADATA).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
 
     write_folder(folder, write)
@@ -87,7 +91,28 @@ def load_draft(
     if target is not None:
         model.to(target.device)
     identity = identify(tokenizer, rows, fingerprint(model))
-    return LanguageModel(model.eval(), tokenizer, identity, str(folder), kept_ids, record.get("lineage", {}))
+    draft = LanguageModel(model.eval(), tokenizer, identity, str(folder), kept_ids, record.get("lineage", {}))
+    return draft if target is None else matched(draft, target)
+
+
+def matched(draft: LanguageModel, target: LanguageModel) -> LanguageModel:
+    """The draft, as one that shares the target's ids where one of them has no tokenizer and both have as many.
+
+    Raises:
+        ConfigError: the numbers differ.
+    """
+    if draft.tokenizer is not None and target.tokenizer is not None:
+        return draft
+    ours, theirs = (one.model.get_input_embeddings().weight.shape[0] for one in (draft, target))
+    if ours != theirs:
+        raise ConfigError(
+            f"draft {draft.name} reads {ours} token ids and target {target.name} {theirs}, and without both tokenizers "
+            "only their number can be compared; use a draft of this target, or add the tokenizer files"
+        )
+    without = draft.name if draft.tokenizer is None else target.name
+    log.warning("%s has no tokenizer: draft and target are taken to share one, for both have %d ids", without, ours)
+    identity = replace(target.identity, weights_hash=draft.identity.weights_hash)
+    return replace(draft, tokenizer=target.tokenizer, identity=identity)
 
 
 def read_metadata(folder: Path | str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from distillspec.config import DraftConfig
 from distillspec.errors import ConfigError
-from distillspec.models.checkpoint import METADATA, load_draft
+from distillspec.models.checkpoint import METADATA, load_draft, matched
 from distillspec.models.language_model import LanguageModel, fingerprint
 from distillspec.models.pruning import check_layers, evenly_spaced, prune, select_by_acceptance
 from distillspec.models.target import load_causal_lm, load_tokenizer, resolve_path, wrap
@@ -99,7 +99,7 @@ def load_pretrained(path: str, target: LanguageModel, dtype: torch.dtype = torch
         return load_draft(Path(path), target, dtype=dtype)
     model, tokenizer = load_causal_lm(resolve_path(path), dtype)
     require_same_tokenizer(tokenizer, target.tokenizer, path, target.name)
-    return wrap(model.eval().to(target.device), tokenizer, path)
+    return matched(wrap(model.eval().to(target.device), tokenizer, path), target)
 
 
 def _pruned(
@@ -122,7 +122,8 @@ def _pruned(
 
 def _scratch(config: DraftConfig, target: LanguageModel) -> tuple[PreTrainedModel, dict]:
     rows = target.identity.vocab_size
-    eos, pad = target.tokenizer.eos_token_id, target.tokenizer.pad_token_id
+    special = target.tokenizer or target.model.config.get_text_config()
+    eos, pad = special.eos_token_id, special.pad_token_id
     llama = LlamaConfig(
         vocab_size=rows,
         hidden_size=config.hidden_size,
@@ -131,7 +132,7 @@ def _scratch(config: DraftConfig, target: LanguageModel) -> tuple[PreTrainedMode
         num_attention_heads=config.heads,
         num_key_value_heads=config.heads,
         max_position_embeddings=getattr(target.model.config.get_text_config(), "max_position_embeddings", 2048),
-        bos_token_id=target.tokenizer.bos_token_id,
+        bos_token_id=special.bos_token_id,
         eos_token_id=eos,
         pad_token_id=pad if pad is not None else eos,
         tie_word_embeddings=False,

@@ -21,11 +21,11 @@ class LanguageModel:
     `kept_ids [Vd]` (int64, sorted) are the absolute ids of the head's rows when the vocabulary is
     truncated; None means the head covers the whole vocabulary. Ids the tokenizer cannot produce
     (rows that pad the head to a round size) are cut off here, so all logits are `identity.vocab_size` wide
-    or `len(kept_ids)` wide.
+    or `len(kept_ids)` wide. A model folder may lack a tokenizer: such a model reads and writes token ids only.
     """
 
     model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase | None
     identity: ModelIdentity
     name: str
     kept_ids: Tensor | None = None
@@ -63,7 +63,22 @@ class LanguageModel:
         """Ids that end a response: the tokenizer's end of sequence and the generation config's."""
         configured = self.model.generation_config.eos_token_id if self.model.generation_config else None
         ids = configured if isinstance(configured, list) else [configured]
-        return tuple(sorted({int(i) for i in [*ids, self.tokenizer.eos_token_id] if i is not None}))
+        own = None if self.tokenizer is None else self.tokenizer.eos_token_id
+        return tuple(sorted({int(i) for i in [*ids, own] if i is not None}))
+
+    @property
+    def text_tokenizer(self) -> PreTrainedTokenizerBase:
+        """The tokenizer, where text has to be read or written.
+
+        Raises:
+            ConfigError: the model has none.
+        """
+        if self.tokenizer is None:
+            raise ConfigError(
+                f"{self.name} has no tokenizer, so it cannot read text; add its tokenizer files to the model folder "
+                "(the engine and /v1/completions take token ids without one)"
+            )
+        return self.tokenizer
 
     def hidden(self, input_ids: Tensor, position_ids: Tensor, **kwargs: Any) -> Tensor:
         """Final hidden states `[B, L, D]`; position ids that restart at 0 begin a new packed sequence."""

@@ -23,6 +23,13 @@ from distillspec.models.numerics import resolve_device, resolve_dtype
 from distillspec.models.tiny import tiny_model, tiny_tokenizer
 from distillspec.models.tokenizers import identify, tokenizer_size
 
+TOKENIZER_FILES = (
+    "*token*",
+    "vocab*",
+    "merges*",
+    "*.model",
+    "*.tiktoken",
+)  # a folder with none of them has no tokenizer
 EMBEDDED_HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
@@ -50,7 +57,7 @@ def load_target(config: TargetConfig) -> LanguageModel:
     return wrap(model, tokenizer, name)
 
 
-def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, name: str) -> LanguageModel:
+def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> LanguageModel:
     """A full-vocabulary `LanguageModel` with its identity worked out."""
     rows = model.get_output_embeddings().weight.shape[0]
     return LanguageModel(model, tokenizer, identify(tokenizer, rows, fingerprint(model)), name)
@@ -68,7 +75,7 @@ def resolve_path(path: str) -> str:
     return path
 
 
-def load_causal_lm(path: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_causal_lm(path: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
     """A model and tokenizer from a folder or the Hub; every failure is one line naming the path."""
     tokenizer = load_tokenizer(path)
     with one_line_failures(path):
@@ -80,11 +87,14 @@ def read_weights(folder: str | Path, dtype: torch.dtype) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, trust_remote_code=False)
 
 
-def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model folder or Hub id; fails as `load_causal_lm` does, but fast."""
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a model folder or Hub id, None for a folder that has none; fails as `load_causal_lm` does, but
+    fast."""
     folder = _folder_or_id(path)
     with one_line_failures(path):
         AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if Path(folder).is_dir() and not any(any(Path(folder).glob(name)) for name in TOKENIZER_FILES):
+            return None
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
 
 

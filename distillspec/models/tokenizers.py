@@ -22,17 +22,19 @@ def tokenizer_size(tokenizer: PreTrainedTokenizerBase) -> int:
     return max(tokenizer.get_vocab().values()) + 1
 
 
-def identify(tokenizer: PreTrainedTokenizerBase, head_rows: int, weights_hash: str) -> ModelIdentity:
-    """The identity of a model; a head shorter than the tokenizer bounds the vocabulary."""
+def identify(tokenizer: PreTrainedTokenizerBase | None, head_rows: int, weights_hash: str) -> ModelIdentity:
+    """The identity of a model; a head shorter than the tokenizer bounds the vocabulary, as it does without one."""
+    if tokenizer is None:
+        return ModelIdentity("", head_rows, weights_hash)
     size = min(tokenizer_size(tokenizer), head_rows)
     return ModelIdentity(tokenizer_hash(tokenizer), size, weights_hash)
 
 
 def require_same_tokenizer(
-    draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase, draft_name: str, target_name: str
+    draft: PreTrainedTokenizerBase | None, target: PreTrainedTokenizerBase | None, draft_name: str, target_name: str
 ) -> None:
-    """Refuse tokenizers that differ, naming the first difference."""
-    if tokenizer_hash(draft) == tokenizer_hash(target):
+    """Refuse tokenizers that differ, naming the first difference; where one is missing nothing can be told."""
+    if draft is None or target is None or tokenizer_hash(draft) == tokenizer_hash(target):
         return
     raise ConfigError(
         f"draft {draft_name} and target {target_name} do not share a tokenizer: "

@@ -132,7 +132,7 @@ def _prompts(study: Study, segment: Segment, target: LanguageModel) -> tuple[Pro
 def prompts_of(segment: Segment, target: LanguageModel, longest: int, seed: int) -> tuple[Prompt, ...]:
     """A segment's prompts of at most `longest` tokens, in random order."""
     config = DataConfig(prompts=segment.file, eval_prompts=1, max_prompt_tokens=longest)
-    return load_prompts(config, target.tokenizer, seed).train
+    return load_prompts(config, target.text_tokenizer, seed).train
 
 
 def _recorded(settings: OnlineSettings) -> set[str]:

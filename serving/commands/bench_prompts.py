@@ -32,7 +32,7 @@ def read_prompts(config: BenchConfig, target: LanguageModel) -> list[Prompt]:
     """
 
     def made(rows: Seq[_Row]) -> list[Prompt]:
-        prompts = [Prompt(row.id, render_prompt(target.tokenizer, row.content), row.domain) for row in rows]
+        prompts = [Prompt(row.id, render_prompt(target.text_tokenizer, row.content), row.domain) for row in rows]
         return [prompt for prompt in prompts if 0 < len(prompt.token_ids) <= config.longest_prompt]
 
     return _in_turn(config.prompts, made, f"no prompt of at most {config.longest_prompt} tokens")

@@ -247,7 +247,7 @@ def _batches(
     samples = [lesson.sample for lesson in lessons]
     lengths = [len(sample) for sample in samples]
     rows = max(1, config.batch_tokens // config.row_tokens)
-    pad = draft.tokenizer.pad_token_id
+    pad = None if draft.tokenizer is None else draft.tokenizer.pad_token_id
     for epoch in range(config.epochs):
         for plan in plan_epoch(lengths, config.row_tokens, rows, seed, epoch):
             batch = collate(

@@ -90,6 +90,7 @@ class Generation:
             self._open.close()
             raise
         self._traced = wanted.body.wish.trace
+        self._shows_ids = parts.codec.tokenizer is None
         self._texts: dict[int, Detokenizer] = {}
         self._began = time.monotonic()
         self._failure: str | None = None
@@ -123,7 +124,7 @@ class Generation:
                 last = self.ticket.done
                 for place, gain in enumerate(gains, 1):
                     extra = {"speculation": speculation(self._outputs())} if last and place == len(gains) else {}
-                    if gain.text or gain.finish_reason is not None or gain.logprobs or self._traced:
+                    if gain.text or gain.finish_reason is not None or gain.logprobs or self._traced or self._shows_ids:
                         choice = self._with_trace(self.replies.delta(gain), gain)
                         yield event(chunk(self.replies, [choice], **more, **extra))
             if usual:

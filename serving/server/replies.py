@@ -76,7 +76,8 @@ class CompletionReplies:
 
     def _choice(self, gain: Gain) -> Json:
         found = self._logprobs(gain) if self.logprobs else None
-        return {"index": gain.choice, "text": gain.text, "logprobs": found, "finish_reason": gain.finish_reason}
+        ids = {"token_ids": list(gain.token_ids)} if self.codec.tokenizer is None else {}  # there is no text
+        return {"index": gain.choice, "text": gain.text, **ids, "logprobs": found, "finish_reason": gain.finish_reason}
 
     def _logprobs(self, gain: Gain) -> Json:
         texts, offsets = [], []

@@ -16,14 +16,16 @@ from distillspec.serving.server.errors import bad_request
 class TextCodec:
     """A tokenizer as the server uses it; every method may run in any thread.
 
+    Without one, text is refused (ApiError 400) and a token is shown as `token_id:17`.
+
     Args:
-        tokenizer: the model's.
+        tokenizer: the model's, if it has one.
         longest: the most tokens a prompt may have; `check_fits` refuses texts that cannot fit without tokenising them.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, longest: int) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, longest: int) -> None:
         self.tokenizer = tokenizer
-        self.most_characters = longest * max(map(len, tokenizer.get_vocab()))
+        self.most_characters = 0 if tokenizer is None else longest * max(map(len, tokenizer.get_vocab()))
         self._bytes_of = _byte_alphabet() if _is_byte_level(tokenizer) else {}
         self.token_text = lru_cache(maxsize=65536)(self._token_text)
 
@@ -31,26 +33,34 @@ class TextCodec:
         """Token ids of raw text; ids stay as they are."""
         if not isinstance(prompt, str):
             return tuple(prompt)
-        return tuple(self.tokenizer(prompt, add_special_tokens=special)["input_ids"])
+        return tuple(self._reader("prompt")(prompt, add_special_tokens=special)["input_ids"])
 
     def render(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         """Token ids of a conversation up to where the assistant speaks.
 
         Raises:
-            ApiError: the model's template refuses these messages.
+            ApiError: the model's template refuses these messages, or there is no tokenizer.
         """
         try:
-            return render_prompt(self.tokenizer, messages)
+            return render_prompt(self._reader("messages"), messages)
         except TemplateError as error:
             raise bad_request(f"the model's chat template refuses these messages: {error}", "messages") from error
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of ids, special tokens included."""
-        return str(self.tokenizer.decode(list(ids)))
+        return str(self._reader("tokens").decode(list(ids)))
+
+    def _reader(self, param: str) -> PreTrainedTokenizerBase:
+        if self.tokenizer is None:
+            raise bad_request("this model has no tokenizer; give the prompt as token ids, to /v1/completions", param)
+        return self.tokenizer
 
     def check_fits(self, prompt: str | Sequence[int] | Sequence[dict[str, str]], param: str) -> None:
-        """Raise ApiError for a text, or messages, of so many characters that no tokenisation could fit."""
+        """Raise ApiError for a text, or messages, of so many characters that no tokenisation could fit, and for any text
+        where there is no tokenizer."""
         texts = [prompt] if isinstance(prompt, str) else [m["content"] for m in prompt if isinstance(m, dict)]
+        if texts:
+            self._reader(param)
         characters = sum(map(len, texts))
         if characters > self.most_characters:
             raise bad_request(
@@ -62,11 +72,13 @@ class TextCodec:
 
     def _token_text(self, token: int) -> str:
         """A token on its own; half a character is shown as a replacement character."""
+        if self.tokenizer is None:
+            return f"token_id:{token}"
         return str(self.tokenizer.decode([token]))
 
     def token_bytes(self, token: int) -> list[int]:
         """The bytes a token stands for: exact for byte-level tokenizers, half characters included."""
-        piece = self.tokenizer.convert_ids_to_tokens(token)
+        piece = None if self.tokenizer is None else self.tokenizer.convert_ids_to_tokens(token)
         if isinstance(piece, str):
             if self._bytes_of and all(letter in self._bytes_of for letter in piece):
                 return [self._bytes_of[letter] for letter in piece]
@@ -75,7 +87,7 @@ class TextCodec:
         return list(self.token_text(token).encode())
 
 
-def _is_byte_level(tokenizer: PreTrainedTokenizerBase) -> bool:
+def _is_byte_level(tokenizer: PreTrainedTokenizerBase | None) -> bool:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     return backend is not None and "ByteLevel" in repr(backend.decoder)
 

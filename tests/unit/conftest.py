@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
 }
 
-MakeRandom = Callable[[str], LanguageModel]
+MakeRandom = Callable[..., LanguageModel]
 
 
 @pytest.fixture(scope="session")
@@ -62,16 +63,14 @@ def target() -> LanguageModel:
 
 @pytest.fixture(scope="session")
 def random_model() -> MakeRandom:
-    """`random_model("gemma3_text")`: four random layers of an architecture behind the tiny tokenizer."""
-    made: dict[str, LanguageModel] = {}
+    """`random_model("gemma3_text", torch.float64)`: four random layers of an architecture behind the tiny tokenizer."""
 
-    def make(kind: str) -> LanguageModel:
-        if kind not in made:
-            torch.manual_seed(1)
-            config = AutoConfig.for_model(kind, **ARCHITECTURES[kind])
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-            model.requires_grad_(False)
-            made[kind] = wrap(model, tiny_tokenizer(), kind)
-        return made[kind]
+    @cache
+    def make(kind: str, dtype: torch.dtype = torch.float32) -> LanguageModel:
+        torch.manual_seed(1)
+        config = AutoConfig.for_model(kind, **ARCHITECTURES[kind])
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).to(dtype).eval()
+        model.requires_grad_(False)
+        return wrap(model, tiny_tokenizer(), kind)
 
     return make

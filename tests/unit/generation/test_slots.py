@@ -88,7 +88,7 @@ def chi_square(drawn: Tensor, probs: Tensor, bins: int = 40) -> float:
 @torch.no_grad()
 def test_prefill_and_steps_give_the_plain_forward(kind: str, random_model) -> None:
     """Ragged rows, one moved to another slot half way; windows are shorter than the prompts."""
-    model = random_model(kind)
+    model = random_model(kind, torch.float64)  # kernels of one machine and another differ by 3.6e-5 in float32
     sequences = [[5 + (13 * r + 7 * i) % 240 for i in range(n + 6)] for r, n in enumerate((4, 19, 9))]
     prompts = [ids[:-6] for ids in sequences]
     plain = [model.logits(torch.tensor([ids]))[0] for ids in sequences]
