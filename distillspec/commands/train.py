@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from distillspec.data.folder import DataFolder
 from distillspec.data.prompts import stable_seed
 from distillspec.data.shards import read_samples
 from distillspec.evaluation import EvaluationResult, TargetStates, evaluate
-from distillspec.files import write_json
+from distillspec.files import read_object, write_json
 from distillspec.generation import make_generator
 from distillspec.losses import LossMix
 from distillspec.models import LanguageModel, check_draft, load_draft, load_target, read_metadata, save_draft
@@ -41,6 +42,8 @@ from distillspec.training.strategies import make_accelerator, make_strategy
 from distillspec.training.tracking import Tracker
 from distillspec.training.trainer import Trainer, TrainResult
 from distillspec.types import GenerationRequest, Sample
+
+BEFORE = "before.json"  # figures of the untrained draft
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,7 @@ def train(
             reference=load_draft(config.loss.reference, target) if config.loss.reference else None,
             stop=stop,
             report=_Reporter(line, config),
+            evaluation_s=read_object(folder / BEFORE).get("evaluation_s", 0.0),
         )
         if resuming:
             for problem in trainer.resume():
@@ -211,7 +215,7 @@ class _Reporter:
             if key in self.shown:
                 words.append(f"{label} {self.shown[key]:.3f}")
         if now.seconds > 0:
-            words.append(f"{now.tokens / now.seconds:.0f} tokens/s")
+            words.append(f"{now.tokens_per_s:.0f} tokens/s")
         self.line.update(fraction, f"{', '.join(words)}, {self.line.left(fraction)} left")
 
 
@@ -219,16 +223,26 @@ def _before(
     config: TrainCommand, judge: Judge, data: DataFolder, samples: list[Sample], folder: Path
 ) -> dict[str, Any]:
     """Write the untrained draft to `folder/initial` and measure it, once a run."""
-    record = folder / "before.json"
+    record = folder / BEFORE
     if record.is_file() and (folder / "initial").is_dir():
-        return json.loads(record.read_text())
+        before = json.loads(record.read_text())
+        before.pop("evaluation_s", None)
+        return before
     target = judge.states.target
     draft = prepare_draft(config.draft, target, lambda: _target_texts(config, target, data, samples))
     save_draft(draft, folder / "initial", target)
     with progress("measuring the untrained draft"):
         result = judge.whole(draft)
-    write_json(record, result.to_json())
+        seconds = _evaluation_seconds(judge, draft) if config.train.max_minutes is not None else 0.0
+    write_json(record, {**result.to_json(), "evaluation_s": seconds})
     return result.to_json()
+
+
+def _evaluation_seconds(judge: Judge, draft: LanguageModel) -> float:
+    """How long an evaluation during training takes, once the target's part is known."""
+    started = time.perf_counter()
+    judge.quick(draft)
+    return time.perf_counter() - started
 
 
 def _target_texts(config: TrainCommand, target: LanguageModel, data: DataFolder, samples: list[Sample]) -> list[Sample]:
@@ -259,7 +273,7 @@ def _summary(result: TrainResult, before: dict[str, Any], after: EvaluationResul
         "steps": used.step,
         "tokens": used.tokens,
         "minutes": used.seconds / 60,
-        "tokens_per_s": used.tokens / max(used.seconds, 1e-9),
+        "tokens_per_s": used.tokens_per_s,
         "stopped_by": result.stopped_by,
         "bad_steps": result.bad_steps,
         "draft": str(folder / "draft"),
