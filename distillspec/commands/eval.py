@@ -13,7 +13,7 @@ from distillspec.errors import ConfigError
 from distillspec.evaluation import EvaluationResult, TargetStates, comparison_text, evaluate, plot_comparison
 from distillspec.files import write_text
 from distillspec.models import LanguageModel, load_draft, load_target
-from distillspec.models.checkpoint import METADATA
+from distillspec.models.checkpoint import METADATA, draft_folder
 from distillspec.progress import progress
 from distillspec.types import Sample
 
@@ -39,9 +39,8 @@ def run(config: EvalCommand, folder: Path) -> None:
 
 def find_draft(path: str) -> Path:
     """A draft folder, or the draft inside a run folder."""
-    for folder in (Path(path), Path(path) / "draft", Path(path) / "best"):
-        if (folder / METADATA).is_file():
-            return folder
+    if (folder := draft_folder(path)) is not None:
+        return folder
     raise ConfigError(f"{path} is not a draft: neither it nor {path}/draft has {METADATA}; make one with distill train")
 
 

@@ -26,7 +26,7 @@ from distillspec.data.shards import ShardWriter, read_samples
 from distillspec.errors import ConfigError
 from distillspec.generation import SlotGenerator, make_generator
 from distillspec.models import LanguageModel, initialise_draft
-from distillspec.models.draft import DEFAULT_LAYERS
+from distillspec.models.draft import DEFAULT_LAYERS, kept_ids_of
 from distillspec.models.vocabulary import choose_kept_ids, expected_counts
 from distillspec.progress import TokenMeter, progress
 from distillspec.types import GenerationRequest, Generator, Prompt, Sample, SamplingPolicy
@@ -257,7 +257,9 @@ def prepare_draft(
     """The untrained draft; `texts` (target-written samples) choose its vocabulary and, if asked, its layers."""
     by_acceptance = config.kind == "pruned" and config.select == "acceptance" and config.keep is None
     samples = texts() if by_acceptance or config.vocabulary is not None else []  # may have to be sampled: ask once
-    kept_ids = vocabulary_of(samples, target, config.vocabulary) if config.vocabulary is not None else None
+    kept_ids = None
+    if config.vocabulary is not None:
+        kept_ids = vocabulary_of(samples, target, config.vocabulary, among=kept_ids_of(config))
     if by_acceptance:
         with progress("choosing layers by measured acceptance") as line:
             total, count = len(target.layers), config.layers or DEFAULT_LAYERS
@@ -275,9 +277,15 @@ def prepare_draft(
     return initialise_draft(config, target, kept_ids=kept_ids)
 
 
-def vocabulary_of(samples: Sequence[Sample], target: LanguageModel, size: int) -> Tensor:
-    """The ids a truncated draft keeps: the most to be expected in prompts and target samples."""
-    return choose_kept_ids(expected_counts(samples, target.identity.vocab_size), size, target.tokenizer)
+def vocabulary_of(samples: Sequence[Sample], target: LanguageModel, size: int, among: Tensor | None = None) -> Tensor:
+    """The ids a truncated draft keeps: the most to be expected in prompts and target samples.
+
+    `among` are the ids to choose from where the draft has been truncated before (special tokens are among them).
+    """
+    counts = expected_counts(samples, target.identity.vocab_size)
+    if among is not None:
+        counts[~torch.isin(torch.arange(len(counts)), among)] = -1
+    return choose_kept_ids(counts, size, target.tokenizer)
 
 
 def _acceptance_probe(target: LanguageModel, samples: Sequence[Sample]) -> Callable[[], float]:

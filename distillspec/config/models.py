@@ -25,14 +25,14 @@ class DraftConfig:
     """The model to be trained. `kind`: pretrained | pruned | scratch."""
 
     kind: str = "pruned"
-    path: str | None = None  # pretrained: Hub id or folder (an earlier distillspec draft too)
+    path: str | None = None  # pretrained: Hub id, folder, or the run folder of an earlier draft
     layers: int | None = None  # pruned, scratch: how many layers
     keep: list[int] | None = None  # pruned: exactly these layers of the target
     select: str = "even"  # pruned: even | acceptance
     vocabulary: int | None = None  # keep only this many output tokens; null keeps all
     hidden_size: int = 256  # scratch
     heads: int = 4  # scratch
-    train_embeddings: bool = False  # whether the input embeddings learn too
+    train_embeddings: bool = False  # whether the input embeddings learn too; always where they are the head (tied)
 
     def __post_init__(self) -> None:
         one_of("draft.kind", self.kind, ("pretrained", "pruned", "scratch"))

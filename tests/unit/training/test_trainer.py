@@ -85,6 +85,14 @@ def test_frozen_embeddings_stay_and_the_rest_moves(make_trainer, target: Languag
     assert moved == set(start) - {"model.embed_tokens.weight"}
 
 
+def test_a_head_tied_to_the_embeddings_learns(make_trainer, random_model) -> None:
+    draft = initialise_draft(DraftConfig(keep=[0, 3]), random_model("gemma2"))
+    start = draft.model.lm_head.weight.detach().clone()
+    make_trainer(draft=draft).run()
+    assert draft.model.lm_head.weight is draft.model.get_input_embeddings().weight
+    assert not torch.equal(draft.model.lm_head.weight, start)
+
+
 @pytest.mark.parametrize("at", [1, 3, 4])
 def test_an_interrupted_run_ends_bit_for_bit_like_a_whole_one(make_trainer, tmp_path: Path, at: int) -> None:
     whole = make_trainer(tmp_path / "whole")
