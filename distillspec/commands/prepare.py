@@ -32,6 +32,7 @@ from distillspec.progress import TokenMeter, progress
 from distillspec.types import GenerationRequest, Generator, Prompt, Sample, SamplingPolicy
 
 CALIBRATION_PROMPTS = 4
+SCORED_TOGETHER = 32  # fixed responses between two looks at the clock
 
 
 def prepare_folder(config: DataConfig, target: LanguageModel, own: Path, seed: int) -> DataFolder:
@@ -104,10 +105,11 @@ def prepare_samples(
         # Asked for no stored signal, the live target judges whatever the cache has recorded.
         return [replace(s, signal=None) for s in samples] if config.signal == "none" else samples
     writer = ShardWriter(folder.samples, key, config.shard_sequences)
-    if config.source == "fixed":
-        _score_into(writer, prompts, target, config, seed)
-    elif not writer.complete:
-        _sample_into(writer, prompts, target, draft, config, seed)
+    if not writer.complete:
+        if config.source == "fixed":
+            _score_into(writer, prompts, target, config, seed)
+        else:
+            _sample_into(writer, prompts, target, draft, config, seed)
     return read_samples(folder.samples, target.identity)
 
 
@@ -120,7 +122,7 @@ def _sample_into(
     seed: int,
 ) -> None:
     limit_s = None if config.max_minutes is None else 60 * config.max_minutes
-    deadline = None if limit_s is None else time.monotonic() + limit_s
+    deadline = _deadline(config)
     wanted = len([p for p in prompts if p.id not in writer.done_ids]) * config.max_new_tokens
     with progress(f"sampling {len(prompts)} responses ({config.source})") as line:
         meter = TokenMeter(line, wanted, limit_s)
@@ -312,13 +314,23 @@ def _score_into(
 ) -> None:
     waiting = [s for s in fixed_samples(prompts, target, config.max_new_tokens) if s.prompt_id not in writer.done_ids]
     request = signal_request(config)
+    deadline = _deadline(config)
+    done = 0
     with progress(f"scoring {len(waiting)} fixed responses") as line:
-        for start in range(0, len(waiting), 8):
-            lot = waiting[start : start + 8]
-            for sample in lot if request is None else score(lot, target, request, stable_seed(seed, start)):
+        while done < len(waiting) and (done == 0 or deadline is None or time.monotonic() < deadline):
+            lot = waiting[done : done + SCORED_TOGETHER]
+            for sample in lot if request is None else score(lot, target, request, stable_seed(seed, done)):
                 writer.add(sample)
-            line.update((start + len(lot)) / len(waiting), f"{start + len(lot)} of {len(waiting)}")
+            done += len(lot)
+            line.update(done / len(waiting), f"{done} of {len(waiting)}")
+    if done < len(waiting):
+        print(f"left out {len(waiting) - done} responses: data.max_minutes={config.max_minutes:g} were over")
     writer.flush(complete=True)
+
+
+def _deadline(config: DataConfig) -> float | None:
+    """When sampling or scoring has to end, in seconds of `time.monotonic`."""
+    return None if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
 
 
 def _answer(

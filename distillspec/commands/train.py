@@ -30,7 +30,9 @@ from distillspec.files import read_object, write_json
 from distillspec.generation import make_generator
 from distillspec.losses import LossMix
 from distillspec.models import LanguageModel, check_draft, load_draft, load_target, read_metadata, save_draft
+from distillspec.models.memory import moved_off_device
 from distillspec.progress import ProgressLine, progress
+from distillspec.training.checkpoint import has_checkpoint
 from distillspec.training.feed import SampleFeed
 from distillspec.training.interrupts import listen_for_stop
 from distillspec.training.launch import check_launcher, launch, record_holdings
@@ -123,13 +125,9 @@ def prepare(config: TrainCommand, folder: Path, target: LanguageModel) -> tuple[
 
 def _train_in_ranks(config: TrainCommand, folder: Path, target: LanguageModel) -> TrainResult:
     """The training in the processes of `launcher=`, which read the prepared folder and call `train` each."""
-    device = target.device
-    target.model.to("cpu")  # leaves a GPU to the processes
-    try:
-        command = [sys.executable, "-P", "-m", "distillspec.commands.train_rank", str(folder)]
+    command = [sys.executable, "-P", "-m", "distillspec.commands.train_rank", str(folder)]
+    with moved_off_device(target):
         launch(config.launcher, config.target.device, command, folder)
-    finally:
-        target.model.to(device)
     return TrainResult.read(folder / "training.json")
 
 
@@ -164,7 +162,7 @@ def train(
     def sample(model: LanguageModel, step: int) -> list[Sample]:
         return fresh_samples(config.data, target, model, prompts, config.seed, step, recorded)
 
-    resuming = config.resume is not None and (folder / "checkpoints").is_dir()
+    resuming = config.resume is not None and has_checkpoint(folder / "checkpoints")
     with listen_for_stop() as stop, progress("training") as line:
         tracker = Tracker(accelerator, config.tracker, folder)
         trainer = Trainer(
@@ -188,7 +186,7 @@ def train(
         if resuming:
             for problem in trainer.resume():
                 print(f"skipped a damaged checkpoint: {problem}")
-            tracker.rewind(trainer.progress.step)
+        tracker.rewind(trainer.progress.step)  # to nothing, where a run was killed before its first checkpoint
         if accelerator.is_main_process:
             tracker.start(config.tracker, folder, plain(config))
         try:

@@ -23,7 +23,7 @@ class DataConfig:
     response_field: str = "response"
     domain_field: str = "domain"
     num_prompts: int | None = None  # null: all in the file, or 512 self-written ones
-    max_minutes: float | None = None  # end sampling early, with what is finished kept
+    max_minutes: float | None = None  # end sampling (fixed: scoring) early, with what is finished kept
     eval_prompts: int = 64  # held out, never trained on
     max_prompt_tokens: int = 512
     max_new_tokens: int = 256

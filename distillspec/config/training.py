@@ -24,7 +24,7 @@ class TrainConfig:
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     clip_norm: float = 1.0
     batch_tokens: int = 768  # tokens a micro-batch, prompts included; many small steps beat few large ones
-    row_tokens: int = 768  # length of a packed row
+    row_tokens: int = 768  # length of a packed row; a longer sample has a longer row to itself
     accumulate: int = 1
     eval_every: int | None = None  # steps; null: ten times in a run, less often where eval_share allows no more
     eval_share: float = 0.15  # of max_minutes, for evaluations; the one at the end always takes place

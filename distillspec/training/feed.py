@@ -43,7 +43,10 @@ class SampleFeed:
             self._plan = self._plan_epoch()
         rows = self._plan[self.next_batch]
         self.next_batch += 1
-        return collate([[self.samples[i] for i in row] for row in rows], self.config.row_tokens, self.pad_id)
+        batch = [[self.samples[i] for i in row] for row in rows]
+        # A sample longer than a row has one to itself, which grows: cut, its end would never be learnt.
+        longest = max(len(sample) for row in batch for sample in row)
+        return collate(batch, max(self.config.row_tokens, longest), self.pad_id)
 
     def state(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "next_batch": self.next_batch}

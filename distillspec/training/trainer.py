@@ -16,7 +16,7 @@ from distillspec.config import TrainCommand
 from distillspec.errors import Interrupted, RunError
 from distillspec.models import LanguageModel, save_draft
 from distillspec.sampling import NonFiniteLogits
-from distillspec.training.checkpoint import Checkpoint, load_newest, save_checkpoint
+from distillspec.training.checkpoint import Checkpoint, Generators, load_newest, save_checkpoint
 from distillspec.training.feed import SampleFeed
 from distillspec.training.interrupts import StopRequest
 from distillspec.training.module import DistillModule, teacher_view, token_weights
@@ -98,7 +98,7 @@ class Trainer:
         self.feed.restore(checkpoint.feed)
         self.progress, self.best = checkpoint.progress, checkpoint.best
         self.bad_steps, self._evaluated_step = checkpoint.bad_steps, checkpoint.evaluated_step
-        torch.set_rng_state(checkpoint.rng)
+        checkpoint.rng.restore(self.strategy.accelerator.device)
         return problems
 
     def run(self) -> TrainResult:
@@ -257,7 +257,7 @@ class Trainer:
             self.progress,
             state,
             self.feed.state(),
-            torch.get_rng_state(),
+            Generators.now(self.strategy.accelerator.device),
             self.best,
             self.bad_steps,
             self._evaluated_step,

@@ -58,6 +58,15 @@ def test_a_restored_feed_meets_the_same_batches(taken: int) -> None:
     assert same(take(again, 12), take(feed, 12))
 
 
+def test_a_sample_longer_than_a_row_is_learnt_whole() -> None:
+    """`train=careful` has rows of 512, and default lengths allow samples of 768."""
+    long = Sample("long", "d", (1, 40), tuple(range(50, 50 + 30)))
+    feed = make(samples=[long, *SAMPLES[:3]])
+    batches = take(feed, len(feed._plan))
+    assert sum(batch.response_tokens for batch in batches) == sum(len(s.response_ids) for s in [long, *SAMPLES[:3]])
+    assert set(long.response_ids) <= set(torch.cat([batch.labels for batch in batches]).tolist())
+
+
 def test_seeds_differ() -> None:
     assert not same(take(make(seed=0), 4), take(make(seed=1), 4))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,7 +17,7 @@ from distillspec.config import DraftConfig, LossConfig
 from distillspec.errors import Interrupted, RunError
 from distillspec.models import LanguageModel, initialise_draft, load_draft
 from distillspec.sampling import NonFiniteLogits
-from distillspec.training.checkpoint import load_newest
+from distillspec.training.checkpoint import Generators, load_newest, save_checkpoint
 from distillspec.training.interrupts import StopRequest
 from distillspec.training.schedule import Progress
 from distillspec.training.trainer import Trainer
@@ -123,6 +124,20 @@ def test_resume_restores_torchs_generator(make_trainer, tmp_path: Path) -> None:
     torch.rand(5)
     second.resume()
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_generator_of_a_gpu_is_kept_too(make_trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, restored = torch.arange(16, dtype=torch.uint8), list[torch.Tensor]()
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: restored.append(state))
+    make_trainer(tmp_path, train={"max_steps": 1, "eval_every": 1}).run()
+    checkpoint = load_newest(tmp_path / "checkpoints")[0]
+    assert checkpoint.rng.cuda is None  # trained on a CPU
+    cuda = torch.device("cuda")
+    save_checkpoint(tmp_path / "other", replace(checkpoint, rng=Generators.now(cuda)), keep=1)
+    load_newest(tmp_path / "other")[0].rng.restore(cuda)
+    assert len(restored) == 1
+    assert torch.equal(restored[0], state)
 
 
 def test_on_policy_samples_survive_an_interruption(make_trainer, tmp_path: Path, samples: list[Sample]) -> None:
