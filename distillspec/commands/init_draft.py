@@ -8,6 +8,7 @@ import torch
 
 from distillspec.commands.prepare import check_sources, prepare_draft, prepare_folder, prepare_held_out
 from distillspec.commands.run_folder import close_run, open_run
+from distillspec.commands.unseen import TRAINED
 from distillspec.config import InitDraftCommand
 from distillspec.data.folder import DataFolder
 from distillspec.data.shards import read_samples
@@ -28,10 +29,11 @@ def run(config: InitDraftCommand, folder: Path) -> None:
     print(
         f"untrained draft: {parameters / 1e6:.1f} M parameters, {len(draft.layers)} layers, {draft.width} output tokens"
     )
+    lineage = {name: value for name, value in draft.lineage.items() if name != TRAINED}
     close_run(
         folder,
         "init-draft",
-        {"draft": str(folder / "draft"), "parameters": parameters, "lineage": draft.lineage, "width": draft.width},
+        {"draft": str(folder / "draft"), "parameters": parameters, "lineage": lineage, "width": draft.width},
     )
 
 

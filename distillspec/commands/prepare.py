@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from distillspec.commands.unseen import unseen
 from distillspec.config import DataConfig, DraftConfig
 from distillspec.data.collect import (
     collection_key,
@@ -35,8 +36,13 @@ CALIBRATION_PROMPTS = 4
 SCORED_TOGETHER = 32  # fixed responses between two looks at the clock
 
 
-def prepare_folder(config: DataConfig, target: LanguageModel, own: Path, seed: int) -> DataFolder:
-    """The data folder to use: the cache, or the run's own with its prompts written."""
+def prepare_folder(
+    config: DataConfig, target: LanguageModel, own: Path, seed: int, trained: frozenset[str] = frozenset()
+) -> DataFolder:
+    """The data folder to use: the cache, or the run's own with its prompts written.
+
+    `trained` are keys of prompts that must not be held out (`unseen`).
+    """
     _check_room(config, target)
     if config.cache is not None:
         return find_data_folder(config.cache)
@@ -54,9 +60,10 @@ def prepare_folder(config: DataConfig, target: LanguageModel, own: Path, seed: i
                 line.update(found / wanted, f"{found} of {wanted}")
 
             generator = make_generator(config.generator, target, slots=config.batch_slots)
-            prompts = split_prompts(write_prompts(target, generator, config, seed, count), config, seed)
+            # Others are written for another seed, so none need to be reserved.
+            prompts = split_prompts(write_prompts(target, generator, config, seed, count), config, trained, reserved=0)
     else:
-        prompts = load_prompts(config, target.tokenizer, seed)
+        prompts = load_prompts(config, target.tokenizer, trained)
         if prompts.dropped_long:
             print(f"left out {prompts.dropped_long} prompts above data.max_prompt_tokens={config.max_prompt_tokens}")
     folder.write_prompts(prompts)
@@ -234,10 +241,17 @@ def recorded_answers(config: DataConfig, target: LanguageModel, folder: DataFold
 
 
 def prepare_held_out(
-    config: DataConfig, policy: SamplingPolicy, target: LanguageModel, folder: DataFolder, seed: int
+    config: DataConfig,
+    policy: SamplingPolicy,
+    target: LanguageModel,
+    folder: DataFolder,
+    seed: int,
+    trained: frozenset[str] = frozenset(),
 ) -> list[Sample]:
-    """The target's answers to the held-out prompts under the deployed policy."""
-    prompts = folder.read_prompts().held_out[: config.eval_prompts]
+    """The target's answers under the deployed policy to the held-out prompts that are not among the `trained`."""
+    prompts = unseen(folder.read_prompts().held_out, trained)[: config.eval_prompts]
+    if len(prompts) < config.eval_prompts:
+        print(f"only {len(prompts)} held-out prompts of data.eval_prompts={config.eval_prompts}")
     with progress(f"the target answers {len(prompts)} held-out prompts") as line:
         return held_out_samples(
             prompts,

@@ -21,6 +21,7 @@ from distillspec.commands.prepare import (
 )
 from distillspec.commands.run_folder import close_run, open_run, plain
 from distillspec.commands.suitability import check_plan, check_samples
+from distillspec.commands.unseen import known_before, with_trained_prompts
 from distillspec.config import TrainCommand
 from distillspec.data.folder import DataFolder
 from distillspec.data.prompts import stable_seed
@@ -117,10 +118,11 @@ def run(config: TrainCommand, folder: Path) -> None:
 
 def prepare(config: TrainCommand, folder: Path, target: LanguageModel) -> tuple[DataFolder, list[Sample], list[Sample]]:
     """The data folder, the training samples (none for an on-policy run) and the held-out answers; made once."""
-    data = prepare_folder(config.data, target, folder / "data", config.seed)
+    trained = known_before(config.draft)
+    data = prepare_folder(config.data, target, folder / "data", config.seed, trained)
     # A cache gives an on-policy run its prompts and held-out answers; the draft writes the samples.
     samples = [] if config.data.on_policy else prepare_samples(config.data, target, data, config.seed)
-    return data, samples, prepare_held_out(config.data, config.sampling.policy, target, data, config.seed)
+    return data, samples, prepare_held_out(config.data, config.sampling.policy, target, data, config.seed, trained)
 
 
 def _train_in_ranks(config: TrainCommand, folder: Path, target: LanguageModel) -> TrainResult:
@@ -142,12 +144,12 @@ def train(
 ) -> TrainResult:
     """The training proper, from `folder/initial` (or a checkpoint) to `folder/best`."""
     judge = judge or Judge(config, held_out, TargetStates(target, data.states))
-    draft = load_draft(folder / "initial", target)
+    prompts = data.read_prompts().train
+    draft = with_trained_prompts(load_draft(folder / "initial", target), prompts)
     accelerator = make_accelerator(config, draft.head.weight.shape[1])
     choose_trainable(draft, config.draft.train_embeddings)
     module = DistillModule(draft, config.loss).to(accelerator.device)
     strategy = make_strategy(config, accelerator, module)
-    prompts = data.read_prompts().train
     feed = SampleFeed(
         samples,  # none yet for an on-policy run: its trainer asks for them at the first step
         config.train,
