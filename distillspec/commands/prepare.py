@@ -22,6 +22,7 @@ from distillspec.data.collect import (
 )
 from distillspec.data.folder import DataFolder, find_data_folder
 from distillspec.data.prompts import check_prompts, load_prompts, split_prompts, stable_seed
+from distillspec.data.scoring import ScoringWriter
 from distillspec.data.selfprompt import DEFAULT_PROMPTS, write_prompts
 from distillspec.data.shards import ShardWriter, read_samples
 from distillspec.errors import ConfigError
@@ -33,6 +34,7 @@ from distillspec.progress import TokenMeter, progress
 from distillspec.types import GenerationRequest, Generator, Prompt, Sample, SamplingPolicy
 
 CALIBRATION_PROMPTS = 4
+TINY = torch.finfo(torch.float32).tiny
 SCORED_TOGETHER = 32  # fixed responses between two looks at the clock
 
 
@@ -133,20 +135,24 @@ def _sample_into(
     wanted = len([p for p in prompts if p.id not in writer.done_ids]) * config.max_new_tokens
     with progress(f"sampling {len(prompts)} responses ({config.source})") as line:
         meter = TokenMeter(line, wanted, limit_s)
+        signal = signal_request(config)
+        scored = writer if signal is None else ScoringWriter(writer, target, signal, seed)
         for generator, share in _shares(config, target, draft, prompts, seed):
             if generator is None:
                 waiting = [p for p in share if p.id not in writer.done_ids]
                 for sample in fixed_samples(waiting, target, config.max_new_tokens) if waiting else []:
-                    writer.add(sample)
+                    scored.add(sample)
+                scored.flush()
                 continue
+            by_draft = generator.source == "draft"  # which cannot tell what the target thinks
             done = sample_responses(
                 share,
                 generator,
-                writer,
+                scored if by_draft else writer,
                 policy=config.policy,
                 stop_ids=target.stop_ids,
                 max_new_tokens=config.max_new_tokens,
-                signal=None if generator.source == "draft" else signal_request(config),
+                signal=None if by_draft else signal,
                 seed=seed,
                 deadline=deadline,
                 on_tokens=meter,
@@ -305,7 +311,11 @@ def vocabulary_of(samples: Sequence[Sample], target: LanguageModel, size: int, a
 
 
 def _acceptance_probe(target: LanguageModel, samples: Sequence[Sample]) -> Callable[[], float]:
-    """Mean α, on a few samples, of the target with layers taken out against the whole target."""
+    """Mean log α, on a few samples, of the target with layers taken out against the whole target.
+
+    The logarithm, since after a few layers α is about .0002 wherever one more is taken out, and only its order of
+    magnitude still tells layers apart. A mean of α would be decided by the few tokens that are left.
+    """
     if not samples:
         raise ConfigError("draft.select=acceptance needs calibration text; give prompts")
     inputs = [torch.tensor([s.prompt_ids + s.response_ids], device=target.device) for s in samples]
@@ -315,7 +325,7 @@ def _acceptance_probe(target: LanguageModel, samples: Sequence[Sample]) -> Calla
     @torch.no_grad()
     def acceptance() -> float:
         overlap = [
-            torch.minimum(torch.softmax(target.logits(ids).float(), -1), probs).sum(-1).mean()
+            torch.minimum(torch.softmax(target.logits(ids).float(), -1), probs).sum(-1).clamp(min=TINY).log().mean()
             for ids, probs in zip(inputs, whole, strict=True)
         ]
         return float(torch.stack(overlap).mean())

@@ -20,7 +20,7 @@ from distillspec.commands.prepare import (
     recorded_answers,
 )
 from distillspec.commands.run_folder import close_run, open_run, plain
-from distillspec.commands.suitability import check_plan, check_samples
+from distillspec.commands.suitability import check_plan, check_samples, refreshes_kept, warn_of_noise
 from distillspec.commands.unseen import known_before, with_trained_prompts
 from distillspec.config import TrainCommand
 from distillspec.data.folder import DataFolder
@@ -104,6 +104,7 @@ def run(config: TrainCommand, folder: Path) -> None:
     check_samples(mix, samples)
     judge = Judge(config, held_out, TargetStates(target, data.states))
     before = _before(config, judge, data, samples, folder)
+    warn_of_noise(config.data, before["alpha"]["mean"])
     if config.launcher.kind == "local":
         result = train(config, folder, target, data, samples, held_out, judge)
     else:
@@ -157,6 +158,7 @@ def train(
         config.seed,
         accelerator.process_index,
         accelerator.num_processes,
+        keep=refreshes_kept(module.mix, config.data),
     )
 
     recorded = recorded_answers(config.data, target, data)

@@ -46,6 +46,10 @@ class DraftConfig:
             self.kind == "pruned" or self.keep is None,
             f"draft.keep={self.keep} names the target's layers: use draft=pruned",
         )
+        require(
+            self.select == "even" or (self.kind == "pruned" and self.keep is None),
+            f"draft.select={self.select} chooses among the target's layers: use draft=pruned without draft.keep",
+        )
         if self.layers is not None:
             require(self.layers >= 1, f"draft.layers={self.layers} is impossible; keep at least 1 layer")
         if self.keep is not None:
@@ -68,6 +72,12 @@ class DraftConfig:
             self.heads >= 1 and self.hidden_size >= 1 and self.hidden_size % (2 * self.heads) == 0,
             f"draft.hidden_size={self.hidden_size} must be an even multiple of draft.heads={self.heads}",
         )
+        for key in ("hidden_size", "heads"):
+            value = getattr(self, key)
+            require(
+                self.kind == "scratch" or value == getattr(DraftConfig, key),
+                f"draft.{key}={value} shapes a draft from scratch: add draft=scratch",
+            )
 
 
 @dataclass

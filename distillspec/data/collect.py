@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -28,10 +28,23 @@ from distillspec.types import (
 )
 
 
+class SampleWriter(Protocol):
+    """Where samples go: shards, or something before them."""
+
+    @property
+    def done_ids(self) -> Collection[str]:
+        """Ids of prompts that have been answered."""
+        ...
+
+    def add(self, sample: Sample) -> None: ...
+
+    def flush(self, *, complete: bool = False) -> None: ...
+
+
 def sample_responses(
     prompts: Sequence[Prompt],
     generator: Generator,
-    writer: ShardWriter,
+    writer: SampleWriter,
     *,
     policy: SamplingPolicy,
     stop_ids: Sequence[int],

@@ -93,9 +93,7 @@ class Trainer:
         """Go on from the newest intact checkpoint; returns what was wrong with newer ones."""
         checkpoint, problems = load_newest(self.folder / "checkpoints")
         self.strategy.restore(checkpoint.strategy)
-        if checkpoint.fresh_samples is not None:
-            self.feed.replace(checkpoint.fresh_samples)
-        self.feed.restore(checkpoint.feed)
+        self.feed.restore(checkpoint.feed, checkpoint.fresh_samples)
         self.progress, self.best = checkpoint.progress, checkpoint.best
         self.bad_steps, self._evaluated_step = checkpoint.bad_steps, checkpoint.evaluated_step
         checkpoint.rng.restore(self.strategy.accelerator.device)
@@ -210,7 +208,7 @@ class Trainer:
     def _refresh_samples(self) -> None:
         assert self.refresh is not None
         draft = self.strategy.refresh_plain(self.draft)
-        self.feed.replace(self.refresh(draft, self.progress.step))
+        self.feed.renew(self.refresh(draft, self.progress.step))
         self._count_time()
         self.module.train()
 

@@ -90,11 +90,25 @@ def test_with_fewer_batches_than_processes_each_still_gets_one() -> None:
 def test_new_samples_start_from_their_first_batch() -> None:
     feed = make()
     take(feed, 3)
-    feed.replace(SAMPLES[:2])
+    feed.renew(SAMPLES[:2])
     assert sorted(names(take(feed, 1))) == [0, 1]
+
+
+def test_the_refresh_before_is_learnt_from_again() -> None:
+    """Its text was drafted and judged at a price."""
+    feed = SampleFeed([], CONFIG, 2, 0, keep=2)
+    seen = []
+    for first in (0, 3, 6):
+        feed.renew(SAMPLES[first : first + 3])
+        seen.append(sorted(names(take(feed, len(feed._plan)))))
+    assert seen == [[0, 1, 2], [0, 1, 2, 3, 4, 5], [3, 4, 5, 6, 7, 8]]
+    again = SampleFeed([], CONFIG, 2, 0, keep=2)
+    again.restore(feed.state(), feed.samples)
+    again.renew(SAMPLES[9:12])
+    assert sorted(names(take(again, len(again._plan)))) == [6, 7, 8, 9, 10, 11]
 
 
 def test_an_empty_feed_waits_for_its_first_samples() -> None:
     feed = make(samples=[])
-    feed.replace(SAMPLES[:2])
+    feed.renew(SAMPLES[:2])
     assert sorted(names(take(feed, 1))) == [0, 1]
