@@ -190,8 +190,8 @@ STATIC = [
     ("train draft=pretrained draft.path=d draft.layers=2", "draft.layers=2 needs draft=pruned or draft=scratch"),
     ("train data.mixed_lambda=0.3", "data.mixed_lambda=0.3 needs data=mixed"),
     (
-        "train data=mixed data.mixed_by=token data.mixed_with=fixed",
-        "data.mixed_with=fixed needs data.mixed_by=sequence",
+        "train data=mixed data.mixed_by=token data.mixed_with=teacher",
+        "mixed_with=teacher needs data.mixed_by=sequence",
     ),
     (
         "train data.cache=d data.num_prompts=9",
