@@ -246,6 +246,17 @@ def recorded_answers(config: DataConfig, target: LanguageModel, folder: DataFold
     return [sample for sample in read_samples(folder.samples, target.identity) if sample.source == "teacher"]
 
 
+def answered_training_prompts(config: DataConfig, target: LanguageModel, folder: DataFolder, seed: int) -> list[Sample]:
+    """The target's answers to `data.refresh_prompts` training prompts: text to choose vocabulary and layers by."""
+    prompts = folder.read_prompts().train[: config.refresh_prompts]
+    requests = [GenerationRequest(p, config.max_new_tokens, stable_seed(seed, "vocabulary", p.id)) for p in prompts]
+    generator = make_generator(config.generator, target, slots=config.batch_slots)
+    with progress(f"the target answers {len(prompts)} training prompts") as line:
+        meter = TokenMeter(line, len(prompts) * config.max_new_tokens)
+        written = generator.generate(requests, config.policy, stop_ids=target.stop_ids, on_tokens=meter)
+        return [sample for _, sample in written]
+
+
 def prepare_held_out(
     config: DataConfig,
     policy: SamplingPolicy,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from distillspec.commands.prepare import (
+    answered_training_prompts,
     fresh_samples,
     prepare_draft,
     prepare_folder,
@@ -24,11 +25,9 @@ from distillspec.commands.suitability import check_plan, check_samples, refreshe
 from distillspec.commands.unseen import known_before, with_trained_prompts
 from distillspec.config import TrainCommand
 from distillspec.data.folder import DataFolder
-from distillspec.data.prompts import stable_seed
 from distillspec.data.shards import read_samples
 from distillspec.evaluation import EvaluationResult, TargetStates, evaluate
 from distillspec.files import read_object, write_json
-from distillspec.generation import make_generator
 from distillspec.losses import LossMix
 from distillspec.models import LanguageModel, check_draft, load_draft, load_target, read_metadata, save_draft
 from distillspec.models.memory import moved_off_device
@@ -44,7 +43,7 @@ from distillspec.training.schedule import Progress, fraction_done
 from distillspec.training.strategies import make_accelerator, make_strategy
 from distillspec.training.tracking import Tracker
 from distillspec.training.trainer import Trainer, TrainResult
-from distillspec.types import GenerationRequest, Sample
+from distillspec.types import Sample
 
 BEFORE = "before.json"  # figures of the untrained draft
 
@@ -257,13 +256,7 @@ def _target_texts(config: TrainCommand, target: LanguageModel, data: DataFolder,
         return samples
     if config.data.cache is not None and config.data.source != "fixed":
         return read_samples(data.samples, target.identity)
-    prompts = data.read_prompts().train[: config.data.refresh_prompts]
-    requests = [
-        GenerationRequest(p, config.data.max_new_tokens, stable_seed(config.seed, "vocabulary", p.id)) for p in prompts
-    ]
-    generator = make_generator(config.data.generator, target, slots=config.data.batch_slots)
-    written = generator.generate(requests, config.data.policy, stop_ids=target.stop_ids)
-    return samples + [sample for _, sample in written]
+    return samples + answered_training_prompts(config.data, target, data, config.seed)
 
 
 def _summary(result: TrainResult, before: dict[str, Any], after: EvaluationResult, folder: Path) -> dict[str, Any]:

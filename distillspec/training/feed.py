@@ -37,7 +37,8 @@ class SampleFeed:
     def renew(self, samples: Sequence[Sample]) -> None:
         """Go on with fresh samples and those of the `keep` − 1 refreshes before, from their first batch."""
         self._refreshes = [*self._refreshes, len(samples)][-self.keep :]
-        self.samples = [*self.samples, *samples][-sum(self._refreshes) :]
+        known = [*self.samples, *samples]
+        self.samples = known[len(known) - sum(self._refreshes) :]
         self.next_batch = 0
         self._plan = self._plan_epoch()
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from distillspec.commands.init_draft import _texts
 from distillspec.commands.prepare import prepare_held_out
 from distillspec.commands.unseen import known_before, trained_prompts, with_trained_prompts
-from distillspec.config import DataConfig, DraftConfig
+from distillspec.config import DataConfig, DraftConfig, InitDraftCommand
 from distillspec.data.folder import DataFolder
 from distillspec.data.prompts import PromptSet, prompt_key
 from distillspec.errors import ConfigError
@@ -47,3 +48,13 @@ def test_held_out_prompts_of_a_folder_that_were_trained_on_are_left_out(
     assert "only 2 held-out prompts of data.eval_prompts=4" in capsys.readouterr().out
     with pytest.raises(ConfigError, match="a draft was trained on all held-out prompts; give others"):
         prepare_held_out(CONFIG, SamplingPolicy(), target, folder, 0, keys(PROMPTS))
+
+
+def test_text_to_choose_a_vocabulary_by_is_not_the_held_out(
+    target: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = DataFolder(tmp_path)
+    folder.write_prompts(PromptSet(tuple(PROMPTS[:3]), tuple(PROMPTS[3:])))
+    monkeypatch.setattr("distillspec.commands.init_draft.prepare_folder", lambda *args: folder)
+    config = InitDraftCommand(data=DataConfig(max_new_tokens=4))
+    assert {sample.prompt_id for sample in _texts(config, target, tmp_path)} == {"0", "1", "2"}
