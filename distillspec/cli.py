@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from distillspec import __version__
 from distillspec.composition import compose, expand_sweep, resumed_overrides, run_with_hydra
 from distillspec.config import COMMANDS, BenchCommand, EngineConfig
+from distillspec.config.unused import check_unused
 from distillspec.errors import ConfigError, Interrupted, RunError, Terminated
 from distillspec.files import private_files
 from distillspec.helptext import command_help, general_help
@@ -75,7 +76,9 @@ def _run(command: str, overrides: list[str]) -> int:
     """Check every run the overrides describe, then let Hydra make the folders and run them."""
     overrides, folder = resumed_overrides(command, overrides)
     for single in expand_sweep(overrides):
-        _check_engine(compose(command, single), single)
+        config = compose(command, single)
+        _check_engine(config, single)
+        check_unused(config, single)
     package = "distillspec.serving.commands" if command in ENGINE_COMMANDS else "distillspec.commands"
     module = importlib.import_module(f"{package}.{command.replace('-', '_')}")
 

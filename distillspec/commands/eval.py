@@ -8,12 +8,13 @@ import torch
 
 from distillspec.commands.prepare import prepare_folder, prepare_held_out
 from distillspec.commands.run_folder import close_run, open_run
+from distillspec.commands.unseen import trained_prompts
 from distillspec.config import EvalCommand
 from distillspec.errors import ConfigError
 from distillspec.evaluation import EvaluationResult, TargetStates, comparison_text, evaluate, plot_comparison
 from distillspec.files import write_text
-from distillspec.models import LanguageModel, load_draft, load_target
-from distillspec.models.checkpoint import METADATA
+from distillspec.models import LanguageModel, load_draft, load_target, read_metadata
+from distillspec.models.checkpoint import METADATA, draft_folder
 from distillspec.progress import progress
 from distillspec.types import Sample
 
@@ -25,8 +26,10 @@ def run(config: EvalCommand, folder: Path) -> None:
     target = load_target(config.target)
     drafts = [load_draft(path, target) for path in paths]
     open_run(folder, config)
-    data = prepare_folder(config.data, target, folder / "data", config.seed)
-    held_out = prepare_held_out(config.data, config.sampling.policy, target, data, config.seed)
+    trained = frozenset[str]().union(*(trained_prompts(draft.lineage) for draft in drafts))
+    _tell_unknown(paths)
+    data = prepare_folder(config.data, target, folder / "data", config.seed, trained)
+    held_out = prepare_held_out(config.data, config.sampling.policy, target, data, config.seed, trained)
     states = TargetStates(target, data.states)
     results = [_judge(draft, states, held_out, config) for draft in drafts]
     states.save()
@@ -39,10 +42,17 @@ def run(config: EvalCommand, folder: Path) -> None:
 
 def find_draft(path: str) -> Path:
     """A draft folder, or the draft inside a run folder."""
-    for folder in (Path(path), Path(path) / "draft", Path(path) / "best"):
-        if (folder / METADATA).is_file():
-            return folder
+    if (folder := draft_folder(path)) is not None:
+        return folder
     raise ConfigError(f"{path} is not a draft: neither it nor {path}/draft has {METADATA}; make one with distill train")
+
+
+def _tell_unknown(paths: list[Path]) -> None:
+    """Name the trained drafts of earlier versions, which do not say what they were trained on."""
+    for path in paths:
+        record = read_metadata(path)
+        if "training" in record and not trained_prompts(record.get("lineage", {})):
+            print(f"{path} does not say which prompts it was trained on; it may be judged on some of them")
 
 
 def _judge(draft: LanguageModel, states: TargetStates, held_out: list[Sample], config: EvalCommand) -> EvaluationResult:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import torch
 
-from distillspec.commands.prepare import check_sources, prepare_draft, prepare_folder, prepare_held_out
+from distillspec.commands.prepare import answered_training_prompts, check_sources, prepare_draft, prepare_folder
 from distillspec.commands.run_folder import close_run, open_run
+from distillspec.commands.unseen import TRAINED
 from distillspec.config import InitDraftCommand
 from distillspec.data.folder import DataFolder
 from distillspec.data.shards import read_samples
 from distillspec.models import LanguageModel, check_draft, load_target, save_draft
-from distillspec.types import Sample, SamplingPolicy
+from distillspec.types import Sample
 
 
 def run(config: InitDraftCommand, folder: Path) -> None:
@@ -28,16 +29,17 @@ def run(config: InitDraftCommand, folder: Path) -> None:
     print(
         f"untrained draft: {parameters / 1e6:.1f} M parameters, {len(draft.layers)} layers, {draft.width} output tokens"
     )
+    lineage = {name: value for name, value in draft.lineage.items() if name != TRAINED}
     close_run(
         folder,
         "init-draft",
-        {"draft": str(folder / "draft"), "parameters": parameters, "lineage": draft.lineage, "width": draft.width},
+        {"draft": str(folder / "draft"), "parameters": parameters, "lineage": lineage, "width": draft.width},
     )
 
 
 def _texts(config: InitDraftCommand, target: LanguageModel, own: Path) -> list[Sample]:
-    """The cache's samples, or what the target writes to a few prompts: enough to count tokens and compare layers."""
+    """The cache's samples, or what the target writes to a few training prompts: to count tokens, to compare layers."""
     data: DataFolder = prepare_folder(config.data, target, own, config.seed)
     if config.data.cache is not None and data.samples.is_dir():
         return read_samples(data.samples, target.identity)
-    return prepare_held_out(config.data, SamplingPolicy(), target, data, config.seed)
+    return answered_training_prompts(config.data, target, data, config.seed)

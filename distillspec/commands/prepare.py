@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from distillspec.commands.unseen import unseen
 from distillspec.config import DataConfig, DraftConfig
 from distillspec.data.collect import (
     collection_key,
@@ -21,21 +22,29 @@ from distillspec.data.collect import (
 )
 from distillspec.data.folder import DataFolder, find_data_folder
 from distillspec.data.prompts import check_prompts, load_prompts, split_prompts, stable_seed
+from distillspec.data.scoring import ScoringWriter
 from distillspec.data.selfprompt import DEFAULT_PROMPTS, write_prompts
 from distillspec.data.shards import ShardWriter, read_samples
 from distillspec.errors import ConfigError
 from distillspec.generation import SlotGenerator, make_generator
 from distillspec.models import LanguageModel, initialise_draft
-from distillspec.models.draft import DEFAULT_LAYERS
+from distillspec.models.draft import DEFAULT_LAYERS, kept_ids_of
 from distillspec.models.vocabulary import choose_kept_ids, expected_counts
 from distillspec.progress import TokenMeter, progress
 from distillspec.types import GenerationRequest, Generator, Prompt, Sample, SamplingPolicy
 
 CALIBRATION_PROMPTS = 4
+TINY = torch.finfo(torch.float32).tiny
+SCORED_TOGETHER = 32  # fixed responses between two looks at the clock
 
 
-def prepare_folder(config: DataConfig, target: LanguageModel, own: Path, seed: int) -> DataFolder:
-    """The data folder to use: the cache, or the run's own with its prompts written."""
+def prepare_folder(
+    config: DataConfig, target: LanguageModel, own: Path, seed: int, trained: frozenset[str] = frozenset()
+) -> DataFolder:
+    """The data folder to use: the cache, or the run's own with its prompts written.
+
+    `trained` are keys of prompts that must not be held out (`unseen`).
+    """
     _check_room(config, target)
     if config.cache is not None:
         return find_data_folder(config.cache)
@@ -53,9 +62,10 @@ def prepare_folder(config: DataConfig, target: LanguageModel, own: Path, seed: i
                 line.update(found / wanted, f"{found} of {wanted}")
 
             generator = make_generator(config.generator, target, slots=config.batch_slots)
-            prompts = split_prompts(write_prompts(target, generator, config, seed, count), config, seed)
+            # Others are written for another seed, so none need to be reserved.
+            prompts = split_prompts(write_prompts(target, generator, config, seed, count), config, trained, reserved=0)
     else:
-        prompts = load_prompts(config, target.text_tokenizer, seed)
+        prompts = load_prompts(config, target.text_tokenizer, trained)
         if prompts.dropped_long:
             print(f"left out {prompts.dropped_long} prompts above data.max_prompt_tokens={config.max_prompt_tokens}")
     folder.write_prompts(prompts)
@@ -104,10 +114,11 @@ def prepare_samples(
         # Asked for no stored signal, the live target judges whatever the cache has recorded.
         return [replace(s, signal=None) for s in samples] if config.signal == "none" else samples
     writer = ShardWriter(folder.samples, key, config.shard_sequences)
-    if config.source == "fixed":
-        _score_into(writer, prompts, target, config, seed)
-    elif not writer.complete:
-        _sample_into(writer, prompts, target, draft, config, seed)
+    if not writer.complete:
+        if config.source == "fixed":
+            _score_into(writer, prompts, target, config, seed)
+        else:
+            _sample_into(writer, prompts, target, draft, config, seed)
     return read_samples(folder.samples, target.identity)
 
 
@@ -120,24 +131,28 @@ def _sample_into(
     seed: int,
 ) -> None:
     limit_s = None if config.max_minutes is None else 60 * config.max_minutes
-    deadline = None if limit_s is None else time.monotonic() + limit_s
+    deadline = _deadline(config)
     wanted = len([p for p in prompts if p.id not in writer.done_ids]) * config.max_new_tokens
     with progress(f"sampling {len(prompts)} responses ({config.source})") as line:
         meter = TokenMeter(line, wanted, limit_s)
+        signal = signal_request(config)
+        scored = writer if signal is None else ScoringWriter(writer, target, signal, seed)
         for generator, share in _shares(config, target, draft, prompts, seed):
             if generator is None:
                 waiting = [p for p in share if p.id not in writer.done_ids]
                 for sample in fixed_samples(waiting, target, config.max_new_tokens) if waiting else []:
-                    writer.add(sample)
+                    scored.add(sample)
+                scored.flush()
                 continue
+            by_draft = generator.source == "draft"  # which cannot tell what the target thinks
             done = sample_responses(
                 share,
                 generator,
-                writer,
+                scored if by_draft else writer,
                 policy=config.policy,
                 stop_ids=target.stop_ids,
                 max_new_tokens=config.max_new_tokens,
-                signal=None if generator.source == "draft" else signal_request(config),
+                signal=None if by_draft else signal,
                 seed=seed,
                 deadline=deadline,
                 on_tokens=meter,
@@ -231,11 +246,29 @@ def recorded_answers(config: DataConfig, target: LanguageModel, folder: DataFold
     return [sample for sample in read_samples(folder.samples, target.identity) if sample.source == "teacher"]
 
 
+def answered_training_prompts(config: DataConfig, target: LanguageModel, folder: DataFolder, seed: int) -> list[Sample]:
+    """The target's answers to `data.refresh_prompts` training prompts: text to choose vocabulary and layers by."""
+    prompts = folder.read_prompts().train[: config.refresh_prompts]
+    requests = [GenerationRequest(p, config.max_new_tokens, stable_seed(seed, "vocabulary", p.id)) for p in prompts]
+    generator = make_generator(config.generator, target, slots=config.batch_slots)
+    with progress(f"the target answers {len(prompts)} training prompts") as line:
+        meter = TokenMeter(line, len(prompts) * config.max_new_tokens)
+        written = generator.generate(requests, config.policy, stop_ids=target.stop_ids, on_tokens=meter)
+        return [sample for _, sample in written]
+
+
 def prepare_held_out(
-    config: DataConfig, policy: SamplingPolicy, target: LanguageModel, folder: DataFolder, seed: int
+    config: DataConfig,
+    policy: SamplingPolicy,
+    target: LanguageModel,
+    folder: DataFolder,
+    seed: int,
+    trained: frozenset[str] = frozenset(),
 ) -> list[Sample]:
-    """The target's answers to the held-out prompts under the deployed policy."""
-    prompts = folder.read_prompts().held_out[: config.eval_prompts]
+    """The target's answers under the deployed policy to the held-out prompts that are not among the `trained`."""
+    prompts = unseen(folder.read_prompts().held_out, trained)[: config.eval_prompts]
+    if len(prompts) < config.eval_prompts:
+        print(f"only {len(prompts)} held-out prompts of data.eval_prompts={config.eval_prompts}")
     with progress(f"the target answers {len(prompts)} held-out prompts") as line:
         return held_out_samples(
             prompts,
@@ -257,7 +290,9 @@ def prepare_draft(
     """The untrained draft; `texts` (target-written samples) choose its vocabulary and, if asked, its layers."""
     by_acceptance = config.kind == "pruned" and config.select == "acceptance" and config.keep is None
     samples = texts() if by_acceptance or config.vocabulary is not None else []  # may have to be sampled: ask once
-    kept_ids = vocabulary_of(samples, target, config.vocabulary) if config.vocabulary is not None else None
+    kept_ids = None
+    if config.vocabulary is not None:
+        kept_ids = vocabulary_of(samples, target, config.vocabulary, among=kept_ids_of(config))
     if by_acceptance:
         with progress("choosing layers by measured acceptance") as line:
             total, count = len(target.layers), config.layers or DEFAULT_LAYERS
@@ -275,13 +310,23 @@ def prepare_draft(
     return initialise_draft(config, target, kept_ids=kept_ids)
 
 
-def vocabulary_of(samples: Sequence[Sample], target: LanguageModel, size: int) -> Tensor:
-    """The ids a truncated draft keeps: the most to be expected in prompts and target samples."""
-    return choose_kept_ids(expected_counts(samples, target.identity.vocab_size), size, target.text_tokenizer)
+def vocabulary_of(samples: Sequence[Sample], target: LanguageModel, size: int, among: Tensor | None = None) -> Tensor:
+    """The ids a truncated draft keeps: the most to be expected in prompts and target samples.
+
+    `among` are the ids to choose from where the draft has been truncated before (special tokens are among them).
+    """
+    counts = expected_counts(samples, target.identity.vocab_size)
+    if among is not None:
+        counts[~torch.isin(torch.arange(len(counts)), among)] = -1
+    return choose_kept_ids(counts, size, target.text_tokenizer)
 
 
 def _acceptance_probe(target: LanguageModel, samples: Sequence[Sample]) -> Callable[[], float]:
-    """Mean α, on a few samples, of the target with layers taken out against the whole target."""
+    """Mean log α, on a few samples, of the target with layers taken out against the whole target.
+
+    The logarithm, since after a few layers α is about .0002 wherever one more is taken out, and only its order of
+    magnitude still tells layers apart. A mean of α would be decided by the few tokens that are left.
+    """
     if not samples:
         raise ConfigError("draft.select=acceptance needs calibration text; give prompts")
     inputs = [torch.tensor([s.prompt_ids + s.response_ids], device=target.device) for s in samples]
@@ -291,7 +336,7 @@ def _acceptance_probe(target: LanguageModel, samples: Sequence[Sample]) -> Calla
     @torch.no_grad()
     def acceptance() -> float:
         overlap = [
-            torch.minimum(torch.softmax(target.logits(ids).float(), -1), probs).sum(-1).mean()
+            torch.minimum(torch.softmax(target.logits(ids).float(), -1), probs).sum(-1).clamp(min=TINY).log().mean()
             for ids, probs in zip(inputs, whole, strict=True)
         ]
         return float(torch.stack(overlap).mean())
@@ -304,13 +349,23 @@ def _score_into(
 ) -> None:
     waiting = [s for s in fixed_samples(prompts, target, config.max_new_tokens) if s.prompt_id not in writer.done_ids]
     request = signal_request(config)
+    deadline = _deadline(config)
+    done = 0
     with progress(f"scoring {len(waiting)} fixed responses") as line:
-        for start in range(0, len(waiting), 8):
-            lot = waiting[start : start + 8]
-            for sample in lot if request is None else score(lot, target, request, stable_seed(seed, start)):
+        while done < len(waiting) and (done == 0 or deadline is None or time.monotonic() < deadline):
+            lot = waiting[done : done + SCORED_TOGETHER]
+            for sample in lot if request is None else score(lot, target, request, stable_seed(seed, done)):
                 writer.add(sample)
-            line.update((start + len(lot)) / len(waiting), f"{start + len(lot)} of {len(waiting)}")
+            done += len(lot)
+            line.update(done / len(waiting), f"{done} of {len(waiting)}")
+    if done < len(waiting):
+        print(f"left out {len(waiting) - done} responses: data.max_minutes={config.max_minutes:g} were over")
     writer.flush(complete=True)
+
+
+def _deadline(config: DataConfig) -> float | None:
+    """When sampling or scoring has to end, in seconds of `time.monotonic`."""
+    return None if config.max_minutes is None else time.monotonic() + 60 * config.max_minutes
 
 
 def _answer(

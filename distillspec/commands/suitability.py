@@ -9,6 +9,8 @@ from distillspec.errors import ConfigError
 from distillspec.losses import LossMix
 from distillspec.types import Sample
 
+NOISE = 0.1  # acceptance below which a draft's own text teaches little (drafts at 0.02 learnt nothing from theirs)
+
 
 def check_plan(mix: LossMix, data: DataConfig) -> None:
     """Refuse a loss that the data to be made cannot feed.
@@ -21,6 +23,30 @@ def check_plan(mix: LossMix, data: DataConfig) -> None:
     by_draft = data.source == "draft" or (data.source == "mixed" and data.mixed_by == "sequence")
     if mix.needs_draft_samples and not by_draft and (data.on_policy or data.cache is None):
         raise ConfigError(_unwritten(f"data.source={data.source} gives none that is all its own"))
+
+    if mix.needs_draft_samples and (data.refresh_keep or 1) > 1:
+        raise ConfigError(
+            f"data.refresh_keep={data.refresh_keep}: loss tvdpp learns only from what the current draft wrote; "
+            "leave it out"
+        )
+
+
+def refreshes_kept(mix: LossMix, data: DataConfig) -> int:
+    """How many refreshes of on-policy text are learnt from at a time.
+
+    Drafting and judging a text takes far longer than learning from it, so the one before is not thrown away. A policy
+    gradient is right only on text of the current draft.
+    """
+    return data.refresh_keep or (1 if mix.needs_draft_samples else 2)
+
+
+def warn_of_noise(data: DataConfig, alpha: float) -> None:
+    """Say so where a draft that the target hardly accepts is to learn from its own text; `alpha` before training."""
+    if data.source == "draft" and alpha < NOISE:
+        print(
+            f"warning: data=draft, and the draft's acceptance rate is {alpha:.3f}: what it writes is noise, and little "
+            "is learnt from it; train with data=teacher first, then go on with draft=pretrained draft.path=RUN"
+        )
 
 
 def check_samples(mix: LossMix, samples: Sequence[Sample]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from distillspec.commands.prepare import (
+    answered_training_prompts,
     fresh_samples,
     prepare_draft,
     prepare_folder,
@@ -19,17 +21,18 @@ from distillspec.commands.prepare import (
     recorded_answers,
 )
 from distillspec.commands.run_folder import close_run, open_run, plain
-from distillspec.commands.suitability import check_plan, check_samples
+from distillspec.commands.suitability import check_plan, check_samples, refreshes_kept, warn_of_noise
+from distillspec.commands.unseen import known_before, with_trained_prompts
 from distillspec.config import TrainCommand
 from distillspec.data.folder import DataFolder
-from distillspec.data.prompts import stable_seed
 from distillspec.data.shards import read_samples
 from distillspec.evaluation import EvaluationResult, TargetStates, evaluate
-from distillspec.files import write_json
-from distillspec.generation import make_generator
+from distillspec.files import read_object, write_json
 from distillspec.losses import LossMix
 from distillspec.models import LanguageModel, check_draft, load_draft, load_target, read_metadata, save_draft
+from distillspec.models.memory import moved_off_device
 from distillspec.progress import ProgressLine, progress
+from distillspec.training.checkpoint import has_checkpoint
 from distillspec.training.feed import SampleFeed
 from distillspec.training.interrupts import listen_for_stop
 from distillspec.training.launch import check_launcher, launch, record_holdings
@@ -40,7 +43,9 @@ from distillspec.training.schedule import Progress, fraction_done
 from distillspec.training.strategies import make_accelerator, make_strategy
 from distillspec.training.tracking import Tracker
 from distillspec.training.trainer import Trainer, TrainResult
-from distillspec.types import GenerationRequest, Sample
+from distillspec.types import Sample
+
+BEFORE = "before.json"  # figures of the untrained draft
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,7 @@ def run(config: TrainCommand, folder: Path) -> None:
     check_samples(mix, samples)
     judge = Judge(config, held_out, TargetStates(target, data.states))
     before = _before(config, judge, data, samples, folder)
+    warn_of_noise(config.data, before["alpha"]["mean"])
     if config.launcher.kind == "local":
         result = train(config, folder, target, data, samples, held_out, judge)
     else:
@@ -112,21 +118,18 @@ def run(config: TrainCommand, folder: Path) -> None:
 
 def prepare(config: TrainCommand, folder: Path, target: LanguageModel) -> tuple[DataFolder, list[Sample], list[Sample]]:
     """The data folder, the training samples (none for an on-policy run) and the held-out answers; made once."""
-    data = prepare_folder(config.data, target, folder / "data", config.seed)
+    trained = known_before(config.draft)
+    data = prepare_folder(config.data, target, folder / "data", config.seed, trained)
     # A cache gives an on-policy run its prompts and held-out answers; the draft writes the samples.
     samples = [] if config.data.on_policy else prepare_samples(config.data, target, data, config.seed)
-    return data, samples, prepare_held_out(config.data, config.sampling.policy, target, data, config.seed)
+    return data, samples, prepare_held_out(config.data, config.sampling.policy, target, data, config.seed, trained)
 
 
 def _train_in_ranks(config: TrainCommand, folder: Path, target: LanguageModel) -> TrainResult:
     """The training in the processes of `launcher=`, which read the prepared folder and call `train` each."""
-    device = target.device
-    target.model.to("cpu")  # leaves a GPU to the processes
-    try:
-        command = [sys.executable, "-P", "-m", "distillspec.commands.train_rank", str(folder)]
+    command = [sys.executable, "-P", "-m", "distillspec.commands.train_rank", str(folder)]
+    with moved_off_device(target):
         launch(config.launcher, config.target.device, command, folder)
-    finally:
-        target.model.to(device)
     return TrainResult.read(folder / "training.json")
 
 
@@ -141,12 +144,12 @@ def train(
 ) -> TrainResult:
     """The training proper, from `folder/initial` (or a checkpoint) to `folder/best`."""
     judge = judge or Judge(config, held_out, TargetStates(target, data.states))
-    draft = load_draft(folder / "initial", target)
+    prompts = data.read_prompts().train
+    draft = with_trained_prompts(load_draft(folder / "initial", target), prompts)
     accelerator = make_accelerator(config, draft.head.weight.shape[1])
     choose_trainable(draft, config.draft.train_embeddings)
     module = DistillModule(draft, config.loss).to(accelerator.device)
     strategy = make_strategy(config, accelerator, module)
-    prompts = data.read_prompts().train
     feed = SampleFeed(
         samples,  # none yet for an on-policy run: its trainer asks for them at the first step
         config.train,
@@ -154,6 +157,7 @@ def train(
         config.seed,
         accelerator.process_index,
         accelerator.num_processes,
+        keep=refreshes_kept(module.mix, config.data),
     )
 
     recorded = recorded_answers(config.data, target, data)
@@ -161,7 +165,7 @@ def train(
     def sample(model: LanguageModel, step: int) -> list[Sample]:
         return fresh_samples(config.data, target, model, prompts, config.seed, step, recorded)
 
-    resuming = config.resume is not None and (folder / "checkpoints").is_dir()
+    resuming = config.resume is not None and has_checkpoint(folder / "checkpoints")
     with listen_for_stop() as stop, progress("training") as line:
         tracker = Tracker(accelerator, config.tracker, folder)
         trainer = Trainer(
@@ -180,11 +184,12 @@ def train(
             reference=load_draft(config.loss.reference, target) if config.loss.reference else None,
             stop=stop,
             report=_Reporter(line, config),
+            evaluation_s=read_object(folder / BEFORE).get("evaluation_s", 0.0),
         )
         if resuming:
             for problem in trainer.resume():
                 print(f"skipped a damaged checkpoint: {problem}")
-            tracker.rewind(trainer.progress.step)
+        tracker.rewind(trainer.progress.step)  # to nothing, where a run was killed before its first checkpoint
         if accelerator.is_main_process:
             tracker.start(config.tracker, folder, plain(config))
         try:
@@ -211,7 +216,7 @@ class _Reporter:
             if key in self.shown:
                 words.append(f"{label} {self.shown[key]:.3f}")
         if now.seconds > 0:
-            words.append(f"{now.tokens / now.seconds:.0f} tokens/s")
+            words.append(f"{now.tokens_per_s:.0f} tokens/s")
         self.line.update(fraction, f"{', '.join(words)}, {self.line.left(fraction)} left")
 
 
@@ -219,16 +224,26 @@ def _before(
     config: TrainCommand, judge: Judge, data: DataFolder, samples: list[Sample], folder: Path
 ) -> dict[str, Any]:
     """Write the untrained draft to `folder/initial` and measure it, once a run."""
-    record = folder / "before.json"
+    record = folder / BEFORE
     if record.is_file() and (folder / "initial").is_dir():
-        return json.loads(record.read_text())
+        before = json.loads(record.read_text())
+        before.pop("evaluation_s", None)
+        return before
     target = judge.states.target
     draft = prepare_draft(config.draft, target, lambda: _target_texts(config, target, data, samples))
     save_draft(draft, folder / "initial", target)
     with progress("measuring the untrained draft"):
         result = judge.whole(draft)
-    write_json(record, result.to_json())
+        seconds = _evaluation_seconds(judge, draft) if config.train.max_minutes is not None else 0.0
+    write_json(record, {**result.to_json(), "evaluation_s": seconds})
     return result.to_json()
+
+
+def _evaluation_seconds(judge: Judge, draft: LanguageModel) -> float:
+    """How long an evaluation during training takes, once the target's part is known."""
+    started = time.perf_counter()
+    judge.quick(draft)
+    return time.perf_counter() - started
 
 
 def _target_texts(config: TrainCommand, target: LanguageModel, data: DataFolder, samples: list[Sample]) -> list[Sample]:
@@ -241,13 +256,7 @@ def _target_texts(config: TrainCommand, target: LanguageModel, data: DataFolder,
         return samples
     if config.data.cache is not None and config.data.source != "fixed":
         return read_samples(data.samples, target.identity)
-    prompts = data.read_prompts().train[: config.data.refresh_prompts]
-    requests = [
-        GenerationRequest(p, config.data.max_new_tokens, stable_seed(config.seed, "vocabulary", p.id)) for p in prompts
-    ]
-    generator = make_generator(config.data.generator, target, slots=config.data.batch_slots)
-    written = generator.generate(requests, config.data.policy, stop_ids=target.stop_ids)
-    return samples + [sample for _, sample in written]
+    return samples + answered_training_prompts(config.data, target, data, config.seed)
 
 
 def _summary(result: TrainResult, before: dict[str, Any], after: EvaluationResult, folder: Path) -> dict[str, Any]:
@@ -259,7 +268,7 @@ def _summary(result: TrainResult, before: dict[str, Any], after: EvaluationResul
         "steps": used.step,
         "tokens": used.tokens,
         "minutes": used.seconds / 60,
-        "tokens_per_s": used.tokens / max(used.seconds, 1e-9),
+        "tokens_per_s": used.tokens_per_s,
         "stopped_by": result.stopped_by,
         "bad_steps": result.bad_steps,
         "draft": str(folder / "draft"),

@@ -94,11 +94,6 @@ class GenerateCommand:
             f"draft.path={self.draft.path} writes nothing in data.source={self.data.source}; "
             "use data=draft or data=mixed",
         )
-        by_draft = self.data.source == "draft" or (self.data.source == "mixed" and self.data.mixed_by == "sequence")
-        require(
-            not by_draft or self.data.signal == "none",
-            f"data.signal={self.data.signal} cannot be recorded while the draft writes; use data.signal=none",
-        )
 
 
 @dataclass

@@ -23,7 +23,7 @@ class DataConfig:
     response_field: str = "response"
     domain_field: str = "domain"
     num_prompts: int | None = None  # null: all in the file, or 512 self-written ones
-    max_minutes: float | None = None  # end sampling early, with what is finished kept
+    max_minutes: float | None = None  # end sampling (fixed: scoring) early, with what is finished kept
     eval_prompts: int = 64  # held out, never trained on
     max_prompt_tokens: int = 512
     max_new_tokens: int = 256
@@ -35,6 +35,7 @@ class DataConfig:
     mixed_with: str = "teacher"  # who writes the rest: teacher | fixed
     refresh_steps: int = 100  # draft, mixed: sample anew from the current draft this often
     refresh_prompts: int = 64  # how many prompts each refresh answers
+    refresh_keep: int | None = None  # refreshes learnt from at a time; null: 2 (loss=tvdpp: 1)
     signal: str = "topk"  # teacher signal kept with the data: topk | sampled | none (live teacher)
     signal_entries: int = 64
     cache: str | None = None  # data folder of `distill generate`: prompts, held-out answers, samples
@@ -60,6 +61,10 @@ class DataConfig:
             "refresh_prompts",
         ):
             require(getattr(self, key) >= 1, f"data.{key}={getattr(self, key)} must be at least 1")
+        require(
+            self.refresh_keep is None or self.refresh_keep >= 1,
+            f"data.refresh_keep={self.refresh_keep} must be at least 1",
+        )
         for key in ("signal_entries", "shard_sequences", "batch_slots"):
             require(getattr(self, key) >= 1, f"data.{key}={getattr(self, key)} must be at least 1")
         require(
@@ -70,7 +75,7 @@ class DataConfig:
             f"data.num_prompts={self.num_prompts} must be >= 1",
         )
         require(
-            self.prompts != "selfprompt" or not self.uses_fixed_responses,
+            self.prompts != "selfprompt" or not self.uses_fixed_responses or self.cache is not None,
             "self-written prompts have no fixed responses; use data.source=teacher or data.prompts=FILE",
         )
 

@@ -25,14 +25,14 @@ class DraftConfig:
     """The model to be trained. `kind`: pretrained | pruned | scratch."""
 
     kind: str = "pruned"
-    path: str | None = None  # pretrained: Hub id or folder (an earlier distillspec draft too)
+    path: str | None = None  # pretrained: Hub id, folder, or the run folder of an earlier draft
     layers: int | None = None  # pruned, scratch: how many layers
     keep: list[int] | None = None  # pruned: exactly these layers of the target
     select: str = "even"  # pruned: even | acceptance
     vocabulary: int | None = None  # keep only this many output tokens; null keeps all
     hidden_size: int = 256  # scratch
     heads: int = 4  # scratch
-    train_embeddings: bool = False  # whether the input embeddings learn too
+    train_embeddings: bool = False  # whether the input embeddings learn too; always where they are the head (tied)
 
     def __post_init__(self) -> None:
         one_of("draft.kind", self.kind, ("pretrained", "pruned", "scratch"))
@@ -45,6 +45,10 @@ class DraftConfig:
         require(
             self.kind == "pruned" or self.keep is None,
             f"draft.keep={self.keep} names the target's layers: use draft=pruned",
+        )
+        require(
+            self.select == "even" or (self.kind == "pruned" and self.keep is None),
+            f"draft.select={self.select} chooses among the target's layers: use draft=pruned without draft.keep",
         )
         if self.layers is not None:
             require(self.layers >= 1, f"draft.layers={self.layers} is impossible; keep at least 1 layer")
@@ -68,6 +72,12 @@ class DraftConfig:
             self.heads >= 1 and self.hidden_size >= 1 and self.hidden_size % (2 * self.heads) == 0,
             f"draft.hidden_size={self.hidden_size} must be an even multiple of draft.heads={self.heads}",
         )
+        for key in ("hidden_size", "heads"):
+            value = getattr(self, key)
+            require(
+                self.kind == "scratch" or value == getattr(DraftConfig, key),
+                f"draft.{key}={value} shapes a draft from scratch: add draft=scratch",
+            )
 
 
 @dataclass

@@ -14,7 +14,7 @@ class TrainConfig:
     """The optimisation. A run ends at the first limit it meets among steps, minutes and tokens."""
 
     max_steps: int | None = None
-    max_minutes: float | None = None
+    max_minutes: float | None = None  # of the training loop with its evaluations and saves, not of what precedes it
     max_tokens: int | None = None
     learning_rate: float = 1.5e-3
     schedule: str = "wsd"  # cosine | wsd | constant
@@ -24,9 +24,10 @@ class TrainConfig:
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     clip_norm: float = 1.0
     batch_tokens: int = 768  # tokens a micro-batch, prompts included; many small steps beat few large ones
-    row_tokens: int = 768  # length of a packed row
+    row_tokens: int = 768  # length of a packed row; a longer sample has a longer row to itself
     accumulate: int = 1
-    eval_every: int | None = None  # steps; null: ten times in a run
+    eval_every: int | None = None  # steps; null: ten times in a run, less often where eval_share allows no more
+    eval_share: float = 0.15  # of max_minutes, for evaluations; the one at the end always takes place
     save_every: int | None = None  # steps; besides every evaluation, which always saves
     keep_checkpoints: int = 2
     eval_max_prompts: int = 32
@@ -58,6 +59,7 @@ class TrainConfig:
             len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
             f"train.betas={self.betas} must be two numbers in [0, 1)",
         )
+        require(0 < self.eval_share < 1, f"train.eval_share={self.eval_share} must be between 0 and 1")
         require(self.clip_norm > 0, f"train.clip_norm={self.clip_norm} must be above 0")
         require(0 <= self.warmup_fraction < 1, f"train.warmup_fraction={self.warmup_fraction} must be in [0, 1)")
         require(0 <= self.decay_fraction <= 1, f"train.decay_fraction={self.decay_fraction} must be in [0, 1]")

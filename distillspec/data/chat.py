@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 _MARK = "\u241edistillspec-user-turn\u241e"
+_REPLY = "\u241edistillspec-assistant-turn\u241e"
 
 
 def render_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
@@ -22,8 +23,22 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[dic
 
 
 def render_response(tokenizer: PreTrainedTokenizerBase, response: str) -> tuple[int, ...]:
-    """Token ids of an assistant turn, closed by the end-of-sequence token."""
-    return (*tokenizer(response, add_special_tokens=False).input_ids, tokenizer.eos_token_id)
+    """Token ids of an assistant turn, closed as the template closes it."""
+    return (*tokenizer(response, add_special_tokens=False).input_ids, turn_end(tokenizer))
+
+
+def turn_end(tokenizer: PreTrainedTokenizerBase) -> int:
+    """The special token that the template puts after an assistant's words; end of sequence where it puts none.
+
+    Gemma's turns end with <end_of_turn>, and its end-of-sequence token is another.
+    """
+    if tokenizer.chat_template is None:
+        return tokenizer.eos_token_id
+    messages = [{"role": "user", "content": _MARK}, {"role": "assistant", "content": _REPLY}]
+    _, _, closing = tokenizer.apply_chat_template(messages, tokenize=False).partition(_REPLY)
+    special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    ids = tokenizer(closing, add_special_tokens=False).input_ids
+    return next((i for i in ids if i in special), tokenizer.eos_token_id)
 
 
 def user_turn_prefix(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -28,10 +28,23 @@ from distillspec.types import (
 )
 
 
+class SampleWriter(Protocol):
+    """Where samples go: shards, or something before them."""
+
+    @property
+    def done_ids(self) -> Collection[str]:
+        """Ids of prompts that have been answered."""
+        ...
+
+    def add(self, sample: Sample) -> None: ...
+
+    def flush(self, *, complete: bool = False) -> None: ...
+
+
 def sample_responses(
     prompts: Sequence[Prompt],
     generator: Generator,
-    writer: ShardWriter,
+    writer: SampleWriter,
     *,
     policy: SamplingPolicy,
     stop_ids: Sequence[int],
@@ -80,22 +93,24 @@ def _fixed(prompt: Prompt, response: tuple[int, ...], limit: int) -> Sample:
 @torch.no_grad()
 def score(samples: Sequence[Sample], target: LanguageModel, signal: SignalRequest, seed: int) -> list[Sample]:
     """The samples with the target's signal at every response token, from one forward pass each."""
-    scored: list[Sample] = []
+    scored: dict[int, Sample] = {}
+    by_length = sorted(range(len(samples)), key=lambda i: len(samples[i]))  # like lengths together pad little
     generator = torch.Generator().manual_seed(seed)
     for start in range(0, len(samples), 8):
-        lot = list(samples[start : start + 8])
+        places = by_length[start : start + 8]
+        lot = [samples[i] for i in places]
         batch = collate([[s] for s in lot], max(len(s) for s in lot), target.text_tokenizer.eos_token_id)
         hidden = target.hidden(batch.input_ids.to(target.device), batch.position_ids.to(target.device))
         hidden = hidden.reshape(-1, hidden.shape[-1])[batch.loss_index.to(target.device)]
         signals = [_signal(target.head.logits(part).float(), signal, generator) for part in hidden.split(512)]
         ids, logprobs, tail = (torch.cat(column) for column in zip(*signals, strict=True))
-        place = 0
-        for sample in lot:
-            stop = place + len(sample.response_ids)
-            part = TeacherSignal(signal.kind, ids[place:stop], logprobs[place:stop], tail[place:stop])
-            scored.append(_with_signal(sample, part))
-            place = stop
-    return scored
+        first = 0
+        for place, sample in zip(places, lot, strict=True):
+            stop = first + len(sample.response_ids)
+            part = TeacherSignal(signal.kind, ids[first:stop], logprobs[first:stop], tail[first:stop])
+            scored[place] = _with_signal(sample, part)
+            first = stop
+    return [scored[place] for place in range(len(samples))]
 
 
 def collection_key(

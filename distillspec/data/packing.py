@@ -18,7 +18,7 @@ def plan_epoch(lengths: Sequence[int], row_tokens: int, rows: int, seed: int, ep
     """The epoch's batches, each at most `rows` lists of sample numbers that fit `row_tokens` together.
 
     A pure function of its arguments, so a resumed run meets the same batches. A sample longer than a row
-    gets a row of its own and is cut by `collate`.
+    gets a row of its own.
     """
     rng = random.Random(f"{seed}/{epoch}")
     order = list(range(len(lengths)))

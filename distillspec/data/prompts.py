@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,9 @@ from distillspec.errors import ConfigError
 from distillspec.types import Prompt
 
 FILE_KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
+RESERVED = 0.05  # the share of all possible prompts that is never trained on
+KEY_DIGITS = 12
+ROWS_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
@@ -28,33 +31,107 @@ class PromptSet:
     dropped_long: int = 0
 
 
-def load_prompts(config: DataConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> PromptSet:
-    """Read `data.prompts` (a file or a Hub dataset) and split it.
+def load_prompts(
+    config: DataConfig, tokenizer: PreTrainedTokenizerBase, avoid: Collection[str] = frozenset()
+) -> PromptSet:
+    """Read `data.prompts` (a file or a Hub dataset) and split it; see `split_prompts`.
+
+    Rows are read in a random order, the same each time, and no more of them than the split needs.
 
     Raises:
         ConfigError: no such file, dataset or column, or too few prompts to hold some out.
     """
-    rows = read_rows(config)
-    prompts = _distinct([_prompt(row, number, config, tokenizer) for number, row in enumerate(rows)])
-    fitting = [p for p in prompts if 0 < len(p.token_ids) <= config.max_prompt_tokens]
-    return split_prompts(fitting, config, seed, dropped_long=len(prompts) - len(fitting))
+    long = 0
+
+    def fitting() -> Iterator[Prompt]:
+        nonlocal long
+        for prompt in read_prompts(config, tokenizer, shuffled=True):
+            if 0 < len(prompt.token_ids) <= config.max_prompt_tokens:
+                yield prompt
+            else:
+                long += 1
+
+    split = split_prompts(fitting(), config, avoid)
+    return replace(split, dropped_long=long)
 
 
-def split_prompts(prompts: Sequence[Prompt], config: DataConfig, seed: int, dropped_long: int = 0) -> PromptSet:
-    """Shuffle by seed; the first `data.eval_prompts` are held out whatever `data.num_prompts` is."""
-    unique = list({p.token_ids: p for p in prompts}.values())
-    if len(unique) <= config.eval_prompts:
+def split_prompts(
+    prompts: Iterable[Prompt],
+    config: DataConfig,
+    avoid: Collection[str] = frozenset(),
+    reserved: float = RESERVED,
+) -> PromptSet:
+    """Hold out `data.eval_prompts` and train on the next `data.num_prompts`; what decides is a prompt's own hash.
+
+    The prompts whose hash is among the lowest `reserved` share are never trained on, so another seed, number of
+    prompts or part of the file does not test on them. Where they are too few, the ones with the next hashes
+    are held out too.
+
+    Args:
+        avoid: `prompt_key`s of prompts that must not be held out: a draft was trained on them.
+
+    Raises:
+        ConfigError: too few prompts to hold some out.
+    """
+    seen: dict[tuple[int, ...], Prompt] = {}
+    train, held_out = list[Prompt](), list[Prompt]()
+    for prompt in prompts:
+        if prompt.token_ids in seen:
+            continue
+        seen[prompt.token_ids] = prompt
+        if _place(prompt) >= reserved:
+            train.append(prompt)
+        elif prompt_key(prompt) not in avoid:
+            held_out.append(prompt)
+        enough = config.num_prompts is not None and len(train) >= config.num_prompts
+        if enough and len(held_out) >= config.eval_prompts:
+            break
+    if len(seen) <= config.eval_prompts:
         raise ConfigError(
-            f"data.prompts={config.prompts} gives {len(unique)} usable prompts, not more than "
+            f"data.prompts={config.prompts} gives {len(seen)} usable prompts, not more than "
             f"data.eval_prompts={config.eval_prompts} to hold out; lower data.eval_prompts or add prompts"
         )
-    random.Random(seed).shuffle(unique)
-    held_out, train = unique[: config.eval_prompts], unique[config.eval_prompts :]
-    return PromptSet(tuple(train[: config.num_prompts]), tuple(held_out), dropped_long)
+    missing = config.eval_prompts - len(held_out)
+    if missing > 0:
+        held_out += sorted((p for p in train if prompt_key(p) not in avoid), key=_place)[:missing]
+    held_out = held_out[: config.eval_prompts]
+    tested = {p.token_ids for p in held_out}
+    train = [p for p in train if p.token_ids not in tested] or [p for p in seen.values() if p.token_ids not in tested]
+    return PromptSet(tuple(train[: config.num_prompts]), tuple(held_out))
 
 
-def read_rows(config: DataConfig) -> list[dict[str, Any]]:
-    """The dataset's rows, checked to have the columns the config names."""
+def prompt_key(prompt: Prompt) -> str:
+    """Twelve hexadecimal digits that name a prompt by its tokens, whatever its id is."""
+    return hashlib.sha256(",".join(map(str, prompt.token_ids)).encode()).hexdigest()[:KEY_DIGITS]
+
+
+def _place(prompt: Prompt) -> float:
+    """A number in [0, 1) that depends on the prompt's tokens alone."""
+    return int(prompt_key(prompt), 16) / 16**KEY_DIGITS
+
+
+def read_prompts(config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, shuffled: bool = False) -> Iterator[Prompt]:
+    """The prompts of `data.prompts`, of any length, with ids of their own; read a few hundred rows at a time.
+
+    Raises:
+        ConfigError: no such file, dataset or column, or a row that is no prompt.
+    """
+    dataset = read_rows(config)
+    order = list(range(len(dataset)))
+    if shuffled:
+        random.Random(0).shuffle(order)
+    seen: dict[str, int] = {}
+    for start in range(0, len(order), ROWS_AT_ONCE):
+        numbers = order[start : start + ROWS_AT_ONCE]
+        columns = dataset[numbers]
+        rows = {n: {name: values[i] for name, values in columns.items()} for i, n in enumerate(numbers)}
+        # In the file's order, so that the first row that is no prompt is the one that an error names.
+        prompts = {n: _prompt(rows[n], n, config, tokenizer) for n in sorted(numbers)}
+        yield from (_distinct(prompts[n], seen) for n in numbers)
+
+
+def read_rows(config: DataConfig) -> Any:
+    """The dataset, checked to have the columns the config names; its rows stay on disk."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -75,7 +152,7 @@ def read_rows(config: DataConfig) -> list[dict[str, Any]]:
     _require_column(dataset.column_names, config.prompt_field, "data.prompt_field")
     if config.uses_fixed_responses:
         _require_column(dataset.column_names, config.response_field, "data.response_field")
-    return list(dataset)
+    return dataset
 
 
 def check_prompts(config: DataConfig) -> None:
@@ -123,15 +200,11 @@ def _response(row: dict[str, Any], number: int, config: DataConfig) -> str | Non
     raise ConfigError(f"data.response_field={config.response_field}: row {number} is {type(value).__name__}, not text")
 
 
-def _distinct(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """The prompts with ids that name only one each: samples are found again by them."""
-    seen: dict[str, int] = {}
-    named = []
-    for prompt in prompts:
-        seen[prompt.id] = seen.get(prompt.id, 0) + 1
-        repeat = seen[prompt.id]
-        named.append(prompt if repeat == 1 else replace(prompt, id=f"{prompt.id}#{repeat}"))
-    return named
+def _distinct(prompt: Prompt, seen: dict[str, int]) -> Prompt:
+    """The prompt with an id that names only it: samples are found again by them. `seen` counts ids so far."""
+    seen[prompt.id] = seen.get(prompt.id, 0) + 1
+    repeat = seen[prompt.id]
+    return prompt if repeat == 1 else replace(prompt, id=f"{prompt.id}#{repeat}")
 
 
 def _require_column(names: Sequence[str], wanted: str, key: str) -> None:

@@ -84,9 +84,8 @@ def load_draft(
     with one_line_failures(str(folder)):
         model = read_weights(folder, dtype or torch.float32)
     rows = model.get_output_embeddings().weight.shape[0]
-    kept_ids = None
-    if (folder / KEPT_IDS).is_file():
-        kept_ids = torch.tensor(json.loads((folder / KEPT_IDS).read_text())["d2t"], dtype=torch.int64)
+    kept_ids = read_kept_ids(folder)
+    if kept_ids is not None:
         _slice_head(model, kept_ids)
     if target is not None:
         model.to(target.device)
@@ -113,6 +112,19 @@ def matched(draft: LanguageModel, target: LanguageModel) -> LanguageModel:
     log.warning("%s has no tokenizer: draft and target are taken to share one, for both have %d ids", without, ours)
     identity = replace(target.identity, weights_hash=draft.identity.weights_hash)
     return replace(draft, tokenizer=target.tokenizer, identity=identity)
+
+
+def draft_folder(path: Path | str) -> Path | None:
+    """The draft folder at `path`, or the draft inside the run folder `path`; None where there is neither."""
+    places = (Path(path), Path(path) / "draft", Path(path) / "best")
+    return next((folder for folder in places if (folder / METADATA).is_file()), None)
+
+
+def read_kept_ids(folder: Path) -> Tensor | None:
+    """The ids that the head of the draft in `folder` keeps; None where it keeps all."""
+    if not (folder / KEPT_IDS).is_file():
+        return None
+    return torch.tensor(json.loads((folder / KEPT_IDS).read_text())["d2t"], dtype=torch.int64)
 
 
 def read_metadata(folder: Path | str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from distillspec.config import DraftConfig
 from distillspec.errors import ConfigError
-from distillspec.models.checkpoint import METADATA, load_draft, matched
+from distillspec.models.checkpoint import draft_folder, load_draft, matched, read_kept_ids
 from distillspec.models.language_model import LanguageModel, fingerprint
 from distillspec.models.pruning import check_layers, evenly_spaced, prune, select_by_acceptance
 from distillspec.models.target import load_causal_lm, load_tokenizer, resolve_path, wrap
@@ -45,9 +44,7 @@ def initialise_draft(
         )
         draft = wrap(model.to(target.device), target.tokenizer, config.kind)
         draft = LanguageModel(draft.model, draft.tokenizer, draft.identity, draft.name, lineage=lineage)
-    if kept_ids is not None and draft.kept_ids is None:
-        draft = truncate_head(draft, kept_ids)
-    return draft
+    return draft if kept_ids is None else truncate_head(draft, kept_ids)
 
 
 def check_draft(config: DraftConfig, target: LanguageModel) -> None:
@@ -64,14 +61,32 @@ def check_draft(config: DraftConfig, target: LanguageModel) -> None:
     elif config.kind == "pruned" and config.layers is not None:
         evenly_spaced(total, config.layers)
     elif config.kind == "pretrained":
-        path = str(config.path)
+        path = str(draft_folder(str(config.path)) or config.path)
         require_same_tokenizer(load_tokenizer(resolve_path(path)), target.tokenizer, path, target.name)
+        own = kept_ids_of(config)
+        if config.vocabulary is not None and own is not None and config.vocabulary > len(own):
+            raise ConfigError(
+                f"draft.vocabulary={config.vocabulary}: the draft {config.path} keeps {len(own)} tokens already; "
+                "give fewer, or leave it out"
+            )
+
+
+def kept_ids_of(config: DraftConfig) -> Tensor | None:
+    """The ids that the draft to start from has kept; None where it has all, or there is no such draft."""
+    folder = draft_folder(str(config.path)) if config.kind == "pretrained" else None
+    return None if folder is None else read_kept_ids(folder)
 
 
 def truncate_head(draft: LanguageModel, kept_ids: Tensor) -> LanguageModel:
-    """The draft with an untied head of its rows `kept_ids` only; input embeddings stay whole."""
+    """The draft with an untied head of its rows `kept_ids` only; input embeddings stay whole.
+
+    A head that is truncated already must have them all.
+    """
     old = draft.model.get_output_embeddings()
     rows = kept_ids.to(old.weight.device)
+    if draft.kept_ids is not None:
+        assert bool(torch.isin(kept_ids, draft.kept_ids).all())
+        rows = torch.searchsorted(draft.kept_ids, kept_ids).to(old.weight.device)
     head = nn.Linear(old.weight.shape[1], len(kept_ids), bias=getattr(old, "bias", None) is not None)
     with torch.no_grad():
         head.weight = nn.Parameter(old.weight.detach()[rows].clone())
@@ -90,13 +105,15 @@ def truncate_head(draft: LanguageModel, kept_ids: Tensor) -> LanguageModel:
 
 
 def load_pretrained(path: str, target: LanguageModel, dtype: torch.dtype = torch.float32) -> LanguageModel:
-    """A draft folder, or any causal language model with the target's tokenizer, on the target's device.
+    """A draft (its folder, or the run that made it), or any causal language model with the target's tokenizer.
+
+    On the target's device.
 
     Raises:
         ConfigError: it cannot be loaded, or its tokenizer is another.
     """
-    if (Path(path) / METADATA).is_file():
-        return load_draft(Path(path), target, dtype=dtype)
+    if (folder := draft_folder(path)) is not None:
+        return load_draft(folder, target, dtype=dtype)
     model, tokenizer = load_causal_lm(resolve_path(path), dtype)
     require_same_tokenizer(tokenizer, target.tokenizer, path, target.name)
     return matched(wrap(model.eval().to(target.device), tokenizer, path), target)

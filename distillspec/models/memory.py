@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -65,3 +68,17 @@ def return_freed_memory() -> None:
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
+
+
+@contextmanager
+def moved_off_device(model: LanguageModel) -> Iterator[None]:
+    """Keep the model's weights in main memory inside the block, and leave its device's memory to other processes."""
+    device = model.device
+    model.model.to("cpu")
+    if device.type == "cuda":
+        gc.collect()
+        torch.cuda.empty_cache()  # torch keeps freed blocks for itself, and nobody else can have them
+    try:
+        yield
+    finally:
+        model.model.to(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -47,7 +48,7 @@ def load_target(config: TargetConfig) -> LanguageModel:
         name = "tiny"
     else:
         model, tokenizer = load_causal_lm(resolve_path(config.path), dtype)
-        name = config.path
+        name = short_name(config.path)
     try:
         model.requires_grad_(False).eval().to(device)
     except torch.OutOfMemoryError as error:
@@ -55,6 +56,11 @@ def load_target(config: TargetConfig) -> LanguageModel:
             f"target.path={config.path} does not fit into the memory of {device}; use a smaller dtype"
         ) from error
     return wrap(model, tokenizer, name)
+
+
+def short_name(path: str) -> str:
+    """What a target is called: a file or folder by its last part, a Hub id as it is."""
+    return Path(os.path.abspath(Path(path).expanduser())).name if _looks_local(path) else path
 
 
 def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> LanguageModel:
@@ -99,11 +105,15 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase | None:
 
 
 def _folder_or_id(path: str) -> str:
-    looks_local = path.startswith((".", "/", "~")) or Path(path).exists()
-    folder = str(Path(path).expanduser()) if looks_local else path
-    if looks_local and not (Path(folder) / "config.json").is_file():
+    local = _looks_local(path)
+    folder = str(Path(path).expanduser()) if local else path
+    if local and not (Path(folder) / "config.json").is_file():
         raise ConfigError(f"{path} is not a model folder: it has no config.json")
     return folder
+
+
+def _looks_local(path: str) -> bool:
+    return path.startswith((".", "/", "~")) or Path(path).exists()
 
 
 @contextmanager

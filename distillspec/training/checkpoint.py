@@ -18,13 +18,31 @@ from distillspec.types import Sample
 
 
 @dataclass(frozen=True)
+class Generators:
+    """The states of torch's global generators."""
+
+    cpu: torch.Tensor
+    cuda: torch.Tensor | None = None  # the current device's; None without one, or in checkpoints of earlier versions
+
+    @classmethod
+    def now(cls, device: torch.device) -> Generators:
+        """Those that work on `device` draws from."""
+        return cls(torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None)
+
+    def restore(self, device: torch.device) -> None:
+        torch.set_rng_state(self.cpu)
+        if device.type == "cuda" and self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda, device)
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """The state of a run at a step border."""
 
     progress: Progress
     strategy: dict[str, Any]  # weights and optimizer
     feed: dict[str, Any]
-    rng: torch.Tensor  # torch's global generator
+    rng: Generators
     best: dict[str, Any] | None
     bad_steps: int
     evaluated_step: int | None
@@ -38,6 +56,11 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
     for old in _folders(folder)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return path
+
+
+def has_checkpoint(folder: Path) -> bool:
+    """Whether a run has saved its state in `folder`; a save that was cut off does not count."""
+    return bool(_folders(folder))
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint, list[str]]:
@@ -63,7 +86,9 @@ def _folders(folder: Path) -> list[Path]:
 def _write(checkpoint: Checkpoint, folder: Path) -> None:
     # Through a stream of ours: given a path, torch reports a full disk as an internal error.
     with (folder / "state.pt").open("wb") as stream:
-        torch.save({"strategy": checkpoint.strategy, "rng": checkpoint.rng}, stream)
+        torch.save(
+            {"strategy": checkpoint.strategy, "rng": checkpoint.rng.cpu, "cuda_rng": checkpoint.rng.cuda}, stream
+        )
     record = {
         "progress": asdict(checkpoint.progress),
         "feed": checkpoint.feed,
@@ -87,7 +112,7 @@ def _read(folder: Path) -> Checkpoint:
         progress=Progress(**record["progress"]),
         strategy=tensors["strategy"],
         feed=record["feed"],
-        rng=tensors["rng"],
+        rng=Generators(tensors["rng"], tensors.get("cuda_rng")),
         best=record["best"],
         bad_steps=record["bad_steps"],
         evaluated_step=record["evaluated_step"],

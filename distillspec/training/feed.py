@@ -24,15 +24,21 @@ class SampleFeed:
         seed: int,
         rank: int = 0,
         world: int = 1,
+        keep: int = 1,
     ) -> None:
+        """`keep`: how many refreshes of fresh samples are learnt from at a time."""
         self.config, self.pad_id, self.seed, self.rank, self.world = config, pad_id, seed, rank, world
+        self.keep = keep
         self.epoch, self.next_batch = 0, 0
-        self.samples: list[Sample] = []
-        self.replace(samples)
-
-    def replace(self, samples: Sequence[Sample]) -> None:
-        """Go on with other samples (fresh ones from the current draft), from their first batch."""
         self.samples = list(samples)
+        self._refreshes = [len(self.samples)] if self.samples else []  # how many samples each brought, oldest first
+        self._plan = self._plan_epoch()
+
+    def renew(self, samples: Sequence[Sample]) -> None:
+        """Go on with fresh samples and those of the `keep` − 1 refreshes before, from their first batch."""
+        self._refreshes = [*self._refreshes, len(samples)][-self.keep :]
+        known = [*self.samples, *samples]
+        self.samples = known[len(known) - sum(self._refreshes) :]
         self.next_batch = 0
         self._plan = self._plan_epoch()
 
@@ -43,12 +49,19 @@ class SampleFeed:
             self._plan = self._plan_epoch()
         rows = self._plan[self.next_batch]
         self.next_batch += 1
-        return collate([[self.samples[i] for i in row] for row in rows], self.config.row_tokens, self.pad_id)
+        batch = [[self.samples[i] for i in row] for row in rows]
+        # A sample longer than a row has one to itself, which grows: cut, its end would never be learnt.
+        longest = max(len(sample) for row in batch for sample in row)
+        return collate(batch, max(self.config.row_tokens, longest), self.pad_id)
 
     def state(self) -> dict[str, Any]:
-        return {"epoch": self.epoch, "next_batch": self.next_batch}
+        return {"epoch": self.epoch, "next_batch": self.next_batch, "refreshes": self._refreshes}
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def restore(self, state: dict[str, Any], samples: Sequence[Sample] | None = None) -> None:
+        """Go on from a `state()`; with the fresh `samples` it had, where they are kept with it."""
+        if samples is not None:
+            self.samples = list(samples)
+        self._refreshes = state.get("refreshes", [len(self.samples)])
         self.epoch, self.next_batch = state["epoch"], state["next_batch"]
         self._plan = self._plan_epoch()
 

@@ -12,11 +12,13 @@ from distillspec.models import LanguageModel
 def choose_trainable(draft: LanguageModel, train_embeddings: bool) -> None:
     """All weights learn but the input embeddings, which the target has learnt already (unless asked).
 
-    A tied head is the input embedding, so freezing one freezes both; the layers learn either way.
+    Embeddings that are the head too (tied weights) learn: a frozen head would hold the draft back.
     """
     draft.model.requires_grad_(True)
-    if not train_embeddings and draft.lineage.get("kind") != "scratch":
-        draft.model.get_input_embeddings().weight.requires_grad_(False)
+    embeddings = draft.model.get_input_embeddings().weight
+    tied = draft.model.get_output_embeddings().weight is embeddings
+    if not (train_embeddings or tied or draft.lineage.get("kind") == "scratch"):
+        embeddings.requires_grad_(False)
 
 
 def make_optimizer(module: nn.Module, config: TrainConfig) -> Optimizer:

@@ -16,12 +16,12 @@ from distillspec.config import TrainCommand
 from distillspec.errors import Interrupted, RunError
 from distillspec.models import LanguageModel, save_draft
 from distillspec.sampling import NonFiniteLogits
-from distillspec.training.checkpoint import Checkpoint, load_newest, save_checkpoint
+from distillspec.training.checkpoint import Checkpoint, Generators, load_newest, save_checkpoint
 from distillspec.training.feed import SampleFeed
 from distillspec.training.interrupts import StopRequest
 from distillspec.training.module import DistillModule, teacher_view, token_weights
 from distillspec.training.processes import agree, from_main, total, totals
-from distillspec.training.schedule import Progress, fraction_done, learning_rate_factor, stopped_by
+from distillspec.training.schedule import Progress, evaluation_fits, fraction_done, learning_rate_factor, stopped_by
 from distillspec.training.strategies import Strategy
 from distillspec.training.tracking import Tracker
 from distillspec.types import Sample, TokenBatch
@@ -68,13 +68,17 @@ class Trainer:
         reference: LanguageModel | None = None,
         stop: StopRequest | None = None,
         report: Report | None = None,
+        evaluation_s: float = 0.0,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`evaluation_s`: what an evaluation is expected to take, until the first of this run shows it."""
         self.draft, self.target, self.module, self.strategy = draft, target, module, strategy
         self.feed, self.config, self.folder, self.tracker = feed, config, folder, tracker
         self.evaluate, self.refresh, self.reference = evaluate, refresh, reference
         self.stop = stop or StopRequest()
         self.report = report or (lambda progress, values: None)
-        self.progress = Progress()
+        self.progress = Progress(evaluation=evaluation_s)
+        self.clock = clock
         self.best: dict[str, Any] | None = None
         self.bad_steps = self.bad_in_a_row = 0
         self._last_problem = ""
@@ -89,12 +93,10 @@ class Trainer:
         """Go on from the newest intact checkpoint; returns what was wrong with newer ones."""
         checkpoint, problems = load_newest(self.folder / "checkpoints")
         self.strategy.restore(checkpoint.strategy)
-        if checkpoint.fresh_samples is not None:
-            self.feed.replace(checkpoint.fresh_samples)
-        self.feed.restore(checkpoint.feed)
+        self.feed.restore(checkpoint.feed, checkpoint.fresh_samples)
         self.progress, self.best = checkpoint.progress, checkpoint.best
         self.bad_steps, self._evaluated_step = checkpoint.bad_steps, checkpoint.evaluated_step
-        torch.set_rng_state(checkpoint.rng)
+        checkpoint.rng.restore(self.strategy.accelerator.device)
         return problems
 
     def run(self) -> TrainResult:
@@ -107,6 +109,7 @@ class Trainer:
         settings, config = self.config.train, self.config
         self.module.train()
         self._next_evaluation = self._evaluation_after(self.progress)
+        self._counted_until = self.clock()
         while (reason := stopped_by(self.progress, settings)) is None:
             if agree(self.strategy.accelerator, self.stop.asked):
                 self._save()
@@ -124,7 +127,7 @@ class Trainer:
         return TrainResult(self.progress, reason, self.best, self.bad_steps)
 
     def _step(self) -> None:
-        started = time.perf_counter()
+        started = self.clock()
         factor = learning_rate_factor(fraction_done(self.progress, self.config.train), self.config.train)
         for group in self.strategy.optimizer.param_groups:
             group["lr"] = self.config.train.learning_rate * factor
@@ -136,9 +139,10 @@ class Trainer:
         else:
             self.strategy.skip()
         self._count_bad(finite)
-        seconds = self._agreed_seconds(time.perf_counter() - started)
-        self.progress = Progress(self.progress.step + 1, self.progress.tokens + tokens, self.progress.seconds + seconds)
-        self._log_step(sums, norm, factor, tokens / max(seconds, 1e-9))
+        rate = tokens / max(self.clock() - started, 1e-9)
+        self.progress = replace(self.progress, step=self.progress.step + 1, tokens=self.progress.tokens + tokens)
+        self._count_time()
+        self._log_step(sums, norm, factor, rate)
 
     def _gradients(self, batches: list[TokenBatch]) -> tuple[int, dict[str, float], float]:
         """Backward over the micro-batches; response tokens of all processes, loss sums, gradient norm."""
@@ -203,21 +207,29 @@ class Trainer:
 
     def _refresh_samples(self) -> None:
         assert self.refresh is not None
-        started = time.perf_counter()
         draft = self.strategy.refresh_plain(self.draft)
-        self.feed.replace(self.refresh(draft, self.progress.step))
-        seconds = self._agreed_seconds(time.perf_counter() - started)
-        self.progress = replace(self.progress, seconds=self.progress.seconds + seconds)
+        self.feed.renew(self.refresh(draft, self.progress.step))
+        self._count_time()
         self.module.train()
 
     def _evaluate_and_save(self) -> None:
         """Measure acceptance on held-out prompts, keep the draft if it is the best so far, save the state."""
+        self._count_time()
+        before = self.progress
         draft = self.strategy.refresh_plain(self.draft)
         self.best = from_main(self.strategy.accelerator, lambda: self._judge(draft))
         self.module.train()
         self._evaluated_step = self.progress.step
+        self._count_evaluation(before)
         self._save()
+        self._count_evaluation(before)
         self._next_evaluation = self._evaluation_after(self.progress)
+
+    def _count_evaluation(self, before: Progress) -> None:
+        """Book the time since `before` as an evaluation; called before the save too, which keeps it."""
+        self._count_time()
+        taken = self.progress.seconds - before.seconds
+        self.progress = replace(self.progress, evaluating=before.evaluating + taken, evaluation=taken)
 
     def _judge(self, draft: LanguageModel) -> dict[str, Any]:
         """Evaluate; the best draft so far, which is this one's if it is better than those before."""
@@ -243,7 +255,7 @@ class Trainer:
             self.progress,
             state,
             self.feed.state(),
-            torch.get_rng_state(),
+            Generators.now(self.strategy.accelerator.device),
             self.best,
             self.bad_steps,
             self._evaluated_step,
@@ -254,12 +266,19 @@ class Trainer:
     def _evaluation_due(self) -> bool:
         if self.config.train.eval_every is not None:
             return self.progress.step % self.config.train.eval_every == 0
-        return fraction_done(self.progress, self.config.train) >= self._next_evaluation
+        if fraction_done(self.progress, self.config.train) < self._next_evaluation:
+            return False
+        if not evaluation_fits(self.progress, self.config.train):
+            self._next_evaluation = self._evaluation_after(self.progress)
+            return False
+        return True
 
     def _evaluation_after(self, progress: Progress) -> float:
-        """Without `eval_every` a run is evaluated at each tenth of its way."""
+        """Without `eval_every` a run is evaluated at each tenth of its way, where that fits its share of the time."""
         return (math.floor(fraction_done(progress, self.config.train) * 10 + 1e-9) + 1) / 10
 
-    def _agreed_seconds(self, seconds: float) -> float:
-        """The slowest process's time, so that all of them see the limit at the same step."""
-        return total(self.strategy.accelerator, seconds, largest=True)
+    def _count_time(self) -> None:
+        """Add the time since it was last counted: the slowest process's, so that all meet the limit at one step."""
+        seconds = total(self.strategy.accelerator, self.clock() - self._counted_until, largest=True)
+        self._counted_until = self.clock()
+        self.progress = replace(self.progress, seconds=self.progress.seconds + seconds)

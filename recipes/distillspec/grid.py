@@ -50,7 +50,9 @@ def data_command(study: Study, source: str) -> list[str]:
         "generate",
         f"target={study.target}",
         f"data={source}",
-        *_data(study),
+        f"data.prompts={study.prompts}",
+        f"data.num_prompts={study.num_prompts}",
+        *_answers(study),
         f"data.max_minutes={study.data_minutes:g}",
         f"hydra.run.dir={study.data_folder(source)}",
     ]
@@ -62,7 +64,7 @@ def cut_command(study: Study) -> list[str]:
         "init-draft",
         f"target={study.target}",
         "data=teacher",
-        *_data(study),
+        *_answers(study),
         f"data.cache={study.data_folder('teacher')}",
         f"draft.layers={study.layers}",
         f"draft.vocabulary={study.vocabulary}",
@@ -88,10 +90,8 @@ def summary_of(folder: Path) -> dict | None:
     return read_object(folder / "summary.json") or None
 
 
-def _data(study: Study) -> list[str]:
+def _answers(study: Study) -> list[str]:
     return [
-        f"data.prompts={study.prompts}",
-        f"data.num_prompts={study.num_prompts}",
         f"data.eval_prompts={study.eval_prompts}",
         f"data.max_new_tokens={study.max_new_tokens}",
     ]
@@ -103,10 +103,9 @@ def _train(study: Study, loss: str, source: str, draft: Path, tokens: int, folde
         f"target={study.target}",
         f"loss={loss}",
         f"data={source}",
-        *_data(study),
+        *_answers(study),
         "data.signal=topk",  # on-policy text is scored once: every cell learns from the same kind of signal
-        "data.refresh_steps=25",
-        "data.refresh_prompts=64",
+        *(("data.refresh_steps=25", "data.refresh_prompts=64") if source in ("draft", "mixed") else ()),
         f"data.cache={study.data_folder(source)}",
         "draft=pretrained",
         f"draft.path={draft}",

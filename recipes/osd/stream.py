@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
 from distillspec.config import DataConfig, EngineConfig, OnlineConfig, ReplayConfig
-from distillspec.data.prompts import load_prompts
+from distillspec.data.prompts import read_prompts
 from distillspec.errors import ConfigError, RunError
 from distillspec.files import write_json
 from distillspec.models import LanguageModel
@@ -131,8 +132,10 @@ def _prompts(study: Study, segment: Segment, target: LanguageModel) -> tuple[Pro
 
 def prompts_of(segment: Segment, target: LanguageModel, longest: int, seed: int) -> tuple[Prompt, ...]:
     """A segment's prompts of at most `longest` tokens, in random order."""
-    config = DataConfig(prompts=segment.file, eval_prompts=1, max_prompt_tokens=longest)
-    return load_prompts(config, target.text_tokenizer, seed).train
+    found = read_prompts(DataConfig(prompts=segment.file), target.text_tokenizer)
+    prompts = list({p.token_ids: p for p in found if 0 < len(p.token_ids) <= longest}.values())
+    random.Random(seed).shuffle(prompts)
+    return tuple(prompts[1:])  # without the first, as when the study's figures were made
 
 
 def _recorded(settings: OnlineSettings) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -131,3 +132,15 @@ def test_signals_are_handled_as_before_afterwards(distill: Any) -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     distill("--help")
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+def test_a_run_killed_before_its_first_checkpoint_begins_its_curves_anew(
+    distill: Any, tmp_path: Path, data_folder: Path
+) -> None:
+    words = ("train", *LONG, f"data.cache={data_folder}", "hydra.run.dir=run", "train.max_steps=2")
+    assert distill(*words).code == 0
+    (tmp_path / "run" / "summary.json").unlink()
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    (tmp_path / "run" / "checkpoints").mkdir()  # a save that was cut off leaves the folder
+    assert distill("train", "resume=run").code == 0
+    assert [line["step"] for line in untimed(tmp_path / "run") if "train/lr" in line] == [1, 2]

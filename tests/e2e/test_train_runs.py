@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from distillspec.data.folder import DataFolder
 from distillspec.data.shards import read_samples
 from distillspec.training.checkpoint import load_newest
 from distillspec.types import SignalRequest
@@ -58,7 +59,8 @@ def test_on_policy_runs(distill: Any, tmp_path: Path, data_folder: Path, words: 
     fresh = read_samples(tmp_path / "run" / "checkpoints" / "step-00000003" / "fresh")
     wanted = {"draft"} if "data=draft" in words else {"mixed"} if "token" in words[1] else {"draft", "teacher"}
     assert {s.source for s in fresh} == wanted
-    assert len(fresh) == 8
+    assert len(fresh) == (8 if "loss=tvdpp" in words else 16)  # of the last two refreshes, of 8 prompts each
+    assert ("what it writes is noise" in outcome.out) == ("data=draft" in words)
     if "data.mixed_by=sequence" in words:
         recorded = read_samples(data_folder / "data" / "samples")
         assert {s.response_ids for s in fresh if s.source == "teacher"} <= {s.response_ids for s in recorded}
@@ -214,6 +216,7 @@ def test_generate_mixes_as_asked(distill: Any, tmp_path: Path, data_folder: Path
     samples = read_samples(tmp_path / "mixed" / "data" / "samples")
     assert len({s.prompt_id for s in samples}) == len(samples) == 20
     assert {s.source for s in samples} == ({"draft", "teacher"} if mixed_by == "sequence" else {"mixed"})
+    assert all(s.signal is not None and len(s.signal) == len(s.response_ids) for s in samples)
 
 
 def test_layers_chosen_by_acceptance_and_a_small_vocabulary(distill: Any, tmp_path: Path, data_folder: Path) -> None:
@@ -264,3 +267,22 @@ def test_tensorboard_writes_its_events_into_the_run(distill: Any, tmp_path: Path
     outcome = distill("train", *FAST, "tracker=tensorboard", f"data.cache={data_folder}", "train.max_steps=1")
     assert outcome.code == 0, outcome.err
     assert list((tmp_path / "run").rglob("*tfevents*"))
+
+
+def test_an_evaluation_with_other_settings_does_not_test_on_training_prompts(
+    distill: Any, tmp_path: Path, prompt_file: str
+) -> None:
+    """Ten prompts of the file were trained on; four were not, however many are asked for and with whatever seed."""
+    words = (f"data.prompts={prompt_file}", "data.num_prompts=null", "train.max_steps=1")
+    assert distill("train", *FAST, *words).code == 0
+    trained = DataFolder(tmp_path / "run" / "data").read_prompts().train
+    outcome = distill(
+        "eval", "target=tiny", "drafts=[run]", f"data.prompts={prompt_file}", "data.eval_prompts=12",
+        "data.max_new_tokens=12", "seed=1", "evaluation.measure_cost=false", "hydra.run.dir=judged",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    assert "only 4 held-out prompts of data.eval_prompts=12" in outcome.out
+    judged = DataFolder(tmp_path / "judged" / "data").read_prompts().held_out
+    assert len(trained) == 10
+    assert not {p.token_ids for p in judged} & {p.token_ids for p in trained}
+    assert summary(tmp_path / "judged")["results"][0]["prompts"] == 4

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distillspec.data.chat import render_prompt, render_response, user_turn_prefix
+from distillspec.data.chat import render_prompt, render_response, turn_end, user_turn_prefix
 from distillspec.models.tiny import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -39,3 +39,23 @@ def test_a_tokenizer_without_a_template_gets_the_text_alone() -> None:
 def test_a_response_ends_with_the_end_of_sequence_and_gets_no_special_start() -> None:
     assert render_response(TOKENIZER, "") == (TOKENIZER.eos_token_id,)
     assert TOKENIZER.decode(render_response(TOKENIZER, "Yes.")) == "Yes.<|im_end|>"
+
+
+def test_a_response_ends_as_the_template_ends_a_turn() -> None:
+    """Gemma closes turns with <end_of_turn>, and its end-of-sequence token never stands there."""
+    gemma = tiny_tokenizer()
+    gemma.add_special_tokens({"additional_special_tokens": ["<end_of_turn>"]})
+    gemma.chat_template = (
+        "{% for m in messages %}<start>{{ m.role }}\n{{ m.content }}<end_of_turn>\n{% endfor %}"
+        "{% if add_generation_prompt %}<start>model\n{% endif %}"
+    )
+    assert gemma.decode(render_response(gemma, "Yes.")) == "Yes.<end_of_turn>"
+    assert turn_end(TOKENIZER) == TOKENIZER.eos_token_id
+
+
+def test_a_template_that_marks_no_end_leaves_the_end_of_sequence() -> None:
+    plain = tiny_tokenizer()
+    plain.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    assert render_response(plain, "Yes.")[-1] == plain.eos_token_id
+    plain.chat_template = None
+    assert render_response(plain, "Yes.")[-1] == plain.eos_token_id

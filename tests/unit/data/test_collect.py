@@ -90,6 +90,18 @@ def test_scores_are_the_plain_forward_pass(target: LanguageModel) -> None:
         torch.testing.assert_close(whole, torch.ones(len(one.response_ids)), atol=1e-6, rtol=0)
 
 
+def test_scoring_pads_little(target: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long and short answers in turn: in their order, every lot would be as wide as the longest."""
+    samples = [Sample(str(i), "d", (1, 30), tuple(range(40, 42 + (i % 2) * 30))) for i in range(16)]
+    read: list[int] = []
+    hidden = target.hidden
+    monkeypatch.setattr(type(target), "hidden", lambda self, ids, *rest: read.append(ids.numel()) or hidden(ids, *rest))
+    scored = score(samples, target, SignalRequest("topk", 4), seed=0)
+    assert sum(read) == sum(len(sample) for sample in samples)
+    assert [s.prompt_id for s in scored] == [s.prompt_id for s in samples]
+    assert all(s.signal is not None and len(s.signal) == len(s.response_ids) for s in scored)
+
+
 def test_fixed_responses_are_cut_and_say_so(target: LanguageModel) -> None:
     prompts = [Prompt("a", (1, 2), response="abcdef"), Prompt("b", (1, 2)), Prompt("c", (1,), response="ab")]
     samples = fixed_samples(prompts, target, max_new_tokens=4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from distillspec.config import DataConfig
+from distillspec.data import prompts as prompts_module
 from distillspec.data.folder import DataFolder, find_data_folder
-from distillspec.data.prompts import PromptSet, load_prompts, stable_seed, texts
+from distillspec.data.prompts import PromptSet, load_prompts, prompt_key, stable_seed, texts
 from distillspec.errors import ConfigError
 from distillspec.models.tiny import tiny_tokenizer
-from distillspec.types import SamplingPolicy
+from distillspec.types import Prompt, SamplingPolicy
 
 TOKENIZER = tiny_tokenizer()
 ROWS = [{"prompt": f"Question {i}?", "response": f"Answer {i}.", "domain": ["even", "odd"][i % 2]} for i in range(12)]
@@ -38,8 +40,12 @@ def write(folder: Path, rows: list[dict[str, Any]], kind: str) -> str:
     return str(path)
 
 
-def load(path: str, seed: int = 0, **settings: Any) -> PromptSet:
-    return load_prompts(DataConfig(prompts=path, **{"eval_prompts": 4, **settings}), TOKENIZER, seed)
+def load(path: str, avoid: Collection[str] = (), **settings: Any) -> PromptSet:
+    return load_prompts(DataConfig(prompts=path, **{"eval_prompts": 4, **settings}), TOKENIZER, avoid)
+
+
+def keys(prompts: Iterable[Prompt]) -> set[str]:
+    return {prompt_key(p) for p in prompts}
 
 
 def questions(prompts: PromptSet) -> list[str]:
@@ -60,12 +66,41 @@ def test_every_format_gives_the_same_prompts(tmp_path: Path, kind: str) -> None:
 
 def test_the_split_is_stable_disjoint_and_independent_of_the_number_trained_on(tmp_path: Path) -> None:
     path = write(tmp_path, ROWS, "jsonl")
-    first, again, fewer, other = load(path), load(path), load(path, num_prompts=3), load(path, seed=1)
+    first, again, fewer = load(path), load(path), load(path, num_prompts=3)
     assert first == again
     assert fewer.held_out == first.held_out
     assert fewer.train == first.train[:3]
     assert not {p.id for p in first.train} & {p.id for p in first.held_out}
-    assert other.held_out != first.held_out
+
+
+def test_what_is_held_out_depends_on_the_prompts_alone(tmp_path: Path) -> None:
+    """A part of the file, in another order, with other counts: nothing changes sides."""
+    rows = [{"prompt": f"Question {i}?"} for i in range(400)]
+    whole = load(write(tmp_path, rows, "jsonl"))
+    (tmp_path / "part").mkdir()
+    part = load(write(tmp_path / "part", rows[300::-1], "csv"), eval_prompts=9, num_prompts=250)
+    assert len(part.held_out) == 9
+    assert not keys(part.held_out) & keys(whole.train)
+    assert not keys(whole.held_out) & keys(part.train)
+
+
+def test_prompts_a_draft_was_trained_on_are_not_held_out(tmp_path: Path) -> None:
+    path = write(tmp_path, ROWS, "jsonl")
+    trained = keys(load(path, eval_prompts=2).train)
+    more = load(path, trained, eval_prompts=8)
+    assert keys(more.held_out) == keys(load(path, eval_prompts=2).held_out)
+    assert len(load(path, trained, eval_prompts=1).held_out) == 1
+
+
+def test_no_more_rows_are_read_than_the_split_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    plain = prompts_module._prompt
+    monkeypatch.setattr(prompts_module, "_prompt", lambda row, n, *rest: made.append(n) or plain(row, n, *rest))
+    path = write(tmp_path, [{"prompt": f"Question {i}?"} for i in range(5000)], "jsonl")
+    split = load(path, num_prompts=50, eval_prompts=4)
+    assert (len(split.train), len(split.held_out)) == (50, 4)
+    assert len(made) <= 2 * prompts_module.ROWS_AT_ONCE
+    assert max(made) > 2500  # from all over the file
 
 
 def test_repeated_prompts_count_once(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from distillspec.commands.prepare import prepare_draft
 from distillspec.config import DraftConfig
 from distillspec.errors import ConfigError
 from distillspec.files import sha256_of
-from distillspec.models import LanguageModel, initialise_draft, load_draft, read_metadata, save_draft
+from distillspec.models import LanguageModel, check_draft, initialise_draft, load_draft, read_metadata, save_draft
 from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_model
 from distillspec.models.tokenizers import tokenizer_size
@@ -161,6 +162,40 @@ def test_a_pretrained_draft_comes_from_an_earlier_draft(
     draft = initialise_draft(DraftConfig(kind="pretrained", path=str(tmp_path / "draft")), target)
     assert draft.width == 40
     assert torch.equal(draft.logits(IDS), truncated.logits(IDS))
+
+
+def test_a_pretrained_draft_comes_from_a_run_folder(
+    target: LanguageModel, truncated: LanguageModel, tmp_path: Path
+) -> None:
+    save_draft(truncated, tmp_path / "run" / "draft", target)
+    config = DraftConfig(kind="pretrained", path=str(tmp_path / "run"))
+    check_draft(config, target)
+    assert torch.equal(initialise_draft(config, target).logits(IDS), truncated.logits(IDS))
+
+
+def test_a_truncated_draft_can_be_truncated_further(
+    target: LanguageModel, truncated: LanguageModel, tmp_path: Path
+) -> None:
+    assert truncated.kept_ids is not None
+    save_draft(truncated, tmp_path / "draft", target)
+    config = DraftConfig(kind="pretrained", path=str(tmp_path / "draft"), vocabulary=20)
+    check_draft(config, target)
+    text = [Sample("a", "d", (1,), (100, 100, 101, 200, 200, 200, 200))]  # the draft has no row for 200
+    draft = prepare_draft(config, target, lambda: text)
+    assert draft.width == 20
+    assert draft.kept_ids is not None
+    assert {100, 101} <= set(draft.kept_ids.tolist()) <= set(truncated.kept_ids.tolist())
+    columns = torch.searchsorted(truncated.kept_ids, draft.kept_ids)
+    torch.testing.assert_close(draft.logits(IDS), truncated.logits(IDS)[..., columns])
+    save_draft(draft, tmp_path / "smaller", target)
+    assert torch.equal(load_draft(tmp_path / "smaller", target).logits(IDS), draft.logits(IDS))
+
+
+def test_a_truncated_draft_cannot_grow(target: LanguageModel, truncated: LanguageModel, tmp_path: Path) -> None:
+    save_draft(truncated, tmp_path / "draft", target)
+    config = DraftConfig(kind="pretrained", path=str(tmp_path / "draft"), vocabulary=41)
+    with pytest.raises(ConfigError, match=r"draft\.vocabulary=41: the draft .* keeps 40 tokens already; give fewer"):
+        check_draft(config, target)
 
 
 def test_a_scratch_draft_has_the_asked_shape_and_the_targets_ids(target: LanguageModel) -> None:

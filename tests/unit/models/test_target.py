@@ -18,7 +18,7 @@ from distillspec.models import target as target_module
 from distillspec.models.gguf import cache_root, unpack_gguf
 from distillspec.models.language_model import decoder_layers, fingerprint
 from distillspec.models.numerics import resolve_device, resolve_dtype
-from distillspec.models.target import EMBEDDED_HUB_ID, resolve_path
+from distillspec.models.target import EMBEDDED_HUB_ID, resolve_path, short_name
 from distillspec.models.tiny import tiny_model, tiny_tokenizer
 
 
@@ -185,9 +185,20 @@ def test_a_local_folder_loads_as_it_was_saved(target: LanguageModel, tmp_path: P
     target.tokenizer.save_pretrained(tmp_path)
     again = load_target(TargetConfig(path=str(tmp_path), dtype="float32", device="cpu"))
     assert again.identity == target.identity
+    assert again.name == tmp_path.name  # progress lines name it; a path would fill them
     half = load_target(TargetConfig(path=str(tmp_path), dtype="bfloat16", device="cpu"))
     assert half.dtype == torch.bfloat16
     assert half.identity == target.identity
+
+
+def test_targets_have_short_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "models").mkdir()
+    monkeypatch.chdir(tmp_path / "models")
+    assert short_name("/weights/gemma-3-270m-q4.gguf") == "gemma-3-270m-q4.gguf"
+    assert short_name("~/weights/smol/") == "smol"
+    assert short_name(".") == "models"
+    assert short_name("org/model-7b") == "org/model-7b"
+    assert short_name("smollm2") == "smollm2"
 
 
 def test_a_format_or_device_that_is_not_there_is_refused() -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distillspec.config import TrainConfig
-from distillspec.training.schedule import Progress, fraction_done, learning_rate_factor, stopped_by
+from distillspec.training.schedule import Progress, evaluation_fits, fraction_done, learning_rate_factor, stopped_by
 
 schedules = st.sampled_from(["cosine", "wsd", "constant"])
 shares = st.floats(0, 1)
@@ -74,3 +74,22 @@ def test_each_limit_has_its_name(progress: Progress, reason: str | None) -> None
 
 def test_limits_that_are_not_set_count_for_nothing() -> None:
     assert fraction_done(Progress(5, 10**9, 1e9), TrainConfig(max_steps=10)) == 0.5
+
+
+def test_a_limit_in_minutes_leaves_room_for_the_last_evaluation() -> None:
+    config = TrainConfig(max_minutes=1.0)
+    assert stopped_by(Progress(seconds=50.1, evaluation=10.0), config) == "minutes"
+    assert stopped_by(Progress(seconds=49.9, evaluation=10.0), config) is None
+    assert fraction_done(Progress(seconds=25.0, evaluation=10.0), config) == 0.5
+    assert stopped_by(Progress(seconds=29.9, evaluation=100.0), config) is None  # half of the run is training
+
+
+def test_evaluations_keep_to_their_share_with_a_place_for_the_last() -> None:
+    config = TrainConfig(max_minutes=1.0, eval_share=0.5)
+    assert evaluation_fits(Progress(evaluating=10.0, evaluation=10.0), config)
+    assert not evaluation_fits(Progress(evaluating=10.1, evaluation=10.0), config)
+    assert evaluation_fits(Progress(evaluating=1e9, evaluation=1e9), TrainConfig(max_steps=1))
+
+
+def test_the_rate_leaves_evaluations_out() -> None:
+    assert Progress(tokens=300, seconds=40.0, evaluating=10.0).tokens_per_s == 10.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,7 +17,7 @@ from distillspec.config import DraftConfig, LossConfig
 from distillspec.errors import Interrupted, RunError
 from distillspec.models import LanguageModel, initialise_draft, load_draft
 from distillspec.sampling import NonFiniteLogits
-from distillspec.training.checkpoint import load_newest
+from distillspec.training.checkpoint import Generators, load_newest, save_checkpoint
 from distillspec.training.interrupts import StopRequest
 from distillspec.training.schedule import Progress
 from distillspec.training.trainer import Trainer
@@ -85,6 +86,14 @@ def test_frozen_embeddings_stay_and_the_rest_moves(make_trainer, target: Languag
     assert moved == set(start) - {"model.embed_tokens.weight"}
 
 
+def test_a_head_tied_to_the_embeddings_learns(make_trainer, random_model) -> None:
+    draft = initialise_draft(DraftConfig(keep=[0, 3]), random_model("gemma2"))
+    start = draft.model.lm_head.weight.detach().clone()
+    make_trainer(draft=draft).run()
+    assert draft.model.lm_head.weight is draft.model.get_input_embeddings().weight
+    assert not torch.equal(draft.model.lm_head.weight, start)
+
+
 @pytest.mark.parametrize("at", [1, 3, 4])
 def test_an_interrupted_run_ends_bit_for_bit_like_a_whole_one(make_trainer, tmp_path: Path, at: int) -> None:
     whole = make_trainer(tmp_path / "whole")
@@ -115,6 +124,20 @@ def test_resume_restores_torchs_generator(make_trainer, tmp_path: Path) -> None:
     torch.rand(5)
     second.resume()
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_the_generator_of_a_gpu_is_kept_too(make_trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, restored = torch.arange(16, dtype=torch.uint8), list[torch.Tensor]()
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: state)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: restored.append(state))
+    make_trainer(tmp_path, train={"max_steps": 1, "eval_every": 1}).run()
+    checkpoint = load_newest(tmp_path / "checkpoints")[0]
+    assert checkpoint.rng.cuda is None  # trained on a CPU
+    cuda = torch.device("cuda")
+    save_checkpoint(tmp_path / "other", replace(checkpoint, rng=Generators.now(cuda)), keep=1)
+    load_newest(tmp_path / "other")[0].rng.restore(cuda)
+    assert len(restored) == 1
+    assert torch.equal(restored[0], state)
 
 
 def test_on_policy_samples_survive_an_interruption(make_trainer, tmp_path: Path, samples: list[Sample]) -> None:
@@ -371,3 +394,64 @@ def test_a_run_ends_at_the_first_limit_it_meets(make_trainer, limit: dict[str, f
     trainer = make_trainer(train={"max_steps": 50, **limit})
     assert trainer.run().stopped_by == reason
     assert trainer.progress.step <= 3
+
+
+class Clock:
+    """Time that passes only where a test says so: a second a step, and what an evaluation takes."""
+
+    def __init__(self, make_trainer: Any, evaluation: float, expected: float, **settings: Any) -> None:
+        self.now, self.evaluated = 0.0, list[float]()
+        limits = {"max_steps": None, "max_minutes": 1.5, "eval_every": None, "schedule": "wsd", **settings}
+        self.trainer: Trainer = make_trainer(
+            train=limits, evaluate=self._evaluate(evaluation), clock=lambda: self.now, evaluation_s=expected
+        )
+        update = self.trainer.strategy.update
+        self.trainer.strategy.update = lambda: (update(), self.pass_by(1.0))  # type: ignore[method-assign]
+
+    def _evaluate(self, seconds: float) -> Any:
+        def evaluate(model: LanguageModel) -> dict[str, float]:
+            self.evaluated.append(self.now)
+            self.pass_by(seconds)
+            return {"eval/alpha": 0.5}
+
+        return evaluate
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize(("evaluation", "evaluations"), [(13.5, 1), (4.0, 3), (0.5, 10)])
+def test_minutes_are_the_wall_time_of_the_loop_and_evaluations_keep_to_their_share(
+    make_trainer, evaluation: float, evaluations: int
+) -> None:
+    clock = Clock(make_trainer, evaluation, expected=evaluation)
+    result = clock.trainer.run()
+    assert result.stopped_by == "minutes"
+    assert 90 <= clock.now <= 91  # the step that meets the limit is finished
+    assert result.progress.seconds == pytest.approx(clock.now)
+    assert len(clock.evaluated) == evaluations
+    assert result.progress.evaluating == evaluation * evaluations <= 0.15 * 90
+    rates = [line["train/lr"] for line in metrics(clock.trainer.folder) if "train/lr" in line]
+    assert rates[-1] < 0.05 * max(rates)  # the decay ends where training does
+
+
+def test_an_evaluation_that_takes_longer_than_expected_is_the_measure_of_the_next(make_trainer) -> None:
+    clock = Clock(make_trainer, evaluation=10.0, expected=0.0)
+    clock.trainer.run()
+    assert clock.evaluated == [9.0, 80.0]
+    assert clock.now == 90.0
+
+
+def test_saves_and_fresh_samples_count_as_well(make_trainer, samples: list[Sample]) -> None:
+    def refresh(draft: LanguageModel, step: int) -> list[Sample]:
+        clock.pass_by(20.0)
+        return samples
+
+    clock = Clock(make_trainer, 1.0, 1.0, save_every=10)
+    trainer = clock.trainer
+    trainer.refresh, trainer.config.data.refresh_steps = refresh, 30
+    save = trainer._save
+    trainer._save = lambda: (save(), clock.pass_by(3.0))  # type: ignore[method-assign]
+    trainer.run()
+    assert 90 <= clock.now <= 94
+    assert trainer.progress.seconds == pytest.approx(clock.now)

@@ -1,0 +1,51 @@
+"""Which prompts a draft was trained on, so that it is not judged on them.
+
+A trained draft remembers the keys of its prompts (`prompt_key`) in its lineage, and those of the drafts it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from distillspec.config import DraftConfig
+from distillspec.data.prompts import KEY_DIGITS, prompt_key
+from distillspec.errors import ConfigError
+from distillspec.models import LanguageModel, read_metadata
+from distillspec.models.checkpoint import draft_folder
+from distillspec.types import Prompt
+
+TRAINED = "trained_prompts"  # all keys of KEY_DIGITS digits in one word: a list would take a line a prompt on disk
+
+
+def with_trained_prompts(draft: LanguageModel, prompts: Iterable[Prompt]) -> LanguageModel:
+    """The draft, remembering that it is trained on `prompts` too."""
+    keys = trained_prompts(draft.lineage) | {prompt_key(p) for p in prompts}
+    return replace(draft, lineage={**draft.lineage, TRAINED: "".join(sorted(keys))})
+
+
+def trained_prompts(lineage: Mapping[str, Any]) -> frozenset[str]:
+    """The keys of the prompts that a draft of this lineage was trained on."""
+    word = str(lineage.get(TRAINED, ""))
+    return frozenset(word[i : i + KEY_DIGITS] for i in range(0, len(word), KEY_DIGITS))
+
+
+def known_before(config: DraftConfig) -> frozenset[str]:
+    """The keys of the prompts that the draft a run starts from was trained on."""
+    folder = draft_folder(str(config.path)) if config.kind == "pretrained" else None
+    return frozenset() if folder is None else trained_prompts(read_metadata(folder).get("lineage", {}))
+
+
+def unseen(prompts: Sequence[Prompt], trained: frozenset[str]) -> list[Prompt]:
+    """The held-out prompts that no draft was trained on; says how many are left out.
+
+    Raises:
+        ConfigError: none is left.
+    """
+    left = [p for p in prompts if prompt_key(p) not in trained]
+    if prompts and not left:
+        raise ConfigError("a draft was trained on all held-out prompts; give others with data.prompts or data.cache")
+    if len(left) < len(prompts):
+        print(f"left out {len(prompts) - len(left)} held-out prompts: a draft was trained on them")
+    return left
