@@ -232,10 +232,15 @@ def recorded_answers(config: DataConfig, target: LanguageModel, folder: DataFold
 
 
 def prepare_held_out(
-    config: DataConfig, policy: SamplingPolicy, target: LanguageModel, folder: DataFolder, seed: int
+    config: DataConfig,
+    policy: SamplingPolicy,
+    target: LanguageModel,
+    folder: DataFolder,
+    seed: int,
+    used: frozenset[tuple[int, ...]] = frozenset(),
 ) -> list[Sample]:
-    """The target's answers to the held-out prompts under the deployed policy."""
-    prompts = folder.read_prompts().held_out[: config.eval_prompts]
+    """The target's answers to the held-out prompts under the deployed policy, but for those that were `used`."""
+    prompts = [p for p in folder.read_prompts().held_out if p.token_ids not in used][: config.eval_prompts]
     with progress(f"the target answers {len(prompts)} held-out prompts") as line:
         return held_out_samples(
             prompts,

@@ -22,9 +22,10 @@ from distillspec.commands.run_folder import close_run, open_run, plain
 from distillspec.commands.suitability import check_plan, check_samples
 from distillspec.config import TrainCommand
 from distillspec.data.folder import DataFolder
+from distillspec.data.held_out import split_held_out
 from distillspec.data.prompts import stable_seed
 from distillspec.data.shards import read_samples
-from distillspec.evaluation import EvaluationResult, TargetStates, evaluate
+from distillspec.evaluation import EvaluationResult, TargetStates, cut_line, cut_share, evaluate, timing_lines
 from distillspec.files import write_json
 from distillspec.generation import make_generator
 from distillspec.losses import LossMix
@@ -45,21 +46,24 @@ from distillspec.types import GenerationRequest, Sample
 
 @dataclass(frozen=True)
 class Judge:
-    """Judges the drafts of one run on its held-out answers; the target reads them once."""
+    """Judges the drafts of one run on its held-out answers; the target reads them once.
+
+    The best checkpoint is chosen on the first prompts (`train.eval_max_prompts`, at most half), and the rest is quoted.
+    """
 
     config: TrainCommand
     held_out: list[Sample]
     states: TargetStates
 
     def whole(self, draft: LanguageModel) -> EvaluationResult:
-        """Everything, with costs."""
-        result = self._evaluate(draft, max_prompts=None)
+        """Everything, with costs, on the prompts that choose nothing."""
+        result = self._evaluate(draft, self._split[1], max_prompts=None)
         self.states.save()
         return result
 
     def quick(self, draft: LanguageModel) -> dict[str, float]:
-        """Acceptance on the first held-out prompts, as the scalars that curves are made of."""
-        result = self._evaluate(draft, max_prompts=self.config.train.eval_max_prompts)
+        """Acceptance on the prompts that choose the best checkpoint, as the scalars that curves are made of."""
+        result = self._evaluate(draft, self._split[0], max_prompts=self.selection_prompts)
         gamma = min(4, len(result.tau))
         values = {
             "eval/alpha": result.alpha.mean,
@@ -70,11 +74,20 @@ class Judge:
         }
         return values | {f"eval/alpha/{domain}": i.mean for domain, i in result.alpha_by_domain.items()}
 
-    def _evaluate(self, draft: LanguageModel, max_prompts: int | None) -> EvaluationResult:
+    @property
+    def selection_prompts(self) -> int:
+        """How many prompts choose."""
+        return len(self._split[0])
+
+    @property
+    def _split(self) -> tuple[list[Sample], list[Sample]]:
+        return split_held_out(self.held_out, self.config.train.eval_max_prompts)
+
+    def _evaluate(self, draft: LanguageModel, samples: list[Sample], max_prompts: int | None) -> EvaluationResult:
         return evaluate(
             draft,
             self.states.target,
-            self.held_out,
+            samples,
             self.config.sampling.policy,
             self.config.evaluation,
             max_prompts=max_prompts,
@@ -106,7 +119,9 @@ def run(config: TrainCommand, folder: Path) -> None:
     with progress("measuring the trained draft"):
         after = judge.whole(best)
     save_draft(best, folder / "draft", target, {"training": result.best, "evaluation": after.to_json()})
-    close_run(folder, "train", _summary(result, before, after, folder))
+    apart = judge.selection_prompts if len(held_out) > 1 else None
+    text = {"selection_prompts": apart, "training_answers_cut": cut_share(samples)}
+    close_run(folder, "train", {**_summary(result, before, after, folder), **text})
     _print_gain(before, after)
 
 
@@ -273,5 +288,5 @@ def _print_gain(before: dict[str, Any], after: EvaluationResult) -> None:
         f"[{after.alpha.low:.3f}, {after.alpha.high:.3f}], block efficiency τ({gamma}) "
         f"{before['tau'][gamma - 1]['mean']:.2f} → {after.tau[gamma - 1].mean:.2f}"
     )
-    for batch, speedup in (after.speedup or {}).items():
-        print(f"batch {batch}: {speedup.verdict}")
+    for line in filter(None, [*timing_lines(after), cut_line(after)]):
+        print(line)

@@ -100,8 +100,8 @@ def paired_difference(
     Raises:
         ValueError: denominators sum to zero.
     """
-    sides = [tuple(np.asarray(values, dtype=np.float64)[:, None] for values in side) for side in (before, after)]
-    first, second = (ratio_intervals(*side, samples, seed)[0].mean for side in sides)
+    sides = [[np.asarray(values, dtype=np.float64)[:, None] for values in side] for side in (before, after)]
+    first, second = (ratio_intervals(above, below, samples, seed)[0].mean for above, below in sides)
     # The same seed takes the same prompts on both sides.
-    resampled = resampled_ratios(*sides[1], samples, seed) - resampled_ratios(*sides[0], samples, seed)
-    return intervals_of([second - first], resampled)[0]
+    drawn = [resampled_ratios(above, below, samples, seed) for above, below in sides]
+    return intervals_of([second - first], drawn[1] - drawn[0])[0]

@@ -42,14 +42,14 @@ def compare_pairs(results: Sequence[EvaluationResult], samples: int, seed: int) 
 
 def _pair(before: EvaluationResult, after: EvaluationResult, samples: int, seed: int) -> Pair:
     gamma = min(SHOWN_GAMMA, len(before.tau), len(after.tau))
-    alphas, taus = zip(*(_sums(result.by_prompt, gamma) for result in (before, after)), strict=True)
+    first, second = _sums(before.by_prompt, gamma), _sums(after.by_prompt, gamma)
     return Pair(
         after.draft,
         before.draft,
         len(before.by_prompt),
         gamma,
-        paired_difference(*alphas, samples, seed),
-        relative_gain(*taus, samples, seed),
+        paired_difference(first[0], second[0], samples, seed),
+        relative_gain(first[1], second[1], samples, seed),
     )
 
 

@@ -94,8 +94,8 @@ def verdict(result: Json) -> str:
         parts.append("This prediction was recorded without an interval: evaluate again before quoting it.")
     if (ratio := mean_of(measured.get("ratio"))) is not None:
         low, high = (measured["ratio"].get(key, 1.0) for key in ("low", "high"))
-        sure = call(Interval(ratio, low, high))
-        sure = sure if sure == "too close to call" else f"clearly {sure}"
+        called = call(Interval(ratio, low, high))
+        sure = called if called == "too close to call" else f"clearly {called}"
         gamma = measured.get("gamma", DASH)
         parts.append(f"Decoding for real at γ = {gamma} ran at {ratio:.2f}× plain decoding: {sure}.")
     return " ".join(parts) or "The cost of a draft step was not measured, so this run does not say whether it pays."

@@ -86,7 +86,6 @@ def cost_table(entries: Sequence[Entry]) -> str:
     rows = []
     for entry in costed:
         for i, (batch, cost) in enumerate(sorted(entry.result["cost"].items(), key=lambda item: int(item[0]))):
-            beta = cost.get("beta") or []
             rows.append(
                 [
                     "" if i else escape(entry.label),

@@ -1,0 +1,79 @@
+"""The training runs that drafts come from: their held-out prompts, and the prompts that they used up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from distillspec.config import DataConfig
+from distillspec.data.folder import DataFolder, find_data_folder
+from distillspec.data.held_out import split_held_out
+from distillspec.errors import ConfigError
+from distillspec.models import LanguageModel, read_metadata
+from distillspec.types import Prompt
+
+
+@dataclass(frozen=True)
+class OwnRun:
+    """A training run that is still there, with its data."""
+
+    folder: Path
+    data: DataFolder
+    eval_prompts: int
+    eval_max_prompts: int
+    max_new_tokens: int
+
+    @property
+    def used(self) -> frozenset[tuple[int, ...]]:
+        """Prompts that the draft was trained on, or its checkpoint chosen by, as token ids."""
+        prompts = self.data.read_prompts()
+        choosing, quoted = split_held_out(prompts.held_out[: self.eval_prompts], self.eval_max_prompts)
+        return _ids((*prompts.train, *choosing)) - _ids(quoted)
+
+
+def find_runs(drafts: Iterable[Path], target: LanguageModel) -> list[OwnRun]:
+    """The drafts' runs, each once; drafts of another target, or without a run beside them, have none."""
+    found = {}
+    for draft in drafts:
+        made_for = read_metadata(draft).get("target", {})
+        if made_for.get("weights_hash") == target.identity.weights_hash and (run := _run_of(draft)) is not None:
+            found[run.folder.resolve()] = run
+    return list(found.values())
+
+
+def data_of(config: DataConfig, runs: list[OwnRun]) -> DataConfig:
+    """Where nothing else is asked for, the first run's own held-out prompts and length of answers."""
+    default = DataConfig()
+    if not runs or config.cache is not None or config.prompts != default.prompts:
+        return config
+    same_length = config.max_new_tokens == default.max_new_tokens
+    length = runs[0].max_new_tokens if same_length else config.max_new_tokens
+    return replace(config, cache=str(runs[0].data.root), max_new_tokens=length)
+
+
+def _run_of(draft: Path) -> OwnRun | None:
+    """The run folder around `draft/` or `best/`, if a training run left it and its data can be found."""
+    file = draft.parent / "config.yaml"
+    if not file.is_file():
+        return None
+    stored = OmegaConf.load(file)
+    if not isinstance(stored, DictConfig) or "train" not in stored or "data" not in stored:
+        return None
+    try:
+        data = find_data_folder(stored.data.get("cache") or str(draft.parent))
+    except ConfigError:
+        return None  # moved or removed
+    return OwnRun(
+        draft.parent,
+        data,
+        int(stored.data.eval_prompts),
+        int(stored.train.eval_max_prompts),
+        int(stored.data.max_new_tokens),
+    )
+
+
+def _ids(prompts: Iterable[Prompt]) -> frozenset[tuple[int, ...]]:
+    return frozenset(prompt.token_ids for prompt in prompts)
