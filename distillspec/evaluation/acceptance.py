@@ -220,7 +220,7 @@ def _add_timings(
         costs = measure_costs(draft, target, config.cost_batches, config.max_gamma)
         tau = [interval.mean for interval in result.tau]
         resampled = resampled_ratios(*_block_sums(result.by_prompt), config.bootstrap_samples, seed)
-        speedups = {batch: predict_speedup(tau, cost, resampled, seed) for batch, cost in costs.items()}
+        speedups = {batch: predict_speedup(tau, cost, resampled, seed, result.prompts) for batch, cost in costs.items()}
         result = replace(result, cost=costs, speedup=speedups)
         if 1 in speedups:
             predicted = speedups[1].predicted

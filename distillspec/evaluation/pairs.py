@@ -8,6 +8,7 @@ from typing import Any
 
 from distillspec.evaluation.acceptance import EvaluationResult, PromptSums
 from distillspec.evaluation.bootstrap import paired_difference, relative_gain
+from distillspec.evaluation.speedup import FEWEST
 from distillspec.types import Interval
 
 SHOWN_GAMMA = 4
@@ -27,8 +28,8 @@ class Pair:
     @property
     def sentence(self) -> str:
         """One plain sentence."""
-        alpha = f"α {_signed(self.alpha, '+.3f')}, {_which(self.alpha)}"
-        tau = f"τ({self.gamma}) {_signed(self.tau, '+.1%')}, {_which(self.tau)}"
+        alpha = f"α {_signed(self.alpha, '+.3f')}, {_which(self.alpha, self.prompts)}"
+        tau = f"τ({self.gamma}) {_signed(self.tau, '+.1%')}, {_which(self.tau, self.prompts)}"
         return f"{self.draft} against {self.against} on the same {self.prompts} prompts: {alpha}; {tau}."
 
     def to_json(self) -> dict[str, Any]:
@@ -68,5 +69,7 @@ def _signed(interval: Interval, form: str) -> str:
     return f"{mean} [{low}, {high}]"
 
 
-def _which(difference: Interval) -> str:
+def _which(difference: Interval, prompts: int) -> str:
+    if prompts < FEWEST:
+        return "too few prompts to call"
     return "higher" if difference.low > 0 else "lower" if difference.high < 0 else "too close to call"

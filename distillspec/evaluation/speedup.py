@@ -14,13 +14,20 @@ from distillspec.evaluation.cost import StepCost
 from distillspec.types import Interval
 
 Call = Literal["faster", "slower", "too close to call"]
+FEWEST = 6  # prompts: all of five fall on one side by chance in 6 % of the cases
 WORTH_SAYING = 0.97  # of the measured plain step: slower than that is told
 COST_SEED = 1  # rounds are drawn apart from prompts
 
 
-def call(ratio: Interval) -> Call:
-    """Which side of 1 a speed-up is on, as far as its interval says."""
+def call(ratio: Interval, prompts: int | None = None) -> Call:
+    """Which side of 1 a speed-up is on, as far as its interval says; of fewer than `FEWEST` prompts nothing is said."""
+    if _too_few(prompts):
+        return "too close to call"
     return "faster" if ratio.low > 1 else "slower" if ratio.high < 1 else "too close to call"
+
+
+def _too_few(prompts: int | None) -> bool:
+    return prompts is not None and prompts < FEWEST
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,11 @@ class Speedup:
 
 
 def predict_speedup(
-    tau: Sequence[float], cost: StepCost, tau_samples: NDArray[np.float64] | None = None, seed: int = 0
+    tau: Sequence[float],
+    cost: StepCost,
+    tau_samples: NDArray[np.float64] | None = None,
+    seed: int = 0,
+    prompts: int | None = None,
 ) -> Speedup:
     """Weigh the tokens a step yields, `tau[γ − 1]`, against what the step costs.
 
@@ -53,6 +64,7 @@ def predict_speedup(
 
     Args:
         tau_samples: τ in every resample of the prompts, `[S, G]`; None: it is known exactly.
+        prompts: how many these are; nothing is called of too few.
     """
     known = np.asarray(tau, dtype=np.float64)
     samples = known[None] if tau_samples is None else tau_samples
@@ -60,7 +72,7 @@ def predict_speedup(
     resampled = _ratios(samples, cost.resampled(len(samples) if tau_samples is not None else 1000, seed + COST_SEED))
     intervals = intervals_of(predicted, resampled)
     best = 1 + int(predicted.argmax())
-    called = call(intervals[best - 1])
+    called = call(intervals[best - 1], prompts)
     whole = resampled[~np.isnan(resampled).any(1)]
     low, high = np.quantile(1 + whole.argmax(1), QUANTILES, method="inverted_cdf").tolist()
     likely = min(low, best), max(high, best)
@@ -70,8 +82,8 @@ def predict_speedup(
         best if called == "faster" else 0,
         likely,
         called,
-        any(interval.low >= 1 for interval in intervals),
-        _verdict(called, best, likely, intervals[best - 1], known[best - 1], cost),
+        any(interval.low >= 1 for interval in intervals) and not _too_few(prompts),
+        _verdict(called, best, likely, intervals[best - 1], known[best - 1], cost, prompts),
     )
 
 
@@ -82,14 +94,17 @@ def _ratios(tau: NDArray[np.float64], costs: NDArray[np.float64]) -> NDArray[np.
     return ratios
 
 
-def _verdict(called: Call, best: int, likely: tuple[int, int], gain: Interval, tau: float, cost: StepCost) -> str:
+def _verdict(
+    called: Call, best: int, likely: tuple[int, int], gain: Interval, tau: float, cost: StepCost, prompts: int | None
+) -> str:
     tokens = "1 token" if best == 1 else f"{best} tokens"
     between = "" if likely[0] == likely[1] else f" (the best is between {likely[0]} and {likely[1]})"
     shown = f"{gain.mean:.2f} times plain decoding [{gain.low:.2f}, {gain.high:.2f}]"
+    unsure = f"Too few prompts to call ({prompts})" if _too_few(prompts) else "Too close to call"
     advice = {
         "faster": f"Draft {tokens} a step{between}: {shown} is predicted",
         "slower": f"Do not speculate: even the best length, {tokens}, gives {shown}",
-        "too close to call": f"Too close to call: the best length, {tokens}{between}, gives {shown}",
+        "too close to call": f"{unsure}: the best length, {tokens}{between}, gives {shown}",
     }[called]
     room = tau - best * cost.c
     figures = (

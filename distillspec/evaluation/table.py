@@ -45,7 +45,9 @@ def timing_lines(result: EvaluationResult) -> list[str]:
     lines = [f"batch {batch}: {speedup.verdict}" for batch, speedup in (result.speedup or {}).items()]
     if (measured := result.measured) is not None:
         speed = f"{_with_interval(measured.ratio, digits=2)} times plain decoding"
-        lines.append(f"measured: decoding with {measured.gamma} drafted ran at {speed}: {call(measured.ratio)}.")
+        on = f" on {measured.prompts} prompts" if measured.prompts is not None else ""
+        called = call(measured.ratio, measured.prompts)
+        lines.append(f"measured: decoding with {measured.gamma} drafted ran at {speed}{on}: {called}.")
     return lines
 
 

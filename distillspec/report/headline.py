@@ -94,7 +94,7 @@ def verdict(result: Json) -> str:
         parts.append("This prediction was recorded without an interval: evaluate again before quoting it.")
     if (ratio := mean_of(measured.get("ratio"))) is not None:
         low, high = (measured["ratio"].get(key, 1.0) for key in ("low", "high"))
-        called = call(Interval(ratio, low, high))
+        called = call(Interval(ratio, low, high), measured.get("prompts"))
         sure = called if called == "too close to call" else f"clearly {called}"
         gamma = measured.get("gamma", DASH)
         parts.append(f"Decoding for real at γ = {gamma} ran at {ratio:.2f}× plain decoding: {sure}.")
@@ -149,6 +149,7 @@ def _measured_text(measured: Json) -> list[str]:
     return [
         f"{figure(speeds[0], 1)} → {figure(speeds[1], 1)} tokens/s",
         f"95 % interval {bounds}" if bounds else "",
+        f"{measured['prompts']} prompts" if measured.get("prompts") else "",
     ]
 
 

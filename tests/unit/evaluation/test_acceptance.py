@@ -75,7 +75,9 @@ def test_the_json_has_the_agreed_shape(
         "speculative_tokens_per_s",
         "ratio",
         "tau",
+        "prompts",
     }
+    assert result["measured"]["prompts"] == 2
 
 
 def test_the_quick_variant_takes_the_first_prompts_and_no_time(

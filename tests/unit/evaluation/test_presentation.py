@@ -93,6 +93,7 @@ def test_drafts_are_compared_prompt_by_prompt(result: EvaluationResult) -> None:
     assert sentence in comparison_text([worse, better], [pair])
     (even,) = compare_pairs([worse, judged("c", 0.0)], 200, 0)
     assert even.sentence.endswith("too close to call.")
+    assert replace(pair, prompts=5).sentence.endswith("too few prompts to call.")
 
 
 def test_the_picture_is_a_png_with_and_without_timings(result: EvaluationResult, tmp_path: Path) -> None:

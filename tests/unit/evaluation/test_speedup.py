@@ -14,8 +14,9 @@ from distillspec.errors import ConfigError
 from distillspec.evaluation import StepCost, cost, measure_costs, measure_speedup, measured, predict_speedup
 from distillspec.evaluation.cached import CachedModel
 from distillspec.evaluation.reference import ReferenceOutput
+from distillspec.evaluation.speedup import call
 from distillspec.models import LanguageModel
-from distillspec.types import SamplingPolicy
+from distillspec.types import Interval, SamplingPolicy
 
 
 def test_the_formula_and_the_recommended_length() -> None:
@@ -82,6 +83,15 @@ def test_noise_of_the_text_widens_the_interval_too() -> None:
     cost = noisy_cost(0.1, 1.1, 0.005)
     assert predict_speedup([1.25], cost, taus(1.25, 0.01)).call == "faster"
     assert predict_speedup([1.25], cost, taus(1.25, 0.1)).call == "too close to call"
+
+
+def test_nothing_is_called_of_a_handful_of_prompts() -> None:
+    cost = noisy_cost(0.1, 1.1, 0.005)
+    assert predict_speedup([1.6], cost, taus(1.6, 0.0), prompts=6).call == "faster"
+    few = predict_speedup([1.6], cost, taus(1.6, 0.0), prompts=5)  # resamples of few prompts hardly differ
+    assert (few.call, few.best_gamma, few.breaks_even) == ("too close to call", 0, False)
+    assert few.verdict.startswith("Too few prompts to call (5): the best length, 1 token, gives 1.33 times")
+    assert call(Interval(1.3, 1.1, 1.4), 3) == "too close to call"
 
 
 def test_noise_below_one_is_raised_to_one() -> None:

@@ -200,6 +200,9 @@ def test_a_result_that_breaks_even_by_chance_is_not_called_faster(
     after["measured"]["ratio"] = {"mean": 1.02, "low": 0.95, "high": 1.09}
     text = page_of(tmp_path, make_run("run", train_summary(None, after), rows=metrics())).text
     assert "ran at 1.02× plain decoding: too close to call." in text
+    after["measured"] |= {"ratio": {"mean": 1.2, "low": 1.1, "high": 1.3}, "prompts": 3}
+    text = page_of(tmp_path, make_run("few", train_summary(None, after), rows=metrics())).text
+    assert "ran at 1.20× plain decoding: too close to call." in text
 
 
 def test_caveats_tell_of_skipped_steps_dirty_code_few_prompts_and_mixed_policies(
