@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,17 +13,42 @@ from typing import Any
 from distillspec.files import write_json
 from distillspec.provenance import provenance
 
-RESULTS = Path(__file__).parent / "results"
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
 
 
 def write_result(name: str, result: dict[str, Any], seed: int = 0, folder: Path = RESULTS) -> None:
     """Print the result and write it to `results/NAME.json` (or another folder's) with its provenance.
 
+    A result of code that no commit names may not be quoted: it says so, and never takes the place of one in `results`.
     Paths on the command line are cut to their names: a result should not tell where somebody keeps files.
     """
     print(json.dumps(result, indent=2))
     argv = [Path(word).name if word.startswith(("/", "~")) else word for word in sys.argv]
-    write_json(folder / f"{name}.json", {**result, "provenance": provenance(argv, seed)})
+    record, changed = provenance(argv, seed), changed_files(ROOT)
+    problem = _problem(record["git_commit"], changed)
+    file = folder / (f"{name}.unquotable.json" if problem and folder == RESULTS else f"{name}.json")
+    known = {**record, "git_dirty": None if changed is None else bool(changed), "quotable": problem is None}
+    write_json(file, {**result, "provenance": known})
+    if problem:
+        print(f"\nDO NOT QUOTE THIS RESULT: {problem}. Commit and run again. It is in {file}\n", file=sys.stderr)
+
+
+def changed_files(root: Path) -> list[str] | None:
+    """Files of the checkout that no commit has as they are, other benchmarks' results apart; None: git cannot say."""
+    command = ["git", "-C", str(root), "status", "--porcelain", "--", ".", ":(exclude)benchmarks/results"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return [line[3:] for line in done.stdout.splitlines()]
+
+
+def _problem(commit: str | None, changed: list[str] | None) -> str | None:
+    """Why nobody can measure this again; None where the commit says what ran."""
+    if commit is None or changed is None:
+        return "the commit of the code that ran is not known"
+    return f"{changed[0]} is not as committed ({len(changed)} such files)" if changed else None
 
 
 class Others:

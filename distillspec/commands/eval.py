@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
+from distillspec.commands.own_runs import data_of, find_runs
 from distillspec.commands.prepare import prepare_folder, prepare_held_out
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.commands.unseen import trained_prompts
 from distillspec.config import EvalCommand
 from distillspec.errors import ConfigError
-from distillspec.evaluation import EvaluationResult, TargetStates, comparison_text, evaluate, plot_comparison
+from distillspec.evaluation import (
+    EvaluationResult,
+    TargetStates,
+    compare_pairs,
+    comparison_text,
+    evaluate,
+    plot_comparison,
+)
 from distillspec.files import write_text
 from distillspec.models import LanguageModel, load_draft, load_target, read_metadata
 from distillspec.models.checkpoint import METADATA, draft_folder
@@ -26,18 +35,30 @@ def run(config: EvalCommand, folder: Path) -> None:
     target = load_target(config.target)
     drafts = [load_draft(path, target) for path in paths]
     open_run(folder, config)
-    trained = frozenset[str]().union(*(trained_prompts(draft.lineage) for draft in drafts))
-    _tell_unknown(paths)
-    data = prepare_folder(config.data, target, folder / "data", config.seed, trained)
-    held_out = prepare_held_out(config.data, config.sampling.policy, target, data, config.seed, trained)
-    states = TargetStates(target, data.states)
+    held_out, states = _held_out(config, target, paths, drafts, folder)
     results = [_judge(draft, states, held_out, config) for draft in drafts]
     states.save()
-    text = comparison_text(results)
+    pairs = compare_pairs(results, config.evaluation.bootstrap_samples, config.seed)
+    text = comparison_text(results, pairs)
     print(text)
     write_text(folder / "table.txt", text + "\n")
     plot_comparison(results, folder / "comparison.png")
-    close_run(folder, "eval", {"results": [result.to_json() for result in results]})
+    summary = {"results": [result.to_json() for result in results], "pairs": [pair.to_json() for pair in pairs]}
+    close_run(folder, "eval", summary)
+
+
+def _held_out(
+    config: EvalCommand, target: LanguageModel, paths: list[Path], drafts: list[LanguageModel], folder: Path
+) -> tuple[list[Sample], TargetStates]:
+    """The target's answers to prompts that no draft was trained on or chosen by, as far as the drafts say."""
+    _tell_unknown(paths)
+    trained = frozenset[str]().union(*(trained_prompts(draft.lineage) for draft in drafts))
+    # One prompt to train on, as no split has none: an evaluation needs held-out prompts alone.
+    asked = replace(data_of(config.data, find_runs(paths, target)), num_prompts=1)
+    data = prepare_folder(asked, target, folder / "data", config.seed, trained)
+    held_out = prepare_held_out(asked, config.sampling.policy, target, data, config.seed, trained)
+    print(f"judged on {len(held_out)} held-out prompts of {data.root}")
+    return held_out, TargetStates(target, data.states)
 
 
 def find_draft(path: str) -> Path:

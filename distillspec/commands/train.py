@@ -25,8 +25,9 @@ from distillspec.commands.suitability import check_plan, check_samples, refreshe
 from distillspec.commands.unseen import known_before, with_trained_prompts
 from distillspec.config import TrainCommand
 from distillspec.data.folder import DataFolder
+from distillspec.data.held_out import split_held_out
 from distillspec.data.shards import read_samples
-from distillspec.evaluation import EvaluationResult, TargetStates, evaluate
+from distillspec.evaluation import EvaluationResult, TargetStates, cut_line, cut_share, evaluate, timing_lines
 from distillspec.files import read_object, write_json
 from distillspec.losses import LossMix
 from distillspec.models import LanguageModel, check_draft, load_draft, load_target, read_metadata, save_draft
@@ -50,21 +51,24 @@ BEFORE = "before.json"  # figures of the untrained draft
 
 @dataclass(frozen=True)
 class Judge:
-    """Judges the drafts of one run on its held-out answers; the target reads them once."""
+    """Judges the drafts of one run on its held-out answers; the target reads them once.
+
+    The best checkpoint is chosen on the first prompts (`train.eval_max_prompts`, at most half), and the rest is quoted.
+    """
 
     config: TrainCommand
     held_out: list[Sample]
     states: TargetStates
 
     def whole(self, draft: LanguageModel) -> EvaluationResult:
-        """Everything, with costs."""
-        result = self._evaluate(draft, max_prompts=None)
+        """Everything, with costs, on the prompts that choose nothing."""
+        result = self._evaluate(draft, self._split[1], max_prompts=None)
         self.states.save()
         return result
 
     def quick(self, draft: LanguageModel) -> dict[str, float]:
-        """Acceptance on the first held-out prompts, as the scalars that curves are made of."""
-        result = self._evaluate(draft, max_prompts=self.config.train.eval_max_prompts)
+        """Acceptance on the prompts that choose the best checkpoint, as the scalars that curves are made of."""
+        result = self._evaluate(draft, self._split[0], max_prompts=self.selection_prompts)
         gamma = min(4, len(result.tau))
         values = {
             "eval/alpha": result.alpha.mean,
@@ -75,11 +79,26 @@ class Judge:
         }
         return values | {f"eval/alpha/{domain}": i.mean for domain, i in result.alpha_by_domain.items()}
 
-    def _evaluate(self, draft: LanguageModel, max_prompts: int | None) -> EvaluationResult:
+    @property
+    def selection_prompts(self) -> int:
+        """How many prompts choose."""
+        return len(self._split[0])
+
+    @property
+    def choosing(self) -> list[Sample]:
+        """Held-out answers that choose the best checkpoint and are not quoted; none where one answer does both."""
+        choosing, quoted = self._split
+        return [] if choosing == quoted else choosing
+
+    @property
+    def _split(self) -> tuple[list[Sample], list[Sample]]:
+        return split_held_out(self.held_out, self.config.train.eval_max_prompts)
+
+    def _evaluate(self, draft: LanguageModel, samples: list[Sample], max_prompts: int | None) -> EvaluationResult:
         return evaluate(
             draft,
             self.states.target,
-            self.held_out,
+            samples,
             self.config.sampling.policy,
             self.config.evaluation,
             max_prompts=max_prompts,
@@ -112,7 +131,9 @@ def run(config: TrainCommand, folder: Path) -> None:
     with progress("measuring the trained draft"):
         after = judge.whole(best)
     save_draft(best, folder / "draft", target, {"training": result.best, "evaluation": after.to_json()})
-    close_run(folder, "train", _summary(result, before, after, folder))
+    apart = judge.selection_prompts if len(held_out) > 1 else None
+    text = {"selection_prompts": apart, "training_answers_cut": cut_share(samples)}
+    close_run(folder, "train", {**_summary(result, before, after, folder), **text})
     _print_gain(before, after)
 
 
@@ -145,7 +166,8 @@ def train(
     """The training proper, from `folder/initial` (or a checkpoint) to `folder/best`."""
     judge = judge or Judge(config, held_out, TargetStates(target, data.states))
     prompts = data.read_prompts().train
-    draft = with_trained_prompts(load_draft(folder / "initial", target), prompts)
+    used = [*(p.token_ids for p in prompts), *(sample.prompt_ids for sample in judge.choosing)]
+    draft = with_trained_prompts(load_draft(folder / "initial", target), used)
     accelerator = make_accelerator(config, draft.head.weight.shape[1])
     choose_trainable(draft, config.draft.train_embeddings)
     module = DistillModule(draft, config.loss).to(accelerator.device)
@@ -282,5 +304,5 @@ def _print_gain(before: dict[str, Any], after: EvaluationResult) -> None:
         f"[{after.alpha.low:.3f}, {after.alpha.high:.3f}], block efficiency τ({gamma}) "
         f"{before['tau'][gamma - 1]['mean']:.2f} → {after.tau[gamma - 1].mean:.2f}"
     )
-    for batch, speedup in (after.speedup or {}).items():
-        print(f"batch {batch}: {speedup.verdict}")
+    for line in filter(None, [*timing_lines(after), cut_line(after)]):
+        print(line)

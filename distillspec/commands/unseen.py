@@ -1,6 +1,6 @@
-"""Which prompts a draft was trained on, so that it is not judged on them.
+"""Prompts that a draft was trained on or chosen by, so that it is not judged on them.
 
-A trained draft remembers the keys of its prompts (`prompt_key`) in its lineage, and those of the drafts it came from.
+A trained draft remembers their keys (`prompt_key`) in its lineage, and those of the drafts it came from.
 """
 
 from __future__ import annotations
@@ -19,33 +19,35 @@ from distillspec.types import Prompt
 TRAINED = "trained_prompts"  # all keys of KEY_DIGITS digits in one word: a list would take a line a prompt on disk
 
 
-def with_trained_prompts(draft: LanguageModel, prompts: Iterable[Prompt]) -> LanguageModel:
-    """The draft, remembering that it is trained on `prompts` too."""
-    keys = trained_prompts(draft.lineage) | {prompt_key(p) for p in prompts}
+def with_trained_prompts(draft: LanguageModel, prompts: Iterable[Iterable[int]]) -> LanguageModel:
+    """The draft, remembering that `prompts`, as token ids, train it or choose its best checkpoint."""
+    keys = trained_prompts(draft.lineage) | {prompt_key(ids) for ids in prompts}
     return replace(draft, lineage={**draft.lineage, TRAINED: "".join(sorted(keys))})
 
 
 def trained_prompts(lineage: Mapping[str, Any]) -> frozenset[str]:
-    """The keys of the prompts that a draft of this lineage was trained on."""
+    """The keys of the prompts that a draft of this lineage was trained on or chosen by."""
     word = str(lineage.get(TRAINED, ""))
     return frozenset(word[i : i + KEY_DIGITS] for i in range(0, len(word), KEY_DIGITS))
 
 
 def known_before(config: DraftConfig) -> frozenset[str]:
-    """The keys of the prompts that the draft a run starts from was trained on."""
+    """The keys of the prompts that the draft a run starts from was trained on or chosen by."""
     folder = draft_folder(str(config.path)) if config.kind == "pretrained" else None
     return frozenset() if folder is None else trained_prompts(read_metadata(folder).get("lineage", {}))
 
 
 def unseen(prompts: Sequence[Prompt], trained: frozenset[str]) -> list[Prompt]:
-    """The held-out prompts that no draft was trained on; says how many are left out.
+    """The held-out prompts that no draft was trained on or chosen by. Prints how many are left out.
 
     Raises:
         ConfigError: none is left.
     """
-    left = [p for p in prompts if prompt_key(p) not in trained]
+    left = [p for p in prompts if prompt_key(p.token_ids) not in trained]
     if prompts and not left:
-        raise ConfigError("a draft was trained on all held-out prompts; give others with data.prompts or data.cache")
+        raise ConfigError(
+            "a draft was trained on or chosen by all held-out prompts; give others with data.prompts or data.cache"
+        )
     if len(left) < len(prompts):
-        print(f"left out {len(prompts) - len(left)} held-out prompts: a draft was trained on them")
+        print(f"left out {len(prompts) - len(left)} held-out prompts: a draft was trained on or chosen by them")
     return left

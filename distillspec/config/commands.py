@@ -98,7 +98,11 @@ class GenerateCommand:
 
 @dataclass
 class EvalCommand:
-    """`distill eval`: acceptance, block efficiency and predicted speed-up of one or more drafts."""
+    """`distill eval`: acceptance, block efficiency and predicted speed-up of one or more drafts.
+
+    Judged on the held-out prompts of the first draft's own run, less those that trained or chose one of the drafts.
+    data.prompts=FILE or data.cache=RUN names others. Where no draft has its run beside it, the target writes prompts.
+    """
 
     drafts: list[str] = field(default_factory=list)
     target: TargetConfig = field(default_factory=TargetConfig)

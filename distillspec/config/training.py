@@ -30,7 +30,7 @@ class TrainConfig:
     eval_share: float = 0.15  # of max_minutes, for evaluations; the one at the end always takes place
     save_every: int | None = None  # steps; besides every evaluation, which always saves
     keep_checkpoints: int = 2
-    eval_max_prompts: int = 32
+    eval_max_prompts: int = 32  # held-out prompts that choose the best checkpoint, at most half; the rest is quoted
     max_bad_steps: int = 5  # non-finite losses or gradients in a row before the run stops
     dtype: str = "auto"  # of forward and backward; weights stay float32
 

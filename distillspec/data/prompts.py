@@ -81,7 +81,7 @@ def split_prompts(
         seen[prompt.token_ids] = prompt
         if _place(prompt) >= reserved:
             train.append(prompt)
-        elif prompt_key(prompt) not in avoid:
+        elif prompt_key(prompt.token_ids) not in avoid:
             held_out.append(prompt)
         enough = config.num_prompts is not None and len(train) >= config.num_prompts
         if enough and len(held_out) >= config.eval_prompts:
@@ -93,21 +93,21 @@ def split_prompts(
         )
     missing = config.eval_prompts - len(held_out)
     if missing > 0:
-        held_out += sorted((p for p in train if prompt_key(p) not in avoid), key=_place)[:missing]
+        held_out += sorted((p for p in train if prompt_key(p.token_ids) not in avoid), key=_place)[:missing]
     held_out = held_out[: config.eval_prompts]
     tested = {p.token_ids for p in held_out}
     train = [p for p in train if p.token_ids not in tested] or [p for p in seen.values() if p.token_ids not in tested]
     return PromptSet(tuple(train[: config.num_prompts]), tuple(held_out))
 
 
-def prompt_key(prompt: Prompt) -> str:
+def prompt_key(token_ids: Iterable[int]) -> str:
     """Twelve hexadecimal digits that name a prompt by its tokens, whatever its id is."""
-    return hashlib.sha256(",".join(map(str, prompt.token_ids)).encode()).hexdigest()[:KEY_DIGITS]
+    return hashlib.sha256(",".join(map(str, token_ids)).encode()).hexdigest()[:KEY_DIGITS]
 
 
 def _place(prompt: Prompt) -> float:
     """A number in [0, 1) that depends on the prompt's tokens alone."""
-    return int(prompt_key(prompt), 16) / 16**KEY_DIGITS
+    return int(prompt_key(prompt.token_ids), 16) / 16**KEY_DIGITS
 
 
 def read_prompts(config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, shuffled: bool = False) -> Iterator[Prompt]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from distillspec.config import EvaluationConfig
 from distillspec.errors import ConfigError
 from distillspec.evaluation.blocks import count_blocks
-from distillspec.evaluation.bootstrap import ratio_intervals
+from distillspec.evaluation.bootstrap import ratio_intervals, resampled_ratios
 from distillspec.evaluation.cost import StepCost, measure_costs
 from distillspec.evaluation.measured import MeasuredSpeedup, measure_speedup
 from distillspec.evaluation.positions import measure_positions
@@ -45,10 +45,13 @@ class EvaluationResult:
     cost: dict[int, StepCost] | None = None  # by batch
     speedup: dict[int, Speedup] | None = None  # by batch
     measured: MeasuredSpeedup | None = None
+    cut: float = 0.0  # share of the answers that the token limit cut
+    by_prompt: tuple[PromptSums, ...] = ()  # what the intervals rest on
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionaries, lists and floats; batch sizes become strings."""
-        text = asdict(replace(self, cost=None, speedup=None, measured=None))
+        """Plain dictionaries, lists and floats; batch sizes become strings, sums by prompt are left out."""
+        text = asdict(replace(self, cost=None, speedup=None, measured=None, by_prompt=()))
+        del text["by_prompt"]
         return {
             **text,
             "tau": list(text["tau"]),
@@ -114,9 +117,15 @@ def evaluate(
             judged, target, samples, policy, config.max_gamma, on_sample, states or TargetStates(target)
         )
         result = _summarise(draft.name, policy, prompts, config.bootstrap_samples, seed)
+        result = replace(result, cut=cut_share(samples))
         if max_prompts is None:
             result = _add_timings(result, judged, target, samples, config, seed)
     return result
+
+
+def cut_share(samples: Sequence[Sample]) -> float:
+    """Which share of the answers did not end by itself: the token limit (or a deadline) cut it."""
+    return sum(not sample.finished for sample in samples) / max(1, len(samples))
 
 
 @contextmanager
@@ -167,7 +176,6 @@ def _summarise(
     name: str, policy: SamplingPolicy, prompts: Sequence[PromptSums], bootstrap_samples: int, seed: int
 ) -> EvaluationResult:
     alpha, agreement, p_of_draft_argmax, ceiling = _per_position(prompts, bootstrap_samples, seed)
-    tokens, blocks = np.stack([p.tokens for p in prompts]), np.stack([p.blocks for p in prompts])
     domains = sorted({prompt.domain for prompt in prompts})
     by_domain = {
         domain: _per_position([p for p in prompts if p.domain == domain], bootstrap_samples, seed)[0]
@@ -183,8 +191,14 @@ def _summarise(
         greedy_agreement=agreement,
         p_of_draft_argmax=p_of_draft_argmax,
         ceiling=ceiling,
-        tau=tuple(ratio_intervals(tokens, blocks, bootstrap_samples, seed)),
+        tau=tuple(ratio_intervals(*_block_sums(prompts), bootstrap_samples, seed)),
+        by_prompt=tuple(prompts),
     )
+
+
+def _block_sums(prompts: Sequence[PromptSums]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Tokens and blocks `[P, G]`: numerators and denominators of τ."""
+    return np.stack([p.tokens for p in prompts]), np.stack([p.blocks for p in prompts])
 
 
 def _per_position(prompts: Sequence[PromptSums], bootstrap_samples: int, seed: int) -> list[Interval]:
@@ -205,7 +219,8 @@ def _add_timings(
     if config.measure_cost and config.cost_batches:
         costs = measure_costs(draft, target, config.cost_batches, config.max_gamma)
         tau = [interval.mean for interval in result.tau]
-        speedups = {batch: predict_speedup(tau, cost) for batch, cost in costs.items()}
+        resampled = resampled_ratios(*_block_sums(result.by_prompt), config.bootstrap_samples, seed)
+        speedups = {batch: predict_speedup(tau, cost, resampled, seed, result.prompts) for batch, cost in costs.items()}
         result = replace(result, cost=costs, speedup=speedups)
         if 1 in speedups:
             predicted = speedups[1].predicted

@@ -37,11 +37,22 @@ def ratio_intervals(
     totals = denominators.sum(0)
     if not (totals > 0).all():
         raise ValueError(f"bootstrap: denominators sum to {totals.tolist()}; every one must be above zero")
+    return intervals_of(numerators.sum(0) / totals, resampled_ratios(numerators, denominators, samples, seed))
+
+
+def resampled_ratios(
+    numerators: NDArray[np.float64], denominators: NDArray[np.float64], samples: int, seed: int
+) -> NDArray[np.float64]:
+    """The ratios of `ratio_intervals` in every resample, `[S, M]`; NaN where the denominators are all zero."""
     weights = _resample_weights(len(numerators), samples, seed)
     below = weights @ denominators
-    resampled = np.divide(weights @ numerators, below, out=np.full(below.shape, np.nan), where=below > 0)
+    return np.divide(weights @ numerators, below, out=np.full(below.shape, np.nan), where=below > 0)
+
+
+def intervals_of(values: ArrayLike, resampled: NDArray[np.float64]) -> list[Interval]:
+    """`values [M]` with the 95 % intervals of their resamples `[S, M]`; NaN resamples are left out."""
     low, high = np.nanquantile(resampled, QUANTILES, axis=0)
-    means = numerators.sum(0) / totals
+    means = np.asarray(values, dtype=np.float64)
     return [Interval(float(m), float(a), float(b)) for m, a, b in zip(means, low, high, strict=True)]
 
 
@@ -79,3 +90,18 @@ def relative_gain(
         gains = resampled[:, 2] * resampled[:, 1] / (resampled[:, 3] * resampled[:, 0]) - 1
     low, high = np.nanquantile(np.where(np.isfinite(gains), gains, np.nan), QUANTILES)
     return Interval(float(totals[2] * totals[1] / (totals[3] * totals[0]) - 1), float(low), float(high))
+
+
+def paired_difference(
+    before: tuple[ArrayLike, ArrayLike], after: tuple[ArrayLike, ArrayLike], samples: int, seed: int
+) -> Interval:
+    """The ratio Σ/Σ of `after` less that of `before`, with its 95 % interval; both as in `relative_gain`.
+
+    Raises:
+        ValueError: denominators sum to zero.
+    """
+    sides = [[np.asarray(values, dtype=np.float64)[:, None] for values in side] for side in (before, after)]
+    first, second = (ratio_intervals(above, below, samples, seed)[0].mean for above, below in sides)
+    # The same seed takes the same prompts on both sides.
+    drawn = [resampled_ratios(above, below, samples, seed) for above, below in sides]
+    return intervals_of([second - first], drawn[1] - drawn[0])[0]

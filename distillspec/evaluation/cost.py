@@ -1,31 +1,47 @@
-"""What a draft step and a verification cost on this machine, in runs of the target on one token."""
+"""What a draft step and a verification cost on this machine, in runs of the target on one token.
+
+Both are measured in pairs: each is timed right beside a plain step and divided by it, so that a machine that slows down
+slows both. Medians over rounds count; their intervals come from resampling rounds, and cover this run alone.
+
+Verification cannot cost less than a plain step, which could read the same tokens and ignore all but one. Where it is
+clearly measured to (some CPUs are slow on one row), the plain step is slow, and that is no merit of a draft: costs are
+then told in shorter plain steps. What noise alone leaves below 1 is raised to 1.
+"""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from distillspec.evaluation.bootstrap import intervals_of
 from distillspec.evaluation.cached import CachedModel
 from distillspec.models.language_model import LanguageModel
+from distillspec.types import Interval
 
 CONTEXT_TOKENS = 256
 WARMUP_ROUNDS = 2
+RESAMPLES = 1000  # of the rounds, for what is reported of the costs themselves
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """Median seconds of one step at one batch size, a context of `CONTEXT_TOKENS` tokens a row."""
+    """Steps at one batch size, with a context of `CONTEXT_TOKENS` tokens a row; medians over rounds."""
 
     batch: int
     draft_step_s: float  # one token a row, its (truncated) head included
     verify_s: tuple[float, ...]  # entry k: the target on k + 1 tokens a row, all their logits included
+    # Each round's draft step and verifications of 1 … γ tokens, over the plain steps beside them; () for exact costs.
+    rounds: tuple[tuple[float, ...], ...] = ()
 
     @property
     def target_step_s(self) -> float:
@@ -33,13 +49,27 @@ class StepCost:
 
     @property
     def c(self) -> float:
-        """Draft step / target step."""
-        return self.draft_step_s / self.target_step_s
+        """Draft step / plain step."""
+        return float(self._in_plain_steps(self._medians)[0])
 
     @property
     def beta(self) -> tuple[float, ...]:
-        """β(k), k = 0 … γ: verifying k proposals / a plain step; β(0) = 1."""
-        return tuple(seconds / self.target_step_s for seconds in self.verify_s)
+        """β(k), k = 0 … γ: verifying k proposals / a plain step, at least 1; β(0) = 1."""
+        return (1.0, *self._in_plain_steps(self._medians)[1:].tolist())
+
+    @cached_property
+    def measured(self) -> tuple[Interval, ...]:
+        """The ratios as they were measured, whether they can be or not: c, then β(1), β(2), …"""
+        return tuple(intervals_of(self._medians, self._resampled_medians(RESAMPLES, 0)))
+
+    @cached_property
+    def plain_share(self) -> float:
+        """How much of the measured plain step one needs at most: below 1 where some verification surely takes less."""
+        return min(1.0, *(interval.high for interval in self.measured[1:]))
+
+    def resampled(self, samples: int, seed: int) -> NDArray[np.float64]:
+        """c, β(1), …, β(γ) in every resample of the rounds, `[S, 1 + γ]`."""
+        return self._in_plain_steps(self._resampled_medians(samples, seed))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -47,7 +77,31 @@ class StepCost:
             "beta": list(self.beta),
             "target_step_s": self.target_step_s,
             "draft_step_s": self.draft_step_s,
+            "plain_share": self.plain_share,
+            "measured": [asdict(interval) for interval in self.measured],
         }
+
+    @property
+    def _ratios(self) -> NDArray[np.float64]:
+        """`[rounds, 1 + γ]`."""
+        steps = (self.draft_step_s, *self.verify_s[1:])
+        return np.array(self.rounds or [[seconds / self.target_step_s for seconds in steps]])
+
+    @property
+    def _medians(self) -> NDArray[np.float64]:
+        medians: NDArray[np.float64] = np.median(self._ratios, axis=0)
+        return medians
+
+    def _resampled_medians(self, samples: int, seed: int) -> NDArray[np.float64]:
+        count = len(self._ratios)
+        drawn = np.random.default_rng(seed).integers(count, size=(samples, count))
+        medians: NDArray[np.float64] = np.median(self._ratios[drawn], axis=1)
+        return medians
+
+    def _in_plain_steps(self, ratios: NDArray[np.float64]) -> NDArray[np.float64]:
+        """`ratios [..., 1 + γ]` over what a plain step needs at most; verifications at least 1."""
+        ratios = ratios / self.plain_share
+        return np.concatenate([ratios[..., :1], np.maximum(ratios[..., 1:], 1)], axis=-1)
 
 
 def measure_costs(
@@ -73,17 +127,32 @@ def _measure_batch(
     for cached in (reader, drafter):
         cached.extend(ids[:, :context_tokens])
     ids = ids[:, context_tokens:]
-    draft_s: list[float] = []
-    verify_s: dict[int, list[float]] = defaultdict(list)
-    # Draft and target take turns, through the lengths up and down, so that a machine that slows down slows
-    # all of them alike.
+    # Each verification and draft step has a plain step beside it, in an order that turns around every round, through
+    # the lengths up and down: a machine that slows down slows all of them alike.
+    sides = {"draft": drafter, "plain": reader, "verify": reader}
+    seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
     for round_ in range(WARMUP_ROUNDS + rounds):
-        for k in range(max_gamma + 1) if round_ % 2 else reversed(range(max_gamma + 1)):
-            verify, step = _time_step(reader, ids[:, : k + 1]), _time_step(drafter, ids[:, :1])
-            if round_ >= WARMUP_ROUNDS:
-                verify_s[k].append(verify)
-                draft_s.append(step)
-    return StepCost(batch, median(draft_s), tuple(median(verify_s[k]) for k in range(max_gamma + 1)))
+        turn = 1 if round_ % 2 else -1
+        for k in range(1, max_gamma + 1)[::turn]:
+            for side in list(sides)[::turn]:
+                took = _time_step(sides[side], ids[:, : k + 1 if side == "verify" else 1])
+                if round_ >= WARMUP_ROUNDS:
+                    seconds[side, k].append(took)
+    return _step_cost(batch, seconds, max_gamma)
+
+
+def _step_cost(batch: int, seconds: dict[tuple[str, int], list[float]], max_gamma: int) -> StepCost:
+    """From the seconds of every round, by what was timed and which length it stood beside."""
+    times = {
+        side: np.array([seconds[side, k] for k in range(1, max_gamma + 1)]) for side in ("draft", "plain", "verify")
+    }
+    c, beta = np.median(times["draft"] / times["plain"], axis=0), times["verify"] / times["plain"]
+    return StepCost(
+        batch,
+        median(times["draft"].flat),
+        (median(times["plain"].flat), *np.median(times["verify"], axis=1).tolist()),
+        tuple(map(tuple, np.column_stack([c, beta.T]).tolist())),
+    )
 
 
 def _time_step(cached: CachedModel, ids: Tensor) -> float:

@@ -23,6 +23,7 @@ class MeasuredSpeedup:
     speculative_tokens_per_s: float
     ratio: Interval  # `mean` holds the median
     tau: float  # tokens a run of the target
+    prompts: int | None = None  # how many were decoded both ways
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -86,6 +87,7 @@ def measure_speedup(
         _overall([fast for _, fast in pairs]),
         median_interval(ratios, bootstrap_samples, seed),
         sum(len(output.token_ids) for output in fast_outputs) / sum(output.steps for output in fast_outputs),
+        len(pairs),
     )
 
 

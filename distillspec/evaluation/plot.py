@@ -11,7 +11,7 @@ from distillspec.files import write_atomic
 
 
 def plot_comparison(results: Sequence[EvaluationResult], path: Path) -> None:
-    """Write a PNG: α with intervals, τ by γ, and predicted speed-up by γ (solid: batch 1, dashed: others)."""
+    """Write a PNG: α, τ by γ and predicted speed-up by γ (solid: batch 1, dashed: others), all with intervals."""
     # Imported here: it takes a second, and only this function draws. No global backend is touched.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -54,11 +54,15 @@ def _draw_speedup(axes: Any, results: Sequence[EvaluationResult]) -> None:
             style = "-" if batch == 1 else "--"
             gammas = range(1, len(speedup.predicted) + 1)
             axes.plot(gammas, speedup.predicted, linestyle=style, marker=".", color=color)
+            low, high = [i.low for i in speedup.intervals], [i.high for i in speedup.intervals]
+            axes.fill_between(gammas, low, high, color=color, alpha=0.15, linewidth=0)
             axes.annotate(f"batch {batch}", (gammas[-1], speedup.predicted[-1]), fontsize="x-small")
         if measured is not None:
-            axes.plot(measured.gamma, measured.ratio.mean, marker="*", markersize=12, color=color)
+            ratio = measured.ratio
+            whisker = [[max(ratio.mean - ratio.low, 0)], [max(ratio.high - ratio.mean, 0)]]
+            axes.errorbar(measured.gamma, ratio.mean, whisker, marker="*", markersize=12, color=color, capsize=3)
     axes.axhline(1, color="grey", linewidth=1)
-    axes.set(title="predicted speed-up (star: measured)", xlabel="draft tokens γ", ylabel="plain decoding = 1")
+    axes.set(title="predicted speed-up, 95 % (star: measured)", xlabel="draft tokens γ", ylabel="plain decoding = 1")
 
 
 def _short_names(results: Sequence[EvaluationResult]) -> list[str]:

@@ -1,12 +1,33 @@
-"""Predicted speed-up over plain decoding, the length it recommends, and whether speculation breaks even."""
+"""Predicted speed-up over plain decoding, the length it recommends, and whether speculation pays."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from distillspec.evaluation.bootstrap import QUANTILES, intervals_of
 from distillspec.evaluation.cost import StepCost
+from distillspec.types import Interval
+
+Call = Literal["faster", "slower", "too close to call"]
+FEWEST = 6  # prompts: all of five fall on one side by chance in 6 % of the cases
+WORTH_SAYING = 0.97  # of the measured plain step: slower than that is told
+COST_SEED = 1  # rounds are drawn apart from prompts
+
+
+def call(ratio: Interval, prompts: int | None = None) -> Call:
+    """Which side of 1 a speed-up is on, as far as its interval says; of fewer than `FEWEST` prompts nothing is said."""
+    if _too_few(prompts):
+        return "too close to call"
+    return "faster" if ratio.low > 1 else "slower" if ratio.high < 1 else "too close to call"
+
+
+def _too_few(prompts: int | None) -> bool:
+    return prompts is not None and prompts < FEWEST
 
 
 @dataclass(frozen=True)
@@ -14,36 +35,92 @@ class Speedup:
     """`predicted[γ − 1]` = τ(γ) / (γ c + β(γ)), in multiples of plain decoding."""
 
     predicted: tuple[float, ...]
-    best_gamma: int  # 0: do not speculate
-    breaks_even: bool  # β(γ) ≤ τ(γ) − γ c for some γ
+    intervals: tuple[Interval, ...]  # of the predictions: prompts and timing rounds resampled
+    best_gamma: int  # 0: speculation is not surely faster
+    best_gamma_range: tuple[int, int]  # the lengths that are best in 95 % of the resamples
+    call: Call  # of the best length
+    breaks_even: bool  # β(γ) ≤ τ(γ) − γ c for some γ, by the lower end of its interval
     verdict: str  # one plain sentence
 
     def to_json(self) -> dict[str, Any]:
         return {
+            **asdict(self),
             "predicted": list(self.predicted),
-            "best_gamma": self.best_gamma,
-            "breaks_even": self.breaks_even,
-            "verdict": self.verdict,
+            "intervals": [asdict(interval) for interval in self.intervals],
+            "best_gamma_range": list(self.best_gamma_range),
         }
 
 
-def predict_speedup(tau: Sequence[float], cost: StepCost) -> Speedup:
+def predict_speedup(
+    tau: Sequence[float],
+    cost: StepCost,
+    tau_samples: NDArray[np.float64] | None = None,
+    seed: int = 0,
+    prompts: int | None = None,
+) -> Speedup:
     """Weigh the tokens a step yields, `tau[γ − 1]`, against what the step costs.
 
     Leviathan et al. 2023, Theorem 3.8, with β(γ) in place of 1 for the cost of verification.
+
+    Args:
+        tau_samples: τ in every resample of the prompts, `[S, G]`; None: it is known exactly.
+        prompts: how many these are; nothing is called of too few.
     """
-    predicted = [tau[k - 1] / (k * cost.c + cost.beta[k]) for k in range(1, len(tau) + 1)]
-    best = 1 + max(range(len(predicted)), key=lambda i: predicted[i])
-    gain, room = predicted[best - 1], tau[best - 1] - best * cost.c
-    breaks_even = any(cost.beta[k] <= tau[k - 1] - k * cost.c for k in range(1, len(tau) + 1))
+    known = np.asarray(tau, dtype=np.float64)
+    samples = known[None] if tau_samples is None else tau_samples
+    predicted = _ratios(known, np.array([cost.c, *cost.beta[1:]]))
+    resampled = _ratios(samples, cost.resampled(len(samples) if tau_samples is not None else 1000, seed + COST_SEED))
+    intervals = intervals_of(predicted, resampled)
+    best = 1 + int(predicted.argmax())
+    called = call(intervals[best - 1], prompts)
+    whole = resampled[~np.isnan(resampled).any(1)]
+    low, high = np.quantile(1 + whole.argmax(1), QUANTILES, method="inverted_cdf").tolist()
+    likely = min(low, best), max(high, best)
+    return Speedup(
+        tuple(predicted.tolist()),
+        tuple(intervals),
+        best if called == "faster" else 0,
+        likely,
+        called,
+        any(interval.low >= 1 for interval in intervals) and not _too_few(prompts),
+        _verdict(called, best, likely, intervals[best - 1], known[best - 1], cost, prompts),
+    )
+
+
+def _ratios(tau: NDArray[np.float64], costs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """`tau [..., G]` and `costs [..., 1 + γ]` (c, β(1), …) → speed-ups `[..., G]`."""
+    gammas = np.arange(1, tau.shape[-1] + 1)
+    ratios: NDArray[np.float64] = tau / (gammas * costs[..., :1] + costs[..., 1 : tau.shape[-1] + 1])
+    return ratios
+
+
+def _verdict(
+    called: Call, best: int, likely: tuple[int, int], gain: Interval, tau: float, cost: StepCost, prompts: int | None
+) -> str:
+    tokens = "1 token" if best == 1 else f"{best} tokens"
+    between = "" if likely[0] == likely[1] else f" (the best is between {likely[0]} and {likely[1]})"
+    shown = f"{gain.mean:.2f} times plain decoding [{gain.low:.2f}, {gain.high:.2f}]"
+    unsure = f"Too few prompts to call ({prompts})" if _too_few(prompts) else "Too close to call"
+    advice = {
+        "faster": f"Draft {tokens} a step{between}: {shown} is predicted",
+        "slower": f"Do not speculate: even the best length, {tokens}, gives {shown}",
+        "too close to call": f"{unsure}: the best length, {tokens}{between}, gives {shown}",
+    }[called]
+    room = tau - best * cost.c
     figures = (
         f"verification may cost up to {room:.2f} plain steps "
-        f"(tau {tau[best - 1]:.2f} - {best} x {cost.c:.2f}) and costs {cost.beta[best]:.2f}"
+        f"(tau {tau:.2f} - {best} x {cost.c:.2f}) and costs {cost.beta[best]:.2f}"
     )
-    tokens = "1 token" if best == 1 else f"{best} tokens"
-    if gain > 1:
-        advice = f"Draft {tokens} a step: {gain:.2f} times plain decoding is predicted"
-    else:
-        advice = f"Do not speculate: even the best length, {tokens}, gives {gain:.2f} times plain decoding"
-    verdict = f"{advice}; {figures}."
-    return Speedup(tuple(predicted), best if gain > 1 else 0, breaks_even, verdict)
+    return f"{advice}; {figures}.{_about_plain_steps(cost)}"
+
+
+def _about_plain_steps(cost: StepCost) -> str:
+    """Tell of a machine whose passes over one token are slow: no draft should be praised for that."""
+    if cost.plain_share > WORTH_SAYING:
+        return ""
+    fastest = min(cost.measured[1:], key=lambda interval: interval.high)
+    return (
+        f" This machine is slow on single tokens: verification was measured at {fastest.mean:.2f} plain steps "
+        f"[{fastest.low:.2f}, {fastest.high:.2f}]. That is no merit of the draft, so a plain step counts as "
+        f"{cost.plain_share:.2f} of what was measured; speed-ups by the clock have no such correction."
+    )

@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 
 from distillspec.evaluation.acceptance import EvaluationResult
+from distillspec.evaluation.pairs import SHOWN_GAMMA, Pair
+from distillspec.evaluation.speedup import Speedup, call
 from distillspec.types import Interval
 
-SHOWN_GAMMA = 4
 HEADINGS = ("α", "ceiling", "greedy", "p(argmax q)", "c", "best γ", "predicted", "measured")
 
 
@@ -27,15 +28,34 @@ def comparison_table(results: Sequence[EvaluationResult]) -> Table:
     return table
 
 
-def comparison_text(results: Sequence[EvaluationResult], width: int = 180) -> str:
-    """The table as plain text, followed by each draft's verdict."""
+def comparison_text(results: Sequence[EvaluationResult], pairs: Sequence[Pair] = (), width: int = 180) -> str:
+    """The table as plain text, followed by what is to be said of each draft and of each pair."""
     out = io.StringIO()
     console = Console(file=out, width=width, no_color=True)
     console.print(comparison_table(results))
     for result in results:
-        for batch, speedup in (result.speedup or {}).items():
-            out.write(f"{result.draft}, batch {batch}: {speedup.verdict}\n")
+        out.writelines(f"{result.draft}, {line}\n" for line in timing_lines(result))
+    out.writelines(f"{pair.sentence}\n" for pair in pairs)
+    out.writelines(f"{line}\n" for line in dict.fromkeys(map(cut_line, results)) if line)
     return out.getvalue()
+
+
+def timing_lines(result: EvaluationResult) -> list[str]:
+    """Whether to speculate, as predicted at each batch size and as the clock said."""
+    lines = [f"batch {batch}: {speedup.verdict}" for batch, speedup in (result.speedup or {}).items()]
+    if (measured := result.measured) is not None:
+        speed = f"{_with_interval(measured.ratio, digits=2)} times plain decoding"
+        on = f" on {measured.prompts} prompts" if measured.prompts is not None else ""
+        called = call(measured.ratio, measured.prompts)
+        lines.append(f"measured: decoding with {measured.gamma} drafted ran at {speed}{on}: {called}.")
+    return lines
+
+
+def cut_line(result: EvaluationResult) -> str:
+    """How many answers did not end by themselves; empty where all did."""
+    if not result.cut:
+        return ""
+    return f"{result.cut:.0%} of the held-out answers were cut at the token limit: how answers end is hardly judged."
 
 
 def _title(results: Sequence[EvaluationResult]) -> str:
@@ -62,10 +82,22 @@ def _row(result: EvaluationResult, gamma: int) -> list[str]:
         f"{result.p_of_draft_argmax.mean:.3f}",
         _with_interval(result.tau[gamma - 1], digits=2),
         "-" if cost is None else f"{cost.c:.3f}",
-        "-" if speedup is None else str(speedup.best_gamma) if speedup.best_gamma else "none",
-        "-" if speedup is None else f"{max(speedup.predicted):.2f}x",
+        "-" if speedup is None else _best_length(speedup),
+        "-" if speedup is None else _best_prediction(speedup),
         "-" if measured is None else f"{_with_interval(measured.ratio, digits=2)} at γ={measured.gamma}",
     ]
+
+
+def _best_length(speedup: Speedup) -> str:
+    if speedup.call != "faster":
+        return "none" if speedup.call == "slower" else speedup.call
+    low, high = speedup.best_gamma_range
+    return f"{speedup.best_gamma}" if low == high else f"{speedup.best_gamma} ({low}-{high})"
+
+
+def _best_prediction(speedup: Speedup) -> str:
+    best = max(speedup.intervals, key=lambda interval: interval.mean)
+    return f"{best.mean:.2f}x [{best.low:.2f}, {best.high:.2f}]"
 
 
 def _with_interval(interval: Interval, digits: int = 3) -> str:

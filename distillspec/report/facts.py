@@ -29,11 +29,12 @@ def caveats(runs: Sequence[Run], entries: Sequence[Entry]) -> list[str]:
     if any(result.get("speedup") for result in results):
         lines.append(
             "Predicted speed-ups are τ / (γ·c + β(γ)) with step times measured on the machine named above; "
-            "other hardware, context lengths and batch sizes have other costs."
+            "other hardware, context lengths and batch sizes have other costs. Their intervals cover the held-out text "
+            "and the timing rounds of this run, not another day on the same machine."
         )
     if any(result.get("measured") for result in results):
         lines.append("Measured speed-ups come from the batch-1 reference decoder, not from a serving engine.")
-    lines += [line for run in runs for line in _about_run(run)]
+    lines += [_about_cut(results)] + [line for run in runs for line in _about_run(run)]
     lines += [line for entry in entries for line in _about_ceiling(entry)]
     if len({str(run.provenance.get("hardware")) for run in runs}) > 1:
         lines.append("The runs come from different machines: compare acceptance, not times.")
@@ -103,10 +104,20 @@ def _about_prompts(results: Sequence[Json]) -> str:
     return f"Intervals are 95 % bootstrap intervals over {prompts} held-out prompts.{few}"
 
 
+def _about_cut(results: Sequence[Json]) -> str:
+    shares = sorted({float(result["cut"]) for result in results if result.get("cut")})
+    if not shares:
+        return ""
+    share = f"{shares[0]:.0%}" if len(shares) == 1 else f"{shares[0]:.0%} to {shares[-1]:.0%}"
+    return f"{share} of the held-out answers were cut at the token limit: how answers end is hardly judged."
+
+
 def _about_run(run: Run) -> list[str]:
     lines = []
     if run.command == "train":
-        lines.append(f"{run.name}: the best checkpoint was picked by held-out α, which flatters it a little.")
+        lines.append(f"{run.name}: {_about_selection(run.summary.get('selection_prompts'))}")
+    if cut := run.summary.get("training_answers_cut"):
+        lines.append(f"{run.name}: {cut:.0%} of the training answers were cut at the token limit or the deadline.")
     if bad := run.summary.get("bad_steps"):
         lines.append(f"{run.name}: {bad} training steps were skipped because loss or gradient was not finite.")
     if run.provenance.get("git_dirty"):
@@ -114,6 +125,12 @@ def _about_run(run: Run) -> list[str]:
     if run.command == "train" and run.summary.get("before") is None:
         lines.append(f"{run.name}: the draft was not evaluated before training, so no gain can be stated.")
     return lines
+
+
+def _about_selection(prompts: int | None) -> str:
+    if prompts is None:
+        return "the best checkpoint was picked by held-out α, which flatters it a little."
+    return f"the best checkpoint was picked on {prompts} other held-out prompts than those quoted here."
 
 
 def _about_ceiling(entry: Entry) -> list[str]:

@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from distillspec.evaluation.speedup import call
 from distillspec.report.runs import Entry, Json
 from distillspec.report.svg import Number
 from distillspec.report.words import DASH, figure, mean_of, span, table, with_span
+from distillspec.types import Interval
 
 
 def headline(entries: Sequence[Entry]) -> str:
@@ -44,10 +46,11 @@ def comparison(entries: Sequence[Entry]) -> str:
                 with_span(result.get("p_of_draft_argmax")),
                 figure(mean_of(result.get("ceiling"))),
                 figure(tau_at(result, gamma), 2),
-                _at_gamma(*best_predicted(result)),
+                _at_gamma(*best_predicted(result), predicted_interval(result, best_predicted(result)[1])),
                 _at_gamma(
                     mean_of((result.get("measured") or {}).get("ratio")),
                     (result.get("measured") or {}).get("gamma"),
+                    (result.get("measured") or {}).get("ratio"),
                 ),
             ]
         )
@@ -71,6 +74,12 @@ def predicted_at(result: Json, gamma: int) -> Number:
     return predicted[gamma - 1] if 1 <= gamma <= len(predicted) else None
 
 
+def predicted_interval(result: Json, gamma: int | None) -> Json | None:
+    """The predicted speed-up's interval at batch 1; None in runs of versions that recorded none."""
+    known = _batch_one(result).get("intervals") or []
+    return known[gamma - 1] if gamma is not None and 1 <= gamma <= len(known) else None
+
+
 def best_predicted(result: Json) -> tuple[Number, int | None]:
     """The highest predicted speed-up at batch 1 and its γ."""
     predicted = [(value, i) for i, value in enumerate(_batch_one(result).get("predicted") or [], 1) if value == value]
@@ -81,9 +90,12 @@ def verdict(result: Json) -> str:
     """Whether to speculate, plainly: the evaluation's own sentence, and what the clock said."""
     advice, measured = _batch_one(result), result.get("measured") or {}
     parts = [str(advice["verdict"]).rstrip(".") + "."] if advice.get("verdict") else []
+    if parts and not advice.get("intervals"):
+        parts.append("This prediction was recorded without an interval: evaluate again before quoting it.")
     if (ratio := mean_of(measured.get("ratio"))) is not None:
         low, high = (measured["ratio"].get(key, 1.0) for key in ("low", "high"))
-        sure = "clearly faster" if low > 1 else "clearly slower" if high < 1 else "too close to call"
+        called = call(Interval(ratio, low, high), measured.get("prompts"))
+        sure = called if called == "too close to call" else f"clearly {called}"
         gamma = measured.get("gamma", DASH)
         parts.append(f"Decoding for real at γ = {gamma} ran at {ratio:.2f}× plain decoding: {sure}.")
     return " ".join(parts) or "The cost of a draft step was not measured, so this run does not say whether it pays."
@@ -113,8 +125,13 @@ def _predicted_text(result: Json, gamma: int) -> list[str]:
     value, best = best_predicted(result)
     if value is None:
         return ["the cost was not measured"]
-    better = [f"best {value:.2f}× at γ = {best}"] if best != gamma else []
-    return [f"batch 1, γ = {gamma}", *better]
+    bounds, low_high = span(predicted_interval(result, gamma), 2, "×"), _batch_one(result).get("best_gamma_range")
+    lines = [f"batch 1, γ = {gamma}", f"95 % interval {bounds}" if bounds else "without an interval"]
+    if best != gamma:
+        lines.append(f"best {value:.2f}× at γ = {best}")
+    if low_high and low_high[0] != low_high[1]:
+        lines.append(f"the best γ is between {low_high[0]} and {low_high[1]}")
+    return lines
 
 
 def _change(before: Json | None, after: Json, read: Any, digits: int) -> str:
@@ -132,11 +149,15 @@ def _measured_text(measured: Json) -> list[str]:
     return [
         f"{figure(speeds[0], 1)} → {figure(speeds[1], 1)} tokens/s",
         f"95 % interval {bounds}" if bounds else "",
+        f"{measured['prompts']} prompts" if measured.get("prompts") else "",
     ]
 
 
-def _at_gamma(value: Number, gamma: int | None) -> str:
-    return figure(value, 2, "×") + (f' <span class="span">γ = {gamma}</span>' if gamma and value is not None else "")
+def _at_gamma(value: Number, gamma: int | None, interval: Json | None = None) -> str:
+    if not gamma or value is None:
+        return figure(value, 2, "×")
+    beside = ", ".join(filter(None, [span(interval, 2), f"γ = {gamma}"]))
+    return f'{figure(value, 2, "×")} <span class="span">{beside}</span>'
 
 
 def _card(name: str, value: str, below: Sequence[str]) -> str:

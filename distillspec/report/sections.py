@@ -9,7 +9,7 @@ from distillspec.report.bar_chart import Bar, bar_chart, heat_map
 from distillspec.report.line_chart import Line, Point, line_chart
 from distillspec.report.runs import Entry, Json, Run
 from distillspec.report.svg import Number, is_number
-from distillspec.report.words import chart, figure, mean_of, table
+from distillspec.report.words import chart, figure, mean_of, table, with_span
 
 MAX_POINTS = 150  # a curve of more is averaged in buckets: the eye sees no more, and the page stays small
 MAX_BARS = 4  # more drafts than this share a heat map
@@ -86,31 +86,42 @@ def cost_table(entries: Sequence[Entry]) -> str:
     rows = []
     for entry in costed:
         for i, (batch, cost) in enumerate(sorted(entry.result["cost"].items(), key=lambda item: int(item[0]))):
-            beta = cost.get("beta") or []
             rows.append(
                 [
                     "" if i else escape(entry.label),
                     escape(str(batch)),
                     _milliseconds(cost.get("target_step_s")),
                     _milliseconds(cost.get("draft_step_s")),
-                    figure(cost.get("c")),
-                    *(figure(beta[k] if k < len(beta) else None, 2) for k in lengths),
+                    with_span(_ratio(cost, 0)),
+                    *(with_span(_ratio(cost, k), 2) for k in lengths),
                 ]
             )
     return table(head, rows) + (
         '<p class="note">c is a draft step and β(k) a verification of k drafted tokens, both in steps of the '
-        "target. Predicted speed-up is τ / (γ·c + β(γ)); speculation pays where β(γ) &lt; τ − γ·c.</p>"
+        "target, with 95 % intervals of what was measured in pairs with plain steps; a verification below 1 is counted "
+        "as 1. Predicted speed-up is τ / (γ·c + β(γ)); speculation pays where β(γ) &lt; τ − γ·c.</p>"
     )
+
+
+def _ratio(cost: Json, k: int) -> Json:
+    """c (k = 0) or β(k) as it counts, with the bounds that were measured where they are recorded."""
+    beta, measured = cost.get("beta") or [], cost.get("measured") or []
+    value = cost.get("c") if k == 0 else beta[k] if k < len(beta) else None
+    bounds = measured[k] if k < len(measured) else {}
+    share = cost.get("plain_share") or 1.0
+    return {"mean": value, **{end: bounds[end] / share for end in ("low", "high") if is_number(bounds.get(end))}}
 
 
 def _speed_up(entries: Sequence[Entry], batch: str) -> str:
     lines, shown = [], []
     for entry in entries:
-        predicted = ((entry.result.get("speedup") or {}).get(batch) or {}).get("predicted")
+        advice = (entry.result.get("speedup") or {}).get(batch) or {}
+        predicted, intervals = advice.get("predicted"), advice.get("intervals")
         if not predicted:
             continue
         shown.append(entry)
-        lines.append(Line(entry.label, [Point(i + 1, y) for i, y in enumerate(predicted)], entry.color))
+        bounds = [_bounds(i) | {"y": y} for i, y in zip(intervals or [None] * len(predicted), predicted, strict=True)]
+        lines.append(Line(entry.label, [Point(i, **b) for i, b in enumerate(bounds, 1)], entry.color))
         measured = entry.result.get("measured")
         if batch == "1" and measured:
             point = Point(measured.get("gamma"), **_bounds(measured.get("ratio")))
@@ -126,7 +137,8 @@ def _speed_up(entries: Sequence[Entry], batch: str) -> str:
     )
     note = "Dashed: plain decoding."
     if any(not line.joined for line in lines):
-        note = "Lines: predicted. Circles: measured, 95 % interval. " + note
+        note = "Lines: predicted. Circles: measured. " + note
+    note = "Bands and whiskers: 95 % intervals. " + note
     heading = f"Speed-up by γ, batch {batch}"
     return chart(heading, picture, [(entry.label, entry.color) for entry in shown], note)
 

@@ -46,7 +46,7 @@ def _study() -> Study:
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("--vocabulary", type=int, default=8192)
     parser.add_argument("--num-prompts", type=int, default=1000)
-    parser.add_argument("--eval-prompts", type=int, default=48)
+    parser.add_argument("--eval-prompts", type=int, default=60)
     parser.add_argument("--max-new-tokens", type=int, default=192)
     parser.add_argument("--jobs", type=int, default=1, help="cells side by side, each with its share of the cores")
     options = parser.parse_args()

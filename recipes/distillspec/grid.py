@@ -9,6 +9,7 @@ from distillspec.files import read_object
 
 LOSSES = ("ce", "fkl", "rkl", "jsd", "tvd", "lk")
 SOURCES = ("fixed", "teacher", "draft", "mixed")
+CHOOSING = 12
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Study:
     layers: int = 3
     vocabulary: int = 8192
     num_prompts: int = 1000
-    eval_prompts: int = 48
+    eval_prompts: int = 60  # CHOOSING of them choose the best checkpoint, and the others are quoted
     max_new_tokens: int = 192
     jobs: int = 1  # cells side by side
 
@@ -110,7 +111,7 @@ def _train(study: Study, loss: str, source: str, draft: Path, tokens: int, folde
         "draft=pretrained",
         f"draft.path={draft}",
         f"train.max_tokens={tokens}",
-        "train.eval_max_prompts=12",
+        f"train.eval_max_prompts={CHOOSING}",
         "evaluation.measure_cost=false",
         f"hydra.run.dir={folder}",
     ]

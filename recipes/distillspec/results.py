@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from distillspec.files import write_json, write_text
+from distillspec.provenance import provenance
 from distillspec.recipes.distillspec.grid import LOSSES, SOURCES, Study, summary_of
 
 GAMMA = 4
@@ -29,6 +30,9 @@ def collect(study: Study) -> dict[str, Any]:
         "warm_tokens": study.warm_tokens,
         "jobs": study.jobs,
         "target": study.target,
+        "layers": study.layers,
+        "vocabulary": study.vocabulary,
+        "provenance": provenance([], 0),
     }
 
 

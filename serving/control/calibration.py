@@ -94,7 +94,7 @@ class CostCalibration:
         bumps = tuple([(tokens, others[0] * seconds) for tokens, seconds in self._shape.bumps])
         return replace(
             self._shape, per_context=context, per_token=token, fixed=fixed, per_expert=per_expert, bumps=bumps
-        )
+        ).rising()
 
     def observe(self, context: float, tokens: float, passes: float, seconds: float, prompts: float = 0) -> None:
         """Learn that `passes` passes over `tokens` tokens with `context` tokens cached took `seconds`, with one more

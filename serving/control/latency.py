@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from distillspec.errors import ConfigError
 from distillspec.serving.control.reading import reading_up
 
+ROUNDING = 1e-9  # relative, of sums of seconds
 Number = TypeVar("Number", float, NDArray[numpy.float64])
 
 
@@ -65,6 +66,18 @@ class ForwardCost:
         known, seconds = zip(*self.bumps, strict=True)
         found: Number = numpy.interp(tokens, known, seconds)
         return found
+
+    def rising(self) -> ForwardCost:
+        """The same with bumps raised where more tokens would cost less than fewer.
+
+        A pass over fewer tokens could read more and ignore them, so such times are noise, or a slow pass over few.
+        """
+        lifted, most = [], 0.0
+        for tokens, bump_s in self.bumps:
+            whole_s = self.seconds(0, tokens)
+            lifted.append((tokens, bump_s + (most - whole_s if most > whole_s * (1 + ROUNDING) else 0.0)))
+            most = max(most, whole_s)
+        return replace(self, bumps=tuple(lifted))
 
     def loaded_experts(self, tokens: Number) -> Number:
         """Experts of a layer expected to be used by any of `tokens`: E · (1 − ((E − a) / E)^tokens)."""

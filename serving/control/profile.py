@@ -202,17 +202,22 @@ def _error(cost: ForwardCost, points: Seq[Timed]) -> float:
 
 
 def _with_bumps(line: ForwardCost, points: Seq[Timed]) -> ForwardCost:
-    """Fit seconds at each number of tokens in place of a line through them; what they differ by are the bumps."""
+    """Fit seconds at each number of tokens in place of a line through them; what they differ by are the bumps.
+
+    What is fitted is by how much each number costs more than the one before, so that none costs less.
+    """
     knots = sorted({point.tokens / point.passes for point in points})
     if len(knots) < 2:
         return line
     hats = numpy.array(
         [numpy.interp([p.tokens / p.passes for p in points], knots, hat) for hat in numpy.eye(len(knots))]
     )
+    steps = hats[::-1].cumsum(0)[::-1]  # what one second more from a knot on adds
     passes, context = (numpy.array([getattr(point, name) for point in points]) for name in ("passes", "context"))
-    work = numpy.stack([context, *(passes * hats)], 1) / numpy.array([point.seconds for point in points])[:, None]
+    work = numpy.stack([context, *(passes * steps)], 1) / numpy.array([point.seconds for point in points])[:, None]
     scale = numpy.maximum(work.max(0), 1e-12)
-    per_context, *seconds = (nnls(work / scale, numpy.ones(len(points)))[0] / scale).tolist()
+    per_context, *rises = (nnls(work / scale, numpy.ones(len(points)))[0] / scale).tolist()
+    seconds = numpy.cumsum(rises).tolist()
     bent = replace(line, per_context=per_context)
     bumps = tuple((tokens, s - bent.seconds(0, tokens)) for tokens, s in zip(knots, seconds, strict=True))
     return replace(bent, bumps=bumps)
@@ -236,7 +241,8 @@ def _coefficients(cost: ForwardCost) -> numpy.ndarray[Any, numpy.dtype[numpy.flo
 def _fitted(stored: Mapping[str, Any]) -> Fitted:
     points = tuple(Timed(**point) for point in stored["points"])
     bumps = tuple((float(tokens), float(seconds)) for tokens, seconds in stored["cost"]["bumps"])
-    return Fitted(ForwardCost(**{**stored["cost"], "bumps": bumps}), float(stored["held_out_error"]), points)
+    cost = ForwardCost(**{**stored["cost"], "bumps": bumps}).rising()  # earlier versions did not see to it
+    return Fitted(cost, float(stored["held_out_error"]), points)
 
 
 def _other_machine(measured: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:

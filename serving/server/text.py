@@ -56,8 +56,10 @@ class TextCodec:
         return self.tokenizer
 
     def check_fits(self, prompt: str | Sequence[int] | Sequence[dict[str, str]], param: str) -> None:
-        """Raise ApiError for a text, or messages, of so many characters that no tokenisation could fit, and for any text
-        where there is no tokenizer."""
+        """Raise ApiError for a text, or messages, of so many characters that no tokenisation could fit.
+
+        Without a tokenizer any text is refused.
+        """
         texts = [prompt] if isinstance(prompt, str) else [m["content"] for m in prompt if isinstance(m, dict)]
         if texts:
             self._reader(param)

@@ -420,6 +420,39 @@ def test_a_refused_resume_leaves_the_run_as_it_was(distill: Any, tmp_path: Path,
     assert again.out.splitlines()[-1] == f"results: {name}"
 
 
+def test_a_draft_is_judged_on_its_own_runs_prompts_that_chose_nothing(distill: Any, tmp_path: Path) -> None:
+    """Of four held-out prompts two choose the best checkpoint; `distill eval` finds the other two again."""
+    trained = distill("train", *FAST, "train.max_steps=2", "hydra.run.dir=trained")
+    assert trained.code == 0, trained.err
+    summary = json.loads((tmp_path / "trained" / "summary.json").read_text())
+    assert (summary["selection_prompts"], summary["after"]["prompts"], summary["before"]["prompts"]) == (2, 2, 2)
+    assert 0 < summary["after"]["cut"] <= 1  # 24 tokens of the tiny target hardly ever end a text
+    assert 0 < summary["training_answers_cut"] <= 1
+    assert "of the held-out answers were cut at the token limit" in trained.out
+
+    quick = ("target=tiny", "evaluation.measure_cost=false", "evaluation.bootstrap_samples=10")
+    judged = distill("eval", *quick, "drafts=[trained,trained/initial]", "hydra.run.dir=judged")
+    assert judged.code == 0, judged.err
+    assert "left out 2 held-out prompts: a draft was trained on or chosen by them" in judged.out
+    assert "judged on 2 held-out prompts of trained/data" in judged.out
+    found = json.loads((tmp_path / "judged" / "summary.json").read_text())
+    assert found["results"][0]["alpha"]["mean"] == pytest.approx(summary["after"]["alpha"]["mean"])
+    assert not (tmp_path / "judged" / "data").exists()  # nothing was written anew
+    assert "trained/initial against trained/draft on the same 2 prompts: α " in judged.out
+    assert found["pairs"][0]["alpha"]["mean"] == pytest.approx(
+        found["results"][1]["alpha"]["mean"] - found["results"][0]["alpha"]["mean"]
+    )
+
+
+def test_an_evaluation_writes_no_training_prompts(distill: Any, tmp_path: Path, given: Path) -> None:
+    words = ("data.eval_prompts=3", "data.max_new_tokens=12", "evaluation.measure_cost=false")
+    judged = distill("eval", "target=tiny", f"drafts=[{given}]", *words, "hydra.run.dir=judged")
+    assert judged.code == 0, judged.err
+    prompts = (tmp_path / "judged" / "data" / "prompts.jsonl").read_text().splitlines()
+    assert [json.loads(line)["split"] for line in prompts].count("held_out") == 3
+    assert len(prompts) <= 4  # a split has at least one prompt to train on
+
+
 def test_the_other_commands_from_one_draft(distill: Any, tmp_path: Path, data_folder: Path) -> None:
     """init-draft, eval, export and report, each on what the one before left."""
     made = distill("init-draft", "target=tiny", "draft.layers=2", "hydra.run.dir=made")

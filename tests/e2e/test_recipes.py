@@ -43,6 +43,8 @@ def test_the_study_fills_cells_and_goes_on_where_it_stopped(
     assert study.main() == 0
     figures = json.loads(Path("out/results.json").read_text())
     assert set(figures["cells"]) == {"fkl-fixed", "fkl-draft"}
+    assert (figures["layers"], figures["vocabulary"]) == (3, 128)
+    assert {"git_commit", "git_dirty", "packages"} <= set(figures["provenance"])
     assert all(0 < cell["alpha"]["mean"] <= 1 for cell in figures["cells"].values())
     assert Path("out/heatmap.png").stat().st_size > 1000
 
@@ -76,6 +78,10 @@ def test_the_demo_ends_with_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (summary,) = tmp_path.glob("runs/demo/*/summary.json")
     figures = json.loads(summary.read_text())
     assert figures["before"]["measured"] is not None
+    assert figures["selection_prompts"] == 6
+    assert figures["after"]["prompts"] == 12
+    assert "picked on 6 other held-out prompts" in page.read_text()
+    assert "were cut at the token limit" in page.read_text()
     assert figures["after"]["measured"]["ratio"]["mean"] > 0
 
 

@@ -45,7 +45,7 @@ def load(path: str, avoid: Collection[str] = (), **settings: Any) -> PromptSet:
 
 
 def keys(prompts: Iterable[Prompt]) -> set[str]:
-    return {prompt_key(p) for p in prompts}
+    return {prompt_key(p.token_ids) for p in prompts}
 
 
 def questions(prompts: PromptSet) -> list[str]:

@@ -53,23 +53,31 @@ def test_the_json_has_the_agreed_shape(
     )
     assert set(result) == {
         "draft", "policy", "prompts", "positions", "alpha", "alpha_by_domain", "greedy_agreement",
-        "p_of_draft_argmax", "ceiling", "tau", "cost", "speedup", "measured",
+        "p_of_draft_argmax", "ceiling", "tau", "cost", "speedup", "measured", "cut",
     }  # fmt: skip
     assert result["policy"] == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     assert set(result["alpha"]) == set(result["tau"][1]) == {"mean", "low", "high"}
     assert result["ceiling"]["mean"] < 1
     assert set(result["cost"]) == set(result["speedup"]) == {"1", "2"}
-    assert set(result["cost"]["1"]) == {"c", "beta", "target_step_s", "draft_step_s"}
+    assert set(result["cost"]["1"]) == {"c", "beta", "target_step_s", "draft_step_s", "plain_share", "measured"}
     assert result["cost"]["2"]["beta"][0] == 1
     assert len(result["cost"]["2"]["beta"]) == 3
-    assert set(result["speedup"]["1"]) == {"predicted", "best_gamma", "breaks_even", "verdict"}
+    assert set(result["speedup"]["1"]) == {
+        "predicted", "intervals", "best_gamma", "best_gamma_range", "call", "breaks_even", "verdict",
+    }  # fmt: skip
+    for mean, interval in zip(result["speedup"]["1"]["predicted"], result["speedup"]["1"]["intervals"], strict=True):
+        assert interval["mean"] == mean
+        assert interval["low"] < interval["high"]
+    assert min(result["cost"]["1"]["beta"]) >= 1
     assert set(result["measured"]) == {
         "gamma",
         "plain_tokens_per_s",
         "speculative_tokens_per_s",
         "ratio",
         "tau",
+        "prompts",
     }
+    assert result["measured"]["prompts"] == 2
 
 
 def test_the_quick_variant_takes_the_first_prompts_and_no_time(
@@ -81,6 +89,13 @@ def test_the_quick_variant_takes_the_first_prompts_and_no_time(
     assert result.prompts == 3
     assert result.cost is result.speedup is result.measured is None
     assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_the_share_of_answers_that_the_limit_cut_is_told(
+    draft: LanguageModel, target: LanguageModel, samples: list[Sample]
+) -> None:
+    four = [replace(sample, finished=number == 0) for number, sample in enumerate(samples[:4])]
+    assert evaluate(draft, target, four, POLICY, QUICK).cut == 0.75
 
 
 def test_responses_of_one_prompt_are_one_unit(

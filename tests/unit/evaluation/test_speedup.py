@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,8 +14,9 @@ from distillspec.errors import ConfigError
 from distillspec.evaluation import StepCost, cost, measure_costs, measure_speedup, measured, predict_speedup
 from distillspec.evaluation.cached import CachedModel
 from distillspec.evaluation.reference import ReferenceOutput
+from distillspec.evaluation.speedup import call
 from distillspec.models import LanguageModel
-from distillspec.types import SamplingPolicy
+from distillspec.types import Interval, SamplingPolicy
 
 
 def test_the_formula_and_the_recommended_length() -> None:
@@ -23,7 +25,7 @@ def test_the_formula_and_the_recommended_length() -> None:
     assert result.best_gamma == 2
     assert result.breaks_even
     assert result.verdict == (
-        "Draft 2 tokens a step: 1.25 times plain decoding is predicted; "
+        "Draft 2 tokens a step: 1.25 times plain decoding [1.25, 1.25] is predicted; "
         "verification may cost up to 1.60 plain steps (tau 2.00 - 2 x 0.20) and costs 1.20."
     )
 
@@ -38,6 +40,93 @@ def test_a_draft_that_loses_is_not_recommended() -> None:
 def test_exactly_even_breaks_even_but_gains_nothing() -> None:
     result = predict_speedup([1.5], StepCost(1, 0.25, (1.0, 1.25)))
     assert (result.best_gamma, result.breaks_even) == (0, True)
+
+
+def noisy_cost(c: float, beta: float, noise: float, rounds: int = 8) -> StepCost:
+    """γ = 1, rounds scattered evenly around the truth."""
+    scatter = 1 + noise * np.linspace(-1, 1, rounds)
+    turned = np.roll(scatter, rounds // 2)
+    return StepCost(1, c, (1.0, beta), tuple(zip((c * turned).tolist(), (beta * scatter).tolist(), strict=True)))
+
+
+def taus(mean: float, width: float) -> np.ndarray[Any, np.dtype[np.float64]]:
+    return mean + width * np.random.default_rng(0).standard_normal((1000, 1))
+
+
+def test_a_verification_below_a_plain_step_is_no_merit_of_the_draft() -> None:
+    """Measured on a server with AVX512-BF16: verification at 0.77 plain steps, c 0.14."""
+    cost = noisy_cost(0.14, 0.77, 0.02)
+    assert cost.beta[1] == 1
+    assert cost.measured[1].high < 0.8
+    useless = predict_speedup([1.0], cost, taus(1.0, 0.0))
+    assert useless.call == "slower"
+    assert useless.intervals[0].high < 1
+    assert (useless.best_gamma, useless.breaks_even) == (0, False)
+    weak = predict_speedup([1.18], cost, taus(1.18, 0.02))
+    assert weak.call == "too close to call"
+    assert weak.best_gamma == 0
+    assert weak.verdict.startswith("Too close to call: the best length, 1 token, gives 1.00 times")
+    assert "slow on single tokens: verification was measured at 0.77 plain steps [0.7" in weak.verdict
+    assert predict_speedup([1.6], cost, taus(1.6, 0.02)).call == "faster"
+
+
+def test_noise_of_the_costs_widens_the_interval_and_can_hold_one() -> None:
+    quiet = predict_speedup([1.3], noisy_cost(0.1, 1.1, 0.005))
+    loud = predict_speedup([1.3], noisy_cost(0.1, 1.1, 0.25))
+    assert quiet.predicted == pytest.approx(loud.predicted, rel=0.01)
+    assert quiet.call == "faster"
+    assert loud.call == "too close to call"
+    assert loud.intervals[0].low < 1 < loud.intervals[0].high
+
+
+def test_noise_of_the_text_widens_the_interval_too() -> None:
+    cost = noisy_cost(0.1, 1.1, 0.005)
+    assert predict_speedup([1.25], cost, taus(1.25, 0.01)).call == "faster"
+    assert predict_speedup([1.25], cost, taus(1.25, 0.1)).call == "too close to call"
+
+
+def test_nothing_is_called_of_a_handful_of_prompts() -> None:
+    cost = noisy_cost(0.1, 1.1, 0.005)
+    assert predict_speedup([1.6], cost, taus(1.6, 0.0), prompts=6).call == "faster"
+    few = predict_speedup([1.6], cost, taus(1.6, 0.0), prompts=5)  # resamples of few prompts hardly differ
+    assert (few.call, few.best_gamma, few.breaks_even) == ("too close to call", 0, False)
+    assert few.verdict.startswith("Too few prompts to call (5): the best length, 1 token, gives 1.33 times")
+    assert call(Interval(1.3, 1.1, 1.4), 3) == "too close to call"
+
+
+def test_noise_below_one_is_raised_to_one() -> None:
+    cost = noisy_cost(0.1, 0.99, 0.05)
+    assert cost.plain_share == 1
+    assert cost.beta[1] == 1
+    assert cost.resampled(200, 0)[:, 1].min() == 1
+    assert predict_speedup([1.0], cost).intervals[0].high < 1
+
+
+def test_the_recommended_length_comes_with_those_that_may_be_better() -> None:
+    rounds = tuple((0.05, 1.0 + 0.01 * i, 1.3 + 0.05 * i * (-1) ** i, 2.5) for i in range(8))
+    result = predict_speedup([1.5, 1.8, 1.9], StepCost(1, 0.05, (1.0, 1.0, 1.3, 2.5), rounds))
+    assert result.best_gamma_range == (1, 2)
+    assert "(the best is between 1 and 2)" in result.verdict
+
+
+def test_every_draft_step_and_verification_is_timed_beside_a_plain_step(
+    draft: LanguageModel, target: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine is at times twice as slow, for longer than a pair and shorter than a round."""
+    calls: list[tuple[bool, int]] = []
+
+    def at_times_slow(cached: CachedModel, ids: Tensor) -> float:
+        calls.append((cached.model is target, ids.shape[1]))
+        slow = 2.0 if (len(calls) - 1) // 6 % 2 else 1.0
+        return slow * (10.0 + ids.shape[1] - 1 if cached.model is target else 2.0)
+
+    monkeypatch.setattr(cost, "_time_step", at_times_slow)
+    result = measure_costs(draft, target, [1], 3, context_tokens=4, rounds=6)[1]
+    for triple in range(0, len(calls), 3):
+        assert calls[triple + 1] == (True, 1)
+        assert {calls[triple][0], calls[triple + 2][0]} == {True, False}
+    assert (result.c, result.beta) == (pytest.approx(0.2), pytest.approx((1.0, 1.1, 1.2, 1.3)))
+    assert all(interval.high - interval.low < 1e-9 for interval in result.measured)
 
 
 def test_drift_of_the_machine_cancels(

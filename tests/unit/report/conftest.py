@@ -47,12 +47,15 @@ def result(alpha: float, draft: str = "draft", *, cost: bool = True, measured: b
         "cost": costs if cost else None,
         "speedup": {b: _advice(p) for b, p in predicted.items()} if cost else None,
         "measured": _measured(predicted["1"][3]) if measured else None,
+        "cut": 0.73,
     }
 
 
 def _cost(batch: int, max_gamma: int) -> Json:
     beta = [1.0] + [1.0 + 0.02 * k * batch for k in range(1, max_gamma + 1)]
-    return {"c": 0.12, "beta": beta, "target_step_s": 0.03 * batch**0.3, "draft_step_s": 0.0036 * batch**0.3}
+    measured = [interval(0.12, 0.01), *(interval(b, 0.03) for b in beta[1:])]
+    seconds = {"target_step_s": 0.03 * batch**0.3, "draft_step_s": 0.0036 * batch**0.3}
+    return {"c": 0.12, "beta": beta, **seconds, "plain_share": 1.0, "measured": measured}
 
 
 def _advice(predicted: list[float]) -> Json:
@@ -61,6 +64,9 @@ def _advice(predicted: list[float]) -> Json:
     sentence = f"Speculation pays: best at gamma {best}." if pays else "Speculation does not pay at this batch."
     return {
         "predicted": predicted,
+        "intervals": [interval(value, 0.05) for value in predicted],
+        "best_gamma_range": [1, 3],
+        "call": "faster" if pays else "slower",
         "best_gamma": best if pays else 0,
         "breaks_even": pays,
         "verdict": sentence,

@@ -69,7 +69,12 @@ def test_a_train_run_shows_gain_curves_costs_and_how_to_repeat_it(
         "0.021 → 0.474",
         "95 % interval 0.454–0.494",
         "ceiling 0.962",
+        "95 % interval 1.14–1.24×",
         "best 1.33× at γ = 2",
+        "the best γ is between 1 and 3",
+        "1.33× 1.28–1.38, γ = 2",
+        "1.02 0.99–1.05",
+        "73% of the held-out answers were cut at the token limit",
         "22.0 → 26.2 tokens/s",
         "Speculation pays: best at gamma 2.",
         "ran at 1.19× plain decoding: clearly faster.",
@@ -165,6 +170,29 @@ def test_metrics_that_are_not_numbers_or_cut_short_are_skipped(make_run: Callabl
     assert "no values recorded" not in page.text
 
 
+def test_predictions_have_bands(make_run: Callable[..., Path], tmp_path: Path) -> None:
+    with_bands = page_of(tmp_path, make_run("a", train_summary(None, result(0.4)), rows=metrics()))
+    old = result(0.4)
+    for batch in ("1", "8"):
+        del old["speedup"][batch]["intervals"]
+    without = page_of(tmp_path, make_run("b", train_summary(None, old), rows=metrics()))
+    assert with_bands.tags.count("polygon") == without.tags.count("polygon") + 2
+    assert "recorded without an interval: evaluate again before quoting it" in without.text
+    assert "recorded without an interval" not in with_bands.text
+
+
+def test_prompts_that_chose_the_checkpoint_and_cut_training_answers_are_told(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    summary = train_summary(None, result(0.4))
+    assert "which flatters it a little" in page_of(tmp_path, make_run("old", summary)).text
+    summary |= {"selection_prompts": 12, "training_answers_cut": 0.6}
+    text = page_of(tmp_path, make_run("new", summary)).text
+    assert "picked on 12 other held-out prompts than those quoted here" in text
+    assert "60% of the training answers were cut at the token limit" in text
+    assert "flatters" not in text
+
+
 def test_a_result_that_breaks_even_by_chance_is_not_called_faster(
     make_run: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -172,6 +200,9 @@ def test_a_result_that_breaks_even_by_chance_is_not_called_faster(
     after["measured"]["ratio"] = {"mean": 1.02, "low": 0.95, "high": 1.09}
     text = page_of(tmp_path, make_run("run", train_summary(None, after), rows=metrics())).text
     assert "ran at 1.02× plain decoding: too close to call." in text
+    after["measured"] |= {"ratio": {"mean": 1.2, "low": 1.1, "high": 1.3}, "prompts": 3}
+    text = page_of(tmp_path, make_run("few", train_summary(None, after), rows=metrics())).text
+    assert "ran at 1.20× plain decoding: too close to call." in text
 
 
 def test_caveats_tell_of_skipped_steps_dirty_code_few_prompts_and_mixed_policies(

@@ -203,8 +203,8 @@ def test_the_cost_of_experts_is_learnt() -> None:
 @pytest.mark.parametrize("slower", [1.0, 2.0])
 def test_a_line_that_is_off_is_followed_as_it_is_off(slower: float) -> None:
     generator = numpy.random.default_rng(3)
-    profile = ForwardCost(1e-6, 1e-3, 2e-2, bumps=((1.0, -5e-3), (4.0, 2e-2), (8.0, 0.0)))
-    assert profile.seconds(0, 6) == pytest.approx(2e-2 + 6e-3 + 1e-2)  # halfway down from 4 to 8
+    profile = ForwardCost(1e-6, 1e-3, 2e-2, bumps=((1.0, -5e-3), (4.0, 2e-2), (8.0, 1.7e-2)))
+    assert profile.seconds(0, 6) == pytest.approx(2e-2 + 6e-3 + 1.85e-2)  # halfway down from 4 to 8
     bumps = tuple((tokens, slower * seconds) for tokens, seconds in profile.bumps)
     truth = ForwardCost(slower * 1e-6, slower * 1e-3, slower * 2e-2, bumps=bumps)
     learnt = CostCalibration(profile, confidence=1.0)
@@ -213,6 +213,20 @@ def test_a_line_that_is_off_is_followed_as_it_is_off(slower: float) -> None:
         learnt.observe(100, tokens, 1, truth.seconds(100, tokens))
     for tokens in (1.0, 4.0, 11.0):
         assert learnt.cost.seconds(100, tokens) == pytest.approx(truth.seconds(100, tokens), rel=0.02)
+
+
+def test_more_tokens_are_never_believed_to_cost_less_than_fewer() -> None:
+    """Steps of a machine that is slow on one token, and of one whose line flattens under the profile's bumps."""
+    generator = numpy.random.default_rng(4)
+    slow_on_one = ForwardCost(1e-6, 1e-3, 2e-2, bumps=((1.0, 8e-3), (2.0, 0.0), (8.0, 2e-2)))
+    stairs = ForwardCost(1e-6, 2e-3, 2e-2, bumps=((1.0, 0.0), (4.0, 6e-3), (8.0, -2e-3), (9.0, 9e-3)))
+    for profile, seconds in ((slow_on_one, slow_on_one.seconds), (stairs, lambda context, tokens: 3e-2)):
+        learnt = CostCalibration(profile, confidence=1.0)
+        for _ in range(100):
+            tokens = float(generator.integers(1, 12))
+            learnt.observe(100, tokens, 1, seconds(100, tokens))
+        costs = [learnt.cost.seconds(100, tokens) for tokens in range(1, 12)]
+        assert costs == pytest.approx(numpy.maximum.accumulate(costs).tolist())
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])

@@ -1,0 +1,58 @@
+"""The training runs that drafts come from, for their held-out prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from distillspec.config import DataConfig
+from distillspec.data.folder import DataFolder, find_data_folder
+from distillspec.errors import ConfigError
+from distillspec.models import LanguageModel, read_metadata
+
+
+@dataclass(frozen=True)
+class OwnRun:
+    """A training run that is still there, with its data."""
+
+    folder: Path
+    data: DataFolder
+    max_new_tokens: int
+
+
+def find_runs(drafts: Iterable[Path], target: LanguageModel) -> list[OwnRun]:
+    """The drafts' runs, each once; drafts of another target, or without a run beside them, have none."""
+    found = {}
+    for draft in drafts:
+        made_for = read_metadata(draft).get("target", {})
+        if made_for.get("weights_hash") == target.identity.weights_hash and (run := _run_of(draft)) is not None:
+            found[run.folder.resolve()] = run
+    return list(found.values())
+
+
+def data_of(config: DataConfig, runs: list[OwnRun]) -> DataConfig:
+    """Where nothing else is asked for, the first run's own held-out prompts and length of answers."""
+    default = DataConfig()
+    if not runs or config.cache is not None or config.prompts != default.prompts:
+        return config
+    same_length = config.max_new_tokens == default.max_new_tokens
+    length = runs[0].max_new_tokens if same_length else config.max_new_tokens
+    return replace(config, cache=str(runs[0].data.root), max_new_tokens=length)
+
+
+def _run_of(draft: Path) -> OwnRun | None:
+    """The run folder around `draft/` or `best/`, if a training run left it and its data can be found."""
+    file = draft.parent / "config.yaml"
+    if not file.is_file():
+        return None
+    stored = OmegaConf.load(file)
+    if not isinstance(stored, DictConfig) or "train" not in stored or "data" not in stored:
+        return None
+    try:
+        data = find_data_folder(stored.data.get("cache") or str(draft.parent))
+    except ConfigError:
+        return None  # moved or removed
+    return OwnRun(draft.parent, data, int(stored.data.max_new_tokens))
