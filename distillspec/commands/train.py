@@ -21,6 +21,7 @@ from distillspec.commands.prepare import (
 from distillspec.commands.run_folder import close_run, open_run, plain
 from distillspec.commands.suitability import check_plan, check_samples
 from distillspec.config import TrainCommand
+from distillspec.data.collect import with_writer_logprobs
 from distillspec.data.folder import DataFolder
 from distillspec.data.prompts import stable_seed
 from distillspec.data.shards import read_samples
@@ -159,7 +160,10 @@ def train(
     recorded = recorded_answers(config.data, target, data)
 
     def sample(model: LanguageModel, step: int) -> list[Sample]:
-        return fresh_samples(config.data, target, model, prompts, config.seed, step, recorded)
+        samples = fresh_samples(config.data, target, model, prompts, config.seed, step, recorded)
+        if not module.mix.needs_draft_samples:
+            return samples
+        return with_writer_logprobs(samples, model, config.data.policy)
 
     resuming = config.resume is not None and (folder / "checkpoints").is_dir()
     with listen_for_stop() as stop, progress("training") as line:
