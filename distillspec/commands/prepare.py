@@ -307,7 +307,7 @@ def _score_into(
     with progress(f"scoring {len(waiting)} fixed responses") as line:
         for start in range(0, len(waiting), 8):
             lot = waiting[start : start + 8]
-            for sample in lot if request is None else score(lot, target, request, stable_seed(seed, start)):
+            for sample in lot if request is None else score(lot, target, request, seed):
                 writer.add(sample)
             line.update((start + len(lot)) / len(waiting), f"{start + len(lot)} of {len(waiting)}")
     writer.flush(complete=True)

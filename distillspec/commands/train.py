@@ -39,8 +39,9 @@ from distillspec.training.optimizer import choose_trainable
 from distillspec.training.processes import from_main
 from distillspec.training.schedule import Progress, fraction_done
 from distillspec.training.strategies import make_accelerator, make_strategy
-from distillspec.training.tracking import Tracker
+from distillspec.training.tracking import Tracker, last_values
 from distillspec.training.trainer import Trainer, TrainResult
+from distillspec.training.verdict import FAIR_SHARE, nothing_learned
 from distillspec.types import GenerationRequest, Sample
 
 
@@ -107,8 +108,12 @@ def run(config: TrainCommand, folder: Path) -> None:
     with progress("measuring the trained draft"):
         after = judge.whole(best)
     save_draft(best, folder / "draft", target, {"training": result.best, "evaluation": after.to_json()})
-    close_run(folder, "train", _summary(result, before, after, folder))
+    last = last_values(folder)
+    problem = nothing_learned(config, before["alpha"]["mean"], after.alpha.mean, last, result.progress.tokens)
+    close_run(folder, "train", _summary(result, before, after, folder) | {"nothing_learned": problem})
     _print_gain(before, after)
+    if problem is not None:
+        print(problem)
 
 
 def prepare(config: TrainCommand, folder: Path, target: LanguageModel) -> tuple[DataFolder, list[Sample], list[Sample]]:
@@ -183,7 +188,7 @@ def train(
             else None,
             reference=load_draft(config.loss.reference, target) if config.loss.reference else None,
             stop=stop,
-            report=_Reporter(line, config),
+            report=_Reporter(line, config, _untrained_alpha(folder)),
         )
         if resuming:
             for problem in trainer.resume():
@@ -203,13 +208,18 @@ def train(
 class _Reporter:
     """Turns the trainer's numbers into the words beside the progress bar."""
 
-    def __init__(self, line: ProgressLine, config: TrainCommand) -> None:
-        self.line, self.config = line, config
+    def __init__(self, line: ProgressLine, config: TrainCommand, before: float) -> None:
+        self.line, self.config, self.before = line, config, before
         self.shown: dict[str, float] = {}
+        self.best, self.warned = 0.0, False
 
     def __call__(self, now: Progress, values: dict[str, float]) -> None:
         self.shown.update(values)
         fraction = fraction_done(now, self.config.train)
+        if "eval/alpha" in values:
+            self.best = max(self.best, values["eval/alpha"])
+            if FAIR_SHARE <= fraction < 1 and not self.warned:
+                self._warn(now)
         words = [f"step {now.step}"]
         for key, label in (("train/loss", "loss"), ("train/alpha", "α"), ("eval/alpha", "held-out α")):
             if key in self.shown:
@@ -217,6 +227,17 @@ class _Reporter:
         if now.seconds > 0:
             words.append(f"{now.tokens / now.seconds:.0f} tokens/s")
         self.line.update(fraction, f"{', '.join(words)}, {self.line.left(fraction)} left")
+
+    def _warn(self, now: Progress) -> None:
+        """Once a run: an end without gain is said by the summary."""
+        problem = nothing_learned(self.config, self.before, self.best, self.shown, now.tokens)
+        if problem is not None:
+            print(f"step {now.step}: {problem}", flush=True)
+            self.warned = True
+
+
+def _untrained_alpha(folder: Path) -> float:
+    return float(json.loads((folder / "before.json").read_text())["alpha"]["mean"])
 
 
 def _before(

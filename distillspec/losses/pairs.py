@@ -21,6 +21,7 @@ from distillspec.sampling import check_logits
 from distillspec.types import TeacherSignal
 
 LOG_TINY = math.log(TINY)
+HIDDEN_TAIL = 2.0**-12  # half a unit in the last place of a float16 probability near 1
 
 
 @dataclass(frozen=True)
@@ -112,18 +113,28 @@ def topk_pair(draft_logits: Tensor, signal: TeacherSignal, kept_ids: Tensor | No
     sides. The recorded log-probabilities are renormalised, since float16 storage leaves them off by 1e-3.
     Where tokens were drawn from the tail, buckets of theirs stand in its place (`with_drawn_tail`).
     """
-    recorded = torch.cat([widened(signal.logprobs), widened(signal.tail).clamp(min=0).log().unsqueeze(-1)], -1)
-    recorded = recorded - torch.logsumexp(recorded, -1, keepdim=True)
     columns = columns_of(signal.ids, kept_ids, draft_logits.shape[-1])
     known = columns >= 0
+    buckets = bucket_logprobs(widened(draft_logits), columns, known)
+    tail = rounded_up(widened(signal.tail), buckets[:, -1].detach().exp())
+    recorded = torch.cat([widened(signal.logprobs), tail.log().unsqueeze(-1)], -1)
+    recorded = recorded - torch.logsumexp(recorded, -1, keepdim=True)
     top_logp = recorded[:, :-1].masked_fill(~known, -torch.inf)
     pair = BucketedPair(
         target_logp=without_infinities(torch.cat([top_logp, recorded[:, -1:]], -1)),
-        draft_logp=without_infinities(bucket_logprobs(widened(draft_logits), columns, known)),
+        draft_logp=without_infinities(buckets),
         outside=recorded[:, :-1].exp().masked_fill(known, 0).sum(-1).clamp(0, 1),
         truncated=kept_ids is not None,
     )
     return pair if signal.tail_ids is None else with_drawn_tail(pair, draft_logits, signal, recorded[:, -1], kept_ids)
+
+
+def rounded_up(tail: Tensor, draft_tail: Tensor) -> Tensor:
+    """`tail [N]`, where it is 0 as much as the draft has there and float16 may hide.
+
+    The recorded log-probabilities are rounded: a tail of 0 is a small one, not one that rules its tokens out.
+    """
+    return torch.where(tail > 0, tail, draft_tail.clamp(max=HIDDEN_TAIL))
 
 
 def with_drawn_tail(

@@ -107,6 +107,8 @@ def _about_run(run: Run) -> list[str]:
     lines = []
     if run.command == "train":
         lines.append(f"{run.name}: the best checkpoint was picked by held-out α, which flatters it a little.")
+    if problem := run.summary.get("nothing_learned"):
+        lines.append(f"{run.name}: {problem}")
     if bad := run.summary.get("bad_steps"):
         lines.append(f"{run.name}: {bad} training steps were skipped because loss or gradient was not finite.")
     if run.provenance.get("git_dirty"):

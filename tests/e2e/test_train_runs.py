@@ -59,6 +59,7 @@ def test_on_policy_runs(distill: Any, tmp_path: Path, data_folder: Path, words: 
     wanted = {"draft"} if "data=draft" in words else {"mixed"} if "token" in words[1] else {"draft", "teacher"}
     assert {s.source for s in fresh} == wanted
     assert len(fresh) == 8
+    assert all((sample.writer_logprobs is not None) == ("loss=tvdpp" in words) for sample in fresh)
     if "data.mixed_by=sequence" in words:
         recorded = read_samples(data_folder / "data" / "samples")
         assert {s.response_ids for s in fresh if s.source == "teacher"} <= {s.response_ids for s in recorded}
@@ -264,3 +265,14 @@ def test_tensorboard_writes_its_events_into_the_run(distill: Any, tmp_path: Path
     outcome = distill("train", *FAST, "tracker=tensorboard", f"data.cache={data_folder}", "train.max_steps=1")
     assert outcome.code == 0, outcome.err
     assert list((tmp_path / "run").rglob("*tfevents*"))
+
+
+def test_a_run_that_learns_nothing_says_so_while_it_runs_and_at_the_end(
+    distill: Any, tmp_path: Path, data_folder: Path
+) -> None:
+    words = ("train.max_steps=10", "train.eval_every=2", "train.learning_rate=1e-12")
+    outcome = distill("train", *FAST, *words, f"data.cache={data_folder}")
+    assert outcome.code == 0, outcome.err
+    said = [line for line in outcome.out.splitlines() if "WARNING: nothing learned" in line]
+    assert [line.split(":")[0] for line in said] == ["step 4", "WARNING"]  # once, after a fair share, and at the end
+    assert summary(tmp_path / "run")["nothing_learned"] == said[1]

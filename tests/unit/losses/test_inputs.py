@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -109,6 +110,19 @@ def test_topk_equals_dense_on_lumped_distributions(name: str) -> None:
     torch.testing.assert_close(sparse.values, dense)
     torch.testing.assert_close(gradient(sparse.values, draft), gradient(dense, draft), atol=1e-6, rtol=1e-4)
     assert (sparse.values <= LOSSES[name](draft, target) + 1e-6).all() or name == "lk_hybrid"
+
+
+def test_a_tail_that_rounding_hid_rules_nothing_out() -> None:
+    """float16 entries may sum to 1: what the draft has elsewhere then costs little, not 87 nats a token."""
+    signal = replace(topk_signal(logits(1), 4), tail=torch.zeros(len(logits(1))))
+    draft = (0.02 * logits(0)).requires_grad_()
+    result = per_token_loss("rkl", LossInputs(draft, signal=signal)).values
+    outside = 1 - torch.softmax(draft, -1).gather(-1, signal.ids.long()).sum(-1).detach()
+    assert float(outside.min()) > 0.5
+    assert float(result.detach().max()) < 12  # half a float16 unit is 8.3 nats
+    sharp = torch.full_like(draft, -30.0).scatter(-1, signal.ids.long(), signal.logprobs.float())
+    agreed = per_token_loss("rkl", LossInputs(sharp, signal=signal)).values
+    assert float(agreed.abs().max()) < 0.01
 
 
 @pytest.mark.parametrize("name", PAIRWISE)
