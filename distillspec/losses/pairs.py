@@ -36,6 +36,7 @@ class BucketedPair:
     draft_logp: Tensor  # [N, S]
     outside: Tensor  # [N] probability
     truncated: bool = False  # False promises that `outside` is zero
+    tail_rate: Tensor | None = None  # [N] with draws from a tail: log q − log p of the whole tail, no gradient
 
     @cached_property
     def target_probs(self) -> Tensor:
@@ -167,6 +168,7 @@ def with_drawn_tail(
         draft_logp=joined(pair.draft_logp, draft_logp),
         outside=(pair.outside + (share.exp() * (drawn & ~known)).sum(-1)).clamp(0, 1),
         truncated=pair.truncated,
+        tail_rate=torch.where(replaced[:, 0], pair.draft_logp[:, -1].detach() - tail_logp, 0),
     )
 
 
