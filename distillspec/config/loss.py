@@ -13,9 +13,9 @@ from distillspec.config.checks import one_of, require
 class LossConfig:
     """What the draft minimises: one named loss, or a weighted mix of them."""
 
-    name: str = "jsd"  # ce | fkl | rkl | jsd | jsd_hybrid (KL where the draft misses the target) | tvd | lk | lk_hybrid | tvdpp
+    name: str = "jsd"  # ce | fkl | rkl | jsd | jsd_hybrid | tvd | lk | lk_hybrid | tvdpp
     beta: float = 0.5  # jsd, jsd_hybrid: weight of the target in the mixture
-    eta: float | None = None  # how fast KL gives way as α grows; null: 3 in lk_hybrid, 10 in jsd_hybrid
+    eta: float | None = None  # how fast KL gives way as α grows; null: 3 in lk_hybrid, 5 in jsd_hybrid
     mix: Any = None  # instead of name, weights: loss.mix={fkl:1,jsd:{weight:0.5,beta:0.1}}
     temperature: float = 1.0
     chunk_tokens: int | None = None  # loss positions whose logits exist at one time; null: by memory

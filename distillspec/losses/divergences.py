@@ -50,10 +50,10 @@ def jensen_shannon(pair: BucketedPair, beta: float = 0.5) -> Tensor:
     return beta * (from_target - math.log(beta) * pair.outside) + (1 - beta) * from_draft
 
 
-def check_beta(beta: Any) -> None:
+def check_beta(beta: Any, owner: str = "jsd") -> None:
     """Raise ConfigError for a weight of the target outside (0, 1)."""
     if not (isinstance(beta, (int, float)) and 0 < beta < 1):
-        raise ConfigError(f"jsd beta={beta} must lie strictly between 0 and 1; use fkl or rkl at the ends")
+        raise ConfigError(f"{owner} beta={beta} must lie strictly between 0 and 1; use fkl or rkl at the ends")
 
 
 def total_variation(pair: BucketedPair) -> Tensor:

@@ -55,7 +55,7 @@ _FORMULAS: dict[str, Callable[..., Tensor]] = {
     "jsd_hybrid": overlapping_jensen_shannon,
 }
 _ON_LABELS: dict[str, Callable[[LossInputs], PerTokenLoss]] = {"ce": hard_labels, "tvdpp": policy_gradient}
-_PARAMETER_CHECKS: dict[str, Callable[[Any], None]] = {"beta": check_beta, "eta": check_eta}
+_PARAMETER_CHECKS: dict[str, Callable[[Any, str], None]] = {"beta": check_beta, "eta": check_eta}
 
 LOSS_NAMES: tuple[str, ...] = (*LOSSES, *_ON_LABELS)
 
@@ -96,7 +96,7 @@ def check_loss(name: str, params: dict[str, Any]) -> None:
     for param in params:
         if param not in known:
             raise ConfigError(f"loss {name} has no parameter {param!r}; it has: {', '.join(known) or 'none'}")
-        _PARAMETER_CHECKS[param](params[param])
+        _PARAMETER_CHECKS[param](params[param], name)
 
 
 def _require_target(name: str, inputs: LossInputs) -> None:

@@ -23,7 +23,7 @@ TARGET = torch.tensor([[0.5, 0.25, 0.25]]).log()
 seeds = st.integers(0, 10_000)
 
 
-HYBRIDS = {"lk_hybrid": (3, "tvd"), "jsd_hybrid": (10, "jsd")}  # η, and what forward KL gives way to
+HYBRIDS = {"lk_hybrid": (3, "tvd"), "jsd_hybrid": (5, "jsd")}  # η, and what forward KL gives way to
 
 
 def logits(seed: int, rows: int = 4, vocab: int = 9, scale: float = 3.0) -> Tensor:
@@ -45,8 +45,8 @@ def logits(seed: int, rows: int = 4, vocab: int = 9, scale: float = 3.0) -> Tens
         ),
         (
             "jsd_hybrid",
-            math.exp(-7.5) * 0.25 * math.log(2)
-            + (1 - math.exp(-7.5)) * (0.5 * math.log(4 / 3) + 0.25 * math.log(2 / 3)),
+            math.exp(-3.75) * 0.25 * math.log(2)
+            + (1 - math.exp(-3.75)) * (0.5 * math.log(4 / 3) + 0.25 * math.log(2 / 3)),
         ),
     ],
 )

@@ -27,7 +27,7 @@ INF = math.inf
 N, V = 6, 12
 KEPT = torch.tensor([9, 1, 4, 0, 7])
 PAIRWISE = tuple(LOSSES)
-HYBRIDS = {"lk_hybrid": (3, "tvd"), "jsd_hybrid": (10, "jsd")}  # η, and what forward KL gives way to
+HYBRIDS = {"lk_hybrid": (3, "tvd"), "jsd_hybrid": (5, "jsd")}  # η, and what forward KL gives way to
 
 
 def logits(seed: int, vocab: int = V) -> Tensor:
