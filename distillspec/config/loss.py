@@ -30,9 +30,7 @@ class LossConfig:
             self.mix is None or (isinstance(self.mix, dict) and bool(self.mix)),
             f"loss.mix={self.mix} must give losses a weight, as in loss.mix={{fkl:1,tvd:0.5}}",
         )
-        require(
-            self.eta is None or 0 <= self.eta < math.inf, f"loss.eta={self.eta} must be at least 0 and finite"
-        )
+        require(self.eta is None or 0 <= self.eta < math.inf, f"loss.eta={self.eta} must be at least 0 and finite")
         require(0 < self.temperature < math.inf, f"loss.temperature={self.temperature} must be above 0 and finite")
         require(
             self.chunk_tokens is None or self.chunk_tokens >= 1,

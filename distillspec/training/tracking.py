@@ -95,7 +95,7 @@ def last_values(run: Path) -> dict[str, float]:
     path = run / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.is_file() else []
     steps = (json.loads(line) for line in reversed(lines))
-    newest = next((values for values in steps if "train/lr" in values), {})
+    newest: dict[str, float] = next((values for values in steps if "train/lr" in values), {})
     return {name: value for name, value in newest.items() if name.startswith("train/")}
 
 
