@@ -2,54 +2,114 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from distillspec.sampling import draw
+from distillspec.sampling import draw_each
 from distillspec.types import SignalRequest, TeacherSignal
+
+TINY = torch.finfo(torch.float32).tiny
+BLOCK = 64  # neighbouring ids whose best is found first
+
+
+class TopSignal(NamedTuple):
+    """n positions: `ids [n, K]` int32, `logprobs [n, K]` float16 (nats, raw), `tail [n]` float32 probability; m draws
+    from the tail, `tail_ids [n, m]` int32 (−1 where it has no mass), `tail_logprobs [n, m]` float16."""
+
+    ids: Tensor
+    logprobs: Tensor
+    tail: Tensor
+    tail_ids: Tensor
+    tail_logprobs: Tensor
 
 
 class SignalRecorder:
-    """Collects one sequence's signal, a position at a time."""
+    """Collects one sequence's signal, a position at a time.
 
-    def __init__(self, request: SignalRequest, generator: torch.Generator) -> None:
+    Its draws come from a stream of their own that `seed` alone decides: they neither change the text nor depend on
+    what runs beside it.
+    """
+
+    def __init__(self, request: SignalRequest, seed: int) -> None:
         self.request = request
-        self.generator = generator
-        self._rows: list[tuple[Tensor, Tensor, Tensor]] = []
+        digest = hashlib.sha256(f"signal\x1f{seed}".encode()).digest()
+        self.generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "big") >> 1)
+        self._rows: list[tuple[Tensor, ...]] = []
 
     @staticmethod
     def record(logits: Tensor, recorders: Sequence[SignalRecorder]) -> None:
-        """Add one position to each recorder from `logits [n, V]` (raw: temperature 1, no filter)."""
+        """Add one position to the recorder of each row of `logits [n, V]` (raw: temperature 1, no filter).
+
+        A recorder that stands for several rows gets them in order.
+        """
         request = recorders[0].request
+        uniforms = torch.stack([torch.rand(request.draws, generator=r.generator) for r in recorders]).to(logits.device)
         if request.kind == "topk":
-            ids, logprobs, tail = top_entries(logits, request.entries)
+            columns: Sequence[Tensor] = top_signal(logits, request.entries, uniforms)
         else:
-            uniforms = torch.stack([torch.rand(request.entries, generator=r.generator) for r in recorders])
-            ids, logprobs, tail = sampled_entries(logits, uniforms)
-        ids, logprobs = ids.to(torch.int32).cpu(), logprobs.to(torch.float16).cpu()
-        for i, recorder in enumerate(recorders):
-            recorder._rows.append((ids[i], logprobs[i], tail[i].cpu()))
+            columns = sampled_signal(logits, uniforms)
+        for recorder, row in zip(recorders, zip(*(column.cpu() for column in columns), strict=True), strict=True):
+            recorder._rows.append(row)
 
     def finish(self) -> TeacherSignal:
-        ids, logprobs, tails = zip(*self._rows, strict=True)
-        return TeacherSignal(self.request.kind, torch.stack(ids), torch.stack(logprobs), torch.stack(tails))
+        columns = [torch.stack(column) for column in zip(*self._rows, strict=True)]
+        return TeacherSignal(self.request.kind, *(columns if self.request.tail_draws else columns[:3]))
 
 
-def top_entries(logits: Tensor, entries: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The `entries` most probable ids `[n, K]`, their log-probabilities, and the mass of the rest `[n]`."""
-    top = torch.topk(logits, min(entries, logits.shape[-1]), dim=-1)
-    logprobs = top.values - torch.logsumexp(logits, dim=-1, keepdim=True)
-    # Stored in float16; the tail is taken from the rounded values so that the parts still sum to one.
-    kept = logprobs.to(torch.float16).float().exp().sum(-1)
-    return top.indices, logprobs, (1.0 - kept).clamp_min(0.0)
+def top_signal(logits: Tensor, entries: int, uniforms: Tensor | None = None) -> TopSignal:
+    """The `entries` most probable ids of `logits [n, V]` (any float dtype), and the mass of the rest.
+
+    Args:
+        uniforms: `[n, m]` in [0, 1), on the logits' device: so many tokens are drawn from what is not among the best.
+    """
+    k = min(entries, logits.shape[-1])
+    values, ids = top_of_blocks(logits, k)
+    total = torch.logsumexp(logits.float(), -1, keepdim=True)
+    logprobs = (values.float() - total).to(torch.float16)
+    # From the rounded values, so that the parts still sum to one.
+    tail = (1.0 - logprobs.float().exp().sum(-1)).clamp_min(0.0)
+    drawn = draw_from_tail(logits, ids, uniforms)
+    return TopSignal(ids.to(torch.int32), logprobs, tail, *drawn)
 
 
-def sampled_entries(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Independent draws `[n, K]` from the raw distribution with their log-probabilities; no tail."""
-    logprobs = torch.log_softmax(logits, dim=-1)
-    probs = logprobs.exp()
-    columns = [draw(probs, uniforms[:, k].to(probs.device)) for k in range(uniforms.shape[1])]
-    ids = torch.stack(columns, dim=-1)
-    return ids, logprobs.gather(-1, ids), torch.zeros(len(logits))
+def draw_from_tail(logits: Tensor, best: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
+    """m draws `[n, m]` int32 from what `best [n, K]` leaves, and their log-probabilities."""
+    if uniforms is None or uniforms.shape[-1] == 0:
+        nothing = logits.new_empty(len(logits), 0)
+        return nothing.to(torch.int32), nothing.to(torch.float16)
+    probs = torch.softmax(logits.float(), -1).scatter_(-1, best, 0.0)
+    ids = draw_each(probs, uniforms)
+    mass = probs.gather(-1, ids)
+    return ids.masked_fill(mass == 0, -1).to(torch.int32), mass.clamp_min(TINY).log().to(torch.float16)
+
+
+def top_of_blocks(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k largest of each row and their places, best first.
+
+    They stand in at most k blocks, those with the k largest maxima: one pass finds these, and only k blocks are sorted.
+    """
+    width = logits.shape[-1]
+    whole = width // BLOCK * BLOCK
+    if whole < 4 * k * BLOCK:
+        best = logits.topk(k, -1)
+        return best.values, best.indices
+    blocks = logits[:, :whole].unflatten(-1, (-1, BLOCK))
+    chosen = blocks.amax(-1).topk(k, -1, sorted=False).indices
+    values = blocks.gather(1, chosen[..., None].expand(-1, -1, BLOCK)).flatten(1)
+    places = (chosen[..., None] * BLOCK + torch.arange(BLOCK, device=logits.device)).flatten(1)
+    if whole < width:
+        rest = torch.arange(whole, width, device=logits.device).expand(len(logits), -1)
+        values, places = torch.cat([values, logits[:, whole:]], -1), torch.cat([places, rest], -1)
+    best = values.topk(k, -1)
+    return best.values, places.gather(1, best.indices)
+
+
+def sampled_signal(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Independent draws `[n, m]` from the raw distribution with their log-probabilities; no tail."""
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    ids = draw_each(logprobs.exp(), uniforms)
+    return ids.to(torch.int32), logprobs.gather(-1, ids).to(torch.float16), torch.zeros(len(logits))

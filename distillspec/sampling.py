@@ -211,6 +211,12 @@ def draw_unchecked(probs: Tensor, uniforms: Tensor) -> Tensor:
     return _draw(rows, _block_sums(rows), uniforms)
 
 
+def draw_each(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """As `draw_unchecked`, m independent draws `[R, m]` from each row of `probs [R, V]` in one pass over it."""
+    sums = _block_sums(probs)
+    return torch.stack([_draw(probs, sums, column) for column in uniforms.unbind(-1)], -1)
+
+
 def _draw(rows: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
     levels = uniforms.reshape(-1).double().clamp(0, 1)
     block, rest = _locate(sums, levels * sums.sum(-1))

@@ -73,7 +73,7 @@ class TeacherSignal:
     @property
     def request(self) -> SignalRequest:
         """What such a signal is asked for with."""
-        return SignalRequest(self.kind, self.ids.shape[1])
+        return SignalRequest(self.kind, self.ids.shape[1], 0 if self.tail_ids is None else self.tail_ids.shape[1])
 
     def rows(self, start: int, stop: int) -> TeacherSignal:
         return self._each(lambda values: values[start:stop])
@@ -98,6 +98,7 @@ class Sample:
     signal: TeacherSignal | None = None
     source: str = "fixed"  # fixed | teacher | draft: which model wrote the response
     finished: bool = True  # False when cut at the length limit
+    writer_logprobs: Tensor | None = None  # [T] float32, nats: of each token under the policy it was drawn with
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.response_ids)
@@ -119,6 +120,7 @@ class TokenBatch:
     domains: tuple[str, ...]
     from_draft: Tensor  # [N] bool, the label was sampled from the draft
     signal: TeacherSignal | None = None
+    writer_logprobs: Tensor | None = None  # [N] float32, of the labels when they were drawn; NaN where unknown
 
     @property
     def response_tokens(self) -> int:
@@ -130,7 +132,8 @@ class TokenBatch:
             for name in ("input_ids", "position_ids", "loss_index", "labels", "sample_index", "from_draft")
         }
         signal = None if self.signal is None else self.signal.to(device)
-        return TokenBatch(domains=self.domains, signal=signal, **moved)
+        written = None if self.writer_logprobs is None else self.writer_logprobs.to(device)
+        return TokenBatch(domains=self.domains, signal=signal, writer_logprobs=written, **moved)
 
 
 @dataclass(frozen=True)
@@ -144,10 +147,16 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class SignalRequest:
-    """Which teacher signal to record while generating, and how many entries a position."""
+    """Which teacher signal to record while generating, how many entries a position, how many draws from the tail."""
 
     kind: SignalKind = "topk"
     entries: int = 64
+    tail_draws: int = 0  # topk only
+
+    @property
+    def draws(self) -> int:
+        """Tokens drawn at random at each position."""
+        return self.tail_draws if self.kind == "topk" else self.entries
 
 
 @dataclass(frozen=True)

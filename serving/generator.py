@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from distillspec.errors import ConfigError, RunError
@@ -125,8 +124,7 @@ class _Recording:
         assert self.signal is not None
         index = int(sequence.request.id)
         if index not in self._recorders:
-            generator = torch.Generator().manual_seed(self.requests[index].seed)
-            self._recorders[index] = SignalRecorder(self.signal, generator)
+            self._recorders[index] = SignalRecorder(self.signal, self.requests[index].seed)
         return self._recorders[index]
 
     def of(self, index: int) -> SignalRecorder | None:

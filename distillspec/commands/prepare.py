@@ -354,7 +354,7 @@ def _score_into(
     with progress(f"scoring {len(waiting)} fixed responses") as line:
         while done < len(waiting) and (done == 0 or deadline is None or time.monotonic() < deadline):
             lot = waiting[done : done + SCORED_TOGETHER]
-            for sample in lot if request is None else score(lot, target, request, stable_seed(seed, done)):
+            for sample in lot if request is None else score(lot, target, request, seed):
                 writer.add(sample)
             done += len(lot)
             line.update(done / len(waiting), f"{done} of {len(waiting)}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from distillspec.commands.run_folder import close_run, open_run, plain
 from distillspec.commands.suitability import check_plan, check_samples, refreshes_kept, warn_of_noise
 from distillspec.commands.unseen import known_before, with_trained_prompts
 from distillspec.config import TrainCommand
+from distillspec.data.collect import with_writer_logprobs
 from distillspec.data.folder import DataFolder
 from distillspec.data.held_out import split_held_out
 from distillspec.data.shards import read_samples
@@ -42,8 +42,9 @@ from distillspec.training.optimizer import choose_trainable
 from distillspec.training.processes import from_main
 from distillspec.training.schedule import Progress, fraction_done
 from distillspec.training.strategies import make_accelerator, make_strategy
-from distillspec.training.tracking import Tracker
+from distillspec.training.tracking import Tracker, last_values
 from distillspec.training.trainer import Trainer, TrainResult
+from distillspec.training.verdict import FAIR_SHARE, nothing_learned
 from distillspec.types import Sample
 
 BEFORE = "before.json"  # figures of the untrained draft
@@ -131,10 +132,14 @@ def run(config: TrainCommand, folder: Path) -> None:
     with progress("measuring the trained draft"):
         after = judge.whole(best)
     save_draft(best, folder / "draft", target, {"training": result.best, "evaluation": after.to_json()})
+    last = last_values(folder)
+    problem = nothing_learned(config, before["alpha"]["mean"], after.alpha.mean, last, result.progress.tokens)
     apart = judge.selection_prompts if len(held_out) > 1 else None
-    text = {"selection_prompts": apart, "training_answers_cut": cut_share(samples)}
+    text = {"selection_prompts": apart, "training_answers_cut": cut_share(samples), "nothing_learned": problem}
     close_run(folder, "train", {**_summary(result, before, after, folder), **text})
     _print_gain(before, after)
+    if problem is not None:
+        print(problem)
 
 
 def prepare(config: TrainCommand, folder: Path, target: LanguageModel) -> tuple[DataFolder, list[Sample], list[Sample]]:
@@ -185,8 +190,12 @@ def train(
     recorded = recorded_answers(config.data, target, data)
 
     def sample(model: LanguageModel, step: int) -> list[Sample]:
-        return fresh_samples(config.data, target, model, prompts, config.seed, step, recorded)
+        samples = fresh_samples(config.data, target, model, prompts, config.seed, step, recorded)
+        if not module.mix.needs_draft_samples:
+            return samples
+        return with_writer_logprobs(samples, model, config.data.policy)
 
+    untrained = read_object(folder / BEFORE)
     resuming = config.resume is not None and has_checkpoint(folder / "checkpoints")
     with listen_for_stop() as stop, progress("training") as line:
         tracker = Tracker(accelerator, config.tracker, folder)
@@ -205,8 +214,8 @@ def train(
             else None,
             reference=load_draft(config.loss.reference, target) if config.loss.reference else None,
             stop=stop,
-            report=_Reporter(line, config),
-            evaluation_s=read_object(folder / BEFORE).get("evaluation_s", 0.0),
+            report=_Reporter(line, config, untrained.get("selection_alpha", 0.0)),
+            evaluation_s=untrained.get("evaluation_s", 0.0),
         )
         if resuming:
             for problem in trainer.resume():
@@ -226,13 +235,18 @@ def train(
 class _Reporter:
     """Turns the trainer's numbers into the words beside the progress bar."""
 
-    def __init__(self, line: ProgressLine, config: TrainCommand) -> None:
-        self.line, self.config = line, config
+    def __init__(self, line: ProgressLine, config: TrainCommand, before: float) -> None:
+        self.line, self.config, self.before = line, config, before
         self.shown: dict[str, float] = {}
+        self.best, self.warned = 0.0, False
 
     def __call__(self, now: Progress, values: dict[str, float]) -> None:
         self.shown.update(values)
         fraction = fraction_done(now, self.config.train)
+        if "eval/alpha" in values:
+            self.best = max(self.best, values["eval/alpha"])
+            if FAIR_SHARE <= fraction < 1 and not self.warned:
+                self._warn(now)
         words = [f"step {now.step}"]
         for key, label in (("train/loss", "loss"), ("train/alpha", "α"), ("eval/alpha", "held-out α")):
             if key in self.shown:
@@ -241,6 +255,13 @@ class _Reporter:
             words.append(f"{now.tokens_per_s:.0f} tokens/s")
         self.line.update(fraction, f"{', '.join(words)}, {self.line.left(fraction)} left")
 
+    def _warn(self, now: Progress) -> None:
+        """Once a run: an end without gain is said by the summary."""
+        problem = nothing_learned(self.config, self.before, self.best, self.shown, now.tokens)
+        if problem is not None:
+            print(f"step {now.step}: {problem}", flush=True)
+            self.warned = True
+
 
 def _before(
     config: TrainCommand, judge: Judge, data: DataFolder, samples: list[Sample], folder: Path
@@ -248,17 +269,17 @@ def _before(
     """Write the untrained draft to `folder/initial` and measure it, once a run."""
     record = folder / BEFORE
     if record.is_file() and (folder / "initial").is_dir():
-        before = json.loads(record.read_text())
-        before.pop("evaluation_s", None)
-        return before
+        return read_object(record)
     target = judge.states.target
     draft = prepare_draft(config.draft, target, lambda: _target_texts(config, target, data, samples))
     save_draft(draft, folder / "initial", target)
     with progress("measuring the untrained draft"):
-        result = judge.whole(draft)
+        alpha = judge.quick(draft)["eval/alpha"]  # the target reads these answers here, and never again
         seconds = _evaluation_seconds(judge, draft) if config.train.max_minutes is not None else 0.0
-    write_json(record, {**result.to_json(), "evaluation_s": seconds})
-    return result.to_json()
+        result = judge.whole(draft).to_json()
+    before = {**result, "selection_alpha": alpha, "evaluation_s": seconds}
+    write_json(record, before)
+    return before
 
 
 def _evaluation_seconds(judge: Judge, draft: LanguageModel) -> float:

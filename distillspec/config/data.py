@@ -38,6 +38,7 @@ class DataConfig:
     refresh_keep: int | None = None  # refreshes learnt from at a time; null: 2 (loss=tvdpp: 1)
     signal: str = "topk"  # teacher signal kept with the data: topk | sampled | none (live teacher)
     signal_entries: int = 64
+    tail_draws: int = 4  # topk: tokens drawn from all others at each, so that losses and α are unbiased; 6 bytes each
     cache: str | None = None  # data folder of `distill generate`: prompts, held-out answers, samples
     shard_sequences: int = 128
     batch_slots: int = 64  # sequences generated side by side (the engine's: engine.max_slots)
@@ -67,6 +68,7 @@ class DataConfig:
         )
         for key in ("signal_entries", "shard_sequences", "batch_slots"):
             require(getattr(self, key) >= 1, f"data.{key}={getattr(self, key)} must be at least 1")
+        require(0 <= self.tail_draws <= 64, f"data.tail_draws={self.tail_draws} must be in 0..64")
         require(
             self.max_minutes is None or self.max_minutes > 0, f"data.max_minutes={self.max_minutes} must be above 0"
         )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from distillspec.config import DataConfig
 from distillspec.data.chat import render_response
@@ -16,7 +17,8 @@ from distillspec.data.prompts import stable_seed
 from distillspec.data.shards import ShardWriter, read_samples, recorded_key
 from distillspec.errors import ConfigError
 from distillspec.models.language_model import LanguageModel
-from distillspec.recording import sampled_entries, top_entries
+from distillspec.recording import SignalRecorder
+from distillspec.sampling import policy_probs
 from distillspec.types import (
     GenerationRequest,
     Generator,
@@ -24,8 +26,9 @@ from distillspec.types import (
     Sample,
     SamplingPolicy,
     SignalRequest,
-    TeacherSignal,
 )
+
+SCORED_ROWS = 512  # positions whose logits exist at one time
 
 
 class SampleWriter(Protocol):
@@ -92,25 +95,44 @@ def _fixed(prompt: Prompt, response: tuple[int, ...], limit: int) -> Sample:
 
 @torch.no_grad()
 def score(samples: Sequence[Sample], target: LanguageModel, signal: SignalRequest, seed: int) -> list[Sample]:
-    """The samples with the target's signal at every response token, from one forward pass each."""
+    """The samples with the target's signal at every response token, from one forward pass each.
+
+    What is drawn for a sample depends on `seed` and its prompt's id alone, as where `sample_responses` records it.
+    """
     scored: dict[int, Sample] = {}
     by_length = sorted(range(len(samples)), key=lambda i: len(samples[i]))  # like lengths together pad little
-    generator = torch.Generator().manual_seed(seed)
     for start in range(0, len(samples), 8):
         places = by_length[start : start + 8]
         lot = [samples[i] for i in places]
         batch = collate([[s] for s in lot], max(len(s) for s in lot), target.text_tokenizer.eos_token_id)
         hidden = target.hidden(batch.input_ids.to(target.device), batch.position_ids.to(target.device))
         hidden = hidden.reshape(-1, hidden.shape[-1])[batch.loss_index.to(target.device)]
-        signals = [_signal(target.head.logits(part).float(), signal, generator) for part in hidden.split(512)]
-        ids, logprobs, tail = (torch.cat(column) for column in zip(*signals, strict=True))
-        first = 0
-        for place, sample in zip(places, lot, strict=True):
-            stop = first + len(sample.response_ids)
-            part = TeacherSignal(signal.kind, ids[first:stop], logprobs[first:stop], tail[first:stop])
-            scored[place] = _with_signal(sample, part)
-            first = stop
+        recorders = [SignalRecorder(signal, stable_seed(seed, sample.prompt_id)) for sample in lot]
+        owners = [recorder for recorder, s in zip(recorders, lot, strict=True) for _ in s.response_ids]
+        for first, part in zip(range(0, len(owners), SCORED_ROWS), hidden.split(SCORED_ROWS), strict=True):
+            SignalRecorder.record(target.head.logits(part).float(), owners[first : first + SCORED_ROWS])
+        for place, sample, recorder in zip(places, lot, recorders, strict=True):
+            scored[place] = replace(sample, signal=recorder.finish())
     return [scored[place] for place in range(len(samples))]
+
+
+@torch.no_grad()
+def with_writer_logprobs(samples: Sequence[Sample], draft: LanguageModel, policy: SamplingPolicy) -> list[Sample]:
+    """What `draft` wrote with the log-probability of each token as it was drawn, from one more pass over the text.
+
+    The other samples stay as they are.
+    """
+    return [replace(s, writer_logprobs=_drawn_with(s, draft, policy)) if s.source == "draft" else s for s in samples]
+
+
+def _drawn_with(sample: Sample, draft: LanguageModel, policy: SamplingPolicy) -> Tensor:
+    ids = torch.tensor([sample.prompt_ids + sample.response_ids], device=draft.device)
+    positions = torch.arange(ids.shape[1], device=draft.device)[None]
+    hidden = draft.hidden(ids, positions)[0, len(sample.prompt_ids) - 1 : -1]
+    probs = torch.cat([policy_probs(draft.head.logits(part).float(), policy) for part in hidden.split(SCORED_ROWS)])
+    labels = ids[0, len(sample.prompt_ids) :]
+    columns = labels if draft.kept_ids is None else torch.searchsorted(draft.kept_ids.to(labels.device), labels)
+    return probs.gather(-1, columns[:, None])[:, 0].log().cpu()
 
 
 def collection_key(
@@ -126,6 +148,7 @@ def collection_key(
         "policy": asdict(policy),
         "signal": config.signal,
         "signal_entries": config.signal_entries,
+        **_recorded_draws(config),
         "max_new_tokens": config.max_new_tokens,
         "seed": seed,
     }
@@ -134,7 +157,15 @@ def collection_key(
 def signal_request(config: DataConfig) -> SignalRequest | None:
     if config.signal == "none":
         return None
-    return SignalRequest("sampled" if config.signal == "sampled" else "topk", config.signal_entries)
+    if config.signal == "sampled":
+        return SignalRequest("sampled", config.signal_entries)
+    return SignalRequest("topk", config.signal_entries, config.tail_draws)
+
+
+def _recorded_draws(config: DataConfig) -> dict[str, int]:
+    """Nothing where nothing is drawn from tails: a folder from before there were draws goes on with none."""
+    draws = config.tail_draws if config.signal == "topk" else 0
+    return {"tail_draws": draws} if draws else {}
 
 
 def held_out_samples(
@@ -175,25 +206,3 @@ def held_out_samples(
     wanted = {p.id: place for place, p in enumerate(prompts)}
     samples = [s for s in read_samples(folder, target.identity) if s.prompt_id in wanted]
     return sorted(samples, key=lambda s: wanted[s.prompt_id])
-
-
-def _signal(
-    logits: torch.Tensor, request: SignalRequest, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    if request.kind == "topk":
-        ids, logprobs, tail = top_entries(logits, request.entries)
-    else:
-        ids, logprobs, tail = sampled_entries(logits, torch.rand(len(logits), request.entries, generator=generator))
-    return ids.to(torch.int32).cpu(), logprobs.to(torch.float16).cpu(), tail.cpu()
-
-
-def _with_signal(sample: Sample, signal: TeacherSignal) -> Sample:
-    return Sample(
-        sample.prompt_id,
-        sample.domain,
-        sample.prompt_ids,
-        sample.response_ids,
-        signal,
-        sample.source,
-        sample.finished,
-    )

@@ -88,6 +88,7 @@ def collate(rows: Sequence[Sequence[Sample]], row_tokens: int, pad_id: int) -> T
         domains=tuple(s.domain for s in samples),
         from_draft=torch.repeat_interleave(torch.tensor([s.source == "draft" for s in samples]), counts),
         signal=_joined([s.signal for s in samples]),
+        writer_logprobs=joined_writer_logprobs(samples),
     )
 
 
@@ -106,6 +107,7 @@ def _cut(sample: Sample, limit: int) -> Sample:
         signal,
         sample.source,
         finished=False,
+        writer_logprobs=None if sample.writer_logprobs is None else sample.writer_logprobs[:keep],
     )
 
 
@@ -118,11 +120,20 @@ def _joined(signals: Sequence[TeacherSignal | None]) -> TeacherSignal | None:
         torch.cat([s.ids for s in known]),
         torch.cat([s.logprobs for s in known]).float(),
         torch.cat([s.tail for s in known]).float(),
-        *_joined_draws(known),
+        *joined_draws(known),
     )
 
 
-def _joined_draws(signals: Sequence[TeacherSignal]) -> tuple[Tensor, Tensor] | tuple[None, None]:
+def joined_writer_logprobs(samples: Sequence[Sample]) -> Tensor | None:
+    """`[responses' tokens]`, NaN where a sample does not know them; None where none does."""
+    known = [s.writer_logprobs for s in samples]
+    if all(logprobs is None for logprobs in known):
+        return None
+    unknown = (torch.full((len(s.response_ids),), torch.nan) for s in samples)
+    return torch.cat([gap if own is None else own.float() for own, gap in zip(known, unknown, strict=True)])
+
+
+def joined_draws(signals: Sequence[TeacherSignal]) -> tuple[Tensor, Tensor] | tuple[None, None]:
     """The tails' draws side by side; −1 and 0 where a signal has fewer than others."""
     most = max(0 if s.tail_ids is None else s.tail_ids.shape[1] for s in signals)
     if most == 0:

@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from distillspec.data.packing import joined_draws, joined_writer_logprobs
 from distillspec.errors import ConfigError
 from distillspec.files import sha256_of, write_atomic, write_json
 from distillspec.types import ModelIdentity, Sample, TeacherSignal
@@ -151,12 +152,18 @@ def _save(samples: list[Sample], path: Path) -> None:
         "domains": [s.domain for s in samples],
         "sources": [s.source for s in samples],
     }
+    written = joined_writer_logprobs(samples)
+    if written is not None:
+        tensors["writer_logprobs"] = written
     signals = [s.signal for s in samples if s.signal is not None]
     if len(signals) == len(samples):
         records["signal_kind"] = signals[0].kind
         tensors["signal_ids"] = torch.cat([s.ids for s in signals]).to(torch.int32)
         tensors["signal_logprobs"] = torch.cat([s.logprobs for s in signals]).to(torch.float16)
         tensors["signal_tail"] = torch.cat([s.tail for s in signals]).to(torch.float32)
+        tail_ids, tail_logprobs = joined_draws(signals)
+        if tail_ids is not None and tail_logprobs is not None:
+            tensors |= {"tail_ids": tail_ids, "tail_logprobs": tail_logprobs.to(torch.float16)}
     save_file(tensors, path, metadata={"distillspec": json.dumps(records)})
 
 
@@ -170,7 +177,12 @@ def _load(path: Path) -> list[Sample]:
     whole = None
     if "signal_kind" in records:
         whole = TeacherSignal(
-            records["signal_kind"], tensors["signal_ids"], tensors["signal_logprobs"], tensors["signal_tail"]
+            records["signal_kind"],
+            tensors["signal_ids"],
+            tensors["signal_logprobs"],
+            tensors["signal_tail"],
+            tensors.get("tail_ids"),
+            tensors.get("tail_logprobs"),
         )
     return [
         Sample(
@@ -181,9 +193,16 @@ def _load(path: Path) -> list[Sample]:
             signal=None if whole is None else whole.rows(offsets[i], offsets[i + 1]),
             source=records["sources"][i],
             finished=bool(tensors["finished"][i]),
+            writer_logprobs=_known(tensors.get("writer_logprobs"), offsets[i], offsets[i + 1]),
         )
         for i in range(len(prompts))
     ]
+
+
+def _known(values: Tensor | None, start: int, stop: int) -> Tensor | None:
+    """The part of one sample, None where it is not known."""
+    part = None if values is None else values[start:stop]
+    return None if part is None or bool(part.isnan().any()) else part
 
 
 def _prompt_names(path: Path) -> list[str]:

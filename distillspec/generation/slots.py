@@ -203,5 +203,5 @@ def _prefill_batch(waiting: list[int], requests: Sequence[GenerationRequest], fr
 def _start(index: int, request: GenerationRequest, signal: SignalRequest | None) -> _Row:
     generator = torch.Generator().manual_seed(request.seed)
     uniforms = torch.rand(2, request.max_new_tokens, generator=generator, dtype=torch.float64)
-    recorder = None if signal is None else SignalRecorder(signal, generator)
+    recorder = None if signal is None else SignalRecorder(signal, request.seed)
     return _Row(index, request, uniforms, recorder=recorder)

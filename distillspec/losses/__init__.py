@@ -11,7 +11,7 @@ from distillspec.losses.chunked import (
 from distillspec.losses.divergences import fkl, jsd, rkl, tvd
 from distillspec.losses.inputs import LossInputs, PerTokenLoss
 from distillspec.losses.mix import LossMix, LossTerm
-from distillspec.losses.pairs import BucketedPair
+from distillspec.losses.pairs import BucketedPair, columns_of
 from distillspec.losses.registry import LOSS_NAMES, LOSSES, acceptance_of, per_token_loss
 from distillspec.losses.sampled import LabelView, ce, tvdpp
 from distillspec.losses.selection import advantages, select_tokens
@@ -39,6 +39,7 @@ __all__ = [
     "ce",
     "chunked_loss",
     "chunked_token_values",
+    "columns_of",
     "default_chunk_tokens",
     "fkl",
     "jsd",

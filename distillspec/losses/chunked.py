@@ -8,7 +8,7 @@ The gradients of hidden states and head are finished in the forward pass; backwa
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -65,6 +65,7 @@ class _Positions:
     advantage: Tensor | None = None
     kept_ids: Tensor | None = None
     temperature: float = 1.0
+    writer_logprobs: Tensor | None = None
 
 
 def chunked_loss(
@@ -80,6 +81,7 @@ def chunked_loss(
     advantage: Tensor | None = None,
     kept_ids: Tensor | None = None,
     temperature: float = 1.0,
+    writer_logprobs: Tensor | None = None,
     chunk_tokens: int | None = None,
 ) -> ChunkedLoss:
     """Σ_t weights_t · mix_t / normalizer over T positions, differentiable in hidden states and draft head.
@@ -91,7 +93,7 @@ def chunked_loss(
     pass for it, over these T. Losses are computed in float32; with grad mode off nothing is differentiated.
     Raises what `per_token_loss` raises, positions counted over T.
     """
-    positions = _Positions(labels, from_draft, advantage, kept_ids, temperature)
+    positions = _Positions(labels, from_draft, advantage, kept_ids, temperature, writer_logprobs)
     if mix.needs_draft_samples and advantage is None:
         positions = _with_advantage(draft_hidden, draft_head, teacher, positions, chunk_tokens)
     if weights is None:
@@ -183,6 +185,7 @@ class _Block:
             from_draft=_rows(at.from_draft, self.start, self.stop),
             advantage=_rows(at.advantage, self.start, self.stop),
             temperature=at.temperature,
+            writer_logprobs=_rows(at.writer_logprobs, self.start, self.stop),
             first_position=self.start,
         )
 
@@ -215,7 +218,12 @@ class _Chunks:
         """A chunk would not notice rows too many, and would compare one token with another."""
         at = self.positions
         counts = {"the teacher": self.teacher.positions}
-        for name, values in (("labels", at.labels), ("from_draft", at.from_draft), ("advantage", at.advantage)):
+        for name, values in (
+            ("labels", at.labels),
+            ("from_draft", at.from_draft),
+            ("advantage", at.advantage),
+            ("writer_logprobs", at.writer_logprobs),
+        ):
             counts[name] = None if values is None else values.shape[0]
         for name, count in counts.items():
             if count is not None and count != rows:
@@ -326,7 +334,7 @@ def _with_advantage(
     if tokens.labels is None:
         return positions
     advantage = advantages(tokens.labels.reward, tokens.labels.valid & positions.from_draft)
-    return _Positions(positions.labels, positions.from_draft, advantage, positions.kept_ids, positions.temperature)
+    return replace(positions, advantage=advantage)
 
 
 def _rows(values: Tensor | None, start: int, stop: int) -> Tensor | None:

@@ -26,29 +26,39 @@ def forward_kl(pair: BucketedPair) -> Tensor:
 
 
 def reverse_kl(pair: BucketedPair) -> Tensor:
-    """KL(q ‖ p) = Σ q (log q − log p); tokens outside the draft's vocabulary add nothing, as q = 0 there."""
-    return (pair.draft_probs * (pair.draft_logp - pair.target_logp)).sum(-1)
+    """KL(q ‖ p) = Σ q (log q − log p); tokens outside the draft's vocabulary add nothing, as q = 0 there.
+
+    What the draft has in a drawn tail, but on tokens that were not drawn, is charged at the whole tail's rate. On
+    average that is nothing; left out, mass could hide where it is never drawn.
+    """
+    values = (pair.draft_probs * (pair.draft_logp - pair.target_logp)).sum(-1)
+    return values if pair.tail_rate is None else values + (1 - pair.draft_probs.sum(-1)) * pair.tail_rate
 
 
 def jensen_shannon(pair: BucketedPair, beta: float = 0.5) -> Tensor:
-    """β KL(p ‖ m) + (1 − β) KL(q ‖ m) with m = β p + (1 − β) q (Agarwal et al. 2024, GKD, Eq. 1)."""
+    """β KL(p ‖ m) + (1 − β) KL(q ‖ m) with m = β p + (1 − β) q (Agarwal et al. 2024, GKD, Eq. 1).
+
+    Written as q log((1 − β) q / m) and, since Σ q = 1, a constant: no bucket then adds more than its p, and few tokens
+    drawn from the tail tell about all of it. Left out of q log(q / m), mass could hide where it is never drawn.
+    """
     check_beta(beta)
-    mixture_logp = torch.logaddexp(pair.target_logp + math.log(beta), pair.draft_logp + math.log(1 - beta))
+    own_logp = pair.draft_logp + math.log(1 - beta)
+    mixture_logp = torch.logaddexp(pair.target_logp + math.log(beta), own_logp)
     from_target = (pair.target_probs * (pair.target_logp - mixture_logp)).sum(-1)
-    from_draft = (pair.draft_probs * (pair.draft_logp - mixture_logp)).sum(-1)
+    from_draft = (pair.draft_probs * (own_logp - mixture_logp)).sum(-1) - math.log(1 - beta)
     # Outside the draft's vocabulary q = 0, m = β p, and p log(p / m) = −p log β.
     return beta * (from_target - math.log(beta) * pair.outside) + (1 - beta) * from_draft
 
 
-def check_beta(beta: Any) -> None:
+def check_beta(beta: Any, owner: str = "jsd") -> None:
     """Raise ConfigError for a weight of the target outside (0, 1)."""
     if not (isinstance(beta, (int, float)) and 0 < beta < 1):
-        raise ConfigError(f"jsd beta={beta} must lie strictly between 0 and 1; use fkl or rkl at the ends")
+        raise ConfigError(f"{owner} beta={beta} must lie strictly between 0 and 1; use fkl or rkl at the ends")
 
 
 def total_variation(pair: BucketedPair) -> Tensor:
-    """½ Σ |p − q| = 1 − α (Leviathan et al. 2023, Corollary 3.6; DistillSpec's TVD)."""
-    return 0.5 * ((pair.target_probs - pair.draft_probs).abs().sum(-1) + pair.outside)
+    """½ Σ |p − q| = 1 − Σ min(p, q) (Leviathan et al. 2023, Corollary 3.6; DistillSpec's TVD)."""
+    return 1 - torch.minimum(pair.target_probs, pair.draft_probs).sum(-1)
 
 
 def fkl(draft_logits: Tensor, target_logits: Tensor, *, temperature: float = 1.0) -> Tensor:

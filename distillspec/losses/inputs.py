@@ -48,6 +48,7 @@ class LossInputs:
     labels: Tensor | None = None  # [N] int64, absolute ids; negative means none
     from_draft: Tensor | None = None  # [N] bool, the label was sampled from the draft
     advantage: Tensor | None = None  # [N] float32, for tvdpp; None computes it from these N
+    writer_logprobs: Tensor | None = None  # [N] float32, of the labels when they were drawn; NaN where unknown
     temperature: float = 1.0
     first_position: int = 0  # of row 0 within the batch; for error messages
 
@@ -119,7 +120,7 @@ class LossInputs:
 
     def _check_rows(self) -> None:
         rows = self.draft_logits.shape[0]
-        for name in ("target_logits", "signal", "labels", "from_draft", "advantage"):
+        for name in ("target_logits", "signal", "labels", "from_draft", "advantage", "writer_logprobs"):
             value = getattr(self, name)
             if value is not None and len(value) != rows:
                 raise ValueError(f"{name} has {len(value)} rows, draft_logits {rows}")

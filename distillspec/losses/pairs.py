@@ -21,6 +21,7 @@ from distillspec.sampling import check_logits
 from distillspec.types import TeacherSignal
 
 LOG_TINY = math.log(TINY)
+HIDDEN_TAIL = 2.0**-12  # half a unit in the last place of a float16 probability near 1
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class BucketedPair:
     draft_logp: Tensor  # [N, S]
     outside: Tensor  # [N] probability
     truncated: bool = False  # False promises that `outside` is zero
+    tail_rate: Tensor | None = None  # [N] with draws from a tail: log q − log p of the whole tail, no gradient
 
     @cached_property
     def target_probs(self) -> Tensor:
@@ -112,18 +114,28 @@ def topk_pair(draft_logits: Tensor, signal: TeacherSignal, kept_ids: Tensor | No
     sides. The recorded log-probabilities are renormalised, since float16 storage leaves them off by 1e-3.
     Where tokens were drawn from the tail, buckets of theirs stand in its place (`with_drawn_tail`).
     """
-    recorded = torch.cat([widened(signal.logprobs), widened(signal.tail).clamp(min=0).log().unsqueeze(-1)], -1)
-    recorded = recorded - torch.logsumexp(recorded, -1, keepdim=True)
     columns = columns_of(signal.ids, kept_ids, draft_logits.shape[-1])
     known = columns >= 0
+    buckets = bucket_logprobs(widened(draft_logits), columns, known)
+    tail = rounded_up(widened(signal.tail), buckets[:, -1].detach().exp())
+    recorded = torch.cat([widened(signal.logprobs), tail.log().unsqueeze(-1)], -1)
+    recorded = recorded - torch.logsumexp(recorded, -1, keepdim=True)
     top_logp = recorded[:, :-1].masked_fill(~known, -torch.inf)
     pair = BucketedPair(
         target_logp=without_infinities(torch.cat([top_logp, recorded[:, -1:]], -1)),
-        draft_logp=without_infinities(bucket_logprobs(widened(draft_logits), columns, known)),
+        draft_logp=without_infinities(buckets),
         outside=recorded[:, :-1].exp().masked_fill(known, 0).sum(-1).clamp(0, 1),
         truncated=kept_ids is not None,
     )
     return pair if signal.tail_ids is None else with_drawn_tail(pair, draft_logits, signal, recorded[:, -1], kept_ids)
+
+
+def rounded_up(tail: Tensor, draft_tail: Tensor) -> Tensor:
+    """`tail [N]`, where it is 0 as much as the draft has there and float16 may hide.
+
+    The recorded log-probabilities are rounded: a tail of 0 is a small one, not one that rules its tokens out.
+    """
+    return torch.where(tail > 0, tail, draft_tail.clamp(max=HIDDEN_TAIL))
 
 
 def with_drawn_tail(
@@ -156,6 +168,7 @@ def with_drawn_tail(
         draft_logp=joined(pair.draft_logp, draft_logp),
         outside=(pair.outside + (share.exp() * (drawn & ~known)).sum(-1)).clamp(0, 1),
         truncated=pair.truncated,
+        tail_rate=torch.where(replaced[:, 0], pair.draft_logp[:, -1].detach() - tail_logp, 0),
     )
 
 

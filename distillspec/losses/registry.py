@@ -10,7 +10,16 @@ import torch
 from torch import Tensor
 
 from distillspec.errors import ConfigError
-from distillspec.losses.acceptance import acceptance, adaptive_hybrid, check_eta, lk, lk_hybrid, negative_log_acceptance
+from distillspec.losses.acceptance import (
+    acceptance,
+    adaptive_hybrid,
+    check_eta,
+    jsd_hybrid,
+    lk,
+    lk_hybrid,
+    negative_log_acceptance,
+    overlapping_jensen_shannon,
+)
 from distillspec.losses.divergences import (
     check_beta,
     fkl,
@@ -33,6 +42,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "tvd": tvd,
     "lk": lk,
     "lk_hybrid": lk_hybrid,
+    "jsd_hybrid": jsd_hybrid,
 }
 
 _FORMULAS: dict[str, Callable[..., Tensor]] = {
@@ -42,9 +52,10 @@ _FORMULAS: dict[str, Callable[..., Tensor]] = {
     "tvd": total_variation,
     "lk": negative_log_acceptance,
     "lk_hybrid": adaptive_hybrid,
+    "jsd_hybrid": overlapping_jensen_shannon,
 }
 _ON_LABELS: dict[str, Callable[[LossInputs], PerTokenLoss]] = {"ce": hard_labels, "tvdpp": policy_gradient}
-_PARAMETER_CHECKS: dict[str, Callable[[Any], None]] = {"beta": check_beta, "eta": check_eta}
+_PARAMETER_CHECKS: dict[str, Callable[[Any, str], None]] = {"beta": check_beta, "eta": check_eta}
 
 LOSS_NAMES: tuple[str, ...] = (*LOSSES, *_ON_LABELS)
 
@@ -85,7 +96,7 @@ def check_loss(name: str, params: dict[str, Any]) -> None:
     for param in params:
         if param not in known:
             raise ConfigError(f"loss {name} has no parameter {param!r}; it has: {', '.join(known) or 'none'}")
-        _PARAMETER_CHECKS[param](params[param])
+        _PARAMETER_CHECKS[param](params[param], name)
 
 
 def _require_target(name: str, inputs: LossInputs) -> None:

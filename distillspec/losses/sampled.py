@@ -12,6 +12,8 @@ from distillspec.losses.inputs import LossInputs, PerTokenLoss
 from distillspec.losses.pairs import LOG_TINY, columns_of, tempered, widened, without_infinities
 from distillspec.losses.selection import advantages
 
+MAX_IMPORTANCE = 5.0  # a bound on the variance: text is at most `data.refresh_steps` steps old
+
 
 @dataclass(frozen=True)
 class LabelView:
@@ -60,13 +62,24 @@ def hard_labels(inputs: LossInputs) -> PerTokenLoss:
 
 
 def policy_gradient(inputs: LossInputs) -> PerTokenLoss:
-    """−A log q(label) where the draft sampled the label, invalid elsewhere (TVD++, see `tvdpp`)."""
+    """−w A log q(label) where the draft sampled the label, invalid elsewhere (TVD++, see `tvdpp`).
+
+    The weight w is the label's `importance`: the text was written by an earlier state of the draft.
+    """
     if inputs.from_draft is None:
         raise ConfigError("the loss tvdpp needs from_draft: it learns only from tokens that the draft sampled")
     view = label_view(inputs)
     valid = view.valid & inputs.from_draft
     advantage = inputs.advantage if inputs.advantage is not None else advantages(view.reward, valid)
-    return _masked(-advantage.detach() * view.draft_logp, valid, inputs.pair.outside)
+    return _masked(-importance(view, inputs) * advantage.detach() * view.draft_logp, valid, inputs.pair.outside)
+
+
+def importance(view: LabelView, inputs: LossInputs) -> Tensor:
+    """q(label) now over q(label) when it was drawn `[N]`, at most `MAX_IMPORTANCE`, no gradient; 1 where unknown."""
+    if inputs.writer_logprobs is None:
+        return torch.ones_like(view.draft_logp)
+    change = view.draft_logp.detach() - inputs.writer_logprobs
+    return torch.nan_to_num(change, nan=0.0).exp().clamp(max=MAX_IMPORTANCE)
 
 
 def target_samples(inputs: LossInputs) -> PerTokenLoss:

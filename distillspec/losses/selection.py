@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -34,12 +36,13 @@ def select_tokens(
     return torch.zeros_like(gap, dtype=torch.bool).index_fill_(0, chosen, True)
 
 
-def advantages(reward: Tensor, mask: Tensor) -> Tensor:
-    """(reward − mean) / standard deviation over `mask`, `[N]` float32, and 0 elsewhere (TVD++).
+def advantages(reward: Tensor, mask: Tensor, mean: float | None = None) -> Tensor:
+    """(reward − mean) / standard deviation for rewards of 0 and 1, `[N]` float32, and 0 outside `mask` (TVD++).
 
-    Rewards that are all equal give advantages of 0: they rank no token above another.
+    `mean` is that of the whole batch, of which these N may be a part; None takes it over `mask`. Rewards that are
+    all equal give advantages of 0: they rank no token above another.
     """
-    count = mask.sum().clamp(min=1)
-    centred = torch.where(mask, reward.float() - torch.where(mask, reward.float(), 0).sum() / count, 0)
-    deviation = (centred.square().sum() / count).sqrt()
-    return centred / deviation.clamp(min=1e-6)
+    if mean is None:
+        mean = float(reward[mask].float().mean()) if bool(mask.any()) else 0.0
+    centred = torch.where(mask, reward.float() - mean, 0)
+    return centred / max(math.sqrt(mean * (1 - mean)), 1e-6)

@@ -118,6 +118,8 @@ def _about_run(run: Run) -> list[str]:
         lines.append(f"{run.name}: {_about_selection(run.summary.get('selection_prompts'))}")
     if cut := run.summary.get("training_answers_cut"):
         lines.append(f"{run.name}: {cut:.0%} of the training answers were cut at the token limit or the deadline.")
+    if problem := run.summary.get("nothing_learned"):
+        lines.append(f"{run.name}: {problem}")
     if bad := run.summary.get("bad_steps"):
         lines.append(f"{run.name}: {bad} training steps were skipped because loss or gradient was not finite.")
     if run.provenance.get("git_dirty"):

@@ -21,6 +21,7 @@ from distillspec.losses import (
     TokenValues,
     chunked_loss,
     chunked_token_values,
+    columns_of,
     select_tokens,
 )
 from distillspec.models import LanguageModel
@@ -53,9 +54,16 @@ class DistillModule(nn.Module):
             self.kept_ids = None
 
     def forward(
-        self, batch: TokenBatch, teacher: Teacher, weights: Tensor | None, normalizer: float
+        self,
+        batch: TokenBatch,
+        teacher: Teacher,
+        weights: Tensor | None,
+        normalizer: float,
+        advantage: Tensor | None = None,
     ) -> ChunkedLoss | TokenValues | None:
         """Loss summed over `weights [N]` and divided by `normalizer`; differentiable in the draft.
+
+        `advantage [N]` is for tvdpp; None takes it over this batch.
 
         Without weights: the first loss of the mix at each position, None where logits are not finite. Both are
         calls of this one method, since sharded weights are whole in here only.
@@ -75,6 +83,8 @@ class DistillModule(nn.Module):
                 kept_ids=self.kept_ids,
                 labels=batch.labels,
                 from_draft=batch.from_draft,
+                writer_logprobs=batch.writer_logprobs,
+                advantage=advantage,
                 temperature=self.config.temperature,
             )
         except NonFiniteLogits as error:
@@ -125,6 +135,14 @@ def token_values(draft: LanguageModel, module: DistillModule, batch: TokenBatch,
         from_draft=batch.from_draft,
         temperature=module.config.temperature,
     )
+
+
+def defined_at(mix: LossMix, batch: TokenBatch, kept_ids: Tensor | None, width: int) -> Tensor:
+    """Bool `[N]`: where any loss of the mix is defined; the others count in no mean."""
+    if any(name not in ("ce", "tvdpp") for name in mix.names):
+        return torch.ones_like(batch.from_draft)
+    known = columns_of(batch.labels, kept_ids, width) >= 0
+    return known if "ce" in mix.names else known & batch.from_draft
 
 
 @torch.no_grad()

@@ -90,6 +90,15 @@ class Tracker:
             tracker.finish()
 
 
+def last_values(run: Path) -> dict[str, float]:
+    """The newest `train/…` values of a run's `metrics.jsonl`; none before its first step."""
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.is_file() else []
+    steps = (json.loads(line) for line in reversed(lines))
+    newest: dict[str, float] = next((values for values in steps if "train/lr" in values), {})
+    return {name: value for name, value in newest.items() if name.startswith("train/")}
+
+
 def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested settings under dotted names, everything but numbers and text written out as text."""
     plain: dict[str, Any] = {}

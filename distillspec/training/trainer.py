@@ -16,10 +16,11 @@ from distillspec.config import TrainCommand
 from distillspec.errors import Interrupted, RunError
 from distillspec.models import LanguageModel, save_draft
 from distillspec.sampling import NonFiniteLogits
+from distillspec.training.advantages import batch_advantages
 from distillspec.training.checkpoint import Checkpoint, Generators, load_newest, save_checkpoint
 from distillspec.training.feed import SampleFeed
 from distillspec.training.interrupts import StopRequest
-from distillspec.training.module import DistillModule, teacher_view, token_weights
+from distillspec.training.module import DistillModule, defined_at, teacher_view, token_weights
 from distillspec.training.processes import agree, from_main, total, totals
 from distillspec.training.schedule import Progress, evaluation_fits, fraction_done, learning_rate_factor, stopped_by
 from distillspec.training.strategies import Strategy
@@ -30,7 +31,7 @@ Evaluate = Callable[[LanguageModel], dict[str, float]]  # scalars named eval/…
 Refresh = Callable[[LanguageModel, int], list[Sample]]  # fresh samples from the current draft at a step
 Report = Callable[[Progress, dict[str, float]], None]
 
-LOGGED = ("weight", "loss", "alpha", "outside")  # of a loss's metrics
+LOGGED = ("weight", "valid_weight", "loss", "alpha", "outside")  # of a loss's metrics
 
 
 @dataclass(frozen=True)
@@ -151,11 +152,13 @@ class Trainer:
         sums = dict.fromkeys(LOGGED, 0.0)
         self.module.problem = None
         weighted = [self._weigh(batch) for batch in batches]
-        # Gradients are averaged over processes, so each divides by its share of all weights.
-        share = total(accelerator, sum(float(weights.sum()) for _, weights in weighted)) / accelerator.num_processes
+        # Gradients are averaged over processes, so each divides by its share of all weights where there is a loss.
+        counted = [float((w * self._defined(batch)).sum()) for batch, (_, w) in zip(batches, weighted, strict=True)]
+        share = total(accelerator, sum(counted)) / accelerator.num_processes
+        ranked = batch_advantages(self.strategy, self.module, batches, [teacher for teacher, _ in weighted])
         for i, (batch, (teacher, weights)) in enumerate(zip(batches, weighted, strict=True)):
             with self.strategy.micro_step(last=i == len(batches) - 1):
-                result = self.strategy.module(batch, teacher, weights, max(share, 1e-9))
+                result = self.strategy.module(batch, teacher, weights, max(share, 1e-9), ranked[i])
                 self.strategy.backward(result.loss)
             for name in LOGGED:
                 sums[name] += float(result.metrics.get(name, math.nan))
@@ -167,6 +170,9 @@ class Trainer:
     def _weigh(self, batch: TokenBatch) -> tuple[Any, torch.Tensor]:
         teacher = teacher_view(self.module.mix, batch, self.target)
         return teacher, token_weights(self.strategy.module, self.module, batch, teacher, self.reference)
+
+    def _defined(self, batch: TokenBatch) -> torch.Tensor:
+        return defined_at(self.module.mix, batch, self.module.kept_ids, self.draft.width)
 
     def _count_bad(self, finite: bool) -> None:
         if finite:
@@ -191,7 +197,9 @@ class Trainer:
             "train/bad_steps": float(self.bad_steps),
         }
         if sums["weight"] > 0:
-            values.update({f"train/{k}": sums[k] / sums["weight"] for k in ("loss", "alpha", "outside")})
+            values.update({f"train/{k}": sums[k] / sums["weight"] for k in ("alpha", "outside")})
+        if sums["valid_weight"] > 0:
+            values["train/loss"] = sums["loss"] / sums["valid_weight"]
         values = {k: v for k, v in values.items() if math.isfinite(v)}
         self._log(values)
         self.report(self.progress, values)

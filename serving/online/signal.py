@@ -9,12 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from distillspec.sampling import draw_unchecked
+from distillspec.recording import TopSignal
 from distillspec.serving.transfer import to_device, to_host
 from distillspec.serving.tree import TokenTree
-
-TINY = torch.finfo(torch.float32).tiny
-BLOCK = 64  # neighbouring ids whose best is found first
 
 
 class Drafted(NamedTuple):
@@ -23,17 +20,6 @@ class Drafted(NamedTuple):
     outcome: int
     token: int = -1
     row: int | None = None  # of the tree's `draft_probs`
-
-
-class TopSignal(NamedTuple):
-    """n positions: `ids [n, K]` int32, `logprobs [n, K]` float16 (nats, raw), `tail [n]` float32 probability; m draws
-    from the tail, `tail_ids [n, m]` int32 (−1 where it has no mass), `tail_logprobs [n, m]` float16."""
-
-    ids: Tensor
-    logprobs: Tensor
-    tail: Tensor
-    tail_ids: Tensor
-    tail_logprobs: Tensor
 
 
 class Recorded(NamedTuple):
@@ -71,53 +57,6 @@ def _numbers(content: Tensor, kind: torch.dtype) -> Tensor:
     """Bytes `[r, b]` as numbers `[r, b / size]`; copied first, since a part of a row begins anywhere."""
     flat = content.clone(memory_format=torch.contiguous_format).flatten()
     return flat.view(kind).view(len(content), content.shape[1] // kind.itemsize)
-
-
-def top_signal(logits: Tensor, entries: int, uniforms: Tensor | None = None) -> TopSignal:
-    """As `distillspec.recording.top_entries`, for `logits [n, V]` of any float dtype; faster for wide V.
-
-    Args:
-        uniforms: `[n, m]` in [0, 1), on the logits' device: so many tokens are drawn from what is not among the best.
-    """
-    k = min(entries, logits.shape[-1])
-    values, ids = top_of_blocks(logits, k)
-    total = torch.logsumexp(logits.float(), -1, keepdim=True)
-    logprobs = (values.float() - total).to(torch.float16)
-    tail = (1.0 - logprobs.float().exp().sum(-1)).clamp_min(0.0)
-    drawn = draw_from_tail(logits, ids, uniforms)
-    return TopSignal(ids.to(torch.int32), logprobs, tail, *drawn)
-
-
-def draw_from_tail(logits: Tensor, best: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
-    """m draws `[n, m]` int32 from what `best [n, K]` leaves, and their log-probabilities."""
-    if uniforms is None:
-        nothing = logits.new_empty(len(logits), 0)
-        return nothing.to(torch.int32), nothing.to(torch.float16)
-    probs = torch.softmax(logits.float(), -1).scatter_(-1, best, 0.0)
-    ids = torch.stack([draw_unchecked(probs, column) for column in uniforms.T], -1)
-    mass = probs.gather(-1, ids)
-    return ids.masked_fill(mass == 0, -1).to(torch.int32), mass.clamp_min(TINY).log().to(torch.float16)
-
-
-def top_of_blocks(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row and their places, best first.
-
-    They stand in at most k blocks, those with the k largest maxima: one pass finds these, and only k blocks are sorted.
-    """
-    width = logits.shape[-1]
-    whole = width // BLOCK * BLOCK
-    if whole < 4 * k * BLOCK:
-        best = logits.topk(k, -1)
-        return best.values, best.indices
-    blocks = logits[:, :whole].unflatten(-1, (-1, BLOCK))
-    chosen = blocks.amax(-1).topk(k, -1, sorted=False).indices
-    values = blocks.gather(1, chosen[..., None].expand(-1, -1, BLOCK)).flatten(1)
-    places = (chosen[..., None] * BLOCK + torch.arange(BLOCK, device=logits.device)).flatten(1)
-    if whole < width:
-        rest = torch.arange(whole, width, device=logits.device).expand(len(logits), -1)
-        values, places = torch.cat([values, logits[:, whole:]], -1), torch.cat([places, rest], -1)
-    best = values.topk(k, -1)
-    return best.values, places.gather(1, best.indices)
 
 
 def pack(signal: TopSignal, drafted: Sequence[Drafted], trees: Sequence[TokenTree]) -> Packed:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from distillspec.config import ReplayConfig
+from distillspec.recording import top_signal
 from distillspec.serving.commit import Emission
 from distillspec.serving.online.fairness import fair_level
 from distillspec.serving.online.records import (
@@ -27,7 +28,7 @@ from distillspec.serving.online.records import (
     share_of,
     split_of,
 )
-from distillspec.serving.online.signal import Drafted, Packed, pack, read, top_signal
+from distillspec.serving.online.signal import Drafted, Packed, pack, read
 from distillspec.serving.requests import CompletionOutput, Request, RequestOutput
 from distillspec.serving.transfer import rows_of
 from distillspec.types import TeacherSignal

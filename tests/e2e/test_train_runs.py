@@ -61,6 +61,7 @@ def test_on_policy_runs(distill: Any, tmp_path: Path, data_folder: Path, words: 
     assert {s.source for s in fresh} == wanted
     assert len(fresh) == (8 if "loss=tvdpp" in words else 16)  # of the last two refreshes, of 8 prompts each
     assert ("what it writes is noise" in outcome.out) == ("data=draft" in words)
+    assert all((sample.writer_logprobs is not None) == ("loss=tvdpp" in words) for sample in fresh)
     if "data.mixed_by=sequence" in words:
         recorded = read_samples(data_folder / "data" / "samples")
         assert {s.response_ids for s in fresh if s.source == "teacher"} <= {s.response_ids for s in recorded}
@@ -72,7 +73,7 @@ def test_fresh_text_is_scored_once_where_a_signal_is_asked_for(distill: Any, tmp
     assert outcome.code == 0, outcome.err
     fresh = read_samples(tmp_path / "run" / "checkpoints" / "step-00000003" / "fresh")
     assert {s.source for s in fresh} == {"draft", "teacher"}
-    assert {s.signal.request for s in fresh if s.signal is not None} == {SignalRequest("topk", 16)}
+    assert {s.signal.request for s in fresh if s.signal is not None} == {SignalRequest("topk", 16, tail_draws=4)}
     assert all(s.signal is not None and len(s.signal) == len(s.response_ids) for s in fresh)
 
 
@@ -286,3 +287,14 @@ def test_an_evaluation_with_other_settings_does_not_test_on_training_prompts(
     assert len(trained) == 10
     assert not {p.token_ids for p in judged} & {p.token_ids for p in trained}
     assert summary(tmp_path / "judged")["results"][0]["prompts"] == 4
+
+
+def test_a_run_that_learns_nothing_says_so_while_it_runs_and_at_the_end(
+    distill: Any, tmp_path: Path, data_folder: Path
+) -> None:
+    words = ("train.max_steps=10", "train.eval_every=2", "train.learning_rate=1e-12")
+    outcome = distill("train", *FAST, *words, f"data.cache={data_folder}")
+    assert outcome.code == 0, outcome.err
+    said = [line for line in outcome.out.splitlines() if "WARNING: nothing learned" in line]
+    assert [line.split(":")[0] for line in said] == ["step 4", "WARNING"]  # once, after a fair share, and at the end
+    assert summary(tmp_path / "run")["nothing_learned"] == said[1]

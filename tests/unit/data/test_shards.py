@@ -141,3 +141,16 @@ def test_a_full_disk_is_one_line_and_what_was_complete_stays(tmp_path: Path, mon
 def test_samples_without_responses_make_no_shard(tmp_path: Path) -> None:
     ShardWriter(tmp_path, KEY, shard_sequences=3).flush(complete=True)
     assert read_samples(tmp_path, IDENTITY) == []
+
+
+def test_how_likely_tokens_were_when_drawn_comes_back_where_it_is_known(tmp_path: Path) -> None:
+    known = replace(sample(2, None), writer_logprobs=torch.tensor([-0.5, -2.0, -torch.inf]))
+    writer = ShardWriter(tmp_path, KEY, shard_sequences=3)
+    for one in (sample(1, None), known):
+        writer.add(one)
+    writer.flush()
+    first, second = read_samples(tmp_path, IDENTITY)
+    assert first.writer_logprobs is None
+    assert second.writer_logprobs is not None
+    assert known.writer_logprobs is not None
+    assert torch.equal(second.writer_logprobs, known.writer_logprobs)

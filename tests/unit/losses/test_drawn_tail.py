@@ -114,3 +114,20 @@ def test_draws_go_where_their_rows_go(change: Callable[[TeacherSignal], TeacherS
     signal = recorded(models()[0], 4)
     assert signal.tail_ids is not None
     assert torch.equal(change(signal).tail_ids, signal.tail_ids[1:3])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("name", "least"), [("jsd", 0.6), ("tvd", 0.9), ("rkl", 1.0), ("jsd_hybrid", 0.6)])
+def test_mass_cannot_hide_on_tail_tokens_that_are_never_drawn(name: str, least: float) -> None:
+    """A rare token is hardly ever drawn: positions that did not draw it must charge a draft that puts all there."""
+    target = torch.linspace(0, -8, VOCAB, dtype=torch.float64)
+    rare = VOCAB - 1
+    signal = recorded(target, 50)
+    assert signal.tail_ids is not None
+    assert not bool((signal.tail_ids == rare).any())
+    hiding = torch.zeros(VOCAB, dtype=torch.float64).index_fill(0, torch.tensor(rare), 12.0)
+    rows = hiding.expand(50, -1).clone().requires_grad_()
+    values = per_token_loss(name, LossInputs(rows, signal=signal)).values
+    assert float(values.detach().min()) > least
+    if name != "jsd":  # whose slope vanishes so far away
+        (slopes,) = torch.autograd.grad(values.sum(), rows)
+        assert float(slopes[:, rare].min()) > 0

@@ -13,7 +13,7 @@ from distillspec.evaluation.positions import measure_positions
 from distillspec.models import LanguageModel, initialise_draft
 from distillspec.models.draft import truncate_head
 from distillspec.recipes.osd.hindsight import Hindsight, look_back, redraw
-from distillspec.recording import top_entries
+from distillspec.recording import top_signal
 from distillspec.serving.online.records import ACCEPTED, BONUS, REJECTED, LoggedAnswer
 from distillspec.types import SamplingPolicy, TeacherSignal
 
@@ -28,7 +28,7 @@ def draft(target: LanguageModel) -> LanguageModel:
 def logged(target: LanguageModel, entries: int) -> LoggedAnswer:
     ids = torch.randint(3, 250, (6 + TOKENS,), generator=torch.Generator().manual_seed(3)).tolist()
     with torch.no_grad():
-        best, logprobs, tail = top_entries(target.logits(torch.tensor([ids]))[0, 5:-1], entries)
+        best, logprobs, tail, *_ = top_signal(target.logits(torch.tensor([ids]))[0, 5:-1], entries)
     nothing = torch.full((TOKENS,), torch.nan, dtype=torch.float16)
     return LoggedAnswer(
         request_id="0/a/1",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 
+from distillspec.data.collect import score
+from distillspec.data.prompts import stable_seed
 from distillspec.errors import RunError
 from distillspec.models import LanguageModel
 from distillspec.serving import EngineSettings
@@ -58,6 +61,26 @@ def test_the_recorded_signal_is_the_plain_forward_pass(
         logprobs = torch.log_softmax(target.logits(ids)[0, len(sample.prompt_ids) - 1 : -1].float(), -1)
         wanted = logprobs.gather(-1, sample.signal.ids.long())
         torch.testing.assert_close(sample.signal.logprobs.float(), wanted, atol=5e-3, rtol=0)
+
+
+@pytest.mark.parametrize("length", [0, 3])
+def test_draws_from_the_tail_are_those_that_scoring_the_text_gives(
+    target: LanguageModel, draft: LanguageModel, length: int
+) -> None:
+    """And so the slot generator's, which are held to the same: who writes does not matter, nor in what company."""
+    wanted = SignalRequest("topk", 6, tail_draws=3)
+    asked = [replace(request, seed=stable_seed(5, request.prompt.id)) for request in requests()]
+    generator = EngineGenerator(target, settings(3, length), draft=draft)
+    written = dict(generator.generate(asked, PLAIN, stop_ids=(), signal=wanted))
+    for sample in written.values():
+        (scored,) = score([replace(sample, signal=None)], target, wanted, seed=5)
+        assert sample.signal is not None
+        assert scored.signal is not None
+        assert sample.signal.tail_ids is not None
+        assert scored.signal.tail_ids is not None
+        assert torch.equal(sample.signal.tail_ids, scored.signal.tail_ids)
+    plain = dict(EngineGenerator(target, settings(3, length), draft=draft).generate(asked, PLAIN, stop_ids=()))
+    assert [plain[i].response_ids for i in plain] == [written[i].response_ids for i in plain]
 
 
 def test_a_truncated_draft_writes_absolute_ids_of_its_own_vocabulary(

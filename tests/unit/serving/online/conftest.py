@@ -13,7 +13,7 @@ import torch
 
 from distillspec.config import AdaptConfig, DraftConfig, GateConfig, OnlineConfig, ReplayConfig
 from distillspec.models import LanguageModel, initialise_draft, save_draft
-from distillspec.recording import top_entries
+from distillspec.recording import top_signal
 from distillspec.serving.online.layout import OnlineSettings
 from distillspec.serving.online.records import LoggedAnswer, LogKey
 from distillspec.serving.online.registry import VersionRegistry
@@ -49,7 +49,7 @@ def answer(target: LanguageModel) -> Answer:
         ids = [vocabulary[place] for place in places]
         with torch.no_grad():
             logits = target.logits(torch.tensor([ids]))[0, 5:-1]
-        best, logprobs, tail = top_entries(logits, entries)
+        best, logprobs, tail, *_ = top_signal(logits, entries)
         made = LoggedAnswer(
             request_id=name,
             index=0,

@@ -11,10 +11,10 @@ import torch
 
 from distillspec.config import ReplayConfig
 from distillspec.models import LanguageModel
+from distillspec.recording import top_of_blocks, top_signal
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.online import tap as tap_module
 from distillspec.serving.online.records import ACCEPTED, BONUS, PLAIN, REJECTED, LoggedAnswer
-from distillspec.serving.online.signal import top_of_blocks, top_signal
 from distillspec.serving.online.tap import ReplayTap, TenantCap
 
 from ..conftest import MakeEngine, prompts
