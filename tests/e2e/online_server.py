@@ -76,11 +76,11 @@ class Server:
 
 
 @contextmanager
-def serving(folder: Path, *words: str) -> Iterator[Server]:
+def serving(folder: Path, *words: str, settings: Sequence[str] = SERVE) -> Iterator[Server]:
     errors = folder / "errors.log"
     with errors.open("a") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "distillspec.cli", "serve", *SERVE, *words],
+            [sys.executable, "-m", "distillspec.cli", "serve", *settings, *words],
             cwd=folder,
             text=True,
             stdout=subprocess.PIPE,

@@ -134,6 +134,7 @@ def test_a_target_of_nan_is_an_error(draft: LanguageModel, target: LanguageModel
             speculative_generate(draft, with_nan(target), [5, 6], policy, 2, 4)
 
 
+@pytest.mark.numerics
 def test_the_cache_reads_on_and_forgets(target: LanguageModel) -> None:
     ids = torch.arange(10, 22)[None]
     with torch.no_grad():

@@ -12,10 +12,13 @@ from distillspec.models.ragged_attention import _parts, ragged_attention
 
 from .slot_cases import DEVICE, both, cache_view
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None or (DEVICE == "cpu" and "TRITON_INTERPRET" not in os.environ),
-    reason="needs Triton, and a CUDA device or its interpreter (see tests/conftest.py)",
-)
+pytestmark = [
+    pytest.mark.numerics,
+    pytest.mark.skipif(
+        importlib.util.find_spec("triton") is None or (DEVICE == "cpu" and "TRITON_INTERPRET" not in os.environ),
+        reason="needs Triton, and a CUDA device or its interpreter (see tests/conftest.py)",
+    ),
+]
 # Sums run in another order, and on CUDA exponentials are approximations.
 CLOSE = {"atol": 2e-6 if DEVICE == "cpu" else 2e-5, "rtol": 1e-5}
 

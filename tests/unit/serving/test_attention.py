@@ -24,6 +24,7 @@ from distillspec.serving.attention import choose_attention
 from ..models.slot_cases import varlen_described
 from .conftest import MakeEngine, hf_greedy, prompts
 
+pytestmark = pytest.mark.numerics
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 no_gpu = pytest.mark.skipif(bool(shutil.which("nvidia-smi")), reason="kernels are compiled here, not interpreted")
 

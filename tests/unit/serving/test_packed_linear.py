@@ -16,6 +16,8 @@ from distillspec.serving.packed_linear import PackedLinears, row_counts
 
 from .conftest import hf_greedy, prompts
 
+pytestmark = pytest.mark.numerics
+
 
 @pytest.fixture(scope="module")
 def wide() -> LanguageModel:

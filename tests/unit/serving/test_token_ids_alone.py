@@ -38,11 +38,11 @@ def test_deltas_have_no_text(engine: Engine) -> None:
 
 
 def test_what_needs_text_is_refused(engine: Engine) -> None:
-    with pytest.raises(ConfigError, match="tiny has no tokenizer, so it cannot read text; .* take token ids"):
+    with pytest.raises(ConfigError, match="tiny has no tokenizer, so it cannot read text"):
         engine.generate(["abc"])
-    with pytest.raises(ConfigError, match="^stop needs a tokenizer, which this model lacks; use stop_token_ids$"):
+    with pytest.raises(ConfigError, match="stop needs a tokenizer, which this model lacks; use stop_token_ids"):
         engine.generate([[5, 6]], SamplingParams(stop=["x"]))
-    with pytest.raises(ConfigError, match="^bad_words needs a tokenizer, .* use bad_word_ids$"):
+    with pytest.raises(ConfigError, match="bad_words needs a tokenizer, which this model lacks; use bad_word_ids"):
         engine.generate([[5, 6]], SamplingParams(bad_words=["x"]))
     answer = engine.generate([[5, 6]], replace(GREEDY, bad_word_ids=((9,),)))[0]
     assert not engine.has_work

@@ -96,6 +96,7 @@ def test_the_paired_bootstrap_is_that_of_the_ratio() -> None:
         relative_gain(([0, 0], [1, 1]), ([3, 3], [1, 1]), 100, 0)
 
 
+@pytest.mark.numerics
 def test_the_served_targets_states_are_its_own(
     target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, answer: Answer
 ) -> None:
