@@ -46,7 +46,7 @@ class ReplayConfig:
     max_waiting: int = 65536  # tokens that may wait in memory; more are dropped and counted
     tenant_share: float = 0.5  # the most of the log that one tenant among several may fill
     exclude_tenants: list[str] = field(default_factory=list)  # never logged
-    redaction: str | None = None  # MODULE:FUNCTION that sees an answer before it is queued: what of it may be kept
+    redaction: str | None = None  # MODULE:FUNCTION that sees an answer before it is written: what of it may be kept
 
     def __post_init__(self) -> None:
         require(

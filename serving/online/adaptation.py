@@ -36,11 +36,12 @@ from distillspec.serving.online.layout import OnlineSettings, TrainerControl, Tr
 from distillspec.serving.online.lock import held, is_held
 from distillspec.serving.online.monitor import ServedAcceptance
 from distillspec.serving.online.records import LogKey
+from distillspec.serving.online.redaction import Redaction
 from distillspec.serving.online.registry import Version, VersionRegistry
 from distillspec.serving.online.replay_log import ReplayLog
 from distillspec.serving.online.shadow import ServedStates, Shadow
 from distillspec.serving.online.supervisor import Supervisor
-from distillspec.serving.online.tap import Redaction, ReplayTap
+from distillspec.serving.online.tap import ReplayTap
 from distillspec.serving.online.writer import LogWriter
 from distillspec.serving.threads import compute_alone
 from distillspec.training.tracking import MetricsLog
@@ -59,7 +60,7 @@ class Adaptation:
 
     Args:
         engine: serves the registry's promoted version (`first_draft`).
-        redact: see `tap.Redaction`.
+        redact: see `redaction.Redaction`.
         report: told every verdict, rollback, alarm and line of figures; by default `metrics.jsonl` in the folder.
         wake: makes a sleeping loop call `engine.step` again; the gate's work is done there.
 
@@ -81,8 +82,8 @@ class Adaptation:
         key = LogKey.of(engine.target.identity, settings.replay.entries)
         self.replay = ReplayLog(self.layout.replay, key, settings.replay, seed=settings.seed)
         self.registry = VersionRegistry(self.layout.versions)
-        self.writer = LogWriter(self.replay)
-        self.tap = ReplayTap(settings.replay, self.writer.put, self.replay.clock, redact, settings.seed)
+        self.writer = LogWriter(self.replay, redact)
+        self.tap = ReplayTap(settings.replay, self.writer.put, self.replay.clock, settings.seed)
         self.served = ServedAcceptance(settings.gate, self._alarm)
         self.served.recall(self.registry.served())
         self._between = BetweenSteps(engine, settings.gate.busy_share, wake)
@@ -257,8 +258,7 @@ class Adaptation:
         """What the log holds, and what did not get into it."""
         return {
             **self.replay.sizes(),
-            **self.tap.counters,
-            **self.writer.counters,
+            **(self.tap.counters + self.writer.counters),
             "waiting_tokens": self.writer.waiting_tokens,
         }
 

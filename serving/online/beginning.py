@@ -11,10 +11,10 @@ from distillspec.models.draft import load_pretrained
 from distillspec.serving.engine import check_target
 from distillspec.serving.online.layout import OnlineSettings
 from distillspec.serving.online.records import LogKey
+from distillspec.serving.online.redaction import Redaction
 from distillspec.serving.online.registry import VersionRegistry
 from distillspec.serving.online.replay_log import ReplayLog
 from distillspec.serving.online.selection import offline_folder
-from distillspec.serving.online.tap import Redaction
 
 
 def first_draft(settings: OnlineSettings, target: LanguageModel, given: str | Path | None = None) -> Path:

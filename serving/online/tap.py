@@ -1,7 +1,7 @@
 """The engine's side of the log: what target and draft thought, taken in the step that thought it.
 
 One packed read from the device a step, for the rows of requests that are logged; nothing for the others. An answer is
-gathered in memory until it ends, redacted, and only then queued; serving never waits for any of it.
+gathered in memory until it ends, and only then queued; serving never waits for any of it.
 """
 
 from __future__ import annotations
@@ -34,9 +34,6 @@ from distillspec.types import TeacherSignal
 
 log = logging.getLogger(__name__)
 
-Redaction = Callable[[LoggedAnswer], LoggedAnswer | None]
-"""Sees an answer before anything else does; returns what may be kept of it, or None."""
-
 RECENT = 512  # requests that a tenant's part of the log is counted over
 
 
@@ -65,10 +62,9 @@ class ReplayTap:
         config: ReplayConfig,
         queue: Callable[[LoggedAnswer], bool],
         clock: Callable[[], float],
-        redact: Redaction | None = None,
         seed: int = 0,
     ) -> None:
-        self.config, self.queue, self.clock, self.redact = config, queue, clock, redact
+        self.config, self.queue, self.clock = config, queue, clock
         self.paused = False
         self.counters: Counter[str] = Counter()
         self._growing: dict[tuple[str, int], _Growing] = {}
@@ -172,15 +168,8 @@ class ReplayTap:
         if completion.error is not None or len(growing.drafted) != len(completion.token_ids):
             self.counters["incomplete"] += 1
             return
-        answer: LoggedAnswer | None = self._answer(growing, completion)
-        if self.redact is not None and answer is not None:
-            answer = self.redact(answer)
-        if answer is None:
-            self.counters["redacted"] += 1
-        elif self.queue(answer):
-            self.counters["logged"] += 1
-        else:
-            self.counters["dropped_queue"] += 1
+        taken = self.queue(self._answer(growing, completion))
+        self.counters["logged" if taken else "dropped_queue"] += 1
 
     def _answer(self, growing: _Growing, completion: CompletionOutput) -> LoggedAnswer:
         request = growing.request

@@ -145,15 +145,6 @@ def test_a_tenant_deleted_in_the_middle_of_a_step_leaves_nothing(
     assert tap._waiting_tokens == 0
 
 
-def test_redaction_sees_everything_first(draft: LanguageModel, make_engine: MakeEngine) -> None:
-    tap, logged = tapped()
-    tap.redact = lambda answer: None if answer.request_id == "r1" else replace(answer, tenant="nobody")
-    serve(make_engine(draft), tap, requests())
-    assert {answer.request_id for answer in logged} == {"r0", "r2", "r3", "r4", "r5"}
-    assert {answer.tenant for answer in logged} == {"nobody"}
-    assert tap.counters["redacted"] == 1
-
-
 def test_a_share_of_requests_is_chosen_by_their_ids(draft: LanguageModel, make_engine: MakeEngine) -> None:
     engine = make_engine(draft)
     chosen = []
