@@ -35,6 +35,7 @@ from distillspec.serving.online.idle import BetweenSteps, Stopped
 from distillspec.serving.online.layout import OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.lock import held, is_held
 from distillspec.serving.online.monitor import ServedAcceptance
+from distillspec.serving.online.need import fewest_answers
 from distillspec.serving.online.records import LogKey
 from distillspec.serving.online.redaction import Redaction
 from distillspec.serving.online.registry import Version, VersionRegistry
@@ -104,8 +105,10 @@ class Adaptation:
             raise ConfigError(f"no draft is promoted in {self.layout.versions}; see first_draft")
         self._base = self.registry.promotions()[0]["version"]
         self._shadow = shadow
-        self.supervisor = Supervisor(settings) if settings.online.mode == "on" else None
-        self._control = TrainerControl(asked=TrainerControl.read(self.layout.control).asked)
+        embedded = settings.online.mode == "on"
+        self.supervisor = Supervisor(settings, needed=self._something_to_learn) if embedded else None
+        self._control = TrainerControl.read(self.layout.control).with_(idle=True)
+        self.tap.paused = self._control.paused
         self._busy_s = time.monotonic()
         self._started_s = time.monotonic()
         self._trained_before_s = TrainerState.read(self.layout.state).seconds
@@ -130,6 +133,8 @@ class Adaptation:
             )
             self._open.enter_context(held(self.layout.trainer / "server.lock", wait=False, refusal=refusal))
         self._control.write(self.layout.control)
+        if self.paused:
+            log.warning("online adaptation is still paused: it logs and learns nothing until somebody resumes it")
         self.writer.start()
         self.engine.core.committer.observer = self._observe
         for name, work, every_s in (
@@ -184,7 +189,7 @@ class Adaptation:
         return self._control.paused
 
     def pause(self) -> None:
-        """Log nothing new and train no more, until `resume`."""
+        """Log nothing new and train no more, until `resume`; a restart stays paused."""
         self.tap.paused = True
         self._tell_trainer(paused=True)
 
@@ -263,7 +268,8 @@ class Adaptation:
         }
 
     def trainer_stage(self, state: TrainerState) -> str:
-        """What the trainer does, `quarantined`, `gone` where none runs, `elsewhere` where another keeps ours out."""
+        """What the trainer does, `quarantined`, `gone` where none runs, `elsewhere` where another keeps ours out,
+        `waiting_for_text` where ours has nothing to learn yet and is not started."""
         if self.supervisor is None:
             if state.quarantined:
                 return "quarantined"
@@ -271,8 +277,10 @@ class Adaptation:
         if self.supervisor.problem is not None:
             return "quarantined"
         pid = self.supervisor.pid
+        if pid is None and is_held(self.layout.trainer / "trainer.lock"):
+            return "elsewhere"
         if pid is None:
-            return "elsewhere" if self.supervisor.occupied else "gone"
+            return "paused" if self.paused else self.supervisor.absent
         if state.pid != pid:
             return "starting"
         return "paused" if self.paused and state.stage == "waiting" else state.stage
@@ -297,10 +305,18 @@ class Adaptation:
         if idle != self._control.idle:
             self._tell_trainer(idle=idle)
         if self.supervisor is not None:
-            self.supervisor.poll()
+            self.supervisor.poll(idle)
             self._tell_of_quarantine(self.supervisor.problem)
         if time.monotonic() - self._started_s > (self._lines + 1) * self.settings.online.metrics_s:
             self._write_figures()
+
+    def _something_to_learn(self) -> bool:
+        """Whether a trainer could begin an update with what is logged."""
+        if self.paused:
+            return False
+        state, fewest = TrainerState.read(self.layout.state), fewest_answers(self.settings.adapt)
+        new = self.replay.count(after=state.cursor, split="train")
+        return (new > 0 and self._control.asked > state.asked) or (fewest is not None and new >= fewest)
 
     def _tell_of_quarantine(self, problem: str | None) -> None:
         if problem is not None and problem != self._said:

@@ -113,6 +113,7 @@ class TrainerState(_Message):
     """What the trainer remembers between updates, and shows; written by the process that holds its lock."""
 
     cursor: int = 0  # the last logged answer it has considered
+    asked: int = 0  # the last update asked for by hand that it has begun
     updates: int = 0
     bad_updates: int = 0  # in a row
     learnt: int = 0  # new answers it learnt from

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -108,11 +107,10 @@ def _complain(message: str) -> None:
 
 
 def main() -> int:
-    """The embedded trainer: ends with the process that started it."""
+    """The embedded trainer: ends with the process that started it, which also lowers its priority."""
     root = Path(sys.argv[1])
     end_with_parent()
     settings = read_settings(root)
-    os.nice(settings.adapt.niceness)
     try:
         with listen_for_stop() as stop, open_tracking(settings, settings.layout.trainer) as tracking:
             run_trainer(settings, lambda: stop.asked, report=tracking.report, wait=tracking.wait)

@@ -47,6 +47,7 @@ CREATE TABLE IF NOT EXISTS rewrites (shard INTEGER PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS refusals (file TEXT PRIMARY KEY, reason TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL)
 """
+COUNT = "SELECT COUNT(*) FROM answers WHERE number > ? AND split = ?"
 MIB = 1 << 20
 
 
@@ -155,6 +156,10 @@ class ReplayLog:
         query = "SELECT * FROM answers WHERE number > ? AND number <= ?"
         found = self._database.rows(f"{query} ORDER BY number", (after, up_to if up_to is not None else 1 << 62))
         return [Entry(**row) for row in found if split is None or row["split"] == split]
+
+    def count(self, *, after: int = 0, split: Split) -> int:
+        """How many answers `entries` would give."""
+        return int(self._database.value(COUNT, (after, split)))
 
     def newest_number(self) -> int:
         """The number of the last answer ever entered, deleted ones included; 0 for an empty log."""

@@ -62,7 +62,6 @@ class OnlineTrainer:
         self.drift = DriftDetector(self.config.drift_drop)
         self._followed = self._look_back()  # the last answer that the drift detector has seen
         self._drifted = False
-        self._asked = self.control.asked
         self._since_s = clock()
         self._offline: list | None = None
 
@@ -73,7 +72,7 @@ class OnlineTrainer:
         self._follow()
         if not new or self.control.paused:
             return None
-        if self.control.asked > self._asked:
+        if self.control.asked > self.state.asked:
             return "asked"
         if len(new) < self.config.min_requests or (self.config.idle_only and not self.control.idle):
             return None
@@ -90,8 +89,9 @@ class OnlineTrainer:
             RunError: so many updates in a row failed that the trainer stops for good (`state.quarantined`).
             ConfigError: the log and the draft do not go together.
         """
+        self.state = self.state.with_(asked=self.control.asked)
         self._stage("selecting")
-        self._asked, self._drifted, self._since_s = self.control.asked, False, self._clock()
+        self._drifted, self._since_s = False, self._clock()
         self.drift.restart()
         up_to = self.replay.newest_number()
         chosen, skipped = self._select(self._new_entries(up_to))

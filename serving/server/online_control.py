@@ -11,7 +11,7 @@ from distillspec.serving.core import StepOutput
 DECISIONS = ("promoted", "inconclusive", "refused")
 DROPS = ("memory", "queue", "disk", "error", "incomplete", "capped", "redacted", "deleted")
 STAGES = (
-    *("off", "gone", "elsewhere", "starting", "waiting", "selecting", "loading"),
+    *("off", "gone", "elsewhere", "waiting_for_text", "starting", "waiting", "selecting", "loading"),
     *("learning", "saving", "registering", "paused", "quarantined"),
 )
 

@@ -126,7 +126,9 @@ def test_it_learns_is_killed_and_goes_on_from_what_it_promoted(given: Path, tmp_
 def test_a_second_signal_ends_server_and_trainer_at_once(given: Path, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "online")
     with serving(tmp_path, "online=on", f"draft.path={given}", "server.drain_s=600", *TRAIN) as server:
-        trainer, replies = server.new_trainer([]), []
+        assert server.trainer()["stage"] == "waiting_for_text"
+        with Traffic(server):
+            trainer, replies = server.new_trainer([]), []
 
         def ask() -> None:
             body = {**GREEDY[0], "max_tokens": 200, "ignore_eos": True, "n": 8}
