@@ -162,7 +162,7 @@ class GateConfig:
     verify_cost: float = 0.05  # cost of each further token in a verification, in target steps
     busy_share: float = 0.05  # share of time that judging may take from a busy engine
     canary_requests: int = 0  # requests that a candidate serves on trial before it is promoted; 0: no trial
-    rollback_requests: int = 32  # finished requests of a version before its acceptance counts as known
+    rollback_requests: int = 32  # finished requests of a version before its acceptance can make it suspect
     window: int = 400  # newest finished requests of a version that its interval is made of
     collapse: float = 0.5  # alarm when the short average of acceptance falls below so much of the long one
     bootstrap_samples: int = 1000

@@ -113,7 +113,7 @@ class Adaptation:
         self._started_s = time.monotonic()
         self._trained_before_s = TrainerState.read(self.layout.state).seconds
         self._lines = 0
-        self.happened: Counter[str] = Counter()  # since the start: promoted, refused, rollback, alarm, …
+        self.happened: Counter[str] = Counter()  # since the start: promoted, refused, suspicion, rollback, alarm, …
         self._open = ExitStack()
         self._said: str | None = None  # the trainer's problem, as last told
         self._stopping = threading.Event()
@@ -236,6 +236,7 @@ class Adaptation:
             "serving": serving.name if serving is not None else None,
             "canary": canary.candidate.name if (canary := self.gatekeeper.canary) is not None else None,
             "waiting_for": self.gatekeeper.waiting_for,
+            "suspected": suspicion.reason if (suspicion := self.gatekeeper.suspicion) is not None else None,
             "served": self.served.figures(),
             "log": self.log_figures(),
             "trainer": {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -54,9 +55,12 @@ class Judge:
         self._costs = costs or (lambda draft: estimate_costs(shadow.target, draft, settings.gate))
         self._offline: list[Exam] | None = None
 
-    def newest(self) -> list[Entry]:
-        """All answers to the newest held-out requests."""
-        entries = self.replay.entries(split="held_out")
+    def held_out(self, since_s: float = -math.inf) -> list[Entry]:
+        """All held-out answers after a time."""
+        return [entry for entry in self.replay.entries(split="held_out") if entry.time_s > since_s]
+
+    def newest(self, entries: Sequence[Entry]) -> list[Entry]:
+        """All answers to the newest of the requests."""
         requests = set(list(dict.fromkeys(entry.request_id for entry in reversed(entries)))[: self.config.requests])
         return [entry for entry in entries if entry.request_id in requests]
 

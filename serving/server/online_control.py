@@ -34,6 +34,7 @@ class OnlineFigures:
     waiting_for: str | None = None  # why the newest candidate is not judged yet
     paused: bool = False
     collapsed: bool = False  # acceptance fell to a part of what it was
+    suspected: bool = False  # what serves had less acceptance than its predecessor; not confirmed
     answers: int = 0  # in the replay log
     tokens: int = 0
     bytes: int = 0
