@@ -84,7 +84,9 @@ class Adaptation:
         self.replay = ReplayLog(self.layout.replay, key, settings.replay, seed=settings.seed)
         self.registry = VersionRegistry(self.layout.versions)
         self.writer = LogWriter(self.replay, redact)
-        self.tap = ReplayTap(settings.replay, self.writer.put, self.replay.clock, settings.seed)
+        self.tap = ReplayTap(
+            settings.replay, self.writer.put, self.replay.clock, settings.seed, is_full=lambda: self.replay.full
+        )
         self.served = ServedAcceptance(settings.gate, self._alarm)
         self.served.recall(self.registry.served())
         self._between = BetweenSteps(engine, settings.gate.busy_share, wake)

@@ -12,6 +12,7 @@ from itertools import takewhile
 from distillspec.data.shards import read_samples, recorded_key
 from distillspec.errors import ConfigError, RunError, in_one_line
 from distillspec.models import LanguageModel, load_draft
+from distillspec.serving.online.fairness import newest_within
 from distillspec.serving.online.gate import Comparison, Costs, Verdict, decide, estimate_costs
 from distillspec.serving.online.idle import Stopped
 from distillspec.serving.online.layout import OnlineSettings
@@ -60,8 +61,11 @@ class Judge:
         return [entry for entry in self.replay.entries(split="held_out") if entry.time_s > since_s]
 
     def newest(self, entries: Sequence[Entry]) -> list[Entry]:
-        """All answers to the newest of the requests."""
-        requests = set(list(dict.fromkeys(entry.request_id for entry in reversed(entries)))[: self.config.requests])
+        """All answers to the newest of the requests, of every tenant as many as there is room for."""
+        last = {entry.request_id: entry for entry in entries}.values()
+        in_order = sorted(last, key=lambda entry: entry.number)
+        chosen = newest_within(in_order, self.config.requests, lambda entry: entry.tenant)
+        requests = {entry.request_id for entry in chosen}
         return [entry for entry in entries if entry.request_id in requests]
 
     def exams(self, entries: Sequence[Entry]) -> list[Exam]:

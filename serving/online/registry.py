@@ -243,13 +243,17 @@ class VersionRegistry:
         return [ServedRecord(row["version"], json.loads(row["totals"]), json.loads(row["seen"])) for row in found]
 
     def boot(self) -> Version | None:
-        """The version to start with: the promoted one or, where its folder is damaged, the one before."""
+        """The version to start with: the promoted one or, where its folder is damaged, the one before; None where
+        nothing that was ever promoted is intact."""
         current = self.current()
         if current is None:
             return None
         problem = self.problem_of(current)
         if problem is None:
             return current
+        if self.predecessor() is None:
+            log.error("the promoted draft %s is damaged (%s), and there is no earlier one", current.name, problem)
+            return None
         log.error("the promoted draft %s is damaged (%s); going back", current.name, problem)
         return self.rollback(f"damaged: {problem}", expected=current.name)
 

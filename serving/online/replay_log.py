@@ -49,6 +49,7 @@ CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NU
 """
 COUNT = "SELECT COUNT(*) FROM answers WHERE number > ? AND split = ?"
 MIB = 1 << 20
+FULL = 0.9  # of `replay.max_mib`: whole shards come and go, so that it is rarely met exactly
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ class ReplayLog:
         self.clock = clock or SteadyClock(newest)
         self._deletions = {tenant: (at, min(at, self.clock())) for tenant, at in self.deleted_at().items()}
         self.refused: dict[str, str] = {}  # file → why its answers are not read
+        self.full = False  # new answers take the place of others; known since this process wrote last
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -348,6 +350,7 @@ class ReplayLog:
         self._forget(gone)
         self._count("expired_shards", len(gone))
         budget = int(self.config.max_mib * MIB)
+        self.full = (self._database.value("SELECT SUM(bytes) FROM shards") or 0) >= FULL * budget
         if self.config.keep == "fifo":
             self._drop_oldest(budget)
         else:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from distillspec.config import ReplayConfig
 from distillspec.serving.commit import Emission
-from distillspec.serving.online.fairness import fair_level
 from distillspec.serving.online.records import (
     ACCEPTED,
     BONUS,
@@ -55,6 +54,7 @@ class ReplayTap:
         queue: takes a whole answer, at once; False where it is full.
         clock: seconds since the epoch, for the records.
         seed: of the draws from the target's tail.
+        is_full: whether what is logged now takes the place of something else in the log.
     """
 
     def __init__(
@@ -63,8 +63,9 @@ class ReplayTap:
         queue: Callable[[LoggedAnswer], bool],
         clock: Callable[[], float],
         seed: int = 0,
+        is_full: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.config, self.queue, self.clock = config, queue, clock
+        self.config, self.queue, self.clock, self._is_full = config, queue, clock, is_full
         self.paused = False
         self.counters: Counter[str] = Counter()
         self._growing: dict[tuple[str, int], _Growing] = {}
@@ -129,7 +130,8 @@ class ReplayTap:
             return False
         if share_of(request.id, "log") >= config.share:
             return False
-        if not self._cap.admits(request.tenant):
+        fair = self._cap.admits(request.tenant)
+        if not fair and self._is_full():
             self.counters["capped"] += 1
             return False
         return True
@@ -204,10 +206,10 @@ class ReplayTap:
 
 
 class TenantCap:
-    """Keeps one tenant among several from filling the log: of the newest requests it gets a fair part.
+    """Keeps one tenant among several from filling the log: of the newest requests it may have `share`.
 
-    The requests that were refused count too. Were it those that are logged alone, a tenant that fell silent would hold
-    the others at its own level for ever.
+    The part is of the requests that came, not of what the others ask for. Else a single request of another tenant would
+    silence a large one. What the others do not use stays free for what is in the log already.
     """
 
     def __init__(self, share: float, recent: int = RECENT) -> None:
@@ -219,7 +221,8 @@ class TenantCap:
     def admits(self, tenant: str) -> bool:
         """Whether another request of this tenant may be logged. A tenant that is alone may fill the log."""
         self._count(tenant)
-        part = fair_level(list(self._counts.values()), self.share) / self._counts[tenant]
+        share = max(self.share, 1 / len(self._counts))
+        part = share * len(self._recent) / self._counts[tenant]
         if part >= 1:
             self._credit.pop(tenant, None)
             return True

@@ -24,7 +24,7 @@ from distillspec.serving.online.layout import OnlineSettings, TrainerControl, Tr
 from distillspec.serving.online.learning import Learnt, Lesson, learn, lesson_of
 from distillspec.serving.online.registry import Version, VersionRegistry
 from distillspec.serving.online.replay_log import Entry, ReplayLog
-from distillspec.serving.online.selection import Selection, offline_samples, select
+from distillspec.serving.online.selection import Selection, newest_that_fit, offline_samples, select
 
 log = logging.getLogger(__name__)
 
@@ -114,13 +114,7 @@ class OnlineTrainer:
         room = config.max_steps * config.batch_tokens / config.epochs
         if config.mode == "replay":
             room *= 1 - config.replay_share - config.offline_share
-        kept: list[Entry] = []
-        for entry in reversed(new):
-            room -= entry.tokens
-            if room < 0 and kept:
-                break
-            kept.append(entry)
-        kept.reverse()
+        kept = newest_that_fit(new, room)
         old = self._old_entries(kept[0].number - 1 if kept else 0)
         if self._offline is None:
             made_for = self._target().identity
@@ -162,7 +156,7 @@ class OnlineTrainer:
         answers = self.replay.load([*chosen.new, *chosen.old])
         if not answers:
             raise RunError("the chosen answers are gone from the log; nothing is learnt")
-        lessons = [lesson_of(answer, self.config) for answer in answers]
+        lessons = [lesson_of(answer, self.config, chosen.weights[answer.tenant]) for answer in answers]
         return lessons + [Lesson(sample, torch.ones(len(sample.response_ids))) for sample in chosen.offline]
 
     def _parent(self) -> Version:
