@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from distillspec.config import ReplayConfig
-from distillspec.errors import ConfigError
+from distillspec.errors import ConfigError, RunError
 from distillspec.files import sha256_of, write_atomic
 from distillspec.serving.online.clock import SteadyClock
 from distillspec.serving.online.database import Database
@@ -121,10 +121,14 @@ class ReplayLog:
         return len(kept)
 
     def delete_tenant(self, tenant: str) -> int:
-        """Leave no byte of a tenant's answers, recorded up to now; how many were listed.
+        """Delete a tenant's answers, recorded up to now, from shards and manifest; how many were listed.
 
-        They are off the list at once. Where a crash or a full disk keeps their bytes in files, the next `reconcile`
-        or deletion, of whichever tenant, removes them.
+        They are off the list at once. Where a crash, a full disk or a busy reader keeps their bytes in files, the next
+        `reconcile` or deletion, of whichever tenant, removes them. The tenant's name stays in the list of deletions.
+        Files are overwritten or removed; what the disk or a backup keeps of them is not reached.
+
+        Raises:
+            RunError: bytes are left for now, see above.
         """
         with self._changing():
             now = self.clock()
@@ -138,6 +142,21 @@ class ReplayLog:
             self._sweep()
             self._finish_deletions()
         return count
+
+    @contextmanager
+    def still_there(self, entries: Sequence[Entry]) -> Iterator[None]:
+        """Hold deletions off while the block runs.
+
+        Raises:
+            RunError: a tenant of these entries was deleted, and some of them with it.
+        """
+        with self._changing():
+            first, last = min(e.number for e in entries), max(e.number for e in entries)
+            present = {entry.number for entry in self.entries(after=first - 1, up_to=last)}
+            deleted = self.deleted_at()
+            if any(e.number not in present and e.tenant in deleted for e in entries):
+                raise RunError("a tenant was deleted while its answers were learnt from; what came of it is dropped")
+            yield
 
     def reconcile(self) -> None:
         """After a crash: files that the manifest does not know go, entries without an intact file are forgotten, and
@@ -278,7 +297,7 @@ class ReplayLog:
             log.error("a tenant's deletion in %s is not finished, the next start tries again: %s", self.folder, error)
 
     def _finish_deletions(self) -> None:
-        """Leave in files and manifest no byte of answers that were taken off the list."""
+        """Remove from files and manifest the answers that were taken off the list."""
         for row in self._database.rows("SELECT shard FROM rewrites"):
             self._rewrite(row["shard"])
         self._database.scrub()

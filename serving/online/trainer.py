@@ -86,7 +86,8 @@ class OnlineTrainer:
         """Learn once; the new candidate, or None where the numbers were not finite.
 
         Raises:
-            RunError: so many updates in a row failed that the trainer stops for good (`state.quarantined`).
+            RunError: so many updates in a row failed that the trainer stops for good (`state.quarantined`); or a tenant
+                was deleted that it learnt from.
             ConfigError: the log and the draft do not go together.
         """
         self.state = self.state.with_(asked=self.control.asked)
@@ -227,7 +228,9 @@ class OnlineTrainer:
             save_draft(draft, folder, self._target(), {"online": trained})
             self._stage("registering")
 
-        return self.registry.add(write, parent=parent.name, requests=(min(numbers), max(numbers)), metrics=trained)
+        requests = min(numbers), max(numbers)
+        with self.replay.still_there([*chosen.old, *chosen.new]):
+            return self.registry.add(write, parent=parent.name, requests=requests, metrics=trained)
 
     def _target(self) -> TargetRecord:
         return recorded_target(self._current().path)

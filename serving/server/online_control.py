@@ -97,5 +97,5 @@ class OnlineControl(Protocol):
         ...
 
     def delete_tenant(self, tenant: str) -> int:
-        """Delete all records of a tenant; how many there were."""
+        """Delete all logged answers of a tenant; how many there were."""
         ...

@@ -156,7 +156,10 @@ def test_no_byte_of_who_opts_out_or_is_deleted_is_in_the_folder(
         for who in ("open", "gone"):
             assert {name.split("-")[0] for name in found(who)} >= {"shard", "manifest.sqlite"}, who
         assert "manifest.sqlite-wal" in found("gone")
+        assert sum(map(len, engine.core.roster.pool.contents)) > 0
         assert adaptation.delete_tenant("gone-tenant") == 1
+        engine.step()
+        assert sum(map(len, engine.core.roster.pool.contents)) == 0  # what idle slots remembered
         assert {who for who in whose if found(who)} == {"open"}
     assert {who for who in whose if found(who)} == {"open"}
     named = {who: traces(settings.layout.root, f"{who}-tenant") for who in whose}
