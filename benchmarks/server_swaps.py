@@ -3,15 +3,16 @@
     python benchmarks/server_swaps.py --minutes 10
 
 `distill serve online=on` on the tiny target. Of its clients 30 % leave early and 10 % send garbage; every few seconds
-another version is promoted by hand and the trainer is killed. Every remaining answer is greedy and must be that of a
-quiet run before; all slots must be free afterwards, and the log must tell no error but the alarms that are due. Ends
-with 1 when anything went wrong; `results/server_swaps.json`.
+another version is promoted by hand and the trainer is killed, every second time while it learns. Every remaining answer
+is greedy and must be that of a quiet run before; all slots must be free afterwards, and the log must tell no error but
+the alarms that are due. Ends with 1 when anything went wrong; `results/server_swaps.json`.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import os
 import random
@@ -100,10 +101,12 @@ class Trouble:
             self.outcomes["swapped" if "version" in done else "swap refused"] += 1
 
     async def kill(self, dice: random.Random) -> None:
-        """A trainer that dies every few seconds, whatever it does."""
-        while not self.over:
+        """A trainer that dies again and again: in turn after some seconds, whatever it does, and while it learns."""
+        for patient in itertools.cycle((False, True)):
             await asyncio.sleep(dice.uniform(*KILL_EVERY_S))
-            trainer = (await admin(self.client, "GET", "online"))["trainer"]
+            trainer = await self._trainer(learning=patient)
+            if self.over:
+                return
             if trainer["quarantined"]:  # killed too often in a row
                 await admin(self.client, "POST", "online/resume")
                 self.outcomes["trainer resumed"] += 1
@@ -111,6 +114,14 @@ class Trouble:
                 with suppress(ProcessLookupError):
                     os.kill(trainer["pid"], signal.SIGKILL)
                     self.outcomes[f"trainer killed, {trainer['stage']}"] += 1
+
+    async def _trainer(self, learning: bool) -> dict[str, Any]:
+        """How it stands; with `learning` as soon as it learns, or can no more."""
+        while True:
+            trainer: dict[str, Any] = (await admin(self.client, "GET", "online"))["trainer"]
+            if not learning or trainer["stage"] in ("learning", "quarantined") or self.over:
+                return trainer
+            await asyncio.sleep(0.02)
 
     async def watch(self, process: psutil.Process) -> None:
         """The server's memory."""

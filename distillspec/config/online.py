@@ -44,9 +44,9 @@ class ReplayConfig:
     shard_positions: int = 4096  # tokens a shard
     flush_s: float = 30.0  # a shard is written after so many seconds, full or not
     max_waiting: int = 65536  # tokens that may wait in memory; more are dropped and counted
-    tenant_share: float = 0.5  # the most of the log that one tenant among several may fill
+    tenant_share: float = 0.5  # of the newest requests: what one tenant among several gets into a full log
     exclude_tenants: list[str] = field(default_factory=list)  # never logged
-    redaction: str | None = None  # MODULE:FUNCTION that sees an answer before it is queued: what of it may be kept
+    redaction: str | None = None  # MODULE:FUNCTION that sees an answer before it is written: what of it may be kept
 
     def __post_init__(self) -> None:
         require(
@@ -85,7 +85,7 @@ class AdaptConfig:
     replay_share: float = 0.3  # of an update's tokens, from older requests
     offline_share: float = 0.0  # of an update's tokens, from the offline set
     offline: str | None = None  # data folder or run of distill generate: against forgetting, and for the gate
-    tenant_share: float = 0.5  # the most of an update that one tenant among several may be
+    tenant_share: float = 0.5  # the most that one tenant among several may count for in an update, by weight
     anchor: float = 0.0  # weight of KL(promoted draft ‖ draft)
     lora_rank: int = 0  # 0: all weights learn; else adapters of this rank (needs peft), merged at the end
     lora_by: str = "all"  # one adapter for all text | domain: one each, merged by the domains' shares of the text
@@ -162,7 +162,7 @@ class GateConfig:
     verify_cost: float = 0.05  # cost of each further token in a verification, in target steps
     busy_share: float = 0.05  # share of time that judging may take from a busy engine
     canary_requests: int = 0  # requests that a candidate serves on trial before it is promoted; 0: no trial
-    rollback_requests: int = 32  # finished requests of a version before its acceptance counts as known
+    rollback_requests: int = 32  # finished requests of a version before its acceptance can make it suspect
     window: int = 400  # newest finished requests of a version that its interval is made of
     collapse: float = 0.5  # alarm when the short average of acceptance falls below so much of the long one
     bootstrap_samples: int = 1000

@@ -51,5 +51,8 @@ def _export(config: ReplayCommand, replay: ReplayLog, folder: Path) -> dict:
 def _delete(config: ReplayCommand, replay: ReplayLog, folder: Path) -> dict:
     assert config.tenant is not None
     count = replay.delete_tenant(config.tenant)
-    print(f"{count} answers of {config.tenant} are deleted; draft versions that learnt from them stay")
+    print(
+        f"{count} answers of {config.tenant} are deleted from the log; draft versions that learnt from them and "
+        "exports stay, and so does a running server's memory (/admin/replay/delete reaches that)"
+    )
     return {"deleted": count}

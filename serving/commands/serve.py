@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from distillspec.serving.online.adaptation import Adaptation
     from distillspec.serving.online.layout import OnlineSettings
     from distillspec.serving.server.parts import Parts
+
+log = logging.getLogger(__name__)
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 
@@ -52,7 +55,8 @@ def run(config: ServeCommand, folder: Path) -> None:
         logging_to_stderr(config.server.log_format),
         closing(in_own_thread(lambda: _load_engine(config, draft, online))) as engine,
     ):
-        adaptation = None if online is None else _adaptation(engine, online, lambda: parts.bridge.thread.wake())
+        learns = online is not None and engine.core.proposer is not None
+        adaptation = _adaptation(engine, online, lambda: parts.bridge.thread.wake()) if online and learns else None
         extra = _drafts_and_control(config, engine, draft, adaptation)
         parts = make_parts(config.server, engine, keys=keys, admin=admin, **extra)
         with adaptation or nullcontext():
@@ -84,9 +88,12 @@ def _online_settings(config: ServeCommand, draft: Path | None) -> OnlineSettings
 def _load_engine(config: ServeCommand, draft: Path | None, online: OnlineSettings | None) -> Engine:
     target = load_target(config.target)
     if online is not None:
-        from distillspec.serving.online.beginning import first_draft
+        from distillspec.serving.online.beginning import NothingIntact, first_draft
 
-        draft = first_draft(online, target, draft)
+        try:
+            draft = first_draft(online, target, draft)
+        except NothingIntact as error:
+            log.error("serving without a draft, and nothing is logged or learnt: %s", error)
     return Engine(target, _load_draft(draft, target), config.engine)
 
 

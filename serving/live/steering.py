@@ -46,6 +46,7 @@ class Steering:
             waiting_for=keeper.waiting_for,
             paused=adaptation.paused,
             collapsed=adaptation.served.collapsed,
+            suspected=keeper.suspicion is not None,
             answers=log["answers"],
             tokens=log["tokens"],
             bytes=log["bytes"],

@@ -36,12 +36,14 @@ from distillspec.serving.online.idle import BetweenSteps, Stopped
 from distillspec.serving.online.layout import OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.lock import held, is_held
 from distillspec.serving.online.monitor import ServedAcceptance
+from distillspec.serving.online.need import fewest_answers
 from distillspec.serving.online.records import LogKey
+from distillspec.serving.online.redaction import Redaction
 from distillspec.serving.online.registry import Version, VersionRegistry
 from distillspec.serving.online.replay_log import ReplayLog
 from distillspec.serving.online.shadow import ServedStates, Shadow
 from distillspec.serving.online.supervisor import Supervisor
-from distillspec.serving.online.tap import Redaction, ReplayTap
+from distillspec.serving.online.tap import ReplayTap
 from distillspec.serving.online.writer import LogWriter
 from distillspec.serving.threads import compute_alone
 from distillspec.training.tracking import MetricsLog
@@ -60,7 +62,7 @@ class Adaptation:
 
     Args:
         engine: serves the registry's promoted version (`first_draft`).
-        redact: see `tap.Redaction`.
+        redact: see `redaction.Redaction`.
         report: told every verdict, rollback, alarm and line of figures; by default `metrics.jsonl` in the folder.
         wake: makes a sleeping loop call `engine.step` again; the gate's work is done there.
 
@@ -82,8 +84,10 @@ class Adaptation:
         key = LogKey.of(engine.target.identity, settings.replay.entries)
         self.replay = ReplayLog(self.layout.replay, key, settings.replay, seed=settings.seed)
         self.registry = VersionRegistry(self.layout.versions)
-        self.writer = LogWriter(self.replay)
-        self.tap = ReplayTap(settings.replay, self.writer.put, self.replay.clock, redact, settings.seed)
+        self.writer = LogWriter(self.replay, redact)
+        self.tap = ReplayTap(
+            settings.replay, self.writer.put, self.replay.clock, settings.seed, is_full=lambda: self.replay.full
+        )
         self.served = ServedAcceptance(settings.gate, self._alarm)
         self.served.recall(self.registry.served())
         self._between = BetweenSteps(engine, settings.gate.busy_share, wake)
@@ -104,13 +108,15 @@ class Adaptation:
             raise ConfigError(f"no draft is promoted in {self.layout.versions}; see first_draft")
         self._base = self.registry.promotions()[0]["version"]
         self._shadow = shadow
-        self.supervisor = Supervisor(settings) if settings.online.mode == "on" else None
-        self._control = TrainerControl(asked=TrainerControl.read(self.layout.control).asked)
+        embedded = settings.online.mode == "on"
+        self.supervisor = Supervisor(settings, needed=self._something_to_learn) if embedded else None
+        self._control = TrainerControl.read(self.layout.control).with_(idle=True)
+        self.tap.paused = self._control.paused
         self._busy_s = time.monotonic()
         self._started_s = time.monotonic()
         self._trained_before_s = TrainerState.read(self.layout.state).seconds
         self._lines = 0
-        self.happened: Counter[str] = Counter()  # since the start: promoted, refused, rollback, alarm, …
+        self.happened: Counter[str] = Counter()  # since the start: promoted, refused, suspicion, rollback, alarm, …
         self._open = ExitStack()
         self._said: str | None = None  # the trainer's problem, as last told
         self._stopping = threading.Event()
@@ -130,6 +136,8 @@ class Adaptation:
             )
             self._open.enter_context(held(self.layout.trainer / "server.lock", wait=False, refusal=refusal))
         self._control.write(self.layout.control)
+        if self.paused:
+            log.warning("online adaptation is still paused: it logs and learns nothing until somebody resumes it")
         self.writer.start()
         self.engine.core.committer.observer = self._observe
         for name, work, every_s in (
@@ -184,7 +192,7 @@ class Adaptation:
         return self._control.paused
 
     def pause(self) -> None:
-        """Log nothing new and train no more, until `resume`."""
+        """Log nothing new and train no more, until `resume`; a restart stays paused."""
         self.tap.paused = True
         self._tell_trainer(paused=True)
 
@@ -209,15 +217,25 @@ class Adaptation:
         ]
 
     def delete_tenant(self, tenant: str) -> int:
-        """Leave no byte of a tenant in memory or log; how many logged answers there were.
+        """Delete what was logged of a tenant; how many logged answers there were.
 
-        Versions that learnt from them stay: weights are not text.
+        Covered: its answers in the making, those that wait, shards and manifest; what the gate has read; the prompts
+        that idle slots remember, of all tenants; an update under way that learnt from it, of which no version comes.
+        Not covered: versions made before, exports and backups, the numbers in the KV caches until other text
+        overwrites them, requests that still run, and the tenant's name (in the list of deletions; with
+        `adapt.drift_by=tenant` in the trainer's state and the figures). Its next requests are logged again:
+        `replay.exclude_tenants` keeps them out.
+
+        Raises:
+            RunError: the answers are off the list, and bytes are left in files until the next deletion or start.
         """
         self.tap.forget_tenant(tenant)
         self.writer.forget_tenant(tenant)
-        count = self.replay.delete_tenant(tenant)
-        self._shadow.forget()
-        return count
+        try:
+            return self.replay.delete_tenant(tenant)
+        finally:
+            self._shadow.forget()
+            self._between.soon(self.engine.forget_prompts)
 
     def stats(self) -> dict[str, Any]:
         """Everything there is to see, as plain values."""
@@ -231,6 +249,7 @@ class Adaptation:
             "serving": serving.name if serving is not None else None,
             "canary": canary.candidate.name if (canary := self.gatekeeper.canary) is not None else None,
             "waiting_for": self.gatekeeper.waiting_for,
+            "suspected": suspicion.reason if (suspicion := self.gatekeeper.suspicion) is not None else None,
             "served": self.served.figures(),
             "log": self.log_figures(),
             "trainer": {
@@ -258,13 +277,13 @@ class Adaptation:
         """What the log holds, and what did not get into it."""
         return {
             **self.replay.sizes(),
-            **self.tap.counters,
-            **self.writer.counters,
+            **(self.tap.counters + self.writer.counters),
             "waiting_tokens": self.writer.waiting_tokens,
         }
 
     def trainer_stage(self, state: TrainerState) -> str:
-        """What the trainer does, `quarantined`, `gone` where none runs, `elsewhere` where another keeps ours out."""
+        """What the trainer does, `quarantined`, `gone` where none runs, `elsewhere` where another keeps ours out,
+        `waiting_for_text` where ours has nothing to learn yet and is not started."""
         if self.supervisor is None:
             if state.quarantined:
                 return "quarantined"
@@ -272,8 +291,10 @@ class Adaptation:
         if self.supervisor.problem is not None:
             return "quarantined"
         pid = self.supervisor.pid
+        if pid is None and is_held(self.layout.trainer / "trainer.lock"):
+            return "elsewhere"
         if pid is None:
-            return "elsewhere" if self.supervisor.occupied else "gone"
+            return "paused" if self.paused else self.supervisor.absent
         if state.pid != pid:
             return "starting"
         return "paused" if self.paused and state.stage == "waiting" else state.stage
@@ -298,10 +319,18 @@ class Adaptation:
         if idle != self._control.idle:
             self._tell_trainer(idle=idle)
         if self.supervisor is not None:
-            self.supervisor.poll()
+            self.supervisor.poll(idle)
             self._tell_of_quarantine(self.supervisor.problem)
         if time.monotonic() - self._started_s > (self._lines + 1) * self.settings.online.metrics_s:
             self._write_figures()
+
+    def _something_to_learn(self) -> bool:
+        """Whether a trainer could begin an update with what is logged."""
+        if self.paused:
+            return False
+        state, fewest = TrainerState.read(self.layout.state), fewest_answers(self.settings.adapt)
+        new = self.replay.count(after=state.cursor, split="train")
+        return (new > 0 and self._control.asked > state.asked) or (fewest is not None and new >= fewest)
 
     def _tell_of_quarantine(self, problem: str | None) -> None:
         if problem is not None and problem != self._said:

@@ -5,27 +5,31 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from distillspec.errors import ConfigError
+from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel, save_draft
 from distillspec.models.draft import load_pretrained
 from distillspec.serving.engine import check_target
 from distillspec.serving.online.layout import OnlineSettings
 from distillspec.serving.online.records import LogKey
-from distillspec.serving.online.registry import VersionRegistry
+from distillspec.serving.online.redaction import Redaction
+from distillspec.serving.online.registry import Version, VersionRegistry
 from distillspec.serving.online.replay_log import ReplayLog
 from distillspec.serving.online.selection import offline_folder
-from distillspec.serving.online.tap import Redaction
+
+
+class NothingIntact(RunError):
+    """Every version that ever served is damaged, and no draft was given."""
 
 
 def first_draft(settings: OnlineSettings, target: LanguageModel, given: str | Path | None = None) -> Path:
     """The folder of the draft to start with: the promoted version or, where there is none yet, the given draft.
 
-    A given draft that the registry does not know becomes a version and is promoted: somebody chose it by hand.
-    Nothing is written before draft and folder are known to fit.
+    A given draft that the registry does not know becomes a version and is promoted: somebody chose it by hand. So does
+    a known one where no version is intact. Nothing is written before draft and folder are known to fit.
 
     Raises:
         ConfigError: there is neither, or the given one or the folder's log and versions do not fit the target.
-        RunError: the folder cannot be written.
+        RunError: the folder cannot be written. `NothingIntact`: a server can serve without a draft.
     """
     draft = None if given is None else _fitting(given, target)
     check_beginning(settings, given)
@@ -34,14 +38,15 @@ def first_draft(settings: OnlineSettings, target: LanguageModel, given: str | Pa
     registry = VersionRegistry(settings.layout.versions)
     try:
         serving = registry.current()
-        if serving is not None and serving.path.is_dir():
+        if serving is not None and registry.problem_of(serving) is None:
             check_target(serving.path, target)
         if draft is not None and registry.find(draft.identity.weights_hash) is None:
-            version = registry.add(lambda folder: save_draft(draft, folder, target))
-            registry.promote(version.name, f"given by hand: {Path(str(given)).name}")
+            _take_in(registry, draft, given, target)
         current = registry.boot()
+        if current is None and draft is not None:
+            current = _take_in(registry, draft, given, target)
         if current is None:
-            raise _no_draft(settings)
+            raise _no_draft(settings) if serving is None else _nothing_intact(settings, serving)
         return current.path
     finally:
         registry.close()
@@ -79,6 +84,20 @@ def _no_draft(settings: OnlineSettings) -> ConfigError:
     return ConfigError(
         f"there is no draft in {settings.layout.versions} yet; give one to begin with: draft.path=FOLDER"
     )
+
+
+def _nothing_intact(settings: OnlineSettings, serving: Version) -> NothingIntact:
+    return NothingIntact(
+        f"no version in {settings.layout.versions} is intact: {serving.name} is damaged, and there is no earlier one; "
+        "give a draft to go on with: draft.path=FOLDER"
+    )
+
+
+def _take_in(
+    registry: VersionRegistry, draft: LanguageModel, given: str | Path | None, target: LanguageModel
+) -> Version:
+    version = registry.add(lambda folder: save_draft(draft, folder, target))
+    return registry.promote(version.name, f"given by hand: {Path(str(given)).name}")
 
 
 def _fitting(given: str | Path, target: LanguageModel) -> LanguageModel:

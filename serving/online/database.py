@@ -64,10 +64,19 @@ class Database:
         return found[0][0] if found else None
 
     def scrub(self) -> None:
-        """Leave no byte of deleted rows, in the file or in its write-ahead log."""
+        """Leave no byte of deleted rows in the file or in its write-ahead log.
+
+        Raises:
+            RunError: somebody reads the old rows all the time; they are still in the write-ahead log.
+        """
         with self._lock:
             self._connection.execute("VACUUM")
-            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            busy = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+        if busy:
+            raise RunError(
+                f"deleted rows are still in {self.path}-wal: another process has been reading for {PATIENCE_S:g} s; "
+                "end it and delete again"
+            )
 
     def close(self) -> None:
         with self._lock:

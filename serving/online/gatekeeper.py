@@ -1,4 +1,5 @@
-"""Judges candidates, lets the better ones in (by way of a canary, if asked), sends back those that fail in service."""
+"""Judges candidates, lets the better ones in (by way of a canary, if asked), sends back those that are worse than what
+served before them."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import functools
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from distillspec.errors import ConfigError, RunError
@@ -26,6 +27,21 @@ T = TypeVar("T")
 
 Swap = Callable[[Version], None]
 """Has the engine draft with a version from its next step on; raises ConfigError where it refuses."""
+
+
+SUSPECTED = "suspected: "  # how a version's reason begins while its acceptance in service looks too low
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """A version's acceptance in service lies below what its predecessor had: on other requests, in another hour.
+
+    It proves nothing. Held-out answers read under both drafts do (`Gatekeeper.look_into_suspicion`).
+    """
+
+    version: Version
+    reason: str
+    next_look: int  # held-out requests of the version's own time that are enough to look into it
 
 
 def _one_at_a_time(method: Callable[Concatenate[Gatekeeper, P], T]) -> Callable[Concatenate[Gatekeeper, P], T]:
@@ -68,17 +84,19 @@ class Gatekeeper:
         self._report = report or (lambda record: None)
         self.serving: Version | None = registry.current()
         self.canary: Canary | None = None
+        self.suspicion: Suspicion | None = None
         self.waiting_for: str | None = None  # why the newest candidate is not judged yet
         self._looked = 0
         self._door = threading.RLock()
 
     def work(self) -> None:
-        """Follow what was promoted elsewhere, look for a regression, judge the newest candidate."""
+        """Follow what was promoted elsewhere, look into what serves, judge the newest candidate."""
         self.follow()
         if self.canary is not None:
             self.watch_canary()
             return
         self.watch()
+        self.look_into_suspicion()
         self.judge_newest()
 
     @_one_at_a_time
@@ -98,17 +116,40 @@ class Gatekeeper:
 
     @_one_at_a_time
     def watch(self) -> None:
-        """Roll back where served acceptance fell below the predecessor's interval."""
+        """Suspect what serves where its acceptance fell below its predecessor's interval; changes nothing else."""
         if self._served is None or self.serving is None or self._served.due == self._looked:
             return
         self._looked = self._served.due
+        if self.suspicion is not None and self.suspicion.version.name != self.serving.name:
+            self.suspicion = None
         predecessor = self.registry.challenged_by()
-        if predecessor is None:
-            return
-        problem = self._served.regression(self.serving.served_as, predecessor.served_as)
-        if problem is not None:
-            log.error("%s is rolled back: %s", self.serving.name, problem)
-            self._return(problem, self.serving)
+        served_as = None if predecessor is None else predecessor.served_as
+        problem = None if served_as is None else self._served.regression(self.serving.served_as, served_as)
+        if problem is None:
+            self._clear_suspicion(self.serving)
+        elif self.suspicion is None:
+            self._suspect(self.serving, problem)
+
+    def look_into_suspicion(self) -> Verdict | None:
+        """Roll back what is worse than its predecessor on the same answers: held-out ones of its own time.
+
+        Looks again each time there are twice as many of them, so that chance has few occasions. None where it did not
+        look.
+        """
+        suspicion = self.suspicion
+        if suspicion is None:
+            return None
+        found = self._judge.held_out(self.registry.promotions()[-1]["time_s"])
+        requests = len({entry.request_id for entry in found})
+        if requests < suspicion.next_look or (back := self.registry.predecessor()) is None:
+            return None
+        exams = self._judge.exams(self._judge.newest(found))
+        if len({exam.request for exam in exams}) < self.config.min_requests:
+            return None
+        self.suspicion = replace(suspicion, next_look=2 * requests)
+        verdict = self._judge.verdict(suspicion.version, back, exams, lambda: self._meanwhile(suspicion.version))
+        self._answer_suspicion(suspicion, verdict)
+        return verdict
 
     @_one_at_a_time
     def watch_canary(self) -> Outcome | None:
@@ -138,7 +179,7 @@ class Gatekeeper:
         incumbent = self.registry.current()
         if not candidates or incumbent is None:
             return None
-        newest = self._judge.newest()
+        newest = self._judge.newest(self._judge.held_out())
         requests = len({entry.request_id for entry in newest})
         exams = self._judge.exams(newest) if requests >= self.config.min_requests else []
         if len({exam.request for exam in exams}) < self.config.min_requests:
@@ -208,6 +249,38 @@ class Gatekeeper:
         self._report({"event": "rollback", "version": current.name, "to": back.name, "reason": "by hand"})
         return back
 
+    def _suspect(self, version: Version, problem: str) -> None:
+        self.suspicion = Suspicion(version, problem, self.config.min_requests)
+        log.warning("%s is suspected, and serves on: %s", version.name, problem)
+        self.registry.note(version.name, f"{SUSPECTED}{problem}")
+        self._report({"event": "suspicion", "version": version.name, "reason": problem})
+
+    def _clear_suspicion(self, version: Version) -> None:
+        """One from before a restart too."""
+        self.suspicion = None
+        known = self.registry.get(version.name)
+        if known.reason.startswith(SUSPECTED):
+            self.registry.note(version.name, str(known.verdict.get("reason", "")))
+
+    @_one_at_a_time
+    def _answer_suspicion(self, suspicion: Suspicion, verdict: Verdict) -> None:
+        """Send the version back where the whole interval of its gain over its predecessor is below zero."""
+        if self.serving is None or self.serving.name != suspicion.version.name:
+            return  # sent back by hand meanwhile
+        if verdict.gain is None:
+            paired = verdict.reason
+        else:
+            gain = f"{verdict.gain.mean:+.1%} ({verdict.gain.low:+.1%} … {verdict.gain.high:+.1%})"
+            paired = f"on {verdict.requests} held-out requests read under both, gain {gain} over {verdict.incumbent}"
+        reason = f"{suspicion.reason}; {paired}"
+        if verdict.gain is not None and verdict.gain.high < 0:
+            log.error("%s is rolled back: %s", suspicion.version.name, reason)
+            self.suspicion = None
+            self._return(reason, suspicion.version)
+        else:
+            log.info("%s serves on: %s", suspicion.version.name, reason)
+            self.registry.note(suspicion.version.name, f"{SUSPECTED}{reason}")
+
     def _intact(self, name: str) -> Version:
         version = self.registry.get(name)
         if problem := self.registry.problem_of(version):
@@ -215,7 +288,7 @@ class Gatekeeper:
         return version
 
     def _meanwhile(self, incumbent: Version) -> None:
-        """What does not wait until a candidate is judged: changes by hand, and regressions.
+        """What does not wait until a candidate is judged: changes by hand, and suspicions.
 
         Raises:
             Overtaken: something else serves now than the incumbent that it is compared with.

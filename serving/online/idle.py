@@ -64,5 +64,10 @@ class BetweenSteps:
             raise Stopped
         return found[0]
 
+    def soon(self, work: Callable[[], None]) -> None:
+        """Have `work` done before the next step; nobody waits for it."""
+        self.engine.core.at_next_step(work)
+        self._wake()
+
     def stop(self) -> None:
         self._stopping.set()

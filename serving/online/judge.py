@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,6 +12,7 @@ from itertools import takewhile
 from distillspec.data.shards import read_samples, recorded_key
 from distillspec.errors import ConfigError, RunError, in_one_line
 from distillspec.models import LanguageModel, load_draft
+from distillspec.serving.online.fairness import newest_within
 from distillspec.serving.online.gate import Comparison, Costs, Verdict, decide, estimate_costs
 from distillspec.serving.online.idle import Stopped
 from distillspec.serving.online.layout import OnlineSettings
@@ -54,10 +56,16 @@ class Judge:
         self._costs = costs or (lambda draft: estimate_costs(shadow.target, draft, settings.gate))
         self._offline: list[Exam] | None = None
 
-    def newest(self) -> list[Entry]:
-        """All answers to the newest held-out requests."""
-        entries = self.replay.entries(split="held_out")
-        requests = set(list(dict.fromkeys(entry.request_id for entry in reversed(entries)))[: self.config.requests])
+    def held_out(self, since_s: float = -math.inf) -> list[Entry]:
+        """All held-out answers after a time."""
+        return [entry for entry in self.replay.entries(split="held_out") if entry.time_s > since_s]
+
+    def newest(self, entries: Sequence[Entry]) -> list[Entry]:
+        """All answers to the newest of the requests, of every tenant as many as there is room for."""
+        last = {entry.request_id: entry for entry in entries}.values()
+        in_order = sorted(last, key=lambda entry: entry.number)
+        chosen = newest_within(in_order, self.config.requests, lambda entry: entry.tenant)
+        requests = {entry.request_id for entry in chosen}
         return [entry for entry in entries if entry.request_id in requests]
 
     def exams(self, entries: Sequence[Entry]) -> list[Exam]:

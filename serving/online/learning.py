@@ -24,6 +24,8 @@ from distillspec.training.module import DistillModule, loss_hidden
 from distillspec.training.optimizer import choose_trainable, make_optimizer
 from distillspec.types import Sample, TokenBatch
 
+WARM_UP = 10  # steps
+
 
 @dataclass(frozen=True)
 class Lesson:
@@ -31,6 +33,7 @@ class Lesson:
 
     sample: Sample
     weights: Tensor
+    scale: float = 1.0  # of all of them: its tenant's weight
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class _Tally:
     problem: str = ""
 
 
-def lesson_of(answer: LoggedAnswer, config: AdaptConfig) -> Lesson:
+def lesson_of(answer: LoggedAnswer, config: AdaptConfig, scale: float = 1.0) -> Lesson:
     """What an answer teaches, by `adapt.positions`.
 
     `rejected` are OSD's positions: those where the draft was wrong. Where nothing was drafted (length 0) nobody knows,
@@ -76,7 +79,7 @@ def lesson_of(answer: LoggedAnswer, config: AdaptConfig) -> Lesson:
         weights = ((outcomes == REJECTED) | (outcomes == PLAIN)).float()
     else:
         weights = torch.where(outcomes == ACCEPTED, config.accepted_weight, 1.0)
-    return Lesson(answer.sample(), weights)
+    return Lesson(answer.sample(), weights, scale)
 
 
 def learn(
@@ -104,13 +107,14 @@ def learn(
     tally = _Tally()
     draft.model.train()
     apart = config.lora_rank > 0 and config.lora_by == "domain"
-    batches = _by_domain(lessons, config, draft, seed) if apart else _batches(lessons, config, draft, seed)
-    for step, (batch, weights) in enumerate(batches):
+    groups = _of_domains(lessons) if apart else [lessons]
+    steps = min(config.max_steps, sum(len(_plans(group, config, seed)) for group in groups))
+    for step, (batch, weights, normalizer) in enumerate(_in_turn(groups, config, draft, seed)):
         if step >= config.max_steps or tally.problem:
             break
-        student.warm_up(step)
+        student.warm_up(step, steps)
         student.meet(batch.domains[0])
-        _take(student, batch, weights, tally, config)
+        _take(student, batch, weights, normalizer, tally, config)
         if on_step is not None:
             on_step(step)
     draft.model.eval()
@@ -161,17 +165,17 @@ class _Student:
         if self._adapters is not None:
             self._adapters.choose(domain)
 
-    def warm_up(self, step: int) -> None:
-        """Adam's first steps are the least informed: the rate rises over ten of them."""
+    def warm_up(self, step: int, steps: int) -> None:
+        """Adam's first steps are the least informed: the rate rises over ten of them, of a short update over half."""
+        rising = max(1, min(WARM_UP, steps // 2))
         for group in self.optimizer.param_groups:
-            group["lr"] = self.config.learning_rate * min(1.0, (step + 1) / 10)
+            group["lr"] = self.config.learning_rate * min(1.0, (step + 1) / rising)
 
-    def gradients(self, batch: TokenBatch, weights: Tensor) -> tuple[float, float]:
+    def gradients(self, batch: TokenBatch, weights: Tensor, normalizer: float) -> tuple[float, float]:
         """Backward of one batch; its loss and acceptance a token."""
         self.optimizer.zero_grad(set_to_none=True)
         assert batch.signal is not None
         hidden = loss_hidden(self.draft, batch)
-        normalizer = float(weights.sum())
         result = chunked_loss(
             hidden,
             self.module.head(),
@@ -199,10 +203,12 @@ class _Student:
             self._adapters.merge()
 
 
-def _take(student: _Student, batch: TokenBatch, weights: Tensor, tally: _Tally, config: AdaptConfig) -> None:
+def _take(
+    student: _Student, batch: TokenBatch, weights: Tensor, normalizer: float, tally: _Tally, config: AdaptConfig
+) -> None:
     """One optimizer step, or none where its numbers are not finite."""
     try:
-        loss, alpha = student.gradients(batch, weights)
+        loss, alpha = student.gradients(batch, weights, normalizer)
         norm = float(torch.nn.utils.clip_grad_norm_(student.parameters, config.clip_norm))
         problem = "" if math.isfinite(loss) and math.isfinite(norm) else f"loss {loss}, gradient norm {norm}"
     except NonFiniteLogits as error:
@@ -224,40 +230,56 @@ def _shares(lessons: Sequence[Lesson]) -> dict[str, float]:
     """Domain → its share of all weights."""
     sums: dict[str, float] = {}
     for lesson in lessons:
-        sums[lesson.sample.domain] = sums.get(lesson.sample.domain, 0.0) + float(lesson.weights.sum())
+        sums[lesson.sample.domain] = sums.get(lesson.sample.domain, 0.0) + _counts_for(lesson)
     return {domain: own / sum(sums.values()) for domain, own in sorted(sums.items())}
 
 
-def _by_domain(
-    lessons: Sequence[Lesson], config: AdaptConfig, draft: LanguageModel, seed: int
-) -> Iterator[tuple[TokenBatch, Tensor]]:
-    """Batches of one domain each, the domains in turn."""
-    own = [
-        _batches([lesson for lesson in lessons if lesson.sample.domain == domain], config, draft, seed)
-        for domain in _shares(lessons)
-    ]
-    for turn in zip_longest(*own):
+def _counts_for(lesson: Lesson) -> float:
+    return lesson.scale * float(lesson.weights.sum())
+
+
+def _of_domains(lessons: Sequence[Lesson]) -> list[list[Lesson]]:
+    return [[lesson for lesson in lessons if lesson.sample.domain == domain] for domain in _shares(lessons)]
+
+
+def _in_turn(
+    groups: Sequence[Sequence[Lesson]], config: AdaptConfig, draft: LanguageModel, seed: int
+) -> Iterator[tuple[TokenBatch, Tensor, float]]:
+    """Batches of one group each, the groups in turn."""
+    lessons = [lesson for group in groups for lesson in group]
+    mean = sum(map(_counts_for, lessons)) / sum(float(lesson.weights.sum()) for lesson in lessons)
+    for turn in zip_longest(*(_batches(group, config, draft, seed, mean) for group in groups)):
         yield from (found for found in turn if found is not None)
 
 
-def _batches(
-    lessons: Sequence[Lesson], config: AdaptConfig, draft: LanguageModel, seed: int
-) -> Iterator[tuple[TokenBatch, Tensor]]:
-    """Packed batches, epoch after epoch, with a weight for every loss position."""
-    samples = [lesson.sample for lesson in lessons]
-    lengths = [len(sample) for sample in samples]
+def _plans(lessons: Sequence[Lesson], config: AdaptConfig, seed: int) -> list[list[list[int]]]:
+    """Batch by batch, epoch after epoch: rows of lessons' places."""
+    lengths = [len(lesson.sample) for lesson in lessons]
     rows = max(1, config.batch_tokens // config.row_tokens)
+    return [
+        plan for epoch in range(config.epochs) for plan in plan_epoch(lengths, config.row_tokens, rows, seed, epoch)
+    ]
+
+
+def _batches(
+    lessons: Sequence[Lesson], config: AdaptConfig, draft: LanguageModel, seed: int, mean_scale: float
+) -> Iterator[tuple[TokenBatch, Tensor, float]]:
+    """Packed batches with a weight for every loss position, and what a batch's loss is divided by.
+
+    That is not the sum of its own weights but what they would sum to with the update's mean scale: else a batch of one
+    tenant's text alone would count in full however small that tenant's weight.
+    """
+    samples = [lesson.sample for lesson in lessons]
     pad = None if draft.tokenizer is None else draft.tokenizer.pad_token_id
-    for epoch in range(config.epochs):
-        for plan in plan_epoch(lengths, config.row_tokens, rows, seed, epoch):
-            batch = collate(
-                [[samples[i] for i in row] for row in plan], config.row_tokens, pad if pad is not None else 0
-            )
-            counts = torch.bincount(batch.sample_index, minlength=len(batch.domains)).tolist()
-            chosen = [lessons[i].weights for row in plan for i in row]
-            weights = torch.cat([w[:count] for w, count in zip(chosen, counts, strict=True)])
-            if float(weights.sum()) > 0:
-                yield batch.to(draft.device), weights.to(draft.device)
+    for plan in _plans(lessons, config, seed):
+        batch = collate([[samples[i] for i in row] for row in plan], config.row_tokens, pad if pad is not None else 0)
+        counts = torch.bincount(batch.sample_index, minlength=len(batch.domains)).tolist()
+        chosen = [lessons[i] for row in plan for i in row]
+        own = [lesson.weights[:count] for lesson, count in zip(chosen, counts, strict=True)]
+        weights = torch.cat([lesson.scale * each for lesson, each in zip(chosen, own, strict=True)])
+        normalizer = mean_scale * float(torch.cat(own).sum())
+        if normalizer > 0:
+            yield batch.to(draft.device), weights.to(draft.device), normalizer
 
 
 def _all_finite(draft: LanguageModel) -> bool:

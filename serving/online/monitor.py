@@ -1,4 +1,4 @@
-"""Acceptance as it is served, by version and domain: what rolls a version back, and what raises the alarm."""
+"""Acceptance as it is served, by version and domain: what makes a version suspect, and what raises the alarm."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ class ServedAcceptance:
                 self._file(answers)
 
     def appoint(self, version: str) -> None:
-        """`version` comes into service: what it serves from now on can send it back, what it served before cannot."""
+        """`version` comes into service: what it serves from now on can be held against it, what it served before
+        cannot."""
         with self._lock:
             if version in self._totals:
                 self._earlier[version] = self._totals[version]["requests"]
@@ -119,9 +120,11 @@ class ServedAcceptance:
         return self._interval(seen)
 
     def regression(self, version: str, predecessor: str, enough: int | None = None) -> str | None:
-        """Why `version` should go back: its interval lies below its predecessor's on the domains both have served.
+        """Why `version` looks worse: its interval lies below its predecessor's on the domains both have served.
 
-        The predecessor's is weighed by the traffic that the version meets, so that a shift of traffic is no regression.
+        The predecessor's is weighed by the traffic that the version meets, so that a shift between domains is no
+        regression. The two served different requests at different times: text that got harder within a domain looks
+        the same as a worse draft.
 
         Args:
             enough: requests of the version below which nothing is said; None: `gate.rollback_requests`.

@@ -108,12 +108,11 @@ def _complain(message: str) -> None:
 
 
 def main() -> int:
-    """The embedded trainer: ends with the process that started it."""
+    """The embedded trainer: ends with the process that started it, which also lowers its priority."""
     os.umask(OTHERS)  # it holds text, whoever started it
     root = Path(sys.argv[1])
     end_with_parent()
     settings = read_settings(root)
-    os.nice(settings.adapt.niceness)
     try:
         with listen_for_stop() as stop, open_tracking(settings, settings.layout.trainer) as tracking:
             run_trainer(settings, lambda: stop.asked, report=tracking.report, wait=tracking.wait)

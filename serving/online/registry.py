@@ -162,6 +162,11 @@ class VersionRegistry:
                 (status, json.dumps(verdict), reason, name),
             )
 
+    def note(self, name: str, reason: str) -> None:
+        """Say of a version why it stands as it does; its status stays."""
+        with self._database.transaction() as rows:
+            rows.execute("UPDATE versions SET reason = ? WHERE name = ?", (reason, name))
+
     def promote(self, name: str, reason: str, expected: object = ANY) -> Version:
         """Let a version serve from the next start on.
 
@@ -211,8 +216,7 @@ class VersionRegistry:
     def challenged_by(self) -> Version | None:
         """The version whose service that of the current one is held against; its folder is not looked at.
 
-        None where the current one came by a rollback. It has stood its trial before; and what made its successor look
-        bad may be the traffic, which would go on to send every predecessor back.
+        None where the current one came by a rollback: it has stood its trial before.
         """
         last = self.promotions()[-1:]
         if not last or (last[0]["previous"] and self.get(last[0]["previous"]).status == "rolled_back"):
@@ -226,7 +230,7 @@ class VersionRegistry:
             yield version
 
     def keep_served(self, records: Sequence[ServedRecord]) -> None:
-        """Remember acceptance in service, for a rollback's comparison after a restart."""
+        """Remember acceptance in service, for comparisons after a restart."""
         with self._database.transaction() as rows:
             rows.executemany(
                 "INSERT OR REPLACE INTO served VALUES (?, ?, ?)",
@@ -239,13 +243,17 @@ class VersionRegistry:
         return [ServedRecord(row["version"], json.loads(row["totals"]), json.loads(row["seen"])) for row in found]
 
     def boot(self) -> Version | None:
-        """The version to start with: the promoted one or, where its folder is damaged, the one before."""
+        """The version to start with: the promoted one or, where its folder is damaged, the one before; None where
+        nothing that was ever promoted is intact."""
         current = self.current()
         if current is None:
             return None
         problem = self.problem_of(current)
         if problem is None:
             return current
+        if self.predecessor() is None:
+            log.error("the promoted draft %s is damaged (%s), and there is no earlier one", current.name, problem)
+            return None
         log.error("the promoted draft %s is damaged (%s); going back", current.name, problem)
         return self.rollback(f"damaged: {problem}", expected=current.name)
 

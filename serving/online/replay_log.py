@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from distillspec.config import ReplayConfig
-from distillspec.errors import ConfigError
+from distillspec.errors import ConfigError, RunError
 from distillspec.files import sha256_of, write_private
 from distillspec.serving.online.clock import SteadyClock
 from distillspec.serving.online.database import Database
@@ -47,7 +47,9 @@ CREATE TABLE IF NOT EXISTS rewrites (shard INTEGER PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS refusals (file TEXT PRIMARY KEY, reason TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL)
 """
+COUNT = "SELECT COUNT(*) FROM answers WHERE number > ? AND split = ?"
 MIB = 1 << 20
+FULL = 0.9  # of `replay.max_mib`: whole shards come and go, so that it is rarely met exactly
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class ReplayLog:
         self.clock = clock or SteadyClock(newest)
         self._deletions = {tenant: (at, min(at, self.clock())) for tenant, at in self.deleted_at().items()}
         self.refused: dict[str, str] = {}  # file → why its answers are not read
+        self.full = False  # new answers take the place of others; known since this process wrote last
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -118,10 +121,14 @@ class ReplayLog:
         return len(kept)
 
     def delete_tenant(self, tenant: str) -> int:
-        """Leave no byte of a tenant's answers, recorded up to now; how many were listed.
+        """Delete a tenant's answers, recorded up to now, from shards and manifest; how many were listed.
 
-        They are off the list at once. Where a crash or a full disk keeps their bytes in files, the next `reconcile`
-        or deletion, of whichever tenant, removes them.
+        They are off the list at once. Where a crash, a full disk or a busy reader keeps their bytes in files, the next
+        `reconcile` or deletion, of whichever tenant, removes them. The tenant's name stays in the list of deletions.
+        Files are overwritten or removed; what the disk or a backup keeps of them is not reached.
+
+        Raises:
+            RunError: bytes are left for now, see above.
         """
         with self._changing():
             now = self.clock()
@@ -135,6 +142,21 @@ class ReplayLog:
             self._sweep()
             self._finish_deletions()
         return count
+
+    @contextmanager
+    def still_there(self, entries: Sequence[Entry]) -> Iterator[None]:
+        """Hold deletions off while the block runs.
+
+        Raises:
+            RunError: a tenant of these entries was deleted, and some of them with it.
+        """
+        with self._changing():
+            first, last = min(e.number for e in entries), max(e.number for e in entries)
+            present = {entry.number for entry in self.entries(after=first - 1, up_to=last)}
+            deleted = self.deleted_at()
+            if any(e.number not in present and e.tenant in deleted for e in entries):
+                raise RunError("a tenant was deleted while its answers were learnt from; what came of it is dropped")
+            yield
 
     def reconcile(self) -> None:
         """After a crash: files that the manifest does not know go, entries without an intact file are forgotten, and
@@ -155,6 +177,10 @@ class ReplayLog:
         query = "SELECT * FROM answers WHERE number > ? AND number <= ?"
         found = self._database.rows(f"{query} ORDER BY number", (after, up_to if up_to is not None else 1 << 62))
         return [Entry(**row) for row in found if split is None or row["split"] == split]
+
+    def count(self, *, after: int = 0, split: Split) -> int:
+        """How many answers `entries` would give."""
+        return int(self._database.value(COUNT, (after, split)))
 
     def newest_number(self) -> int:
         """The number of the last answer ever entered, deleted ones included; 0 for an empty log."""
@@ -271,7 +297,7 @@ class ReplayLog:
             log.error("a tenant's deletion in %s is not finished, the next start tries again: %s", self.folder, error)
 
     def _finish_deletions(self) -> None:
-        """Leave in files and manifest no byte of answers that were taken off the list."""
+        """Remove from files and manifest the answers that were taken off the list."""
         for row in self._database.rows("SELECT shard FROM rewrites"):
             self._rewrite(row["shard"])
         self._database.scrub()
@@ -343,6 +369,7 @@ class ReplayLog:
         self._forget(gone)
         self._count("expired_shards", len(gone))
         budget = int(self.config.max_mib * MIB)
+        self.full = (self._database.value("SELECT SUM(bytes) FROM shards") or 0) >= FULL * budget
         if self.config.keep == "fifo":
             self._drop_oldest(budget)
         else:

@@ -1,4 +1,4 @@
-"""What an update learns from: new answers with a fair share for every tenant, old ones, and the offline set."""
+"""What an update learns from: new answers with a fair weight for every tenant, old ones, and the offline set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distillspec.config import AdaptConfig
 from distillspec.data.folder import DataFolder, find_data_folder
 from distillspec.data.shards import read_samples
 from distillspec.errors import ConfigError
-from distillspec.serving.online.fairness import fair_level
+from distillspec.serving.online.fairness import fair_weights, newest_within
 from distillspec.serving.online.replay_log import Entry
 from distillspec.types import ModelIdentity, Sample
 
@@ -25,7 +25,8 @@ class Selection:
     new: list[Entry]
     old: list[Entry]
     offline: list[Sample]
-    capped: int  # new answers left out so that no tenant has too large a share
+    capped: int  # new answers that count for less so that no tenant has too large a share
+    weights: dict[str, float]  # tenant → what its tokens count for, at most 1
 
 
 def select(
@@ -33,49 +34,47 @@ def select(
 ) -> Selection:
     """Mix by tokens: `replay_share` and `offline_share` of the whole, the rest new; flush mode takes new ones alone."""
     rng = random.Random(seed)
-    kept = cap_tenants(new, config.tenant_share, rng)
-    capped = len(new) - len(kept)
-    if config.mode == "flush":
-        return Selection(kept, [], [], capped)
-    tokens = sum(entry.tokens for entry in kept)
+    tokens = sum(entry.tokens for entry in new)
     whole = tokens / (1 - config.replay_share - config.offline_share)
-    fair_old = cap_tenants(old, config.tenant_share, rng)
-    return Selection(
-        kept,
-        _up_to(config.replay_share * whole, fair_old, lambda entry: entry.tokens, rng),
-        _up_to(config.offline_share * whole, offline, lambda sample: len(sample.response_ids), rng),
-        capped,
-    )
+    chosen: list[Entry] = []
+    samples: list[Sample] = []
+    if config.mode != "flush":
+        shuffled = rng.sample(old, len(old))
+        room = min(config.replay_share * whole, sum(entry.tokens for entry in old))
+        chosen = newest_within(shuffled, room, _tenant, _tokens) if room else []
+        samples = _up_to(config.offline_share * whole, offline, lambda sample: len(sample.response_ids), rng)
+    weights = _weights([*new, *chosen], config.tenant_share)
+    capped = sum(weights[entry.tenant] < 1 for entry in new)
+    return Selection(list(new), sorted(chosen, key=lambda entry: entry.number), samples, capped, weights)
 
 
-def cap_tenants(entries: Sequence[Entry], share: float, rng: random.Random) -> list[Entry]:
-    """The entries, thinned at random so that no tenant among several has more than `share` of the tokens.
+def newest_that_fit(entries: Sequence[Entry], tokens: float) -> list[Entry]:
+    """The newest entries of every tenant that an update has time for."""
+    return newest_within(entries, tokens, _tenant, _tokens)
 
-    With so few tenants that their shares could not make a whole, every one gets an equal part.
-    """
-    tokens: dict[str, int] = {}
+
+def _weights(entries: Sequence[Entry], share: float) -> dict[str, float]:
+    tokens: dict[str, float] = {}
     for entry in entries:
         tokens[entry.tenant] = tokens.get(entry.tenant, 0) + entry.tokens
-    if len(tokens) < 2:
-        return list(entries)
-    limit = fair_level(list(tokens.values()), share)
-    kept: set[int] = set()
-    for tenant, total in tokens.items():
-        own = [entry for entry in entries if entry.tenant == tenant]
-        chosen = own if total <= limit else _up_to(limit, own, lambda entry: entry.tokens, rng, strict=True)
-        kept |= {entry.number for entry in chosen}
-    return [entry for entry in entries if entry.number in kept]
+    return fair_weights(tokens, share)
 
 
-def _up_to(
-    tokens: float, items: Sequence[T], size: Callable[[T], int], rng: random.Random, *, strict: bool = False
-) -> list[T]:
-    """Random items of about so many tokens together (not more, if strict), in their order."""
+def _tenant(entry: Entry) -> str:
+    return entry.tenant
+
+
+def _tokens(entry: Entry) -> float:
+    return entry.tokens
+
+
+def _up_to(tokens: float, items: Sequence[T], size: Callable[[T], int], rng: random.Random) -> list[T]:
+    """Random items of about so many tokens together, in their order."""
     order = list(range(len(items)))
     rng.shuffle(order)
     chosen, used = [], 0
     for place in order:
-        if used + (size(items[place]) if strict else 0) > tokens or used >= tokens:
+        if used >= tokens:
             break
         chosen.append(place)
         used += size(items[place])

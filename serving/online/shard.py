@@ -27,15 +27,18 @@ class ShardRefused(Exception):
 def save_shard(path: Path, answers: Sequence[LoggedAnswer], key: LogKey) -> None:
     """Write answers whose signals have `key.entries` entries, and all as many draws from their tails.
 
-    Ids take two bytes where the vocabulary allows it.
+    Ids take two bytes where the vocabulary allows it; those of signals four where some were redacted (−1).
     """
+    for answer in answers:
+        assert {len(answer)} == {len(answer.signal), *(len(getattr(answer, name)) for name in ROW_FIELDS)}
     ids = torch.uint16 if key.vocab_size <= 1 << 16 else torch.int32
+    signal_ids = torch.cat([a.signal.ids for a in answers])
     texts = [(*answer.prompt_ids, *answer.response_ids) for answer in answers]
     tensors = {
         "tokens": torch.tensor(list(itertools.chain(*texts)), dtype=torch.int32).to(ids),
         "token_offsets": _offsets(map(len, texts)),
         "row_offsets": _offsets(map(len, answers)),
-        "signal_ids": torch.cat([a.signal.ids for a in answers]).to(ids),
+        "signal_ids": signal_ids.to(torch.int32 if bool((signal_ids < 0).any()) else ids),
         "signal_logprobs": torch.cat([a.signal.logprobs for a in answers]).to(torch.float16),
         "signal_tail": torch.cat([a.signal.tail for a in answers]).to(torch.float16),
         **{name: torch.cat([getattr(a, name) for a in answers]) for name in ROW_FIELDS},

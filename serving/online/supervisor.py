@@ -1,4 +1,5 @@
-"""Starts the embedded trainer, watches it, and starts it again; gives up when it keeps failing."""
+"""Starts the embedded trainer when there is something to learn, watches it, and starts it again; gives up when it keeps
+failing."""
 
 from __future__ import annotations
 
@@ -18,27 +19,35 @@ from distillspec.serving.online.process import OCCUPIED, QUARANTINED, write_sett
 log = logging.getLogger(__name__)
 
 FIRST_WAIT_S, LONGEST_WAIT_S, OCCUPIED_WAIT_S = 1.0, 60.0, 15.0
+BUSY_S = 10.0  # that a start waits for running requests; a start imports for seconds
 TOO_OFTEN = 5  # ends in a row, without an update in between
 SECRETS = ("DISTILLSPEC_API_KEY", "DISTILLSPEC_ADMIN_KEY")  # a server's environment; a trainer has no use for them
 
 
 class Supervisor:
-    """`poll` now and then does all the work; nothing here waits for the trainer."""
+    """`poll` now and then does all the work; nothing here waits for the trainer.
+
+    Args:
+        needed: whether a trainer has something to do; asked while none runs.
+    """
 
     def __init__(
         self,
         settings: OnlineSettings,
         *,
+        needed: Callable[[], bool] = lambda: True,
         command: Sequence[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.settings, self.layout, self._clock = settings, settings.layout, clock
+        self.settings, self.layout, self._needed, self._clock = settings, settings.layout, needed, clock
         module = "distillspec.serving.online.process"
         self._command = list(command or (sys.executable, "-P", "-m", module, str(self.layout.root)))
         self._process: subprocess.Popen | None = None
         self._ends = 0
         self._updates = 0
         self._next_s = 0.0
+        self._needed_s: float | None = None  # since when one is needed
+        self.absent = "waiting_for_text"  # the stage while no process runs: or starting (soon), or gone (it ended)
         self.starts = 0
         self.problem: str | None = None  # why it is not started any more
         self.occupied = False  # another trainer works on the folder: this one waits for its end
@@ -49,12 +58,16 @@ class Supervisor:
         running = self._process is not None and self._process.poll() is None
         return self._process.pid if running and self._process is not None else None
 
-    def poll(self) -> None:
-        """Start the trainer where none runs and it may; notice that it ended."""
+    def poll(self, idle: bool = True) -> None:
+        """Start the trainer where none runs and it may; notice that it ended.
+
+        Args:
+            idle: no request runs now. While some do, a start waits, but not for ever.
+        """
         if self.problem is not None:
             return
         if self._process is None:
-            if self._clock() >= self._next_s:
+            if self._clock() >= self._next_s and self._may_start(idle):
                 self._start()
             return
         code = self._process.poll()
@@ -81,11 +94,21 @@ class Supervisor:
             state.with_(quarantined=None, bad_updates=0, working=None).write(self.layout.state)
         self.problem, self._ends, self._next_s = None, 0, 0.0
 
-    def _start(self) -> None:
+    def _may_start(self, idle: bool) -> bool:
         quarantined = TrainerState.read(self.layout.state).quarantined
         if quarantined:
             self._give_up(quarantined)
-            return
+            return False
+        if not self._needed():
+            self._needed_s, self.absent = None, "waiting_for_text"
+            return False
+        self.absent = "starting"
+        if self._needed_s is None:
+            self._needed_s = self._clock()
+        return idle or self._clock() - self._needed_s >= BUSY_S
+
+    def _start(self) -> None:
+        self._needed_s = None
         private_folder(self.layout.trainer)
         write_settings(self.settings)
         threads = str(self.settings.adapt.threads)
@@ -104,9 +127,17 @@ class Supervisor:
                 start_new_session=True,
             )
         self.starts += 1
+        self._lower_priority(self._process.pid)
+
+    def _lower_priority(self, pid: int) -> None:
+        """From its first import on: the threads that it starts inherit it."""
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        with suppress(ProcessLookupError):  # it has ended already
+            os.setpriority(os.PRIO_PROCESS, pid, min(19, own + self.settings.adapt.niceness))
 
     def _ended(self, code: int) -> None:
         self._close()
+        self.absent = "gone"
         if code == OCCUPIED:
             self._wait_for_the_other()
             return

@@ -1,7 +1,7 @@
 """The engine's side of the log: what target and draft thought, taken in the step that thought it.
 
 One packed read from the device a step, for the rows of requests that are logged; nothing for the others. An answer is
-gathered in memory until it ends, redacted, and only then queued; serving never waits for any of it.
+gathered in memory until it ends, and only then queued; serving never waits for any of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from torch import Tensor
 from distillspec.config import ReplayConfig
 from distillspec.recording import top_signal
 from distillspec.serving.commit import Emission
-from distillspec.serving.online.fairness import fair_level
 from distillspec.serving.online.records import (
     ACCEPTED,
     BONUS,
@@ -34,9 +33,6 @@ from distillspec.serving.transfer import rows_of
 from distillspec.types import TeacherSignal
 
 log = logging.getLogger(__name__)
-
-Redaction = Callable[[LoggedAnswer], LoggedAnswer | None]
-"""Sees an answer before anything else does; returns what may be kept of it, or None."""
 
 RECENT = 512  # requests that a tenant's part of the log is counted over
 
@@ -59,6 +55,7 @@ class ReplayTap:
         queue: takes a whole answer, at once; False where it is full.
         clock: seconds since the epoch, for the records.
         seed: of the draws from the target's tail.
+        is_full: whether what is logged now takes the place of something else in the log.
     """
 
     def __init__(
@@ -66,10 +63,10 @@ class ReplayTap:
         config: ReplayConfig,
         queue: Callable[[LoggedAnswer], bool],
         clock: Callable[[], float],
-        redact: Redaction | None = None,
         seed: int = 0,
+        is_full: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.config, self.queue, self.clock, self.redact = config, queue, clock, redact
+        self.config, self.queue, self.clock, self._is_full = config, queue, clock, is_full
         self.paused = False
         self.counters: Counter[str] = Counter()
         self._growing: dict[tuple[str, int], _Growing] = {}
@@ -134,7 +131,8 @@ class ReplayTap:
             return False
         if share_of(request.id, "log") >= config.share:
             return False
-        if not self._cap.admits(request.tenant):
+        fair = self._cap.admits(request.tenant)
+        if not fair and self._is_full():
             self.counters["capped"] += 1
             return False
         return True
@@ -173,15 +171,8 @@ class ReplayTap:
         if completion.error is not None or len(growing.drafted) != len(completion.token_ids):
             self.counters["incomplete"] += 1
             return
-        answer: LoggedAnswer | None = self._answer(growing, completion)
-        if self.redact is not None and answer is not None:
-            answer = self.redact(answer)
-        if answer is None:
-            self.counters["redacted"] += 1
-        elif self.queue(answer):
-            self.counters["logged"] += 1
-        else:
-            self.counters["dropped_queue"] += 1
+        taken = self.queue(self._answer(growing, completion))
+        self.counters["logged" if taken else "dropped_queue"] += 1
 
     def _answer(self, growing: _Growing, completion: CompletionOutput) -> LoggedAnswer:
         request = growing.request
@@ -216,10 +207,10 @@ class ReplayTap:
 
 
 class TenantCap:
-    """Keeps one tenant among several from filling the log: of the newest requests it gets a fair part.
+    """Keeps one tenant among several from filling the log: of the newest requests it may have `share`.
 
-    The requests that were refused count too. Were it those that are logged alone, a tenant that fell silent would hold
-    the others at its own level for ever.
+    The part is of the requests that came, not of what the others ask for. Else a single request of another tenant would
+    silence a large one. What the others do not use stays free for what is in the log already.
     """
 
     def __init__(self, share: float, recent: int = RECENT) -> None:
@@ -231,7 +222,8 @@ class TenantCap:
     def admits(self, tenant: str) -> bool:
         """Whether another request of this tenant may be logged. A tenant that is alone may fill the log."""
         self._count(tenant)
-        part = fair_level(list(self._counts.values()), self.share) / self._counts[tenant]
+        share = max(self.share, 1 / len(self._counts))
+        part = share * len(self._recent) / self._counts[tenant]
         if part >= 1:
             self._credit.pop(tenant, None)
             return True

@@ -24,7 +24,7 @@ from distillspec.serving.online.layout import OnlineSettings, TrainerControl, Tr
 from distillspec.serving.online.learning import Learnt, Lesson, learn, lesson_of
 from distillspec.serving.online.registry import Version, VersionRegistry
 from distillspec.serving.online.replay_log import Entry, ReplayLog
-from distillspec.serving.online.selection import Selection, offline_samples, select
+from distillspec.serving.online.selection import Selection, newest_that_fit, offline_samples, select
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,6 @@ class OnlineTrainer:
         self.drift = DriftDetector(self.config.drift_drop)
         self._followed = self._look_back()  # the last answer that the drift detector has seen
         self._drifted = False
-        self._asked = self.control.asked
         self._since_s = clock()
         self._offline: list | None = None
 
@@ -73,7 +72,7 @@ class OnlineTrainer:
         self._follow()
         if not new or self.control.paused:
             return None
-        if self.control.asked > self._asked:
+        if self.control.asked > self.state.asked:
             return "asked"
         if len(new) < self.config.min_requests or (self.config.idle_only and not self.control.idle):
             return None
@@ -87,11 +86,13 @@ class OnlineTrainer:
         """Learn once; the new candidate, or None where the numbers were not finite.
 
         Raises:
-            RunError: so many updates in a row failed that the trainer stops for good (`state.quarantined`).
+            RunError: so many updates in a row failed that the trainer stops for good (`state.quarantined`); or a tenant
+                was deleted that it learnt from.
             ConfigError: the log and the draft do not go together.
         """
+        self.state = self.state.with_(asked=self.control.asked)
         self._stage("selecting")
-        self._asked, self._drifted, self._since_s = self.control.asked, False, self._clock()
+        self._drifted, self._since_s = False, self._clock()
         self.drift.restart()
         up_to = self.replay.newest_number()
         chosen, skipped = self._select(self._new_entries(up_to))
@@ -114,13 +115,7 @@ class OnlineTrainer:
         room = config.max_steps * config.batch_tokens / config.epochs
         if config.mode == "replay":
             room *= 1 - config.replay_share - config.offline_share
-        kept: list[Entry] = []
-        for entry in reversed(new):
-            room -= entry.tokens
-            if room < 0 and kept:
-                break
-            kept.append(entry)
-        kept.reverse()
+        kept = newest_that_fit(new, room)
         old = self._old_entries(kept[0].number - 1 if kept else 0)
         if self._offline is None:
             made_for = self._target().identity
@@ -162,7 +157,7 @@ class OnlineTrainer:
         answers = self.replay.load([*chosen.new, *chosen.old])
         if not answers:
             raise RunError("the chosen answers are gone from the log; nothing is learnt")
-        lessons = [lesson_of(answer, self.config) for answer in answers]
+        lessons = [lesson_of(answer, self.config, chosen.weights[answer.tenant]) for answer in answers]
         return lessons + [Lesson(sample, torch.ones(len(sample.response_ids))) for sample in chosen.offline]
 
     def _parent(self) -> Version:
@@ -233,7 +228,9 @@ class OnlineTrainer:
             save_draft(draft, folder, self._target(), {"online": trained})
             self._stage("registering")
 
-        return self.registry.add(write, parent=parent.name, requests=(min(numbers), max(numbers)), metrics=trained)
+        requests = min(numbers), max(numbers)
+        with self.replay.still_there([*chosen.old, *chosen.new]):
+            return self.registry.add(write, parent=parent.name, requests=requests, metrics=trained)
 
     def _target(self) -> TargetRecord:
         return recorded_target(self._current().path)

@@ -11,7 +11,7 @@ from distillspec.serving.core import StepOutput
 DECISIONS = ("promoted", "inconclusive", "refused")
 DROPS = ("memory", "queue", "disk", "error", "incomplete", "capped", "redacted", "deleted")
 STAGES = (
-    *("off", "gone", "elsewhere", "starting", "waiting", "selecting", "loading"),
+    *("off", "gone", "elsewhere", "waiting_for_text", "starting", "waiting", "selecting", "loading"),
     *("learning", "saving", "registering", "paused", "quarantined"),
 )
 
@@ -34,6 +34,7 @@ class OnlineFigures:
     waiting_for: str | None = None  # why the newest candidate is not judged yet
     paused: bool = False
     collapsed: bool = False  # acceptance fell to a part of what it was
+    suspected: bool = False  # what serves had less acceptance than its predecessor; not confirmed
     answers: int = 0  # in the replay log
     tokens: int = 0
     bytes: int = 0
@@ -96,5 +97,5 @@ class OnlineControl(Protocol):
         ...
 
     def delete_tenant(self, tenant: str) -> int:
-        """Delete all records of a tenant; how many there were."""
+        """Delete all logged answers of a tenant; how many there were."""
         ...

@@ -24,6 +24,7 @@ class OnlineMetrics(Collector):
         yield self._gauge("online_enabled", "1 with online=on or decoupled", f.mode != "off")
         yield self._gauge("online_paused", "1 while logging and training are paused by hand", f.paused)
         yield self._gauge("acceptance_collapsed", "1 while acceptance is a part of what it was", f.collapsed)
+        yield self._gauge("draft_suspected", "1 while the draft's acceptance looks worse, unconfirmed", f.suspected)
         yield self._gauge("replay_answers", "Answers in the replay log", f.answers)
         yield self._gauge("replay_tokens", "Their tokens", f.tokens)
         yield self._gauge("replay_bytes", "Their bytes on disk", f.bytes)

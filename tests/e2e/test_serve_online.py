@@ -153,7 +153,9 @@ def test_what_was_asked_is_on_disk_for_this_account_alone(distill: Any, given: P
 def test_a_second_signal_ends_server_and_trainer_at_once(given: Path, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "online")
     with serving(tmp_path, "online=on", f"draft.path={given}", "server.drain_s=600", *TRAIN) as server:
-        trainer, replies = server.new_trainer([]), []
+        assert server.trainer()["stage"] == "waiting_for_text"
+        with Traffic(server):
+            trainer, replies = server.new_trainer([]), []
 
         def ask() -> None:
             body = {**GREEDY[0], "max_tokens": 200, "ignore_eos": True, "n": 8}
@@ -176,6 +178,19 @@ def test_a_second_signal_ends_server_and_trainer_at_once(given: Path, tmp_path: 
     assert "Traceback" not in server.errors.read_text()
     logged = ReplayLog(layout.replay)
     assert len(logged.load(logged.entries())) == logged.sizes()["answers"]
+
+
+@pytest.mark.timeout(300)
+def test_a_damaged_only_version_keeps_no_server_from_starting(given: Path, tmp_path: Path) -> None:
+    layout = Layout(tmp_path / "online")
+    target = load_target(TargetConfig(path="tiny", dtype="float32", device="cpu"))
+    only = first_draft(OnlineSettings(OnlineConfig("on", str(layout.root)), ReplayConfig(entries=16)), target, given)
+    (only / "model.safetensors").write_bytes(b"damaged")
+    with serving(tmp_path, "online=on", *TRAIN) as server:
+        assert len(server.greedy()) == len(GREEDY)
+        assert server.metric("online_enabled") == 0
+        assert "serving without a draft" in server.errors.read_text()
+        assert server.end() == 0, server.errors.read_text()
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ async def replay(request: HttpRequest) -> dict[str, Any]:
 async def delete_tenant(
     request: HttpRequest, body: Annotated[TenantBody, Depends(read_as(TenantBody))]
 ) -> dict[str, Any]:
-    """Delete everything recorded of a tenant."""
+    """Delete what was logged of a tenant; versions that learnt from it stay."""
     deleted = await _with_online(parts_of(request), lambda online: online.delete_tenant(body.tenant))
     return {"tenant": body.tenant, "deleted": deleted}
 

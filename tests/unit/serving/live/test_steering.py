@@ -134,10 +134,12 @@ def test_a_trainer_without_numbers_is_quarantined_and_everyone_can_see_it(learn:
     running = learn("on", learning_rate=1e37, max_bad_steps=1, max_bad_updates=2, every_requests=None)
     supervisor = running.adaptation.supervisor
     assert supervisor is not None
+    assert metric(running, "trainer_stage", stage="waiting_for_text") == 1
+    running.ask(12)
+    running.admin("POST", "online/trigger")
     wait_for(lambda: supervisor.pid is not None)
     os.kill(supervisor.pid or 0, signal.SIGKILL)
     quiet = greedy(running)
-    running.ask(12)
     lock = running.adaptation.layout.trainer / "trainer.lock"
     wait_for(lambda: is_held(lock))
     assert supervisor.starts == 2
@@ -153,5 +155,7 @@ def test_a_trainer_without_numbers_is_quarantined_and_everyone_can_see_it(learn:
     assert "no finite draft" in running.parts.telemetry.state()["online"]["problem"]
     assert greedy(running) == quiet
     assert running.admin("POST", "online/resume")["trainer"]["quarantined"] is None
+    running.admin("POST", "online/trigger")
+    running.ask(1)
     wait_for(lambda: supervisor.pid is not None)
     assert [v.status for v in VersionRegistry(running.adaptation.layout.versions).versions()] == ["promoted"]

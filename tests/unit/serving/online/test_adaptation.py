@@ -17,6 +17,7 @@ from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.live.steering import Steering
 from distillspec.serving.online.adaptation import Adaptation, first_draft
+from distillspec.serving.online.beginning import NothingIntact
 from distillspec.serving.online.layout import OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.process import run_trainer
 from distillspec.serving.online.replay_log import ReplayLog
@@ -155,7 +156,10 @@ def test_no_byte_of_who_opts_out_or_is_deleted_is_in_the_folder(
         for who in ("open", "gone"):
             assert {name.split("-")[0] for name in found(who)} >= {"shard", "manifest.sqlite"}, who
         assert "manifest.sqlite-wal" in found("gone")
+        assert sum(map(len, engine.core.roster.pool.contents)) > 0
         assert adaptation.delete_tenant("gone-tenant") == 1
+        engine.step()
+        assert sum(map(len, engine.core.roster.pool.contents)) == 0  # what idle slots remembered
         assert {who for who in whose if found(who)} == {"open"}
     assert {who for who in whose if found(who)} == {"open"}
     named = {who: traces(settings.layout.root, f"{who}-tenant") for who in whose}
@@ -224,6 +228,24 @@ def test_a_start_without_a_draft_or_with_another_targets_log_is_one_line(
     Adaptation(engine, settings).stop()
     with pytest.raises(ConfigError, match="another entries"):
         Adaptation(engine, other)
+
+
+def test_where_the_only_version_is_damaged_the_given_draft_serves(
+    settings: OnlineSettings, given: Path, target: LanguageModel, make_engine: MakeEngine
+) -> None:
+    only = first_draft(settings, target, given)
+    weights = only / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-8])
+    with pytest.raises(NothingIntact, match=r"no version .* is intact: v00001-.* draft.path=FOLDER"):
+        first_draft(settings, target)
+    path = first_draft(settings, target, given)
+    assert path != only
+    engine = engine_with(path, target, make_engine)
+    with Adaptation(engine, settings) as adaptation:
+        assert adaptation.stats()["serving"] == path.name
+        assert [version.status for version in adaptation.registry.versions()] == ["retired", "promoted"]
+        Traffic(engine, adaptation).serve(2)
+    assert first_draft(settings, target) == path  # later starts need no draft again
 
 
 def test_the_commands(

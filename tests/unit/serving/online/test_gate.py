@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -30,6 +33,7 @@ from distillspec.serving.online.process import write_settings
 from distillspec.serving.online.registry import Version, VersionRegistry
 from distillspec.serving.online.replay_log import ReplayLog
 from distillspec.serving.online.shadow import Exam, Score, ServedStates, Shadow
+from distillspec.serving.online.trainer import OnlineTrainer
 
 from ..conftest import MakeEngine, prompts
 from ..test_draft_swap import rewrite
@@ -124,7 +128,8 @@ def held_out(replay: ReplayLog, answer: Answer) -> ReplayLog:
 def keeper_of(
     settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, target: LanguageModel, **extra: object
 ) -> Gatekeeper:
-    shadow = Shadow(target, TargetStates(target), settings.gate.max_gamma)
+    states = ServedStates(target) if "swap" in extra and "served" in extra else TargetStates(target)
+    shadow = Shadow(target, states, settings.gate.max_gamma)
     return Gatekeeper(settings, registry, replay, shadow, **extra)  # type: ignore[arg-type]
 
 
@@ -298,7 +303,7 @@ def test_a_regression_after_the_gate_is_rolled_back_within_500_requests(
     settings: OnlineSettings, held_out: ReplayLog, target: LanguageModel, make_engine: MakeEngine, tmp_path: Path
 ) -> None:
     good = nearly_the_target(target)
-    registry = VersionRegistry(settings.layout.versions)
+    registry = VersionRegistry(settings.layout.versions, clock=lambda: 500.0)  # the held-out answers are of its time
     first = candidate(registry, good, target)
     registry.promote(first.name, "the beginning")
     engine = make_engine(load_pretrained(str(first.path), target, target.dtype), speculation_length=2)
@@ -342,36 +347,103 @@ def test_a_regression_after_the_gate_is_rolled_back_within_500_requests(
     assert keeper.serving.name == first.name
     assert registry.current() == registry.get(first.name)
     assert registry.get(second.name).status == "rolled_back"
-    assert [record["event"] for record in told] == ["rollback"]
+    assert [record["event"] for record in told] == ["suspicion", "rollback"]
+    assert "12 held-out requests read under both" in registry.get(second.name).reason
     serve(4)
     figures = served.figures()["versions"]
     assert set(figures) == {first.served_as, second.served_as}
     assert figures[first.served_as]["alpha"] > figures[second.served_as]["alpha"]
 
 
-def test_harder_traffic_sends_back_one_version_and_not_its_predecessors(
+def test_harder_traffic_is_suspicious_and_sends_nobody_back(
     settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, target: LanguageModel
 ) -> None:
-    """All in one domain, so that no weighing can tell the traffic from the draft."""
-    served = ServedAcceptance(settings.gate)
-    keeper = keeper_of(settings, registry, replay, target, served=served)
+    """All in one domain, so that no weighing can tell the traffic from the draft; nothing is held out to tell them."""
+    served, told = ServedAcceptance(settings.gate), []
+    keeper = keeper_of(settings, registry, replay, target, served=served, report=told.append)
     base = registry.current()
     assert base is not None
-    line = [base]
-    for _ in range(2):
-        line.append(candidate(registry, nearly_the_target(target, seed=len(line)), target))
+    second = candidate(registry, nearly_the_target(target), target)
+    for _ in range(32):
+        feed(served, base.served_as, "a", 10, 8)
+    registry.promote(second.name, "better")
+    child = candidate(registry, nearly_the_target(target, seed=2), target)
+    for accepted in (3, 3, 2):
         for _ in range(32):
-            feed(served, line[-2].served_as, "a", 10, 8)
-        registry.promote(line[-1].name, "better")
-        keeper.follow()
-    assert len({version.served_as for version in line}) == 3
-    for _ in range(3):
-        assert keeper.serving is not None
-        for _ in range(32):
-            feed(served, keeper.serving.served_as, "a", 10, 3)
-        keeper.watch()
-    assert keeper.serving == registry.get(line[1].name)
-    assert [registry.get(version.name).status for version in line] == ["retired", "promoted", "rolled_back"]
+            feed(served, second.served_as, "a", 10, accepted)
+        keeper.work()
+    assert registry.current() == registry.get(second.name)
+    assert keeper.serving is not None
+    assert keeper.serving.name == second.name
+    assert [record["event"] for record in told] == ["suspicion"]  # said once
+    assert keeper.suspicion is not None
+    assert registry.get(second.name).reason.startswith("suspected: acceptance 0.3")
+    assert [registry.get(version.name).status for version in (base, second)] == ["retired", "promoted"]
+    # What was made from it is neither refused nor given up.
+    OnlineTrainer(settings).state.with_(working=child.name).write(settings.layout.state)
+    assert OnlineTrainer(settings)._parent() == registry.get(child.name)
+    for _ in range(settings.gate.window):
+        feed(served, second.served_as, "a", 10, 8)
+    keeper.work()
+    assert keeper.suspicion is None
+    assert registry.get(second.name).reason == ""
+
+
+class EqualDrafts:
+    """A judge for which both drafts are as good on the same text: they differ by request, and by nothing else."""
+
+    def __init__(self, dice: np.random.Generator, config: GateConfig) -> None:
+        self.dice, self.config, self.alphas, self.judged = dice, config, [], 0
+
+    def log(self, alpha: float) -> None:
+        pair = alpha + 0.05 * self.dice.standard_normal(2)
+        self.alphas.append(tuple(pair.clip(0.01, 0.99)))
+
+    def held_out(self, since_s: float = 0.0) -> list[SimpleNamespace]:
+        return [SimpleNamespace(request_id=str(i), request=str(i), alphas=pair) for i, pair in enumerate(self.alphas)]
+
+    def newest(self, entries: list[SimpleNamespace]) -> list[SimpleNamespace]:
+        return entries[-self.config.requests :]
+
+    def exams(self, entries: list[SimpleNamespace]) -> list[SimpleNamespace]:
+        return entries
+
+    def verdict(self, candidate: Version, incumbent: Version, exams: list[SimpleNamespace], meanwhile: object):  # type: ignore[no-untyped-def]
+        self.judged += 1
+        sides = [scores([float(exam.alphas[side]) for exam in exams]) for side in (0, 1)]
+        return decide(candidate.name, incumbent.name, Comparison(sides[0], sides[1], COSTS), None, self.config)
+
+
+def test_equal_drafts_under_a_wandering_acceptance_are_rarely_sent_back(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, target: LanguageModel
+) -> None:
+    """The text of an hour is harder or easier than the last one's: acceptance wanders with sd .03."""
+    config = GateConfig(bootstrap_samples=100)
+    settings, runs = replace(settings, gate=config), 20
+    first = registry.current()
+    assert first is not None
+    second = candidate(registry, nearly_the_target(target), target)
+    looked = sent_back = 0
+    for run in range(runs):
+        if registry.current() != registry.get(second.name):
+            registry.promote(second.name, "equal")
+        dice, served, wander = np.random.default_rng(run), ServedAcceptance(config), 0.0
+        keeper = keeper_of(settings, registry, replay, target, served=served)
+        keeper._judge = judge = EqualDrafts(dice, config)  # type: ignore[assignment]
+        for count in range(1000):
+            wander = 0.998 * wander + 0.03 * math.sqrt(1 - 0.998**2) * dice.standard_normal()
+            alpha = 0.5 + wander
+            version = first if count < 400 else second
+            feed(served, version.served_as, "a", 40, int(dice.binomial(40, alpha)))
+            if count >= 400 and count % 10 == 0:
+                judge.log(alpha)
+            if count >= 400 and count % 16 == 0:
+                keeper.watch()
+                keeper.look_into_suspicion()
+        looked += judge.judged > 0
+        sent_back += registry.current() != registry.get(second.name)
+    assert looked >= 0.4 * runs  # what used to send it back came about
+    assert sent_back <= 0.05 * runs
 
 
 def test_what_a_version_served_before_it_was_promoted_again_does_not_count(settings: OnlineSettings) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from dataclasses import replace
 
 import pytest
@@ -14,10 +13,11 @@ from distillspec.config import AdaptConfig, LossConfig
 from distillspec.models import LanguageModel
 from distillspec.serving.online.adapters import Adapters
 from distillspec.serving.online.drift import SETTLED, DriftDetector
-from distillspec.serving.online.learning import Learnt, learn, lesson_of
+from distillspec.serving.online.fairness import LEAST
+from distillspec.serving.online.learning import Learnt, _in_turn, learn, lesson_of
 from distillspec.serving.online.records import ACCEPTED, BONUS, PLAIN, REJECTED
 from distillspec.serving.online.replay_log import Entry
-from distillspec.serving.online.selection import cap_tenants, select
+from distillspec.serving.online.selection import Selection, newest_that_fit, select
 
 from .conftest import Answer
 
@@ -186,18 +186,71 @@ def entry(number: int, tenant: str, tokens: int = 10) -> Entry:
     return Entry(number, 1, 0, f"r{number}", tenant, "d", "train", tokens, 5, 2, 0.0)
 
 
-def share(entries: list[Entry], tenant: str) -> float:
-    return sum(e.tokens for e in entries if e.tenant == tenant) / sum(e.tokens for e in entries)
+def counts_for(chosen: Selection, tenant: str) -> float:
+    """A tenant's part of an update, by weight."""
+    weighed = [(e.tenant, e.tokens * chosen.weights[e.tenant]) for e in (*chosen.new, *chosen.old)]
+    return sum(tokens for name, tokens in weighed if name == tenant) / sum(tokens for _, tokens in weighed)
 
 
-def test_no_tenant_has_more_than_its_share() -> None:
+def test_no_tenant_counts_for_more_than_its_share() -> None:
     entries = [entry(i, "flood" if i % 10 else f"t{i % 30}") for i in range(300)]
-    kept = cap_tenants(entries, 0.4, random.Random(0))
-    assert share(kept, "flood") <= 0.4
-    assert sum(e.tenant != "flood" for e in kept) == 30  # the others lose nothing
-    assert cap_tenants([entry(i, "only") for i in range(5)], 0.4, random.Random(0))[-1].number == 4
-    both = cap_tenants([entry(i, "ab"[i > 90]) for i in range(100)], 0.2, random.Random(0))
-    assert share(both, "a") == pytest.approx(0.5)
+    config = AdaptConfig(tenant_share=0.4)
+    flooded = select(entries[200:], entries[:200], [], config, seed=0)
+    assert counts_for(flooded, "flood") <= 0.4 + 1e-6
+    assert flooded.new == entries[200:]  # nobody's text is left out
+    assert flooded.capped == 90
+    assert {tenant: weight for tenant, weight in flooded.weights.items() if tenant != "flood"} == {
+        f"t{i}": 1.0 for i in (0, 10, 20)
+    }
+    alone = select([entry(i, "only") for i in range(5)], [], [], config, seed=0)
+    assert (alone.weights, alone.capped) == ({"only": 1.0}, 0)
+    both = select([entry(i, "ab"[i > 90]) for i in range(100)], [], [], AdaptConfig(tenant_share=0.2), seed=0)
+    assert counts_for(both, "a") == pytest.approx(0.5)
+
+
+def test_a_small_tenant_does_not_silence_a_large_one() -> None:
+    """5 requests of one, 507 of another; and a single request by an administrator's key."""
+    for few in (5, 1):
+        chosen = select([entry(i, "small" if i < few else "large") for i in range(512)], [], [], AdaptConfig(), seed=0)
+        assert len(chosen.new) == 512
+        assert chosen.weights == {"small": 1.0, "large": LEAST}
+        assert counts_for(chosen, "large") > 0.8
+        whole = AdaptConfig(max_steps=1, batch_tokens=5120, row_tokens=5120)  # all of it fits
+        assert len(newest_that_fit(chosen.new, whole.max_steps * whole.batch_tokens)) == 512
+        short = newest_that_fit(chosen.new, 1000)
+        assert [e.tenant for e in short] == ["small"] * few + ["large"] * (100 - few)
+        assert short[-1].number == 511
+
+
+def test_a_weight_holds_for_batches_of_one_tenant_alone(small_draft: LanguageModel, answer: Answer) -> None:
+    """Long answers fill batches of their own."""
+    config = replace(CONFIG, epochs=1, max_steps=50, batch_tokens=64, row_tokens=64, clip_norm=1e9)
+    lessons = [lesson_of(answer(f"r{i}", tokens=50), config, 0.1 if i < 4 else 1.0) for i in range(6)]
+    mean = (4 * 0.1 + 2 * 1.0) / 6
+    normalised = []
+    for _, weights, normalizer in _in_turn([lessons], config, small_draft, 0):
+        normalised.append(round(float(weights.sum()) / normalizer, 4))
+    assert sorted(normalised) == sorted([round(0.1 / mean, 4)] * 4 + [round(1 / mean, 4)] * 2)
+    plain = [lesson_of(answer(f"r{i}", tokens=50), config) for i in range(6)]
+    assert all(
+        float(weights.sum()) == normalizer for _, weights, normalizer in _in_turn([plain], config, small_draft, 0)
+    )
+
+
+@pytest.mark.parametrize(("epochs", "rising"), [(1, 1), (3, 3), (20, 10)])
+def test_the_rate_is_full_for_at_least_half_of_a_short_update(
+    small_draft: LanguageModel, answer: Answer, epochs: int, rising: int
+) -> None:
+    config = replace(CONFIG, epochs=epochs, max_steps=50, batch_tokens=64, row_tokens=64)
+    lessons = [lesson_of(answer(f"r{i}", tokens=50), config) for i in range(2)]
+    rates: list[float] = []
+    hook = register_optimizer_step_pre_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
+    try:
+        steps = learn(fresh(small_draft), lessons, config, LossConfig()).steps
+    finally:
+        hook.remove()
+    assert steps == 2 * epochs
+    assert [rate < config.learning_rate for rate in rates].count(True) == rising - 1
 
 
 def test_an_update_mixes_new_and_old_and_flush_mode_does_not() -> None:

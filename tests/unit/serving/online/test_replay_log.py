@@ -362,6 +362,22 @@ def test_a_full_disk_costs_answers_and_nothing_else(settings: OnlineSettings, ke
     assert list(replay.folder.glob("*.tmp")) == []
 
 
+def test_a_deletion_that_a_reader_holds_up_is_not_said_to_be_done(replay: ReplayLog, answer: Answer) -> None:
+    replay.append([answer("a", tenant="gone"), answer("b")])
+    replay._database._connection.execute("PRAGMA busy_timeout = 0")
+    reader = sqlite3.connect(replay.folder / "manifest.sqlite", isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM answers").fetchall()
+    with pytest.raises(RunError, match="deleted rows are still in"):
+        replay.delete_tenant("gone")
+    assert names(replay) == ["b"]
+    assert "manifest.sqlite-wal" in traces(replay.folder, "gone")
+    reader.execute("COMMIT")
+    reader.close()
+    start_and_stop(replay)  # the next start finishes it
+    assert traces(replay.folder, "gone") == {"manifest.sqlite"}  # the name in the list of deletions
+
+
 def test_a_full_queue_drops_at_once(settings: OnlineSettings, key: LogKey, answer: Answer) -> None:
     replay = ReplayLog(settings.layout.replay, key, ReplayConfig(max_waiting=50), clock=lambda: 2000.0)
     writer = LogWriter(replay)  # not started: nobody takes anything away

@@ -241,6 +241,28 @@ def test_a_servers_trainer_waits_for_one_that_somebody_started_by_hand(
     assert supervisor.starts == TOO_OFTEN + 1
 
 
+@pytest.mark.parametrize("stage", ["loading", "learning"])
+def test_no_version_comes_of_a_tenant_deleted_while_it_was_learnt_from(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer, stage: str
+) -> None:
+    fill(replay, answer, 5, tenant="stays")
+    fill(replay, answer, 5, 5, tenant="gone")
+    log = ReplayLog(settings.layout.replay)
+
+    def delete(reached: str) -> None:
+        if reached == stage and log.tenants().get("gone"):
+            log.delete_tenant("gone")
+
+    trainer = OnlineTrainer(changed(settings), on_stage=delete)
+    with pytest.raises(RunError, match="was deleted while"):
+        trainer.update("asked")
+    assert registry.versions("candidate") == []
+    assert TrainerState.read(settings.layout.state).bad_updates == 0
+    version = trainer.update("asked")
+    assert version is not None
+    assert (version.first_request, version.last_request) == (1, 5)
+
+
 def test_flush_mode_forgets(
     settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
 ) -> None:
