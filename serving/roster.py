@@ -82,7 +82,7 @@ class Roster:
         """
         if self.tokenizer is None:
             params.check_needs_no_text()
-            return tuple(sorted(set(params.bad_word_ids) - {()}))
+            return tuple(sorted({tuple(word) for word in params.bad_word_ids} - {()}))
         words = {tuple(word) for word in params.bad_word_ids}
         for word in params.bad_words:
             for spelt in (word, f" {word.lstrip()}"):
