@@ -160,11 +160,12 @@ def test_bfloat16_learns_what_float32_learns(distill: Any, tmp_path: Path, data_
     for dtype in ("float32", "bfloat16"):
         words = (f"train.dtype={dtype}", f"target.dtype={dtype if signal == 'none' else 'float32'}")
         common = (f"data.cache={data_folder}", f"data.signal={signal}", "draft.vocabulary=120", "train.max_steps=6")
-        outcome = distill("train", *FAST[:-1], *common, *words, f"hydra.run.dir={dtype}")
+        # Bounded by log 2, so that one tolerance suits all steps.
+        outcome = distill("train", *FAST[:-1], *common, "loss=jsd", *words, f"hydra.run.dir={dtype}")
         assert outcome.code == 0, outcome.err
         runs[dtype] = tmp_path / dtype
     exact, rough = ([step["train/loss"] for step in steps(run)] for run in runs.values())
-    assert rough == pytest.approx(exact, rel=0.02, abs=0.05)  # the first is above 4
+    assert rough == pytest.approx(exact, rel=0.02, abs=0.05)  # the first is above 0.5
     assert rough != exact
     assert rough[-1] < rough[0]
     alphas = [summary(run)["after"]["alpha"]["mean"] for run in runs.values()]
@@ -273,7 +274,7 @@ def test_tensorboard_writes_its_events_into_the_run(distill: Any, tmp_path: Path
 def test_an_evaluation_with_other_settings_does_not_test_on_training_prompts(
     distill: Any, tmp_path: Path, prompt_file: str
 ) -> None:
-    """Ten prompts of the file were trained on; four were not, however many are asked for and with whatever seed."""
+    """Of the file's 14 prompts ten were trained on and two chose the checkpoint, whatever is asked for."""
     words = (f"data.prompts={prompt_file}", "data.num_prompts=null", "train.max_steps=1")
     assert distill("train", *FAST, *words).code == 0
     trained = DataFolder(tmp_path / "run" / "data").read_prompts().train
@@ -282,11 +283,11 @@ def test_an_evaluation_with_other_settings_does_not_test_on_training_prompts(
         "data.max_new_tokens=12", "seed=1", "evaluation.measure_cost=false", "hydra.run.dir=judged",
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
-    assert "only 4 held-out prompts of data.eval_prompts=12" in outcome.out
+    assert "only 2 held-out prompts of data.eval_prompts=12" in outcome.out
     judged = DataFolder(tmp_path / "judged" / "data").read_prompts().held_out
     assert len(trained) == 10
     assert not {p.token_ids for p in judged} & {p.token_ids for p in trained}
-    assert summary(tmp_path / "judged")["results"][0]["prompts"] == 4
+    assert summary(tmp_path / "judged")["results"][0]["prompts"] == 2
 
 
 def test_a_run_that_learns_nothing_says_so_while_it_runs_and_at_the_end(
