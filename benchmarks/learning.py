@@ -1,7 +1,7 @@
 """How far short runs get from an untrained draft, by held-out α: the default loss and others, from several starts.
 
     python benchmarks/learning.py --target smollm2 --seeds 5
-    python benchmarks/learning.py --target gemma --starts pruned --losses jsd_hybrid fkl jsd
+    python benchmarks/learning.py --target gemma --starts pruned --losses jsd_kl fkl jsd
 
 Steps, not minutes, so that other work on the machine changes nothing. Text is this repository's LICENSE, scored by the
 target. `tests/integration/test_learning.py` runs the same code and takes its floors from `results/learning_*.json`.
@@ -160,7 +160,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", choices=("smollm2", "gemma"), default="smollm2")
     parser.add_argument("--starts", nargs="+", choices=tuple(STARTS), default=list(STARTS))
-    parser.add_argument("--losses", nargs="+", default=["jsd_hybrid"])
+    parser.add_argument("--losses", nargs="+", default=["jsd_kl"])
     parser.add_argument("--seeds", type=int, default=5)
     return parser.parse_args()
 

@@ -33,7 +33,7 @@ class TrainCommand:
 
     target: TargetConfig = field(default_factory=TargetConfig)
     draft: DraftConfig = field(default_factory=DraftConfig)
-    loss: LossConfig = field(default_factory=lambda: LossConfig(name="jsd_hybrid"))
+    loss: LossConfig = field(default_factory=lambda: LossConfig(name="jsd_kl"))
     data: DataConfig = field(default_factory=DataConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)  # who samples with data.generator=engine
     train: TrainConfig = field(default_factory=lambda: TrainConfig(max_minutes=10))

@@ -13,9 +13,10 @@ from distillspec.config.checks import one_of, require
 class LossConfig:
     """What the draft minimises: one named loss, or a weighted mix of them."""
 
-    name: str = "jsd"  # ce | fkl | rkl | jsd | jsd_hybrid | tvd | lk | lk_hybrid | tvdpp
-    beta: float = 0.5  # jsd, jsd_hybrid: weight of the target in the mixture
-    eta: float | None = None  # how fast KL gives way as α grows; null: 3 in lk_hybrid, 5 in jsd_hybrid
+    name: str = "jsd"  # ce | fkl | rkl | jsd | jsd_kl | tvd | lk | lk_hybrid | tvdpp
+    beta: float = 0.5  # jsd, jsd_kl: weight of the target in the mixture
+    kl: float = 0.1  # jsd_kl: weight of forward KL, which learns where draft and target do not overlap
+    eta: float = 3.0  # lk_hybrid: how fast KL gives way to acceptance
     mix: Any = None  # instead of name, weights: loss.mix={fkl:1,jsd:{weight:0.5,beta:0.1}}
     temperature: float = 1.0
     chunk_tokens: int | None = None  # loss positions whose logits exist at one time; null: by memory
@@ -23,14 +24,15 @@ class LossConfig:
     reference: str | None = None  # AdaSPEC: folder of the reference draft
 
     def __post_init__(self) -> None:
-        one_of("loss.name", self.name, ("ce", "fkl", "rkl", "jsd", "jsd_hybrid", "tvd", "lk", "lk_hybrid", "tvdpp"))
+        one_of("loss.name", self.name, ("ce", "fkl", "rkl", "jsd", "jsd_kl", "tvd", "lk", "lk_hybrid", "tvdpp"))
         require(0 < self.beta < 1, f"loss.beta={self.beta} must be in (0, 1)")
         # Typed Any, since Hydra cannot put new keys into a typed dictionary from the command line.
         require(
             self.mix is None or (isinstance(self.mix, dict) and bool(self.mix)),
             f"loss.mix={self.mix} must give losses a weight, as in loss.mix={{fkl:1,tvd:0.5}}",
         )
-        require(self.eta is None or 0 <= self.eta < math.inf, f"loss.eta={self.eta} must be at least 0 and finite")
+        require(0 <= self.eta < math.inf, f"loss.eta={self.eta} must be at least 0 and finite")
+        require(0 <= self.kl < math.inf, f"loss.kl={self.kl} must be at least 0 and finite")
         require(0 < self.temperature < math.inf, f"loss.temperature={self.temperature} must be above 0 and finite")
         require(
             self.chunk_tokens is None or self.chunk_tokens >= 1,
@@ -51,7 +53,9 @@ class LossConfig:
         """The mix as `LossMix.parse` reads it."""
         if self.mix:
             return dict(self.mix)
-        own = {"beta": self.beta} if self.name in ("jsd", "jsd_hybrid") else {}
-        if self.eta is not None and self.name in ("lk_hybrid", "jsd_hybrid"):
-            own["eta"] = self.eta
+        own = {
+            "jsd": {"beta": self.beta},
+            "jsd_kl": {"beta": self.beta, "kl": self.kl},
+            "lk_hybrid": {"eta": self.eta},
+        }.get(self.name, {})
         return {self.name: {"weight": 1.0, **own}}

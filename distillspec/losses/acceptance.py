@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from distillspec.errors import ConfigError
-from distillspec.losses.divergences import forward_kl, jensen_shannon, total_variation
+from distillspec.losses.divergences import forward_kl, total_variation
 from distillspec.losses.pairs import BucketedPair, check_temperature, dense_pair
 from distillspec.sampling import policy_probs
 from distillspec.types import SamplingPolicy
@@ -36,17 +36,6 @@ def adaptive_hybrid(pair: BucketedPair, eta: float = 3.0) -> Tensor:
     return kl_share * forward_kl(pair) + (1 - kl_share) * total_variation(pair)
 
 
-def overlapping_jensen_shannon(pair: BucketedPair, beta: float = 0.5, eta: float = 5.0) -> Tensor:
-    """λ KL(p ‖ q) + (1 − λ) JSD(p, q), λ = exp(−η α) per position and without gradient.
-
-    JSD's gradient is proportional to q and vanishes where the draft gives the target's tokens next to nothing;
-    forward KL's does not, and brings the two together there.
-    """
-    check_eta(eta, "jsd_hybrid")
-    kl_share = torch.exp(-eta * acceptance(pair).detach())
-    return kl_share * forward_kl(pair) + (1 - kl_share) * jensen_shannon(pair, beta)
-
-
 def check_eta(eta: Any, owner: str = "lk_hybrid") -> None:
     """Raise ConfigError for a rate that is negative or not finite."""
     if not (isinstance(eta, (int, float)) and eta >= 0 and math.isfinite(eta)):
@@ -61,14 +50,6 @@ def lk(draft_logits: Tensor, target_logits: Tensor, *, temperature: float = 1.0)
 def lk_hybrid(draft_logits: Tensor, target_logits: Tensor, *, temperature: float = 1.0, eta: float = 3.0) -> Tensor:
     """KL while the draft is poor, TVD once it is good `[N]` (LK losses, arXiv 2602.23881, η = 3)."""
     return adaptive_hybrid(dense_pair(draft_logits, target_logits, temperature, "lk_hybrid"), eta)
-
-
-def jsd_hybrid(
-    draft_logits: Tensor, target_logits: Tensor, *, temperature: float = 1.0, beta: float = 0.5, eta: float = 5.0
-) -> Tensor:
-    """Forward KL where the draft misses the target, JSD where they overlap `[N]`."""
-    pair = dense_pair(draft_logits, target_logits, temperature, "jsd_hybrid")
-    return overlapping_jensen_shannon(pair, beta, eta)
 
 
 def acceptance_rate(

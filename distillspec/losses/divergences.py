@@ -50,6 +50,22 @@ def jensen_shannon(pair: BucketedPair, beta: float = 0.5) -> Tensor:
     return beta * (from_target - math.log(beta) * pair.outside) + (1 - beta) * from_draft
 
 
+def jensen_shannon_and_kl(pair: BucketedPair, beta: float = 0.5, kl: float = 0.1) -> Tensor:
+    """JSD(p, q) + kl · KL(p ‖ q), a share of forward KL that makes JSD learn from any start.
+
+    JSD's gradient is proportional to q and vanishes where the draft gives the target's tokens next to nothing;
+    forward KL's does not. Where the two overlap it is a small part of the whole.
+    """
+    check_kl(kl)
+    return jensen_shannon(pair, beta) + kl * forward_kl(pair)
+
+
+def check_kl(kl: Any, owner: str = "jsd_kl") -> None:
+    """Raise ConfigError for a weight that is negative or not finite."""
+    if not (isinstance(kl, (int, float)) and kl >= 0 and math.isfinite(kl)):
+        raise ConfigError(f"{owner} kl={kl} must be finite and >= 0")
+
+
 def check_beta(beta: Any, owner: str = "jsd") -> None:
     """Raise ConfigError for a weight of the target outside (0, 1)."""
     if not (isinstance(beta, (int, float)) and 0 < beta < 1):
@@ -74,6 +90,13 @@ def rkl(draft_logits: Tensor, target_logits: Tensor, *, temperature: float = 1.0
 def jsd(draft_logits: Tensor, target_logits: Tensor, *, temperature: float = 1.0, beta: float = 0.5) -> Tensor:
     """Generalised Jensen–Shannon divergence `[N]`, mixture β·target + (1 − β)·draft (GKD, Eq. 1)."""
     return jensen_shannon(dense_pair(draft_logits, target_logits, temperature, "jsd"), beta)
+
+
+def jsd_kl(
+    draft_logits: Tensor, target_logits: Tensor, *, temperature: float = 1.0, beta: float = 0.5, kl: float = 0.1
+) -> Tensor:
+    """JSD and a share of forward KL `[N]`: `distill train`'s default."""
+    return jensen_shannon_and_kl(dense_pair(draft_logits, target_logits, temperature, "jsd_kl"), beta, kl)
 
 
 def tvd(draft_logits: Tensor, target_logits: Tensor, *, temperature: float = 1.0) -> Tensor:

@@ -14,18 +14,19 @@ from distillspec.losses.acceptance import (
     acceptance,
     adaptive_hybrid,
     check_eta,
-    jsd_hybrid,
     lk,
     lk_hybrid,
     negative_log_acceptance,
-    overlapping_jensen_shannon,
 )
 from distillspec.losses.divergences import (
     check_beta,
+    check_kl,
     fkl,
     forward_kl,
     jensen_shannon,
+    jensen_shannon_and_kl,
     jsd,
+    jsd_kl,
     reverse_kl,
     rkl,
     total_variation,
@@ -39,23 +40,23 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "fkl": fkl,
     "rkl": rkl,
     "jsd": jsd,
+    "jsd_kl": jsd_kl,
     "tvd": tvd,
     "lk": lk,
     "lk_hybrid": lk_hybrid,
-    "jsd_hybrid": jsd_hybrid,
 }
 
 _FORMULAS: dict[str, Callable[..., Tensor]] = {
     "fkl": forward_kl,
     "rkl": reverse_kl,
     "jsd": jensen_shannon,
+    "jsd_kl": jensen_shannon_and_kl,
     "tvd": total_variation,
     "lk": negative_log_acceptance,
     "lk_hybrid": adaptive_hybrid,
-    "jsd_hybrid": overlapping_jensen_shannon,
 }
 _ON_LABELS: dict[str, Callable[[LossInputs], PerTokenLoss]] = {"ce": hard_labels, "tvdpp": policy_gradient}
-_PARAMETER_CHECKS: dict[str, Callable[[Any, str], None]] = {"beta": check_beta, "eta": check_eta}
+_PARAMETER_CHECKS: dict[str, Callable[[Any, str], None]] = {"beta": check_beta, "eta": check_eta, "kl": check_kl}
 
 LOSS_NAMES: tuple[str, ...] = (*LOSSES, *_ON_LABELS)
 

@@ -50,7 +50,7 @@ def test_what_a_mix_needs(config: Any, teacher: bool, samples: bool, labels: boo
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ("kl", "unknown loss 'kl'; known: fkl, rkl, jsd, tvd, lk, lk_hybrid, jsd_hybrid, ce, tvdpp"),
+        ("kl", "unknown loss 'kl'; known: fkl, rkl, jsd, jsd_kl, tvd, lk, lk_hybrid, ce, tvdpp"),
         ({"fkl": -1}, "weight of loss fkl must be finite and >= 0"),
         ({"fkl": "much"}, "weight of loss fkl must be a number"),
         ({"fkl": {"beta": 1}}, "loss fkl has no parameter 'beta'; it has: none"),
