@@ -9,6 +9,7 @@ from distillspec.losses import LossMix
 
 FAIR_SHARE = 0.3  # of a run, after which it should have learned something
 NEAR_ZERO = 0.01  # a held-out α that is no use to anybody
+GAIN = 0.001  # in α; less is rounding
 UNLIKE = 0.05  # training α above held-out α, beyond what a good run shows
 BLIND = ("jsd", "rkl", "tvd", "tvdpp")  # their gradient vanishes where the draft misses the target's tokens
 
@@ -20,7 +21,7 @@ def nothing_learned(
 
     `last` holds the newest `train/…` values; `tokens` were learned from so far.
     """
-    if alpha >= NEAR_ZERO and alpha > before:
+    if alpha >= NEAR_ZERO and alpha > before + GAIN:
         return None
     reason = _reason(config, alpha, last, tokens)
     return f"WARNING: nothing learned: held-out α {alpha:.5f}, untrained {before:.5f}. Likely reason: {reason}"
