@@ -44,7 +44,7 @@ class ReplayConfig:
     shard_positions: int = 4096  # tokens a shard
     flush_s: float = 30.0  # a shard is written after so many seconds, full or not
     max_waiting: int = 65536  # tokens that may wait in memory; more are dropped and counted
-    tenant_share: float = 0.5  # of the newest requests: what one tenant among several gets into a full log
+    tenant_share: float = 0.5  # once the log is full: largest share of recent requests one of several tenants may log
     exclude_tenants: list[str] = field(default_factory=list)  # never logged
     redaction: str | None = None  # MODULE:FUNCTION that sees an answer before it is written: what of it may be kept
 

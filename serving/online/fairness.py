@@ -25,35 +25,27 @@ def fair_weights(amounts: Mapping[str, float], share: float) -> dict[str, float]
 def newest_within(
     items: Sequence[T], room: float, tenant: Callable[[T], str], size: Callable[[T], float] = lambda item: 1
 ) -> list[T]:
-    """The newest (last) items that fit, in order. Where room is short, those with little keep all of it.
+    """The newest items that fit, in order. They are dealt round-robin among tenants until the room is used.
 
-    The room is shared by max-min fairness: every tenant gets the same, and what one does not need goes to the others.
-    The newest item is kept in any case.
+    Each tenant's newest come first, and the next item goes where the sum stays smallest with it (max-min fairness): a
+    tenant with little keeps all of it. If no item fits, the newest is kept.
     """
-    amounts: dict[str, float] = {}
-    for item in items:
-        amounts[tenant(item)] = amounts.get(tenant(item), 0.0) + size(item)
-    left = dict.fromkeys(amounts, _max_min_level(list(amounts.values()), room))
+    newest_first = items[::-1]
+    sums: dict[str, float] = {}
+    deal: list[tuple[float, int]] = []  # the sum of a tenant's items up to this one, and its place
+    for place, item in enumerate(newest_first):
+        sums[tenant(item)] = sums.get(tenant(item), 0.0) + size(item)
+        deal.append((sums[tenant(item)], place))
+    kept: list[int] = []
     full: set[str] = set()
-    kept: list[T] = []
-    for item in reversed(items):
-        name = tenant(item)
-        left[name] -= size(item)
-        if kept and left[name] < -1e-9:
-            full.add(name)
-        if name not in full:
-            kept.append(item)
-    return kept[::-1]
-
-
-def _max_min_level(amounts: Sequence[float], room: float) -> float:
-    """The largest L ≤ max(amounts) with Σ min(amount, L) ≤ room."""
-    for place, amount in enumerate(sorted(amounts)):
-        equal = room / (len(amounts) - place)
-        if amount >= equal:
-            return equal
-        room -= amount
-    return max(amounts, default=0.0)
+    for _, place in sorted(deal):
+        item = newest_first[place]
+        if size(item) > room + 1e-9:
+            full.add(tenant(item))
+        if tenant(item) not in full:
+            room -= size(item)
+            kept.append(place)
+    return [newest_first[place] for place in sorted(kept, reverse=True)] or list(items[-1:])
 
 
 def fair_level(amounts: Sequence[float], share: float) -> float:

@@ -120,8 +120,6 @@ class Gatekeeper:
         if self._served is None or self.serving is None or self._served.due == self._looked:
             return
         self._looked = self._served.due
-        if self.suspicion is not None and self.suspicion.version.name != self.serving.name:
-            self.suspicion = None
         predecessor = self.registry.challenged_by()
         served_as = None if predecessor is None else predecessor.served_as
         problem = None if served_as is None else self._served.regression(self.serving.served_as, served_as)
@@ -131,10 +129,10 @@ class Gatekeeper:
             self._suspect(self.serving, problem)
 
     def look_into_suspicion(self) -> Verdict | None:
-        """Roll back what is worse than its predecessor on the same answers: held-out ones of its own time.
+        """Compare the suspected version with its predecessor on held-out answers logged since its promotion; roll back
+        if clearly worse.
 
-        Looks again each time there are twice as many of them, so that chance has few occasions. None where it did not
-        look.
+        Looks again only when these have doubled, to keep false alarms rare. None: did not look.
         """
         suspicion = self.suspicion
         if suspicion is None:
@@ -146,9 +144,8 @@ class Gatekeeper:
         exams = self._judge.exams(self._judge.newest(found))
         if len({exam.request for exam in exams}) < self.config.min_requests:
             return None
-        self.suspicion = replace(suspicion, next_look=2 * requests)
         verdict = self._judge.verdict(suspicion.version, back, exams, lambda: self._meanwhile(suspicion.version))
-        self._answer_suspicion(suspicion, verdict)
+        self._answer_suspicion(replace(suspicion, next_look=2 * requests), verdict)
         return verdict
 
     @_one_at_a_time
@@ -267,6 +264,10 @@ class Gatekeeper:
         """Send the version back where the whole interval of its gain over its predecessor is below zero."""
         if self.serving is None or self.serving.name != suspicion.version.name:
             return  # sent back by hand meanwhile
+        if self.suspicion is None:
+            return  # its acceptance recovered meanwhile
+        if verdict.gain is not None or verdict.decision != "inconclusive":  # what cannot be judged waits too
+            self.suspicion = suspicion
         if verdict.gain is None:
             paired = verdict.reason
         else:
@@ -353,16 +354,21 @@ class Gatekeeper:
     def _bring(self, version: Version) -> None:
         if self._swap is not None:
             self._swap(version)
-        self.serving = version
+        self._serves(version)
         if self._served is not None:
             self._served.appoint(version.served_as)
+
+    def _serves(self, version: Version) -> None:
+        self.serving = version
+        if self.suspicion is not None and self.suspicion.version.name != version.name:
+            self.suspicion = None
 
     def _return(self, reason: str, failed: Version) -> None:
         try:
             back = self.registry.rollback(reason, expected=failed.name)
         except RunError as error:
             log.error("no rollback: %s", error)
-            self.serving = failed  # not tried again and again
+            self._serves(failed)  # not tried again and again
             return
         self._bring(back)
         self._report({"event": "rollback", "version": failed.name, "to": back.name, "reason": reason})

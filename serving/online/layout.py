@@ -113,12 +113,12 @@ class TrainerState(_Message):
     """What the trainer remembers between updates, and shows; written by the process that holds its lock."""
 
     cursor: int = 0  # the last logged answer it has considered
-    asked: int = 0  # the last update asked for by hand that it has begun
+    asked: int = 0  # the last update asked for by hand that was made, well or badly
     updates: int = 0
     bad_updates: int = 0  # in a row
     learnt: int = 0  # new answers it learnt from
     skipped: int = 0  # new answers it never learnt from: traffic was faster
-    capped: int = 0  # of those it learnt from, answers that counted for less by tenants' shares
+    capped: int = 0  # new answers learnt from at less than full weight, because their tenant was over its share
     cpu_s: float = 0.0
     seconds: float = 0.0
     working: str | None = None  # the version it goes on from while that is not refused

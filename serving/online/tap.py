@@ -209,8 +209,8 @@ class ReplayTap:
 class TenantCap:
     """Keeps one tenant among several from filling the log: of the newest requests it may have `share`.
 
-    The part is of the requests that came, not of what the others ask for. Else a single request of another tenant would
-    silence a large one. What the others do not use stays free for what is in the log already.
+    A tenant's limit is `share` of all recent requests, not a multiple of what others sent: one request of another
+    tenant must not silence a large one. What the others do not use stays free for what is in the log already.
     """
 
     def __init__(self, share: float, recent: int = RECENT) -> None:

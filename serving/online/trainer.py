@@ -62,7 +62,7 @@ class OnlineTrainer:
         self.drift = DriftDetector(self.config.drift_drop)
         self._followed = self._look_back()  # the last answer that the drift detector has seen
         self._drifted = False
-        self._since_s = clock()
+        self._since_s = self._waiting_since()
         self._offline: list | None = None
 
     def due(self) -> str | None:
@@ -90,10 +90,8 @@ class OnlineTrainer:
                 was deleted that it learnt from.
             ConfigError: the log and the draft do not go together.
         """
-        self.state = self.state.with_(asked=self.control.asked)
+        began_s = self._clock()
         self._stage("selecting")
-        self._drifted, self._since_s = False, self._clock()
-        self.drift.restart()
         up_to = self.replay.newest_number()
         chosen, skipped = self._select(self._new_entries(up_to))
         self._stage("loading")
@@ -104,6 +102,8 @@ class OnlineTrainer:
         learnt = self._learn(draft, lessons, promoted)
         version = None if learnt.problem else self._save(draft, parent, chosen, learnt, reason)
         self._remember(up_to, learnt, version, chosen, skipped)
+        self._drifted, self._since_s = False, began_s
+        self.drift.restart()
         self._tell(reason, chosen, learnt, version)
         self._judge_itself(learnt)
         self._stage("waiting")
@@ -134,6 +134,14 @@ class OnlineTrainer:
 
     def _new_entries(self, up_to: int | None = None) -> list[Entry]:
         return self.replay.entries(after=self.state.cursor, up_to=up_to, split="train")
+
+    def _waiting_since(self) -> float:
+        """When the oldest new answer was logged, by the trainer's own clock; now if there is none.
+
+        The process starts only when there is text to learn from: that text has waited already.
+        """
+        new = self._new_entries()
+        return self._clock() - (self.replay.clock() - new[0].time_s if new else 0.0)
 
     def _look_back(self) -> int:
         """Show the drift detector what it saw until the last update, which answered it."""
@@ -239,6 +247,7 @@ class OnlineTrainer:
         state = self.state
         self.state = state.with_(
             cursor=up_to,
+            asked=self.control.asked,
             updates=state.updates + 1,
             bad_updates=0 if version is not None else state.bad_updates + 1,
             learnt=state.learnt + len(chosen.new),

@@ -25,7 +25,7 @@ from distillspec.evaluation.bootstrap import relative_gain
 from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import Request, SamplingParams
-from distillspec.serving.online.gate import Comparison, Costs, decide
+from distillspec.serving.online.gate import Comparison, Costs, Verdict, decide
 from distillspec.serving.online.gatekeeper import Gatekeeper
 from distillspec.serving.online.layout import OnlineSettings
 from distillspec.serving.online.monitor import ServedAcceptance, _Open
@@ -34,6 +34,7 @@ from distillspec.serving.online.registry import Version, VersionRegistry
 from distillspec.serving.online.replay_log import ReplayLog
 from distillspec.serving.online.shadow import Exam, Score, ServedStates, Shadow
 from distillspec.serving.online.trainer import OnlineTrainer
+from distillspec.types import Interval
 
 from ..conftest import MakeEngine, prompts
 from ..test_draft_swap import rewrite
@@ -387,6 +388,81 @@ def test_harder_traffic_is_suspicious_and_sends_nobody_back(
     keeper.work()
     assert keeper.suspicion is None
     assert registry.get(second.name).reason == ""
+
+
+@pytest.fixture
+def suspected(
+    settings: OnlineSettings, registry: VersionRegistry, held_out: ReplayLog, target: LanguageModel
+) -> Gatekeeper:
+    """Its second version is suspected; what a verdict on it says is up to the test (`say`)."""
+    keeper = keeper_of(settings, registry, held_out, target, served=ServedAcceptance(settings.gate))
+    first, second = registry.current(), candidate(registry, nearly_the_target(target), target)
+    assert first is not None
+    assert keeper._served is not None
+    for _ in range(32):
+        feed(keeper._served, first.served_as, "a", 10, 8)
+    registry.promote(second.name, "slipped through")
+    keeper.follow()
+    for _ in range(32):
+        feed(keeper._served, second.served_as, "a", 10, 3)
+    keeper.watch()
+    assert keeper.suspicion is not None
+    entries = held_out.entries(split="held_out")
+    keeper._judge.held_out = lambda since_s=0.0: entries  # type: ignore[method-assign]
+    return keeper
+
+
+def say(keeper: Gatekeeper, verdict: Verdict, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """Every verdict of its judge is this one; `meanwhile` happens while it is found."""
+
+    def found(*given: object) -> Verdict:
+        meanwhile()
+        return verdict
+
+    keeper._judge.verdict = found  # type: ignore[method-assign]
+
+
+def test_a_suspicion_ends_with_the_service_of_its_version(suspected: Gatekeeper, registry: VersionRegistry) -> None:
+    registry.rollback("by hand, elsewhere")
+    suspected.follow()
+    suspected.watch()  # nothing was served since the last look
+    assert suspected.suspicion is None
+
+
+def test_acceptance_that_recovers_during_the_verdict_clears_the_version(
+    suspected: Gatekeeper, registry: VersionRegistry
+) -> None:
+    serving, served = suspected.serving, suspected._served
+    assert serving is not None
+    assert served is not None
+
+    def recover() -> None:
+        for _ in range(suspected.config.window):
+            feed(served, serving.served_as, "a", 10, 8)
+        suspected.watch()
+
+    say(suspected, Verdict(serving.name, "old", "refused", "", gain=Interval(-0.2, -0.3, -0.1)), recover)
+    assert suspected.look_into_suspicion() is not None
+    assert suspected.suspicion is None
+    assert registry.current() == registry.get(serving.name)
+    assert registry.get(serving.name).reason == ""
+
+
+def test_only_a_verdict_puts_off_the_next_look(suspected: Gatekeeper) -> None:
+    """Texts deleted in mid-judgement leave nothing decided; what cannot be judged at all is not tried at every poll."""
+    assert suspected.suspicion is not None
+    first_look, name = suspected.suspicion.next_look, suspected.suspicion.version.name
+    say(suspected, Verdict(name, "old", "inconclusive", "texts were deleted"))
+    for _ in range(2):
+        assert suspected.look_into_suspicion() is not None
+        assert suspected.suspicion.next_look == first_look
+    gain = Interval(0.0, -0.1, 0.1)
+    for decided in (Verdict(name, "old", "inconclusive", "", gain=gain), Verdict(name, "old", "refused", "no memory")):
+        suspected.suspicion = replace(suspected.suspicion, next_look=first_look)
+        say(suspected, decided)
+        assert suspected.look_into_suspicion() is not None
+        assert suspected.suspicion.next_look == 24
+        assert suspected.look_into_suspicion() is None
 
 
 class EqualDrafts:

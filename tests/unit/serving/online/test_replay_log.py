@@ -208,6 +208,28 @@ def test_a_deletion_that_was_cut_short_is_finished_by_the_next_start_or_deletion
     assert len(list(replay.folder.glob("*shard-*"))) == again.sizes()["shards"] == 3
 
 
+def test_answers_that_aged_out_are_not_taken_for_deleted(settings: OnlineSettings, key: LogKey, answer: Answer) -> None:
+    replay = budgeted(settings, key, answer, 4, keep="fifo")
+    replay.delete_tenant("back-again")
+    for i in range(8):
+        replay.append([answer(f"r{i}", tenant="back-again", time_s=2001.0 + i)])
+        if i == 3:
+            learnt_from = replay.entries()
+    assert names(replay) == ["r4", "r5", "r6", "r7"]
+    with replay.still_there(learnt_from):
+        pass
+
+
+def test_answers_deleted_by_a_process_whose_clock_is_behind_are_missed(
+    settings: OnlineSettings, replay: ReplayLog, answer: Answer
+) -> None:
+    replay.append([answer("a", tenant="gone", time_s=1999.0), answer("b")])
+    learnt_from = replay.entries()
+    ReplayLog(settings.layout.replay, clock=lambda: 500.0).delete_tenant("gone")
+    with pytest.raises(RunError, match="was deleted while"), replay.still_there(learnt_from):
+        pass
+
+
 def test_a_disk_that_is_full_at_the_start_leaves_a_deletion_to_the_next(
     settings: OnlineSettings, key: LogKey, answer: Answer
 ) -> None:

@@ -241,6 +241,38 @@ def test_a_servers_trainer_waits_for_one_that_somebody_started_by_hand(
     assert supervisor.starts == TOO_OFTEN + 1
 
 
+def test_an_update_that_comes_to_nothing_is_still_due(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    """Asked for by hand, by drift, by time: each reason holds until something was learnt."""
+    now = [0.0]
+    config = changed(settings, every_requests=None, every_s=60.0, on_drift=True)
+    trainer = OnlineTrainer(config, clock=lambda: now[0])
+    good = torch.zeros(20, dtype=torch.uint8)
+    fill(replay, answer, 100, outcomes=good)
+    fill(replay, answer, 60, 100, outcomes=good + 1)
+    serving = registry.current()
+    assert serving is not None
+    weights = serving.path / "model.safetensors"
+    whole = weights.read_bytes()
+    for reason, asked, now_s in (("asked", 1, 0.0), ("drift", 0, 0.0), ("time", 0, 100.0)):
+        TrainerControl(asked=asked).write(settings.layout.control)
+        now[0] = now_s
+        weights.write_bytes(whole[:-8])
+        assert trainer.due() == reason
+        with pytest.raises(RunError, match="cannot be trained on"):
+            trainer.update(reason)
+        assert trainer.due() == reason
+        assert TrainerState.read(settings.layout.state).asked == 0
+    weights.write_bytes(whole)
+    TrainerControl(asked=1).write(settings.layout.control)
+    assert trainer.due() == "asked"
+    trainer.update("asked")
+    fill(replay, answer, 4, 160)
+    assert trainer.due() is None
+    assert TrainerState.read(settings.layout.state).asked == 1
+
+
 @pytest.mark.parametrize("stage", ["loading", "learning"])
 def test_no_version_comes_of_a_tenant_deleted_while_it_was_learnt_from(
     settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer, stage: str

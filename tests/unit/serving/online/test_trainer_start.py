@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -196,6 +197,19 @@ def test_the_fewest_answers_are_those_of_the_first_trigger() -> None:
     assert fewest(every_requests=256, every_s=60.0, on_drift=False) == 16
     assert fewest(every_requests=256) == 48  # drift cannot be seen before
     assert fewest(every_requests=None, on_drift=False) is None
+
+
+def test_text_that_waited_for_the_trainer_has_waited(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    """The process starts only when there is text: `every_s` counts from that text, not from the start."""
+    now = [0.0]
+    fill(replay, answer, 1, time_s=time.time() - 40.0)
+    fill(replay, answer, 3, 1, time_s=time.time())
+    trainer = OnlineTrainer(changed(settings, every_requests=None, every_s=60.0), clock=lambda: now[0])
+    assert trainer.due() is None
+    now[0] = 30.0
+    assert trainer.due() == "time"
 
 
 def test_no_update_is_due_below_the_fewest(
