@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from distillspec.commands.own_runs import data_of, find_runs
+from distillspec.commands.own_runs import data_of, find_runs, typed_settings
 from distillspec.commands.prepare import prepare_folder, prepare_held_out
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.commands.unseen import trained_prompts
@@ -53,8 +53,8 @@ def _held_out(
     """The target's answers to prompts that no draft was trained on or chosen by, as far as the drafts say."""
     _tell_unknown(paths)
     trained = frozenset[str]().union(*(trained_prompts(draft.lineage) for draft in drafts))
-    # One prompt to train on, as no split has none: an evaluation needs held-out prompts alone.
-    asked = replace(data_of(config.data, find_runs(paths, target)), num_prompts=1)
+    # A split must train on at least one prompt; an evaluation needs only the held-out ones.
+    asked = replace(data_of(config.data, find_runs(paths, target), typed_settings(folder)), num_prompts=1)
     data = prepare_folder(asked, target, folder / "data", config.seed, trained)
     held_out = prepare_held_out(asked, config.sampling.policy, target, data, config.seed, trained)
     print(f"judged on {len(held_out)} held-out prompts of {data.root}")

@@ -33,13 +33,21 @@ def find_runs(drafts: Iterable[Path], target: LanguageModel) -> list[OwnRun]:
     return list(found.values())
 
 
-def data_of(config: DataConfig, runs: list[OwnRun]) -> DataConfig:
+def typed_settings(folder: Path) -> frozenset[str]:
+    """The settings that were typed for the run in `folder`, as Hydra keeps them: a typed default is a wish too."""
+    file = folder / ".hydra" / "overrides.yaml"
+    words = [str(word) for word in OmegaConf.load(file)] if file.is_file() else []
+    return frozenset(word.lstrip("+").partition("=")[0] for word in words)
+
+
+def data_of(config: DataConfig, runs: list[OwnRun], typed: frozenset[str]) -> DataConfig:
     """Where nothing else is asked for, the first run's own held-out prompts and length of answers."""
     default = DataConfig()
-    if not runs or config.cache is not None or config.prompts != default.prompts:
+    own_prompts = "data.prompts" not in typed and config.prompts == default.prompts
+    if not runs or config.cache is not None or not own_prompts:
         return config
-    same_length = config.max_new_tokens == default.max_new_tokens
-    length = runs[0].max_new_tokens if same_length else config.max_new_tokens
+    own_length = "data.max_new_tokens" not in typed and config.max_new_tokens == default.max_new_tokens
+    length = runs[0].max_new_tokens if own_length else config.max_new_tokens
     return replace(config, cache=str(runs[0].data.root), max_new_tokens=length)
 
 

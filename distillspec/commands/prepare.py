@@ -62,7 +62,8 @@ def prepare_folder(
                 line.update(found / wanted, f"{found} of {wanted}")
 
             generator = make_generator(config.generator, target, slots=config.batch_slots)
-            # Others are written for another seed, so none need to be reserved.
+            # A draft that knows prompts gets others, so none need to be reserved.
+            seed = stable_seed(seed, "unseen", *sorted(trained)) if trained else seed
             prompts = split_prompts(write_prompts(target, generator, config, seed, count), config, trained, reserved=0)
     else:
         prompts = load_prompts(config, target.text_tokenizer, trained)

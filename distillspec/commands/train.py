@@ -199,6 +199,7 @@ def train(
     resuming = config.resume is not None and has_checkpoint(folder / "checkpoints")
     with listen_for_stop() as stop, progress("training") as line:
         tracker = Tracker(accelerator, config.tracker, folder)
+        reporter = _Reporter(line, config, untrained.get("selection_alpha", 0.0))
         trainer = Trainer(
             draft,
             target,
@@ -214,12 +215,13 @@ def train(
             else None,
             reference=load_draft(config.loss.reference, target) if config.loss.reference else None,
             stop=stop,
-            report=_Reporter(line, config, untrained.get("selection_alpha", 0.0)),
+            report=reporter,
             evaluation_s=untrained.get("evaluation_s", 0.0),
         )
         if resuming:
             for problem in trainer.resume():
                 print(f"skipped a damaged checkpoint: {problem}")
+            reporter.best = trainer.best["alpha"] if trainer.best else 0.0
         tracker.rewind(trainer.progress.step)  # to nothing, where a run was killed before its first checkpoint
         if accelerator.is_main_process:
             tracker.start(config.tracker, folder, plain(config))

@@ -52,7 +52,7 @@ def run(folder: Path, rank: int) -> None:
     torch.manual_seed(config.seed)
     if resolve_device(config.target.device).type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    with redirect_stdout(sys.stderr):  # the launching process has made it all, and said so
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # the launching process has said it all
         target = load_target(config.target)
         prepared = prepare(config, folder, target)
     result = train(config, folder, target, *prepared)

@@ -16,7 +16,8 @@ from distillspec.models import LanguageModel, read_metadata
 from distillspec.models.checkpoint import draft_folder
 from distillspec.types import Prompt
 
-TRAINED = "trained_prompts"  # all keys of KEY_DIGITS digits in one word: a list would take a line a prompt on disk
+# All keys joined into one string: as a list, each would take a line of the metadata file.
+TRAINED = "trained_prompts"
 
 
 def with_trained_prompts(draft: LanguageModel, prompts: Iterable[Iterable[int]]) -> LanguageModel:

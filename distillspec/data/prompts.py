@@ -71,7 +71,7 @@ def split_prompts(
         avoid: `prompt_key`s of prompts that must not be held out: a draft was trained on them.
 
     Raises:
-        ConfigError: too few prompts to hold some out.
+        ConfigError: too few prompts to hold some out, or all are in `avoid`.
     """
     seen: dict[tuple[int, ...], Prompt] = {}
     train, held_out = list[Prompt](), list[Prompt]()
@@ -94,6 +94,11 @@ def split_prompts(
     missing = config.eval_prompts - len(held_out)
     if missing > 0:
         held_out += sorted((p for p in train if prompt_key(p.token_ids) not in avoid), key=_place)[:missing]
+    if not held_out:
+        raise ConfigError(
+            f"a draft was trained on or chosen by all prompts of data.prompts={config.prompts}; none is left to hold "
+            "out; add prompts or give others"
+        )
     held_out = held_out[: config.eval_prompts]
     tested = {p.token_ids for p in held_out}
     train = [p for p in train if p.token_ids not in tested] or [p for p in seen.values() if p.token_ids not in tested]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from distillspec.data.collect import score
-from distillspec.data.prompts import stable_seed
 from distillspec.data.shards import ShardWriter
 from distillspec.models.language_model import LanguageModel
 from distillspec.types import Sample, SignalRequest
@@ -34,5 +33,5 @@ class ScoringWriter:
     def _hand_on(self) -> None:
         waiting, self._waiting = self._waiting, []
         if waiting:
-            for sample in score(waiting, self.target, self.signal, stable_seed(self.seed, waiting[0].prompt_id)):
+            for sample in score(waiting, self.target, self.signal, self.seed):
                 self.writer.add(sample)

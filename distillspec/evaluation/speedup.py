@@ -39,7 +39,7 @@ class Speedup:
     best_gamma: int  # 0: speculation is not surely faster
     best_gamma_range: tuple[int, int]  # the lengths that are best in 95 % of the resamples
     call: Call  # of the best length
-    breaks_even: bool  # β(γ) ≤ τ(γ) − γ c for some γ, by the lower end of its interval
+    breaks_even: bool  # β(γ) ≤ τ(γ) − γ c for some γ, surely, whatever γ was picked
     verdict: str  # one plain sentence
 
     def to_json(self) -> dict[str, Any]:
@@ -82,9 +82,14 @@ def predict_speedup(
         best if called == "faster" else 0,
         likely,
         called,
-        any(interval.low >= 1 for interval in intervals) and not _too_few(prompts),
+        _breaks_even(whole) and not _too_few(prompts),
         _verdict(called, best, likely, intervals[best - 1], known[best - 1], cost, prompts),
     )
+
+
+def _breaks_even(resampled: NDArray[np.float64]) -> bool:
+    """Whether some length surely breaks even, with Bonferroni's correction for the number of lengths."""
+    return bool((np.quantile(resampled, QUANTILES[0] / resampled.shape[-1], axis=0) >= 1).any())
 
 
 def _ratios(tau: NDArray[np.float64], costs: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -118,7 +123,7 @@ def _about_plain_steps(cost: StepCost) -> str:
     """Tell of a machine whose passes over one token are slow: no draft should be praised for that."""
     if cost.plain_share > WORTH_SAYING:
         return ""
-    fastest = min(cost.measured[1:], key=lambda interval: interval.high)
+    fastest = next(interval for interval in cost.measured[1:] if interval.high == cost.plain_share)
     return (
         f" This machine is slow on single tokens: verification was measured at {fastest.mean:.2f} plain steps "
         f"[{fastest.low:.2f}, {fastest.high:.2f}]. That is no merit of the draft, so a plain step counts as "

@@ -28,8 +28,8 @@ def forward_kl(pair: BucketedPair) -> Tensor:
 def reverse_kl(pair: BucketedPair) -> Tensor:
     """KL(q ‖ p) = Σ q (log q − log p); tokens outside the draft's vocabulary add nothing, as q = 0 there.
 
-    What the draft has in a drawn tail, but on tokens that were not drawn, is charged at the whole tail's rate. On
-    average that is nothing; left out, mass could hide where it is never drawn.
+    Draft mass on tail tokens that were not drawn is charged log q − log p of the whole tail. The expected correction
+    is 0; without it the draft could hide mass there.
     """
     values = (pair.draft_probs * (pair.draft_logp - pair.target_logp)).sum(-1)
     return values if pair.tail_rate is None else values + (1 - pair.draft_probs.sum(-1)) * pair.tail_rate
@@ -38,8 +38,8 @@ def reverse_kl(pair: BucketedPair) -> Tensor:
 def jensen_shannon(pair: BucketedPair, beta: float = 0.5) -> Tensor:
     """β KL(p ‖ m) + (1 − β) KL(q ‖ m) with m = β p + (1 − β) q (Agarwal et al. 2024, GKD, Eq. 1).
 
-    Written as q log((1 − β) q / m) and, since Σ q = 1, a constant: no bucket then adds more than its p, and few tokens
-    drawn from the tail tell about all of it. Left out of q log(q / m), mass could hide where it is never drawn.
+    We use q log((1 − β) q / m) and add the constant −log(1 − β), valid because Σ q = 1. A bucket with p = 0 then
+    contributes exactly 0, so a few tail draws are enough.
     """
     check_beta(beta)
     own_logp = pair.draft_logp + math.log(1 - beta)

@@ -17,6 +17,7 @@ class Progress:
     seconds: float = 0.0  # wall time of the training loop, with its sampling, evaluations and saves
     evaluating: float = 0.0  # the part of `seconds` that evaluations and their saves took
     evaluation: float = 0.0  # what one of them is expected to take; 0 while nobody knows
+    refresh: float = 0.0  # what taking fresh samples is expected to take; 0 while nobody knows
 
     @property
     def tokens_per_s(self) -> float:
@@ -39,6 +40,11 @@ def evaluation_fits(progress: Progress, config: TrainConfig) -> bool:
     if config.max_minutes is None:
         return True
     return progress.evaluating + 2 * progress.evaluation <= config.eval_share * 60 * config.max_minutes
+
+
+def refresh_fits(progress: Progress, config: TrainConfig) -> bool:
+    """Whether fresh samples leave time to learn from them, in a run limited by time."""
+    return config.max_minutes is None or progress.seconds + progress.refresh < training_seconds(progress, config)
 
 
 def fraction_done(progress: Progress, config: TrainConfig) -> float:

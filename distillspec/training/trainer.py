@@ -22,7 +22,14 @@ from distillspec.training.feed import SampleFeed
 from distillspec.training.interrupts import StopRequest
 from distillspec.training.module import DistillModule, defined_at, teacher_view, token_weights
 from distillspec.training.processes import agree, from_main, total, totals
-from distillspec.training.schedule import Progress, evaluation_fits, fraction_done, learning_rate_factor, stopped_by
+from distillspec.training.schedule import (
+    Progress,
+    evaluation_fits,
+    fraction_done,
+    learning_rate_factor,
+    refresh_fits,
+    stopped_by,
+)
 from distillspec.training.strategies import Strategy
 from distillspec.training.tracking import Tracker
 from distillspec.types import Sample, TokenBatch
@@ -107,7 +114,7 @@ class Trainer:
             Interrupted: a signal came; the state is saved.
             RunError: `train.max_bad_steps` steps in a row were not finite, or an evaluation met such weights.
         """
-        settings, config = self.config.train, self.config
+        settings = self.config.train
         self.module.train()
         self._next_evaluation = self._evaluation_after(self.progress)
         self._counted_until = self.clock()
@@ -115,7 +122,7 @@ class Trainer:
             if agree(self.strategy.accelerator, self.stop.asked):
                 self._save()
                 raise Interrupted(self.stop.signal_number or 15, f"distill train resume={self.folder}")
-            if self.refresh is not None and self.progress.step % config.data.refresh_steps == 0:
+            if self._refresh_due():
                 self._refresh_samples()
             self._step()
             if self._evaluation_due():
@@ -213,11 +220,20 @@ class Trainer:
             }
             self.tracker.log({**head, **values})
 
+    def _refresh_due(self) -> bool:
+        """On-policy, every `data.refresh_steps`: always where there is nothing to learn from, else if time is left."""
+        if self.refresh is None or self.progress.step % self.config.data.refresh_steps != 0:
+            return False
+        return not self.feed.samples or refresh_fits(self.progress, self.config.train)
+
     def _refresh_samples(self) -> None:
         assert self.refresh is not None
+        self._count_time()
+        before = self.progress.seconds
         draft = self.strategy.refresh_plain(self.draft)
         self.feed.renew(self.refresh(draft, self.progress.step))
         self._count_time()
+        self.progress = replace(self.progress, refresh=self.progress.seconds - before)
         self.module.train()
 
     def _evaluate_and_save(self) -> None:

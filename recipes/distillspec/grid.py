@@ -25,13 +25,18 @@ class Study:
     layers: int = 3
     vocabulary: int = 8192
     num_prompts: int = 1000
-    eval_prompts: int = 60  # CHOOSING of them choose the best checkpoint, and the others are quoted
+    eval_prompts: int = 60  # of a cell; CHOOSING of them choose its best checkpoint, and the others are quoted
     max_new_tokens: int = 192
     jobs: int = 1  # cells side by side
 
     def data_folder(self, source: str) -> Path:
         """On-policy cells read prompts and held-out answers of the teacher's folder."""
         return self.root / "data" / ("fixed" if source == "fixed" else "teacher")
+
+    @property
+    def held_out(self) -> int:
+        """Prompts to hold out: those of a cell, and those that choose the warm-up's checkpoint, which no cell uses."""
+        return self.eval_prompts + min(CHOOSING, self.eval_prompts // 2)
 
     @property
     def cut(self) -> Path:
@@ -53,7 +58,7 @@ def data_command(study: Study, source: str) -> list[str]:
         f"data={source}",
         f"data.prompts={study.prompts}",
         f"data.num_prompts={study.num_prompts}",
-        *_answers(study),
+        *_answers(study, study.held_out),
         f"data.max_minutes={study.data_minutes:g}",
         f"hydra.run.dir={study.data_folder(source)}",
     ]
@@ -65,7 +70,7 @@ def cut_command(study: Study) -> list[str]:
         "init-draft",
         f"target={study.target}",
         "data=teacher",
-        *_answers(study),
+        *_answers(study, study.eval_prompts),
         f"data.cache={study.data_folder('teacher')}",
         f"draft.layers={study.layers}",
         f"draft.vocabulary={study.vocabulary}",
@@ -91,9 +96,9 @@ def summary_of(folder: Path) -> dict | None:
     return read_object(folder / "summary.json") or None
 
 
-def _answers(study: Study) -> list[str]:
+def _answers(study: Study, eval_prompts: int) -> list[str]:
     return [
-        f"data.eval_prompts={study.eval_prompts}",
+        f"data.eval_prompts={eval_prompts}",
         f"data.max_new_tokens={study.max_new_tokens}",
     ]
 
@@ -104,7 +109,7 @@ def _train(study: Study, loss: str, source: str, draft: Path, tokens: int, folde
         f"target={study.target}",
         f"loss={loss}",
         f"data={source}",
-        *_answers(study),
+        *_answers(study, study.eval_prompts),
         "data.signal=topk",  # on-policy text is scored once: every cell learns from the same kind of signal
         *(("data.refresh_steps=25", "data.refresh_prompts=64") if source in ("draft", "mixed") else ()),
         f"data.cache={study.data_folder(source)}",

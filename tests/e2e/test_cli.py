@@ -446,6 +446,12 @@ def test_a_draft_is_judged_on_its_own_runs_prompts_that_chose_nothing(distill: A
         found["results"][1]["alpha"]["mean"] - found["results"][0]["alpha"]["mean"]
     )
 
+    longer = distill("eval", *quick, "drafts=[trained]", "data.max_new_tokens=256", "hydra.run.dir=longer")
+    assert longer.code == 0, longer.err
+    assert "judged on 2 held-out prompts of trained/data" in longer.out  # the run's prompts, not its 24 tokens
+    text = json.loads((tmp_path / "longer" / "summary.json").read_text())["results"][0]
+    assert text["positions"] > found["results"][0]["positions"]
+
 
 def test_an_evaluation_writes_no_training_prompts(distill: Any, tmp_path: Path, given: Path) -> None:
     words = ("data.eval_prompts=3", "data.max_new_tokens=12", "evaluation.measure_cost=false")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from distillspec.commands.init_draft import _texts
-from distillspec.commands.prepare import prepare_held_out
+from distillspec.commands.prepare import prepare_folder, prepare_held_out
 from distillspec.commands.unseen import known_before, trained_prompts, with_trained_prompts
 from distillspec.config import DataConfig, DraftConfig, InitDraftCommand
 from distillspec.data.folder import DataFolder
@@ -62,3 +62,14 @@ def test_text_to_choose_a_vocabulary_by_is_not_the_held_out(
     monkeypatch.setattr("distillspec.commands.init_draft.prepare_folder", lambda *args: folder)
     config = InitDraftCommand(data=DataConfig(max_new_tokens=4))
     assert {sample.prompt_id for sample in _texts(config, target, tmp_path)} == {"0", "1", "2"}
+
+
+def test_the_target_writes_other_prompts_for_a_draft_that_knows_some(target: LanguageModel, tmp_path: Path) -> None:
+    config = DataConfig(num_prompts=12, eval_prompts=4)
+    first = prepare_folder(config, target, tmp_path / "first", 0).read_prompts()
+    known = keys([*first.train, *first.held_out])
+    again = prepare_folder(config, target, tmp_path / "again", 0).read_prompts()
+    assert keys([*again.train, *again.held_out]) == known
+    other = prepare_folder(config, target, tmp_path / "other", 0, known).read_prompts()
+    assert (len(other.train), len(other.held_out)) == (12, 4)
+    assert not keys([*other.train, *other.held_out]) & known

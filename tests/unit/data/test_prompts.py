@@ -92,6 +92,13 @@ def test_prompts_a_draft_was_trained_on_are_not_held_out(tmp_path: Path) -> None
     assert len(load(path, trained, eval_prompts=1).held_out) == 1
 
 
+def test_a_split_that_can_hold_nothing_out_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, [{"prompt": f"q{i}"} for i in range(20)], "jsonl")
+    every = load(path)
+    with pytest.raises(ConfigError, match=r"chosen by all prompts of data\.prompts=.*; add prompts or give"):
+        load(path, keys([*every.train, *every.held_out]))
+
+
 def test_no_more_rows_are_read_than_the_split_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
     plain = prompts_module._prompt

@@ -102,6 +102,34 @@ def test_noise_below_one_is_raised_to_one() -> None:
     assert predict_speedup([1.0], cost).intervals[0].high < 1
 
 
+def random_cost(seed: int, gammas: int, beta: float, c: float, sigma: float = 0.05) -> StepCost:
+    """Rounds of noise around c and one β for all lengths."""
+    noise = np.exp(sigma * np.random.default_rng(seed).standard_normal((cost.ROUNDS, gammas + 1)))
+    rounds = noise * np.array([c, *[beta] * gammas])
+    return StepCost(1, c, (1.0, *[beta] * gammas), tuple(map(tuple, rounds.tolist())))
+
+
+@pytest.mark.parametrize("gammas", [1, 8, 32])
+def test_noise_alone_does_not_make_a_plain_step_slow(gammas: int) -> None:
+    shares = [random_cost(seed, gammas, beta=1.0, c=0.1).plain_share for seed in range(200)]
+    assert shares.count(1.0) >= 0.95 * len(shares)
+
+
+@pytest.mark.parametrize("gammas", [8, 32])
+def test_a_slow_plain_step_is_found_among_many_lengths(gammas: int) -> None:
+    found = [random_cost(seed, gammas, beta=0.77, c=0.1).plain_share for seed in range(20)]
+    assert min(found) > 0.6
+    assert max(found) < 0.8
+
+
+def test_noise_alone_does_not_make_a_losing_draft_break_even() -> None:
+    """Every length loses 1 %, and has its chance to look better."""
+    tau = [0.99 * (0.01 * gamma + 1.3) for gamma in range(1, 9)]
+    costs = [random_cost(seed, 8, beta=1.3, c=0.01, sigma=0.1) for seed in range(100)]
+    called = [predict_speedup(tau, cost).breaks_even for cost in costs]
+    assert sum(called) <= 5
+
+
 def test_the_recommended_length_comes_with_those_that_may_be_better() -> None:
     rounds = tuple((0.05, 1.0 + 0.01 * i, 1.3 + 0.05 * i * (-1) ** i, 2.5) for i in range(8))
     result = predict_speedup([1.5, 1.8, 1.9], StepCost(1, 0.05, (1.0, 1.0, 1.3, 2.5), rounds))

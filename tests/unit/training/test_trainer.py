@@ -399,11 +399,22 @@ def test_a_run_ends_at_the_first_limit_it_meets(make_trainer, limit: dict[str, f
 class Clock:
     """Time that passes only where a test says so: a second a step, and what an evaluation takes."""
 
-    def __init__(self, make_trainer: Any, evaluation: float, expected: float, **settings: Any) -> None:
+    def __init__(
+        self,
+        make_trainer: Any,
+        evaluation: float,
+        expected: float,
+        samples_: list[Sample] | None = None,
+        **settings: Any,
+    ) -> None:
         self.now, self.evaluated = 0.0, list[float]()
         limits = {"max_steps": None, "max_minutes": 1.5, "eval_every": None, "schedule": "wsd", **settings}
         self.trainer: Trainer = make_trainer(
-            train=limits, evaluate=self._evaluate(evaluation), clock=lambda: self.now, evaluation_s=expected
+            train=limits,
+            evaluate=self._evaluate(evaluation),
+            clock=lambda: self.now,
+            evaluation_s=expected,
+            samples_=samples_,
         )
         update = self.trainer.strategy.update
         self.trainer.strategy.update = lambda: (update(), self.pass_by(1.0))  # type: ignore[method-assign]
@@ -455,3 +466,22 @@ def test_saves_and_fresh_samples_count_as_well(make_trainer, samples: list[Sampl
     trainer.run()
     assert 90 <= clock.now <= 94
     assert trainer.progress.seconds == pytest.approx(clock.now)
+
+
+@pytest.mark.parametrize(("seconds", "taken"), [(25.0, 2), (200.0, 1)])
+def test_fresh_samples_that_do_not_fit_into_the_time_left_are_not_taken(
+    make_trainer, samples: list[Sample], seconds: float, taken: int
+) -> None:
+    asked = []
+
+    def refresh(draft: LanguageModel, step: int) -> list[Sample]:
+        asked.append(step)
+        clock.pass_by(seconds)
+        return samples
+
+    clock = Clock(make_trainer, 1.0, 1.0, eval_every=1000, samples_=[])
+    clock.trainer.refresh, clock.trainer.config.data.refresh_steps = refresh, 10
+    result = clock.trainer.run()
+    assert asked == [0, 10][:taken]
+    assert clock.now == pytest.approx(max(90, seconds + 2))  # the first is always taken, and a step learns from it
+    assert result.progress.refresh == seconds

@@ -1,0 +1,77 @@
+"""What a run says while it trains, alone and in several processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from accelerate.state import AcceleratorState, PartialState
+
+from distillspec.commands import train, train_rank
+from distillspec.config import DataConfig, DraftConfig, TargetConfig, TrackerConfig, TrainCommand, TrainConfig
+from distillspec.data.folder import DataFolder
+from distillspec.data.prompts import PromptSet
+from distillspec.files import write_json
+from distillspec.models import LanguageModel, initialise_draft, save_draft
+from distillspec.training.schedule import Progress
+from distillspec.training.trainer import TrainResult
+from distillspec.types import Prompt, Sample
+
+CONFIG = TrainCommand(
+    train=TrainConfig(max_steps=10, dtype="float32"),
+    target=TargetConfig(path="tiny", device="cpu"),
+    data=DataConfig(source="draft"),
+    tracker=TrackerConfig(kind="none"),
+    resume="run",
+)
+DONE = TrainResult(Progress(step=10), "steps", {"step": 2, "alpha": 0.5}, 0)
+
+
+class ResumedTrainer:
+    """Was at α 0.5 before the interruption, and is now at 0.2."""
+
+    def __init__(self, *args: Any, report: Any, **settings: Any) -> None:
+        self.report, self.progress = report, Progress(step=5)
+        self.best: dict[str, Any] | None = None
+
+    def resume(self) -> list[str]:
+        self.best = {"step": 2, "alpha": 0.5}
+        return []
+
+    def run(self) -> TrainResult:
+        self.report(self.progress, {"eval/alpha": 0.2})
+        return DONE
+
+
+def test_a_resumed_run_that_had_learned_is_not_warned(
+    target: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    AcceleratorState._reset_state()
+    PartialState._reset_state()
+    save_draft(initialise_draft(DraftConfig(layers=1), target), tmp_path / "initial", target)
+    write_json(tmp_path / train.BEFORE, {"selection_alpha": 0.3})
+    data = DataFolder(tmp_path / "data")
+    data.write_prompts(PromptSet((Prompt("a", (1, 2)),), (Prompt("b", (1, 3)),)))
+    monkeypatch.setattr(train, "Trainer", ResumedTrainer)
+    monkeypatch.setattr(train, "has_checkpoint", lambda folder: True)
+    held_out = [Sample("b", "d", (1, 3), (4, 5), None)]
+    assert train.train(CONFIG, tmp_path, target, data, [], held_out) == DONE
+    assert "nothing learned" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_do_not_repeat_what_the_launching_process_has_said(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def prepare(*args: Any) -> tuple[None, list[Sample], list[Sample]]:
+        print("only 2 held-out prompts of data.eval_prompts=4")
+        return None, [], []
+
+    monkeypatch.setattr(train_rank, "read_config", lambda folder: CONFIG)
+    monkeypatch.setattr(train_rank, "load_target", lambda config: None)
+    monkeypatch.setattr(train_rank, "prepare", prepare)
+    monkeypatch.setattr(train_rank, "train", lambda *args: DONE)
+    train_rank.run(tmp_path, rank)
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("", "")
