@@ -135,7 +135,8 @@ def test_what_was_asked_is_on_disk_for_this_account_alone(distill: Any, given: P
     before = os.umask(0o022)
     try:
         with serving(tmp_path, "online=on", f"draft.path={given}", *TRAIN) as server:
-            server.new_trainer([])
+            with Traffic(server):
+                server.new_trainer([])
             server.greedy()
             wait_for(lambda: server.metric("replay_answers") >= len(GREEDY))
             assert {"manifest.sqlite-wal", "manifest.sqlite-shm"} <= {path.name for path in online.rglob("*")}

@@ -203,7 +203,7 @@ def test_every_process_learns_from_the_same_fresh_samples(tmp_path: Path, alone:
 def test_an_interrupted_launch_resumes_where_it_stopped(alone: Run, tmp_path: Path) -> None:
     """By the command line, whose parent process is the one that the signal reaches; W&B's run goes on too."""
     words = (
-        *WORDS,
+        *(word for word in WORDS if not word.startswith("data.num_prompts")),  # the cache has its own
         "launcher=ddp",
         f"tracker={TRACKER}",
         f"data.cache={alone.folder}",

@@ -45,9 +45,9 @@ def test_its_drafts_have_none_either(kind: str, bare: LanguageModel, tmp_path: P
 def test_beside_a_model_with_one_the_sizes_decide(
     bare: LanguageModel, target: LanguageModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    other = loaded(tmp_path / "other", rows=300)
+    loaded(tmp_path / "other", rows=300)
     with caplog.at_level(logging.WARNING):
-        draft = load_pretrained(bare.name, target)
+        draft = load_pretrained(str(tmp_path / "bare"), target)
     assert "bare has no tokenizer: draft and target are taken to share one, for both have 264 ids" in caplog.text
     assert draft.tokenizer is target.tokenizer
     assert draft.identity.vocab_size == target.identity.vocab_size == 259
@@ -55,7 +55,7 @@ def test_beside_a_model_with_one_the_sizes_decide(
     save_draft(initialise_draft(DraftConfig(layers=1), target), tmp_path / "draft", target)
     assert load_draft(tmp_path / "draft", bare).identity.vocab_size == 264
     with pytest.raises(ConfigError, match="other reads 300 token ids and target tiny 264"):
-        load_pretrained(other.name, target)
+        load_pretrained(str(tmp_path / "other"), target)
 
 
 def test_a_broken_tokenizer_is_not_a_missing_one(tmp_path: Path) -> None:
