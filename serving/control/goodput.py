@@ -28,7 +28,7 @@ from distillspec.serving.control.latency import ForwardCost, LatencyModel, guess
 from distillspec.serving.control.reading import reading_up
 from distillspec.serving.control.worth import Worth
 
-GUESS_CONFIDENCE, PROFILE_CONFIDENCE = 1e-2, 20.0  # measured steps that they are worth
+GUESS_CONFIDENCE, PROFILE_CONFIDENCE = 1e-4, 20.0  # measured steps that they are worth
 TRY_LENGTH = 2  # tokens a row drafts on trial
 WITHIN = 1 + 1e-9  # of a bound
 FORGET_ROWS_EVERY = 256  # steps

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
-from distillspec.serving.control.base import LengthController, StepResult
+from distillspec.serving.control.base import BatchView, LengthController, StepResult
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import Decision, GoodputController
 from distillspec.serving.control.latency import ForwardCost, LatencyModel
@@ -55,6 +55,31 @@ def test_a_good_draft_is_used_while_every_step_reads_prompts(latency: LatencyMod
     reads = PROMPTS[prompts]
     best = max(Machine(latency, 0.9, prompts=reads).run(FixedLength(k), 400) for k in (4, 8))
     assert Machine(latency, 0.9, reads_up=True, prompts=reads).run(GoodputController(8), 800) > 0.9 * best
+
+
+DEAR = [replace(FAST, draft=ForwardCost(1e-8, 1e-5, 4e-3)), replace(SLOW, draft=ForwardCost(1e-7, 2e-4, 2.5e-2))]
+
+
+@pytest.mark.parametrize("first", [[512, 512, 512], [20, 512, 100]], ids=["alike", "any"])
+@pytest.mark.parametrize("alpha", [0.4, 0.5])
+@pytest.mark.parametrize("latency", DEAR, ids=["faster than guessed", "slower than guessed"])
+def test_a_dear_draft_is_found_out_while_every_step_reads_as_many_prompt_tokens(
+    latency: LatencyModel, alpha: float, first: list[int]
+) -> None:
+    """The first prompts are read while nothing decodes: these steps alone tell the costs of the passes apart."""
+    prompts = PROMPTS["512 a step"]
+    plain = Machine(latency, alpha, prompts=prompts).run(FixedLength(0), 1500)
+    controller = GoodputController(8)
+    read_alone(controller, latency, first)
+    assert Machine(latency, alpha, reads_up=True, prompts=prompts).run(controller, 1500) > 0.95 * plain
+
+
+def read_alone(controller: GoodputController, latency: LatencyModel, prompts: Sequence[int]) -> None:
+    """Steps that read prompts while nothing decodes."""
+    for tokens in prompts:
+        view = BatchView((), tokens)
+        seconds = latency.target_s([], [], tokens)
+        controller.observe(StepResult((), view, controller.plan(view), tokens, 0.0, seconds, seconds))
 
 
 def test_costs_of_prompts_are_learnt_beside_those_of_decoding() -> None:
