@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
-from distillspec.serving.control.base import BatchView, LengthController, StepResult
+from distillspec.serving.control.base import BatchView, LengthController, Plan, RowPlan, RowResult, RowView, StepResult
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import Decision, GoodputController
 from distillspec.serving.control.latency import ForwardCost, LatencyModel
@@ -179,3 +179,15 @@ def test_an_engine_that_reads_a_prompt_a_step_learns_what_its_draft_is_worth(
         assert sum(map(bool, drafted)) < 9
         trials = [result.plan.why.mode for result, tokens in zip(late, drafted, strict=True) if tokens]
         assert set(trials) <= {"trial"}
+
+
+def test_a_step_shorter_than_its_prompts_were_believed_to_be_counts_as_zero() -> None:
+    """Left out, it would leave the slow steps alone to speak for plain decoding."""
+    controller = GoodputController(8, CPU)
+    view = BatchView((RowView("r", 100, 8),), 4000)
+    rows = (RowResult("r", 0, 0, 1),)
+    plan = Plan((RowPlan("r", 0),), 1.0, CPU.target_s([100], [0], 4000), None)
+    before = controller._worth.plain_rate(1.0)
+    for _ in range(5):
+        controller.observe(StepResult(rows, view, plan, 4000, 0.0, 1.0, 1.0))  # 6 s were expected
+    assert controller._worth.plain_rate(1.0) > before
