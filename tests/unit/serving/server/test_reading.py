@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from http.client import HTTPConnection
 from typing import Any
 
 import httpx
@@ -76,6 +77,9 @@ def behind() -> Iterator[ThreadPoolExecutor]:
         ({"prompt": ["a"] * 65}, None),
         ({"prompt": ["a"] * 65, "bad_words": ["b"] * 65}, None),
         ({"prompt": "a", "n": 17}, None),
+        ({"prompt": [[1] * 300], "bad_words": ["b"]}, "context_length_exceeded"),
+        ({"prompt": [[]] * 4097}, "invalid_value"),
+        ({"prompt": ["a"] * 4097}, "invalid_value"),
         ({"prompt": "a" * 5000}, "context_length_exceeded"),
         ({"prompt": [[1] * 300], "bad_words": ["b" * 129]}, "invalid_value"),
         ({"prompt": "a", "bad_words": ["b"] * 1025}, "invalid_value"),
@@ -145,6 +149,25 @@ def test_prompts_that_are_tokenised_take_places_in_the_queue(
     running.wait_until_idle()
     assert running.parts.bridge._places.total() == 0
     assert running.complete().status_code == 200
+
+
+def test_who_leaves_while_waiting_to_be_tokenised_gives_the_place_back(
+    serve: Serve, watch: Watch, behind: ThreadPoolExecutor
+) -> None:
+    running = serve(engine={"max_slots": 1})
+    watched = watch(running)
+    slow = [behind.submit(running.complete, prompt=f"gate {i}") for i in range(2)]
+    wait_for(lambda: watched.inside == 2)
+    leaver = HTTPConnection(running.url.removeprefix("http://"), timeout=WAIT_S)
+    body = json.dumps({"model": "tiny", "prompt": "left"})
+    leaver.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    wait_for(lambda: running.parts.bridge._places.total() == 3)
+    leaver.close()
+    wait_for(lambda: running.parts.bridge._places.total() == 2)
+    watched.opened.set()
+    assert [one.result(WAIT_S).status_code for one in slow] == [200] * 2
+    assert "left" not in watched.texts
+    assert not watched.in_vain
 
 
 @pytest.mark.parametrize(
