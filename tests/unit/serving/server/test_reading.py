@@ -13,7 +13,8 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from distillspec.serving.server.errors import from_validation
+from distillspec.serving.server.bodies import check_shape
+from distillspec.serving.server.errors import ApiError, from_validation
 from distillspec.serving.server.schemas import CompletionBody
 
 from .conftest import WAIT_S, Running, Serve, wait_for
@@ -168,6 +169,18 @@ def test_who_leaves_while_waiting_to_be_tokenised_gives_the_place_back(
     assert [one.result(WAIT_S).status_code for one in slow] == [200] * 2
     assert "left" not in watched.texts
     assert not watched.in_vain
+
+
+@pytest.mark.parametrize("part", ["[]", "{}", "[1]"])
+def test_a_body_of_very_many_lists_is_refused_before_it_is_validated(part: str) -> None:
+    body = f'{{"prompt": [{",".join([part] * 20_000)}]}}'
+    with pytest.raises(ApiError, match=r"the body has 2000\d lists and objects"):
+        check_shape(body.encode())
+
+
+@pytest.mark.parametrize("text", ["[" * 20_000, '\\"[{' * 20_000, "\\\\" + "{" * 20_000])
+def test_brackets_in_texts_are_no_lists(text: str) -> None:
+    check_shape(json.dumps({"prompt": text}).encode())
 
 
 @pytest.mark.parametrize(
