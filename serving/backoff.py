@@ -6,7 +6,8 @@ FIRST, MOST = 4, 256  # steps to wait
 
 
 class Backoff:
-    """Waits 4, 8, 16, … steps after failures in a row; as many successes as steps waited last end the row."""
+    """Waits 4, 8, 16, … steps after failures in a row. After N successes, N being the last wait, the next failure waits
+    4 again."""
 
     def __init__(self, first: int = FIRST, most: int = MOST) -> None:
         self.first, self.most = first, most

@@ -20,7 +20,6 @@ from distillspec.models import LanguageModel
 from distillspec.serving.backoff import Backoff
 from distillspec.serving.commit import Committer
 from distillspec.serving.control.base import BatchView, LengthController, Plan, RowResult, RowView, StepResult
-from distillspec.serving.control.reading import ALONG
 from distillspec.serving.kv_cache import Move, SlotPool
 from distillspec.serving.proposers.base import (
     EMPTY,
@@ -212,10 +211,11 @@ class EngineCore:
             self.proposer.move(moves)
 
     def _forget(self, sequence: Sequence) -> None:
-        """Before it leaves its slot. A text that the draft has read in part was never judged: it may hold NaN."""
+        """Before it leaves its slot. If the draft was still reading this text, none of its output was checked for NaN:
+        clear the slot."""
         if self.proposer is None:
             return
-        if 0 < sequence.draft_computed < len(sequence.tokens) - ALONG:
+        if sequence.draft_unchecked:
             begin_anew(self.proposer, sequence)
         self.proposer.forget(sequence.id)
 
@@ -273,7 +273,7 @@ class EngineCore:
         asked = [ProposalRequest(s, lengths[s.id]) for s in decoding if lengths[s.id] > 0]
         if self._backoff.waits:
             for sequence in decoding:
-                sequence.proposer_failed |= sequence.params.speculate
+                sequence.proposer_failed |= speculation_limit(sequence, self.limits) > 0
         if not asked or self.proposer is None:
             return [EMPTY] * len(decoding)
         try:

@@ -15,7 +15,7 @@ from tqdm.auto import tqdm
 from distillspec.config import TargetConfig
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel, load_target, read_metadata
-from distillspec.models.checkpoint import METADATA
+from distillspec.models.checkpoint import draft_folder
 from distillspec.models.draft import load_pretrained
 from distillspec.models.memory import return_freed_memory
 from distillspec.models.slot_cache import hook, unhook
@@ -145,7 +145,10 @@ class Engine:
             raise ConfigError(f"{unknown[0]} is not an engine setting; there are {', '.join(known)}")
         chosen = EngineSettings(**settings)
         model = load_target(TargetConfig(path=target, dtype=dtype, device=device))
-        return cls(model, _load_draft(draft, model) if draft is not None else None, chosen)
+        if draft is None:
+            return cls(model, None, chosen)
+        check_target(draft, model)
+        return cls(model, _load_draft(draft, model), chosen)
 
     def generate(
         self,
@@ -398,9 +401,9 @@ def check_target(path: str | Path, target: LanguageModel) -> None:
     Raises:
         ConfigError: it was made for other weights.
     """
-    if not (Path(path) / METADATA).is_file():
+    if (folder := draft_folder(path)) is None:
         return  # any other model: nothing is recorded
-    made_for = read_metadata(path).get("target", {})
+    made_for = read_metadata(folder).get("target", {})
     recorded = made_for.get("weights_hash")
     if recorded and recorded != target.identity.weights_hash:
         raise ConfigError(

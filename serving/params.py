@@ -97,7 +97,7 @@ class SamplingParams:
 
     @cached_property
     def _extremes(self) -> dict[str, tuple[int, int]]:
-        """The smallest and the largest id of each group; kept, since every prompt of a request asks for them."""
+        """The smallest and the largest id of each group. Cached: checked once per prompt."""
         groups: dict[str, Any] = {
             "stop_token_ids": self.stop_token_ids,
             "logit_bias": self.logit_bias,
@@ -105,6 +105,11 @@ class SamplingParams:
             "bad_word_ids": [i for word in self.bad_word_ids for i in word],
         }
         return {name: (min(ids), max(ids)) for name, ids in groups.items() if ids}
+
+    @cached_property
+    def banned_ids(self) -> tuple[tuple[int, ...], ...]:
+        """`bad_word_ids`, each once, sorted. Cached: asked for once per prompt."""
+        return tuple(sorted({tuple(word) for word in self.bad_word_ids}))
 
     def check_needs_no_text(self) -> None:
         """Raise `ConfigError` for what a model without a tokenizer cannot do."""

@@ -126,6 +126,7 @@ class Sequence:
     slot: int | None = None
     computed: int = 0  # leading tokens whose keys and values the target's cache holds
     draft_computed: int = 0  # the same for the draft's cache
+    draft_unchecked: bool = False  # the draft reads a long text, and gave no logits of it yet
     draft_ok: bool = True  # False after draft logits that were no numbers
     proposer_failed: bool = False  # the proposer raised an exception while this row wanted tokens of it
     uses_draft: bool = True  # False: the draft model never reads it; draft-free proposers may serve it

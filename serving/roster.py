@@ -82,8 +82,9 @@ class Roster:
         """
         if self.tokenizer is None:
             params.check_needs_no_text()
-            return tuple(sorted({tuple(word) for word in params.bad_word_ids} - {()}))
-        words: set[tuple[int, ...]] = {tuple(word) for word in params.bad_word_ids}
+        if self.tokenizer is None or not params.bad_words:
+            return params.banned_ids
+        words = set(params.banned_ids)
         for word in params.bad_words:
             for spelt in (word, f" {word.lstrip()}"):
                 try:
@@ -183,7 +184,7 @@ class Roster:
         """The draft's cache is void: the next draft reads every sequence again, also those the last one left out."""
         for sequence in self.sequences.values():
             sequence.draft_computed, sequence.draft_ok, sequence.uses_draft = 0, True, True
-            sequence.proposer_failed = False
+            sequence.proposer_failed = sequence.draft_unchecked = False
 
     def take_results(self) -> tuple[tuple[SequenceDelta, ...], tuple[RequestOutput, ...]]:
         """Gains and finished requests since the last call."""

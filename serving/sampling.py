@@ -155,10 +155,12 @@ class TokenSampler:
     def _ask_wide(self, logits: Tensor, windows: Seq[Window], policy: SamplingPolicy) -> Asked:
         """Trees wider than one are judged on the host, after a read of their whole distributions.
 
-        `verify_tree` draws from rows that must be distributions. Bad rows become even ones: their verdicts are dropped.
+        `verify_tree` draws from rows that must be distributions. Rows with NaN are replaced by uniform ones; their
+        verdicts are discarded later.
         """
-        sound = torch.isfinite(logits.amax(-1, keepdim=True))
-        own_probs = policy_probs(logits.masked_fill(~sound, 0.0), policy, look=self.look)
+        if not self.look:  # else `_made_finite` has done so
+            logits = logits.masked_fill(~torch.isfinite(logits.amax(-1, keepdim=True)), 0.0)
+        own_probs = policy_probs(logits, policy, look=self.look)
         probs, *drafted = to_host_together([own_probs, *_draft_probs(windows, logits)])
         verdicts = []
         for first, window in zip(_firsts(windows), windows, strict=True):

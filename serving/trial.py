@@ -41,8 +41,8 @@ class _Call:
 class Trial:
     """Reads `tokens [B, L]` in the model's own way, then through slots in two pieces, `first` tokens and the rest.
 
-    Row r has `counts[r] > first` tokens, the others are padding. In the second reading every attention is given what it
-    had in the first, and what follows it is given what it gave there: so each is compared alone.
+    Row r has `counts[r] > first` tokens, the others are padding. Each layer's attention gets the recorded input, and
+    its recorded output is passed on, so errors do not add up.
     """
 
     model: LanguageModel

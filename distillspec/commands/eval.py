@@ -65,7 +65,9 @@ def find_draft(path: str) -> Path:
     """A draft folder, or the draft inside a run folder."""
     if (folder := draft_folder(path)) is not None:
         return folder
-    raise ConfigError(f"{path} is not a draft: neither it nor {path}/draft has {METADATA}; make one with distill train")
+    raise ConfigError(
+        f"{path} is not a draft: {METADATA} is not in it, {path}/draft or {path}/best; make one with distill train"
+    )
 
 
 def _tell_unknown(paths: list[Path]) -> None:

@@ -80,12 +80,14 @@ def kept_ids_of(config: DraftConfig) -> Tensor | None:
 def truncate_head(draft: LanguageModel, kept_ids: Tensor) -> LanguageModel:
     """The draft with an untied head of its rows `kept_ids` only; input embeddings stay whole.
 
-    A head that is truncated already must have them all.
+    Raises:
+        ConfigError: the head is truncated already, and lacks some of them.
     """
     old = draft.model.get_output_embeddings()
     rows = kept_ids.to(old.weight.device)
     if draft.kept_ids is not None:
-        assert bool(torch.isin(kept_ids, draft.kept_ids).all())
+        if not bool(torch.isin(kept_ids, draft.kept_ids).all()):
+            raise ConfigError(f"the head of {draft.name} lacks some of the ids to keep; choose among those it has")
         rows = torch.searchsorted(draft.kept_ids, kept_ids).to(old.weight.device)
     head = nn.Linear(old.weight.shape[1], len(kept_ids), bias=getattr(old, "bias", None) is not None)
     with torch.no_grad():
@@ -141,6 +143,8 @@ def _scratch(config: DraftConfig, target: LanguageModel) -> tuple[PreTrainedMode
     rows = target.identity.vocab_size
     special = target.tokenizer or target.model.config.get_text_config()
     eos, pad = special.eos_token_id, special.pad_token_id
+    if pad is None:
+        pad = eos[0] if isinstance(eos, list) else eos
     llama = LlamaConfig(
         vocab_size=rows,
         hidden_size=config.hidden_size,
@@ -151,7 +155,7 @@ def _scratch(config: DraftConfig, target: LanguageModel) -> tuple[PreTrainedMode
         max_position_embeddings=getattr(target.model.config.get_text_config(), "max_position_embeddings", 2048),
         bos_token_id=special.bos_token_id,
         eos_token_id=eos,
-        pad_token_id=pad if pad is not None else eos,
+        pad_token_id=pad,
         tie_word_embeddings=False,
     )
     model = AutoModelForCausalLM.from_config(llama, dtype=torch.float32).eval()

@@ -16,8 +16,27 @@ SCALE = (1000.0, 10.0, 1.0)  # typical contexts, tokens and passes of a pair
 EXPERTS = 10.0  # and experts
 ALERT, SOLVE_EVERY = 64, 16  # the first pairs are taken in at once, later ones by so many
 LASTING = 0.05  # pairs that the prior is always worth
+KEPT = 8.0  # pairs that each kind of pair (with prompts alone, without, with both) keeps while only others come
 
 Floats = NDArray[numpy.float64]
+
+
+class _Sums:
+    """Weighted sums of work times work and work times seconds, over pairs of one kind."""
+
+    def __init__(self, squares: Floats, products: Floats) -> None:
+        self.squares, self.products, self.weight = squares, products, 0.0
+
+    def fade(self, factor: float, kept: float = 0.0) -> None:
+        """Multiply by `factor`, but keep the weight of `kept` pairs."""
+        factor = max(factor, min(1.0, kept / self.weight)) if kept else factor
+        self.squares, self.products, self.weight = factor * self.squares, factor * self.products, factor * self.weight
+
+    def add(self, work: Floats, seconds: Floats, weight: Floats, size: Floats) -> None:
+        """Add pairs of scaled work `[n, w]`, each divided by its size."""
+        self.squares = self.squares + (work.T * (weight / size)) @ work
+        self.products = self.products + work.T @ (weight / size * seconds)
+        self.weight += float(weight.sum())
 
 
 class CostCalibration:
@@ -29,8 +48,9 @@ class CostCalibration:
     line is known to be off by (`bumps`) is one more kind of work: its coefficient, 1 at first, says how large the bumps
     are now. A residual far beyond the usual is cut: a pause of the machine is no new machine.
 
-    With `prompts`, a pair may also hold a pass over prompts, whose tokens and pass are two more kinds of work. Where
-    every pair holds one, nothing tells the two passes' fixed costs apart, and the prior does: alike.
+    With `prompts`, a pair may also hold a pass over prompts, whose tokens and pass are two more kinds of work. Pairs
+    that hold one of the two passes tell their costs apart, so a few are kept while only pairs with both come. If every
+    pair ever held prompts, the two fixed costs cannot be told apart; the prior then splits them in half.
 
     Args:
         prior: the profile's coefficients, or a guess.
@@ -67,8 +87,8 @@ class CostCalibration:
         self._prior = numpy.array(known) * self._scale
         self._lasting = min(confidence, 1.0) * LASTING
         self._eye = numpy.eye(len(self._scale))
-        self._squares = confidence * self._eye
-        self._products = confidence * self._prior
+        self._before = _Sums(confidence * self._eye, confidence * self._prior)
+        self._kinds: dict[tuple[bool, bool], _Sums] = {}  # by whether pairs decode, and read prompts
         self._theta = self._prior.copy()
         self._cost = prior
         self._cut, self._cut_with_prompts = SpikeCut(), SpikeCut()
@@ -127,14 +147,21 @@ class CostCalibration:
         residuals = zip(cuts, (seconds - expected).tolist(), strict=True)
         cut = expected + numpy.array([cut(residual) for cut, residual in residuals])
         size = numpy.maximum(1.0, (scaled**2).sum(1))  # large steps are not worth more than small ones
-        weight = self.forgetting ** numpy.arange(len(pairs))[::-1] / size
-        before = self.forgetting ** len(pairs)
-        self._squares = before * self._squares + (scaled.T * weight) @ scaled
-        self._products = before * self._products + scaled.T @ (weight * cut)
+        age = self.forgetting ** numpy.arange(len(pairs))[::-1]
+        self._before.fade(self.forgetting ** len(pairs))
+        for kind in self._kinds.values():
+            kind.fade(self.forgetting ** len(pairs), KEPT)
+        reads = scaled[:, -1] > 0 if self._with_prompts else numpy.zeros(len(pairs), dtype=bool)
+        for decodes, prompts in {(True, False), (False, True), (True, True)}:
+            chosen = ((scaled[:, 2] > 0) == decodes) & (reads == prompts)
+            if chosen.any():
+                kind = self._kinds.setdefault((decodes, prompts), _Sums(0 * self._eye, 0 * self._prior))
+                kind.add(scaled[chosen], cut[chosen], age[chosen], size[chosen])
 
     def _solve(self) -> None:
-        squares = self._squares + self._lasting * self._eye
-        products = self._products + self._lasting * self._prior
+        sums = [self._before, *self._kinds.values()]
+        squares = self._lasting * self._eye + sum(kind.squares for kind in sums)
+        products = self._lasting * self._prior + sum(kind.products for kind in sums)
         self._theta = numpy.linalg.solve(squares, products)
         if self._theta.min() < 0:  # else the free optimum is the bounded one
             root = numpy.linalg.cholesky(squares)

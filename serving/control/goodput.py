@@ -28,7 +28,7 @@ from distillspec.serving.control.latency import ForwardCost, LatencyModel, guess
 from distillspec.serving.control.reading import reading_up
 from distillspec.serving.control.worth import Worth
 
-GUESS_CONFIDENCE, PROFILE_CONFIDENCE = 1e-2, 20.0  # measured steps that they are worth
+GUESS_CONFIDENCE, PROFILE_CONFIDENCE = 1e-4, 20.0  # measured steps that they are worth
 TRY_LENGTH = 2  # tokens a row drafts on trial
 WITHIN = 1 + 1e-9  # of a bound
 FORGET_ROWS_EVERY = 256  # steps
@@ -249,7 +249,7 @@ class GoodputController:
     def _hold_against_prediction(self, result: StepResult, rows: Seq[RowResult], prompts_s: float) -> None:
         """Note what the prediction missed, and decide whether speculation goes on.
 
-        prompts_s: what reading prompts was predicted to take. They are read whether rows speculate or not.
+        prompts_s: what reading prompts was predicted to take. Subtracted from both times: it is paid either way.
         """
         plan, why = result.plan, result.plan.why
         speculated = any(row.proposed for row in rows)
@@ -260,7 +260,8 @@ class GoodputController:
             return
         if plan.predicted_s is None or plan.predicted_tokens is None:
             return
-        measured_s, predicted_s = result.total_s - prompts_s, plan.predicted_s - prompts_s
+        # A step that is shorter than its prompts were believed to be: 0 counts, a negative time would be left out.
+        measured_s, predicted_s = max(0.0, result.total_s - prompts_s), plan.predicted_s - prompts_s
         if not speculated:
             self._worth.saw_plain(measured_s, predicted_s)
             return

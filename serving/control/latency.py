@@ -70,7 +70,7 @@ class ForwardCost:
     def rising(self) -> ForwardCost:
         """The same with bumps raised where more tokens would cost less than fewer.
 
-        A pass over fewer tokens could read more and ignore them, so such times are noise, or a slow pass over few.
+        Fewer tokens can always be padded to more, so a falling time is noise.
         """
         lifted, most = [], 0.0
         for tokens, bump_s in self.bumps:

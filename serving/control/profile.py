@@ -204,7 +204,7 @@ def _error(cost: ForwardCost, points: Seq[Timed]) -> float:
 def _with_bumps(line: ForwardCost, points: Seq[Timed]) -> ForwardCost:
     """Fit seconds at each number of tokens in place of a line through them; what they differ by are the bumps.
 
-    What is fitted is by how much each number costs more than the one before, so that none costs less.
+    Fits the increases between neighbouring sizes, each ≥ 0.
     """
     knots = sorted({point.tokens / point.passes for point in points})
     if len(knots) < 2:

@@ -128,7 +128,7 @@ class DraftModel:
     def distrust(self, sequence: Sequence) -> None:
         """See `KeepsCache`. NaN left in a slot would reach whoever reads there next."""
         self.runner.cache.clear(sequence.held_slot)
-        sequence.draft_computed = 0
+        sequence.draft_computed, sequence.draft_unchecked = 0, False
 
     def _read_long_texts(self, rows: Seq[_Row]) -> list[_Row]:
         """Read on in rows that are far behind (new, swapped, long without speculation); the rows that can draft now.
@@ -143,6 +143,7 @@ class DraftModel:
                 end = start + min(unread - 1, room)  # the newest token is the first that is drafted from
                 inputs.append(RowInput(row.slot, start, tokens[start:end], wanted=0))
                 row.sequence.draft_computed = end
+                row.sequence.draft_unchecked = len(tokens) - end > ALONG  # else it drafts in this step
                 room -= end - start
             if len(tokens) - row.sequence.draft_computed <= ALONG:
                 ready.append(row)

@@ -12,7 +12,7 @@ VERSIONS = 20  # the newest draft versions; series of older ones are dropped
 class AcceptanceCounters:
     """α of a version on a domain is accepted / judged: a window is judged up to its first rejection.
 
-    What a prompt lookup proposed counts under the empty version.
+    What a prompt lookup proposed counts under the empty version, which is never dropped.
     """
 
     def __init__(self, prefix: str, model: str, registry: CollectorRegistry) -> None:
@@ -35,8 +35,9 @@ class AcceptanceCounters:
         labels = (self._model, version, row.domain)
         self._judged.labels(*labels).inc(row.tried)
         self._accepted.labels(*labels).inc(row.accepted)
-        if len(self._domains) > VERSIONS:
-            self._drop(next(iter(self._domains)))
+        versions = [name for name in self._domains if name]
+        if len(versions) > VERSIONS:
+            self._drop(versions[0])
 
     def forget_domain(self, name: str) -> None:
         """Drop a domain's series, of all versions."""

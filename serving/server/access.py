@@ -20,7 +20,7 @@ async def tenant(request: HttpRequest) -> str:
 
 
 async def watcher(request: HttpRequest) -> None:
-    """Of the page's figures: they tell of all tenants' traffic, so that an operator may keep them."""
+    """Who may see the dashboard's figures, which cover all tenants."""
     parts = parts_of(request)
     if parts.config.metrics_key == "admin":
         await administrator(request)

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from fastapi import Request as HttpRequest
 from pydantic import ValidationError
 
-from distillspec.serving.server.errors import ApiError, from_validation
-from distillspec.serving.server.schemas import Body
+from distillspec.serving.server.errors import ApiError, bad_request, from_validation
+from distillspec.serving.server.schemas import MOST_PROMPTS, Body
 
 B = TypeVar("B", bound=Body)
 SCHEMAS: list[type[Body]] = []  # those that routes read
+
+MOST_PARTS = 4 * MOST_PROMPTS  # lists and objects of a body
+TEXTS = re.compile(rb'"(?:[^"\\]++|\\.?)*+"?', re.DOTALL)  # JSON strings; one without an end goes to the body's end
 
 
 def read_as(schema: type[B]) -> Callable[[HttpRequest], Awaitable[B]]:
@@ -28,11 +32,29 @@ def read_as(schema: type[B]) -> Callable[[HttpRequest], Awaitable[B]]:
         if kind != "application/json":
             raise ApiError(415, f"Content-Type is {kind or 'missing'}; send application/json")
         try:
-            return schema.model_validate_json(await request.body())
+            raw = await request.body()
+            check_shape(raw)
+            return schema.model_validate_json(raw)
         except ValidationError as error:
             raise from_validation(error) from error
 
     return read
+
+
+def check_shape(raw: bytes) -> None:
+    """Refuse a body of very many lists and objects: to validate a million of them stops the event loop for seconds.
+
+    A thread would not help: the validator holds the interpreter's lock.
+
+    Raises:
+        ApiError: 400.
+    """
+    if raw.count(b"[") + raw.count(b"{") <= MOST_PARTS:
+        return
+    bare = TEXTS.sub(b"", raw)
+    if (count := bare.count(b"[") + bare.count(b"{")) > MOST_PARTS:
+        problem = f"the body has {count} lists and objects; the most is {MOST_PARTS}"
+        raise bad_request(problem, code="invalid_value")
 
 
 def described(schema: type[Body]) -> dict[str, Any]:

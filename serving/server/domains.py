@@ -36,7 +36,7 @@ class Domains:
         self._used: OrderedDict[str, float] = OrderedDict()  # name → when it was last accepted, oldest first
 
     def told_apart(self, name: str) -> str:
-        """The name under which such a request is counted and logged, if it is accepted; changes nothing."""
+        """The name to count this request under. Reserves nothing; call `accepted` for that."""
         if name in (DEFAULT, OTHER) or name in self._fixed or name in self._used:
             return name
         return name if not self._fixed and (len(self._used) < self._most or self._oldest_is_idle()) else OTHER

@@ -64,9 +64,10 @@ async def answer(parts: Parts, http: HttpRequest, wanted: Wanted, replies: Repli
     _check_counts(parts, wanted)
     _check_draft(parts, wanted.body.wish.draft)
     with parts.bridge.reading(wanted.answers, wanted.tenant):
-        wanted = await parts.reading(lambda: _tokenised(parts, wanted))
-    requests = _requests(parts, wanted, replies.head.id)
-    generation = Generation(parts, wanted, replies, requests)
+        read = await unless_disconnected(http.receive, parts.reading(lambda: _tokenised(parts, wanted)))
+    if read is None:
+        return Response(status_code=CLIENT_LEFT)
+    generation = Generation(parts, read, replies, _requests(parts, read, replies.head.id))
     parts.domains.accepted(wanted.body.wish.domain)
     if wanted.body.stream:
         return EventStream(generation.events(), generation.close)
@@ -217,7 +218,9 @@ def _tokenised(parts: Parts, wanted: Wanted) -> Wanted:
         banned = parts.engine.core.roster.bad_words(wanted.params)
     except ConfigError as error:
         raise bad_request(str(error), "bad_words", "invalid_value") from error
-    return replace(wanted, prompts=ids, params=replace(wanted.params, bad_words=(), bad_word_ids=banned))
+    params = replace(wanted.params, bad_words=(), bad_word_ids=banned)
+    parts.engine.core.roster.bad_words(params)  # kept by `params`, so that no prompt sorts them on the event loop
+    return replace(wanted, prompts=ids, params=params)
 
 
 def _requests(parts: Parts, wanted: Wanted, head_id: str) -> list[Request]:

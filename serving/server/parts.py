@@ -83,7 +83,11 @@ class Parts:
     async def reading(self, work: Callable[[], T]) -> T:
         """Tokenise prompts in another thread, few requests at a time; the event loop goes on."""
         async with self._readers:
-            return await asyncio.to_thread(work)
+            reading = asyncio.ensure_future(asyncio.to_thread(work))
+            try:
+                return await asyncio.shield(reading)
+            finally:  # a client that leaves does not end the thread, which keeps its place
+                await asyncio.gather(reading, return_exceptions=True)
 
     async def counting(self, work: Callable[[], T]) -> T:
         """The same for text that nobody generates from, of any length, one at a time: prompts do not wait for it."""

@@ -14,6 +14,7 @@ from distillspec.serving.params import LEAST_REPETITION, MOST_REPETITION
 
 # Lists end at their first error: collecting those of a million entries takes the event loop a minute.
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=1 << 31)]], Field(fail_fast=True)]
+MOST_PROMPTS = 4096  # the server's own bound, `max_prompts`, is usually far lower
 StopText = Annotated[str, Field(min_length=1, max_length=1024)]
 BadWord = Annotated[str, Field(min_length=1, max_length=128)]
 
@@ -90,7 +91,12 @@ class GenerationBody(Body):
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: str | Annotated[list[str], Field(fail_fast=True)] | Ids | Annotated[list[Ids], Field(fail_fast=True)]
+    prompt: (
+        str
+        | Annotated[list[str], Field(max_length=MOST_PROMPTS, fail_fast=True)]
+        | Ids
+        | Annotated[list[Ids], Field(max_length=MOST_PROMPTS, fail_fast=True)]
+    )
     max_tokens: int | None = Field(default=16, ge=1, lt=1 << 31)
     logprobs: int | None = Field(default=None, ge=0, le=20)
     best_of: int | None = Field(default=None, ge=1)

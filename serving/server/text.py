@@ -24,7 +24,7 @@ class TextCodec:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, longest: int) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, self.longest = tokenizer, longest
         self.most_characters = 0 if tokenizer is None else longest * max(map(len, tokenizer.get_vocab()))
         self._bytes_of = _byte_alphabet() if _is_byte_level(tokenizer) else {}
         self.token_text = lru_cache(maxsize=65536)(self._token_text)
@@ -56,10 +56,16 @@ class TextCodec:
         return self.tokenizer
 
     def check_fits(self, prompt: str | Sequence[int] | Sequence[dict[str, str]], param: str) -> None:
-        """Raise ApiError for a text, or messages, of so many characters that no tokenisation could fit.
+        """Raise ApiError for a text, or messages, of so many characters that no tokenisation could fit, and for more
+        token ids than fit.
 
         Without a tokenizer any text is refused.
         """
+        if not isinstance(prompt, str) and prompt and not isinstance(prompt[0], dict):
+            if len(prompt) > self.longest:
+                problem = f"a prompt of {len(prompt)} tokens leaves no room to answer: this model reads {self.longest}"
+                raise bad_request(f"{problem} (max_model_len)", param, "context_length_exceeded")
+            return
         texts = [prompt] if isinstance(prompt, str) else [m["content"] for m in prompt if isinstance(m, dict)]
         if texts:
             self._reader(param)

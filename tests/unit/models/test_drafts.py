@@ -17,6 +17,7 @@ from distillspec.config import DraftConfig
 from distillspec.errors import ConfigError
 from distillspec.files import sha256_of
 from distillspec.models import LanguageModel, check_draft, initialise_draft, load_draft, read_metadata, save_draft
+from distillspec.models.draft import truncate_head
 from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_model
 from distillspec.models.tokenizers import tokenizer_size
@@ -271,3 +272,9 @@ def test_recorded_signals_count_by_probability_and_unrecorded_responses_by_token
     before = counts.clone()
     choose_kept_ids(counts, 5, target.tokenizer)
     assert torch.equal(counts, before)
+
+
+def test_a_truncated_head_cannot_get_back_what_it_lacks(target: LanguageModel) -> None:
+    draft = initialise_draft(DraftConfig(layers=1), target, kept_ids=torch.arange(10))
+    with pytest.raises(ConfigError, match="lacks some of the ids"):
+        truncate_head(draft, torch.arange(11))

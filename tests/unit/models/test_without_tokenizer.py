@@ -63,3 +63,9 @@ def test_a_broken_tokenizer_is_not_a_missing_one(tmp_path: Path) -> None:
     (tmp_path / "folder" / "tokenizer.json").write_text("{")
     with pytest.raises(ConfigError, match="cannot load"):
         load_target(TargetConfig(path=str(tmp_path / "folder"), device="cpu"))
+
+
+def test_a_scratch_draft_pads_with_the_first_of_several_ends(bare: LanguageModel) -> None:
+    bare.model.config.eos_token_id, bare.model.config.pad_token_id = [2, 3], None
+    draft = initialise_draft(DraftConfig(kind="scratch", layers=1), bare)
+    assert draft.model.config.pad_token_id == 2

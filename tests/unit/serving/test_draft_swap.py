@@ -154,3 +154,15 @@ def test_a_draft_whose_cache_exceeds_the_budget_is_refused_and_the_old_one_stays
     late = make_engine(cache_gib=tokens * kv_bytes_per_token(target) / 2**30)
     with pytest.raises(ConfigError, match=r"0.00 are left beside the target's"):
         late.load_draft(folders[0])
+
+
+@pytest.mark.parametrize("inside", ["", "draft", "best"])
+def test_a_draft_of_another_target_is_refused_in_its_run_folder_too(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, tmp_path: Path, inside: str
+) -> None:
+    other = wrap(tiny_model(target.model.config.vocab_size, seed=9), target.tokenizer, "another")
+    save_draft(draft, tmp_path / "run" / inside, other)
+    with pytest.raises(ConfigError, match="was made for another"):
+        make_engine(draft).load_draft(tmp_path / "run")
+    with pytest.raises(ConfigError, match="was made for another"):
+        Engine.from_pretrained("tiny", draft=tmp_path / "run", dtype="float32", device="cpu")

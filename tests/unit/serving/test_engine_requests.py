@@ -307,3 +307,9 @@ def test_a_bad_word_that_is_no_text_is_refused_at_once(make_engine: MakeEngine) 
     assert not engine.has_work
     engine.submit(Request("odd", (5, 6), SamplingParams(temperature=0.0, max_tokens=2)))  # its id was not taken
     assert engine._run_until_done({"odd"}, progress=False)
+
+
+def test_banned_ids_are_sorted_once_for_all_prompts_of_a_request(make_engine: MakeEngine) -> None:
+    roster, params = make_engine().core.roster, SamplingParams(bad_word_ids=[[7, 8], [5], [7, 8]])
+    assert roster.bad_words(params) == ((5,), (7, 8))
+    assert roster.bad_words(params) is roster.bad_words(params)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
-from distillspec.serving.control.base import LengthController, StepResult
+from distillspec.serving.control.base import BatchView, LengthController, Plan, RowPlan, RowResult, RowView, StepResult
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import Decision, GoodputController
 from distillspec.serving.control.latency import ForwardCost, LatencyModel
@@ -55,6 +55,31 @@ def test_a_good_draft_is_used_while_every_step_reads_prompts(latency: LatencyMod
     reads = PROMPTS[prompts]
     best = max(Machine(latency, 0.9, prompts=reads).run(FixedLength(k), 400) for k in (4, 8))
     assert Machine(latency, 0.9, reads_up=True, prompts=reads).run(GoodputController(8), 800) > 0.9 * best
+
+
+DEAR = [replace(FAST, draft=ForwardCost(1e-8, 1e-5, 4e-3)), replace(SLOW, draft=ForwardCost(1e-7, 2e-4, 2.5e-2))]
+
+
+@pytest.mark.parametrize("first", [[512, 512, 512], [20, 512, 100]], ids=["alike", "any"])
+@pytest.mark.parametrize("alpha", [0.4, 0.5])
+@pytest.mark.parametrize("latency", DEAR, ids=["faster than guessed", "slower than guessed"])
+def test_a_dear_draft_is_found_out_while_every_step_reads_as_many_prompt_tokens(
+    latency: LatencyModel, alpha: float, first: list[int]
+) -> None:
+    """The first prompts are read while nothing decodes: these steps alone tell the costs of the passes apart."""
+    prompts = PROMPTS["512 a step"]
+    plain = Machine(latency, alpha, prompts=prompts).run(FixedLength(0), 1500)
+    controller = GoodputController(8)
+    read_alone(controller, latency, first)
+    assert Machine(latency, alpha, reads_up=True, prompts=prompts).run(controller, 1500) > 0.95 * plain
+
+
+def read_alone(controller: GoodputController, latency: LatencyModel, prompts: Sequence[int]) -> None:
+    """Steps that read prompts while nothing decodes."""
+    for tokens in prompts:
+        view = BatchView((), tokens)
+        seconds = latency.target_s([], [], tokens)
+        controller.observe(StepResult((), view, controller.plan(view), tokens, 0.0, seconds, seconds))
 
 
 def test_costs_of_prompts_are_learnt_beside_those_of_decoding() -> None:
@@ -154,3 +179,15 @@ def test_an_engine_that_reads_a_prompt_a_step_learns_what_its_draft_is_worth(
         assert sum(map(bool, drafted)) < 9
         trials = [result.plan.why.mode for result, tokens in zip(late, drafted, strict=True) if tokens]
         assert set(trials) <= {"trial"}
+
+
+def test_a_step_shorter_than_its_prompts_were_believed_to_be_counts_as_zero() -> None:
+    """Left out, it would leave the slow steps alone to speak for plain decoding."""
+    controller = GoodputController(8, CPU)
+    view = BatchView((RowView("r", 100, 8),), 4000)
+    rows = (RowResult("r", 0, 0, 1),)
+    plan = Plan((RowPlan("r", 0),), 1.0, CPU.target_s([100], [0], 4000), None)
+    before = controller._worth.plain_rate(1.0)
+    for _ in range(5):
+        controller.observe(StepResult(rows, view, plan, 4000, 0.0, 1.0, 1.0))  # 6 s were expected
+    assert controller._worth.plain_rate(1.0) > before

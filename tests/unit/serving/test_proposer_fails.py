@@ -13,6 +13,7 @@ from distillspec.config import GateConfig
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.backoff import Backoff
+from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.online.monitor import ServedAcceptance
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.requests import RequestOutput
@@ -180,3 +181,39 @@ def test_nan_of_a_text_read_in_part_reaches_nobody(
         assert all(row.draft_ok for row in rows)
     for name in ("moved", "next"):
         assert done[name].stats.proposed > 20
+
+
+def test_a_row_that_went_on_plain_keeps_its_slots_draft_cache_when_it_leaves(
+    draft: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It drafted, so its logits were checked: clearing the slot would cost time for nothing."""
+    engine = make_engine(draft, max_slots=2, controller="fixed", speculation_length=2)
+    cleared: list[int] = []
+    monkeypatch.setattr(drafts_of(engine).runner.cache, "clear", cleared.append)
+    engine.submit(Request("plain", tuple(prompts()[0]), SamplingParams(max_tokens=40, ignore_eos=True)))
+    for _ in range(4):
+        engine.step()
+    (sequence,) = engine.core.roster.running
+    assert sequence.draft_computed, "it drafted"
+    engine.core.at_next_step(lambda: engine.core.use_controller(FixedLength(0)))
+    while engine.has_work:
+        engine.step()
+    assert len(sequence.tokens) - sequence.stats.prefix_tokens > 30
+    assert cleared == []
+
+
+def test_rows_that_may_not_draft_are_not_failed_by_a_resting_proposer(
+    draft: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine(draft)
+    fail_at(engine, range(10**6), monkeypatch)
+    engine.submit(Request("asks", tuple(prompts()[0]), SamplingParams(max_tokens=20, ignore_eos=True)))
+    engine.submit(
+        Request("not", tuple(prompts()[1]), SamplingParams(max_tokens=20, ignore_eos=True, max_speculation=0))
+    )
+    failed: dict[str, bool] = {}
+    while engine.has_work:
+        rows = list(engine.core.roster.sequences.values())
+        engine.step()
+        failed.update({row.request.id: row.proposer_failed for row in rows})
+    assert failed == {"asks": True, "not": False}

@@ -11,11 +11,12 @@ from distillspec.config import GateConfig
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, RequestOutput, SamplingParams
 from distillspec.serving.commit import Emission
+from distillspec.serving.control.base import RowResult
 from distillspec.serving.online.monitor import ServedAcceptance
 from distillspec.serving.online.records import PLAIN, REJECTED
 from distillspec.serving.proposers.base import ProposalRequest
 from distillspec.serving.proposers.lookup_else_model import LookupElseModel
-from distillspec.serving.server.acceptance_counters import AcceptanceCounters
+from distillspec.serving.server.acceptance_counters import VERSIONS, AcceptanceCounters
 from distillspec.serving.server.telemetry import Telemetry
 from distillspec.serving.server.worker import StepReport
 from distillspec.serving.tree import TokenTree
@@ -126,3 +127,19 @@ def test_a_request_that_lookups_served_names_no_draft(draft: LanguageModel, make
     assert stats.proposed > 0
     assert stats.draft_versions == []
     assert watched.served.figures()["versions"] == {}
+
+
+def test_lookups_stay_counted_however_many_versions_come() -> None:
+    registry = prometheus.CollectorRegistry()
+    counters = AcceptanceCounters("test:", "tiny", registry)
+    counters.observe("0", RowResult("r", 2, 1, 2, source="lookup"))
+    for version in range(VERSIONS):
+        counters.observe(str(version), RowResult("r", 2, 1, 2))
+
+    def judged(version: str) -> float | None:
+        labels = {"model_name": "tiny", "draft_version": version, "domain": "default"}
+        return registry.get_sample_value("test:draft_tokens_judged_total", labels)
+
+    assert judged("") == judged("0") == 2
+    counters.observe(str(VERSIONS), RowResult("r", 2, 1, 2))
+    assert (judged(""), judged("0"), judged("1")) == (2, None, 2)

@@ -6,13 +6,15 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from http.client import HTTPConnection
 from typing import Any
 
 import httpx
 import pytest
 from pydantic import ValidationError
 
-from distillspec.serving.server.errors import from_validation
+from distillspec.serving.server.bodies import check_shape
+from distillspec.serving.server.errors import ApiError, from_validation
 from distillspec.serving.server.schemas import CompletionBody
 
 from .conftest import WAIT_S, Running, Serve, wait_for
@@ -76,6 +78,9 @@ def behind() -> Iterator[ThreadPoolExecutor]:
         ({"prompt": ["a"] * 65}, None),
         ({"prompt": ["a"] * 65, "bad_words": ["b"] * 65}, None),
         ({"prompt": "a", "n": 17}, None),
+        ({"prompt": [[1] * 300], "bad_words": ["b"]}, "context_length_exceeded"),
+        ({"prompt": [[]] * 4097}, "invalid_value"),
+        ({"prompt": ["a"] * 4097}, "invalid_value"),
         ({"prompt": "a" * 5000}, "context_length_exceeded"),
         ({"prompt": [[1] * 300], "bad_words": ["b" * 129]}, "invalid_value"),
         ({"prompt": "a", "bad_words": ["b"] * 1025}, "invalid_value"),
@@ -145,6 +150,37 @@ def test_prompts_that_are_tokenised_take_places_in_the_queue(
     running.wait_until_idle()
     assert running.parts.bridge._places.total() == 0
     assert running.complete().status_code == 200
+
+
+def test_who_leaves_while_waiting_to_be_tokenised_gives_the_place_back(
+    serve: Serve, watch: Watch, behind: ThreadPoolExecutor
+) -> None:
+    running = serve(engine={"max_slots": 1})
+    watched = watch(running)
+    slow = [behind.submit(running.complete, prompt=f"gate {i}") for i in range(2)]
+    wait_for(lambda: watched.inside == 2)
+    leaver = HTTPConnection(running.url.removeprefix("http://"), timeout=WAIT_S)
+    body = json.dumps({"model": "tiny", "prompt": "left"})
+    leaver.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+    wait_for(lambda: running.parts.bridge._places.total() == 3)
+    leaver.close()
+    wait_for(lambda: running.parts.bridge._places.total() == 2)
+    watched.opened.set()
+    assert [one.result(WAIT_S).status_code for one in slow] == [200] * 2
+    assert "left" not in watched.texts
+    assert not watched.in_vain
+
+
+@pytest.mark.parametrize("part", ["[]", "{}", "[1]"])
+def test_a_body_of_very_many_lists_is_refused_before_it_is_validated(part: str) -> None:
+    body = f'{{"prompt": [{",".join([part] * 20_000)}]}}'
+    with pytest.raises(ApiError, match=r"the body has 2000\d lists and objects"):
+        check_shape(body.encode())
+
+
+@pytest.mark.parametrize("text", ["[" * 20_000, '\\"[{' * 20_000, "\\\\" + "{" * 20_000])
+def test_brackets_in_texts_are_no_lists(text: str) -> None:
+    check_shape(json.dumps({"prompt": text}).encode())
 
 
 @pytest.mark.parametrize(
