@@ -74,11 +74,13 @@ def _dispatch(words: list[str]) -> int:
 
 def _run(command: str, overrides: list[str]) -> int:
     """Check every run the overrides describe, then let Hydra make the folders and run them."""
+    typed = overrides
     overrides, folder = resumed_overrides(command, overrides)
     for single in expand_sweep(overrides):
         config = compose(command, single)
         _check_engine(config, single)
-        check_unused(config, single)
+        # What a run was begun with stays as it was: earlier versions took settings that this one refuses.
+        check_unused(config, single if folder is None else typed)
     package = "distillspec.serving.commands" if command in ENGINE_COMMANDS else "distillspec.commands"
     module = importlib.import_module(f"{package}.{command.replace('-', '_')}")
 

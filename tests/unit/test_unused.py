@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from distillspec import cli
 from distillspec.composition import compose
 from distillspec.config.unused import check_unused
 from distillspec.errors import ConfigError
@@ -55,3 +58,12 @@ def test_a_setting_that_nothing_reads_is_refused(line: str, needs: str) -> None:
 )
 def test_a_setting_with_an_effect_is_taken(line: str) -> None:
     check(line)
+
+
+def test_a_run_goes_on_with_the_settings_it_was_begun_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text("- loss=fkl\n- loss.kl=0.5\n")
+    monkeypatch.setattr(cli, "run_with_hydra", lambda *args: 0)
+    assert cli._run("train", [f"resume={tmp_path}"]) == 0
+    with pytest.raises(ConfigError, match=r"loss\.eta=7 needs"):
+        cli._run("train", [f"resume={tmp_path}", "loss.eta=7"])
