@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import count, product
 from statistics import median
 
+import numpy
 import torch
 
 from distillspec.serving.control.profile import ModelKey, PassKey, Profile, Timed, experts_of, fit, machine
@@ -21,6 +22,7 @@ from distillspec.serving.sampling import Window
 from distillspec.serving.tree import TokenTree
 
 TOKEN = 5  # what is read does not matter
+RESAMPLES = 1000  # of the rounds
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Work:
     kind: str
     point: Timed  # without its seconds
     run: Callable[[], object]
+    plain: int | None = None  # how many works before this one its plain pass is; None: there is none
 
 
 @torch.inference_mode()
@@ -62,7 +65,8 @@ def measure(
 ) -> Profile:
     """Time the grid on an idle engine and fit costs; the engine must have slots and room for the largest point.
 
-    All points take turns, so that a slow minute falls on all of them alike; the first round warms up.
+    All points take turns, so that a slow minute falls on all of them alike; the first round warms up. A
+    verification follows the plain pass over the same rows and contexts, and is compared with it round by round.
 
     Args:
         on_pass: told (done, total) after each timed pass.
@@ -79,8 +83,9 @@ def measure(
             on_pass(done + 1, total)
     generator = torch.Generator().manual_seed(seed)
     points: dict[str, list[Timed]] = {}
-    for work, times in zip(works, seconds, strict=True):
-        points.setdefault(work.kind, []).append(replace(work.point, seconds=median(times)))
+    for place, (work, times) in enumerate(zip(works, seconds, strict=True)):
+        over_plain = None if work.plain is None else _ratio(times, seconds[place - work.plain])
+        points.setdefault(work.kind, []).append(replace(work.point, seconds=median(times), over_plain=over_plain))
     points = {kind: _hold_out(found, grid.held_out, generator) for kind, found in points.items()}
     drafting = fit(points["drafting"]) if "drafting" in points else None
     return Profile(
@@ -97,7 +102,8 @@ def measure(
 def _verifications(engine: Engine, grid: Grid) -> list[Work]:
     """The target over newest and drafted tokens, up to the verdicts, as in a step."""
     core, found = engine.core, []
-    for context, rows, length in product(grid.contexts, grid.rows, grid.lengths):
+    lengths = sorted(grid.lengths)
+    for context, rows, (place, length) in product(grid.contexts, grid.rows, enumerate(lengths)):
         sequences = _sequences(rows, context)
         tree = TokenTree.chain([TOKEN] * length)
         windows = [Window(sequence, tree) for sequence in sequences]
@@ -108,7 +114,7 @@ def _verifications(engine: Engine, grid: Grid) -> list[Work]:
             return core.sampler.verify(logits, windows)
 
         point = Timed(rows * context, rows * (1 + length), 1, 0.0)
-        found.append(Work("verification", point, run))
+        found.append(Work("verification", point, run, place if place and lengths[0] == 0 else None))
     return found
 
 
@@ -167,6 +173,14 @@ def _timed(run: Callable[[], object], device: torch.device, clock: Callable[[], 
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return clock() - started
+
+
+def _ratio(times: Seq[float], plain: Seq[float]) -> tuple[float, float, float]:
+    """Median over rounds of `times / plain`, and its 95 % interval by resampling rounds."""
+    ratios = numpy.array(times) / numpy.array(plain)
+    drawn = numpy.random.default_rng(0).choice(ratios, (RESAMPLES, len(ratios)))
+    low, high = numpy.quantile(numpy.median(drawn, axis=1), (0.025, 0.975))
+    return float(numpy.median(ratios)), float(low), float(high)
 
 
 def _hold_out(points: Seq[Timed], share: float, generator: torch.Generator) -> list[Timed]:

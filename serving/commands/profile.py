@@ -49,6 +49,7 @@ def run(config: ProfileCommand, folder: Path) -> None:
     profile.save(folder / FILE)
     plot(profile, folder / "fit.png")
     print(_table(profile))
+    print("\n".join(_over_plain(profile)))
     figures = {name: _figures(fitted) for name, fitted in _parts(profile).items()}
     close_run(folder, "profile", {"profile": str(folder / FILE), "machine": dict(profile.machine), "costs": figures})
 
@@ -94,6 +95,20 @@ def _figures(fitted: Fitted) -> dict[str, float]:
         "held_out_error": fitted.held_out_error,
         "points": len(fitted.points),
     }
+
+
+def _over_plain(profile: Profile) -> list[str]:
+    """What verifying costs in plain passes, shortest contexts first; noise may say less than 1."""
+    lines = ["verification over the plain pass beside it, median of rounds [95 % interval]"]
+    for point in profile.verification.points:
+        if point.over_plain is not None:
+            mean, low, high = point.over_plain
+            told = "; below 1 is noise or a slow plain pass, and counts as 1" if mean < 1 else ""
+            tokens = f"{point.tokens:.0f} tokens, {point.context:.0f} cached"
+            lines.append(f"  {tokens:<28}{mean:.2f} [{low:.2f}, {high:.2f}]{told}")
+    if len(lines) == 1:
+        return ["profile.lengths has no 0: verification is not compared with plain passes"]
+    return lines
 
 
 def _table(profile: Profile) -> str:

@@ -18,7 +18,7 @@ from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.latency import ForwardCost
 from distillspec.serving.control.profile import VERSION, ModelKey, PassKey, Profile, Timed, fit
-from distillspec.serving.profiler import Grid, measure
+from distillspec.serving.profiler import Grid, _ratio, measure
 from distillspec.serving.settings import EngineSettings
 
 from .conftest import MakeEngine
@@ -164,6 +164,13 @@ def test_profiles_of_others_are_refused_with_a_reason(
         Profile.read(measured / "nowhere")
 
 
+def test_verifications_are_compared_round_by_round_with_the_plain_passes_beside_them() -> None:
+    """A machine that gets eight times slower changes nothing."""
+    plain = [1.0, 2.0, 8.0, 4.0, 1.0]
+    assert _ratio([1.25 * seconds for seconds in plain], plain) == (1.25, 1.25, 1.25)
+    assert _ratio([1.0, 1.0, 2.0, 2.0, 2.0], [1.0] * 5) == (2.0, 1.0, 2.0)
+
+
 def test_the_command_writes_a_profile_and_a_picture(
     target: LanguageModel,
     draft: LanguageModel,
@@ -176,7 +183,11 @@ def test_the_command_writes_a_profile_and_a_picture(
     grid = ["profile.contexts=[8,40]", "profile.rows=[1,2]", "profile.lengths=[0,2]", "profile.prompts=[8,16]"]
     words = ["profile", "target=tiny", "draft.path=draft", *grid, "profile.rounds=1", "hydra.run.dir=run"]
     assert main(words) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "results: run"
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == "results: run"
+    beside = said[said.index("verification over the plain pass beside it, median of rounds [95 % interval]") + 1 :]
+    found = [line.split(" cached")[0].strip() for line in beside if "cached" in line]
+    assert found == ["3 tokens, 8", "6 tokens, 16", "3 tokens, 40", "6 tokens, 80"]
     assert (tmp_path / "run" / "fit.png").read_bytes()[:4] == b"\x89PNG"
     assert Profile.read(tmp_path / "run").drafting is not None
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
