@@ -334,7 +334,7 @@ def distill(*words: str) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         process.kill()
-        process.wait()
+        process.communicate()  # closes its pipes: left open, they fail another test
 
 
 def wait_for(condition: Any, process: subprocess.Popen[str], seconds: float = 60) -> None:
