@@ -502,8 +502,8 @@ def test_a_target_without_tokenizer_is_refused_where_text_is_needed(
     command: str, given: Path, distill: Distill, tmp_path: Path
 ) -> None:
     tiny_model(264).save_pretrained(tmp_path / "bare")
-    words = [f"drafts=[{given}]"] if command == "eval" else []
-    outcome = distill(*command.split(), "target.path=bare", *words, "data.num_prompts=8", "data.eval_prompts=4")
+    words = [f"drafts=[{given}]"] if command == "eval" else ["data.num_prompts=8"]
+    outcome = distill(*command.split(), "target.path=bare", *words, "data.eval_prompts=4")
     assert outcome.code == 2
     (line,) = [line for line in outcome.err.splitlines() if line.startswith("distill: ")]
     assert line.startswith("distill: bare has no tokenizer, so it cannot read text; add its tokenizer files")
