@@ -1,9 +1,9 @@
-"""Held-out acceptance after so many minutes of training on ten minutes of teacher-sampled data.
+"""Held-out acceptance after so many minutes of training: `distill train experiment=ten-minutes`.
 
-    python benchmarks/acceptance.py --prompts math.jsonl --minutes 10 [--work runs/benchmark]
+    python benchmarks/acceptance.py --prompts math.jsonl [--minutes 10] [--work runs/benchmark]
 
-Drives the command line as a user would: `distill generate` once, `distill train` on its data, and reads the run's
-own `summary.json`. With `--first RUN` training goes on from that run's draft, and its minutes count.
+Reads the run's own `summary.json`. `--minutes 60` trains longer on the same ten minutes of text. `--data RUN` takes the
+text of an earlier run, `--first RUN` its draft too: training goes on from there, and its minutes count.
 """
 
 from __future__ import annotations
@@ -14,60 +14,65 @@ import sys
 from pathlib import Path
 
 from common import write_result
+from omegaconf import DictConfig, OmegaConf
 
 from distillspec.cli import main as distill
+from distillspec.data.folder import find_data_folder
+from distillspec.data.shards import read_samples
 
 GOALS = {10: 0.50, 60: 0.58}  # minutes of training → α
 COST_LIMIT = 0.13  # draft step / target step
+PRESET_MINUTES = 10
 
 
 def main() -> int:
     options = _options()
-    data, run = options.work / "data", options.work / f"train-{options.minutes:g}"
-    if not (data / "summary.json").is_file():
-        code = distill(
-            [
-                "generate",
-                f"data.prompts={options.prompts}",
-                "data.num_prompts=4000",
-                "data.batch_slots=96",
-                f"data.max_minutes={options.data_minutes:g}",
-                f"hydra.run.dir={data}",
-            ]
-        )
-        if code:
-            return code
+    run = options.work / f"train-{options.minutes:g}"
     if not (run / "summary.json").is_file():
-        code = distill(["train", f"data.cache={data}", *_draft(options), *options.overrides, f"hydra.run.dir={run}"])
+        code = distill(["train", *train_words(options), f"hydra.run.dir={run}"])
         if code:
             return code
-    write_result(f"acceptance_{options.minutes:g}min", _result(data, run, options))
+    write_result(f"acceptance_{options.minutes:g}min", _result(run, options))
     return 0
 
 
-def _draft(options: argparse.Namespace) -> list[str]:
-    """What to train, and for how long."""
-    if options.first is None:
-        cut = [f"draft.layers={options.layers}", f"draft.vocabulary={options.vocabulary}"]
-        return [*cut, f"train.max_minutes={options.minutes:g}"]
-    left = options.minutes - _minutes_before(options)
-    return ["draft=pretrained", f"draft.path={options.first / 'draft'}", f"train.max_minutes={left:g}"]
+def train_words(options: argparse.Namespace) -> list[str]:
+    """Return the settings of `distill train`: the preset, the prompts, and what the options change of it."""
+    words = ["experiment=ten-minutes", f"data.prompts={options.prompts}"]
+    data = options.data or options.first
+    if data is not None:
+        words = ["experiment=ten-minutes", f"data.cache={data}"]
+    if options.first is not None:
+        words += [
+            "draft=pretrained",
+            f"draft.path={options.first / 'draft'}",
+            "draft.layers=null",
+            "draft.vocabulary=null",
+        ]
+    minutes = options.minutes - _minutes_before(options)
+    if minutes != PRESET_MINUTES:
+        words.append(f"train.max_minutes={minutes:g}")
+    return [*words, *options.overrides]
 
 
 def _minutes_before(options: argparse.Namespace) -> float:
     return 0.0 if options.first is None else json.loads((options.first / "summary.json").read_text())["minutes"]
 
 
-def _result(data: Path, run: Path, options: argparse.Namespace) -> dict:
-    made, trained = (json.loads((folder / "summary.json").read_text()) for folder in (data, run))
+def _result(run: Path, options: argparse.Namespace) -> dict:
+    trained, config = json.loads((run / "summary.json").read_text()), OmegaConf.load(run / "config.yaml")
     after = trained["after"]
     cost = after["cost"]["1"]["c"]
     goal = GOALS.get(int(options.minutes))
     return {
         "minutes": trained["minutes"] + _minutes_before(options),
         "minutes_before": _minutes_before(options),
-        "draft": {"layers": options.layers, "vocabulary": options.vocabulary, "overrides": options.overrides},
-        "generated": {k: made[k] for k in ("samples", "response_tokens", "seconds")},
+        "draft": {
+            "layers": config.draft.layers,
+            "vocabulary": config.draft.vocabulary,
+            "overrides": options.overrides,
+        },
+        "generated": _generated(run, config),
         "alpha": after["alpha"],
         "alpha_before": trained["before"]["alpha"],
         "tau": after["tau"],
@@ -83,13 +88,17 @@ def _result(data: Path, run: Path, options: argparse.Namespace) -> dict:
     }
 
 
+def _generated(run: Path, config: DictConfig) -> dict[str, int]:
+    """Count the text that the run learnt from."""
+    samples = read_samples(find_data_folder(config.data.cache or str(run)).samples)
+    return {"samples": len(samples), "response_tokens": sum(len(sample.response_ids) for sample in samples)}
+
+
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", required=True)
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--data-minutes", type=float, default=10.0)
-    parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--data", type=Path, help="an earlier run, whose text to train on")
     parser.add_argument("--first", type=Path, help="an earlier run, whose draft to go on with")
     parser.add_argument("--work", type=Path, default=Path("runs/benchmark"))
     parser.add_argument("overrides", nargs="*", help="more settings for distill train")

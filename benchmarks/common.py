@@ -1,4 +1,4 @@
-"""What all benchmarks share: where results go, and on what machine they were made."""
+"""Results of benchmarks: their folder, and the machine that made them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write_result(name: str, result: dict[str, Any], seed: int = 0, folder: Path 
 
 
 def changed_files(root: Path) -> list[str] | None:
-    """Files of the checkout that no commit has as they are, other benchmarks' results apart; None: git cannot say."""
+    """Return the uncommitted files of the checkout without benchmark results, None where git cannot tell."""
     command = ["git", "-C", str(root), "status", "--porcelain", "--", ".", ":(exclude)benchmarks/results"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
@@ -45,7 +45,7 @@ def changed_files(root: Path) -> list[str] | None:
 
 
 def _problem(commit: str | None, changed: list[str] | None) -> str | None:
-    """Why nobody can measure this again; None where the commit says what ran."""
+    """Return why the result cannot be reproduced, None where the commit identifies the code."""
     if commit is None or changed is None:
         return "the commit of the code that ran is not known"
     return f"{changed[0]} is not as committed ({len(changed)} such files)" if changed else None

@@ -71,7 +71,7 @@ def _time(controller: LengthController, rows: int, steps: int) -> dict[str, Any]
 
 
 def _typical_us(times_ns: list[int]) -> float:
-    """The median over blocks of steps of their mean; the first half warms up."""
+    """Return the median over blocks of their mean µs a step. The first half warms up and is left out."""
     late = times_ns[len(times_ns) // 2 :]
     return statistics.median(statistics.mean(late[i : i + BLOCK]) for i in range(0, len(late), BLOCK)) / 1e3
 

@@ -1,10 +1,10 @@
-"""How fast the target writes training data: transformers' `generate`, the slot generator, the engine; same prompts.
+"""Speed of writing training data: transformers' `generate`, the slot generator and the engine on the same prompts.
 
     python benchmarks/data_source.py --prompts math.jsonl [--draft FOLDER] [--count 64] [--slots 16]
 
 Temperature 1, answers of any length up to `--tokens`, the teacher's signal not recorded (`--signal` records it, which
 transformers cannot). transformers takes the prompts in left-padded batches of `--slots`, the longest together, which
-suits it. The sides take turns; tokens a second are medians of the rounds, the first of which warms up. With `--draft`
+suits it. The sides take turns. Tokens a second are medians of the rounds, and the first round warms up. With `--draft`
 the engine also speculates, and with lookups. Result: `results/data_source.json`.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from common import write_result
-from engine import paired, read_prompts
+from sides import paired, read_prompts
 
 from distillspec.config import TargetConfig
 from distillspec.generation import SlotGenerator
@@ -70,7 +70,7 @@ def generators(target: LanguageModel, options: argparse.Namespace) -> dict[str, 
 
 
 def written(generator: Generator, requests: Sequence[GenerationRequest], target: LanguageModel, signal: bool) -> int:
-    """Answer all requests; how many tokens were written."""
+    """Answer all requests and return the tokens written."""
     asked = SignalRequest("topk", 64) if signal else None
     samples = generator.generate(list(requests), SamplingPolicy(), stop_ids=target.stop_ids, signal=asked)
     return sum(len(sample.response_ids) for _, sample in samples)
@@ -78,7 +78,7 @@ def written(generator: Generator, requests: Sequence[GenerationRequest], target:
 
 @torch.inference_mode()
 def hf_sampled(target: LanguageModel, texts: Sequence[Sequence[int]], batch: int, tokens: int) -> int:
-    """transformers' sampling in left-padded batches of like lengths; how many tokens were written before each end."""
+    """Sample with transformers in left-padded batches of like lengths and return the tokens up to each answer's end."""
     ordered, stop = sorted(texts, key=len, reverse=True), target.stop_ids[0]
     total = 0
     for start in range(0, len(ordered), batch):

@@ -17,10 +17,7 @@ median of the rounds' ratios. With `--compile` the first round, which is not cou
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,22 +27,31 @@ from common import RESULTS, write_result
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
+from sides import (
+    NEW_TOKENS,
+    alternating_seconds,
+    generate,
+    greedy,
+    hf_generate,
+    make_engine,
+    paired,
+    rate_of,
+    read_prompts,
+)
+from stopwatch import Stopwatch
 
 from distillspec.config import TargetConfig
-from distillspec.data.chat import render_prompt
 from distillspec.models import LanguageModel, load_target
-from distillspec.models.draft import load_pretrained
-from distillspec.serving import Engine, EngineSettings, SamplingParams
+from distillspec.serving import Engine, SamplingParams
+from distillspec.serving.base.requests import Request, SequenceState
+from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.requests import Request
-from distillspec.serving.requests import Sequence as Row
-from distillspec.serving.runner import RowInput
-from distillspec.serving.sampling import TokenSampler, Window
-from distillspec.serving.tree import TokenTree
+from distillspec.serving.decoding.sampling import TokenSampler, VerificationWindow
+from distillspec.serving.draft_loading import load_draft
+from distillspec.serving.execution.runner import RowInput
 
-NEW_TOKENS = 128
 GOALS = {
     "plain": {"1": 1.3, "8": 1.5},
     "speculation": {"1": 1.5, "8": 1.2, "lookup": 1.3},
@@ -97,7 +103,7 @@ def speculation(options: argparse.Namespace, target: LanguageModel) -> dict[str,
     found: dict[str, Any] = {}
     goals: dict[str, float] = {}
     if options.draft:
-        draft = load_pretrained(options.draft, target, target.dtype)
+        draft = load_draft(options.draft, target)
         prompts = read_prompts(options.prompts, target, 8)
         for batch in options.batches:
             engine = make_engine(options, target, draft, batch, speculation_length=4)
@@ -136,7 +142,7 @@ def _against_plain(
 def verify(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
     """β: a pass over 8 rows × (k + 1) tokens against 8 × 1, 256 tokens of context."""
     engine = make_engine(options, target, None, 8)
-    runner, context = engine.core.runner, 256
+    runner, context = engine.runner, 256
     runner_pass = torch.inference_mode()(lambda k: runner.logits(runner.read(_rows(k, context))).shape[0])
     with torch.inference_mode():
         runner.read([RowInput(slot, 0, [5] * context, 0) for slot in range(8)])
@@ -154,25 +160,25 @@ def _rows(k: int, context: int) -> list[RowInput]:
 
 
 def overhead(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
-    """Milliseconds to turn 8 × 5 rows of real logits into verdicts; drafts are noisy copies of the target."""
+    """Time verdicts on 8 × 5 rows of real logits, in ms. Drafts are noisy copies of the target."""
     vocab, generator = target.identity.vocab_size, torch.Generator().manual_seed(0)
     logits = _real_logits(options, target, 40)
     likely = logits.float().amax(0).topk(min(8192, vocab)).indices.sort().values
     noisy = logits.float()[:, likely] + 0.5 * torch.randn(40, len(likely), generator=generator)
     probs = torch.softmax(noisy, -1).view(8, 5, -1)
-    wishes = {
+    params_by_name = {
         "greedy": SamplingParams(temperature=0.0),
         "temperature 1": SamplingParams(temperature=1.0),
         "top-p 0.95": SamplingParams(temperature=1.0, top_p=0.95),
         "seeded": SamplingParams(temperature=1.0, seed=1),
     }
     sides: dict[str, Callable[[], int]] = {}
-    for name, params in wishes.items():
+    for name, params in params_by_name.items():
         sampler = TokenSampler(vocab, target.device)
         columns = torch.multinomial(probs[:, :4].flatten(0, 1), 1, generator=generator).view(8, 4)
         windows = [
-            Window(
-                Row(f"r{r}", Request(f"r{r}", (5,), params), 0, r, [5], frozenset(), 64),
+            VerificationWindow(
+                SequenceState(f"r{r}", Request(f"r{r}", (5,), params), 0, r, [5], frozenset(), 64),
                 TokenTree.chain(likely[columns[r]].tolist(), probs[r, :4], likely),
             )
             for r in range(8)
@@ -185,8 +191,8 @@ def overhead(options: argparse.Namespace, target: LanguageModel) -> dict[str, An
 
 
 def steps(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
-    """Where the time of whole steps goes: 8 requests in the midst of answers, four drafted tokens each, ms a step."""
-    draft = load_pretrained(options.draft, target, target.dtype)
+    """Time the parts of whole steps: 8 requests in the middle of answers, four drafted tokens each, ms a step."""
+    draft = load_draft(options.draft, target)
     prompts = read_prompts(options.prompts, target, 8)
     found: dict[str, dict[str, float]] = {}
     for name, params in {
@@ -197,7 +203,7 @@ def steps(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
         engine = make_engine(options, target, draft, 8, speculation_length=4)
         for i, prompt in enumerate(prompts):
             engine.submit(Request(str(i), tuple(prompt), params))
-        watch = _Stopwatch(engine)
+        watch = Stopwatch(engine)
         rounds = [watch.step() for _ in range(6 + 3 * options.rounds)][6:]  # prompts are read, numbers are warm
         found[name] = {part: 1e3 * statistics.median(r[part] for r in rounds) for part in rounds[0]}
         engine.close()
@@ -206,51 +212,6 @@ def steps(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
         table.add_row(part, *(f"{found[name][part]:.2f}" for name in found))
     Console().print(table)
     return {"median_ms": found}
-
-
-class _Stopwatch:
-    """Times the parts of an engine's steps by standing in front of them."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.spent: Counter[str] = Counter()
-        core = engine.core
-        proposer: Any = core.proposer
-        for part, owner, method in (
-            ("target passes", core.runner, "hidden"),
-            ("target passes", core.runner, "logits"),
-            ("draft passes", proposer.runner, "hidden"),
-            ("draft passes", proposer.runner, "logits"),
-            ("propose", core.proposer, "propose"),
-            ("verdicts", core.sampler, "verify"),
-            ("commit and text", core.committer, "commit"),
-            ("lengths", core.controller, "plan"),
-            ("lengths", core.controller, "observe"),
-        ):
-            self._watch(part, owner, method)
-
-    def step(self) -> dict[str, float]:
-        """Seconds by part of one step; `own work` is all that is no pass of a model."""
-        self.spent.clear()
-        begun = time.perf_counter()
-        self.engine.step()
-        total = time.perf_counter() - begun
-        self.spent["propose"] -= self.spent["draft passes"]
-        rest = total - sum(self.spent.values())
-        passes = self.spent["target passes"] + self.spent["draft passes"]
-        return {**self.spent, "planning and all else": rest, "own work": total - passes, "step": total}
-
-    def _watch(self, part: str, owner: Any, method: str) -> None:
-        plain = getattr(owner, method)
-
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            begun = time.perf_counter()
-            try:
-                return plain(*args, **kwargs)
-            finally:
-                self.spent[part] += time.perf_counter() - begun
-
-        setattr(owner, method, timed)
 
 
 @torch.inference_mode()
@@ -266,7 +227,7 @@ def scaling(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any
     by_batch, by_length = {}, {}
     for batch in (1, 2, 4, 8, 16, 32):
         engine = make_engine(options, target, None, batch)
-        rates = [_rate(lambda e=engine, b=batch: generate(e, [prompt] * b, greedy(32))) for _ in range(3)]
+        rates = [rate_of(lambda e=engine, b=batch: generate(e, [prompt] * b, greedy(32))) for _ in range(3)]
         by_batch[batch] = statistics.median(rates)
         engine.close()
     limit = target.model.config.get_text_config().max_position_embeddings
@@ -274,7 +235,7 @@ def scaling(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any
         engine = make_engine(options, target, None, 1, max_model_len=min(limit, length + 40))
         ids = (prompt * (length // len(prompt) + 1))[: min(length, limit - 40)]
         engine.generate([ids], greedy(2))
-        engine.core.roster.pool.forget(0)  # its prompt must be read again
+        engine.sequences.pool.forget(0)  # its prompt must be read again
         (output,) = engine.generate([ids], greedy(32))
         first, total = output.stats.time_to_first_token_s, output.stats.total_s
         by_length[len(ids)] = {"first_ms": 1e3 * first, "later_ms": 1e3 * (total - first) / 31}
@@ -299,89 +260,6 @@ def _plot_scaling(by_batch: dict[int, float], by_length: dict[int, dict[str, flo
         axes.minorticks_off()
         axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
-
-
-def make_engine(
-    options: argparse.Namespace, target: LanguageModel, draft: LanguageModel | None, batch: int, **settings: Any
-) -> Engine:
-    defaults: dict[str, Any] = {"max_slots": batch, "max_model_len": 1024, "prefix_reuse": False, "controller": "fixed"}
-    return Engine(target, draft, EngineSettings(**{**defaults, "compile": options.compile, **settings}))
-
-
-def greedy(tokens: int = NEW_TOKENS) -> SamplingParams:
-    return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-
-
-def generate(engine: Engine, texts: Sequence[Sequence[int]], params: SamplingParams) -> int:
-    """Answer all texts; how many tokens were written."""
-    return sum(len(output.token_ids) for output in engine.generate(list(texts), params))
-
-
-def hf_generate(target: LanguageModel, texts: Sequence[Sequence[int]]) -> int:
-    """transformers' greedy generation of a left-padded batch; how many tokens were written."""
-    longest = max(len(text) for text in texts)
-    ids = torch.tensor([[target.stop_ids[0]] * (longest - len(text)) + list(text) for text in texts])
-    mask = torch.tensor([[0] * (longest - len(text)) + [1] * len(text) for text in texts])
-    out = target.model.generate(
-        ids,
-        attention_mask=mask,
-        do_sample=False,
-        max_new_tokens=NEW_TOKENS,
-        min_new_tokens=NEW_TOKENS,
-        pad_token_id=target.stop_ids[0],
-    )
-    return len(texts) * (out.shape[1] - longest)
-
-
-def paired(sides: dict[str, Callable[[], int]], rounds: int, against: str | None = None) -> dict[str, Any]:
-    """Rounds of all sides in turn (the first round warms up); tokens/s by side, and ratios to `against` (the last)."""
-    against = against or list(sides)[-1]
-    rates: dict[str, list[float]] = {name: [] for name in sides}
-    for round_ in range(rounds + 1):
-        order = list(sides) if round_ % 2 else list(sides)[::-1]
-        for name in order:
-            rate = _rate(sides[name])
-            if round_ > 0:
-                rates[name].append(rate)
-    ratios = {
-        name: statistics.median(a / b for a, b in zip(found, rates[against], strict=True))
-        for name, found in rates.items()
-    }
-    shown = {
-        name: {"tokens_per_s": statistics.median(found), "rounds": [round(r, 2) for r in found]}
-        for name, found in rates.items()
-    }
-    return {"sides": shown, "ratios": ratios, "ratio": ratios[next(iter(sides))]}
-
-
-def alternating_seconds(sides: dict[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each call, the sides taking turns, two warm-up rounds left out."""
-    times: dict[str, list[float]] = {name: [] for name in sides}
-    for round_ in range(rounds + 2):
-        for name, call in sides.items():
-            started = time.perf_counter()
-            call()
-            if round_ >= 2:
-                times[name].append(time.perf_counter() - started)
-    return times
-
-
-def read_prompts(path: str, target: LanguageModel, count: int, longest: int = 256) -> list[list[int]]:
-    """The first `count` prompts of a JSONL file that are short enough, in the target's chat template."""
-    found = []
-    for line in Path(path).read_text().splitlines():
-        ids = list(render_prompt(target.tokenizer, json.loads(line)["prompt"]))
-        if len(ids) <= longest:
-            found.append(ids)
-        if len(found) == count:
-            break
-    return found
-
-
-def _rate(call: Callable[[], int]) -> float:
-    started = time.perf_counter()
-    tokens = call()
-    return tokens / (time.perf_counter() - started)
 
 
 def _met(found: dict[str, Any], goals: dict[str, float]) -> dict[str, bool]:

@@ -3,9 +3,9 @@
     python benchmarks/exactness.py --prompts math.jsonl --draft FOLDER --other FOLDER [--count 200]
 
 float32, token by token. A difference is excused only where the two best logits of a float64 pass are closer than
-float32 can tell (1e-4): a tie. In some runs every request is more urgent than those before and takes their slots; in
+float32 can tell (1e-4): a tie. In some runs every request is more urgent than those before and takes their slots. In
 others two drafts take turns in mid-request.
-The long version of tests/integration/test_engine_smollm2.py; results in `results/exactness.json`.
+The long version of tests/integration/test_engine_smollm2.py. Writes `results/exactness.json`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from common import write_result
-from engine import read_prompts
+from sides import read_prompts
 
 from distillspec.config import TargetConfig
 from distillspec.models import LanguageModel, load_target

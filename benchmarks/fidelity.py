@@ -1,22 +1,21 @@
-"""Does the simulator tell what the engine does? The same load live, and simulated from the machine's own profile.
+"""Fidelity of the simulator: the same load live, and simulated from the machine's own profile.
 
     python benchmarks/fidelity.py --draft FOLDER --prompts math.jsonl code.jsonl …
 
 Profiles the engine, sends Poisson loads below saturation to it under several policies, and serves the same arrivals,
-lengths and luck in a simulation whose costs are that profile's (SmartSpec's Fig. 13). What the steps' parts took is
-compared as well. Writes `results/fidelity.json`, `fidelity.png`, and the profile as `fidelity_profile.json` and `.png`
-(Fig. 7). On a machine that others use too, `--own-time` counts the processor time of the one thread that computes in
-place of the clock on the wall, in profile and run alike: waiting for the processor is left out, though not what sharing
-caches costs. Policies take turns for `--rounds`; of every request the median over them counts, live and simulated, so
-that one pause of the machine is not taken for the engine's.
+lengths and acceptance in a simulation whose costs are that profile's (SmartSpec's Fig. 13). Times of the steps' parts
+are compared as well. Writes `results/fidelity.json`, `fidelity.png`, and the profile as `fidelity_profile.json` and
+`.png` (Fig. 7). On a machine that others use too, `--own-time` counts the processor time of the one computing thread in
+place of wall time, in profile and run alike: waiting for the processor is left out, though not what sharing
+caches costs. Policies take turns for `--rounds`. Each request counts with its median over the rounds, live and
+simulated, so one pause of the machine does not count as the engine's.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,11 +35,11 @@ from distillspec.serving.bench.records import RequestRecord
 from distillspec.serving.bench.summary import summarise
 from distillspec.serving.commands.profile import plot
 from distillspec.serving.control.base import StepResult
+from distillspec.serving.control.hardware_profile import Profile
 from distillspec.serving.control.named import named_controller
-from distillspec.serving.control.profile import Profile
 from distillspec.serving.profiler import Grid, measure
 from distillspec.serving.simulation import Hardware, Policy, Simulation, derive_hardware
-from distillspec.serving.simulation.seen import Witness, seen_requests
+from distillspec.serving.simulation.recorded_trace import AcceptanceRecorder, recorded_requests
 from distillspec.types import Prompt
 
 GOALS = {"mean_latency": 0.10, "held_out_error": 0.09}
@@ -68,7 +67,7 @@ class Seen:
     rate: float
     requests: tuple[RequestRecord, ...]  # in order of arrival
     trials: dict[str, dict[int, bool]]
-    steps: Seq[StepResult]
+    steps: Sequence[StepResult]
     others: float | None  # cores that other processes kept busy meanwhile
 
     @property
@@ -81,15 +80,15 @@ class Imitated:
     """The same in the simulator."""
 
     latencies_s: list[float]
-    steps: Seq[StepResult]
+    steps: Sequence[StepResult]
 
 
 @dataclass(frozen=True)
 class Cell:
     """One policy at one load both ways, round by round."""
 
-    seen: Seq[Seen]
-    imitated: Seq[Imitated]
+    seen: Sequence[Seen]
+    imitated: Sequence[Imitated]
 
     @property
     def policy(self) -> str:
@@ -120,7 +119,7 @@ class Cell:
         return [float(numpy.mean(i.latencies_s) / numpy.mean(s.latencies_s)) for i, s in both]
 
 
-def _medians(rounds: Seq[Seq[float]]) -> list[float]:
+def _medians(rounds: Sequence[Sequence[float]]) -> list[float]:
     found: list[float] = numpy.median(numpy.array(rounds), 0).tolist()
     return found
 
@@ -135,7 +134,7 @@ def main() -> None:
     prompts = prompts_of(options, target)
     engine = make_engine(options, target, draft, options.longest)
     if options.own_time:
-        engine.core.clock = own
+        engine.clock = own
     sleep = own.sleep if options.own_time else time.sleep
     try:
         profile = profiled(engine, options)
@@ -166,18 +165,18 @@ def main() -> None:
 
 
 def profiled(engine: Engine, options: argparse.Namespace) -> Profile:
-    """What passes cost here."""
+    """Measure the costs of passes on this machine."""
     longest = options.longest_prompt
     rows = [r for r in (1, 2, 3, 5, 8, 16) if r <= options.slots]
     lengths = [k for k in (0, 1, 2, 4) if k <= options.longest]
     prompts = [max(1, longest // share) for share in (16, 8, 4, 2, 1)]
     grid = Grid([max(1, longest // 8), longest // 2, longest], rows, lengths, prompts, options.profile_rounds)
-    return measure(engine, grid, seed=options.seed, clock=engine.core.clock)
+    return measure(engine, grid, seed=options.seed, clock=engine.clock)
 
 
 def simulated_machine(engine: Engine, profile: Path) -> Hardware:
     """The profile's costs, the engine's own limits."""
-    limits = engine.core.limits
+    limits = engine.limits
     machine = HardwareConfig(
         profile=str(profile),
         slots=limits.slots,
@@ -195,39 +194,46 @@ def live(
     arrivals = load(options, prompts, rate)
     latency = Profile.read(options.output / "fidelity_profile.json").latency
     return [
-        live_once(engine, arrivals, Witness(named_controller(name, options.longest, latency)), name, rate, sleep)
+        live_once(
+            engine, arrivals, AcceptanceRecorder(named_controller(name, options.longest, latency)), name, rate, sleep
+        )
         for _ in range(options.rounds)
         for name in options.policies
     ]
 
 
 def live_once(
-    engine: Engine, arrivals: Seq[Arrival], witness: Witness, name: str, rate: float, sleep: Callable[[float], None]
+    engine: Engine,
+    arrivals: Sequence[Arrival],
+    recorder: AcceptanceRecorder,
+    name: str,
+    rate: float,
+    sleep: Callable[[float], None],
 ) -> Seen:
-    engine.use_controller(witness)
+    engine.use_controller(recorder)
     others = Others()
     record = drive(engine, arrivals, sleep=sleep)
     assert not record.failed, f"{record.failed} requests failed"
     requests = tuple(sorted(record.requests, key=lambda request: request.arrived_s))
-    seen = Seen(name, rate, requests, witness.trials, witness.results, others.cores())
+    seen = Seen(name, rate, requests, recorder.trials, recorder.results, others.cores())
     print(f"{rate:.2f} requests/s, {name}: {summarise(record).latency_s.mean:.2f} s, others {seen.others}", flush=True)
     return seen
 
 
-def imitated(seen: Seen, runs: Seq[Seen], machine: Hardware, options: argparse.Namespace) -> Imitated:
+def imitated(seen: Seen, runs: Sequence[Seen], machine: Hardware, options: argparse.Namespace) -> Imitated:
     """The same load in the simulator.
 
-    All policies' luck at this rate is put together, since greedy texts are the same; where they are not (two tokens
-    that are alike to a float's last digits), the policy's own goes first.
+    The trials of all policies at this rate are merged, since greedy texts are the same. Where two tokens tie to a
+    float's last digits and texts differ, the policy's own trial goes first.
     """
     trials: dict[str, dict[int, bool]] = {}
     for run in [*(run for run in runs if run.rate == seen.rate), seen]:
         for sequence_id, own in run.trials.items():
             trials.setdefault(sequence_id, {}).update(own)
-    witness = Witness(named_controller(seen.policy, options.longest, machine.latency))
-    requests = seen_requests(seen.requests, trials, options.seed)
-    result = Simulation(requests, Policy(seen.policy, witness), machine, options.seed).run()
-    return Imitated([float(stats.total_s or 0.0) for stats in result.stats], witness.results)
+    recorder = AcceptanceRecorder(named_controller(seen.policy, options.longest, machine.latency))
+    requests = recorded_requests(seen.requests, trials, options.seed)
+    result = Simulation(requests, Policy(seen.policy, recorder), machine, options.seed).run()
+    return Imitated([float(stats.total_s or 0.0) for stats in result.stats], recorder.results)
 
 
 def _judge(cell: Cell) -> dict[str, Any]:
@@ -247,8 +253,8 @@ def _judge(cell: Cell) -> dict[str, Any]:
     }
 
 
-def _parts(results: Seq[StepResult]) -> dict[str, Any]:
-    """Where the steps' time went: milliseconds a step of each part, by kind of step."""
+def _parts(results: Sequence[StepResult]) -> dict[str, Any]:
+    """Return milliseconds a step of each part, by kind of step."""
     kinds: Mapping[str, Callable[[StepResult], bool]] = {
         "plain": lambda r: not r.prefill_tokens and not any(row.proposed for row in r.rows),
         "speculating": lambda r: not r.prefill_tokens and any(row.proposed for row in r.rows),
@@ -282,7 +288,7 @@ def _judge_profile(profile: Profile) -> dict[str, Any]:
     }
 
 
-def draw(cells: Seq[Cell], path: Path) -> None:
+def draw(cells: Sequence[Cell], path: Path) -> None:
     """Mean latency by rate, live and simulated, and every request of both."""
     from matplotlib.figure import Figure
 

@@ -2,8 +2,8 @@
 
     python benchmarks/goodput.py --draft FOLDER --prompts math.jsonl code.jsonl … [--profile profile.json]
 
-sweep     every policy at every load, the same arrivals for each, policies taking turns; ratios of mean request
-          latency with intervals over requests, prediction errors of step times and tokens
+sweep     every policy at every load on the same arrivals, in turns. Gives ratios of mean request latency with
+          intervals over requests, and prediction errors of step times and tokens
 useless   the same at one load with a draft of random weights, against no speculation
 
 Loads are shares of what the engine writes without speculation when all slots are busy, measured first.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,9 @@ from distillspec.serving.bench.plot import plot_load
 from distillspec.serving.bench.records import LoadRecord
 from distillspec.serving.bench.rounds import Records, Side, take_turns
 from distillspec.serving.bench.summary import LoadSummary, summarise
+from distillspec.serving.control.hardware_profile import Profile
 from distillspec.serving.control.latency import LatencyModel
 from distillspec.serving.control.named import named_controller
-from distillspec.serving.control.profile import Profile
 from distillspec.types import Prompt
 
 GOALS = {"share_of_best": 0.97, "against_best_fixed": 1.05, "step_time_error": 0.09, "useless": 0.98}
@@ -111,13 +111,13 @@ def in_turn(
     latency: LatencyModel | None,
     rounds: int,
 ) -> dict[str, list[LoadRecord]]:
-    """One record a policy and round; what a policy learnt in one round it keeps for the next."""
+    """Return one record per policy and round. A policy keeps what it learnt for the next round."""
 
     def side(name: str) -> Side[Any]:
         longest = max(options.fixed)
         controller = named_controller(name, longest, latency, guess=engine.guessed_costs(longest))
 
-        def bear(arrivals: Seq[Arrival[Any]], _: str) -> LoadRecord:
+        def bear(arrivals: Sequence[Arrival[Any]], _: str) -> LoadRecord:
             engine.use_controller(controller)
             return drive(engine, arrivals)
 
@@ -144,7 +144,7 @@ def _judge_load(
 
 
 def _judge_sweep(runs: Records, names: list[str]) -> dict[str, Any]:
-    """Over all loads: the geometric mean of the ratios against each single choice; the best of them is to be beaten."""
+    """Return the geometric mean over all loads of the ratios to each single choice. The goal is the best one."""
     others = [name for name in names if name != "goodput"]
     over_all = {
         name: math.exp(

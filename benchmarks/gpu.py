@@ -1,4 +1,4 @@
-"""The serving engine on an accelerator, with Llama-shaped models of random bfloat16 weights; tables last.
+"""The serving engine on an accelerator, with Llama-shaped models of random bfloat16 weights.
 
     python benchmarks/gpu.py [--shapes 1b,8b] [--minutes 8] [--output results]
 
@@ -7,8 +7,8 @@ verify      a pass over 5 tokens a row against one over 1 (≤ 1.1 at batch 1)
 host        wall seconds of a step less the device's own work in it (< 0.3 ms)
 synthetic   speed-up when drafted tokens stand with a set probability α: over α, length and batch
 
-Runs unattended; sections that no longer fit into `--minutes` are left out and named. `--shapes tiny --device cpu` runs
-the same code anywhere, to see that it works; its figures mean nothing.
+Runs unattended and prints tables at the end. Sections that no longer fit into `--minutes` are left out and named.
+`--shapes tiny --device cpu` runs the same code anywhere, to see that it works. Its figures mean nothing.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from distillspec.models import LanguageModel
 from distillspec.models.tiny import tiny_tokenizer
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
 from distillspec.serving.control.fixed import FixedLength
-from distillspec.serving.runner import RowInput
-from distillspec.serving.synthetic import SyntheticAcceptance
+from distillspec.serving.decoding.synthetic import SyntheticAcceptance
+from distillspec.serving.execution.runner import RowInput
 from distillspec.types import ModelIdentity
 
 # hidden, feed-forward, layers, heads, key/value heads, vocabulary: Llama 3.2 1B and 3.1 8B, and one for a trial
@@ -100,7 +100,7 @@ def verify(bench: Bench, result: dict[str, Any]) -> dict[str, Any]:
 
 
 def host(bench: Bench, result: dict[str, Any]) -> dict[str, Any]:
-    """What a plain greedy step costs beside the device's work: its wall time less that of the same passes queued up."""
+    """Measure the host's part of a plain greedy step: its wall time less that of the same passes queued up."""
     found = {}
     for batch in (1, 8):
         engine = make_engine(bench, batch, None)
@@ -131,7 +131,7 @@ def synthetic(bench: Bench, result: dict[str, Any]) -> dict[str, Any]:
 
 
 def random_model(name: str, device: torch.device, layer_share: int = 1) -> LanguageModel:
-    """A Llama of random weights made on the device; its ids need not be the tokenizer's."""
+    """Make a Llama of random weights on the device. Its ids need not be the tokenizer's."""
     hidden, feed_forward, layers, heads, kv_heads, vocabulary = SHAPES[name]
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -171,7 +171,7 @@ def copy_bandwidth(device: torch.device, size: int = 1 << 30) -> float:
 
 
 def _decode_rate(engine: Engine, batch: int, length: int) -> float:
-    """Tokens a second of decoding, prompts read before the clock starts; the first steps warm up."""
+    """Return decoded tokens a second. Prompts are read, and the first steps run, before the clock starts."""
     engine.use_controller(FixedLength(length))
     params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS + 40, ignore_eos=True)
     for row in range(batch):
@@ -194,7 +194,7 @@ def _decode_rate(engine: Engine, batch: int, length: int) -> float:
 def _pass_seconds(engine: Engine, batch: int, tokens: int) -> float:
     """Device seconds of one pass over `tokens` a row with its logits and their argmax, many queued up: inputs lie on
     the device, so that launching takes less time than computing."""
-    runner = engine.core.runner
+    runner = engine.runner
     rows = [RowInput(slot, 2 * CONTEXT, [7] * tokens, tokens) for slot in range(batch)]
 
     def run() -> None:
@@ -206,9 +206,9 @@ def _pass_seconds(engine: Engine, batch: int, tokens: int) -> float:
 
 
 def _device_seconds(run: Callable[[], object], device: torch.device, count: int) -> float:
-    """Seconds of one `run`, from `count` of them in a row after a warm-up; the median of five such rows.
+    """Return the seconds of one `run`: the median of five series of `count` runs, after a warm-up.
 
-    A trial on a CPU makes do with a single one.
+    On a CPU one series suffices.
     """
     count, rows = (count, 5) if device.type == "cuda" else (1, 1)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""How far short runs get from an untrained draft, by held-out α: the default loss and others, from several starts.
+"""Held-out α after short runs from untrained drafts, for the default loss and others, from several starts.
 
     python benchmarks/learning.py --target smollm2 --seeds 5
     python benchmarks/learning.py --target gemma --starts pruned --losses jsd_kl fkl jsd
@@ -21,7 +21,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, PartialState
 from common import write_result
 
-from distillspec.commands.prepare import vocabulary_of
+from distillspec.commands.untrained import vocabulary_of
 from distillspec.composition import compose
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.data.collect import score
@@ -63,7 +63,7 @@ def load(name: str) -> LanguageModel:
 
 
 def gemma_gguf() -> Path | None:
-    """The package's file, assembled from its parts; one that was assembled before does without them."""
+    """Return the package's file, assembled from its parts unless that was done before. None if it is not installed."""
     try:
         package = importlib.import_module(GEMMA_PACKAGE)
     except ModuleNotFoundError:

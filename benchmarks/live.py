@@ -1,4 +1,4 @@
-"""What benchmarks of length controllers under live load share: prompts, engine, loads and what the machine can bear."""
+"""Shared parts of benchmarks under live load: options, prompts, engine, load and capacity."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from distillspec.types import Prompt
 
 
 def add_options(parser: argparse.ArgumentParser, *, seconds: float) -> None:
-    """The options that `prompts_of`, `make_engine`, `load` and `capacity_of` look at."""
+    """Add the options that `prompts_of`, `make_engine`, `load` and `capacity_of` read."""
     parser.add_argument("--draft", required=True)
     parser.add_argument("--prompts", nargs="+", required=True)
     parser.add_argument("--target", default="smollm2")
@@ -34,15 +34,15 @@ def add_options(parser: argparse.ArgumentParser, *, seconds: float) -> None:
 
 
 def prompts_of(options: argparse.Namespace, target: LanguageModel) -> list[Prompt]:
-    """The last prompts of every file."""
-    wanted = BenchConfig(prompts=options.prompts, longest_prompt=options.longest_prompt)
-    return read_prompts(wanted, target)[-options.each * len(options.prompts) :]
+    """Return the last prompts of every file."""
+    bench = BenchConfig(prompts=options.prompts, longest_prompt=options.longest_prompt)
+    return read_prompts(bench, target)[-options.each * len(options.prompts) :]
 
 
 def make_engine(
     options: argparse.Namespace, target: LanguageModel, draft: LanguageModel, longest: int, *, compiled: bool = False
 ) -> Engine:
-    """Room for the longest request in every slot; prompts are read anew by every policy that meets them."""
+    """Make an engine with room for the longest request in every slot. No prompt is reused from the cache."""
     settings = EngineSettings(
         max_slots=options.slots,
         max_model_len=options.longest_prompt + options.max_tokens + 8,
@@ -54,24 +54,24 @@ def make_engine(
 
 
 def load(options: argparse.Namespace, prompts: list[Prompt], rate: float, round_: int = 0) -> list[Arrival[Any]]:
-    """Poisson arrivals of a round; answers of full length, so that all policies write as much."""
+    """Return the Poisson arrivals of a round. All answers have full length, so that all policies write as much."""
     params = SamplingParams(temperature=options.temperature, max_tokens=options.max_tokens, ignore_eos=True)
     return poisson_load(prompts, params, rate, options.seconds, options.seed + round_)
 
 
 def capacity_of(engine: Engine, options: argparse.Namespace, prompts: list[Prompt]) -> float:
-    """Requests a second that the engine answers without speculation when all slots are busy."""
+    """Measure the requests a second that the engine answers without speculation when all slots are busy."""
     engine.use_controller(FixedLength(0))
     params = SamplingParams(temperature=0.0, max_tokens=options.max_tokens, ignore_eos=True)
-    asked = [prompts[i % len(prompts)].token_ids for i in range(2 * options.slots)]
-    engine.generate(asked[: options.slots], params)  # warms up
-    begun = engine.core.clock()
-    engine.generate(asked, params)
-    return len(asked) / (engine.core.clock() - begun)
+    requests = [prompts[i % len(prompts)].token_ids for i in range(2 * options.slots)]
+    engine.generate(requests[: options.slots], params)  # warms up
+    started_s = engine.clock()
+    engine.generate(requests, params)
+    return len(requests) / (engine.clock() - started_s)
 
 
 def setting_of(options: argparse.Namespace, target: LanguageModel, prompts: list[Prompt]) -> dict[str, Any]:
-    """What a result has to say about how it was made."""
+    """Return the settings that a result records."""
     return {
         "slots": options.slots,
         "max_tokens": options.max_tokens,

@@ -2,10 +2,9 @@
 
     python benchmarks/loss_memory.py [--tokens 4096]
 
-Each side runs in a process of its own; the peak resident size is counted from just before the step (Linux forgets
-earlier peaks when asked), so loading does not hide it, and the same hidden states and weights are alive in both. The
-baseline's loss is a sum over hidden states, so no head and no logits exist in it. The head's own gradient ([V, D]
-float32) is part of what is added, as it must be somewhere.
+Each side runs in a process of its own with the same hidden states and weights. The peak resident size is counted from
+just before the step (Linux resets the peak on request), so loading does not hide it. The baseline's loss is a sum over
+hidden states and has neither head nor logits. The head's own gradient ([V, D] float32) is part of what is added.
 """
 
 from __future__ import annotations

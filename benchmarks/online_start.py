@@ -2,8 +2,8 @@
 
     python benchmarks/online_start.py --draft RUN/draft --rounds 3
 
-The two servers take turns. Each is met as soon as it says that it listens, by one request after another, as a newcomer
-would. `online=on` has an empty folder of its own and logs every answer.
+The two servers take turns. Requests start as soon as a server listens, one after another. `online=on` has an empty
+folder of its own and logs every answer.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def first_tokens(side: str, options: argparse.Namespace) -> list[float]:
-    """Seconds to the first event of a new server's first requests."""
+    """Return the seconds to the first event of each of a new server's first requests."""
     with tempfile.TemporaryDirectory() as folder:
         learning = [f"online.folder={folder}/online", "replay.share=1"] if side == "on" else []
         words = [f"target={options.target}", f"draft.path={options.draft}", f"online={side}", *learning]

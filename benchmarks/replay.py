@@ -1,8 +1,8 @@
-"""What logging for online adaptation costs: the same requests with no log, the default share, and all of them.
+"""Cost of logging for online adaptation: the same requests with no log, the default share, and all of them.
 
     python benchmarks/replay.py --prompts math.jsonl [--draft FOLDER] [--target smollm2] [--rounds 5]
 
-Sides take turns; a ratio is the median of the rounds' ratios to serving without a log. Writes `results/replay.json`:
+Sides take turns. A ratio is the median of the rounds' ratios to serving without a log. Writes `results/replay.json`:
 throughput by share, bytes a token on disk, and what was dropped.
 """
 
@@ -19,16 +19,16 @@ from typing import Any
 
 import torch
 from common import write_result
-from engine import paired, read_prompts
+from sides import paired, read_prompts
 
 from distillspec.config import DraftConfig, ReplayConfig, TargetConfig
 from distillspec.models import LanguageModel, initialise_draft, load_target
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
-from distillspec.serving.online.records import LogKey
-from distillspec.serving.online.replay_log import ReplayLog
-from distillspec.serving.online.tap import ReplayTap
-from distillspec.serving.online.writer import LogWriter
+from distillspec.serving.online.log.records import LogKey
+from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.log.tap import ReplayTap
+from distillspec.serving.online.log.writer import LogWriter
 
 GOALS = {"default share": 0.98, "all": 0.94}
 BYTES_A_TOKEN = 512
@@ -54,8 +54,8 @@ class Side:
         self.tap = ReplayTap(config, self.writer.put, replay.clock)
 
     def serve(self, prompts: list[list[int]], tokens: int, ids: Callable[[], int]) -> int:
-        """Answer all prompts; how many tokens were written."""
-        self.engine.core.committer.observer = self.tap
+        """Answer all prompts and return the tokens written."""
+        self.engine.observer = self.tap
         params = SamplingParams(temperature=1.0, max_tokens=tokens, ignore_eos=True)
         for prompt in prompts:
             self.engine.submit(Request(f"r{ids()}", tuple(prompt), params))

@@ -1,4 +1,4 @@
-"""A `distill serve` in a process of its own, for benchmarks that meet it over HTTP."""
+"""A `distill serve` process for benchmarks over HTTP."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ADMIN_KEY = "only-for-this-benchmark"
 
 @dataclass(frozen=True)
 class Served:
-    """A server that answers; `log` is its stderr, a JSON line a request."""
+    """A running server. `log` is its stderr, one JSON line a request."""
 
     process: subprocess.Popen[str]
     url: str
@@ -31,19 +31,19 @@ class Served:
         return host, int(port)
 
     def failures(self) -> list[str]:
-        """What the log tells of internal errors, with the last line of each traceback."""
-        # By its name: the server writes at the place that `seek` on the file they share would move.
-        whole = Path(self.log.name).read_text().splitlines(keepends=True)
-        lines = [json.loads(line) for line in whole if line.startswith("{") and line.endswith("\n")]
+        """Return the errors in the log, each with the last line of its traceback."""
+        # Opened again by its name: `seek` would move the position at which the server writes.
+        content = Path(self.log.name).read_text().splitlines(keepends=True)
+        lines = [json.loads(line) for line in content if line.startswith("{") and line.endswith("\n")]
         bad = [line for line in lines if line["level"] in ("error", "critical")]
         return [f"{line['message']}: {line.get('exception', '').strip().splitlines()[-1:]}" for line in bad]
 
 
 @contextmanager
 def served(*words: str, threads: int | None = None) -> Iterator[Served]:
-    """`distill serve` with these settings on a free port, in a folder that is removed afterwards.
+    """Run `distill serve` with these settings on a free port, in a folder that is removed afterwards.
 
-    threads: that torch computes with. One for tiny models: beside other work, two would mostly wait for each other.
+    threads: of torch. Use one for tiny models: two would mostly wait for each other.
     """
     limits = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w+") as log:

@@ -1,9 +1,9 @@
-"""What HTTP adds to the engine: tokens a second of 8 streams, and the first token of an idle server.
+"""Measure what HTTP costs: tokens a second of 8 streams, and the first token of an idle server.
 
     python benchmarks/server_overhead.py --target smollm2 --rounds 8
 
 Both sides take turns: the engine alone in this process (`generate`), and `distill serve` with the same settings in
-another, met over a bare socket, since a client on the same two cores takes from what it measures.
+another. The client is a bare socket: a heavier one would take processor time from the server on the same cores.
 """
 
 from __future__ import annotations
@@ -45,42 +45,55 @@ def main() -> None:
 
 
 def measure(engine: Engine, server: Served, options: argparse.Namespace) -> dict[str, Any]:
-    params = SamplingParams(temperature=0, max_tokens=options.max_tokens, ignore_eos=True)
-    alone, through, loop_s, first_alone, first_through = [], [], [], [], []
-    tokens = len(PROMPTS) * options.max_tokens
-    for round_ in range(options.rounds + 1):
-        began = time.perf_counter()
-        engine.generate(PROMPTS, params)
-        middle = time.perf_counter()
-        before_s = loop_cpu_s(server)
-        asyncio.run(all_streams(server, options.target, options.max_tokens))
-        if round_:  # the first one warms both up
-            alone.append(tokens / (middle - began))
-            through.append(tokens / (time.perf_counter() - middle))
-            loop_s.append((loop_cpu_s(server) - before_s) / tokens)
-    for place in range(options.first_tokens + 2):
-        seconds = [first_token_alone(engine, place), asyncio.run(stream(server, options.target, PROMPTS[0], 4))]
-        if place >= 2:
-            first_alone.append(seconds[0])
-            first_through.append(seconds[1])
-    ratios, added = numpy.divide(through, alone), numpy.subtract(first_through, first_alone)
+    """Return the result: throughput and first tokens of both sides."""
+    alone, through, loop_s = throughput(engine, server, options)
+    first_alone, first_through = first_tokens(engine, server, options)
     return {
         "target": options.target,
         "streams": len(PROMPTS),
         "max_tokens": options.max_tokens,
         "engine_tokens_per_s": alone,
         "http_tokens_per_s": through,
-        "tokens_per_s_ratio": spread(ratios),
+        "tokens_per_s_ratio": spread(numpy.divide(through, alone)),
         "event_loop_cpu_s_per_token": spread(loop_s),
         "engine_first_token_s": spread(first_alone),
         "http_first_token_s": spread(first_through),
-        "first_token_added_s": spread(added),
+        "first_token_added_s": spread(numpy.subtract(first_through, first_alone)),
         "goals": GOALS,
     }
 
 
+def throughput(
+    engine: Engine, server: Served, options: argparse.Namespace
+) -> tuple[list[float], list[float], list[float]]:
+    """Measure tokens a second of the engine and of the server, and the event loop's seconds a token, by round."""
+    params = SamplingParams(temperature=0, max_tokens=options.max_tokens, ignore_eos=True)
+    alone, through, loop_s = [], [], []
+    tokens = len(PROMPTS) * options.max_tokens
+    for round_ in range(options.rounds + 1):
+        started_s = time.perf_counter()
+        engine.generate(PROMPTS, params)
+        middle_s = time.perf_counter()
+        cpu_before_s = loop_cpu_s(server)
+        asyncio.run(all_streams(server, options.target, options.max_tokens))
+        if round_:  # the first one warms both up
+            alone.append(tokens / (middle_s - started_s))
+            through.append(tokens / (time.perf_counter() - middle_s))
+            loop_s.append((loop_cpu_s(server) - cpu_before_s) / tokens)
+    return alone, through, loop_s
+
+
+def first_tokens(engine: Engine, server: Served, options: argparse.Namespace) -> tuple[list[float], list[float]]:
+    """Measure the seconds to the first token of the engine and of the server, in turn. Two of each warm up."""
+    seconds = [
+        (first_token_alone(engine, place), asyncio.run(stream(server, options.target, PROMPTS[0], 4)))
+        for place in range(options.first_tokens + 2)
+    ]
+    return [alone for alone, _ in seconds[2:]], [through for _, through in seconds[2:]]
+
+
 def spread(values: Any) -> dict[str, float]:
-    """Median, and a 95 % percentile bootstrap of it."""
+    """Return the median and its 95 % percentile bootstrap interval."""
     values = numpy.asarray(values)
     draws = numpy.median(numpy.random.default_rng(0).choice(values, (2000, len(values))), axis=1)
     low, high = numpy.quantile(draws, (0.025, 0.975))
@@ -88,20 +101,20 @@ def spread(values: Any) -> dict[str, float]:
 
 
 def loop_cpu_s(server: Served) -> float:
-    """Processor time of the server's event loop so far: what HTTP costs, whatever else the machine does."""
+    """Return the processor time of the server's event loop so far. It does not depend on the machine's other load."""
     main = next(thread for thread in psutil.Process(server.process.pid).threads() if thread.id == server.process.pid)
     return main.user_time + main.system_time
 
 
 def first_token_alone(engine: Engine, place: int) -> float:
-    """From submission to the first token, on an idle engine."""
-    began = time.perf_counter()
+    """Measure the seconds from submission to the first token, on an idle engine."""
+    started_s = time.perf_counter()
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     engine.submit(Request(f"first-{place}", engine.encode(PROMPTS[0]), params))
     first = None
     while engine.has_work:
         if any(delta.text for delta in engine.step().deltas) and first is None:  # a client sees text
-            first = time.perf_counter() - began
+            first = time.perf_counter() - started_s
     assert first is not None
     return first
 
@@ -111,18 +124,18 @@ async def all_streams(server: Served, model: str, max_tokens: int) -> None:
 
 
 async def stream(server: Served, model: str, prompt: str, max_tokens: int) -> float:
-    """Read a streamed completion to its end; seconds until its first event."""
+    """Read a streamed completion to its end. Return the seconds until its first event."""
     body = {"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
     raw = json.dumps({**body, "stream": True}).encode()
     head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: application/json\r\n"
-    began = time.perf_counter()
+    started_s = time.perf_counter()
     reader, writer = await asyncio.open_connection(*server.host_and_port)
     writer.write(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
     first, last = None, b""
     while piece := await reader.read(1 << 16):
         last = (last + piece)[-100:]
         if first is None and b"data: {" in piece:
-            first = time.perf_counter() - began
+            first = time.perf_counter() - started_s
     writer.close()
     assert first is not None
     assert b"data: [DONE]" in last

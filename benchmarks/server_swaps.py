@@ -1,11 +1,11 @@
-"""A server that learns, in trouble: clients leave and send garbage, drafts swap, the trainer is killed again and again.
+"""Hard use of a server that learns: clients leave and send garbage, drafts swap, the trainer is killed repeatedly.
 
     python benchmarks/server_swaps.py --minutes 10
 
-`distill serve online=on` on the tiny target. Of its clients 30 % leave early and 10 % send garbage; every few seconds
+`distill serve online=on` on the tiny target. Of its clients 30 % leave early and 10 % send garbage. Every few seconds
 another version is promoted by hand and the trainer is killed, every second time while it learns. Every remaining answer
-is greedy and must be that of a quiet run before; all slots must be free afterwards, and the log must tell no error but
-the alarms that are due. Ends with 1 when anything went wrong; `results/server_swaps.json`.
+is greedy and must equal that of a quiet run before. All slots must be free afterwards, and the log must have no error
+but the alarms that are due. The exit code is 1 if anything went wrong. Result: `results/server_swaps.json`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from typing import Any
 import httpx
 import psutil
 from common import write_result
+from hard_use_clients import EXPECTED, GOOD, PATIENCE_S, mutated, settled
 from served import ADMIN_KEY, Served, served
-from server_hard_use import EXPECTED, GOOD, PATIENCE_S, mutated, settled
 
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.models import initialise_draft, load_target, save_draft
-from distillspec.serving.online.registry import VersionRegistry
+from distillspec.serving.online.state.registry import VersionRegistry
 
-# What this trouble has to set off: drafts of random weights are promoted by hand, and the trainer never lives for long.
+# Alarms that this must raise: drafts of random weights are promoted by hand, and the trainer is killed soon.
 PROVOKED = ("acceptance collapsed", "is rolled back", "the online trainer is quarantined")
 ENGINE = {
     "max_slots": 32,
@@ -69,7 +69,7 @@ SWAP_EVERY_S, KILL_EVERY_S = (1.0, 4.0), (3.0, 12.0)
 
 @dataclass
 class Trouble:
-    """What clients, operator and killer did until `end`, and what they met."""
+    """Clients, an operator and a killer of trainers until `end`, with everything they observed."""
 
     client: httpx.AsyncClient
     quiet: dict[str, str]
@@ -83,7 +83,7 @@ class Trouble:
         return time.monotonic() > self.end
 
     async def ask(self, dice: random.Random) -> None:
-        """One client after another."""
+        """Send one request after another."""
         while not self.over:
             lot, text = dice.random(), dice.choice(TEXTS)
             if lot < GARBAGE:
@@ -92,7 +92,7 @@ class Trouble:
                 await self._stream(text, leaves=lot < GARBAGE + LEAVING, dice=dice)
 
     async def swap(self, dice: random.Random) -> None:
-        """An operator who promotes another version every few seconds."""
+        """Promote another version every few seconds, as an operator."""
         while not self.over:
             await asyncio.sleep(dice.uniform(*SWAP_EVERY_S))
             drafts = (await admin(self.client, "GET", "drafts"))["drafts"]
@@ -101,7 +101,7 @@ class Trouble:
             self.outcomes["swapped" if "version" in done else "swap refused"] += 1
 
     async def kill(self, dice: random.Random) -> None:
-        """A trainer that dies again and again: in turn after some seconds, whatever it does, and while it learns."""
+        """Kill the trainer again and again: in turn after some seconds at any stage, and while it learns."""
         for patient in itertools.cycle((False, True)):
             await asyncio.sleep(dice.uniform(*KILL_EVERY_S))
             trainer = await self._trainer(learning=patient)
@@ -116,7 +116,7 @@ class Trouble:
                     self.outcomes[f"trainer killed, {trainer['stage']}"] += 1
 
     async def _trainer(self, learning: bool) -> dict[str, Any]:
-        """How it stands; with `learning` as soon as it learns, or can no more."""
+        """Return the trainer's state. With `learning`, wait until it learns or is quarantined."""
         while True:
             trainer: dict[str, Any] = (await admin(self.client, "GET", "online"))["trainer"]
             if not learning or trainer["stage"] in ("learning", "quarantined") or self.over:
@@ -124,20 +124,20 @@ class Trouble:
             await asyncio.sleep(0.02)
 
     async def watch(self, process: psutil.Process) -> None:
-        """The server's memory."""
+        """Record the server's memory every five seconds."""
         while not self.over:
             self.memory.append(process.memory_info().rss)
             await asyncio.sleep(5)
 
     @property
     def failures(self) -> list[str]:
-        """Answers with a status that nobody should get."""
+        """Outcomes with an unexpected status."""
         known = {f"{kind} {code}" for kind in ("garbage", "answered") for code in EXPECTED}
         return [name for name in self.outcomes if name.startswith(("garbage", "answered")) and name not in known]
 
     @property
     def growth(self) -> float:
-        """Of memory, after a fifth of the time."""
+        """Growth of memory from the second fifth of the time to the last."""
         fifth = max(1, len(self.memory) // 5)
         return statistics.median(self.memory[-fifth:]) / statistics.median(self.memory[fifth : 2 * fifth]) - 1
 
@@ -165,7 +165,7 @@ async def admin(client: httpx.AsyncClient, method: str, path: str, **body: str) 
 
 
 async def answers(client: httpx.AsyncClient) -> dict[str, str]:
-    """What the server says to each text when it is asked alone."""
+    """Return the server's answer to each text, one request at a time."""
     found = {}
     for text in TEXTS:
         reply = await client.post("/v1/completions", json={**GOOD, "prompt": text})
@@ -173,29 +173,29 @@ async def answers(client: httpx.AsyncClient) -> dict[str, str]:
     return found
 
 
-async def trouble(server: Served, options: argparse.Namespace) -> dict[str, Any]:
+async def cause_trouble(server: Served, options: argparse.Namespace) -> dict[str, Any]:
     limits = httpx.Limits(max_connections=options.streams + 4)
     async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE_S, trust_env=False, limits=limits) as client:
-        met = Trouble(client, await answers(client), time.monotonic() + 60 * options.minutes)
-        clients = [met.ask(random.Random(i)) for i in range(options.streams)]
+        run = Trouble(client, await answers(client), time.monotonic() + 60 * options.minutes)
+        clients = [run.ask(random.Random(i)) for i in range(options.streams)]
         others = (
-            met.swap(random.Random(-1)),
-            met.kill(random.Random(-2)),
-            met.watch(psutil.Process(server.process.pid)),
+            run.swap(random.Random(-1)),
+            run.kill(random.Random(-2)),
+            run.watch(psutil.Process(server.process.pid)),
         )
         await asyncio.gather(*others, *clients)
         state, status = await settled(client), await admin(client, "GET", "online")
         again = await answers(client)
     log = {name: status["log"].get(name, 0) for name in ("answers", "bytes", "errors", "incomplete", "dropped_queue")}
-    differ = sum(met.wrong.values())
-    fine = not differ and again == met.quiet and state["free"] and not met.failures and not log["errors"]
+    differ = sum(run.wrong.values())
+    fine = not differ and again == run.quiet and state["free"] and not run.failures and not log["errors"]
     return {
         "streams": options.streams,
         "minutes": options.minutes,
-        "outcomes": dict(sorted(met.outcomes.items())),
+        "outcomes": dict(sorted(run.outcomes.items())),
         "answers_that_differ": differ,
         **state,
-        "growth": met.growth,
+        "growth": run.growth,
         "log": log,
         "updates": status["trainer"]["updates"],
         "fine": fine,
@@ -203,14 +203,14 @@ async def trouble(server: Served, options: argparse.Namespace) -> dict[str, Any]
 
 
 def make_versions(folder: Path) -> None:
-    """Two drafts in the folder's registry, the first of them promoted."""
+    """Register two drafts in the folder. The first is promoted."""
     target = load_target(TargetConfig(path="tiny", dtype="float32", device="cpu"))
     registry = VersionRegistry(folder / "versions")
     for layers in (2, 3):
         draft = initialise_draft(DraftConfig(layers=layers), target)
         version = registry.add(lambda place, draft=draft: save_draft(draft, place, target))  # type: ignore[misc]
         if layers == 2:
-            registry.promote(version.name, "the beginning")
+            registry.promote(version.name, "the first draft")
         else:
             registry.judged(version.name, "inconclusive", {}, "swapped in by hand")
     registry.close()
@@ -226,10 +226,10 @@ def main() -> int:
         words = ["target=tiny", "server.max_queue=1024", f"online.folder={folder}"]
         words += [f"engine.{name}={value}" for name, value in ENGINE.items()]
         with served(*words, *(f"{name}={value}" for name, value in LEARNING.items()), threads=1) as server:
-            result = asyncio.run(trouble(server, options))
-            told = server.failures()
-    alarms = {alarm: sum(alarm in line for line in told) for alarm in PROVOKED}
-    failures = [line for line in told if not any(alarm in line for alarm in PROVOKED)]
+            result = asyncio.run(cause_trouble(server, options))
+            logged = server.failures()
+    alarms = {alarm: sum(alarm in line for line in logged) for alarm in PROVOKED}
+    failures = [line for line in logged if not any(alarm in line for alarm in PROVOKED)]
     result = {**result, "alarms": alarms, "errors_in_log": failures, "fine": result["fine"] and not failures}
     write_result("server_swaps", result)
     return 0 if result["fine"] else 1

@@ -2,10 +2,11 @@
 
     python benchmarks/training.py [--seconds 60]
 
-Two questions, each answered by alternating short stretches of the two sides in one process, medians quoted:
-how fast is the product's own setting (vocabulary 8,192, recorded teacher signal) and what does the recorded signal
-save over a live teacher; and, like for like with the whole vocabulary, all weights trained, a live teacher, forward
-KL and the same 8 × 384 batches, how does a step compare with TRL's distillation (GKD) trainer.
+Two comparisons, each with steps of its sides in turn in one process. Medians are quoted.
+
+- A recorded teacher signal against a live teacher, in the product's own setting (vocabulary of 8,192).
+- A step against one of TRL's distillation (GKD) trainer, like for like: the whole vocabulary, all weights trained, a
+  live teacher, forward KL, batches of 8 × 384.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy,
 GOALS = {"response_tokens_per_s": 1500, "against_trl": 1.3}
 TRL_ROWS, TRL_LENGTH = 8, 384
 
-Step = Callable[[], int]  # one optimizer step; returns its response tokens
+Step = Callable[[], int]  # runs an optimizer step, returns its response tokens
 
 
 def main() -> None:

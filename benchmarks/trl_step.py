@@ -19,7 +19,7 @@ from distillspec.types import Sample
 def trl_step(
     draft: PreTrainedModel, target: LanguageModel, samples: list[Sample], rows: int, length: int
 ) -> Callable[[], int]:
-    """A function that makes the next step and returns its response tokens; batches are those of our side."""
+    """Return a function that takes the next step and returns its response tokens. Batches equal our side's."""
     trainer = _trainer(draft, target, rows)
     trainer.create_optimizer()
     place = 0

@@ -1,1 +1,1 @@
-"""Hydra configs: YAML only, one folder a group; the schema and all defaults are in distillspec.config."""
+"""Hydra configs: YAML only, one folder a group. The schema and all defaults are in distillspec.config."""

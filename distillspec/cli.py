@@ -1,4 +1,4 @@
-"""`distill COMMAND [overrides]`: compose, check, then run; nothing is written before the settings are right."""
+"""`distill COMMAND [overrides]`: compose, check, run. Nothing is written before the settings are right."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from distillspec import __version__
-from distillspec.composition import compose, expand_sweep, resumed_overrides, run_with_hydra
+from distillspec.composition import compose, expand_sweep, naming_combination
 from distillspec.config import COMMANDS, BenchCommand, EngineConfig
 from distillspec.config.unused import check_unused
 from distillspec.errors import ConfigError, Interrupted, RunError, Terminated
 from distillspec.files import private_files
 from distillspec.helptext import command_help, general_help
+from distillspec.hydra_run import resumed_overrides, run_with_hydra
 
 if TYPE_CHECKING:
     from distillspec.models import LanguageModel
@@ -26,13 +27,14 @@ if TYPE_CHECKING:
 
 OF_THE_ENGINE_HERE = ("engine=", "engine.", "target=", "target.", "draft.", "bench.policies=", "bench.longest_prompt=")
 HELP_FLAGS = {"-h", "--help", "help"}
-# in distillspec.serving.commands: they run parts of the engine
+HELP_ALL = "--help=all"
+# in distillspec.serving.commands
 ENGINE_COMMANDS = {"adapt", "bench", "profile", "replay", "serve", "simulate", "versions"}
-HOLDING_TEXT = {"adapt", "replay", "serve", "versions"}  # other people's: what they write is for this account alone
+HOLDING_TEXT = {"adapt", "replay", "serve", "versions"}  # files with other people's text are for this account alone
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code (0 done, 1 failed, 2 bad configuration, 130/143 interrupted)."""
+    """Run one command and return its exit code: 0 done, 1 failed, 2 bad configuration, 130/143 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     # Where DeepSpeed is installed, other libraries import it, and without a GPU it warns that it found none.
     if not Path("/dev/nvidiactl").exists():
@@ -57,7 +59,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def _dispatch(words: list[str]) -> int:
-    if not words or words[0] in HELP_FLAGS:
+    if not words or words[0] in {*HELP_FLAGS, HELP_ALL}:
         print(general_help())
         return 0
     if words[0] in {"--version", "-V"}:
@@ -66,8 +68,8 @@ def _dispatch(words: list[str]) -> int:
     command, overrides = words[0], words[1:]
     if command not in COMMANDS:
         raise ConfigError(f"unknown command {command!r}; use one of {', '.join(COMMANDS)} (distill --help)")
-    if HELP_FLAGS & set(overrides):
-        print(command_help(command))
+    if {*HELP_FLAGS, HELP_ALL} & set(overrides):
+        print(command_help(command, everything=HELP_ALL in overrides))
         return 0
     return _run(command, overrides)
 
@@ -77,27 +79,31 @@ def _run(command: str, overrides: list[str]) -> int:
     typed = overrides
     overrides, folder = resumed_overrides(command, overrides)
     for single in expand_sweep(overrides):
-        config = compose(command, single)
-        _check_engine(config, single)
-        # What a run was begun with stays as it was: earlier versions took settings that this one refuses.
-        check_unused(config, single if folder is None else typed)
+        # A resumed run keeps what it was begun with: earlier versions took settings that this one refuses.
+        with naming_combination(single, overrides):
+            _check(compose(command, single), single, single if folder is None else typed)
     package = "distillspec.serving.commands" if command in ENGINE_COMMANDS else "distillspec.commands"
     module = importlib.import_module(f"{package}.{command.replace('-', '_')}")
 
     def run(config: Any, folder: Path) -> None:
         if hasattr(config, "engine"):
-            _connect_engine(config.engine)
+            _connect_engine(config.engine if isinstance(config.engine, EngineConfig) else config.engine.settings)
         module.run(config, folder)
 
     with private_files() if command in HOLDING_TEXT else nullcontext():
         return run_with_hydra(command, overrides, run, folder)
 
 
+def _check(config: Any, overrides: Sequence[str], typed: Sequence[str]) -> None:
+    _check_engine(config, overrides)
+    check_unused(config, typed)
+
+
 def _check_engine(config: Any, overrides: Sequence[str]) -> None:
-    """Settings of an engine that would never be made are a mistake."""
-    meant = [word for word in overrides if word.startswith(("engine=", "engine."))]
-    if meant and hasattr(config, "data") and config.data.generator != "engine":
-        raise ConfigError(f"{meant[0]} needs data.generator=engine: data.generator={config.data.generator} samples")
+    """Refuse settings of an engine that would not be made."""
+    typed = [word for word in overrides if word.startswith(("engine=", "engine."))]
+    if typed and hasattr(config, "data") and config.data.generator != "engine":
+        raise ConfigError(f"{typed[0]} needs data.generator=engine: data.generator={config.data.generator} samples")
     if isinstance(config, BenchCommand) and config.urls:
         own = [word for word in overrides if word.startswith(OF_THE_ENGINE_HERE)]
         if own:
@@ -105,7 +111,7 @@ def _check_engine(config: Any, overrides: Sequence[str]) -> None:
 
 
 def _connect_engine(settings: EngineConfig) -> None:
-    """Let `data.generator=engine` sample with the serving engine, which only this module may import."""
+    """Register the serving engine, which only this module may import, for `data.generator=engine`."""
     from distillspec.generation import GENERATORS
 
     def engine_generator(writer: LanguageModel, slots: int, source: str, draft: LanguageModel | None) -> Generator:

@@ -1,22 +1,22 @@
-"""The two failures a command can end in, each a single clear line for the person who ran it."""
+"""Failures that a command can end in, each a single clear line for the person who ran it."""
 
 
 class ConfigError(ValueError):
-    """The user asked for something impossible; names the value and the fix. Exit code 2."""
+    """An impossible setting or argument. The message names the value and the fix. Exit code 2."""
 
 
 class RunError(RuntimeError):
-    """The run could not go on for a reason outside the configuration (disk, numbers, data). Exit code 1."""
+    """A failure outside the configuration (disk, numbers, data) that ends the run. Exit code 1."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM where nothing listens for it: unwinds like Ctrl-C, so that finished work is saved."""
+    """SIGTERM without a listener: unwinds like Ctrl-C, so that finished work is saved."""
 
     signal_number = 15
 
 
 class Interrupted(Exception):
-    """A signal asked the run to stop and its state is saved. Exit code 128 + signal number."""
+    """A run stopped by a signal, with its state saved. Exit code 128 + signal number."""
 
     def __init__(self, signal_number: int, resume_hint: str) -> None:
         super().__init__(resume_hint)
@@ -24,5 +24,5 @@ class Interrupted(Exception):
 
 
 def in_one_line(error: BaseException, most: int = 160) -> str:
-    """What an error says, its lines joined, at most so many characters: for a reason inside another message."""
+    """Return an error's text in one line of at most `most` characters, as a reason inside another message."""
     return " ".join(str(error).split())[:most]

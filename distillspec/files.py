@@ -21,7 +21,7 @@ OTHERS = 0o077  # the permissions of everyone but the owner
 
 
 def sha256_of(path: Path) -> str:
-    """Hex digest of a file's bytes, read in 1 MiB pieces."""
+    """Return the hex digest of a file's bytes, read in 1 MiB pieces."""
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while piece := stream.read(1 << 20):
@@ -31,7 +31,7 @@ def sha256_of(path: Path) -> str:
 
 @contextmanager
 def clear_disk_errors(path: Path) -> Iterator[None]:
-    """Turn a full or read-only disk into one line that names the path."""
+    """Turn a full or read-only disk into a RunError of one line that names the path."""
     try:
         yield
     except RunError:
@@ -45,7 +45,7 @@ def clear_disk_errors(path: Path) -> Iterator[None]:
 
 
 def _says_disk_full(error: BaseException | None) -> bool:
-    """Whether a full disk is behind an error: safetensors and SQLite put it in words, torch fails again on top."""
+    """Return True if a full disk caused an error. safetensors and SQLite say so in text, torch fails again on top."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in DISK_FULL:
             return True
@@ -73,7 +73,7 @@ def write_atomic(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def write_private(path: Path, write: Callable[[Path], Any]) -> None:
-    """`write_atomic` for text that only this account may read."""
+    """Write as `write_atomic` does, a file that only this account may read."""
 
     def closed(temporary: Path) -> None:
         private_file(temporary)
@@ -84,7 +84,7 @@ def write_private(path: Path, write: Callable[[Path], Any]) -> None:
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Whatever this process and its children make meanwhile is for this account alone (0600, folders 0700)."""
+    """Make files that this process and its children create inside the block private (0600, folders 0700)."""
     before = os.umask(OTHERS)
     try:
         yield
@@ -93,14 +93,14 @@ def private_files() -> Iterator[None]:
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder, and those above it that are missing, for this account alone; close one that is there already."""
+    """Make a folder, and missing ones above it, for this account alone. An existing one is closed to others."""
     for folder in reversed([one for one in (path, *path.parents) if not one.exists()]):
         folder.mkdir(mode=0o700, exist_ok=True)
     _close_to_others(path)
 
 
 def private_file(path: Path) -> None:
-    """Make an empty file for this account alone; close one that is there already, its content stays."""
+    """Make an empty file for this account alone. An existing one keeps its content and is closed to others."""
     path.touch(mode=0o600)
     _close_to_others(path)
 
@@ -128,7 +128,7 @@ def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[Any]]) 
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file that we wrote; empty where there is no file."""
+    """Return the object in a JSON file that we wrote, empty if there is no file."""
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return found
 
@@ -136,7 +136,7 @@ def read_object(path: Path) -> dict[str, Any]:
 def write_folder(path: Path, write: Callable[[Path], Any]) -> None:
     """Have `write(temporary_folder)` fill a folder, then put it in place of `path` in one rename.
 
-    Adds `sha256.json` (file name → digest) so that `verify_folder` can tell a damaged folder.
+    Adds `sha256.json` (file name → digest) so that `verify_folder` can detect a damaged folder.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with clear_disk_errors(path):
@@ -160,7 +160,7 @@ def write_folder(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def verify_folder(path: Path) -> str | None:
-    """Return why the folder cannot be trusted, or None when every recorded digest matches."""
+    """Return the reason not to trust the folder, or None if every recorded digest matches."""
     record = path / "sha256.json"
     if not record.is_file():
         return f"{record} is missing"
@@ -178,7 +178,7 @@ def verify_folder(path: Path) -> str | None:
 
 
 def _replace_folder(new: Path, path: Path) -> None:
-    """Rename `new` to `path`; an old folder steps aside first, since a rename cannot replace a full one."""
+    """Rename `new` to `path`. An old folder is moved aside first, since a rename cannot replace a full one."""
     if not path.exists():
         os.replace(new, path)
         return

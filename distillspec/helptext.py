@@ -1,13 +1,18 @@
-"""`distill --help` and `distill COMMAND --help` in plain words, made from the schemas themselves."""
+"""Text of `distill --help` and `distill COMMAND --help`, made from the schemas."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, get_type_hints
 
+from distillspec.composition_errors import conf_folder, yaml_options
 from distillspec.config import COMMANDS
+from distillspec.config.everyday import EVERYDAY
+from distillspec.config.registry import Choice
 from distillspec.errors import ConfigError
 
 EXAMPLES = {
@@ -28,50 +33,90 @@ EXAMPLES = {
 }
 
 
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a command, with its dotted name."""
+
+    name: str
+    default: Any
+    comment: str
+    choices: Mapping[str, Choice]  # empty where any value of the type may be given
+
+    @property
+    def group(self) -> str:
+        """First word of a dotted name, empty for a setting of the command itself."""
+        return self.name.partition(".")[0] if "." in self.name else ""
+
+
 def general_help() -> str:
-    """Every command in a line, and how settings are given."""
+    """Return a line a command, and how settings are given."""
     lines = ["distill COMMAND [key=value ...]", "", "Commands:"]
     lines += [f"  {name:<11} {_summary(schema)}" for name, schema in COMMANDS.items()]
     lines += [
         "",
         "Settings are given as key=value (draft.layers=4) or group=choice (loss=tvd); -m runs a sweep over",
-        "comma-separated values (-m loss=fkl,tvd). distill COMMAND --help lists a command's settings.",
+        "comma-separated values (-m loss=fkl,tvd). distill COMMAND --help lists a command's common settings,",
+        "distill COMMAND --help=all every one.",
         "Results go to runs/COMMAND/DATE_TIME, printed last. Exit codes: 0 done, 1 failed, 2 bad settings,",
         "130/143 interrupted with the state saved.",
     ]
     return "\n".join(lines)
 
 
-def command_help(command: str) -> str:
-    """A command's settings with their defaults and meaning."""
+def command_help(command: str, *, everything: bool = False) -> str:
+    """Return a command's settings with defaults and meaning: those of `EVERYDAY`, or all of them."""
     schema = COMMANDS[command]
-    lines = [inspect.getdoc(schema) or "", "", f"Example: {EXAMPLES[command]}", ""]
-    hints = get_type_hints(schema)
-    for field in dataclasses.fields(schema):
-        kind = hints[field.name]
-        if dataclasses.is_dataclass(kind):
-            lines += _group(field.name, kind, _default(field))
-        else:
-            lines.append(f"{field.name}={_shown(_default(field))}{_comment(schema, field.name)}")
+    known = list(settings(schema))
+    shown = known if everything else [setting for setting in known if setting.name in EVERYDAY[command]]
+    lines = [inspect.getdoc(schema) or "", "", f"Example: {EXAMPLES[command]}"]
+    kinds = get_type_hints(schema)
+    group = None
+    for setting in shown:
+        if setting.group != group:
+            group = setting.group
+            lines += ["", *([f"{group}: {_about(kinds[group], whole=everything)}"] if group else [])]
+        lines += _lines(setting, everything)
+    lines += _presets(command)
+    if left := len(known) - len(shown):
+        lines += ["", f"{left} more settings: distill {command} --help=all"]
     return "\n".join(lines)
 
 
-def _group(name: str, kind: Any, default: Any) -> list[str]:
-    about = " ".join((inspect.getdoc(kind) or "").split())
-    lines = [f"{name}: {about}"]
-    return [*lines, *_members(name, kind, default), ""]
-
-
-def _members(name: str, kind: Any, default: Any) -> list[str]:
-    lines: list[str] = []
-    hints = get_type_hints(kind)
-    for field in dataclasses.fields(kind):
-        value = getattr(default, field.name) if default is not None else None
-        if dataclasses.is_dataclass(hints[field.name]):
-            lines += _members(f"{name}.{field.name}", hints[field.name], value)
+def settings(schema: type, prefix: str = "", defaults: Any = None) -> Iterator[Setting]:
+    """Yield every setting of a schema, depth first."""
+    hints = get_type_hints(schema)
+    for field in dataclasses.fields(schema):
+        default = _default(field) if defaults is None else getattr(defaults, field.name)
+        if dataclasses.is_dataclass(kind := hints[field.name]):
+            assert isinstance(kind, type)
+            yield from settings(kind, f"{prefix}{field.name}.", default)
         else:
-            lines.append(f"  {name}.{field.name}={_shown(value)}{_comment(kind, field.name)}")
-    return lines
+            choices = field.metadata.get("choices", {})
+            yield Setting(f"{prefix}{field.name}", default, _comment(schema, field.name), choices)
+
+
+def _lines(setting: Setting, everything: bool) -> list[str]:
+    """Return a setting's line. With `everything`, a line for each of its choices follows."""
+    words = " | ".join(setting.choices) if not everything else ""
+    said = "; ".join(part for part in (words, setting.comment) if part)
+    indent = "  " if setting.group else ""
+    line = f"{indent}{setting.name}={_shown(setting.default)}{f'  ({said})' if said else ''}"
+    if not everything:
+        return [line]
+    return [line, *(f"      {name:<18} {choice.about}" for name, choice in setting.choices.items())]
+
+
+def _presets(command: str) -> list[str]:
+    """Return the line about `experiment=NAME` where the command takes presets."""
+    if "- experiment:" not in (conf_folder() / f"{command}.yaml").read_text(encoding="utf-8"):
+        return []
+    return ["", f"experiment=null  (a preset: {' | '.join(sorted(yaml_options('experiment')))})"]
+
+
+def _about(kind: Any, *, whole: bool) -> str:
+    """Return a group's docstring on one line: its first sentence, or the whole."""
+    text = inspect.getdoc(kind) or ""
+    return " ".join((text if whole else text.split("\n\n")[0]).split())
 
 
 def _summary(schema: type) -> str:
@@ -94,6 +139,6 @@ def _shown(value: Any) -> str:
 
 
 def _comment(schema: type, field: str) -> str:
-    """The comment beside the field in its source: the one place where a setting is explained."""
+    """Return the comment beside the field in its source: the one place where a setting is explained."""
     match = re.search(rf"^\s+{field}: [^#\n]*#\s*(.*)$", inspect.getsource(schema), re.MULTILINE)
-    return f"  ({match[1]})" if match else ""
+    return match[1] if match else ""

@@ -1,4 +1,4 @@
-"""Progress for people: a live bar on a terminal, a line now and then in a log."""
+"""Progress of long work: a live bar on a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ProgressLine:
         self._bar = bar
         self._task = bar.add_task(title, total=1.0, note="") if bar is not None else None
         self._started = self._last = time.monotonic()
-        self._pace_from: tuple[float, float] | None = None  # (elapsed seconds, share done) when first asked
+        self._pace_from: tuple[float, float] | None = None  # (elapsed seconds, share done) at the first call of `left`
 
     def update(self, fraction: float, note: str) -> None:
         if self._bar is not None and self._task is not None:
@@ -35,7 +35,7 @@ class ProgressLine:
         return time.monotonic() - self._started
 
     def left(self, fraction: float) -> str:
-        """Time left at the pace since first asked, as m:ss: a resumed run has done a share that took it no time."""
+        """Return the time left as m:ss, at the pace since the first call: a resumed run starts with a share done."""
         if self._pace_from is None:
             self._pace_from = (self.elapsed_s, fraction)
         since_s, since = self._pace_from
@@ -47,7 +47,7 @@ class ProgressLine:
 
 @contextmanager
 def progress(title: str) -> Iterator[ProgressLine]:
-    """A bar on a terminal, else a line each 15 s; ends with a line that says how long it took."""
+    """Show a bar on a terminal, or else a line each 15 s, and a last line with the time it took."""
     if not sys.stdout.isatty():
         line = ProgressLine(title, None)
         print(f"{title} …", flush=True)
@@ -65,7 +65,7 @@ def progress(title: str) -> Iterator[ProgressLine]:
 
 
 class TokenMeter:
-    """Counts tokens towards a total (or a time limit, whichever comes first) and shows the rate."""
+    """Counter of tokens towards a total (or a time limit, whichever comes first) that shows the rate."""
 
     def __init__(self, line: ProgressLine, expected_tokens: int, limit_s: float | None = None) -> None:
         self.line, self.expected, self.limit_s = line, max(1, expected_tokens), limit_s

@@ -1,4 +1,4 @@
-"""What made a result: command, code, packages and hardware, without saying whose machine it was."""
+"""Provenance of a result: command, code, packages and hardware, but no host or user name."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def provenance(argv: Sequence[str], seed: int) -> dict[str, Any]:
-    """The content of `provenance.json`. Never raises: what cannot be found out is None.
+    """Return the content of `provenance.json`. Never raises: a fact that cannot be found is None.
 
     `git_commit` and `git_dirty` are those of the checkout this package runs from (None when installed from a
     wheel). No host or user name is recorded.
@@ -53,7 +53,7 @@ def provenance(argv: Sequence[str], seed: int) -> dict[str, Any]:
 
 
 def hardware() -> dict[str, Any]:
-    """Processor model, cores this process may use, memory in bytes, GPU names."""
+    """Return processor model, cores this process may use, memory in bytes, and GPU names."""
     return {
         "cpu": _quietly(_cpu_model),
         "cores": _quietly(_usable_cores),
@@ -64,7 +64,7 @@ def hardware() -> dict[str, Any]:
 
 
 def _quietly(find: Callable[..., T], *arguments: Any) -> T | None:
-    """What `find` returns, or None when this machine does not tell: provenance must never stop a run."""
+    """Return the result of `find`, or None if it fails: provenance must never stop a run."""
     try:
         return find(*arguments)
     except Exception:

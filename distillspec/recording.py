@@ -1,4 +1,4 @@
-"""Recording what the writing model thought at each token, compressed as it is written."""
+"""Recording of the writing model's distribution at each token, compressed as it is written."""
 
 from __future__ import annotations
 
@@ -13,25 +13,24 @@ from distillspec.sampling import draw_each
 from distillspec.types import SignalRequest, TeacherSignal
 
 TINY = torch.finfo(torch.float32).tiny
-BLOCK = 64  # neighbouring ids whose best is found first
+BLOCK = 64  # neighbouring ids whose maximum is found first
 
 
 class TopSignal(NamedTuple):
-    """n positions: `ids [n, K]` int32, `logprobs [n, K]` float16 (nats, raw), `tail [n]` float32 probability; m draws
-    from the tail, `tail_ids [n, m]` int32 (−1 where it has no mass), `tail_logprobs [n, m]` float16."""
+    """Signal at n positions: the K most probable ids, the mass of the others, and m draws from these."""
 
-    ids: Tensor
-    logprobs: Tensor
-    tail: Tensor
-    tail_ids: Tensor
-    tail_logprobs: Tensor
+    ids: Tensor  # [n, K] int32
+    logprobs: Tensor  # [n, K] float16, nats, raw
+    tail: Tensor  # [n] float32 probability
+    tail_ids: Tensor  # [n, m] int32, −1 where the tail has no mass
+    tail_logprobs: Tensor  # [n, m] float16
 
 
 class SignalRecorder:
-    """Collects one sequence's signal, a position at a time.
+    """Recorder of one sequence's signal, a position at a time.
 
-    Its draws come from a stream of their own that `seed` alone decides: they neither change the text nor depend on
-    what runs beside it.
+    Its draws come from a stream of their own that `seed` alone decides. They neither change the text nor depend on the
+    other sequences of the batch.
     """
 
     def __init__(self, request: SignalRequest, seed: int) -> None:
@@ -44,7 +43,7 @@ class SignalRecorder:
     def record(logits: Tensor, recorders: Sequence[SignalRecorder]) -> None:
         """Add one position to the recorder of each row of `logits [n, V]` (raw: temperature 1, no filter).
 
-        A recorder that stands for several rows gets them in order.
+        A recorder that occurs several times gets its rows in order.
         """
         request = recorders[0].request
         uniforms = torch.stack([torch.rand(request.draws, generator=r.generator) for r in recorders]).to(logits.device)
@@ -61,10 +60,10 @@ class SignalRecorder:
 
 
 def top_signal(logits: Tensor, entries: int, uniforms: Tensor | None = None) -> TopSignal:
-    """The `entries` most probable ids of `logits [n, V]` (any float dtype), and the mass of the rest.
+    """Return the `entries` most probable ids of `logits [n, V]` (any float dtype), and the mass of the others.
 
     Args:
-        uniforms: `[n, m]` in [0, 1), on the logits' device: so many tokens are drawn from what is not among the best.
+        uniforms: `[n, m]` in [0, 1), on the logits' device: draws m tokens from the others.
     """
     k = min(entries, logits.shape[-1])
     values, ids = top_of_blocks(logits, k)
@@ -77,7 +76,7 @@ def top_signal(logits: Tensor, entries: int, uniforms: Tensor | None = None) -> 
 
 
 def draw_from_tail(logits: Tensor, best: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
-    """m draws `[n, m]` int32 from what `best [n, K]` leaves, and their log-probabilities."""
+    """Return m draws `[n, m]` int32 from the ids outside `best [n, K]`, and their log-probabilities, float16."""
     if uniforms is None or uniforms.shape[-1] == 0:
         nothing = logits.new_empty(len(logits), 0)
         return nothing.to(torch.int32), nothing.to(torch.float16)
@@ -88,9 +87,9 @@ def draw_from_tail(logits: Tensor, best: Tensor, uniforms: Tensor | None) -> tup
 
 
 def top_of_blocks(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row and their places, best first.
+    """Return the k largest of each row `[n, k]` and their indices, largest first.
 
-    They stand in at most k blocks, those with the k largest maxima: one pass finds these, and only k blocks are sorted.
+    They lie in at most k blocks, those with the k largest maxima. One pass finds these, and only k blocks are sorted.
     """
     width = logits.shape[-1]
     whole = width // BLOCK * BLOCK
@@ -109,7 +108,7 @@ def top_of_blocks(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def sampled_signal(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Independent draws `[n, m]` from the raw distribution with their log-probabilities; no tail."""
+    """Return independent draws `[n, m]` from the raw distribution, their log-probabilities, and a tail of 0."""
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     ids = draw_each(logprobs.exp(), uniforms)
     return ids.to(torch.int32), logprobs.gather(-1, ids).to(torch.float16), torch.zeros(len(logits))

@@ -1,13 +1,13 @@
-"""Messages that cross module borders, and the Protocols behind which parts can be exchanged.
+"""Messages that cross module borders, and the Protocols of interchangeable parts.
 
-Imports nothing of ours. Shapes: N = loss positions, T = tokens, K = entries kept per position,
-V = vocabulary. Probabilities and log-probabilities are natural (nats), float32 unless said otherwise.
+Imports nothing of ours. Shapes: N = loss positions, T = tokens, K = entries kept per position, V = vocabulary.
+Probabilities and log-probabilities are natural (nats), float32 unless said otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 import torch
@@ -18,7 +18,7 @@ SignalKind = Literal["topk", "sampled"]
 
 @dataclass(frozen=True)
 class SamplingPolicy:
-    """How tokens are drawn from logits; the *deployed policy* under which acceptance is judged.
+    """Rules by which tokens are drawn from logits: the *deployed policy* under which acceptance is measured.
 
     `temperature=0` is greedy. `top_k=0`, `top_p=1` and `min_p=0` switch those filters off.
     """
@@ -40,7 +40,7 @@ class SamplingPolicy:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One request as the target will see it: `token_ids` already carry the chat template."""
+    """One request as the target reads it: `token_ids` already carry the chat template."""
 
     id: str
     token_ids: tuple[int, ...]
@@ -50,14 +50,13 @@ class Prompt:
 
 @dataclass(frozen=True)
 class TeacherSignal:
-    """What the target thinks at T positions, compressed; row t is the distribution that emits token t.
+    """The target's distribution at T positions, compressed. Row t is the distribution that emits token t.
 
-    `topk`: `ids` are the K most probable tokens, `logprobs` their raw log-probabilities (temperature 1,
-    no filter) and `tail` the probability of everything else.
-    `sampled`: `ids` are K independent draws from the raw distribution (unbiased), `logprobs` theirs, `tail`
-    is zero.
-    A `topk` signal may also hold n independent draws from everything else, `tail_ids`, with their raw
-    log-probabilities: unlike the tail's mass they tell how a draft fares there.
+    `topk`: `ids` are the K most probable tokens, `logprobs` their raw log-probabilities (temperature 1, no filter) and
+    `tail` the probability of all others. It may also hold n independent draws from these others, `tail_ids`, with their
+    raw log-probabilities: unlike the tail's mass they show how much probability a draft gives them.
+
+    `sampled`: `ids` are K independent draws from the raw distribution (unbiased), `logprobs` theirs, `tail` is zero.
     """
 
     kind: SignalKind
@@ -72,7 +71,7 @@ class TeacherSignal:
 
     @property
     def request(self) -> SignalRequest:
-        """What such a signal is asked for with."""
+        """Return the request that records such a signal."""
         return SignalRequest(self.kind, self.ids.shape[1], 0 if self.tail_ids is None else self.tail_ids.shape[1])
 
     def rows(self, start: int, stop: int) -> TeacherSignal:
@@ -89,7 +88,7 @@ class TeacherSignal:
 
 @dataclass(frozen=True)
 class Sample:
-    """A prompt with one response, and the teacher's signal at every response token where it is known."""
+    """A prompt with one response, and the teacher's signal at every response token if it is known."""
 
     prompt_id: str
     domain: str
@@ -108,8 +107,8 @@ class Sample:
 class TokenBatch:
     """Several samples packed into rows, block-diagonal: `position_ids` restart at 0 for each sample.
 
-    Loss positions are the places whose *next* token is a response token, the first one (the last
-    prompt token) included. `loss_index` points into the flattened [B * L] grid.
+    Loss positions are the places whose *next* token is a response token. The last prompt token is the first of them.
+    `loss_index` points into the flattened [B * L] grid.
     """
 
     input_ids: Tensor  # [B, L] int64
@@ -120,7 +119,7 @@ class TokenBatch:
     domains: tuple[str, ...]
     from_draft: Tensor  # [N] bool, the label was sampled from the draft
     signal: TeacherSignal | None = None
-    writer_logprobs: Tensor | None = None  # [N] float32, of the labels when they were drawn; NaN where unknown
+    writer_logprobs: Tensor | None = None  # [N] float32, of the labels when they were drawn, NaN where unknown
 
     @property
     def response_tokens(self) -> int:
@@ -147,7 +146,7 @@ class GenerationRequest:
 
 @dataclass(frozen=True)
 class SignalRequest:
-    """Which teacher signal to record while generating, how many entries a position, how many draws from the tail."""
+    """Teacher signal to record while generating: its kind, entries a position, and draws from the tail."""
 
     kind: SignalKind = "topk"
     entries: int = 64
@@ -155,13 +154,13 @@ class SignalRequest:
 
     @property
     def draws(self) -> int:
-        """Tokens drawn at random at each position."""
+        """Return the number of tokens drawn at random at each position."""
         return self.tail_draws if self.kind == "topk" else self.entries
 
 
 @dataclass(frozen=True)
 class OutputHead:
-    """The map from final hidden states to logits, kept apart so that losses can apply it chunk by chunk."""
+    """Map from final hidden states to logits, kept apart so that losses can apply it chunk by chunk."""
 
     weight: Tensor  # [V, D]
     bias: Tensor | None = None  # [V]
@@ -169,7 +168,7 @@ class OutputHead:
     softcap: float | None = None  # logits become softcap * tanh(logits / softcap) (gemma2)
 
     def logits(self, hidden: Tensor, linear: Callable[..., Tensor] = torch.nn.functional.linear) -> Tensor:
-        """`hidden [..., D]` → logits `[..., V]` in the weight's dtype; `linear` may be a faster product."""
+        """Return logits `[..., V]` in the weight's dtype, given `hidden [..., D]`. `linear` may be a faster product."""
         logits = linear(hidden, self.weight, self.bias)
         if self.scale != 1.0:
             logits = logits * self.scale
@@ -179,7 +178,7 @@ class OutputHead:
 
 
 class Generator(Protocol):
-    """Writes responses with a model. The HF one lives in `distillspec.generation`, the engine's in serving."""
+    """Writer of responses with a model. `distillspec.generation` has the Hugging Face one, `serving` the engine's."""
 
     source: str  # what its samples are marked with: teacher | draft | mixed
 
@@ -195,29 +194,33 @@ class Generator(Protocol):
     ) -> Iterator[tuple[int, Sample]]:
         """Yield `(index into requests, sample)` as sequences finish, in any order.
 
-        The stop token that ended a response is part of it. `signal` records the generating model's own
-        distribution at every response token. `on_tokens` is told how many tokens each step added. From `deadline`
-        on (seconds of `time.monotonic`) sequences in the making are handed out as they stand, the rest is left.
+        The stop token that ended a response is part of it.
+
+        Args:
+            signal: records the generating model's own distribution at every response token.
+            on_tokens: called with the number of tokens each step added.
+            deadline: seconds of `time.monotonic`. From then on unfinished sequences are yielded as they are, and
+                requests not started are dropped.
         """
         ...
 
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """What must agree for a draft and a target to speculate together."""
+    """Identity of a model. Draft and target must agree in tokenizer and vocabulary to speculate together."""
 
     tokenizer_hash: str
-    vocab_size: int  # ids the tokenizer can produce; the model may pad beyond it
+    vocab_size: int  # ids the tokenizer can produce (the model may pad beyond it)
     weights_hash: str = ""
 
     @property
     def version(self) -> str:
-        """The weights' hash, short: what a draft is called while it is served."""
+        """Return the short hash of the weights: a draft's name while it is served."""
         return short_hash(self.weights_hash)
 
 
 def short_hash(weights_hash: str) -> str:
-    """The first 12 hexadecimal digits: enough to tell the versions of a draft apart."""
+    """Return the first 12 hexadecimal digits, enough to distinguish the versions of a draft."""
     return weights_hash[:12]
 
 
@@ -228,13 +231,3 @@ class Interval:
     mean: float
     low: float
     high: float
-
-
-@dataclass(frozen=True)
-class StepMetrics:
-    """What one optimizer step saw; `values` are named scalars for the tracker."""
-
-    step: int
-    tokens: int
-    seconds: float
-    values: dict[str, float] = field(default_factory=dict)

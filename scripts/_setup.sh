@@ -66,7 +66,7 @@ choose_python() {
 
 # What an installation depends on. The path is in it since an editable install points at this folder.
 fingerprint() {
-  cat "$ROOT/pyproject.toml" "$ROOT/setup.py" "$ROOT/constraints.txt" |
+  cat "$ROOT/pyproject.toml" "$ROOT/constraints.txt" |
     "$VENV_PYTHON" -c 'import hashlib, sys
 print(hashlib.sha256(sys.stdin.buffer.read() + sys.argv[1].encode()).hexdigest())' "$ROOT"
 }

@@ -5,33 +5,31 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-if __name__ != "distillspec.serving":
-    # A second copy under another name would have its own classes, registries and metrics.
-    raise ImportError(f"import distillspec.serving, not {__name__}: it is one package under one name")
-
 if TYPE_CHECKING:
+    from distillspec.config.engine import EngineConfig as EngineSettings
+    from distillspec.serving.base.params import SamplingParams
+    from distillspec.serving.base.requests import Request, RequestOutput, RequestRefused
     from distillspec.serving.engine import Engine
-    from distillspec.serving.params import SamplingParams
-    from distillspec.serving.requests import Request, RequestOutput, RequestRefused
-    from distillspec.serving.settings import EngineSettings
 
 __all__ = ["Engine", "EngineSettings", "Request", "RequestOutput", "RequestRefused", "SamplingParams"]
 
+# Public name → its module and its name there.
 _HOMES = {
-    "Engine": "engine",
-    "EngineSettings": "settings",
-    "Request": "requests",
-    "RequestOutput": "requests",
-    "RequestRefused": "requests",
-    "SamplingParams": "params",
+    "Engine": ("distillspec.serving.engine", "Engine"),
+    "EngineSettings": ("distillspec.config.engine", "EngineConfig"),
+    "Request": ("distillspec.serving.base.requests", "Request"),
+    "RequestOutput": ("distillspec.serving.base.requests", "RequestOutput"),
+    "RequestRefused": ("distillspec.serving.base.requests", "RequestRefused"),
+    "SamplingParams": ("distillspec.serving.base.params", "SamplingParams"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name where it is first asked for: the online trainer lives in this package and needs no engine."""
+    """Import a public name at its first use: the online trainer is in this package and needs no engine."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    globals()[name] = value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    module, attribute = _HOMES[name]
+    globals()[name] = value = getattr(import_module(module), attribute)
     return value
 
 

@@ -1,121 +1,79 @@
-"""`Engine`: target and draft in one process, continuous batching, exact speculation."""
+"""`Engine`: target and draft in one process, continuous batching, exact speculative decoding."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm.auto import tqdm
 
 from distillspec.config import TargetConfig
+from distillspec.config.engine import EngineConfig
 from distillspec.errors import ConfigError, RunError
-from distillspec.models import LanguageModel, load_target, read_metadata
-from distillspec.models.checkpoint import draft_folder
-from distillspec.models.draft import load_pretrained
+from distillspec.models import LanguageModel, load_target
 from distillspec.models.memory import return_freed_memory
-from distillspec.models.slot_cache import hook, unhook
-from distillspec.serving.attention import choose_attention
+from distillspec.serving.base.params import SamplingParams
+from distillspec.serving.base.requests import Request, RequestOutput
 from distillspec.serving.control.base import LengthController
-from distillspec.serving.control.fixed import FixedLength
-from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.control.latency import LatencyModel, guessed
-from distillspec.serving.control.profile import Profile, experts_of
-from distillspec.serving.control.smartspec import SmartSpecController
-from distillspec.serving.core import EngineCore, StepOutput
-from distillspec.serving.graphs import CompiledRecorder, CudaRecorder, Recorder
-from distillspec.serving.kv_cache import SlotPool
-from distillspec.serving.memory import check_draft_fits, check_reads, choose_model_len, choose_slots
-from distillspec.serving.packed_linear import PackedLinears, padded, row_counts
-from distillspec.serving.params import SamplingParams
+from distillspec.serving.control.latency import LatencyModel
+from distillspec.serving.decoding.sampling import TokenSampler
+from distillspec.serving.draft_loading import check_finite, check_target, load_draft, version_of
+from distillspec.serving.engine_builder import build_parts, guess_costs
+from distillspec.serving.engine_view import EngineView
+from distillspec.serving.execution.graphs import Recorder
+from distillspec.serving.execution.memory import check_draft_fits, check_reads
+from distillspec.serving.execution.servable import check_servable
 from distillspec.serving.proposers.base import Proposer
-from distillspec.serving.proposers.draft_model import ConfidenceThreshold, DraftModel
-from distillspec.serving.proposers.lookup_else_model import LookupElseModel
-from distillspec.serving.proposers.prompt_lookup import PromptLookup
-from distillspec.serving.requests import Request, RequestOutput
-from distillspec.serving.runner import ModelRunner
-from distillspec.serving.sampling import TokenSampler
-from distillspec.serving.servable import check_servable
-from distillspec.serving.settings import EngineSettings
-
-log = logging.getLogger(__name__)
-
-DRAFTING = ("draft_model", "lookup_else_model")  # proposers that need a draft
-COMPILE_AFTER_S = 30.0  # about what compiling a shape costs, so that it is never paid in vain by much
+from distillspec.serving.proposers.named import uses_draft
+from distillspec.serving.step.output import StepOutput
 
 
-@dataclass(frozen=True)
-class _Held:
-    """A model in use, and how it was before."""
-
-    model: LanguageModel
-    was_training: bool
-    packs: PackedLinears | None
-
-
-class Engine:
+class Engine(EngineView):
     """Serves one target, with a draft if there is one.
 
         engine = Engine.from_pretrained("smollm2", draft="runs/my-draft")
         outputs = engine.generate(["Why is the sky blue?"], SamplingParams(max_tokens=64))
 
-    `generate` answers a list and returns. For a server: `submit` and `abort` from any thread, `step` in a loop on one.
-    The models belong to the engine until `close`.
+    `generate` answers a list and returns. A server calls `submit` and `abort` from any thread and `step` in a loop on
+    one. The engine holds the models until `close`.
+
+    Args:
+        target, draft: loaded models. A draft is needed where `settings.proposer` names one that drafts with a model.
+        settings: see `EngineConfig`.
+        controller, proposer, recorder, sampler: replace those that the settings name.
+
+    Raises:
+        ConfigError: models, settings and machine do not fit together. The models are then as before.
     """
 
     def __init__(
         self,
         target: LanguageModel,
         draft: LanguageModel | None = None,
-        settings: EngineSettings | None = None,
+        settings: EngineConfig | None = None,
         *,
         controller: LengthController | None = None,
         proposer: Proposer | None = None,
         recorder: Recorder | None = None,
         sampler: TokenSampler | None = None,
     ) -> None:
-        self.settings = settings or EngineSettings()
+        self.settings = settings or EngineConfig()
         self.target, self.draft = target, draft
-        models = [target] if draft is None else [target, draft]
-        if self._proposer_name(with_draft=draft is not None) in DRAFTING and draft is None:
-            raise ConfigError(f"proposer={self.settings.proposer} needs a draft; give draft=..., or use prompt_lookup")
-        self.max_model_len = choose_model_len(self.settings, models)
-        self.slots = choose_slots(self.settings, models, self.max_model_len)
-        for model in models:
-            check_servable(model, self.max_model_len)
-        self._held: list[_Held] = []
-        # Before models are held, for these may refuse: a profile of another machine, a kernel that does not run.
-        controller = controller or self._make_controller()
-        self._attend, attention = choose_attention(self.settings.attention, models)
-        self._row_counts = row_counts(self.slots, controller.longest)
-        for model in models:
-            self._hold(model)
-        self._recorder = recorder or self._choose_recorder()
-        self.sampler = sampler or TokenSampler(target.identity.vocab_size, target.device, self.settings.seed)
-        self.core = EngineCore(
+        parts = build_parts(
             target,
-            ModelRunner(target, self.slots, self.max_model_len, self._packs_of(target), self._recorder, self._attend),
-            SlotPool(self.slots, self.max_model_len, self.settings.max_cache_tokens),
-            self.sampler,
-            controller,
-            proposer or self._make_proposer(draft, _version(draft)),
-            prefill_chunk=self.settings.prefill_chunk,
-            prefix_reuse=self.settings.prefix_reuse,
+            draft,
+            self.settings,
+            controller=controller,
+            proposer=proposer,
+            recorder=recorder,
+            sampler=sampler,
         )
+        self.slots, self.max_model_len = parts.slots, parts.max_model_len
+        super().__init__(parts.core)
+        self._models, self._proposers = parts.models, parts.proposers
         self._ids = count()
-        log.info(
-            "engine: %s on %s in %s, %d slots of %d tokens, %s",
-            target.name,
-            target.device,
-            str(target.dtype).removeprefix("torch."),
-            self.slots,
-            self.max_model_len,
-            self._passes(attention),
-        )
 
     @classmethod
     def from_pretrained(
@@ -134,26 +92,26 @@ class Engine:
             draft: a distillspec draft folder, or any causal language model with the target's tokenizer.
             dtype: auto (bfloat16 where the hardware multiplies it, else float32), float32, bfloat16, float16, float64.
             device: auto, cpu, cuda, cuda:1, …
-            settings: see `EngineSettings`.
+            settings: see `EngineConfig`.
 
         Raises:
-            ConfigError: a setting, a model or their combination is impossible; the line names it.
+            ConfigError: a setting, a model or their combination is impossible. The message names it.
         """
-        known = EngineSettings.__dataclass_fields__
+        known = EngineConfig.__dataclass_fields__
         unknown = [name for name in settings if name not in known]
         if unknown:
             raise ConfigError(f"{unknown[0]} is not an engine setting; there are {', '.join(known)}")
-        chosen = EngineSettings(**settings)
+        chosen = EngineConfig(**settings)
         model = load_target(TargetConfig(path=target, dtype=dtype, device=device))
         if draft is None:
             return cls(model, None, chosen)
         check_target(draft, model)
-        return cls(model, _load_draft(draft, model), chosen)
+        return cls(model, load_draft(draft, model), chosen)
 
     def generate(
         self,
-        prompts: Seq[str | Seq[int]],
-        params: SamplingParams | Seq[SamplingParams] | None = None,
+        prompts: Sequence[str | Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         progress: bool = False,
     ) -> list[RequestOutput]:
@@ -164,10 +122,10 @@ class Engine:
             progress: show a bar with tokens a second.
 
         Raises:
-            RequestRefused: a prompt that could never run; nothing is answered then.
-            ConfigError: as many params as prompts are wanted.
+            RequestRefused: a prompt that could never run. Nothing is answered then.
+            ConfigError: the number of params differs from the number of prompts.
         """
-        chosen = list(params) if isinstance(params, Seq) else [params or SamplingParams()] * len(prompts)
+        chosen = list(params) if isinstance(params, Sequence) else [params or SamplingParams()] * len(prompts)
         if len(chosen) != len(prompts):
             raise ConfigError(f"{len(prompts)} prompts but {len(chosen)} sampling parameters; give one, or one each")
         requests = [
@@ -175,19 +133,19 @@ class Engine:
             for prompt, own in zip(prompts, chosen, strict=True)
         ]
         for request in requests:
-            self.core.check(request)
+            self.check(request)
         try:
             for request in requests:
                 self.submit(request)
-            done = self._run_until_done({request.id for request in requests}, progress)
+            done = self.run_until_done([request.id for request in requests], progress=progress)
         except BaseException:
             for request in requests:
                 self.abort(request.id)
             raise
         return [done[request.id] for request in requests]
 
-    def encode(self, prompt: str | Seq[int]) -> tuple[int, ...]:
-        """Token ids of raw text; ids stay as they are.
+    def encode(self, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        """Return the token ids of raw text. Token ids are returned unchanged.
 
         Raises:
             ConfigError: text, and the target has no tokenizer.
@@ -195,223 +153,114 @@ class Engine:
         ids = self.target.text_tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else prompt
         return tuple(int(i) for i in ids)
 
+    def bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Return the token sequences that `params` bans, from any thread. See `SequenceManager.bad_words`."""
+        return self._core.sequences.bad_words(params)
+
+    def check(self, request: Request) -> None:
+        """Raise what `submit` would raise, submit nothing."""
+        self._core.check(request)
+
     def submit(self, request: Request) -> None:
-        """See `EngineCore.submit`; returns at once, from any thread."""
+        """Queue a request for the next step, from any thread, without waiting. See `EngineCore.submit`."""
         self._check_open()
-        self.core.submit(request)
+        self._core.submit(request)
 
     def abort(self, request_id: str) -> None:
-        """See `EngineCore.abort`; returns at once, from any thread."""
-        self.core.abort(request_id)
-
-    def step(self) -> StepOutput:
-        """Advance every running request once; see `EngineCore.step`."""
-        self._check_open()
-        return self.core.step()
+        """End a request at the next step, from any thread, without waiting. See `EngineCore.abort`."""
+        self._core.abort(request_id)
 
     @property
     def has_work(self) -> bool:
-        return self.core.has_work
+        """True while requests are unfinished or changes are queued."""
+        return self._core.has_work
 
-    def load_draft(self, path: str | Path) -> str:
-        """Draft with another draft from the next step on, while requests run; returns its version.
-
-        Everything is loaded and checked first, in the caller's thread: files, tokenizer, the target it was made for,
-        weights that are numbers, room for its cache (its weights lie beside the old ones' until the switch). Outputs
-        keep their distribution (seeded and greedy ones do not change at all).
-
-        Raises:
-            ConfigError: the draft is refused, the old one stays.
-        """
+    def step(self) -> StepOutput:
+        """Advance every running request once. See `EngineCore.step`."""
         self._check_open()
-        if self._proposer_name(with_draft=True) not in DRAFTING:
-            raise ConfigError(f"proposer={self.settings.proposer} uses no draft; {path} is not loaded")
-        draft = _load_draft(path, self.target)
-        check_target(path, self.target)
-        _check_finite(draft)
-        check_reads(draft, self.max_model_len)
-        check_servable(draft, self.max_model_len)
-        check_draft_fits(self.settings, self.target, self.draft, draft, self.slots, self.max_model_len)
-        self._hold(draft)
-        version = _version(draft)
-        proposer = self._make_proposer(draft, version)
-        self.core.at_next_step(lambda: self._switch(draft, proposer))
-        return version
+        return self._core.step()
 
-    def use_controller(self, controller: LengthController) -> None:
-        """See `EngineCore.use_controller`; call between steps, from the thread that steps."""
-        self.core.use_controller(controller)
+    def at_next_step(self, change: Callable[[], None]) -> None:
+        """Queue `change` to run in the stepping thread before the next step, from any thread."""
+        self._core.at_next_step(change)
 
-    def forget_prompts(self) -> None:
-        """Drop the beginnings that idle slots remember, between steps: the next prompts are read whole."""
-        pool = self.core.roster.pool
-        for slot in range(len(pool.owners), pool.slots):
-            pool.forget(slot)
-
-    def guessed_costs(self, longest: int) -> LatencyModel:
-        """What steps that draft up to `longest` tokens a row may cost, before any was measured."""
-        counts = row_counts(self.slots, longest) if self._packs(self.target) else ()
-        return guessed(experts_of(self.target), padded(counts))
-
-    def explain_last_plan(self) -> Any:
-        """Why the last step's lengths were what they were: the controller's own `Decision`; None before any step, and
-        where the controller has no reasons."""
-        return None if self.core.last_result is None else self.core.last_result.plan.why
-
-    def check_integrity(self) -> None:
-        """Raise AssertionError where slots, sequences and caches disagree."""
-        self.core.roster.check_integrity()
-
-    def close(self) -> None:
-        """Give the models back as they were, and the memory of caches and packed weights; more calls do nothing."""
-        for held in list(self._held):
-            self._let_go(held.model)
-        self.core.release()
-        return_freed_memory()
-
-    def _check_open(self) -> None:
-        if not self._held:
-            raise RunError("this engine is closed, and its models are given back; make another")
-
-    def _hold(self, model: LanguageModel) -> None:
-        """Take a model over: slot attention, packed weights, no dropout."""
-        packs = PackedLinears(model, self._row_counts) if self._packs(model) else None
-        self._held.append(_Held(model, model.model.training, packs))
-        model.model.eval()
-        hook(model.model)
-        if packs is not None:
-            packs.attach()
-
-    def _let_go(self, model: LanguageModel) -> None:
-        held = next(held for held in self._held if held.model is model)
-        self._held.remove(held)
-        if held.packs is not None:
-            held.packs.detach()
-        unhook(model.model)
-        model.model.train(held.was_training)
-
-    def _choose_recorder(self) -> Recorder | None:
-        settings = self.settings
-        if self.target.device.type == "cuda":
-            return CudaRecorder() if settings.cuda_graphs else None
-        if self.target.device.type != "cpu" or settings.compile is False or not CompiledRecorder.works():
-            return None
-        return CompiledRecorder(after_s=0.0 if settings.compile is True else COMPILE_AFTER_S)
-
-    def _packs(self, model: LanguageModel) -> bool:
-        return self.settings.pack_weights and PackedLinears.helps(model)
-
-    def _passes(self, attention: str) -> str:
-        """How forward passes run, in words."""
-        packs = self._packs_of(self.target)
-        words = [f"attention by {attention}"]
-        if packs is not None and packs.row_counts:
-            words.append(f"weights packed for {packs.row_counts} rows")
-        if self._recorder is not None:
-            words.append("graphs" if self._recorder.pads else "hot shapes compiled")
-        else:
-            words.append("passes run as they are")
-        return ", ".join(words)
-
-    def _packs_of(self, model: LanguageModel) -> PackedLinears | None:
-        return next(held.packs for held in self._held if held.model is model)
-
-    def _run_until_done(self, wanted: set[str], progress: bool) -> dict[str, RequestOutput]:
+    def run_until_done(self, request_ids: Collection[str], *, progress: bool = False) -> dict[str, RequestOutput]:
+        """Step until all these submitted requests are finished. Return their outputs by id."""
         done: dict[str, RequestOutput] = {}
-        with tqdm(total=len(wanted), disable=not progress, unit="request") as bar:
+        with tqdm(total=len(request_ids), disable=not progress, unit="request") as bar:
             tokens = 0
-            while len(done) < len(wanted):
+            while len(done) < len(request_ids):
                 output = self.step()
                 tokens += sum(len(delta.token_ids) for delta in output.deltas)
-                new = {o.request_id: o for o in output.finished if o.request_id in wanted}
+                new = {o.request_id: o for o in output.finished if o.request_id in request_ids}
                 done.update(new)
                 bar.update(len(new))
                 if progress:
                     bar.set_postfix_str(f"{tokens / max(bar.format_dict['elapsed'], 1e-9):.0f} tokens/s", refresh=False)
         return done
 
-    def _make_controller(self) -> LengthController:
-        longest = self.settings.speculation_length
-        if self.settings.controller == "fixed":
-            return FixedLength(longest)
-        with_model = self._proposer_name(with_draft=True) in DRAFTING  # one may be loaded later
-        latency = None
-        if self.settings.profile is not None:
-            draft = self.draft if with_model else None
-            latency = Profile.load(Path(self.settings.profile), self.target, draft, self.settings).latency
-        if self.settings.controller == "smartspec":
-            assert latency is not None, "settings asked for a profile"
-            latency = latency if with_model else replace(latency, draft=None)
-            gated = latency.draft is not None and self.settings.draft_confidence > 0
-            return SmartSpecController(longest, latency, gated=gated, max_wait_s=self.settings.max_wait_s)
-        return GoodputController(
-            longest,
-            latency,
-            lengths=self.settings.lengths,
-            drafts_with_model=with_model,
-            max_time_per_token_s=self.settings.max_time_per_token_s,
-            guess=self.guessed_costs(longest),
-        )
+    def load_draft(self, path: str | Path) -> str:
+        """Draft with another draft from the next step on, while requests run. Return its version.
 
-    def _make_proposer(self, draft: LanguageModel | None, version: str) -> Proposer | None:
-        name = self._proposer_name(with_draft=draft is not None)
-        lookup = PromptLookup(self.settings.lookup_longest, self.settings.lookup_shortest)
-        if name == "none":
-            return None
-        if name == "prompt_lookup":
-            return lookup
-        assert draft is not None
-        threshold = self.settings.draft_confidence
-        rule = ConfidenceThreshold(threshold) if threshold > 0 else None
-        model = DraftModel(
-            draft,
-            self.sampler,
-            self.slots,
-            self.max_model_len,
-            version=version,
-            rule=rule,
-            packs=self._packs_of(draft),
-            recorder=self._recorder,
-            attend=self._attend,
-        )
-        return LookupElseModel(lookup, model) if name == "lookup_else_model" else model
+        All loading and checking happens first, in the caller's thread: files, tokenizer, recorded target, finite
+        weights, room for its cache. Both drafts' weights are in memory until the switch. Greedy and seeded outputs do
+        not change, others keep their distribution.
 
-    def _proposer_name(self, with_draft: bool) -> str:
-        return self.settings.proposer or ("draft_model" if with_draft else "none")
+        Raises:
+            ConfigError: the draft is refused, and the old one stays.
+        """
+        self._check_open()
+        if not uses_draft(self.settings, with_draft=True):
+            raise ConfigError(f"proposer={self.settings.proposer} uses no draft; {path} is not loaded")
+        draft = load_draft(path, self.target)
+        check_target(path, self.target)
+        check_finite(draft)
+        check_reads(draft, self.max_model_len)
+        check_servable(draft, self.max_model_len)
+        check_draft_fits(self.settings, self.target, self.draft, draft, self.slots, self.max_model_len)
+        return self.use_draft(draft)
 
-    def _switch(self, draft: LanguageModel, proposer: Proposer | None) -> None:
-        old, self.draft = self.draft, draft
-        self.core.replace_proposer(proposer)
-        if old is not None:
-            self._let_go(old)
-            return_freed_memory()
+    def use_draft(self, draft: LanguageModel, version: str | None = None) -> str:
+        """Draft with a loaded model from the next step on. Return its version, by default its weights' hash.
 
+        `load_draft` checks a draft first, this method does not.
+        """
+        version = version_of(draft) if version is None else version
+        self._models.hold(draft)
+        proposer = self._proposers.build(draft, version)
 
-def _load_draft(path: str | Path, target: LanguageModel) -> LanguageModel:
-    return load_pretrained(str(path), target, target.dtype)
+        def switch() -> None:
+            old, self.draft = self.draft, draft
+            self._core.replace_proposer(proposer)
+            if old is not None:
+                self._models.release(old)
+                return_freed_memory()
 
+        self.at_next_step(switch)
+        return version
 
-def _version(draft: LanguageModel | None) -> str:
-    return "" if draft is None else draft.identity.version
+    def use_proposer(self, proposer: Proposer | None) -> None:
+        """Draft with another proposer from the next step on, None: do not speculate. The draft model stays held."""
+        self.at_next_step(lambda: self._core.replace_proposer(proposer))
 
+    def use_controller(self, controller: LengthController) -> None:
+        """See `EngineCore.use_controller`. Call between steps, from the thread that steps."""
+        self._core.use_controller(controller)
 
-def check_target(path: str | Path, target: LanguageModel) -> None:
-    """Refuse a draft that records another target than this.
+    def guessed_costs(self, longest: int) -> LatencyModel:
+        """Return assumed costs of steps that draft up to `longest` tokens a row, before any step was measured."""
+        return guess_costs(self.settings, self.target, self.slots, longest)
 
-    Raises:
-        ConfigError: it was made for other weights.
-    """
-    if (folder := draft_folder(path)) is None:
-        return  # any other model: nothing is recorded
-    made_for = read_metadata(folder).get("target", {})
-    recorded = made_for.get("weights_hash")
-    if recorded and recorded != target.identity.weights_hash:
-        raise ConfigError(
-            f"the draft {path} was made for {made_for.get('name')}, whose weights differ from {target.name}'s"
-        )
+    def forget_prompts(self) -> None:
+        """Drop the prefixes that idle slots remember, between steps: the next prompts are read whole."""
+        self.sequences.pool.forget_free()
 
+    def close(self) -> None:
+        """Give the models back as they were, and free caches and packed weights. More calls do nothing."""
+        self._models.release_all()
+        self._core.release()
+        return_freed_memory()
 
-def _check_finite(draft: LanguageModel) -> None:
-    for name, parameter in draft.model.named_parameters():
-        if not bool(torch.isfinite(parameter).all()):
-            raise ConfigError(f"the draft {draft.name} has weights that are no numbers ({name}); the old draft stays")
+    def _check_open(self) -> None:
+        if not self._models:
+            raise RunError("this engine is closed, and its models are given back; make another")

@@ -1,41 +1,43 @@
-"""The engine as the `Generator` of training data: sampling with speculation, recording the teacher's signal."""
+"""The engine as a `Generator` of training data: speculative sampling that records the teacher's signal."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from torch import Tensor
 
+from distillspec.config.engine import EngineConfig
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel
 from distillspec.recording import SignalRecorder
-from distillspec.serving.commit import Emission
+from distillspec.serving.base.params import SEED_LIMIT, SamplingParams
+from distillspec.serving.base.requests import CompletionOutput, Request, SequenceState
+from distillspec.serving.base.transfer import to_device
 from distillspec.serving.engine import Engine
-from distillspec.serving.params import SEED_LIMIT, SamplingParams
-from distillspec.serving.requests import CompletionOutput, Request, Sequence
-from distillspec.serving.settings import EngineSettings
-from distillspec.serving.transfer import to_device
+from distillspec.serving.proposers.named import without_draft
+from distillspec.serving.step.commit import Emission
 from distillspec.types import GenerationRequest, Sample, SamplingPolicy, SignalRequest
-
-# What to propose with where there is no draft (yet); None: nothing.
-WITHOUT_DRAFT: dict[str | None, str] = {"prompt_lookup": "prompt_lookup", "lookup_else_model": "prompt_lookup"}
 
 
 class EngineGenerator:
-    """Writes with `writer`; `draft` speeds it up where verifying several tokens is cheaper than writing them.
+    """Continuous batching by an engine. Implements `distillspec.types.Generator`.
 
-    The engine lives for one call of `generate`: the models are then as they were, so a draft in training may write
-    between two of its steps. What is written depends on the requests' seeds alone. Without a draft, `settings` that ask
-    for one are met as far as they can be: nothing is drafted, or prompts are looked up.
+    The engine exists during one call of `generate`. Afterwards the models are as before, so a draft in training may
+    write between two of its steps. Outputs depend on the requests' seeds alone.
+
+    Args:
+        writer: the model that writes.
+        settings: of the engine. Without a draft, a proposer that needs one is replaced by prompt lookup or none.
+        source: mark of the samples: teacher, draft or mixed.
+        draft: speculates, to write faster.
     """
 
     def __init__(
         self,
         writer: LanguageModel,
-        settings: EngineSettings,
+        settings: EngineConfig,
         *,
         source: str = "teacher",
         draft: LanguageModel | None = None,
@@ -45,10 +47,10 @@ class EngineGenerator:
 
     def generate(
         self,
-        requests: Seq[GenerationRequest],
+        requests: Sequence[GenerationRequest],
         policy: SamplingPolicy,
         *,
-        stop_ids: Seq[int],
+        stop_ids: Sequence[int],
         signal: SignalRequest | None = None,
         on_tokens: Callable[[int], None] | None = None,
         deadline: float | None = None,
@@ -59,7 +61,7 @@ class EngineGenerator:
         engine = self._engine(requests)
         recording = _Recording(signal, requests)
         if signal is not None:
-            engine.core.committer.observer = recording
+            engine.observer = recording
         try:
             for index, request in enumerate(requests):
                 engine.submit(_request(index, request, policy, stop_ids))
@@ -77,14 +79,14 @@ class EngineGenerator:
         finally:
             engine.close()
 
-    def _engine(self, requests: Seq[GenerationRequest]) -> Engine:
+    def _engine(self, requests: Sequence[GenerationRequest]) -> Engine:
         settings = self.settings
         longest = max(len(request.prompt.token_ids) + request.max_new_tokens for request in requests)
         if settings.max_model_len is not None and settings.max_model_len < longest:
             raise ConfigError(
                 f"max_model_len={settings.max_model_len}: prompts and answers take up to {longest} tokens"
             )
-        proposer = settings.proposer if self.draft is not None else WITHOUT_DRAFT.get(settings.proposer)
+        proposer = settings.proposer if self.draft is not None else without_draft(settings)
         slots = min(settings.max_slots, len(requests))
         return Engine(
             self.writer, self.draft, replace(settings, max_slots=slots, max_model_len=longest, proposer=proposer)
@@ -108,19 +110,19 @@ class EngineGenerator:
 
 
 class _Recording:
-    """One recorder a request, fed by the engine."""
+    """Observer with one signal recorder a request."""
 
-    def __init__(self, signal: SignalRequest | None, requests: Seq[GenerationRequest]) -> None:
+    def __init__(self, signal: SignalRequest | None, requests: Sequence[GenerationRequest]) -> None:
         self.signal = signal
         self.requests = requests
         self._recorders: dict[int, SignalRecorder] = {}
 
-    def __call__(self, emissions: Seq[Emission], logits: Tensor) -> None:
+    def __call__(self, emissions: Sequence[Emission], logits: Tensor) -> None:
         recorders = [self._recorder(emission.sequence) for emission in emissions for _ in emission.rows]
         rows = [row for emission in emissions for row in emission.rows]
         SignalRecorder.record(logits[to_device(rows, logits.device)].float(), recorders)
 
-    def _recorder(self, sequence: Sequence) -> SignalRecorder:
+    def _recorder(self, sequence: SequenceState) -> SignalRecorder:
         assert self.signal is not None
         index = int(sequence.request.id)
         if index not in self._recorders:
@@ -128,10 +130,11 @@ class _Recording:
         return self._recorders[index]
 
     def of(self, index: int) -> SignalRecorder | None:
+        """Return a finished request's recorder and drop it, None if none recorded."""
         return self._recorders.pop(index, None)
 
 
-def _request(index: int, request: GenerationRequest, policy: SamplingPolicy, stop_ids: Seq[int]) -> Request:
+def _request(index: int, request: GenerationRequest, policy: SamplingPolicy, stop_ids: Sequence[int]) -> Request:
     if not request.prompt.token_ids:
         raise ConfigError("an empty prompt cannot be answered; give at least one token")
     params = SamplingParams(

@@ -1,10 +1,9 @@
-"""Times an engine's own passes over a grid of contexts, rows and tokens, for the length controller's cost model."""
+"""Profiler: times an engine's passes over a grid of contexts, rows and tokens, for the controller's cost model."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count, product
 from statistics import median
@@ -12,30 +11,36 @@ from statistics import median
 import numpy
 import torch
 
-from distillspec.serving.control.profile import ModelKey, PassKey, Profile, Timed, experts_of, fit, machine
+from distillspec.serving.base.params import SamplingParams
+from distillspec.serving.base.requests import Request, SequenceState
+from distillspec.serving.base.tree import TokenTree
+from distillspec.serving.control.hardware_profile import ModelKey, PassKey, Profile, Timed, experts_of, fit, machine
+from distillspec.serving.decoding.sampling import VerificationWindow
 from distillspec.serving.engine import Engine
-from distillspec.serving.params import SamplingParams
+from distillspec.serving.execution.runner import RowInput
 from distillspec.serving.proposers.base import ProposalRequest
-from distillspec.serving.requests import Request, Sequence
-from distillspec.serving.runner import RowInput
-from distillspec.serving.sampling import Window
-from distillspec.serving.tree import TokenTree
 
-TOKEN = 5  # what is read does not matter
-RESAMPLES = 1000  # of the rounds
+TOKEN = 5  # any token costs the same
+RESAMPLES = 1000  # bootstrap samples of the rounds
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Which passes are timed: every combination of contexts, rows and lengths, and prompts of some lengths.
+    """Grid of timed passes: all combinations of contexts, rows and lengths, and prompts of some lengths.
 
-    `held_out` of each kind's points are kept from the fit.
+    Attributes:
+        contexts: tokens cached in each row.
+        rows: rows of a pass.
+        lengths: drafted tokens of each row.
+        prompts: tokens of each prompt.
+        rounds: measurements of each pass.
+        held_out: share of each kind's points that the fit does not use.
     """
 
-    contexts: Seq[int]
-    rows: Seq[int]
-    lengths: Seq[int]
-    prompts: Seq[int]
+    contexts: Sequence[int]
+    rows: Sequence[int]
+    lengths: Sequence[int]
+    prompts: Sequence[int]
     rounds: int = 5
     held_out: float = 0.25
 
@@ -46,12 +51,12 @@ class Grid:
 
 @dataclass(frozen=True)
 class Work:
-    """One thing to time."""
+    """One pass to time."""
 
     kind: str
     point: Timed  # without its seconds
     run: Callable[[], object]
-    plain: int | None = None  # how many works before this one its plain pass is; None: there is none
+    plain: int | None = None  # its plain pass is this many works earlier, None without one
 
 
 @torch.inference_mode()
@@ -63,13 +68,17 @@ def measure(
     on_pass: Callable[[int, int], None] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Profile:
-    """Time the grid on an idle engine and fit costs; the engine must have slots and room for the largest point.
+    """Time the grid on an idle engine and fit costs.
 
-    All points take turns, so that a slow minute falls on all of them alike; the first round warms up. A
-    verification follows the plain pass over the same rows and contexts, and is compared with it round by round.
+    All points take turns, so that a slow minute falls on all of them alike. The first round warms up. A verification
+    follows the plain pass over the same rows and contexts, and is compared with it round by round.
 
     Args:
-        on_pass: told (done, total) after each timed pass.
+        engine: with slots and room for the largest point.
+        grid: passes to time.
+        seed: of the choice of held-out points.
+        on_pass: called with (done, total) after each timed pass.
+        clock: seconds.
     """
     works = [*_verifications(engine, grid), *_prefills(engine, grid), *_draftings(engine, grid)]
     seconds: list[list[float]] = [[] for _ in works]
@@ -84,7 +93,7 @@ def measure(
     generator = torch.Generator().manual_seed(seed)
     points: dict[str, list[Timed]] = {}
     for place, (work, times) in enumerate(zip(works, seconds, strict=True)):
-        over_plain = None if work.plain is None else _ratio(times, seconds[place - work.plain])
+        over_plain = None if work.plain is None else paired_ratio(times, seconds[place - work.plain])
         points.setdefault(work.kind, []).append(replace(work.point, seconds=median(times), over_plain=over_plain))
     points = {kind: _hold_out(found, grid.held_out, generator) for kind, found in points.items()}
     drafting = fit(points["drafting"]) if "drafting" in points else None
@@ -100,18 +109,18 @@ def measure(
 
 
 def _verifications(engine: Engine, grid: Grid) -> list[Work]:
-    """The target over newest and drafted tokens, up to the verdicts, as in a step."""
-    core, found = engine.core, []
+    """Return passes of the target over newest and drafted tokens, up to the verdicts, as in a step."""
+    found: list[Work] = []
     lengths = sorted(grid.lengths)
     for context, rows, (place, length) in product(grid.contexts, grid.rows, enumerate(lengths)):
         sequences = _sequences(rows, context)
         tree = TokenTree.chain([TOKEN] * length)
-        windows = [Window(sequence, tree) for sequence in sequences]
+        windows = [VerificationWindow(sequence, tree) for sequence in sequences]
         inputs = [RowInput(s.held_slot, context - 1, [TOKEN] * (1 + length), 1 + length, tree) for s in sequences]
 
-        def run(inputs: list[RowInput] = inputs, windows: list[Window] = windows) -> object:
-            logits = core.target.full_width(core.runner.logits(core.runner.read(inputs)))
-            return core.sampler.verify(logits, windows)
+        def run(inputs: list[RowInput] = inputs, windows: list[VerificationWindow] = windows) -> object:
+            logits = engine.target.full_width(engine.runner.logits(engine.runner.read(inputs)))
+            return engine.sampler.verify(logits, windows)
 
         point = Timed(rows * context, rows * (1 + length), 1, 0.0)
         found.append(Work("verification", point, run, place if place and lengths[0] == 0 else None))
@@ -119,27 +128,27 @@ def _verifications(engine: Engine, grid: Grid) -> list[Work]:
 
 
 def _prefills(engine: Engine, grid: Grid) -> list[Work]:
-    """The target over prompts from their first token on.
+    """Return passes of the target over whole prompts.
 
-    Every pass is one token shorter than the one before, as real prompts have no length twice: what libraries remember
-    of a shape does not help.
+    Every pass is one token shorter than the one before: real prompts rarely repeat a length, so that libraries' caches
+    by shape do not help.
     """
-    core, found = engine.core, []
+    found = []
     for longest in grid.prompts:
         lengths = count(longest, -1)
 
         def run(lengths: Iterator[int] = lengths) -> object:
             inputs = [RowInput(0, 0, [TOKEN] * max(1, next(lengths)))]
-            return core.runner.logits(core.runner.read_uneven(inputs)).argmax(-1).tolist()
+            return engine.runner.logits(engine.runner.read_uneven(inputs)).argmax(-1).tolist()
 
-        tokens = max(1.0, longest - (grid.rounds + 1) / 2)  # of the rounds that count, in the mean
+        tokens = max(1.0, longest - (grid.rounds + 1) / 2)  # mean over the rounds that count
         found.append(Work("prefill", Timed(0, tokens, 1, 0.0), run))
     return found
 
 
 def _draftings(engine: Engine, grid: Grid) -> list[Work]:
-    """The draft's whole loops, one pass a depth, for greedy requests."""
-    proposer, found = engine.core.proposer, []
+    """Return whole draft loops, one pass a depth, for greedy requests."""
+    proposer, found = engine.proposer, []
     if engine.draft is None or proposer is None:
         return []
     for context, rows, length in product(grid.contexts, grid.rows, sorted({k for k in grid.lengths if k > 0})):
@@ -155,17 +164,17 @@ def _draftings(engine: Engine, grid: Grid) -> list[Work]:
     return found
 
 
-def _sequences(rows: int, context: int) -> list[Sequence]:
-    """Greedy requests with `context` tokens of text, in the first slots."""
+def _sequences(rows: int, context: int) -> list[SequenceState]:
+    """Return greedy sequences with `context` tokens of text, in the first slots."""
     request = Request("profile", (TOKEN,) * context, SamplingParams(temperature=0.0))
     return [
-        Sequence(f"profile/{slot}", request, slot, slot, [TOKEN] * context, frozenset(), 1 << 20, slot=slot)
+        SequenceState(f"profile/{slot}", request, slot, slot, [TOKEN] * context, frozenset(), 1 << 20, slot=slot)
         for slot in range(rows)
     ]
 
 
 def _timed(run: Callable[[], object], device: torch.device, clock: Callable[[], float]) -> float:
-    """Seconds of a call that ends with a look at its result."""
+    """Return the seconds of a call, synchronised with the device before and after."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     started = clock()
@@ -175,16 +184,16 @@ def _timed(run: Callable[[], object], device: torch.device, clock: Callable[[], 
     return clock() - started
 
 
-def _ratio(times: Seq[float], plain: Seq[float]) -> tuple[float, float, float]:
-    """Median over rounds of `times / plain`, and its 95 % interval by resampling rounds."""
+def paired_ratio(times: Sequence[float], plain: Sequence[float]) -> tuple[float, float, float]:
+    """Return the median over rounds of `times / plain`, and its 95 % bootstrap interval."""
     ratios = numpy.array(times) / numpy.array(plain)
     drawn = numpy.random.default_rng(0).choice(ratios, (RESAMPLES, len(ratios)))
     low, high = numpy.quantile(numpy.median(drawn, axis=1), (0.025, 0.975))
     return float(numpy.median(ratios)), float(low), float(high)
 
 
-def _hold_out(points: Seq[Timed], share: float, generator: torch.Generator) -> list[Timed]:
-    """Mark a share of the points at random; at least one, and never so many that nothing is left to fit."""
+def _hold_out(points: Sequence[Timed], share: float, generator: torch.Generator) -> list[Timed]:
+    """Mark a random share of the points as held out: at least one, and at least one left to fit."""
     held = min(max(1, round(share * len(points))), len(points) - 1)
     chosen = set(torch.randperm(len(points), generator=generator)[:held].tolist())
     return [replace(point, held_out=place in chosen) for place, point in enumerate(points)]

@@ -1,10 +1,10 @@
-"""`distill export`: a folder other engines load, proved by reloading it."""
+"""`distill export`: a draft folder for other engines, checked by loading it again."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from distillspec.commands.eval import find_draft
+from distillspec.commands.drafts import find_draft
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import ExportCommand
 from distillspec.export import export_draft
@@ -12,7 +12,7 @@ from distillspec.models import load_target
 
 
 def run(config: ExportCommand, folder: Path) -> None:
-    """Writes `folder/export` and prints how to serve it."""
+    """Write `folder/export` and print the command that serves it."""
     draft = find_draft(str(config.draft.path))
     target = load_target(config.target)
     open_run(folder, config)

@@ -1,4 +1,4 @@
-"""`distill generate`: a data folder that `distill train data.cache=FOLDER` reads in place of a live target."""
+"""`distill generate`: a data folder for `distill train data.cache=FOLDER`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from pathlib import Path
 
 import torch
 
-from distillspec.commands.eval import find_draft
-from distillspec.commands.prepare import prepare_folder, prepare_held_out, prepare_samples
+from distillspec.commands.drafts import find_draft
+from distillspec.commands.held_out import prepare_held_out
+from distillspec.commands.prompt_folder import prepare_folder
 from distillspec.commands.run_folder import close_run, open_run
+from distillspec.commands.samples import prepare_samples
 from distillspec.config import GenerateCommand
 from distillspec.models import load_draft, load_target
 
 
 def run(config: GenerateCommand, folder: Path) -> None:
-    """Prompts, held-out answers and training samples in `folder/data`; resumes where it stopped."""
+    """Write prompts, held-out answers and training samples to `folder/data`. A resumed run goes on where it stopped."""
     needs_draft = config.data.on_policy
     torch.manual_seed(config.seed)
     target = load_target(config.target)

@@ -1,4 +1,4 @@
-"""`distill init-draft`: write an untrained draft."""
+"""`distill init-draft`: an untrained draft."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from pathlib import Path
 
 import torch
 
-from distillspec.commands.prepare import answered_training_prompts, check_sources, prepare_draft, prepare_folder
+from distillspec.commands.prompt_folder import check_sources, prepare_folder
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.commands.unseen import TRAINED
+from distillspec.commands.untrained import answered_training_prompts, prepare_draft
 from distillspec.config import InitDraftCommand
 from distillspec.data.folder import DataFolder
 from distillspec.data.shards import read_samples
@@ -17,13 +18,13 @@ from distillspec.types import Sample
 
 
 def run(config: InitDraftCommand, folder: Path) -> None:
-    """Leaves the draft in `folder/draft`; text is sampled only where a choice needs it."""
+    """Write the draft to `folder/draft`. Sample text only where vocabulary or layers are chosen by it."""
     check_sources(config.data)
     torch.manual_seed(config.seed)
     target = load_target(config.target)
     check_draft(config.draft, target)
     open_run(folder, config)
-    draft = prepare_draft(config.draft, target, lambda: _texts(config, target, folder / "data"))
+    draft = prepare_draft(config.draft, target, lambda: read_texts(config, target, folder / "data"))
     save_draft(draft, folder / "draft", target)
     parameters = sum(p.numel() for p in draft.model.parameters())
     print(
@@ -37,8 +38,8 @@ def run(config: InitDraftCommand, folder: Path) -> None:
     )
 
 
-def _texts(config: InitDraftCommand, target: LanguageModel, own: Path) -> list[Sample]:
-    """The cache's samples, or what the target writes to a few training prompts: to count tokens, to compare layers."""
+def read_texts(config: InitDraftCommand, target: LanguageModel, own: Path) -> list[Sample]:
+    """Return the cache's samples, or the target's answers to a few training prompts."""
     data: DataFolder = prepare_folder(config.data, target, own, config.seed)
     if config.data.cache is not None and data.samples.is_dir():
         return read_samples(data.samples, target.identity)

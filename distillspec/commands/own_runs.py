@@ -1,4 +1,4 @@
-"""The training runs that drafts come from, for their held-out prompts."""
+"""Training runs that drafts come from, for their held-out prompts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distillspec.models import LanguageModel, read_metadata
 
 @dataclass(frozen=True)
 class OwnRun:
-    """A training run that is still there, with its data."""
+    """A training run that still exists, with its data."""
 
     folder: Path
     data: DataFolder
@@ -24,7 +24,7 @@ class OwnRun:
 
 
 def find_runs(drafts: Iterable[Path], target: LanguageModel) -> list[OwnRun]:
-    """The drafts' runs, each once; drafts of another target, or without a run beside them, have none."""
+    """Return the drafts' runs, each once. Drafts of another target and drafts without a run beside them have none."""
     found = {}
     for draft in drafts:
         made_for = read_metadata(draft).get("target", {})
@@ -34,14 +34,14 @@ def find_runs(drafts: Iterable[Path], target: LanguageModel) -> list[OwnRun]:
 
 
 def typed_settings(folder: Path) -> frozenset[str]:
-    """The settings that were typed for the run in `folder`, as Hydra keeps them: a typed default is a wish too."""
+    """Return the names of the settings typed for the run in `folder`, those equal to their defaults included."""
     file = folder / ".hydra" / "overrides.yaml"
     words = [str(word) for word in OmegaConf.load(file)] if file.is_file() else []
     return frozenset(word.lstrip("+").partition("=")[0] for word in words)
 
 
 def data_of(config: DataConfig, runs: list[OwnRun], typed: frozenset[str]) -> DataConfig:
-    """Where nothing else is asked for, the first run's own held-out prompts and length of answers."""
+    """Return the data settings with the first run's held-out prompts and answer length, unless others were typed."""
     default = DataConfig()
     own_prompts = "data.prompts" not in typed and config.prompts == default.prompts
     if not runs or config.cache is not None or not own_prompts:
@@ -52,7 +52,7 @@ def data_of(config: DataConfig, runs: list[OwnRun], typed: frozenset[str]) -> Da
 
 
 def _run_of(draft: Path) -> OwnRun | None:
-    """The run folder around `draft/` or `best/`, if a training run left it and its data can be found."""
+    """Return the run around `draft/` or `best/`, None if no training run left it, or its data is gone."""
     file = draft.parent / "config.yaml"
     if not file.is_file():
         return None

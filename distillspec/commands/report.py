@@ -1,4 +1,4 @@
-"""`distill report`: one self-contained page about runs."""
+"""`distill report`: one self-contained HTML page about runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distillspec.report import write_report
 
 
 def run(config: ReportCommand, folder: Path) -> None:
-    """Writes `folder/report.html`."""
+    """Write `folder/report.html`."""
     open_run(folder, config)
     page = write_report([Path(run) for run in config.runs], folder / "report.html", config.title)
     print(f"report: {page}")

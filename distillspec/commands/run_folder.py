@@ -1,4 +1,4 @@
-"""What every command leaves in its run folder, and what all of them load the same way."""
+"""Files that every command writes to its run folder."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def open_run(folder: Path, config: Any) -> None:
     write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.structured(config)))
     command = next(name for name, schema in COMMANDS.items() if isinstance(config, schema))
     # Hydra reads sys.argv, so cli.py has taken the command out of it.
-    write_json(folder / "provenance.json", provenance(["distill", command, *sys.argv[1:]], config.seed))
+    write_json(folder / "provenance.json", provenance(["distill", command, *sys.argv[1:]], getattr(config, "seed", 0)))
 
 
 def close_run(folder: Path, command: str, summary: dict[str, Any]) -> None:
-    """Write `summary.json`: the figures of the run."""
+    """Write the run's figures to `summary.json`."""
     write_json(folder / "summary.json", {**summary, "command": command})
 
 
 def plain(value: Any) -> Any:
-    """A dataclass as plain dictionaries."""
+    """Return a dataclass as plain dictionaries."""
     return dataclasses.asdict(value)

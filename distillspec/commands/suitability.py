@@ -1,4 +1,4 @@
-"""Whether the data can teach what the loss asks for: told before a run that would learn nothing."""
+"""Checks that the data can teach what the loss needs, before a run that would learn nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NOISE = 0.1  # acceptance below which a draft's own text teaches little (drafts 
 
 
 def check_plan(mix: LossMix, data: DataConfig) -> None:
-    """Refuse a loss that the data to be made cannot feed.
+    """Refuse a loss that the data settings cannot feed.
 
     Raises:
         ConfigError: sampled teacher tokens for a loss over distributions, or no draft-written text for `tvdpp`.
@@ -32,16 +32,16 @@ def check_plan(mix: LossMix, data: DataConfig) -> None:
 
 
 def refreshes_kept(mix: LossMix, data: DataConfig) -> int:
-    """How many refreshes of on-policy text are learnt from at a time.
+    """Return the number of refreshes of on-policy text that training draws from at a time.
 
-    Drafting and judging a text takes far longer than learning from it, so the one before is not thrown away. A policy
-    gradient is right only on text of the current draft.
+    Sampling and scoring a text takes far longer than a step on it, so the refresh before is kept. A policy gradient is
+    right only on text of the current draft.
     """
     return data.refresh_keep or (1 if mix.needs_draft_samples else 2)
 
 
 def warn_of_noise(data: DataConfig, alpha: float) -> None:
-    """Say so where a draft that the target hardly accepts is to learn from its own text; `alpha` before training."""
+    """Warn if a draft that the target hardly accepts would learn from its own text. `alpha` is that before training."""
     if data.source == "draft" and alpha < NOISE:
         print(
             f"warning: data=draft, and the draft's acceptance rate is {alpha:.3f}: what it writes is noise, and little "
@@ -50,7 +50,11 @@ def warn_of_noise(data: DataConfig, alpha: float) -> None:
 
 
 def check_samples(mix: LossMix, samples: Sequence[Sample]) -> None:
-    """The same for samples at hand, which a cache may have brought; none are an on-policy run's that come later."""
+    """Refuse a loss that these samples cannot feed. An on-policy run has none yet, which passes.
+
+    Raises:
+        ConfigError: see `check_plan`.
+    """
     if mix.needs_distribution and any(s.signal is not None and s.signal.request.kind == "sampled" for s in samples):
         raise ConfigError(_unfed(mix, "the cache holds drawn tokens only"))
     if mix.needs_draft_samples and samples and not any(s.source == "draft" for s in samples):
@@ -58,7 +62,7 @@ def check_samples(mix: LossMix, samples: Sequence[Sample]) -> None:
 
 
 def _unfed(mix: LossMix, why: str) -> str:
-    names = " and ".join(name for name in mix.names if name not in ("ce", "fkl"))
+    names = " and ".join(mix.distribution_losses)
     return f"loss {names} needs the target's distribution, and {why}; use data.signal=topk or none, or loss=fkl"
 
 

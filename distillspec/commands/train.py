@@ -1,38 +1,36 @@
-"""`distill train`: data, draft, training, and what it gained."""
+"""`distill train`: data, draft, training, evaluation before and after."""
 
 from __future__ import annotations
 
 import sys
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 
-from distillspec.commands.prepare import (
-    answered_training_prompts,
-    fresh_samples,
-    prepare_draft,
-    prepare_folder,
-    prepare_held_out,
-    prepare_samples,
-    recorded_answers,
-)
+from distillspec.commands.held_out import prepare_held_out
+from distillspec.commands.held_out_evaluator import HeldOutEvaluator
+from distillspec.commands.prompt_folder import prepare_folder
 from distillspec.commands.run_folder import close_run, open_run, plain
+from distillspec.commands.samples import prepare_samples
 from distillspec.commands.suitability import check_plan, check_samples, refreshes_kept, warn_of_noise
+from distillspec.commands.training_report import TrainingReport
 from distillspec.commands.unseen import known_before, with_trained_prompts
+from distillspec.commands.untrained import answered_training_prompts, prepare_draft
 from distillspec.config import TrainCommand
 from distillspec.data.collect import with_writer_logprobs
 from distillspec.data.folder import DataFolder
-from distillspec.data.held_out import split_held_out
+from distillspec.data.on_policy import fresh_samples, recorded_answers
 from distillspec.data.shards import read_samples
-from distillspec.evaluation import EvaluationResult, TargetStates, cut_line, cut_share, evaluate, timing_lines
+from distillspec.evaluation import EvaluationResult, TargetStates, cut_line, cut_share, timing_lines
 from distillspec.files import read_object, write_json
 from distillspec.losses import LossMix
 from distillspec.models import LanguageModel, check_draft, load_draft, load_target, read_metadata, save_draft
 from distillspec.models.memory import moved_off_device
-from distillspec.progress import ProgressLine, progress
+from distillspec.progress import progress
 from distillspec.training.checkpoint import has_checkpoint
 from distillspec.training.feed import SampleFeed
 from distillspec.training.interrupts import listen_for_stop
@@ -40,78 +38,26 @@ from distillspec.training.launch import check_launcher, launch, record_holdings
 from distillspec.training.module import DistillModule
 from distillspec.training.optimizer import choose_trainable
 from distillspec.training.processes import from_main
-from distillspec.training.schedule import Progress, fraction_done
 from distillspec.training.strategies import make_accelerator, make_strategy
 from distillspec.training.tracking import Tracker, last_values
 from distillspec.training.trainer import Trainer, TrainResult
-from distillspec.training.verdict import FAIR_SHARE, nothing_learned
+from distillspec.training.verdict import nothing_learned
 from distillspec.types import Sample
 
 BEFORE = "before.json"  # figures of the untrained draft
 
 
-@dataclass(frozen=True)
-class Judge:
-    """Judges the drafts of one run on its held-out answers; the target reads them once.
-
-    The best checkpoint is chosen on the first prompts (`train.eval_max_prompts`, at most half), and the rest is quoted.
-    """
-
-    config: TrainCommand
-    held_out: list[Sample]
-    states: TargetStates
-
-    def whole(self, draft: LanguageModel) -> EvaluationResult:
-        """Everything, with costs, on the prompts that choose nothing."""
-        result = self._evaluate(draft, self._split[1], max_prompts=None)
-        self.states.save()
-        return result
-
-    def quick(self, draft: LanguageModel) -> dict[str, float]:
-        """Acceptance on the prompts that choose the best checkpoint, as the scalars that curves are made of."""
-        result = self._evaluate(draft, self._split[0], max_prompts=self.selection_prompts)
-        gamma = min(4, len(result.tau))
-        values = {
-            "eval/alpha": result.alpha.mean,
-            "eval/alpha_low": result.alpha.low,
-            "eval/alpha_high": result.alpha.high,
-            "eval/greedy_agreement": result.greedy_agreement.mean,
-            f"eval/tau_{gamma}": result.tau[gamma - 1].mean,
-        }
-        return values | {f"eval/alpha/{domain}": i.mean for domain, i in result.alpha_by_domain.items()}
-
-    @property
-    def selection_prompts(self) -> int:
-        """How many prompts choose."""
-        return len(self._split[0])
-
-    @property
-    def choosing(self) -> list[Sample]:
-        """Held-out answers that choose the best checkpoint and are not quoted; none where one answer does both."""
-        choosing, quoted = self._split
-        return [] if choosing == quoted else choosing
-
-    @property
-    def _split(self) -> tuple[list[Sample], list[Sample]]:
-        return split_held_out(self.held_out, self.config.train.eval_max_prompts)
-
-    def _evaluate(self, draft: LanguageModel, samples: list[Sample], max_prompts: int | None) -> EvaluationResult:
-        return evaluate(
-            draft,
-            self.states.target,
-            samples,
-            self.config.sampling.policy,
-            self.config.evaluation,
-            max_prompts=max_prompts,
-            seed=self.config.seed,
-            states=self.states,
-        )
-
-
 def run(config: TrainCommand, folder: Path) -> None:
-    """Everything from nothing to a trained draft in `folder`; a resumed run skips what is done."""
+    """Train a draft into `folder`. A resumed run skips the stages that are done.
+
+    Writes `data/`, `initial/`, `before.json`, `checkpoints/`, `metrics.jsonl`, `best/`, `draft/` and `summary.json`.
+
+    Raises:
+        ConfigError: the settings do not go together, or not with the target or the data.
+        Interrupted: a signal came. The state is saved.
+    """
     check_launcher(config.launcher, config.target.device)
-    mix = LossMix.parse(config.loss.terms)  # a mistake in the mix should not wait for the weights
+    mix = LossMix.parse(config.loss.terms)  # before the weights load: a mistake in the mix fails at once
     check_plan(mix, config.data)
     torch.manual_seed(config.seed)
     open_run(folder, config)
@@ -121,20 +67,20 @@ def run(config: TrainCommand, folder: Path) -> None:
         read_metadata(config.loss.reference)
     data, samples, held_out = prepare(config, folder, target)
     check_samples(mix, samples)
-    judge = Judge(config, held_out, TargetStates(target, data.states))
-    before = _before(config, judge, data, samples, folder)
+    evaluator = HeldOutEvaluator(config, held_out, TargetStates(target, data.states))
+    before = _measure_untrained(config, evaluator, data, samples, folder)
     warn_of_noise(config.data, before["alpha"]["mean"])
     if config.launcher.kind == "local":
-        result = train(config, folder, target, data, samples, held_out, judge)
+        result = train(config, folder, target, data, samples, held_out, evaluator)
     else:
         result = _train_in_ranks(config, folder, target)
     best = load_draft(folder / "best", target)
     with progress("measuring the trained draft"):
-        after = judge.whole(best)
+        after = evaluator.whole(best)
     save_draft(best, folder / "draft", target, {"training": result.best, "evaluation": after.to_json()})
     last = last_values(folder)
     problem = nothing_learned(config, before["alpha"]["mean"], after.alpha.mean, last, result.progress.tokens)
-    apart = judge.selection_prompts if len(held_out) > 1 else None
+    apart = evaluator.selection_prompts if len(held_out) > 1 else None
     text = {"selection_prompts": apart, "training_answers_cut": cut_share(samples), "nothing_learned": problem}
     close_run(folder, "train", {**_summary(result, before, after, folder), **text})
     _print_gain(before, after)
@@ -143,16 +89,16 @@ def run(config: TrainCommand, folder: Path) -> None:
 
 
 def prepare(config: TrainCommand, folder: Path, target: LanguageModel) -> tuple[DataFolder, list[Sample], list[Sample]]:
-    """The data folder, the training samples (none for an on-policy run) and the held-out answers; made once."""
+    """Return the data folder, the training samples (none for an on-policy run) and the held-out answers, made once."""
     trained = known_before(config.draft)
     data = prepare_folder(config.data, target, folder / "data", config.seed, trained)
-    # A cache gives an on-policy run its prompts and held-out answers; the draft writes the samples.
+    # An on-policy run takes prompts and held-out answers from a cache, and its samples from the draft.
     samples = [] if config.data.on_policy else prepare_samples(config.data, target, data, config.seed)
     return data, samples, prepare_held_out(config.data, config.sampling.policy, target, data, config.seed, trained)
 
 
 def _train_in_ranks(config: TrainCommand, folder: Path, target: LanguageModel) -> TrainResult:
-    """The training in the processes of `launcher=`, which read the prepared folder and call `train` each."""
+    """Train in the processes of `launcher=`. Each reads the prepared folder and calls `train`."""
     command = [sys.executable, "-P", "-m", "distillspec.commands.train_rank", str(folder)]
     with moved_off_device(target):
         launch(config.launcher, config.target.device, command, folder)
@@ -166,40 +112,23 @@ def train(
     data: DataFolder,
     samples: list[Sample],
     held_out: list[Sample],
-    judge: Judge | None = None,
+    evaluator: HeldOutEvaluator | None = None,
 ) -> TrainResult:
-    """The training proper, from `folder/initial` (or a checkpoint) to `folder/best`."""
-    judge = judge or Judge(config, held_out, TargetStates(target, data.states))
-    prompts = data.read_prompts().train
-    used = [*(p.token_ids for p in prompts), *(sample.prompt_ids for sample in judge.choosing)]
+    """Train from `folder/initial`, or from a checkpoint, and write the best draft to `folder/best`."""
+    evaluator = evaluator or HeldOutEvaluator(config, held_out, TargetStates(target, data.states))
+    used = [*(p.token_ids for p in data.read_prompts().train), *(sample.prompt_ids for sample in evaluator.choosing)]
     draft = with_trained_prompts(load_draft(folder / "initial", target), used)
     accelerator = make_accelerator(config, draft.head.weight.shape[1])
     choose_trainable(draft, config.draft.train_embeddings)
     module = DistillModule(draft, config.loss).to(accelerator.device)
     strategy = make_strategy(config, accelerator, module)
-    feed = SampleFeed(
-        samples,  # none yet for an on-policy run: its trainer asks for them at the first step
-        config.train,
-        target.text_tokenizer.eos_token_id,
-        config.seed,
-        accelerator.process_index,
-        accelerator.num_processes,
-        keep=refreshes_kept(module.mix, config.data),
-    )
-
-    recorded = recorded_answers(config.data, target, data)
-
-    def sample(model: LanguageModel, step: int) -> list[Sample]:
-        samples = fresh_samples(config.data, target, model, prompts, config.seed, step, recorded)
-        if not module.mix.needs_draft_samples:
-            return samples
-        return with_writer_logprobs(samples, model, config.data.policy)
-
+    feed = _make_feed(config, module, target, samples, accelerator)
+    refresh = _make_refresh(config, module, target, data, accelerator) if config.data.on_policy else None
     untrained = read_object(folder / BEFORE)
     resuming = config.resume is not None and has_checkpoint(folder / "checkpoints")
     with listen_for_stop() as stop, progress("training") as line:
         tracker = Tracker(accelerator, config.tracker, folder)
-        reporter = _Reporter(line, config, untrained.get("selection_alpha", 0.0))
+        reporter = TrainingReport(line, config, untrained.get("selection_alpha", 0.0))
         trainer = Trainer(
             draft,
             target,
@@ -209,10 +138,8 @@ def train(
             config,
             folder,
             tracker,
-            evaluate=judge.quick,
-            refresh=(lambda model, step: from_main(accelerator, lambda: sample(model, step)))
-            if config.data.on_policy
-            else None,
+            evaluate=evaluator.quick,
+            refresh=refresh,
             reference=load_draft(config.loss.reference, target) if config.loss.reference else None,
             stop=stop,
             report=reporter,
@@ -222,7 +149,7 @@ def train(
             for problem in trainer.resume():
                 print(f"skipped a damaged checkpoint: {problem}")
             reporter.best = trainer.best["alpha"] if trainer.best else 0.0
-        tracker.rewind(trainer.progress.step)  # to nothing, where a run was killed before its first checkpoint
+        tracker.rewind(trainer.progress.step)  # to 0 where a run was killed before its first checkpoint
         if accelerator.is_main_process:
             tracker.start(config.tracker, folder, plain(config))
         try:
@@ -234,68 +161,65 @@ def train(
             tracker.close()
 
 
-class _Reporter:
-    """Turns the trainer's numbers into the words beside the progress bar."""
-
-    def __init__(self, line: ProgressLine, config: TrainCommand, before: float) -> None:
-        self.line, self.config, self.before = line, config, before
-        self.shown: dict[str, float] = {}
-        self.best, self.warned = 0.0, False
-
-    def __call__(self, now: Progress, values: dict[str, float]) -> None:
-        self.shown.update(values)
-        fraction = fraction_done(now, self.config.train)
-        if "eval/alpha" in values:
-            self.best = max(self.best, values["eval/alpha"])
-            if FAIR_SHARE <= fraction < 1 and not self.warned:
-                self._warn(now)
-        words = [f"step {now.step}"]
-        for key, label in (("train/loss", "loss"), ("train/alpha", "α"), ("eval/alpha", "held-out α")):
-            if key in self.shown:
-                words.append(f"{label} {self.shown[key]:.3f}")
-        if now.seconds > 0:
-            words.append(f"{now.tokens_per_s:.0f} tokens/s")
-        self.line.update(fraction, f"{', '.join(words)}, {self.line.left(fraction)} left")
-
-    def _warn(self, now: Progress) -> None:
-        """Once a run: an end without gain is said by the summary."""
-        problem = nothing_learned(self.config, self.before, self.best, self.shown, now.tokens)
-        if problem is not None:
-            print(f"step {now.step}: {problem}", flush=True)
-            self.warned = True
+def _make_feed(
+    config: TrainCommand, module: DistillModule, target: LanguageModel, samples: list[Sample], accelerator: Accelerator
+) -> SampleFeed:
+    """Return this process's feed. An on-policy run's samples come at its first step."""
+    return SampleFeed(
+        samples,
+        config.train,
+        target.text_tokenizer.eos_token_id,
+        config.seed,
+        accelerator.process_index,
+        accelerator.num_processes,
+        keep=refreshes_kept(module.mix, config.data),
+    )
 
 
-def _before(
-    config: TrainCommand, judge: Judge, data: DataFolder, samples: list[Sample], folder: Path
+def _make_refresh(
+    config: TrainCommand, module: DistillModule, target: LanguageModel, data: DataFolder, accelerator: Accelerator
+) -> Callable[[LanguageModel, int], list[Sample]]:
+    """Return the function that samples on-policy text from the draft at a step, in the main process for all."""
+    prompts, recorded = data.read_prompts().train, recorded_answers(config.data, target, data)
+
+    def sample(model: LanguageModel, step: int) -> list[Sample]:
+        samples = fresh_samples(config.data, target, model, prompts, config.seed, step, recorded)
+        return with_writer_logprobs(samples, model, config.data.policy) if module.mix.needs_draft_samples else samples
+
+    return lambda model, step: from_main(accelerator, lambda: sample(model, step))
+
+
+def _measure_untrained(
+    config: TrainCommand, evaluator: HeldOutEvaluator, data: DataFolder, samples: list[Sample], folder: Path
 ) -> dict[str, Any]:
-    """Write the untrained draft to `folder/initial` and measure it, once a run."""
+    """Write the untrained draft to `folder/initial` and return its figures, measured once a run."""
     record = folder / BEFORE
     if record.is_file() and (folder / "initial").is_dir():
         return read_object(record)
-    target = judge.states.target
+    target = evaluator.states.target
     draft = prepare_draft(config.draft, target, lambda: _target_texts(config, target, data, samples))
     save_draft(draft, folder / "initial", target)
     with progress("measuring the untrained draft"):
-        alpha = judge.quick(draft)["eval/alpha"]  # the target reads these answers here, and never again
-        seconds = _evaluation_seconds(judge, draft) if config.train.max_minutes is not None else 0.0
-        result = judge.whole(draft).to_json()
+        alpha = evaluator.quick(draft)["eval/alpha"]  # the target reads these answers here only
+        seconds = _evaluation_seconds(evaluator, draft) if config.train.max_minutes is not None else 0.0
+        result = evaluator.whole(draft).to_json()
     before = {**result, "selection_alpha": alpha, "evaluation_s": seconds}
     write_json(record, before)
     return before
 
 
-def _evaluation_seconds(judge: Judge, draft: LanguageModel) -> float:
-    """How long an evaluation during training takes, once the target's part is known."""
+def _evaluation_seconds(evaluator: HeldOutEvaluator, draft: LanguageModel) -> float:
+    """Return the seconds of an evaluation during training, when the target has read the answers."""
     started = time.perf_counter()
-    judge.quick(draft)
+    evaluator.quick(draft)
     return time.perf_counter() - started
 
 
 def _target_texts(config: TrainCommand, target: LanguageModel, data: DataFolder, samples: list[Sample]) -> list[Sample]:
-    """Target-written text that the draft's vocabulary (and layers) are chosen by; never the held-out answers.
+    """Return the text that chooses the draft's vocabulary and layers, never the held-out answers.
 
-    Text of others with the target's recorded signal says as much. Other runs have the target answer a few training
-    prompts, unless their cache holds such answers.
+    It is the target's own, or others' with the target's recorded signal. Without either, the target answers a few
+    training prompts.
     """
     if config.data.source == "teacher" or (samples and all(sample.signal is not None for sample in samples)):
         return samples

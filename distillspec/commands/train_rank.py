@@ -26,11 +26,11 @@ from distillspec.files import write_json
 from distillspec.models import load_target
 from distillspec.models.numerics import resolve_device
 from distillspec.training.lifeline import end_with_parent
-from distillspec.training.outcome import Outcome
+from distillspec.training.outcome import RankOutcome
 
 
 def main() -> int:
-    """Train; returns the exit code (0 done, 1 failed, 130 or 143 stopped by a signal with the state saved)."""
+    """Train and return the exit code: 0 done, 1 failed, 130 or 143 stopped by a signal with the state saved."""
     folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])
     end_with_parent()
     signal.signal(signal.SIGTERM, _terminate)
@@ -40,19 +40,19 @@ def main() -> int:
         return 128 + stop.signal_number
     except BaseException as error:
         traceback.print_exc()
-        Outcome.write(folder, rank, error)
+        RankOutcome.write(folder, rank, error)
         return 1
     return 0
 
 
 def run(folder: Path, rank: int) -> None:
-    """This process's part of the training; the main one leaves `training.json`, the result, in `folder`."""
+    """Train this process's share. The main process writes the result to `folder/training.json`."""
     config = read_config(folder)
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(config.seed)
     if resolve_device(config.target.device).type == "cuda":
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # the launching process has said it all
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):  # the launching process has printed it
         target = load_target(config.target)
         prepared = prepare(config, folder, target)
     result = train(config, folder, target, *prepared)
@@ -63,7 +63,7 @@ def run(folder: Path, rank: int) -> None:
 
 
 def read_config(folder: Path) -> TrainCommand:
-    """The config of the run folder, as the launching process resolved it."""
+    """Return the config that the launching process resolved."""
     merged = OmegaConf.merge(OmegaConf.structured(TrainCommand), OmegaConf.load(folder / "config.yaml"))
     config = OmegaConf.to_object(merged)
     assert isinstance(config, TrainCommand)
@@ -75,9 +75,9 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Exit without the interpreter's farewell: everything is on disk.
+    """Exit without the interpreter's shutdown. Everything is on disk.
 
-    It would wait for processes that may be gone, and gloo's threads abort it now and then (torch 2.13).
+    Shutdown would wait for processes that may be gone, and gloo's threads abort it now and then (torch 2.13).
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,6 +1,6 @@
-"""Prompts that a draft was trained on or chosen by, so that it is not judged on them.
+"""Prompts that a draft was trained on or chosen by, which must not evaluate it.
 
-A trained draft remembers their keys (`prompt_key`) in its lineage, and those of the drafts it came from.
+A trained draft records their keys (`prompt_key`) in its lineage, with those of the drafts it came from.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ TRAINED = "trained_prompts"
 
 
 def with_trained_prompts(draft: LanguageModel, prompts: Iterable[Iterable[int]]) -> LanguageModel:
-    """The draft, remembering that `prompts`, as token ids, train it or choose its best checkpoint."""
+    """Return the draft with `prompts` (token ids) recorded as those that train it or choose its best checkpoint."""
     keys = trained_prompts(draft.lineage) | {prompt_key(ids) for ids in prompts}
     return replace(draft, lineage={**draft.lineage, TRAINED: "".join(sorted(keys))})
 
 
 def trained_prompts(lineage: Mapping[str, Any]) -> frozenset[str]:
-    """The keys of the prompts that a draft of this lineage was trained on or chosen by."""
+    """Return the keys of the prompts that a draft of this lineage was trained on or chosen by."""
     word = str(lineage.get(TRAINED, ""))
     return frozenset(word[i : i + KEY_DIGITS] for i in range(0, len(word), KEY_DIGITS))
 
 
 def known_before(config: DraftConfig) -> frozenset[str]:
-    """The keys of the prompts that the draft a run starts from was trained on or chosen by."""
+    """Return the keys of the prompts that the draft a run starts from was trained on or chosen by."""
     folder = draft_folder(str(config.path)) if config.kind == "pretrained" else None
     return frozenset() if folder is None else trained_prompts(read_metadata(folder).get("lineage", {}))
 
 
 def unseen(prompts: Sequence[Prompt], trained: frozenset[str]) -> list[Prompt]:
-    """The held-out prompts that no draft was trained on or chosen by. Prints how many are left out.
+    """Return the held-out prompts that no draft was trained on or chosen by. Print the number left out.
 
     Raises:
         ConfigError: none is left.

@@ -1,7 +1,7 @@
-"""The typed schema of every config group; defaults live here and nowhere else.
+"""The typed schema of every config group, with all defaults.
 
-The YAML files in `conf/` only select and override. Values are checked in `__post_init__`, so a bad one is
-refused before anything is loaded or written.
+The YAML files in `conf/` only select and override. `__post_init__` checks values, so a bad one is refused before
+anything is loaded or written. Choices by name are in `registry`, settings without effect in `unused`.
 """
 
 from distillspec.config.bench import BenchCommand, BenchConfig
@@ -12,25 +12,18 @@ from distillspec.config.commands import (
     GenerateCommand,
     InitDraftCommand,
     ReportCommand,
-    ServeCommand,
     SimulateCommand,
     TrainCommand,
 )
 from distillspec.config.data import DataConfig
-from distillspec.config.engine import EngineConfig
+from distillspec.config.engine import EngineConfig, SamplingEngineConfig
 from distillspec.config.evaluation import EvaluationConfig, SamplingConfig
 from distillspec.config.loss import LossConfig
 from distillspec.config.models import DraftConfig, DraftPathConfig, TargetConfig
-from distillspec.config.online import (
-    AdaptCommand,
-    AdaptConfig,
-    GateConfig,
-    OnlineConfig,
-    ReplayCommand,
-    ReplayConfig,
-    VersionsCommand,
-)
+from distillspec.config.online import AdaptConfig, GateConfig, OnlineConfig, ReplayConfig
+from distillspec.config.online_commands import AdaptCommand, ReplayCommand, VersionsCommand
 from distillspec.config.profile import ProfileCommand, ProfileConfig
+from distillspec.config.serve import ServeCommand
 from distillspec.config.serving import ServerConfig
 from distillspec.config.simulation import HardwareConfig, ModelFigures, WorkloadConfig
 from distillspec.config.training import LauncherConfig, TrackerConfig, TrainConfig
@@ -62,6 +55,7 @@ __all__ = [
     "ReplayConfig",
     "ReportCommand",
     "SamplingConfig",
+    "SamplingEngineConfig",
     "ServeCommand",
     "ServerConfig",
     "SimulateCommand",

@@ -1,4 +1,4 @@
-"""Putting a load on an engine or on servers, and comparing how policies or servers bear it."""
+"""Settings of `distill bench`: a load on an engine or on servers, to compare policies or servers."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from distillspec.config.models import DraftPathConfig, TargetConfig
 class BenchConfig:
     """Poisson arrivals, the same for every policy or server."""
 
-    prompts: list[str] = field(default_factory=list)  # files with a column `prompt` (and `domain`), taken in turns
+    prompts: list[str] = field(default_factory=list)  # files with a column `prompt` (and `domain`), in turns
     policies: list[str] = field(default_factory=lambda: ["none", "fixed-2", "fixed-4", "goodput"])  # of the engine
     rates: list[float] = field(default_factory=lambda: [0.5])  # requests a second
     seconds: float = 30.0  # of arrivals, for each policy or server, rate and round
     rounds: int = 1  # policies or servers take turns
-    max_tokens: int = 64  # of an answer
-    ignore_eos: bool = False  # every answer as long as it may be
-    longest_prompt: int = 512  # tokens; longer prompts are left out (by the engine; servers get all)
-    timeout_s: float = 600.0  # servers: an answer that takes longer has failed
+    max_tokens: int = 64  # an answer
+    ignore_eos: bool = False  # every answer as long as max_tokens
+    longest_prompt: int = 512  # tokens; the engine leaves longer prompts out, servers get all
+    timeout_s: float = 600.0  # url=: an answer that takes longer has failed
 
     def __post_init__(self) -> None:
         list_of("bench.prompts", self.prompts, (str,), "files")
@@ -52,8 +52,8 @@ class BenchCommand:
     engine: EngineConfig = field(default_factory=EngineConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     bench: BenchConfig = field(default_factory=BenchConfig)
-    url: Any = None  # a server, or a list of them: http://HOST:PORT, of ours, vLLM's, SGLang's; they take turns
-    model: str | None = None  # what the servers call the model; null: the one each has
+    url: Any = None  # servers in place of the engine, ours, vLLM or SGLang: http://HOST:PORT, or a list
+    model: str | None = None  # url=: the model's name; null: the one that each server has
     key_env: list[str] = field(default_factory=lambda: ["OPENAI_API_KEY"])  # variables with keys: one, or one a server
     seed: int = 0
 
@@ -73,13 +73,13 @@ class BenchCommand:
 
     @property
     def urls(self) -> list[str]:
-        """The servers; none: the engine in this process."""
+        """The servers. Empty: the engine in this process."""
         given = self.url if isinstance(self.url, list) else [self.url]
         return [str(url) for url in given if url not in (None, "")]
 
 
 def base_url(url: str) -> str:
-    """Where the paths of OpenAI's interface begin: `/v1` is added where it is left out."""
+    """Return the base URL of OpenAI's interface: `/v1` is added where it is missing."""
     plain = url.rstrip("/")
     return plain if plain.endswith("/v1") else f"{plain}/v1"
 
@@ -88,7 +88,7 @@ def _check_url(url: str) -> None:
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # a port that is none, brackets that do not close
+    except ValueError:  # not a port number, brackets that do not close
         usable = False
     require(usable, f"url={url} is no server's address; give it as http://HOST:PORT")
     require(parts.username is None, "url= holds a password, which would be recorded; keys come from key_env")

@@ -1,28 +1,19 @@
-"""One schema a command."""
+"""The schema of each command, and the table of commands."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
 from distillspec.config.bench import BenchCommand
 from distillspec.config.checks import check_seed, list_of, one_of, require
 from distillspec.config.data import DataConfig
-from distillspec.config.engine import EngineConfig
+from distillspec.config.engine import EngineConfig, SamplingEngineConfig
 from distillspec.config.evaluation import EvaluationConfig, SamplingConfig
 from distillspec.config.loss import LossConfig
 from distillspec.config.models import DraftConfig, DraftPathConfig, TargetConfig
-from distillspec.config.online import (
-    AdaptCommand,
-    AdaptConfig,
-    GateConfig,
-    OnlineConfig,
-    ReplayCommand,
-    ReplayConfig,
-    VersionsCommand,
-    check_online_loss,
-)
+from distillspec.config.online_commands import AdaptCommand, ReplayCommand, VersionsCommand
 from distillspec.config.profile import ProfileCommand
-from distillspec.config.serving import ServerConfig
+from distillspec.config.serve import ServeCommand
 from distillspec.config.simulation import HardwareConfig, WorkloadConfig
 from distillspec.config.training import LauncherConfig, TrackerConfig, TrainConfig
 
@@ -35,7 +26,7 @@ class TrainCommand:
     draft: DraftConfig = field(default_factory=DraftConfig)
     loss: LossConfig = field(default_factory=lambda: LossConfig(name="jsd_kl"))
     data: DataConfig = field(default_factory=DataConfig)
-    engine: EngineConfig = field(default_factory=EngineConfig)  # who samples with data.generator=engine
+    engine: SamplingEngineConfig = field(default_factory=SamplingEngineConfig)  # samples with data.generator=engine
     train: TrainConfig = field(default_factory=lambda: TrainConfig(max_minutes=10))
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -64,7 +55,7 @@ class InitDraftCommand:
     target: TargetConfig = field(default_factory=TargetConfig)
     draft: DraftConfig = field(default_factory=DraftConfig)
     data: DataConfig = field(default_factory=DataConfig)
-    engine: EngineConfig = field(default_factory=EngineConfig)  # who samples with data.generator=engine
+    engine: SamplingEngineConfig = field(default_factory=SamplingEngineConfig)  # samples with data.generator=engine
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -73,12 +64,12 @@ class InitDraftCommand:
 
 @dataclass
 class GenerateCommand:
-    """`distill generate`: write responses, with the teacher's signal on request, into shards."""
+    """`distill generate`: write responses with the teacher's signal into shards."""
 
     target: TargetConfig = field(default_factory=TargetConfig)
-    draft: DraftPathConfig = field(default_factory=DraftPathConfig)  # source=draft or mixed: who writes
+    draft: DraftPathConfig = field(default_factory=DraftPathConfig)  # the writer with data=draft or data=mixed
     data: DataConfig = field(default_factory=DataConfig)
-    engine: EngineConfig = field(default_factory=EngineConfig)  # who samples with data.generator=engine
+    engine: EngineConfig = field(default_factory=EngineConfig)  # samples with data.generator=engine
     sampling: SamplingConfig = field(default_factory=SamplingConfig)  # of the held-out answers
     seed: int = 0
     resume: str | None = None  # a run folder to continue
@@ -100,14 +91,14 @@ class GenerateCommand:
 class EvalCommand:
     """`distill eval`: acceptance, block efficiency and predicted speed-up of one or more drafts.
 
-    Judged on the held-out prompts of the first draft's own run, less those that trained or chose one of the drafts.
-    data.prompts=FILE or data.cache=RUN names others. Where no draft has its run beside it, the target writes prompts.
+    Uses the held-out prompts of the first draft's own run, less those that trained or chose one of the drafts.
+    data.prompts=FILE or data.cache=RUN names others. If no draft has its run beside it, the target writes prompts.
     """
 
     drafts: list[str] = field(default_factory=list)
     target: TargetConfig = field(default_factory=TargetConfig)
     data: DataConfig = field(default_factory=DataConfig)
-    engine: EngineConfig = field(default_factory=EngineConfig)  # who samples with data.generator=engine
+    engine: SamplingEngineConfig = field(default_factory=SamplingEngineConfig)  # samples with data.generator=engine
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     seed: int = 0
@@ -124,17 +115,15 @@ class ExportCommand:
 
     draft: DraftPathConfig = field(default_factory=DraftPathConfig)
     format: str = "hf"  # hf | vllm | sglang
-    dtype: str = "auto"  # of the weights; auto: float32 for hf, bfloat16 for the engines
+    dtype: str = "auto"  # of the weights; auto: float32 for hf, bfloat16 for vllm and sglang
     gamma: int = 4  # speculation length in the printed command
     target: TargetConfig = field(default_factory=TargetConfig)
-    seed: int = 0
 
     def __post_init__(self) -> None:
         require(bool(self.draft.path), "name the draft to export: draft.path=FOLDER")
         one_of("format", self.format, ("hf", "vllm", "sglang"))
         one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         require(1 <= self.gamma <= 32, f"gamma={self.gamma} must be in 1..32")
-        check_seed(self.seed)
 
 
 @dataclass
@@ -143,10 +132,8 @@ class ReportCommand:
 
     runs: list[str] = field(default_factory=list)
     title: str = "Distilling a draft"
-    seed: int = 0
 
     def __post_init__(self) -> None:
-        check_seed(self.seed)
         list_of("runs", self.runs, (str,), "folders")
         require(bool(self.runs) and all(self.runs), "name the run folders to report on: runs=[FOLDER, FOLDER]")
 
@@ -165,52 +152,6 @@ class SimulateCommand:
         check_seed(self.seed)
         require(bool(self.policies), "name the policies to compare: policies=[none,fixed-3,goodput]")
         require(self.longest >= 1, f"longest={self.longest} must be at least 1")
-
-
-@dataclass
-class ServeCommand:
-    """`distill serve`: OpenAI's HTTP interface in front of the engine, with a dashboard.
-
-    online=on: the draft learns from the traffic. A part of it is logged (as token ids: it is text), a trainer process
-    learns from that, and a new version serves when it is better on held-out requests; it goes back when it is not.
-    draft.path=FOLDER is needed the first time only: later starts take the last promoted version in online.folder.
-    online=decoupled: the same, but the trainer is `distill adapt online.folder=FOLDER`, started elsewhere.
-    """
-
-    target: TargetConfig = field(default_factory=TargetConfig)
-    draft: DraftPathConfig = field(default_factory=DraftPathConfig)
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    server: ServerConfig = field(default_factory=ServerConfig)
-    online: OnlineConfig = field(default_factory=OnlineConfig)
-    replay: ReplayConfig = field(default_factory=ReplayConfig)
-    adapt: AdaptConfig = field(default_factory=AdaptConfig)
-    gate: GateConfig = field(default_factory=GateConfig)
-    loss: LossConfig = field(default_factory=LossConfig)  # of the online trainer
-    tracker: TrackerConfig = field(default_factory=TrackerConfig)  # of the online trainer
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        self._check_offline() if self.online.mode == "off" else self._check_online()
-
-    def _check_offline(self) -> None:
-        for name, kind in (("replay", ReplayConfig), ("adapt", AdaptConfig), ("gate", GateConfig)):
-            given, default = asdict(getattr(self, name)), asdict(kind())
-            for key, value in given.items():
-                require(value == default[key], f"{name}.{key}={value} needs online adaptation: add online=on")
-
-    def _check_online(self) -> None:
-        check_online_loss(self.loss)
-        word = f"online={self.online.mode}"
-        require(
-            self.engine.proposer in (None, "draft_model", "lookup_else_model"),
-            f"{word} teaches a draft, and engine.proposer={self.engine.proposer} uses none; leave it out",
-        )
-        require(
-            self.server.drafts_folder is None,
-            f"server.drafts_folder={self.server.drafts_folder} goes with online=off; with {word} the drafts are the "
-            "versions in online.folder",
-        )
 
 
 COMMANDS: dict[str, type] = {

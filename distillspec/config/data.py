@@ -1,48 +1,47 @@
-"""Prompts, and who answers them."""
+"""Settings of prompts and of the text written to them."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from distillspec.config.checks import one_of, require
-from distillspec.types import SamplingPolicy
+
+if TYPE_CHECKING:
+    from distillspec.types import SamplingPolicy
 
 
 @dataclass
 class DataConfig:
-    """Prompts and who answers them.
+    """Prompts, and the text that is written to them."""
 
-    `prompts`: `selfprompt` (the target writes them), a JSON/JSONL/CSV/Parquet file, or a Hub dataset id.
-    `source`: fixed (responses from the file) | teacher | draft | mixed.
-    """
-
-    prompts: str = "selfprompt"
-    split: str = "train"
-    prompt_field: str = "prompt"
+    prompts: str = "selfprompt"  # a JSON, JSONL, CSV or Parquet file, a Hub dataset, or selfprompt (by the target)
+    split: str = "train"  # split of a Hub dataset
+    prompt_field: str = "prompt"  # column of the file
     response_field: str = "response"
     domain_field: str = "domain"
     num_prompts: int | None = None  # null: all in the file, or 512 self-written ones
-    max_minutes: float | None = None  # end sampling (fixed: scoring) early, with what is finished kept
+    max_minutes: float | None = None  # minutes of sampling (fixed: of scoring); finished answers are kept
     eval_prompts: int = 64  # held out, never trained on
     max_prompt_tokens: int = 512
     max_new_tokens: int = 256
-    source: str = "teacher"
-    temperature: float = 1.0  # how training responses are sampled
+    source: str = "teacher"  # writer of the responses: teacher | draft | mixed | fixed (the file)
+    temperature: float = 1.0  # temperature of the training responses
     top_p: float = 1.0
-    mixed_lambda: float = 0.5  # share of the draft in source=mixed
-    mixed_by: str = "sequence"  # sequence | token
-    mixed_with: str = "teacher"  # who writes the rest: teacher | fixed
-    refresh_steps: int = 100  # draft, mixed: sample anew from the current draft this often
-    refresh_prompts: int = 64  # how many prompts each refresh answers
-    refresh_keep: int | None = None  # refreshes learnt from at a time; null: 2 (loss=tvdpp: 1)
-    signal: str = "topk"  # teacher signal kept with the data: topk | sampled | none (live teacher)
-    signal_entries: int = 64
-    tail_draws: int = 4  # topk: tokens drawn from all others at each, so that losses and α are unbiased; 6 bytes each
-    cache: str | None = None  # data folder of `distill generate`: prompts, held-out answers, samples
-    shard_sequences: int = 128
-    batch_slots: int = 64  # sequences generated side by side (the engine's: engine.max_slots)
-    generator: str = "slots"  # who samples: slots (one token a step) | engine (the serving engine, see engine)
+    mixed_lambda: float = 0.5  # mixed: share that the draft writes
+    mixed_by: str = "sequence"  # mixed: the writer changes by sequence | token
+    mixed_with: str = "teacher"  # mixed by sequence: the rest is the teacher's | the file's (fixed)
+    refresh_steps: int = 100  # draft, mixed: steps after which the current draft writes new text
+    refresh_prompts: int = 64  # prompts answered at each refresh
+    refresh_keep: int | None = None  # refreshes to train on at a time; null: 2 (loss=tvdpp: 1)
+    signal: str = "topk"  # target's signal stored with the text: topk | sampled | none (a live target scores)
+    signal_entries: int = 64  # log-probabilities or draws stored per token
+    tail_draws: int = 4  # topk: draws from the tail per token, so that losses and α are unbiased; 6 bytes each
+    cache: str | None = None  # run or folder of `distill generate`: its prompts, held-out answers, samples
+    shard_sequences: int = 128  # samples per file
+    batch_slots: int = 64  # sequences sampled side by side; for the engine see engine.max_slots
+    generator: str = "slots"  # sampler: slots (one token per step) | engine (the serving engine)
 
     def __post_init__(self) -> None:
         one_of("data.source", self.source, ("fixed", "teacher", "draft", "mixed"))
@@ -83,14 +82,17 @@ class DataConfig:
 
     @property
     def policy(self) -> SamplingPolicy:
+        """The policy that training responses are sampled under."""
+        from distillspec.types import SamplingPolicy  # imports torch: --help does without
+
         return SamplingPolicy(temperature=self.temperature, top_p=self.top_p)
 
     @property
     def on_policy(self) -> bool:
-        """Whether the current draft writes (some of) what it learns from."""
+        """True when the current draft writes all or some of the text."""
         return self.source in ("draft", "mixed")
 
     @property
     def uses_fixed_responses(self) -> bool:
-        """Whether responses are read from the file."""
+        """True when responses are read from the file."""
         return self.source == "fixed" or (self.source == "mixed" and self.mixed_with == "fixed")

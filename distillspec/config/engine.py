@@ -1,42 +1,45 @@
-"""The serving engine: the `engine` group of the commands, and what `distillspec.serving` calls `EngineSettings`."""
+"""Settings of the engine: the group `engine`, and `EngineSettings` of `distillspec.serving`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from distillspec.config.checks import one_of, require
+from distillspec.config.checks import chosen_from, one_of, require
+from distillspec.config.registry import CONTROLLERS, PROPOSERS, choices_that, find
 
-PROPOSERS = ("none", "draft_model", "prompt_lookup", "lookup_else_model")
+OFFLINE_PREFILL = 2048  # prompt tokens a step where time to first token does not matter
 ATTENTIONS = ("auto", "masked", "triton", "varlen")
-CONTROLLERS = ("fixed", "goodput", "smartspec")
 LENGTHS = ("request", "step", "global")
 
 
 @dataclass
 class EngineConfig:
-    """How an engine runs its target and draft."""
+    """The engine that runs target and draft."""
 
-    max_slots: int = 16  # the most requests side by side; fewer where memory is short
-    max_model_len: int | None = None  # prompt and output together; null: what the model allows, at most 4,096
-    cache_gib: float | None = None  # memory for the caches of target and draft; null: half of what is free
-    max_cache_tokens: int | None = None  # count on fewer tokens than the slots hold; null: all
-    prefill_chunk: int = 512  # prompt tokens read a step; decoding goes on between the parts of a long prompt
-    prefix_reuse: bool = True  # take over the keys and values of a beginning that another prompt shares
-    proposer: str | None = None  # none | draft_model | prompt_lookup | lookup_else_model; null: the draft if any
-    controller: str = "goodput"  # who chooses lengths: goodput (most expected tokens a second) | fixed | smartspec
-    speculation_length: int = 4  # drafted tokens a row and step; the most of them where the controller chooses
-    lengths: str = "request"  # goodput: request (each row its own) | step (one for all) | global (one acceptance, too)
-    max_time_per_token_s: float | None = None  # goodput: expected seconds per output token that no request may exceed
-    max_wait_s: float = 1.0  # smartspec: a request that waited longer is admitted whatever goodput says
-    profile: str | None = None  # what `distill profile` wrote: costs known from the first step; null: learnt live
-    draft_confidence: float = 0.0  # stop drafting where the draft's best probability falls to this; 0: never
-    lookup_longest: int = 4  # the longest n-gram of prompt lookup
-    lookup_shortest: int = 2  # the shortest
-    attention: str = "auto"  # auto (what works of triton and varlen on CUDA, else masked) | masked | triton | varlen
-    cuda_graphs: bool = True  # CUDA: record passes of few tokens once a shape and replay them
-    compile: bool | str = "auto"  # CPU passes of few tokens: auto (hot shapes) | true (every shape, minutes) | false
-    pack_weights: bool = True  # float32 on CPU: weights packed for few rows too; more memory, faster verification
-    seed: int = 0  # of the engine's own draws; requests with a seed do not depend on it
+    max_slots: int = 16  # the most requests at a time; fewer where memory is short
+    max_model_len: int | None = None  # tokens of prompt and output; null: as the model allows, at most 4,096
+    cache_gib: float | None = None  # memory for the KV caches of target and draft; null: half of the free memory
+    max_cache_tokens: int | None = None  # plan with fewer tokens than the slots hold; null: all
+    prefill_chunk: int = 512  # prompt tokens read per step; decoding goes on between the chunks of a long prompt
+    prefix_reuse: bool = True  # reuse the KV cache of a prefix that prompts share
+    proposer: str | None = chosen_from(PROPOSERS, None)  # null: draft_model where there is a draft, else none
+    proposer_options: dict[str, Any] = field(default_factory=dict)  # parameters of a proposer of your own
+    controller: str = chosen_from(CONTROLLERS, "goodput")  # chooses the lengths
+    controller_options: dict[str, Any] = field(default_factory=dict)  # parameters of a controller of your own
+    speculation_length: int = 4  # drafted tokens per row and step; the most where the controller chooses
+    lengths: str = "request"  # goodput: a length a request | a step (one for all rows) | global (one acceptance, too)
+    max_time_per_token_s: float | None = None  # goodput: bound on a request's expected seconds per output token
+    max_wait_s: float = 1.0  # smartspec: requests that waited longer are admitted regardless
+    profile: str | None = None  # folder or file of `distill profile`; null: costs are learnt from the first steps
+    draft_confidence: float = 0.0  # stop drafting at this best probability of the draft; 0: never
+    lookup_longest: int = 4  # prompt_lookup: tokens of the longest n-gram
+    lookup_shortest: int = 2  # prompt_lookup: tokens of the shortest n-gram
+    attention: str = "auto"  # masked | triton | varlen | auto: triton or varlen on CUDA where they work, else masked
+    cuda_graphs: bool = True  # CUDA: passes of few tokens run as recorded graphs, one a shape
+    compile: bool | str = "auto"  # CPU: compile short passes: auto (frequent shapes) | true (all, minutes) | false
+    pack_weights: bool = True  # float32 on CPU: pack weights for few rows too: faster verification, more memory
+    seed: int = 0  # seed of requests without one
 
     def __post_init__(self) -> None:
         for name in ("max_slots", "prefill_chunk"):
@@ -46,29 +49,29 @@ class EngineConfig:
             require(value is None or value >= 2, f"{name}={value} must be at least 2")
         require(self.cache_gib is None or self.cache_gib > 0, f"cache_gib={self.cache_gib} must be above 0")
         if self.proposer is not None:
-            one_of("proposer", self.proposer, PROPOSERS)
+            find("proposer", self.proposer, PROPOSERS)
         one_of("attention", self.attention, ATTENTIONS)
-        one_of("controller", self.controller, CONTROLLERS)
         one_of("lengths", self.lengths, LENGTHS)
-        require(
-            self.lengths == "request" or self.controller == "goodput",
-            f"lengths={self.lengths} needs controller=goodput, not {self.controller}",
-        )
+        controller = find("controller", self.controller, CONTROLLERS)
+        for name in ("lengths", "max_time_per_token_s"):
+            value, default = getattr(self, name), getattr(type(self), name)
+            require(
+                value == default or name in controller.reads,
+                f"{name}={value} needs controller={' or '.join(choices_that(CONTROLLERS, read=name))}, "
+                f"not {self.controller}",
+            )
         require(self.speculation_length >= 0, f"speculation_length={self.speculation_length} must be at least 0")
         bound = self.max_time_per_token_s
         require(bound is None or bound > 0, f"max_time_per_token_s={bound} must be above 0 seconds")
-        require(
-            bound is None or self.controller == "goodput",
-            f"max_time_per_token_s={bound} needs controller=goodput, not {self.controller}",
-        )
         require(self.max_wait_s >= 0, f"max_wait_s={self.max_wait_s} must be at least 0 seconds")
         require(
-            self.profile is not None or self.controller != "smartspec",
-            "controller=smartspec needs profile=FOLDER: measure this machine with distill profile",
+            self.profile is not None or "profile" not in controller.needs,
+            f"controller={self.controller} needs profile=FOLDER: measure this machine with distill profile",
         )
         require(
-            self.profile is None or self.controller != "fixed",
-            f"profile={self.profile} is not used by controller=fixed; add controller=goodput, or leave it out",
+            self.profile is None or "profile" in controller.reads,
+            f"profile={self.profile} is not used by controller={self.controller}; "
+            "add controller=goodput, or leave it out",
         )
         require(0 <= self.draft_confidence < 1, f"draft_confidence={self.draft_confidence} must be in [0, 1)")
         require(
@@ -77,3 +80,25 @@ class EngineConfig:
         )
         require(self.compile in (True, False, "auto"), f"compile={self.compile} must be auto, true or false")
         require(self.seed >= 0, f"engine seed={self.seed} must be at least 0")
+
+
+@dataclass
+class SamplingEngineConfig:
+    """The engine that samples with data.generator=engine. It is made for each batch of prompts, to their lengths."""
+
+    max_slots: int = 64  # the most answers written side by side; fewer where memory is short
+    speculation_length: int = 0  # the most tokens that the draft in training drafts for the target; 0: none
+
+    def __post_init__(self) -> None:
+        require(self.max_slots >= 1, f"engine.max_slots={self.max_slots} must be at least 1")
+        require(self.speculation_length >= 0, f"engine.speculation_length={self.speculation_length} must be at least 0")
+
+    @property
+    def settings(self) -> EngineConfig:
+        """The engine's settings, as in conf/engine/offline.yaml: throughput counts, time to first token does not."""
+        return EngineConfig(
+            max_slots=self.max_slots,
+            prefill_chunk=OFFLINE_PREFILL,
+            prefix_reuse=False,
+            speculation_length=self.speculation_length,
+        )

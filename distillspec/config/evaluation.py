@@ -1,17 +1,20 @@
-"""The deployed policy, and how drafts are judged under it."""
+"""Settings of evaluation: the deployed sampling policy and the measurements."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from distillspec.config.checks import list_of, require
-from distillspec.types import SamplingPolicy
+
+if TYPE_CHECKING:
+    from distillspec.types import SamplingPolicy
 
 
 @dataclass
 class SamplingConfig:
-    """The deployed policy, under which acceptance is measured."""
+    """The sampling policy in deployment, under which acceptance is measured."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -29,18 +32,21 @@ class SamplingConfig:
 
     @property
     def policy(self) -> SamplingPolicy:
+        """The distribution that these settings make of logits."""
+        from distillspec.types import SamplingPolicy  # imports torch: --help does without
+
         return SamplingPolicy(self.temperature, self.top_k, self.top_p, self.min_p)
 
 
 @dataclass
 class EvaluationConfig:
-    """How drafts are judged."""
+    """Measures of an evaluation."""
 
-    max_gamma: int = 8
-    bootstrap_samples: int = 1000
+    max_gamma: int = 8  # longest speculation length that is evaluated
+    bootstrap_samples: int = 1000  # resamples for the confidence intervals
     measure_cost: bool = True  # time draft and target steps on this machine
-    cost_batches: list[int] = field(default_factory=lambda: [1, 8])
-    measure_speedup: bool = False  # decode for real with the reference decoder
+    cost_batches: list[int] = field(default_factory=lambda: [1, 8])  # batch sizes of those timings
+    measure_speedup: bool = False  # decode with the reference decoder, with and without the draft
     speedup_prompts: int = 8
     speedup_tokens: int = 96
 

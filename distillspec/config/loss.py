@@ -1,30 +1,32 @@
-"""What the draft is trained to minimise."""
+"""Settings of the training loss."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from distillspec.config.checks import one_of, require
+from distillspec.config.checks import chosen_from, require
+from distillspec.config.registry import LOSSES, find
 
 
 @dataclass
 class LossConfig:
-    """What the draft minimises: one named loss, or a weighted mix of them."""
+    """The loss the draft minimises: one by name, or a weighted mix."""
 
-    name: str = "jsd"  # ce | fkl | rkl | jsd | jsd_kl | tvd | lk | lk_hybrid | tvdpp
+    name: str = chosen_from(LOSSES, "jsd")
     beta: float = 0.5  # jsd, jsd_kl: weight of the target in the mixture
-    kl: float = 0.1  # jsd_kl: weight of forward KL, which learns where draft and target do not overlap
-    eta: float = 3.0  # lk_hybrid: how fast KL gives way to acceptance
-    mix: Any = None  # instead of name, weights: loss.mix={fkl:1,jsd:{weight:0.5,beta:0.1}}
-    temperature: float = 1.0
-    chunk_tokens: int | None = None  # loss positions whose logits exist at one time; null: by memory
-    select_fraction: float | None = None  # AdaSPEC: train on this share of tokens only
+    kl: float = 0.1  # jsd_kl: weight of forward KL
+    eta: float = 3.0  # lk_hybrid: rate at which forward KL gives way to tvd as α grows
+    params: dict[str, Any] = field(default_factory=dict)  # other parameters of the named loss: +loss.params.scale=2
+    mix: Any = None  # weights in place of a name: loss.mix={fkl:1,jsd:{weight:0.5,beta:0.1}}
+    temperature: float = 1.0  # divides both models' logits; others than 1 need the live target
+    chunk_tokens: int | None = None  # positions whose logits exist at a time; null: by memory
+    select_fraction: float | None = None  # AdaSPEC: train on this share of the tokens
     reference: str | None = None  # AdaSPEC: folder of the reference draft
 
     def __post_init__(self) -> None:
-        one_of("loss.name", self.name, ("ce", "fkl", "rkl", "jsd", "jsd_kl", "tvd", "lk", "lk_hybrid", "tvdpp"))
+        find("loss.name", self.name, LOSSES)
         require(0 < self.beta < 1, f"loss.beta={self.beta} must be in (0, 1)")
         # Typed Any, since Hydra cannot put new keys into a typed dictionary from the command line.
         require(
@@ -53,9 +55,5 @@ class LossConfig:
         """The mix as `LossMix.parse` reads it."""
         if self.mix:
             return dict(self.mix)
-        own = {
-            "jsd": {"beta": self.beta},
-            "jsd_kl": {"beta": self.beta, "kl": self.kl},
-            "lk_hybrid": {"eta": self.eta},
-        }.get(self.name, {})
-        return {self.name: {"weight": 1.0, **own}}
+        own = {name: getattr(self, name) for name in LOSSES[self.name].reads}
+        return {self.name: {"weight": 1.0, **own, **self.params}}

@@ -1,19 +1,20 @@
-"""The target and the draft."""
+"""Settings of the target and the draft."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distillspec.config.checks import list_of, one_of, require
+from distillspec.config.checks import chosen_from, list_of, one_of, require
+from distillspec.config.registry import DRAFT_KINDS, find
 
 
 @dataclass
 class TargetConfig:
-    """The model to be served. `path`: `smollm2`, `tiny`, a Hub id, a local folder or a .gguf file."""
+    """The model to be served."""
 
-    path: str = "smollm2"
-    dtype: str = "auto"  # auto | float32 | bfloat16 | float16 | float64
-    device: str = "auto"
+    path: str = "smollm2"  # smollm2, tiny, a Hub id, a folder or a .gguf file
+    dtype: str = "auto"  # auto (bfloat16 where the hardware has it) | float32 | bfloat16 | float16 | float64
+    device: str = "auto"  # auto | cpu | cuda | cuda:1 …
 
     def __post_init__(self) -> None:
         one_of("target.dtype", self.dtype, ("auto", "float32", "bfloat16", "float16", "float64"))
@@ -22,32 +23,32 @@ class TargetConfig:
 
 @dataclass
 class DraftConfig:
-    """The model to be trained. `kind`: pretrained | pruned | scratch."""
+    """The model to be trained."""
 
-    kind: str = "pruned"
+    kind: str = chosen_from(DRAFT_KINDS, "pruned")
     path: str | None = None  # pretrained: Hub id, folder, or the run folder of an earlier draft
-    layers: int | None = None  # pruned, scratch: how many layers
-    keep: list[int] | None = None  # pruned: exactly these layers of the target
-    select: str = "even"  # pruned: even | acceptance
-    vocabulary: int | None = None  # keep only this many output tokens; null keeps all
-    hidden_size: int = 256  # scratch
-    heads: int = 4  # scratch
-    train_embeddings: bool = False  # whether the input embeddings learn too; always where they are the head (tied)
+    layers: int | None = None  # pruned, scratch: number of layers; null: 4
+    keep: list[int] | None = None  # pruned: numbers of the target's layers to keep
+    select: str = "even"  # pruned: even (evenly spaced layers) | acceptance (the layers that keep α highest)
+    vocabulary: int | None = None  # number of output tokens that are kept; null: all
+    hidden_size: int = 256  # scratch: width
+    heads: int = 4  # scratch: attention heads
+    train_embeddings: bool = False  # train the input embeddings too; tied ones always learn
 
     def __post_init__(self) -> None:
-        one_of("draft.kind", self.kind, ("pretrained", "pruned", "scratch"))
+        kind = find("draft.kind", self.kind, DRAFT_KINDS)
         one_of("draft.select", self.select, ("even", "acceptance"))
-        require(self.kind != "pretrained" or bool(self.path), "draft=pretrained needs draft.path=FOLDER_OR_ID")
+        require("path" not in kind.needs or bool(self.path), f"draft={self.kind} needs draft.path=FOLDER_OR_ID")
         require(
-            self.kind == "pretrained" or self.path is None,
+            "path" in kind.reads or self.path is None,
             f"draft.path={self.path} has no part in draft={self.kind}; add draft=pretrained to start from it",
         )
         require(
-            self.kind == "pruned" or self.keep is None,
+            "keep" in kind.reads or self.keep is None,
             f"draft.keep={self.keep} names the target's layers: use draft=pruned",
         )
         require(
-            self.select == "even" or (self.kind == "pruned" and self.keep is None),
+            self.select == "even" or ("select" in kind.reads and self.keep is None),
             f"draft.select={self.select} chooses among the target's layers: use draft=pruned without draft.keep",
         )
         if self.layers is not None:
@@ -75,13 +76,13 @@ class DraftConfig:
         for key in ("hidden_size", "heads"):
             value = getattr(self, key)
             require(
-                self.kind == "scratch" or value == getattr(DraftConfig, key),
+                key in kind.reads or value == getattr(DraftConfig, key),
                 f"draft.{key}={value} shapes a draft from scratch: add draft=scratch",
             )
 
 
 @dataclass
 class DraftPathConfig:
-    """A finished draft: its folder, or the run that made it."""
+    """A finished draft."""
 
-    path: str | None = None
+    path: str | None = None  # its folder, or the run that made it

@@ -1,4 +1,4 @@
-"""Online adaptation: what is logged of the traffic, how the draft learns from it, and what lets a new version in."""
+"""Settings of online adaptation: the log of the traffic, the trainer, and the gate for new versions."""
 
 from __future__ import annotations
 
@@ -6,20 +6,17 @@ import importlib.util
 import math
 from dataclasses import dataclass, field
 
-from distillspec.config.checks import check_seed, one_of, require
-from distillspec.config.loss import LossConfig
-from distillspec.config.models import TargetConfig
-from distillspec.config.training import TrackerConfig
+from distillspec.config.checks import one_of, require
 
 
 @dataclass
 class OnlineConfig:
-    """Learning from the traffic. `mode`: off | on (the server starts a trainer) | decoupled (one started elsewhere)."""
+    """Learning from the traffic."""
 
-    mode: str = "off"
-    folder: str = "online"  # the log, the versions and the trainer's state; kept between runs
+    mode: str = "off"  # off | on (the server starts a trainer) | decoupled (a trainer is started elsewhere)
+    folder: str = "online"  # holds log, versions and the trainer's state; kept between runs
     metrics_s: float = 10.0  # seconds between lines of metrics.jsonl
-    keep_versions: int | None = 20  # drafts out of service whose folders stay, the newest; null: all
+    keep_versions: int | None = 20  # number of the newest drafts out of service whose folders stay; null: all
 
     def __post_init__(self) -> None:
         one_of("online.mode", self.mode, ("off", "on", "decoupled"))
@@ -31,22 +28,22 @@ class OnlineConfig:
 
 @dataclass
 class ReplayConfig:
-    """The log of the target's signal on live traffic. It holds text as token ids: treat it so."""
+    """The log of the target's signal on live traffic. It holds text, as token ids."""
 
-    share: float = 0.1  # of the requests, chosen by their id
-    held_out: float = 0.1  # of the logged requests: for the gate alone, never trained on
-    entries: int = 64  # log-probabilities kept a token
-    tail_samples: int = 0  # tokens drawn from the target's other tokens at each: unbiased losses, 6 bytes a draw
-    max_mib: float = 512.0  # of shards on disk
-    keep: str = "reservoir"  # what stays when that is full: reservoir (a fair sample of all time) | fifo (the newest)
-    fresh_share: float = 0.5  # reservoir: share of the budget that the newest shards have for themselves
+    share: float = 0.1  # share of the requests that is logged, chosen by their id
+    held_out: float = 0.1  # share of the logged requests that only the gate reads
+    entries: int = 64  # log-probabilities kept per token
+    tail_samples: int = 0  # tokens drawn from the tail per token, so that losses are unbiased; 6 bytes each
+    max_mib: float = 512.0  # size of the shards on disk
+    keep: str = "reservoir"  # what stays when it is full: reservoir (a uniform sample of all time) | fifo (the newest)
+    fresh_share: float = 0.5  # reservoir: share of max_mib for the newest shards
     retention_days: float = 30.0
     shard_positions: int = 4096  # tokens a shard
-    flush_s: float = 30.0  # a shard is written after so many seconds, full or not
-    max_waiting: int = 65536  # tokens that may wait in memory; more are dropped and counted
-    tenant_share: float = 0.5  # once the log is full: largest share of recent requests one of several tenants may log
-    exclude_tenants: list[str] = field(default_factory=list)  # never logged
-    redaction: str | None = None  # MODULE:FUNCTION that sees an answer before it is written: what of it may be kept
+    flush_s: float = 30.0  # seconds after which a shard is written, full or not
+    max_waiting: int = 65536  # tokens that may wait in memory; others are dropped and counted
+    tenant_share: float = 0.5  # once the log is full: the largest share of recent requests for one of several tenants
+    exclude_tenants: list[str] = field(default_factory=list)  # tenants that are never logged
+    redaction: str | None = None  # MODULE:FUNCTION that cuts an answer before it is written
 
     def __post_init__(self) -> None:
         require(
@@ -70,37 +67,37 @@ class ReplayConfig:
 
 @dataclass
 class AdaptConfig:
-    """The online trainer: when it learns, from what, and how far it may use the machine."""
+    """The online trainer: its triggers, its text, its share of the machine."""
 
-    every_requests: int | None = 256  # new logged requests that start an update; null: not by number
-    every_s: float | None = None  # seconds that start one; null: not by time
-    on_drift: bool = True  # an update as soon as acceptance falls somewhere
-    drift_drop: float = 0.05  # so much, short against long average
-    drift_by: str = "domain"  # whose averages: domain | tenant
-    min_requests: int = 16  # fewer new requests are not worth an update
-    idle_only: bool = False  # wait until the server has been idle for some seconds
-    mode: str = "replay"  # replay (new and old) | flush (OSD: the new requests once, then forgotten)
-    positions: str = "all"  # which tokens teach: all | rejected | weighted
-    accepted_weight: float = 0.2  # weighted: of tokens that the draft had right
-    replay_share: float = 0.3  # of an update's tokens, from older requests
-    offline_share: float = 0.0  # of an update's tokens, from the offline set
-    offline: str | None = None  # data folder or run of distill generate: against forgetting, and for the gate
-    tenant_share: float = 0.5  # the most that one tenant among several may count for in an update, by weight
+    every_requests: int | None = 256  # new logged requests that start an update; null: no such trigger
+    every_s: float | None = None  # seconds after which an update starts; null: no such trigger
+    on_drift: bool = True  # start an update when acceptance falls
+    drift_drop: float = 0.05  # fall of the short average of acceptance below the long one
+    drift_by: str = "domain"  # averages by domain | tenant
+    min_requests: int = 16  # the fewest new requests for an update
+    idle_only: bool = False  # update only while the server is idle
+    mode: str = "replay"  # replay (new and old requests) | flush (OSD: new requests once)
+    positions: str = "all"  # tokens to train on: all | rejected | weighted (accepted ones less)
+    accepted_weight: float = 0.2  # weighted: weight of accepted tokens
+    replay_share: float = 0.3  # share of an update's tokens from older requests
+    offline_share: float = 0.0  # share of an update's tokens from the offline set
+    offline: str | None = None  # folder or run of distill generate: text against forgetting, for the gate too
+    tenant_share: float = 0.5  # the largest weight of one of several tenants in an update
     anchor: float = 0.0  # weight of KL(promoted draft ‖ draft)
-    lora_rank: int = 0  # 0: all weights learn; else adapters of this rank (needs peft), merged at the end
-    lora_by: str = "all"  # one adapter for all text | domain: one each, merged by the domains' shares of the text
-    epochs: int = 1  # passes over an update's text
+    lora_rank: int = 0  # train adapters of this rank (needs peft), merged at the end; 0: all weights
+    lora_by: str = "all"  # all (one adapter) | domain (one each, merged by the domains' shares of the text)
+    epochs: int = 1  # passes over the text of an update
     max_steps: int = 200  # of an update
     learning_rate: float = 5.0e-4
     batch_tokens: int = 768
     row_tokens: int = 768
     clip_norm: float = 1.0
-    max_bad_steps: int = 5  # steps without finite numbers that end an update
-    max_bad_updates: int = 3  # such updates in a row: the trainer stops, and says so
-    niceness: int = 10  # of the server's own trainer; one that somebody starts has the shell's
+    max_bad_steps: int = 5  # steps with NaN or infinite values that end an update
+    max_bad_updates: int = 3  # failed updates in a row that stop the trainer
+    niceness: int = 10  # priority of the trainer that the server starts, 0 to 19 (lowest)
     threads: int = 1
     device: str = "cpu"
-    gpu_memory_share: float | None = None  # CUDA: the most of the device's memory
+    gpu_memory_share: float | None = None  # CUDA: the largest share of the device's memory
 
     def __post_init__(self) -> None:
         one_of("adapt.mode", self.mode, ("replay", "flush"))
@@ -149,22 +146,22 @@ class AdaptConfig:
 
 @dataclass
 class GateConfig:
-    """What a new version must show before it serves, and what sends it back."""
+    """The gate: tests of a new version before it serves, and its rollback."""
 
-    requests: int = 64  # newest held-out requests it is judged on
-    min_requests: int = 24  # fewer: it waits
-    margin: float = 0.0  # the interval's lower end must exceed it (relative gain in expected goodput)
-    max_domain_loss: float = 0.05  # relative loss allowed on any one domain, and on the offline set
-    domain_requests: int = 8  # domains with fewer held-out requests are not judged alone
-    offline_samples: int = 32
-    max_gamma: int = 4  # lengths considered
-    draft_cost: float | None = None  # cost of a draft step in target steps; null: from the models' sizes
-    verify_cost: float = 0.05  # cost of each further token in a verification, in target steps
-    busy_share: float = 0.05  # share of time that judging may take from a busy engine
-    canary_requests: int = 0  # requests that a candidate serves on trial before it is promoted; 0: no trial
-    rollback_requests: int = 32  # finished requests of a version before its acceptance can make it suspect
-    window: int = 400  # newest finished requests of a version that its interval is made of
-    collapse: float = 0.5  # alarm when the short average of acceptance falls below so much of the long one
+    requests: int = 64  # newest held-out requests that a version is judged on
+    min_requests: int = 24  # the fewest for a verdict
+    margin: float = 0.0  # relative gain in expected goodput that the interval's lower end must exceed
+    max_domain_loss: float = 0.05  # relative loss allowed on a domain and on the offline set
+    domain_requests: int = 8  # the fewest held-out requests for a verdict on a domain
+    offline_samples: int = 32  # samples of adapt.offline that a version is judged on
+    max_gamma: int = 4  # longest speculation length considered
+    draft_cost: float | None = None  # cost of a draft step, in target steps; null: by the models' sizes
+    verify_cost: float = 0.05  # cost of each further verified token, in target steps
+    busy_share: float = 0.05  # largest share of a busy engine's time for judging
+    canary_requests: int = 0  # requests that a candidate serves before its promotion; 0: no canary
+    rollback_requests: int = 32  # finished requests of a version before a rollback is considered
+    window: int = 400  # newest finished requests of a version in its interval
+    collapse: float = 0.5  # alarm when the short average of acceptance falls below this share of the long one
     bootstrap_samples: int = 1000
 
     def __post_init__(self) -> None:
@@ -184,73 +181,3 @@ class GateConfig:
         require(self.bootstrap_samples >= 100, f"gate.bootstrap_samples={self.bootstrap_samples} must be at least 100")
         cost = self.draft_cost
         require(cost is None or cost > 0, f"gate.draft_cost={cost} must be above 0, or null")
-
-
-@dataclass
-class AdaptCommand:
-    """`distill adapt`: train a draft on logged traffic, beside a server or once over a recorded log."""
-
-    online: OnlineConfig = field(default_factory=lambda: OnlineConfig(mode="decoupled"))
-    adapt: AdaptConfig = field(default_factory=AdaptConfig)
-    gate: GateConfig = field(default_factory=GateConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
-    tracker: TrackerConfig = field(default_factory=TrackerConfig)
-    target: TargetConfig = field(default_factory=TargetConfig)
-    once: bool = False  # one update over what is logged now, then the end
-    judge: bool = False  # once: load the target, judge the new version and promote it if it is better
-    max_updates: int | None = None  # end after so many
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        check_seed(self.seed)
-        check_online_loss(self.loss)
-        require(
-            not self.judge or self.once, "judge=true goes with once=true: a server judges what is trained beside it"
-        )
-        require(
-            not self.judge or self.gate.canary_requests == 0,
-            f"gate.canary_requests={self.gate.canary_requests} needs live traffic; leave it to the server's gate",
-        )
-        require(self.max_updates is None or self.max_updates >= 1, f"max_updates={self.max_updates} must be at least 1")
-
-
-@dataclass
-class ReplayCommand:
-    """`distill replay`: look into the log of live traffic, export it, or delete a tenant's records."""
-
-    action: str = "inspect"  # inspect | export | delete
-    online: OnlineConfig = field(default_factory=OnlineConfig)
-    tenant: str | None = None  # delete: whose records; export: only this one's
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        one_of("action", self.action, ("inspect", "export", "delete"))
-        require(self.action != "delete" or bool(self.tenant), "name the tenant whose records go: tenant=NAME")
-
-
-@dataclass
-class VersionsCommand:
-    """`distill versions`: list, show, promote, roll back or clear away the draft's versions."""
-
-    action: str = "list"  # list | show | promote | rollback | gc
-    online: OnlineConfig = field(default_factory=OnlineConfig)
-    version: str | None = None  # show, promote: its name
-    keep: int = 3  # gc: how many of the newest versions out of service stay
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        one_of("action", self.action, ("list", "show", "promote", "rollback", "gc"))
-        require(
-            self.action not in ("show", "promote") or bool(self.version),
-            f"name the version to {self.action}: version=NAME (distill versions lists them)",
-        )
-        require(self.keep >= 0, f"keep={self.keep} must be at least 0")
-
-
-def check_online_loss(loss: LossConfig) -> None:
-    """Raise `ConfigError` for a loss that a log of the target's best tokens cannot give."""
-    require("tvdpp" not in loss.terms, "loss=tvdpp needs text that the draft wrote; the log holds the target's")
-    require(loss.temperature == 1.0, f"loss.temperature={loss.temperature} must be 1: the log holds raw signals")
-    require(
-        loss.select_fraction is None, "loss.select_fraction does not go with online adaptation; use adapt.positions"
-    )

@@ -1,4 +1,4 @@
-"""Measuring what forward passes cost on this machine."""
+"""Settings of `distill profile`: times of forward passes on this machine."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from distillspec.config.models import DraftPathConfig, TargetConfig
 
 @dataclass
 class ProfileConfig:
-    """The grid of passes that are timed, each several times in turn."""
+    """The grid of passes to time."""
 
-    contexts: list[int] = field(default_factory=lambda: [32, 128, 384, 768])  # tokens a row has in the cache
+    contexts: list[int] = field(default_factory=lambda: [32, 128, 384, 768])  # cached tokens a row
     rows: list[int] = field(default_factory=lambda: [1, 2, 4, 8])  # rows of a batch
     lengths: list[int] = field(default_factory=lambda: [0, 1, 2, 4, 6])  # drafted tokens a row
     prompts: list[int] = field(default_factory=lambda: [32, 64, 128, 256, 512])  # prompt tokens read in a step
-    rounds: int = 5  # times each pass is measured; the median counts
-    held_out: float = 0.25  # share of the grid that the fit does not see and is judged by
-    compile: bool = False  # CPU: compile every shape before it is timed (minutes)
+    rounds: int = 5  # times each pass is measured, for the median
+    held_out: float = 0.25  # share of the grid that tests the fit
+    compile: bool = False  # CPU: compile every shape before timing it (minutes)
     pack_weights: bool = True  # as in the engine
 
     def __post_init__(self) -> None:
@@ -38,7 +38,7 @@ class ProfileConfig:
 
 @dataclass
 class ProfileCommand:
-    """`distill profile`: measure what passes of target and draft cost on this machine, for the length controller."""
+    """`distill profile`: time passes of target and draft on this machine, for the length controller."""
 
     target: TargetConfig = field(default_factory=TargetConfig)
     draft: DraftPathConfig = field(default_factory=DraftPathConfig)

@@ -1,4 +1,4 @@
-"""The HTTP server."""
+"""Settings of the HTTP server."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ class ServerConfig:
     allow_open: bool = False  # listen beyond this machine without an API key
     api_key_file: str | None = None  # NAME:KEY or KEY a line; the name is the tenant
     admin_key_file: str | None = None  # the key of /admin, on its first line
-    metrics_key: str = "any"  # of /metrics beyond this machine, where keys are set: none | any | admin (page's too)
-    cors_origins: list[str] = field(default_factory=list)  # pages that may call from a browser
-    model_name: str | None = None  # what clients call the model; null: the target's name
-    drafts_folder: str | None = None  # draft folders that /admin/drafts may load, by name
-    max_queue: int = 64  # answers that may wait for a slot; more are refused
+    metrics_key: str = "any"  # key for /metrics from other machines: none | any | admin (for the dashboard too)
+    cors_origins: list[str] = field(default_factory=list)  # origins of web pages that may call from a browser
+    model_name: str | None = None  # name of the model for clients; null: the target's name
+    drafts_folder: str | None = None  # folder of drafts that /admin/drafts may load by name
+    max_queue: int = 64  # answers that may wait for a slot; others are refused
     full_status: int = 429  # status of that refusal: 429 | 503
-    tenant_share: float = 1.0  # the most of slots and queue that one tenant's answers may take
-    max_domains: int = 32  # names in speculation.domain that are told apart; others are "other" together
-    domains: list[str] = field(default_factory=list)  # tell these names apart; empty: those that come, while in use
-    max_n: int = 16  # answers a prompt
-    max_prompts: int = 64  # prompts a request to /v1/completions
-    deadline_s: float = 600.0  # a request is ended after so many seconds
-    drain_s: float = 30.0  # SIGTERM: running requests get so many seconds
+    tenant_share: float = 1.0  # the largest share of slots and queue for one tenant
+    max_domains: int = 32  # names of speculation.domain counted apart; further ones count as "other"
+    domains: list[str] = field(default_factory=list)  # the names counted apart; empty: those in use
+    max_n: int = 16  # answers per prompt
+    max_prompts: int = 64  # prompts per request to /v1/completions
+    deadline_s: float = 600.0  # seconds after which a request ends
+    drain_s: float = 30.0  # SIGTERM: seconds for running requests to end
     max_body_kib: int = 4096  # request body
     max_header_kib: int = 16  # request line and headers
     max_connections: int = 1024
-    header_timeout_s: float = 10.0  # to send a request's headers
-    body_timeout_s: float = 30.0  # to send its body
-    write_timeout_s: float = 60.0  # to take what is sent
-    log_format: str = "json"  # json | text: a line a request, on stderr
+    header_timeout_s: float = 10.0  # for a client to send a request's headers
+    body_timeout_s: float = 30.0  # for a client to send its body
+    write_timeout_s: float = 60.0  # for a client to read the answer
+    log_format: str = "json"  # json | text: one line per request, on stderr
     tracing: bool = False  # OpenTelemetry spans; start under opentelemetry-instrument to send them
 
     def __post_init__(self) -> None:
@@ -60,7 +60,7 @@ class ServerConfig:
 
     @property
     def is_local(self) -> bool:
-        """Only this machine can reach it."""
+        """True when only this machine can reach the server."""
         if self.host == "localhost":
             return True
         try:

@@ -1,4 +1,4 @@
-"""What is simulated: a machine, and the requests that come to it."""
+"""Settings of `distill simulate`: a machine and its load."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from distillspec.config.checks import require
 
 @dataclass
 class ModelFigures:
-    """A model's size, from which the times of its passes follow; params=0: there is none."""
+    """Size of a model, from which the times of its passes follow. params=0: there is no such model."""
 
-    params: float = 0.0  # weights that a token is multiplied with (of all experts, in a mixture of experts)
+    params: float = 0.0  # weights, of all experts in a mixture of experts
     bytes_per_param: float = 2.0
     kv_bytes: float = 0.0  # keys and values of one token in all layers
-    overhead_s: float = 0.0  # of a pass, whatever it reads: launches, all-reduces, scheduling, text
-    expert_params: float = 0.0  # of one expert in all layers together, counted in params; 0: the model is dense
-    experts: int = 0  # of a layer
-    active: int = 0  # experts that a token uses
+    overhead_s: float = 0.0  # fixed part of a pass: launches, all-reduces, scheduling, text
+    expert_params: float = 0.0  # weights of one expert in all layers, part of params; 0: a dense model
+    experts: int = 0  # experts per layer
+    active: int = 0  # experts per token
 
     def check(self, key: str) -> None:
         for name in ("params", "kv_bytes", "overhead_s", "expert_params"):
@@ -36,25 +36,25 @@ class ModelFigures:
 
 @dataclass
 class HardwareConfig:
-    """A machine and its two models; the YAML files show the arithmetic."""
+    """A machine with target and draft. The YAML files show the arithmetic."""
 
     title: str = ""
-    bandwidth: float = 2.0e12  # bytes a second, of all GPUs together
-    bandwidth_share: float = 0.8  # of it that weights and caches are read with
-    flops: float = 3.0e14  # a second, of all GPUs together
-    flops_share: float = 0.4  # of it that batches of a few hundred tokens reach
+    bandwidth: float = 2.0e12  # bytes per second, of all GPUs together
+    bandwidth_share: float = 0.8  # share that reading weights and caches reaches
+    flops: float = 3.0e14  # FLOP per second, of all GPUs together
+    flops_share: float = 0.4  # share that batches of a few hundred tokens reach
     memory: float = 8.0e10  # bytes, of all GPUs together
-    memory_share: float = 0.9  # of it for weights and caches
+    memory_share: float = 0.9  # share for weights and caches
     target: ModelFigures = field(default_factory=ModelFigures)
     draft: ModelFigures = field(default_factory=ModelFigures)
-    draft_free_s: float = 0.0005  # of a step's proposals that come without a model
-    slots: int = 256  # requests side by side
+    draft_free_s: float = 0.0005  # seconds of a step's proposals without a draft model
+    slots: int = 256  # the most requests at a time
     max_len: int = 4096  # tokens of prompt and answer
-    prefill_chunk: int = 2048  # prompt tokens read a step
-    cache_tokens: int | None = None  # tokens that fit the caches; null: from memory
-    batch_expansion: bool = False  # verification reads a row's context once for each token, as vLLM's first scorer did
-    noise: float = 0.0  # standard deviation of step times, relative
-    profile: str | None = None  # profile.json of distill profile: its times in place of those that follow from figures
+    prefill_chunk: int = 2048  # prompt tokens read per step
+    cache_tokens: int | None = None  # tokens that fit the KV caches; null: by memory
+    batch_expansion: bool = False  # verification reads a row's context once per token, as vLLM's first scorer did
+    noise: float = 0.0  # relative standard deviation of step times
+    profile: str | None = None  # profile.json of distill profile: measured times in place of derived ones
 
     def __post_init__(self) -> None:
         for name in ("bandwidth", "flops", "memory"):
@@ -74,25 +74,25 @@ class HardwareConfig:
 
 @dataclass
 class WorkloadConfig:
-    """The requests: when they come, how long they are, how well they are drafted.
+    """The requests: arrivals, lengths, acceptance.
 
-    Lengths are lognormal around their mean, `spread` being the standard deviation of the logarithm (0: all alike). The
-    chance that a drafted token stands is `alpha` on average; the other settings say how it varies around that.
+    Lengths are lognormal around their mean. A `spread` is the standard deviation of the logarithm (0: all alike). A
+    drafted token is accepted with probability `alpha` on average. The other settings vary it around that.
     """
 
     requests: int = 400
-    rates: list[float] = field(default_factory=lambda: [1.0, 4.0, 16.0])  # arrivals a second (Poisson), one run each
-    trace: str | None = None  # JSONL of requests in place of rates and lengths: arrival_s, prompt_tokens, output_tokens
+    rates: list[float] = field(default_factory=lambda: [1.0, 4.0, 16.0])  # arrivals a second (Poisson), a run each
+    trace: str | None = None  # JSONL of arrival_s, prompt_tokens, output_tokens, in place of rates and lengths
     prompt_tokens: float = 128.0
     prompt_spread: float = 0.0
     output_tokens: float = 128.0
     output_spread: float = 0.0
     alpha: float = 0.7
-    request_spread: float = 0.0  # standard deviation of α from request to request
-    token_spread: float = 0.0  # of a token's chance from position to position; the draft's confidence tells it
-    burst_tokens: float = 0.0  # mean length of easy and hard stretches; 0: none
-    burst_depth: float = 0.0  # how far α lies above its mean in easy ones, and below in hard ones
-    drift: float = 0.0  # what α changes by from the first request to the last, half of it either way
+    request_spread: float = 0.0  # standard deviation of α between requests
+    token_spread: float = 0.0  # standard deviation of α between positions, which the draft's confidence shows
+    burst_tokens: float = 0.0  # mean length of stretches of high and low α; 0: none
+    burst_depth: float = 0.0  # distance of α from its mean in them
+    drift: float = 0.0  # change of α from the first request to the last, around its mean
 
     def __post_init__(self) -> None:
         require(self.requests >= 1, f"workload.requests={self.requests}: the workload is empty; at least 1")

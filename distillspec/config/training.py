@@ -1,4 +1,4 @@
-"""The optimizer's run, its trackers, its processes."""
+"""Settings of training: the optimizer, the trackers, the processes."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from distillspec.config.checks import list_of, one_of, require
 
 @dataclass
 class TrainConfig:
-    """The optimisation. A run ends at the first limit it meets among steps, minutes and tokens."""
+    """The optimisation. A run ends at the first of its limits in steps, minutes and tokens."""
 
     max_steps: int | None = None
-    max_minutes: float | None = None  # of the training loop with its evaluations and saves, not of what precedes it
+    max_minutes: float | None = None  # minutes of the training loop, evaluations and saves included
     max_tokens: int | None = None
     learning_rate: float = 1.5e-3
     schedule: str = "wsd"  # cosine | wsd | constant
-    warmup_fraction: float = 0.03
-    decay_fraction: float = 0.3  # wsd: the last share of the run, decaying to 0
+    warmup_fraction: float = 0.03  # share of the run in which the rate rises
+    decay_fraction: float = 0.3  # wsd: share of the run at its end in which the rate decays to 0
     weight_decay: float = 0.0
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
     clip_norm: float = 1.0
-    batch_tokens: int = 768  # tokens a micro-batch, prompts included; many small steps beat few large ones
-    row_tokens: int = 768  # length of a packed row; a longer sample has a longer row to itself
-    accumulate: int = 1
-    eval_every: int | None = None  # steps; null: ten times in a run, less often where eval_share allows no more
-    eval_share: float = 0.15  # of max_minutes, for evaluations; the one at the end always takes place
-    save_every: int | None = None  # steps; besides every evaluation, which always saves
+    batch_tokens: int = 768  # tokens per micro-batch, prompts included
+    row_tokens: int = 768  # length of a packed row; a longer sample gets a row of its own length
+    accumulate: int = 1  # micro-batches per step
+    eval_every: int | None = None  # steps between evaluations; null: ten in a run, fewer where eval_share requires
+    eval_share: float = 0.15  # largest share of max_minutes for evaluations; the last one always runs
+    save_every: int | None = None  # steps between checkpoints besides those at evaluations
     keep_checkpoints: int = 2
-    eval_max_prompts: int = 32  # held-out prompts that choose the best checkpoint, at most half; the rest is quoted
-    max_bad_steps: int = 5  # non-finite losses or gradients in a row before the run stops
-    dtype: str = "auto"  # of forward and backward; weights stay float32
+    eval_max_prompts: int = 32  # held-out prompts that choose the checkpoint, at most half; the rest give the figures
+    max_bad_steps: int = 5  # losses or gradients in a row with NaN or infinity that stop the run
+    dtype: str = "auto"  # dtype of forward and backward; weights stay float32
 
     def __post_init__(self) -> None:
         one_of("train.schedule", self.schedule, ("cosine", "wsd", "constant"))
@@ -71,9 +71,9 @@ class TrainConfig:
 
 @dataclass
 class TrackerConfig:
-    """Where curves go besides metrics.jsonl. `kind`: none | wandb | tensorboard."""
+    """A tracker for curves, besides metrics.jsonl."""
 
-    kind: str = "none"
+    kind: str = "none"  # none | wandb | tensorboard
     project: str = "distillspec"
     name: str | None = None
     tags: list[str] = field(default_factory=list)
@@ -89,9 +89,9 @@ class TrackerConfig:
 
 @dataclass
 class LauncherConfig:
-    """How many processes train. `kind`: local | ddp | fsdp | deepspeed_zero2 | deepspeed_zero3."""
+    """The processes that train."""
 
-    kind: str = "local"
+    kind: str = "local"  # local (one process) | ddp | fsdp | deepspeed_zero2 | deepspeed_zero3
     num_processes: int = 1
 
     def __post_init__(self) -> None:

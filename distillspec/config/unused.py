@@ -1,23 +1,21 @@
-"""Settings that were typed and would have no effect beside the others: a mistake that is better told than ignored."""
+"""Settings without effect beside the others. Typing one is refused before anything runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distillspec.config.commands import EvalCommand, InitDraftCommand
+from distillspec.config.bench import BenchCommand
+from distillspec.config.commands import EvalCommand, GenerateCommand, InitDraftCommand
+from distillspec.config.models import DraftConfig
+from distillspec.config.online_commands import AdaptCommand, ReplayCommand, VersionsCommand
+from distillspec.config.registry import CONTROLLERS, DRAFT_KINDS, LOSSES, PROPOSERS, WITH_DRAFT, Choice, choices_that
+from distillspec.config.serve import ServeCommand
 from distillspec.errors import ConfigError
 
-OF_THE_PROMPTS = (
-    "data.prompts",
-    "data.split",
-    "data.prompt_field",
-    "data.response_field",
-    "data.domain_field",
-    "data.num_prompts",
-    "data.max_prompt_tokens",
-)
+OF_THE_FILE = ("data.split", "data.prompt_field", "data.domain_field")
+OF_THE_PROMPTS = ("data.prompts", *OF_THE_FILE, "data.response_field", "data.num_prompts", "data.max_prompt_tokens")
 OF_THE_SAMPLES = (
     "data.num_prompts",
     "data.max_minutes",
@@ -29,38 +27,113 @@ OF_THE_SAMPLES = (
     "data.refresh_prompts",
     "data.shard_sequences",
 )
+LEARNING = "online=on or online=decoupled"
+OF_THE_TRACE = (
+    "workload.rates",
+    "workload.prompt_tokens",
+    "workload.prompt_spread",
+    "workload.output_tokens",
+    "workload.output_spread",
+)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """`keys` have an effect only where `holds` of the config, which `needs` says in words."""
+    """Settings `keys`, with an effect only where `holds(config)`. `needs` is that condition in settings.
 
-    keys: tuple[str, ...]
+    Typing the word `unless` as well shows that the user knows: then nothing is refused.
+    """
+
+    keys: tuple[str, ...]  # GROUP.* is every setting below
     holds: Callable[[Any], bool]
     needs: str
+    unless: str = ""
+
+    def names(self, key: str) -> bool:
+        """Return True if the rule is about the setting `key`."""
+        return key in self.keys or any(
+            name.endswith(".*") and key.startswith(name.removesuffix("*")) for name in self.keys
+        )
 
 
 def _samples(config: Any) -> bool:
-    """Whether any text is sampled: without a stored signal, a file's responses do not choose a vocabulary."""
+    """Return True if any text is sampled. A file's responses with a stored signal choose the vocabulary themselves."""
     return config.data.source != "fixed" or config.data.signal == "none" or isinstance(config, InitDraftCommand)
 
 
+def _stores_samples(config: Any) -> bool:
+    """Return True if the run fills a data folder of its own with samples."""
+    return config.data.cache is None and (not config.data.on_policy or isinstance(config, GenerateCommand))
+
+
+def _learns_online(config: Any) -> bool:
+    return not isinstance(config, ServeCommand) or config.online.mode != "off"
+
+
+def _of_choices(
+    table: Mapping[str, Choice], group: str, shown: str, chosen: Callable[[Any], Sequence[str]]
+) -> Iterator[Rule]:
+    """Yield a rule for each setting that some choices of a table read and others ignore.
+
+    Args:
+        shown: how the choice is written on the command line, `loss` or `engine.proposer`.
+        chosen: names of the choices of a config that may read the setting.
+    """
+    for key in dict.fromkeys(key for choice in table.values() for key in choice.reads):
+        readers = choices_that(table, read=key)
+
+        def holds(config: Any, readers: list[str] = readers) -> bool:
+            return any(name in readers for name in chosen(config))
+
+        yield Rule((f"{group}.{key}",), holds, " or ".join(f"{shown}={name}" for name in readers))
+
+
+def _draft_kinds(config: Any) -> Sequence[str]:
+    """Return the kind, or every one where the command takes a finished draft."""
+    return [config.draft.kind] if isinstance(config.draft, DraftConfig) else list(DRAFT_KINDS)
+
+
+def _proposers(config: Any) -> Sequence[str]:
+    """Return the proposer. If it is not set, a draft may be loaded later: return the one that uses it."""
+    return [config.engine.proposer or WITH_DRAFT]
+
+
 RULES = (
-    Rule(("draft.layers",), lambda c: c.draft.kind != "pretrained", "draft=pruned or draft=scratch"),
+    *_of_choices(DRAFT_KINDS, "draft", "draft", _draft_kinds),
+    Rule(("loss.name", "loss"), lambda c: c.loss.mix is None, "loss.mix=null: a mix names its losses"),
+    Rule(
+        ("loss.beta", "loss.kl", "loss.eta", "loss.params.*"),
+        lambda c: c.loss.mix is None,
+        "loss.mix=null: a mix has its own",
+    ),
+    *_of_choices(LOSSES, "loss", "loss", lambda c: [c.loss.name]),
+    Rule(("loss.reference",), lambda c: c.loss.select_fraction is not None, "loss.select_fraction"),
     Rule(("data.mixed_lambda", "data.mixed_by", "data.mixed_with"), lambda c: c.data.source == "mixed", "data=mixed"),
     Rule(("data.mixed_with",), lambda c: c.data.mixed_by == "sequence", "data.mixed_by=sequence"),
     Rule(("data.refresh_steps", "data.refresh_keep"), lambda c: c.data.on_policy, "data=draft or data=mixed"),
+    Rule(("data.refresh_steps", "data.refresh_keep"), lambda c: hasattr(c, "train"), "distill train"),
+    Rule(
+        ("data.refresh_prompts",),
+        lambda c: c.data.on_policy or c.data.source == "fixed" or isinstance(c, InitDraftCommand),
+        "data=draft, data=mixed or data=fixed",
+    ),
     Rule(OF_THE_SAMPLES, lambda c: not isinstance(c, EvalCommand), "distill train or distill generate"),
     Rule(("data.temperature", "data.top_p"), _samples, "data=teacher, data=draft or data=mixed"),
     Rule(("data.signal_entries",), lambda c: c.data.signal != "none", "data.signal=topk or data.signal=sampled"),
     Rule(("data.tail_draws",), lambda c: c.data.signal == "topk", "data.signal=topk"),
+    Rule(
+        ("data.max_minutes", "data.shard_sequences"),
+        _stores_samples,
+        "samples written before training: data.cache=null, and data=teacher or data=fixed",
+    ),
     Rule(("data.batch_slots",), lambda c: c.data.generator == "slots", "data.generator=slots; use engine.max_slots"),
     Rule(OF_THE_PROMPTS, lambda c: c.data.cache is None, "data.cache=null: a cache brings its own prompts"),
-    Rule(("loss.beta", "loss.kl", "loss.eta"), lambda c: c.loss.mix is None, "loss.mix=null: a mix has its own"),
-    Rule(("loss.beta",), lambda c: c.loss.name in ("jsd", "jsd_kl"), "loss=jsd or loss=jsd_kl"),
-    Rule(("loss.kl",), lambda c: c.loss.name == "jsd_kl", "loss=jsd_kl"),
-    Rule(("loss.eta",), lambda c: c.loss.name == "lk_hybrid", "loss=lk_hybrid"),
-    Rule(("loss.reference",), lambda c: c.loss.select_fraction is not None, "loss.select_fraction"),
+    Rule(OF_THE_FILE, lambda c: c.data.prompts != "selfprompt", "data.prompts=FILE: the target writes its own"),
+    Rule(
+        ("data.response_field",),
+        lambda c: c.data.uses_fixed_responses,
+        "data=fixed, or data=mixed data.mixed_with=fixed",
+    ),
     Rule(("train.decay_fraction",), lambda c: c.train.schedule == "wsd", "train.schedule=wsd"),
     Rule(
         ("train.eval_share",),
@@ -78,11 +151,37 @@ RULES = (
         lambda c: c.tracker.kind != "none",
         "tracker=wandb or tracker=tensorboard",
     ),
+    Rule(
+        ("loss", "loss.*", "tracker.*", "online.folder", "online.metrics_s", "online.keep_versions"),
+        _learns_online,
+        LEARNING,
+        unless="online=off",  # service files switch learning off and on with this one word
+    ),
+    Rule(("tracker",), lambda c: _learns_online(c) or c.tracker.kind == "none", LEARNING, unless="online=off"),
+    *_of_choices(PROPOSERS, "engine", "engine.proposer", _proposers),
+    *_of_choices(CONTROLLERS, "engine", "engine.controller", lambda c: [c.engine.controller]),
+    Rule(("adapt.accepted_weight",), lambda c: c.adapt.positions == "weighted", "adapt.positions=weighted"),
+    Rule(("adapt.replay_share",), lambda c: c.adapt.mode == "replay", "adapt.mode=replay"),
+    Rule(("replay.fresh_share",), lambda c: c.replay.keep == "reservoir", "replay.keep=reservoir"),
+    Rule(("adapt.idle_only", "max_updates"), lambda c: not isinstance(c, AdaptCommand) or not c.once, "once=false"),
+    Rule(("bench.timeout_s", "key_env"), lambda c: not isinstance(c, BenchCommand) or bool(c.urls), "url="),
+    Rule(OF_THE_TRACE, lambda c: c.workload.trace is None, "workload.trace=null: a trace has times and lengths"),
+    Rule(
+        ("tenant",),
+        lambda c: not isinstance(c, ReplayCommand) or c.action != "inspect",
+        "action=delete or action=export",
+    ),
+    Rule(
+        ("version",),
+        lambda c: not isinstance(c, VersionsCommand) or c.action in ("show", "promote"),
+        "action=show or action=promote",
+    ),
+    Rule(("keep",), lambda c: not isinstance(c, VersionsCommand) or c.action == "gc", "action=gc"),
 )
 
 
 def check_unused(config: Any, overrides: Sequence[str]) -> None:
-    """Refuse typed settings that nothing reads; those that are set to null are switched off, which is no mistake.
+    """Refuse settings that were typed and that nothing reads. `KEY=null` switches a setting off and is no mistake.
 
     Raises:
         ConfigError: naming the first of them and what it needs.
@@ -92,5 +191,5 @@ def check_unused(config: Any, overrides: Sequence[str]) -> None:
         if value == "null" or not hasattr(config, key.partition(".")[0]):
             continue
         for rule in RULES:
-            if key in rule.keys and not rule.holds(config):
+            if rule.names(key) and rule.unless not in overrides and not rule.holds(config):
                 raise ConfigError(f"{word} needs {rule.needs}; it has no effect here")

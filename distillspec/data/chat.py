@@ -1,4 +1,4 @@
-"""One chat template for generation, training and evaluation: the target's own."""
+"""Chat template of the target, for generation, training and evaluation alike."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _REPLY = "\u241edistillspec-assistant-turn\u241e"
 
 
 def render_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[dict[str, str]]) -> tuple[int, ...]:
-    """Token ids of a user turn (or a list of messages) up to where the assistant speaks.
+    """Return the token ids of a user turn (or a list of messages) up to the start of the assistant's turn.
 
-    A tokenizer without a template gets the text as it is.
+    A tokenizer without a template gets the bare text.
     """
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if tokenizer.chat_template is None:
@@ -23,14 +23,14 @@ def render_prompt(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[dic
 
 
 def render_response(tokenizer: PreTrainedTokenizerBase, response: str) -> tuple[int, ...]:
-    """Token ids of an assistant turn, closed as the template closes it."""
+    """Return the token ids of an assistant turn, closed as the template closes it."""
     return (*tokenizer(response, add_special_tokens=False).input_ids, turn_end(tokenizer))
 
 
 def turn_end(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The special token that the template puts after an assistant's words; end of sequence where it puts none.
+    """Return the special token that the template puts after an assistant's text, or end of sequence.
 
-    Gemma's turns end with <end_of_turn>, and its end-of-sequence token is another.
+    Gemma's turns end with <end_of_turn>, which is not its end-of-sequence token.
     """
     if tokenizer.chat_template is None:
         return tokenizer.eos_token_id
@@ -42,7 +42,7 @@ def turn_end(tokenizer: PreTrainedTokenizerBase) -> int:
 
 
 def user_turn_prefix(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Everything the template puts before a user's words: fed to a model, it writes a user turn."""
+    """Return the tokens that the template puts before a user's text. A model that reads them writes a user turn."""
     if tokenizer.chat_template is None:
         start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
         return (start,)

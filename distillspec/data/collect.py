@@ -1,4 +1,4 @@
-"""Turning prompts into samples on disk: sampled by a model, or taken from the file and scored by the target."""
+"""Samples from prompts: written by a model, or taken from the file and scored by the target."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ SCORED_ROWS = 512  # positions whose logits exist at one time
 
 
 class SampleWriter(Protocol):
-    """Where samples go: shards, or something before them."""
+    """Destination of samples: shards, or a step before them."""
 
     @property
     def done_ids(self) -> Collection[str]:
-        """Ids of prompts that have been answered."""
+        """Return the ids of prompts that have been answered."""
         ...
 
     def add(self, sample: Sample) -> None: ...
@@ -57,10 +57,13 @@ def sample_responses(
     deadline: float | None = None,
     on_tokens: Callable[[int], None] | None = None,
 ) -> bool:
-    """Answer the prompts that `writer` does not hold yet; True when none is left over. The caller marks the end.
+    """Answer the prompts that `writer` does not hold yet. Return True if all are answered. The caller marks the end.
 
     Each answer depends on the seed and its prompt's id alone, so an interrupted run and a whole one agree.
-    `deadline` (seconds of `time.monotonic`) ends the work early; answers in the making are kept as they are.
+
+    Args:
+        deadline: seconds of `time.monotonic` at which the work ends. Unfinished answers are kept as they are.
+        on_tokens: called with the number of tokens each step added.
     """
     waiting = [p for p in prompts if p.id not in writer.done_ids]
     requests = [GenerationRequest(p, max_new_tokens, stable_seed(seed, p.id)) for p in waiting]
@@ -78,7 +81,11 @@ def sample_responses(
 
 
 def fixed_samples(prompts: Sequence[Prompt], target: LanguageModel, max_new_tokens: int) -> list[Sample]:
-    """The file's own responses, in the target's template; prompts without one are left out."""
+    """Return the file's own responses in the target's template. Prompts without one are left out.
+
+    Raises:
+        ConfigError: no prompt has a response.
+    """
     samples = [
         _fixed(p, render_response(target.text_tokenizer, p.response), max_new_tokens) for p in prompts if p.response
     ]
@@ -95,32 +102,32 @@ def _fixed(prompt: Prompt, response: tuple[int, ...], limit: int) -> Sample:
 
 @torch.no_grad()
 def score(samples: Sequence[Sample], target: LanguageModel, signal: SignalRequest, seed: int) -> list[Sample]:
-    """The samples with the target's signal at every response token, from one forward pass each.
+    """Return the samples with the target's signal at every response token, from one forward pass each.
 
-    What is drawn for a sample depends on `seed` and its prompt's id alone, as where `sample_responses` records it.
+    A sample's random draws depend on `seed` and its prompt's id alone, as in `sample_responses`.
     """
     scored: dict[int, Sample] = {}
     by_length = sorted(range(len(samples)), key=lambda i: len(samples[i]))  # like lengths together pad little
     for start in range(0, len(samples), 8):
-        places = by_length[start : start + 8]
-        lot = [samples[i] for i in places]
-        batch = collate([[s] for s in lot], max(len(s) for s in lot), target.text_tokenizer.eos_token_id)
+        indices = by_length[start : start + 8]
+        chunk = [samples[i] for i in indices]
+        batch = collate([[s] for s in chunk], max(len(s) for s in chunk), target.text_tokenizer.eos_token_id)
         hidden = target.hidden(batch.input_ids.to(target.device), batch.position_ids.to(target.device))
         hidden = hidden.reshape(-1, hidden.shape[-1])[batch.loss_index.to(target.device)]
-        recorders = [SignalRecorder(signal, stable_seed(seed, sample.prompt_id)) for sample in lot]
-        owners = [recorder for recorder, s in zip(recorders, lot, strict=True) for _ in s.response_ids]
+        recorders = [SignalRecorder(signal, stable_seed(seed, sample.prompt_id)) for sample in chunk]
+        owners = [recorder for recorder, s in zip(recorders, chunk, strict=True) for _ in s.response_ids]
         for first, part in zip(range(0, len(owners), SCORED_ROWS), hidden.split(SCORED_ROWS), strict=True):
             SignalRecorder.record(target.head.logits(part).float(), owners[first : first + SCORED_ROWS])
-        for place, sample, recorder in zip(places, lot, recorders, strict=True):
-            scored[place] = replace(sample, signal=recorder.finish())
-    return [scored[place] for place in range(len(samples))]
+        for index, sample, recorder in zip(indices, chunk, recorders, strict=True):
+            scored[index] = replace(sample, signal=recorder.finish())
+    return [scored[index] for index in range(len(samples))]
 
 
 @torch.no_grad()
 def with_writer_logprobs(samples: Sequence[Sample], draft: LanguageModel, policy: SamplingPolicy) -> list[Sample]:
-    """What `draft` wrote with the log-probability of each token as it was drawn, from one more pass over the text.
+    """Return the samples, those of `draft` with each token's log-probability when it was drawn.
 
-    The other samples stay as they are.
+    This takes one more forward pass over the draft's text.
     """
     return [replace(s, writer_logprobs=_drawn_with(s, draft, policy)) if s.source == "draft" else s for s in samples]
 
@@ -138,7 +145,7 @@ def _drawn_with(sample: Sample, draft: LanguageModel, policy: SamplingPolicy) ->
 def collection_key(
     target: LanguageModel, config: DataConfig, policy: SamplingPolicy, seed: int, writer_hash: str
 ) -> dict[str, Any]:
-    """What identifies a folder of samples: who wrote them, who judged them, and how."""
+    """Return the identity of a folder of samples: their writer, their signal, and all settings that change them."""
     mixed = {name: getattr(config, name) for name in ("mixed_lambda", "mixed_by", "mixed_with")}
     return {
         "target": asdict(target.identity),
@@ -163,7 +170,7 @@ def signal_request(config: DataConfig) -> SignalRequest | None:
 
 
 def _recorded_draws(config: DataConfig) -> dict[str, int]:
-    """Nothing where nothing is drawn from tails: a folder from before there were draws goes on with none."""
+    """Return the key's entry for tail draws, empty without any: older folders have no such entry and stay valid."""
     draws = config.tail_draws if config.signal == "topk" else 0
     return {"tail_draws": draws} if draws else {}
 
@@ -179,9 +186,9 @@ def held_out_samples(
     seed: int,
     on_tokens: Callable[[int], None] | None = None,
 ) -> list[Sample]:
-    """The target's own answers to held-out prompts under the deployed policy, made once a folder.
+    """Return the target's own answers to held-out prompts under the deployed policy, made once a folder.
 
-    Answers that are there are used whatever `seed` is: runs that share a data folder share them.
+    Existing answers are used whatever `seed` is: runs that share a data folder share them.
     """
     seed = recorded_key(folder).get("seed", seed)
     key = {
@@ -203,6 +210,6 @@ def held_out_samples(
         on_tokens=on_tokens,
     )
     writer.flush(complete=True)
-    wanted = {p.id: place for place, p in enumerate(prompts)}
-    samples = [s for s in read_samples(folder, target.identity) if s.prompt_id in wanted]
-    return sorted(samples, key=lambda s: wanted[s.prompt_id])
+    order = {p.id: i for i, p in enumerate(prompts)}
+    samples = [s for s in read_samples(folder, target.identity) if s.prompt_id in order]
+    return sorted(samples, key=lambda s: order[s.prompt_id])

@@ -1,4 +1,4 @@
-"""A data folder: the prompts and their split, the training samples, and held-out answers.
+"""Data folder: the prompts and their split, the training samples, and held-out answers.
 
 prompts.jsonl      one prompt a line: id, split (train | held_out), domain, token_ids, response
 samples/           shards of training samples (absent for purely on-policy runs)
@@ -36,7 +36,7 @@ class DataFolder:
         return self.root / "states"
 
     def held_out(self, policy: SamplingPolicy, max_new_tokens: int) -> Path:
-        """Where answers under this policy live; another policy gets another folder."""
+        """Return the folder of the answers under this policy and length. Each combination has its own."""
         key = json.dumps([asdict(policy), max_new_tokens], sort_keys=True)
         return self.root / "held_out" / hashlib.sha256(key.encode()).hexdigest()[:12]
 
@@ -50,7 +50,11 @@ class DataFolder:
         write_text(self.root / PROMPTS, "".join(json.dumps(row) + "\n" for row in rows))
 
     def read_prompts(self) -> PromptSet:
-        """The prompts as they were split when the folder was made."""
+        """Return the prompts as they were split when the folder was made.
+
+        Raises:
+            ConfigError: the folder has no prompts.
+        """
         path = self.root / PROMPTS
         if not path.is_file():
             raise ConfigError(f"{self.root} is not a data folder: it has no {PROMPTS}; make one with distill generate")
@@ -62,7 +66,11 @@ class DataFolder:
 
 
 def find_data_folder(path: str) -> DataFolder:
-    """The data folder at `path`, or the one inside the run folder `path`."""
+    """Return the data folder at `path`, or the one inside the run folder `path`.
+
+    Raises:
+        ConfigError: neither holds prompts.
+    """
     for root in (Path(path), Path(path) / "data"):
         if (root / PROMPTS).is_file():
             return DataFolder(root)

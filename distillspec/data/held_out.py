@@ -1,4 +1,4 @@
-"""Held-out prompts serve two ends: some choose the best checkpoint, the others are quoted."""
+"""Split of the held-out prompts: some choose the best checkpoint, the others give the reported figures."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ Item = TypeVar("Item")
 
 
 def split_held_out(held_out: Sequence[Item], choosing: int) -> tuple[list[Item], list[Item]]:
-    """The first `choosing`, which choose, and the rest, which is quoted; no more than half choose.
+    """Return the first `choosing` items (at most half) and the rest.
 
-    The best of ten evaluations on some prompts looks better on these than it is. A single prompt has to do both.
+    The first choose the best checkpoint. The rest give the reported figures. The best of ten evaluations looks too good
+    on the prompts that chose it. A single prompt does both.
     """
     choosing = min(choosing, len(held_out) // 2)
     if choosing == 0:

@@ -1,4 +1,4 @@
-"""Packing samples into rows: block-diagonal, so that no token is spent on padding and none leaks."""
+"""Packing of samples into rows: block-diagonal, so that no token is spent on padding and no sample sees another."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch.nn.functional import pad
 
 from distillspec.types import Sample, TeacherSignal, TokenBatch
 
-WINDOW_ROWS = 16  # rows packed together before shuffling: fuller rows against a freer order
+WINDOW_ROWS = 16  # rows packed together before shuffling: more give fuller rows, fewer a freer order
 
 
 def plan_epoch(lengths: Sequence[int], row_tokens: int, rows: int, seed: int, epoch: int) -> list[list[list[int]]]:
-    """The epoch's batches, each at most `rows` lists of sample numbers that fit `row_tokens` together.
+    """Return the epoch's batches, each at most `rows` lists of sample numbers that fit `row_tokens` together.
 
-    A pure function of its arguments, so a resumed run meets the same batches. A sample longer than a row
+    The plan is a pure function of the arguments, so a resumed run sees the same batches. A sample longer than a row
     gets a row of its own.
     """
     rng = random.Random(f"{seed}/{epoch}")
@@ -39,7 +39,7 @@ def plan_epoch(lengths: Sequence[int], row_tokens: int, rows: int, seed: int, ep
 
 
 def _first_fit(samples: Sequence[int], lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
-    """First-fit decreasing: longest samples first, each into the first row with room."""
+    """Pack by first-fit decreasing: longest samples first, each into the first row with room."""
     rows: list[list[int]] = []
     room: list[int] = []
     for sample in sorted(samples, key=lambda s: -lengths[s]):
@@ -55,10 +55,10 @@ def _first_fit(samples: Sequence[int], lengths: Sequence[int], row_tokens: int) 
 
 
 def collate(rows: Sequence[Sequence[Sample]], row_tokens: int, pad_id: int) -> TokenBatch:
-    """Lay samples out in `[B, L]` with L the fullest row; see `TokenBatch` for the loss positions.
+    """Lay samples out in `[B, L]`, with L the fullest row. `TokenBatch` defines the loss positions.
 
-    Padding at a row's end counts as a sequence of its own with nothing to learn. The signal is kept only when
-    every sample has one of the same kind and size.
+    Padding at a row's end counts as a sequence of its own without loss positions. The signal is kept only if every
+    sample has one of the same kind and size.
     """
     cut = [[_cut(sample, row_tokens) for sample in row] for row in rows]
     width = max(sum(len(sample) for sample in row) for row in cut)
@@ -93,7 +93,7 @@ def collate(rows: Sequence[Sequence[Sample]], row_tokens: int, pad_id: int) -> T
 
 
 def _cut(sample: Sample, limit: int) -> Sample:
-    """The sample with its response shortened to fit (at least one response token is kept)."""
+    """Return the sample with its response shortened to fit (at least one response token is kept)."""
     if len(sample) <= limit:
         return sample
     keep = max(1, limit - len(sample.prompt_ids))
@@ -125,7 +125,7 @@ def _joined(signals: Sequence[TeacherSignal | None]) -> TeacherSignal | None:
 
 
 def joined_writer_logprobs(samples: Sequence[Sample]) -> Tensor | None:
-    """`[responses' tokens]`, NaN where a sample does not know them; None where none does."""
+    """Return `[responses' tokens]` float32, NaN for samples that lack them, or None if all do."""
     known = [s.writer_logprobs for s in samples]
     if all(logprobs is None for logprobs in known):
         return None
@@ -134,7 +134,7 @@ def joined_writer_logprobs(samples: Sequence[Sample]) -> Tensor | None:
 
 
 def joined_draws(signals: Sequence[TeacherSignal]) -> tuple[Tensor, Tensor] | tuple[None, None]:
-    """The tails' draws side by side; −1 and 0 where a signal has fewer than others."""
+    """Return the tails' draws side by side, padded with −1 and 0 for signals that have fewer than others."""
     most = max(0 if s.tail_ids is None else s.tail_ids.shape[1] for s in signals)
     if most == 0:
         return None, None

@@ -1,4 +1,4 @@
-"""Prompts from files and the Hub, rendered with the target's chat template, split once and for all."""
+"""Prompts from files and the Hub, rendered with the target's chat template and split by their own hash."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ROWS_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class PromptSet:
-    """Prompts to train on and prompts held out; no id is in both."""
+    """Prompts to train on and prompts held out. No id is in both."""
 
     train: tuple[Prompt, ...]
     held_out: tuple[Prompt, ...]
@@ -34,7 +34,7 @@ class PromptSet:
 def load_prompts(
     config: DataConfig, tokenizer: PreTrainedTokenizerBase, avoid: Collection[str] = frozenset()
 ) -> PromptSet:
-    """Read `data.prompts` (a file or a Hub dataset) and split it; see `split_prompts`.
+    """Read `data.prompts` (a file or a Hub dataset) and split it as `split_prompts` does.
 
     Rows are read in a random order, the same each time, and no more of them than the split needs.
 
@@ -61,11 +61,10 @@ def split_prompts(
     avoid: Collection[str] = frozenset(),
     reserved: float = RESERVED,
 ) -> PromptSet:
-    """Hold out `data.eval_prompts` and train on the next `data.num_prompts`; what decides is a prompt's own hash.
+    """Hold out `data.eval_prompts` and train on the next `data.num_prompts`, as each prompt's own hash decides.
 
-    The prompts whose hash is among the lowest `reserved` share are never trained on, so another seed, number of
-    prompts or part of the file does not test on them. Where they are too few, the ones with the next hashes
-    are held out too.
+    The prompts whose hash is among the lowest `reserved` share are never trained on, so another seed, number of prompts
+    or part of the file does not test on them. If they are too few, the ones with the next hashes are held out too.
 
     Args:
         avoid: `prompt_key`s of prompts that must not be held out: a draft was trained on them.
@@ -106,17 +105,17 @@ def split_prompts(
 
 
 def prompt_key(token_ids: Iterable[int]) -> str:
-    """Twelve hexadecimal digits that name a prompt by its tokens, whatever its id is."""
+    """Return twelve hexadecimal digits that identify a prompt by its tokens, whatever its id is."""
     return hashlib.sha256(",".join(map(str, token_ids)).encode()).hexdigest()[:KEY_DIGITS]
 
 
 def _place(prompt: Prompt) -> float:
-    """A number in [0, 1) that depends on the prompt's tokens alone."""
+    """Return a number in [0, 1) that depends on the prompt's tokens alone."""
     return int(prompt_key(prompt.token_ids), 16) / 16**KEY_DIGITS
 
 
 def read_prompts(config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, shuffled: bool = False) -> Iterator[Prompt]:
-    """The prompts of `data.prompts`, of any length, with ids of their own; read a few hundred rows at a time.
+    """Yield the prompts of `data.prompts`, of any length, with distinct ids. Reads a few hundred rows at a time.
 
     Raises:
         ConfigError: no such file, dataset or column, or a row that is no prompt.
@@ -131,12 +130,16 @@ def read_prompts(config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, shuf
         columns = dataset[numbers]
         rows = {n: {name: values[i] for name, values in columns.items()} for i, n in enumerate(numbers)}
         # In the file's order, so that the first row that is no prompt is the one that an error names.
-        prompts = {n: _prompt(rows[n], n, config, tokenizer) for n in sorted(numbers)}
+        prompts = {n: make_prompt(rows[n], n, config, tokenizer) for n in sorted(numbers)}
         yield from (_distinct(prompts[n], seen) for n in numbers)
 
 
 def read_rows(config: DataConfig) -> Any:
-    """The dataset, checked to have the columns the config names; its rows stay on disk."""
+    """Return the dataset, checked to have the columns that the config names. Its rows stay on disk.
+
+    Raises:
+        ConfigError: it cannot be read, or lacks a column.
+    """
     import datasets
 
     datasets.disable_progress_bars()
@@ -161,24 +164,24 @@ def read_rows(config: DataConfig) -> Any:
 
 
 def check_prompts(config: DataConfig) -> None:
-    """Raise ConfigError for a prompt file that does not exist; what the Hub has is not asked."""
+    """Raise ConfigError for a prompt file that does not exist. Does not contact the Hub."""
     path = Path(config.prompts).expanduser()
     if path.suffix.lower() in FILE_KINDS and not path.is_file():
         raise ConfigError(f"data.prompts={config.prompts}: no such file")
 
 
 def stable_seed(*parts: object) -> int:
-    """A 63-bit seed from values that name a piece of work, the same in every process and run."""
+    """Return a 63-bit seed made of values that name a piece of work, the same in every process and run."""
     digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def texts(prompts: Iterable[Prompt], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Prompts as a person reads them."""
+    """Return prompts decoded to text, without special tokens."""
     return [tokenizer.decode(list(p.token_ids), skip_special_tokens=True) for p in prompts]
 
 
-def _prompt(row: dict[str, Any], number: int, config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt:
+def make_prompt(row: dict[str, Any], number: int, config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt:
     content, given = row[config.prompt_field], row.get("id")
     where = f"data.prompt_field={config.prompt_field}: row {number}"
     if not isinstance(content, (str, list)):
@@ -194,7 +197,7 @@ def _prompt(row: dict[str, Any], number: int, config: DataConfig, tokenizer: Pre
 
 
 def _response(row: dict[str, Any], number: int, config: DataConfig) -> str | None:
-    """The row's response as text; numbers are answers too (a CSV column of sums is read as integers)."""
+    """Return the row's response as text. Numbers are answers too (a CSV column of sums is read as integers)."""
     value = row.get(config.response_field)
     if value is None or value == "":
         return None
@@ -206,12 +209,12 @@ def _response(row: dict[str, Any], number: int, config: DataConfig) -> str | Non
 
 
 def _distinct(prompt: Prompt, seen: dict[str, int]) -> Prompt:
-    """The prompt with an id that names only it: samples are found again by them. `seen` counts ids so far."""
+    """Return the prompt with an id of its own, by which its samples are found. `seen` counts ids so far."""
     seen[prompt.id] = seen.get(prompt.id, 0) + 1
     repeat = seen[prompt.id]
     return prompt if repeat == 1 else replace(prompt, id=f"{prompt.id}#{repeat}")
 
 
-def _require_column(names: Sequence[str], wanted: str, key: str) -> None:
-    if wanted not in names:
-        raise ConfigError(f"{key}={wanted} is not a column of the data; it has {', '.join(names)}")
+def _require_column(names: Sequence[str], column: str, key: str) -> None:
+    if column not in names:
+        raise ConfigError(f"{key}={column} is not a column of the data; it has {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""Samples that others wrote, judged by the target on their way to disk."""
+"""Samples of other writers, scored by the target on their way to disk."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from distillspec.types import Sample, SignalRequest
 
 
 class ScoringWriter:
-    """Hands samples on to `writer` with the target's signal, `lot` at a time."""
+    """Writer that adds the target's signal to samples, `batch_size` at a time, and passes them to `writer`."""
 
     def __init__(
-        self, writer: ShardWriter, target: LanguageModel, signal: SignalRequest, seed: int, lot: int = 32
+        self, writer: ShardWriter, target: LanguageModel, signal: SignalRequest, seed: int, batch_size: int = 32
     ) -> None:
-        self.writer, self.target, self.signal, self.seed, self.lot = writer, target, signal, seed, lot
-        self._waiting: list[Sample] = []
+        self.writer, self.target, self.signal, self.seed, self.batch_size = writer, target, signal, seed, batch_size
+        self.waiting: list[Sample] = []
 
     @property
     def done_ids(self) -> set[str]:
         return self.writer.done_ids
 
     def add(self, sample: Sample) -> None:
-        self._waiting.append(sample)
-        if len(self._waiting) >= self.lot:
-            self._hand_on()
+        self.waiting.append(sample)
+        if len(self.waiting) >= self.batch_size:
+            self._score_waiting()
 
     def flush(self, *, complete: bool = False) -> None:
-        self._hand_on()
+        self._score_waiting()
         self.writer.flush(complete=complete)
 
-    def _hand_on(self) -> None:
-        waiting, self._waiting = self._waiting, []
+    def _score_waiting(self) -> None:
+        waiting, self.waiting = self.waiting, []
         if waiting:
             for sample in score(waiting, self.target, self.signal, self.seed):
                 self.writer.add(sample)

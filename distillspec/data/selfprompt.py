@@ -1,4 +1,4 @@
-"""Prompts without a dataset: the target writes the user's turn itself."""
+"""Prompts without a dataset: the target writes the user's turns itself."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ def write_prompts(
     seed: int,
     on_prompt: Callable[[int], None] | None = None,
 ) -> list[Prompt]:
-    """Enough user turns for `data.num_prompts` plus `data.eval_prompts`, all different and finished.
+    """Return different, finished user turns for `data.num_prompts` plus `data.eval_prompts`.
 
     Raises:
         RunError: the target writes too few usable turns (it has no chat training, say).
     """
-    wanted = (config.num_prompts or DEFAULT_PROMPTS) + config.eval_prompts
+    needed = (config.num_prompts or DEFAULT_PROMPTS) + config.eval_prompts
     prefix = user_turn_prefix(target.text_tokenizer)
     opening = Prompt("selfprompt", prefix, "selfprompt")
     limit = min(USER_TURN_TOKENS, config.max_prompt_tokens)
     found: dict[str, Prompt] = {}
     may_be_cut = False
     for attempt in range(6):
-        missing = wanted - len(found)
+        missing = needed - len(found)
         requests = [
             GenerationRequest(opening, limit, stable_seed(seed, "selfprompt", attempt, i))
             for i in range(missing + missing // 4 + 8)
         ]
         written = dict(generator.generate(requests, POLICY, stop_ids=target.stop_ids))
-        # A target without chat training hardly ever ends a turn: its cut ones are then taken as they are.
+        # A target without chat training hardly ever ends a turn. Its cut turns are then accepted.
         may_be_cut = may_be_cut or sum(s.finished for s in written.values()) < len(written) // 4
         for index in sorted(written):
             text = target.text_tokenizer.decode(list(written[index].response_ids), skip_special_tokens=True).strip()
-            if len(found) < wanted and text not in found and usable(text, written[index].finished or may_be_cut):
+            if len(found) < needed and text not in found and usable(text, written[index].finished or may_be_cut):
                 ids = render_prompt(target.text_tokenizer, text)
                 found[text] = Prompt(f"self-{len(found):06d}", ids, "selfprompt")
                 if on_prompt is not None:
                     on_prompt(1)
-        if len(found) >= wanted:
+        if len(found) >= needed:
             return list(found.values())
     raise RunError(
-        f"{target.name} wrote only {len(found)} usable prompts of {wanted}; give a prompt file with data.prompts=FILE"
+        f"{target.name} wrote only {len(found)} usable prompts of {needed}; give a prompt file with data.prompts=FILE"
     )
 
 
 def usable(text: str, finished: bool) -> bool:
-    """Whether a self-written user turn is worth asking: complete and not trivial."""
+    """Return True for a self-written user turn that is complete and not trivial."""
     return finished and (len(text.split()) >= MIN_WORDS or len(text) >= MIN_CHARACTERS)

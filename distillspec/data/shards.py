@@ -1,36 +1,40 @@
-"""Samples on disk: safetensors shards and a manifest, each complete before it is visible.
+"""Teacher cache: training samples in shards, and a manifest that lists them.
 
-A folder holds `manifest.json` and `shard-00000.safetensors`, …; a shard has flat token arrays with offsets,
-the teacher's signal, and its sequences' ids, domains and sources as JSON in the metadata.
+A folder holds `manifest.json` and `shard-00000.safetensors`, …. Each file is complete before it is visible. The columns
+of a shard are those of `shard_schema`.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from distillspec.data.packing import joined_draws, joined_writer_logprobs
+from distillspec.data.packing import joined_draws
+from distillspec.data.shard_file import ShardMetadata, ShardRefused, is_intact, read_metadata, read_shard, write_shard
+from distillspec.data.shard_schema import Columns
+from distillspec.data.shard_signal import signal_columns, signal_of
 from distillspec.errors import ConfigError
 from distillspec.files import sha256_of, write_atomic, write_json
 from distillspec.types import ModelIdentity, Sample, TeacherSignal
 
 MANIFEST = "manifest.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 1  # of the manifest
 
 
 class ShardWriter:
-    """Adds samples to a folder, a shard at a time; opening it again goes on where it stopped.
+    """Writes samples to a folder, one shard at a time. Opened again, it continues after the last intact shard.
 
-    `key` says what the samples are (target identity, policy, signal); a folder with another key is refused.
+    Args:
+        key: how the samples are made (target identity, policy, signal). A folder with another key is refused.
+        shard_sequences: samples a shard.
+
+    Raises:
+        ConfigError: the folder has another key, an unreadable manifest, or shards of a newer version.
     """
 
     def __init__(self, folder: Path, key: dict[str, Any], shard_sequences: int) -> None:
@@ -38,7 +42,9 @@ class ShardWriter:
         self.shard_sequences = shard_sequences
         self._pending: list[Sample] = []
         self._manifest = self._open(json.loads(json.dumps(key)))
-        self.done_ids = {name for shard in self._manifest["shards"] for name in _prompt_names(folder / shard["file"])}
+        self.done_ids = {
+            own["prompt_id"] for shard in self._manifest["shards"] for own in _metadata_of(folder / shard["file"])
+        }
 
     def add(self, sample: Sample) -> None:
         self._pending.append(sample)
@@ -46,7 +52,7 @@ class ShardWriter:
             self.flush()
 
     def flush(self, *, complete: bool = False) -> None:
-        """Write what is pending as a shard; `complete` marks the folder as holding all that was asked for."""
+        """Write the pending samples as a shard. `complete` marks the folder as holding every requested sample."""
         if self._pending:
             name = f"shard-{self._next_number():05d}.safetensors"
             write_atomic(self.folder / name, lambda temporary: _save(self._pending, temporary))
@@ -64,7 +70,7 @@ class ShardWriter:
 
     @property
     def complete(self) -> bool:
-        """Whether the folder holds all that was asked for (or all that the time allowed)."""
+        """True when the folder holds every requested sample, or all that the time limit allowed."""
         return bool(self._manifest["complete"])
 
     @property
@@ -83,8 +89,8 @@ class ShardWriter:
                 f"{self.folder} holds samples of {first}={manifest['key'].get(first)!r}, not {key.get(first)!r}; "
                 "use another folder or the same settings"
             )
-        # A damaged shard is left out: its prompts are simply answered again.
-        intact = [s for s in manifest["shards"] if _intact(self.folder, s)]
+        # A damaged shard is left out: its prompts are answered again.
+        intact = [s for s in manifest["shards"] if is_intact(self.folder / s["file"], s["sha256"])]
         manifest["complete"] = manifest["complete"] and len(intact) == len(manifest["shards"])
         manifest["shards"] = intact
         return manifest
@@ -95,10 +101,10 @@ class ShardWriter:
 
 
 def read_samples(folder: Path, identity: ModelIdentity | None = None) -> list[Sample]:
-    """All samples of a folder.
+    """Return all samples of a folder.
 
     Raises:
-        ConfigError: no manifest, a damaged shard, or made by another target than `identity`.
+        ConfigError: no manifest, a damaged shard, one of a newer version, or another target than `identity`.
     """
     path = folder / MANIFEST
     if not path.is_file():
@@ -113,11 +119,11 @@ def read_samples(folder: Path, identity: ModelIdentity | None = None) -> list[Sa
             )
     samples: list[Sample] = []
     for shard in manifest["shards"]:
-        if not _intact(folder, shard):
+        if not is_intact(folder / shard["file"], shard["sha256"]):
             raise ConfigError(
                 f"{folder / shard['file']} is damaged or missing; run the distill generate that made it again"
             )
-        samples.extend(_load(folder / shard["file"]))
+        samples += _load(folder / shard["file"])
     return samples
 
 
@@ -129,95 +135,71 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def recorded_key(folder: Path) -> dict[str, Any]:
-    """What the samples of a folder were made with; empty when there are none."""
+    """Return the key that the samples of a folder were made with. Empty without a manifest."""
     path = folder / MANIFEST
     return _read_manifest(path)["key"] if path.is_file() else {}
 
 
-def _intact(folder: Path, shard: dict[str, Any]) -> bool:
-    path = folder / shard["file"]
-    return path.is_file() and sha256_of(path) == shard["sha256"]
-
-
 def _save(samples: list[Sample], path: Path) -> None:
-    tensors = {
-        "prompt_tokens": _flat(s.prompt_ids for s in samples),
-        "prompt_offsets": _offsets(len(s.prompt_ids) for s in samples),
-        "response_tokens": _flat(s.response_ids for s in samples),
-        "response_offsets": _offsets(len(s.response_ids) for s in samples),
-        "finished": torch.tensor([s.finished for s in samples]),
-    }
-    records: dict[str, Any] = {
-        "prompt_ids": [s.prompt_id for s in samples],
-        "domains": [s.domain for s in samples],
-        "sources": [s.source for s in samples],
-    }
-    written = joined_writer_logprobs(samples)
-    if written is not None:
-        tensors["writer_logprobs"] = written
     signals = [s.signal for s in samples if s.signal is not None]
-    if len(signals) == len(samples):
-        records["signal_kind"] = signals[0].kind
-        tensors["signal_ids"] = torch.cat([s.ids for s in signals]).to(torch.int32)
-        tensors["signal_logprobs"] = torch.cat([s.logprobs for s in signals]).to(torch.float16)
-        tensors["signal_tail"] = torch.cat([s.tail for s in signals]).to(torch.float32)
-        tail_ids, tail_logprobs = joined_draws(signals)
-        if tail_ids is not None and tail_logprobs is not None:
-            tensors |= {"tail_ids": tail_ids, "tail_logprobs": tail_logprobs.to(torch.float16)}
-    save_file(tensors, path, metadata={"distillspec": json.dumps(records)})
+    whole = len(signals) == len(samples)
+    columns = [_columns(sample) for sample in samples]
+    if whole:
+        for own, signal in zip(columns, _aligned(signals), strict=True):
+            own |= signal
+    records = [{"prompt_id": s.prompt_id, "domain": s.domain, "source": s.source} for s in samples]
+    write_shard(path, columns, ShardMetadata(records, {"signal_kind": signals[0].kind} if whole else {}))
+
+
+def _columns(sample: Sample) -> Columns:
+    columns = {
+        "prompt_tokens": torch.tensor(sample.prompt_ids, dtype=torch.int32),
+        "response_tokens": torch.tensor(sample.response_ids, dtype=torch.int32),
+        "finished": torch.tensor(sample.finished),
+    }
+    if sample.writer_logprobs is not None:
+        columns["writer_logprobs"] = sample.writer_logprobs.float()
+    return columns
+
+
+def _aligned(signals: list[TeacherSignal]) -> list[Columns]:
+    """Return the signals' columns. Those with fewer draws than others are padded."""
+    columns = [signal_columns(signal) for signal in signals]
+    tail_ids, tail_logprobs = joined_draws(signals)
+    if tail_ids is not None and tail_logprobs is not None:
+        lengths = [len(signal) for signal in signals]
+        draws = zip(tail_ids.int().split(lengths), tail_logprobs.half().split(lengths), strict=True)
+        for own, (ids, logprobs) in zip(columns, draws, strict=True):
+            own |= {"tail_ids": ids, "tail_logprobs": logprobs}
+    return columns
 
 
 def _load(path: Path) -> list[Sample]:
-    with safe_open(path, framework="pt") as stream:
-        records = json.loads(stream.metadata()["distillspec"])
-        tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 (not a mapping)
-    prompts = _ragged(tensors["prompt_tokens"], tensors["prompt_offsets"])
-    responses = _ragged(tensors["response_tokens"], tensors["response_offsets"])
-    offsets = tensors["response_offsets"].tolist()
-    whole = None
-    if "signal_kind" in records:
-        whole = TeacherSignal(
-            records["signal_kind"],
-            tensors["signal_ids"],
-            tensors["signal_logprobs"],
-            tensors["signal_tail"],
-            tensors.get("tail_ids"),
-            tensors.get("tail_logprobs"),
-        )
+    try:
+        samples, metadata = read_shard(path)
+    except ShardRefused as refused:
+        raise ConfigError(f"{path.parent}: {refused}") from refused
     return [
         Sample(
-            prompt_id=records["prompt_ids"][i],
-            domain=records["domains"][i],
-            prompt_ids=prompts[i],
-            response_ids=responses[i],
-            signal=None if whole is None else whole.rows(offsets[i], offsets[i + 1]),
-            source=records["sources"][i],
-            finished=bool(tensors["finished"][i]),
-            writer_logprobs=_known(tensors.get("writer_logprobs"), offsets[i], offsets[i + 1]),
+            prompt_id=own["prompt_id"],
+            domain=own["domain"],
+            prompt_ids=_ids(columns["prompt_tokens"]),
+            response_ids=_ids(columns["response_tokens"]),
+            signal=signal_of(columns, metadata.common),
+            source=own["source"],
+            finished=bool(columns["finished"]),
+            writer_logprobs=columns.get("writer_logprobs"),
         )
-        for i in range(len(prompts))
+        for columns, own in zip(samples, metadata.samples, strict=True)
     ]
 
 
-def _known(values: Tensor | None, start: int, stop: int) -> Tensor | None:
-    """The part of one sample, None where it is not known."""
-    part = None if values is None else values[start:stop]
-    return None if part is None or bool(part.isnan().any()) else part
+def _metadata_of(path: Path) -> list[dict[str, Any]]:
+    try:
+        return read_metadata(path).samples
+    except ShardRefused as refused:
+        raise ConfigError(f"{path.parent}: {refused}") from refused
 
 
-def _prompt_names(path: Path) -> list[str]:
-    with safe_open(path, framework="pt") as stream:
-        return json.loads(stream.metadata()["distillspec"])["prompt_ids"]
-
-
-def _flat(sequences: Iterable[tuple[int, ...]]) -> Tensor:
-    return torch.tensor([token for sequence in sequences for token in sequence], dtype=torch.int32)
-
-
-def _offsets(lengths: Iterable[int]) -> Tensor:
-    return torch.tensor([0, *lengths], dtype=torch.int64).cumsum(0)
-
-
-def _ragged(flat: Tensor, offsets: Tensor) -> list[tuple[int, ...]]:
-    values, ends = flat.tolist(), offsets.tolist()
-    return [tuple(values[a:b]) for a, b in itertools.pairwise(ends)]
+def _ids(tokens: Tensor) -> tuple[int, ...]:
+    return tuple(tokens.tolist())

@@ -1,4 +1,4 @@
-"""Judging drafts: acceptance, block efficiency, cost, speed-up, and the reference speculative decoder."""
+"""Evaluation of drafts: acceptance, block efficiency, cost, speed-up, and the reference speculative decoder."""
 
 from distillspec.evaluation.acceptance import EvaluationResult, cut_share, evaluate
 from distillspec.evaluation.cost import StepCost, measure_costs

@@ -1,4 +1,4 @@
-"""One draft judged on held-out text: acceptance, block efficiency, cost and speed-up."""
+"""Evaluation of one draft on held-out text: acceptance, block efficiency, cost and speed-up."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEFAULT_GAMMA = 4  # measured when no predicted speed-up says which length is be
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What is known about a draft; intervals are 95 % bootstrap intervals over prompts."""
+    """Figures of one draft. Intervals are 95 % bootstrap intervals over prompts."""
 
     draft: str
     policy: SamplingPolicy
@@ -46,10 +46,10 @@ class EvaluationResult:
     speedup: dict[int, Speedup] | None = None  # by batch
     measured: MeasuredSpeedup | None = None
     cut: float = 0.0  # share of the answers that the token limit cut
-    by_prompt: tuple[PromptSums, ...] = ()  # what the intervals rest on
+    by_prompt: tuple[PromptSums, ...] = ()  # resampled for the intervals
 
     def to_json(self) -> dict[str, Any]:
-        """Plain dictionaries, lists and floats; batch sizes become strings, sums by prompt are left out."""
+        """Return plain dictionaries, lists and floats. Batch sizes become strings, sums by prompt are left out."""
         text = asdict(replace(self, cost=None, speedup=None, measured=None, by_prompt=()))
         del text["by_prompt"]
         return {
@@ -97,14 +97,14 @@ def evaluate(
     on_sample: Callable[[int, int], None] | None = None,
     states: TargetStates | None = None,
 ) -> EvaluationResult:
-    """Judge the draft as it would be deployed: in the target's number format, without dropout.
+    """Measure the draft as it would be deployed: in the target's number format, without dropout.
 
     Args:
-        samples: held-out prompts with responses sampled from the *target under `policy`*; block efficiency is
-            unbiased only on such text (acceptance rates hold on any). Responses of one prompt count as one.
+        samples: held-out prompts with responses sampled from the *target under `policy`*. Block efficiency is unbiased
+            only on such text (acceptance rates hold on any). Responses of one prompt count as one.
         max_prompts: the quick variant for use during training: only the first so many prompts, and no timing.
-        on_sample: told `(done, total)`.
-        states: what the target thought of these samples in earlier evaluations of the same run.
+        on_sample: called with `(done, total)`.
+        states: the target's hidden states on these samples, from earlier evaluations of the same run.
 
     Raises:
         ConfigError: no sample has a response.
@@ -112,25 +112,25 @@ def evaluate(
     samples = _first_prompts([sample for sample in samples if sample.response_ids], max_prompts)
     if not samples:
         raise ConfigError("there is nothing to evaluate: no held-out prompt has a response")
-    with deployed(draft, target) as judged:
+    with deployed(draft, target) as model:
         prompts = _sum_by_prompt(
-            judged, target, samples, policy, config.max_gamma, on_sample, states or TargetStates(target)
+            model, target, samples, policy, config.max_gamma, on_sample, states or TargetStates(target)
         )
         result = _summarise(draft.name, policy, prompts, config.bootstrap_samples, seed)
         result = replace(result, cut=cut_share(samples))
         if max_prompts is None:
-            result = _add_timings(result, judged, target, samples, config, seed)
+            result = _add_timings(result, model, target, samples, config, seed)
     return result
 
 
 def cut_share(samples: Sequence[Sample]) -> float:
-    """Which share of the answers did not end by itself: the token limit (or a deadline) cut it."""
+    """Return the share of the answers that the token limit (or a deadline) cut."""
     return sum(not sample.finished for sample in samples) / max(1, len(samples))
 
 
 @contextmanager
 def deployed(draft: LanguageModel, target: LanguageModel) -> Iterator[LanguageModel]:
-    """The draft in evaluation mode and the target's number format; the one given is left as it was."""
+    """Yield the draft in evaluation mode and the target's number format. The given one stays as it was."""
     if draft.dtype == target.dtype:
         training = draft.model.training
         draft.model.eval()
@@ -197,7 +197,7 @@ def _summarise(
 
 
 def _block_sums(prompts: Sequence[PromptSums]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Tokens and blocks `[P, G]`: numerators and denominators of τ."""
+    """Return tokens and blocks `[P, G]`: numerators and denominators of τ."""
     return np.stack([p.tokens for p in prompts]), np.stack([p.blocks for p in prompts])
 
 

@@ -1,4 +1,4 @@
-"""Block efficiency: how many tokens one run of the target yields when γ tokens are drafted for it.
+"""Block efficiency: the tokens that one run of the target yields when γ tokens are drafted for it.
 
 The estimator needs only text sampled from the target under the policy, and no speculative decoding, which
 emits such text too: given the text x, each emitted token was an accepted proposal with probability
@@ -17,15 +17,15 @@ Two things follow that averages of acceptance rates miss:
   factor replaced by its expectation α = Σ min(p, q), for less variance), never a product of averages.
 - Blocks do not start everywhere alike: long blocks skip over easy text, so that hard text holds more
   starts. The probability v_t that a block starts at t follows by recursion from v_0 = 1 and the emission
-  probabilities above. With all starts weighed alike, half a text at 5 tokens a block and half at 1 would
-  average 3; decoding it takes N/10 + N/2 blocks for N tokens: 1.67.
+  probabilities above. With all starts weighted alike, half a text at 5 tokens a block and half at 1 would
+  average 3. Decoding it takes N/10 + N/2 blocks for N tokens: 1.67.
 
 τ(γ) = Σ_t v_t (1 + Σ_{i≤γ} S_i(t)) / Σ_t v_t = expected tokens / expected blocks, sums over prompts too.
 
-The end of a response. A response that stopped by itself ends its last block too, as in real decoding: nothing
-comes after a stop token, so α there counts only tokens that go on (`Positions.continuing`). A response cut at
-the length limit says nothing about what its last blocks would have yielded; only blocks that start at least
-γ + 1 tokens before the cut count. That rule looks at places, not at outcomes, so it favours neither easy text
+The end of a response. A response that stopped by itself ends its last block too, as in real decoding. Nothing
+comes after a stop token, so α there counts only tokens that continue (`Positions.continuing`). A response cut at
+the length limit does not show what its last blocks would have yielded, so only blocks that start at least
+γ + 1 tokens before the cut count. That rule depends on positions, not on outcomes, so it favours neither easy text
 nor hard. (A response cut before even one whole window counts its first block with what there is: too low.)
 """
 
@@ -41,16 +41,17 @@ from distillspec.evaluation.positions import Positions
 
 @dataclass(frozen=True)
 class BlockCounts:
-    """Expected counts on one response for γ = 1 … G, `[G]` float64 each; τ = Σ tokens / Σ blocks."""
+    """Expected counts on one response for γ = 1 … G, `[G]` float64 each. τ = Σ tokens / Σ blocks."""
 
     tokens: Tensor
     blocks: Tensor
 
 
 def count_blocks(positions: Positions, finished: bool, max_gamma: int) -> BlockCounts:
-    """Blocks and their tokens that speculative decoding spends on this response, in expectation.
+    """Return the expected blocks and tokens that speculative decoding spends on this response (see the module).
 
-    `finished`: the response ended by itself, not at a length limit. See the module's docstring.
+    Args:
+        finished: the response ended by itself, not at a length limit.
     """
     length = len(positions)
     reached = _reached(positions.accepted, max_gamma)
@@ -66,20 +67,20 @@ def count_blocks(positions: Positions, finished: bool, max_gamma: int) -> BlockC
 
 
 def _reached(accepted: Tensor, max_gamma: int) -> Tensor:
-    """`[R, G + 1]`: w_t ··· w_{t+i−1} for i = 0 … G; zero where it would pass the end."""
+    """Return `[R, G + 1]`: w_t ··· w_{t+i−1} for i = 0 … G, zero where it would pass the end."""
     padded = torch.cat([accepted, accepted.new_zeros(max_gamma)])
     windows = padded.unfold(0, max_gamma, 1)[: len(accepted)]  # [R, G]
     return torch.cat([accepted.new_ones(len(accepted), 1), windows.cumprod(-1)], dim=-1)
 
 
 def _survival(reached: Tensor, continuing: Tensor, max_gamma: int) -> Tensor:
-    """`[R, G]`: S_i(t) for i = 1 … G, counting only blocks that go on after i tokens."""
+    """Return `[R, G]`: S_i(t) for i = 1 … G, counting only blocks that continue after i tokens."""
     padded = torch.cat([continuing, continuing.new_zeros(max_gamma)])
     return reached[:, :-1] * padded.unfold(0, max_gamma, 1)[: len(continuing)]
 
 
 def _start_probabilities(reached: Tensor, gamma: int) -> Tensor:
-    """v `[R]`: the probability that a block starts at each position."""
+    """Return v `[R]`: the probability that a block starts at each position."""
     length = len(reached)
     emits = torch.cat([reached[:, :gamma] - reached[:, 1 : gamma + 1], reached[:, gamma, None]], dim=-1)
     starts = reached.new_zeros(length + gamma + 1)

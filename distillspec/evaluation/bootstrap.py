@@ -17,7 +17,7 @@ QUANTILES = (0.025, 0.975)
 
 
 def interval(per_prompt_numerators: ArrayLike, per_prompt_denominators: ArrayLike, samples: int, seed: int) -> Interval:
-    """Σ numerators / Σ denominators, both `[P]`, with its 95 % interval; see `ratio_intervals`."""
+    """Return Σ numerators / Σ denominators, both `[P]`, with its 95 % interval, as `ratio_intervals` computes it."""
     numerators = np.asarray(per_prompt_numerators, dtype=np.float64)[:, None]
     denominators = np.asarray(per_prompt_denominators, dtype=np.float64)[:, None]
     return ratio_intervals(numerators, denominators, samples, seed)[0]
@@ -26,7 +26,7 @@ def interval(per_prompt_numerators: ArrayLike, per_prompt_denominators: ArrayLik
 def ratio_intervals(
     numerators: NDArray[np.float64], denominators: NDArray[np.float64], samples: int, seed: int
 ) -> list[Interval]:
-    """One interval a column of `numerators [P, M]` and `denominators [P, M]`, P prompts.
+    """Return one interval a column of `numerators [P, M]` and `denominators [P, M]`, for P prompts.
 
     All columns share their resamples. A resample whose denominators are all zero is left out. With a single
     prompt the interval has no width: it says nothing about other prompts.
@@ -43,21 +43,21 @@ def ratio_intervals(
 def resampled_ratios(
     numerators: NDArray[np.float64], denominators: NDArray[np.float64], samples: int, seed: int
 ) -> NDArray[np.float64]:
-    """The ratios of `ratio_intervals` in every resample, `[S, M]`; NaN where the denominators are all zero."""
+    """Return the ratios of `ratio_intervals` in every resample, `[S, M]`, NaN where all denominators are zero."""
     weights = _resample_weights(len(numerators), samples, seed)
     below = weights @ denominators
     return np.divide(weights @ numerators, below, out=np.full(below.shape, np.nan), where=below > 0)
 
 
 def intervals_of(values: ArrayLike, resampled: NDArray[np.float64]) -> list[Interval]:
-    """`values [M]` with the 95 % intervals of their resamples `[S, M]`; NaN resamples are left out."""
+    """Return `values [M]` with the 95 % intervals of their resamples `[S, M]`. NaN resamples are left out."""
     low, high = np.nanquantile(resampled, QUANTILES, axis=0)
     means = np.asarray(values, dtype=np.float64)
     return [Interval(float(m), float(a), float(b)) for m, a, b in zip(means, low, high, strict=True)]
 
 
 def median_interval(values: Sequence[float], samples: int, seed: int) -> Interval:
-    """The median of one value a prompt with its 95 % interval; `mean` holds the median."""
+    """Return the median of one value a prompt with its 95 % interval. `mean` holds the median."""
     observed = np.asarray(values, dtype=np.float64)
     drawn = np.random.default_rng(seed).integers(len(observed), size=(samples, len(observed)))
     low, high = np.quantile(np.median(observed[drawn], axis=1), QUANTILES)
@@ -65,7 +65,7 @@ def median_interval(values: Sequence[float], samples: int, seed: int) -> Interva
 
 
 def _resample_weights(prompts: int, samples: int, seed: int) -> NDArray[np.float64]:
-    """`[S, P]`: how often each prompt occurs in each resample of P prompts with replacement."""
+    """Return `[S, P]`: the count of each prompt in each resample of P prompts with replacement."""
     counts = np.random.default_rng(seed).multinomial(prompts, np.full(prompts, 1 / prompts), size=samples)
     return counts.astype(np.float64)
 
@@ -73,10 +73,10 @@ def _resample_weights(prompts: int, samples: int, seed: int) -> NDArray[np.float
 def relative_gain(
     before: tuple[ArrayLike, ArrayLike], after: tuple[ArrayLike, ArrayLike], samples: int, seed: int
 ) -> Interval:
-    """How much larger the ratio Σ/Σ of `after` is than that of `before`, as a share of it, with its 95 % interval.
+    """Return (Σ/Σ of `after`) / (Σ/Σ of `before`) − 1, with its 95 % interval.
 
-    Both are numerators and denominators `[P]` of the same P prompts, in order: a resample takes a prompt's four numbers
-    together, so that what makes a prompt easy for both cancels.
+    Both are numerators and denominators `[P]` of the same P prompts, in order. A resample takes a prompt's four numbers
+    together, so that a prompt's difficulty cancels.
 
     Raises:
         ValueError: the denominators, or the numerators of `before`, sum to zero.
@@ -95,7 +95,7 @@ def relative_gain(
 def paired_difference(
     before: tuple[ArrayLike, ArrayLike], after: tuple[ArrayLike, ArrayLike], samples: int, seed: int
 ) -> Interval:
-    """The ratio Σ/Σ of `after` less that of `before`, with its 95 % interval; both as in `relative_gain`.
+    """Return the ratio Σ/Σ of `after` less that of `before`, with its 95 % interval. Arguments as in `relative_gain`.
 
     Raises:
         ValueError: denominators sum to zero.

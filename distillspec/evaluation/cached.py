@@ -1,4 +1,4 @@
-"""A model that remembers what it has read and can forget the end of it again."""
+"""Model with a key/value cache that can drop its last tokens again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distillspec.models.language_model import LanguageModel
 
 
 class CachedModel:
-    """A `LanguageModel` with a key/value cache; all rows of the batch have the same length.
+    """A `LanguageModel` with a key/value cache. All rows of the batch have the same length.
 
     `length` is the number of tokens a row whose keys and values are held.
     """
@@ -27,20 +27,20 @@ class CachedModel:
     def extend(self, input_ids: Tensor, last: int = 1) -> Tensor:
         """Read `input_ids [B, n]` and return the logits `[B, last, width]` after the last `last` of them."""
         new = input_ids.shape[1]
-        places = torch.arange(self.length, self.length + new, device=input_ids.device).expand_as(input_ids)
-        output = self._decoder(input_ids=input_ids, position_ids=places, past_key_values=self._cache, use_cache=True)
+        positions = torch.arange(self.length, self.length + new, device=input_ids.device).expand_as(input_ids)
+        output = self._decoder(input_ids=input_ids, position_ids=positions, past_key_values=self._cache, use_cache=True)
         self.length += new
         return self._head.logits(output.last_hidden_state[:, -last:])
 
     def crop(self, length: int) -> None:
-        """Forget everything after the first `length` tokens.
+        """Drop all tokens after the first `length`.
 
         Raises:
             ConfigError: the model cannot (recurrent state), so it cannot speculate.
         """
         if length >= self.length:
             return
-        # A negative number means "remove so many" in every supported version; a positive one does not.
+        # A negative number means "remove so many" in every supported version. A positive one does not.
         self._cache.crop(length - self.length)
         if self._cache.get_seq_length() != length:
             raise ConfigError(f"{self.model.name} cannot roll its cache back, which speculation needs")

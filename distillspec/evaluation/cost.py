@@ -1,11 +1,11 @@
-"""What a draft step and a verification cost on this machine, in runs of the target on one token.
+"""Cost of a draft step and of a verification on this machine, in runs of the target on one token.
 
 Both are measured in pairs: each is timed right beside a plain step and divided by it, so that a machine that slows down
-slows both. Medians over rounds count; their intervals come from resampling rounds, and cover this run alone.
+slows both. Medians over rounds count. Their intervals come from resampling rounds, and cover this run alone.
 
-Verification cannot cost less than a plain step, which could read the same tokens and ignore all but one. Where it is
-clearly measured to (some CPUs are slow on one row), the plain step is slow, and that is no merit of a draft: costs are
-then told in shorter plain steps. What noise alone leaves below 1 is raised to 1.
+Verification cannot cost less than a plain step, which could read the same tokens and ignore all but one. If it clearly
+measures less (some CPUs are slow on one row), the plain step is slow, and a draft deserves no credit for that: costs
+are then given in shorter plain steps. A ratio that is below 1 by noise alone is raised to 1.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from distillspec.types import Interval
 CONTEXT_TOKENS = 256
 WARMUP_ROUNDS = 2
 ROUNDS = 10  # the fewest that make a false `plain_share` rarer than 5 % at 32 lengths
-RESAMPLES = 1000  # of the rounds, for what is reported of the costs themselves
+RESAMPLES = 1000  # of the rounds, for the costs' own intervals
 
 
 @dataclass(frozen=True)
 class StepCost:
-    """Steps at one batch size, with a context of `CONTEXT_TOKENS` tokens a row; medians over rounds."""
+    """Costs of steps at one batch size, with a context of `CONTEXT_TOKENS` tokens a row. Medians over rounds."""
 
     batch: int
     draft_step_s: float  # one token a row, its (truncated) head included
     verify_s: tuple[float, ...]  # entry k: the target on k + 1 tokens a row, all their logits included
-    # Each round's draft step and verifications of 1 … γ tokens, over the plain steps beside them; () for exact costs.
+    # Each round's draft step and verifications of 1 … γ tokens, relative to its plain steps. (): costs are exact.
     rounds: tuple[tuple[float, ...], ...] = ()
 
     @property
@@ -50,31 +50,31 @@ class StepCost:
 
     @property
     def c(self) -> float:
-        """Draft step / plain step."""
+        """Return draft step / plain step."""
         return float(self._in_plain_steps(self._medians)[0])
 
     @property
     def beta(self) -> tuple[float, ...]:
-        """β(k), k = 0 … γ: verifying k proposals / a plain step, at least 1; β(0) = 1."""
+        """Return β(k), k = 0 … γ: verifying k proposals / a plain step, at least 1. β(0) = 1."""
         return (1.0, *self._in_plain_steps(self._medians)[1:].tolist())
 
     @cached_property
     def measured(self) -> tuple[Interval, ...]:
-        """The ratios as they were measured, whether they can be or not: c, then β(1), β(2), …"""
+        """Return the ratios as measured, possible or not: c, then β(1), β(2), …"""
         return tuple(intervals_of(self._medians, self._resampled_medians(RESAMPLES, 0)))
 
     @cached_property
     def plain_share(self) -> float:
-        """How long a plain step would take at its best, as a share of the measured one.
+        """Return the time of a plain step at its best, as a share of the measured one.
 
-        Below 1 where a verification is surely faster than a plain step, which is in every round. Chance puts all of n
-        rounds below 1 once in 2ⁿ cases. The lowest of many intervals is below 1 far more often.
+        It is below 1 if a verification is surely faster than a plain step, which means in every round. Chance puts all
+        of n rounds below 1 once in 2ⁿ cases. The lowest of many intervals is below 1 far more often.
         """
         surely = np.all(self._ratios[:, 1:] < 1, axis=0).tolist()
         return min([1.0, *(i.high for i, faster in zip(self.measured[1:], surely, strict=True) if faster)])
 
     def resampled(self, samples: int, seed: int) -> NDArray[np.float64]:
-        """c, β(1), …, β(γ) in every resample of the rounds, `[S, 1 + γ]`."""
+        """Return c, β(1), …, β(γ) in every resample of the rounds, `[S, 1 + γ]`."""
         return self._in_plain_steps(self._resampled_medians(samples, seed))
 
     def to_json(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class StepCost:
 
     @property
     def _ratios(self) -> NDArray[np.float64]:
-        """`[rounds, 1 + γ]`."""
+        """Return `[rounds, 1 + γ]`: c and β of every round."""
         steps = (self.draft_step_s, *self.verify_s[1:])
         return np.array(self.rounds or [[seconds / self.target_step_s for seconds in steps]])
 
@@ -105,7 +105,7 @@ class StepCost:
         return medians
 
     def _in_plain_steps(self, ratios: NDArray[np.float64]) -> NDArray[np.float64]:
-        """`ratios [..., 1 + γ]` over what a plain step needs at most; verifications at least 1."""
+        """Return `ratios [..., 1 + γ]` divided by `plain_share`, verifications at least 1."""
         ratios = ratios / self.plain_share
         return np.concatenate([ratios[..., :1], np.maximum(ratios[..., 1:], 1)], axis=-1)
 
@@ -119,7 +119,7 @@ def measure_costs(
     context_tokens: int = CONTEXT_TOKENS,
     rounds: int = ROUNDS,
 ) -> dict[int, StepCost]:
-    """Time both models at every batch size. The tokens are random: what they say does not change the time."""
+    """Time both models at every batch size. Tokens are random, since their values do not change the time."""
     return {batch: _measure_batch(draft, target, batch, max_gamma, context_tokens, rounds) for batch in batches}
 
 
@@ -133,22 +133,22 @@ def _measure_batch(
     for cached in (reader, drafter):
         cached.extend(ids[:, :context_tokens])
     ids = ids[:, context_tokens:]
-    # Each verification and draft step has a plain step beside it, in an order that turns around every round, through
-    # the lengths up and down: a machine that slows down slows all of them alike.
+    # Each verification and draft step has a plain step beside it, and lengths go up and down in turn, so that a
+    # machine that slows down slows all of them alike.
     sides = {"draft": drafter, "plain": reader, "verify": reader}
     seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
     for round_ in range(WARMUP_ROUNDS + rounds):
         turn = 1 if round_ % 2 else -1
         for k in range(1, max_gamma + 1)[::turn]:
             for side in list(sides)[::turn]:
-                took = _time_step(sides[side], ids[:, : k + 1 if side == "verify" else 1])
+                took = time_step(sides[side], ids[:, : k + 1 if side == "verify" else 1])
                 if round_ >= WARMUP_ROUNDS:
                     seconds[side, k].append(took)
     return _step_cost(batch, seconds, max_gamma)
 
 
 def _step_cost(batch: int, seconds: dict[tuple[str, int], list[float]], max_gamma: int) -> StepCost:
-    """From the seconds of every round, by what was timed and which length it stood beside."""
+    """Compute costs from the seconds of every round, keyed by what was timed and the length beside it."""
     times = {
         side: np.array([seconds[side, k] for k in range(1, max_gamma + 1)]) for side in ("draft", "plain", "verify")
     }
@@ -161,8 +161,8 @@ def _step_cost(batch: int, seconds: dict[tuple[str, int], list[float]], max_gamm
     )
 
 
-def _time_step(cached: CachedModel, ids: Tensor) -> float:
-    """Seconds to read `ids [B, n]` and pick the most probable token after each; the cache is as before."""
+def time_step(cached: CachedModel, ids: Tensor) -> float:
+    """Return the seconds to read `ids [B, n]` and pick the most probable token after each. Restores the cache."""
     before = cached.length
     seconds = timed(lambda: cached.extend(ids, last=ids.shape[1]).argmax(-1), ids.device)[0]
     cached.crop(before)
@@ -170,7 +170,7 @@ def _time_step(cached: CachedModel, ids: Tensor) -> float:
 
 
 def timed(work: Callable[[], Any], device: torch.device) -> tuple[float, Any]:
-    """Seconds that `work()` took, waiting for the accelerator, and what it returned."""
+    """Return the seconds that `work()` took, the accelerator's work included, and its result."""
     _synchronise(device)
     start = time.perf_counter()
     result = work()

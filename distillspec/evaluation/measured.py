@@ -1,4 +1,4 @@
-"""Speed-up by the clock: the reference decoder against plain decoding, prompt by prompt."""
+"""Measured speed-up: the reference decoder against plain decoding, prompt by prompt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distillspec.types import Interval, SamplingPolicy
 
 @dataclass(frozen=True)
 class MeasuredSpeedup:
-    """Batch 1, reading the prompt included; `ratio` is the median over prompts of paired tokens/s."""
+    """Speeds at batch 1, reading the prompt included. `ratio` is the median over prompts of paired tokens/s."""
 
     gamma: int
     plain_tokens_per_s: float
@@ -53,7 +53,7 @@ def measure_speedup(
 ) -> MeasuredSpeedup:
     """Decode every prompt (token ids) both ways, one right after the other, in alternating order.
 
-    Sampled responses differ in length, so speeds are compared, not times. `on_prompt(done, total)`.
+    Sampled responses differ in length, so speeds are compared, not times. `on_prompt` is called with `(done, total)`.
 
     Raises:
         ConfigError: there is no prompt.
@@ -92,5 +92,5 @@ def measure_speedup(
 
 
 def _overall(runs: Sequence[_Run]) -> float:
-    """Tokens a second over all runs."""
+    """Return tokens a second over all runs."""
     return sum(len(run.output.token_ids) for run in runs) / sum(run.seconds for run in runs)

@@ -1,4 +1,4 @@
-"""Drafts compared prompt by prompt: what makes a prompt easy for both cancels, so small differences show."""
+"""Drafts compared prompt by prompt. A prompt's difficulty cancels, so small differences become significant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHOWN_GAMMA = 4
 
 @dataclass(frozen=True)
 class Pair:
-    """A draft against another on the same prompts."""
+    """Comparison of one draft with another on the same prompts."""
 
     draft: str
     against: str
@@ -27,7 +27,7 @@ class Pair:
 
     @property
     def sentence(self) -> str:
-        """One plain sentence."""
+        """Return the comparison as one plain sentence."""
         alpha = f"α {_signed(self.alpha, '+.3f')}, {_which(self.alpha, self.prompts)}"
         tau = f"τ({self.gamma}) {_signed(self.tau, '+.1%')}, {_which(self.tau, self.prompts)}"
         return f"{self.draft} against {self.against} on the same {self.prompts} prompts: {alpha}; {tau}."
@@ -37,7 +37,7 @@ class Pair:
 
 
 def compare_pairs(results: Sequence[EvaluationResult], samples: int, seed: int) -> list[Pair]:
-    """Every draft against the first one; all were judged on the same text, in the same order."""
+    """Compare every draft with the first one. All were evaluated on the same text, in the same order."""
     return [_pair(results[0], result, samples, seed) for result in results[1:]]
 
 
@@ -58,7 +58,7 @@ Ratio = tuple[list[float], list[float]]  # numerators and denominators by prompt
 
 
 def _sums(prompts: Sequence[PromptSums], gamma: int) -> tuple[Ratio, Ratio]:
-    """Of α, and of τ(γ)."""
+    """Return the sums by prompt of α, and those of τ(γ)."""
     alpha = [float(p.values[0]) for p in prompts], [float(p.positions) for p in prompts]
     tau = [float(p.tokens[gamma - 1]) for p in prompts], [float(p.blocks[gamma - 1]) for p in prompts]
     return alpha, tau

@@ -1,4 +1,4 @@
-"""A picture of several drafts: acceptance, block efficiency and predicted speed-up."""
+"""Picture of several drafts: acceptance, block efficiency and predicted speed-up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def plot_comparison(results: Sequence[EvaluationResult], path: Path) -> None:
     figure = Figure(figsize=(15, 4.5), dpi=110, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     alpha, tau, speedup = figure.subplots(1, 3)
-    names = _short_names(results)
+    names = short_names(results)
     _draw_alpha(alpha, results, names)
     _draw_tau(tau, results, names)
     _draw_speedup(speedup, results)
@@ -65,8 +65,8 @@ def _draw_speedup(axes: Any, results: Sequence[EvaluationResult]) -> None:
     axes.set(title="predicted speed-up, 95 % (star: measured)", xlabel="draft tokens γ", ylabel="plain decoding = 1")
 
 
-def _short_names(results: Sequence[EvaluationResult]) -> list[str]:
-    """The last parts of the drafts' paths, as many as tell them apart."""
+def short_names(results: Sequence[EvaluationResult]) -> list[str]:
+    """Return the shortest endings of the drafts' paths that are all different."""
     for parts in (1, 2, 3):
         names = ["/".join(Path(result.draft).parts[-parts:]) for result in results]
         if len(set(names)) == len(names):

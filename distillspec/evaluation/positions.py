@@ -1,4 +1,4 @@
-"""How target and draft compare at every response position of one sample."""
+"""Comparison of target and draft at every response position of one sample."""
 
 from __future__ import annotations
 
@@ -45,10 +45,13 @@ def measure_positions(
     chunk_positions: int = CHUNK_POSITIONS,
     states: TargetStates | None = None,
 ) -> Positions:
-    """Run both models over the sample and compare them at its response positions; `states` spares the target.
+    """Run both models over the sample and compare them at its response positions.
 
-    w is 0 where p(x) = 0: text that the policy cannot have produced (sampled under another one, or written by
-    someone else) is never emitted, let alone by accepting it.
+    w is 0 where p(x) = 0: text that the policy cannot have produced (sampled under another one, or written by another
+    source) is never emitted, and never accepted.
+
+    Args:
+        states: the target's hidden states, so that it need not run again.
 
     Raises:
         NonFiniteLogits: a model's logits at some position define no distribution.
@@ -76,7 +79,7 @@ def _compare(
     stop_columns: Tensor,  # [width] bool
     policy: SamplingPolicy,
 ) -> tuple[Tensor, ...]:
-    """The fields of `Positions` for C positions, `[C]` float32 each."""
+    """Return the fields of `Positions` for C positions, `[C]` float32 each."""
     target_probs, draft_probs = policy_probs(target_logits, policy), policy_probs(draft_logits, policy)
     kept_ids = None if draft.kept_ids is None else draft.kept_ids.to(target_probs.device)
     kept_probs = target_probs if kept_ids is None else target_probs[:, kept_ids]
@@ -95,7 +98,7 @@ def _compare(
 
 
 def _probs_of(ids: Tensor, draft_probs: Tensor, kept_ids: Tensor | None) -> Tensor:
-    """q of absolute `ids [C]`, given `draft_probs [C, width]`; zero for ids the draft does not keep."""
+    """Return q of absolute `ids [C]`, given `draft_probs [C, width]`, zero for ids the draft does not keep."""
     if kept_ids is None:
         return draft_probs.gather(-1, ids[:, None]).squeeze(-1)
     columns = torch.searchsorted(kept_ids, ids).clamp(max=kept_ids.numel() - 1)
@@ -104,6 +107,6 @@ def _probs_of(ids: Tensor, draft_probs: Tensor, kept_ids: Tensor | None) -> Tens
 
 
 def _stop_columns(draft: LanguageModel, stop_ids: Sequence[int]) -> Tensor:
-    """Which of the draft's head columns end a response, `[width]` bool."""
+    """Return bool `[width]`: True for the draft's head columns that end a response."""
     ids = draft.absolute_ids(torch.arange(draft.width, device=draft.device))
     return torch.isin(ids, torch.tensor(list(stop_ids), dtype=ids.dtype, device=ids.device))

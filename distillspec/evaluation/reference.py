@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from distillspec.evaluation.cached import CachedModel
-from distillspec.evaluation.verification import Verdict, verify_block, verify_greedy
+from distillspec.evaluation.verification import BlockVerdict, verify_block, verify_greedy
 from distillspec.models.language_model import LanguageModel
 from distillspec.sampling import bad_row, check_logits, draw, policy_probs
 from distillspec.types import SamplingPolicy
@@ -20,7 +20,7 @@ from distillspec.types import SamplingPolicy
 
 @dataclass(frozen=True)
 class ReferenceOutput:
-    """What was written and how: entry s of the two lists is about run s of the target."""
+    """Decoded tokens. Entry s of the two lists belongs to run s of the target."""
 
     token_ids: tuple[int, ...]  # the response, its stop token included
     finished: bool  # ended by a stop token, not at the length limit
@@ -30,7 +30,7 @@ class ReferenceOutput:
 
     @property
     def steps(self) -> int:
-        """Runs of the target, the one that reads the prompt included."""
+        """Return the runs of the target, the one that reads the prompt included."""
         return len(self.accepted_per_step)
 
     @property
@@ -43,12 +43,12 @@ class ReferenceOutput:
 
     @property
     def accepted_per_position(self) -> tuple[int, ...]:
-        """In how many steps proposal 1, 2, … γ was accepted."""
+        """Return the number of steps in which proposal 1, 2, … γ was accepted."""
         return tuple(sum(n > i for n in self.accepted_per_step) for i in range(self.gamma))
 
     @property
     def block_efficiency(self) -> float:
-        """τ: tokens a run of the target."""
+        """Return τ: tokens a run of the target."""
         return len(self.token_ids) / max(self.steps, 1)
 
 
@@ -56,7 +56,7 @@ class ReferenceOutput:
 class Streams:
     """Independent random numbers for proposals, acceptance, and residual or bonus draws.
 
-    The residual draw must not depend on what decided acceptance; streams of their own also keep each kind of
+    The residual draw must not depend on what decided acceptance. Streams of their own also keep each kind of
     draw the same when another kind takes more or fewer numbers.
     """
 
@@ -71,7 +71,7 @@ class Streams:
 
 @dataclass
 class Proposal:
-    """Drafted tokens (absolute ids) and, unless greedy, what they were drawn from, `[V]` each."""
+    """Drafted tokens (absolute ids) and, unless greedy, the distributions they were drawn from, `[V]` each."""
 
     tokens: list[int] = field(default_factory=list)
     probs: list[Tensor] = field(default_factory=list)
@@ -87,7 +87,7 @@ def speculative_generate(
     stop_ids: Sequence[int] | None = None,
     seed: int = 0,
 ) -> ReferenceOutput:
-    """Decode with up to `gamma` proposals a step; distributed as `plain_generate` (greedy: equal to it).
+    """Decode with up to `gamma` proposals a step, distributed as `plain_generate` (greedy: equal to it).
 
     `stop_ids=None` means the target's own. Proposals never run past `max_new_tokens` or a stop token.
 
@@ -149,7 +149,7 @@ def _propose(
     stops: set[int],
     streams: Streams,
 ) -> Proposal:
-    """Draft up to `count` tokens after `tokens`; fewer after a stop token or logits that are no numbers."""
+    """Draft up to `count` tokens after `tokens`, fewer after a stop token or logits that are NaN or infinite."""
     proposal, draft = Proposal(), drafter.model
     for _ in range(count):
         logits = _read(drafter, tokens + proposal.tokens, last=1)[0]
@@ -167,8 +167,8 @@ def _propose(
     return proposal
 
 
-def _verify(logits: Tensor, proposal: Proposal, policy: SamplingPolicy, streams: Streams) -> Verdict:
-    """Judge k proposals by the target's `logits [k + 1, V]`."""
+def _verify(logits: Tensor, proposal: Proposal, policy: SamplingPolicy, streams: Streams) -> BlockVerdict:
+    """Accept or reject k proposals by the target's `logits [k + 1, V]`."""
     check_logits(logits, "target")
     drafted = torch.tensor(proposal.tokens, dtype=torch.int64, device=logits.device)
     if policy.is_greedy:
@@ -181,13 +181,13 @@ def _verify(logits: Tensor, proposal: Proposal, policy: SamplingPolicy, streams:
 
 
 def _read(cached: CachedModel, tokens: list[int], last: int) -> Tensor:
-    """Read those of `tokens` that the cache does not hold yet; logits `[last, width]`."""
+    """Read those of `tokens` that the cache does not hold yet. Return logits `[last, width]`."""
     unread = torch.tensor([tokens[cached.length :]], device=cached.model.device)
     return cached.extend(unread, last)[0]
 
 
 def _full_width(draft: LanguageModel, probs: Tensor) -> Tensor:
-    """`probs [width]` → `[V]`, zero for ids the draft does not keep."""
+    """Return `probs [width]` as `[V]`, zero for ids the draft does not keep."""
     if draft.kept_ids is None:
         return probs
     full = probs.new_zeros(draft.identity.vocab_size)

@@ -1,4 +1,4 @@
-"""Predicted speed-up over plain decoding, the length it recommends, and whether speculation pays."""
+"""Predicted speed-up over plain decoding, the length it recommends, and the verdict on speculation."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from distillspec.evaluation.cost import StepCost
 from distillspec.types import Interval
 
 Call = Literal["faster", "slower", "too close to call"]
-FEWEST = 6  # prompts: all of five fall on one side by chance in 6 % of the cases
-WORTH_SAYING = 0.97  # of the measured plain step: slower than that is told
-COST_SEED = 1  # rounds are drawn apart from prompts
+FEWEST = 6  # prompts: with five, all are on one side by chance in 6 % of the cases
+WORTH_SAYING = 0.97  # share of the measured plain step below which a note is printed
+COST_SEED = 1  # rounds and prompts are resampled independently
 
 
 def call(ratio: Interval, prompts: int | None = None) -> Call:
-    """Which side of 1 a speed-up is on, as far as its interval says; of fewer than `FEWEST` prompts nothing is said."""
+    """Return faster or slower if the interval excludes 1. Fewer than `FEWEST` prompts decide nothing."""
     if _too_few(prompts):
         return "too close to call"
     return "faster" if ratio.low > 1 else "slower" if ratio.high < 1 else "too close to call"
@@ -58,13 +58,13 @@ def predict_speedup(
     seed: int = 0,
     prompts: int | None = None,
 ) -> Speedup:
-    """Weigh the tokens a step yields, `tau[γ − 1]`, against what the step costs.
+    """Weigh the tokens a step yields, `tau[γ − 1]`, against the step's cost.
 
     Leviathan et al. 2023, Theorem 3.8, with β(γ) in place of 1 for the cost of verification.
 
     Args:
-        tau_samples: τ in every resample of the prompts, `[S, G]`; None: it is known exactly.
-        prompts: how many these are; nothing is called of too few.
+        tau_samples: τ in every resample of the prompts, `[S, G]`. None: τ is known exactly.
+        prompts: the number of these prompts. With too few, nothing is claimed.
     """
     known = np.asarray(tau, dtype=np.float64)
     samples = known[None] if tau_samples is None else tau_samples
@@ -88,12 +88,12 @@ def predict_speedup(
 
 
 def _breaks_even(resampled: NDArray[np.float64]) -> bool:
-    """Whether some length surely breaks even, with Bonferroni's correction for the number of lengths."""
+    """Return True if some length surely breaks even, with Bonferroni's correction for the number of lengths."""
     return bool((np.quantile(resampled, QUANTILES[0] / resampled.shape[-1], axis=0) >= 1).any())
 
 
 def _ratios(tau: NDArray[np.float64], costs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """`tau [..., G]` and `costs [..., 1 + γ]` (c, β(1), …) → speed-ups `[..., G]`."""
+    """Return speed-ups `[..., G]` from `tau [..., G]` and `costs [..., 1 + γ]` (c, β(1), …)."""
     gammas = np.arange(1, tau.shape[-1] + 1)
     ratios: NDArray[np.float64] = tau / (gammas * costs[..., :1] + costs[..., 1 : tau.shape[-1] + 1])
     return ratios
@@ -120,7 +120,7 @@ def _verdict(
 
 
 def _about_plain_steps(cost: StepCost) -> str:
-    """Tell of a machine whose passes over one token are slow: no draft should be praised for that."""
+    """Return a note if the machine is slow on single tokens. That speed-up is no merit of the draft."""
     if cost.plain_share > WORTH_SAYING:
         return ""
     fastest = next(interval for interval in cost.measured[1:] if interval.high == cost.plain_share)

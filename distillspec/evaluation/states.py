@@ -19,7 +19,7 @@ from distillspec.types import Sample
 
 @dataclass
 class TargetStates:
-    """Reads each sample with the target once; a few MB stand for most of an evaluation's time.
+    """Cache of the target's hidden states: it reads each sample once. A few MB save most of an evaluation's time.
 
     With a `folder` they outlive the run (`save`), in a file named by the target. The target must not change between
     uses: it is frozen wherever this is used.
@@ -37,26 +37,26 @@ class TargetStates:
             with safe_open(self.file, "pt") as stored:
                 self._known = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118 (not a mapping)
         except SafetensorError:
-            return  # damaged: read again
+            return  # damaged: compute it again
         self._saved = len(self._known)
 
     @property
     def file(self) -> Path | None:
-        """Where the states are kept, if anywhere."""
+        """Return the file that keeps the states, or None without a folder."""
         if self.folder is None:
             return None
         kind = f"{self.target.identity.weights_hash[:16]}-{str(self.target.dtype).removeprefix('torch.')}"
         return self.folder / f"{kind}.safetensors"
 
     def hidden(self, sample: Sample) -> Tensor:
-        """Final hidden states `[R, D]` that predict the sample's R response tokens."""
+        """Return final hidden states `[R, D]` that predict the sample's R response tokens."""
         key = _key(sample.prompt_ids, sample.response_ids)
         if key not in self._known:
             self._known[key] = response_hidden(self.target, sample)
         return self._known[key].to(self.target.device)
 
     def save(self) -> None:
-        """Keep what is known for later runs; nothing happens without a folder or without news."""
+        """Write new states to the folder for later runs. Does nothing without a folder or new states."""
         if self.file is None or len(self._known) == self._saved:
             return
         self.file.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def _key(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> str:
 
 @torch.no_grad()
 def response_hidden(model: LanguageModel, sample: Sample) -> Tensor:
-    """Final hidden states `[R, D]` whose logits predict the response tokens, the first one included."""
+    """Return final hidden states `[R, D]` whose logits predict the response tokens, the first one included."""
     read = torch.tensor([[*sample.prompt_ids, *sample.response_ids[:-1]]], device=model.device)
-    places = torch.arange(read.shape[1], device=model.device)[None]
-    return model.hidden(read, places)[0, len(sample.prompt_ids) - 1 :].clone()
+    positions = torch.arange(read.shape[1], device=model.device)[None]
+    return model.hidden(read, positions)[0, len(sample.prompt_ids) - 1 :].clone()

@@ -17,7 +17,7 @@ HEADINGS = ("α", "ceiling", "greedy", "p(argmax q)", "c", "best γ", "predicted
 
 
 def comparison_table(results: Sequence[EvaluationResult]) -> Table:
-    """One row a draft, best acceptance first; speeds are those of batch 1."""
+    """Return a table with one row a draft, best acceptance first. Speeds are those of batch 1."""
     gamma = min(SHOWN_GAMMA, min((len(result.tau) for result in results), default=SHOWN_GAMMA))
     table = Table(title=_title(results))
     table.add_column("draft", overflow="fold")
@@ -29,7 +29,7 @@ def comparison_table(results: Sequence[EvaluationResult]) -> Table:
 
 
 def comparison_text(results: Sequence[EvaluationResult], pairs: Sequence[Pair] = (), width: int = 180) -> str:
-    """The table as plain text, followed by what is to be said of each draft and of each pair."""
+    """Return the table as plain text, followed by the notes on each draft and each pair."""
     out = io.StringIO()
     console = Console(file=out, width=width, no_color=True)
     console.print(comparison_table(results))
@@ -41,7 +41,7 @@ def comparison_text(results: Sequence[EvaluationResult], pairs: Sequence[Pair] =
 
 
 def timing_lines(result: EvaluationResult) -> list[str]:
-    """Whether to speculate, as predicted at each batch size and as the clock said."""
+    """Return lines that say if speculation pays, as predicted at each batch size and as measured."""
     lines = [f"batch {batch}: {speedup.verdict}" for batch, speedup in (result.speedup or {}).items()]
     if (measured := result.measured) is not None:
         speed = f"{_with_interval(measured.ratio, digits=2)} times plain decoding"
@@ -52,7 +52,7 @@ def timing_lines(result: EvaluationResult) -> list[str]:
 
 
 def cut_line(result: EvaluationResult) -> str:
-    """How many answers did not end by themselves; empty where all did."""
+    """Return a line on the share of answers that a limit cut, empty if none was."""
     if not result.cut:
         return ""
     return f"{result.cut:.0%} of the held-out answers were cut at the token limit: how answers end is hardly judged."

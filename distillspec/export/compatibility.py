@@ -1,4 +1,4 @@
-"""Config and tokenizer files that transformers 4 reads too: engines lag behind, and misread files silently.
+"""Config and tokenizer files that transformers 4 reads too. Engines lag behind, and misread files silently.
 
 transformers 5 moved `rope_theta` into `rope_parameters` and `torch_dtype` to `dtype`, and renamed the
 tokenizer class. Version 4 ignores what it does not know: a draft would run with the default rope base and
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def make_readable_for_transformers_4(folder: Path) -> None:
-    """Add the older names beside the newer ones in `config.json`, and mend `tokenizer_config.json`."""
+    """Add the older names beside the newer ones in `config.json`, and repair `tokenizer_config.json`."""
     _edit(folder / "config.json", _with_older_names)
     _edit(folder / "tokenizer_config.json", _with_older_tokenizer_class)
 

@@ -1,4 +1,4 @@
-"""Exporting a draft: align it with the target, write it, and prove the folder by loading it back."""
+"""Export of a draft: align it with the target, write it, and prove the folder by loading it back."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from distillspec.export.serving import NOTES, serve_command, target_name, warn
 from distillspec.export.vocabulary import align_rows, improbable_row, learnt_ids, stray_mass, suppress_rows
 from distillspec.files import write_folder
 from distillspec.models import LanguageModel, load_draft
+from distillspec.models.numerics import DTYPES
 from distillspec.models.target import read_weights
 
 FORMATS = ("hf", "vllm", "sglang")
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+EXPORTED_DTYPES = ("float32", "bfloat16", "float16")
 RECORD = "distillspec_export.json"
 
 
@@ -43,13 +44,13 @@ def export_draft(
 
     Args:
         format: `hf` (plain transformers), `vllm` or `sglang`.
-        target: what the draft will serve; None leaves the row count as it is.
-        dtype: of the weights; `auto` is float32 for `hf` and bfloat16 for the engines, which cast anyway.
+        target: the target that the draft will serve. None leaves the row count as it is.
+        dtype: of the weights. `auto` is float32 for `hf` and bfloat16 for the engines, which cast anyway.
         gamma: the speculation length in the printed command.
 
     Raises:
-        ConfigError: not a sound draft of this target, or the output folder holds something else.
-        RunError: the folder did not load back to the draft's logits within 1e-4; nothing is left behind.
+        ConfigError: not a sound draft of this target, or the output folder holds other files.
+        RunError: the folder did not load back to the draft's logits within 1e-4. Nothing is left behind.
     """
     draft_folder, output_folder = Path(draft_folder), Path(output_folder)
     _check(draft_folder, output_folder, format, dtype)
@@ -90,8 +91,8 @@ def export_draft(
 def _check(draft_folder: Path, output_folder: Path, format: str, dtype: str) -> None:
     if format not in FORMATS:
         raise ConfigError(f"format={format} is not known; use one of {', '.join(FORMATS)}")
-    if dtype != "auto" and dtype not in DTYPES:
-        raise ConfigError(f"dtype={dtype} is not known; use auto, {', '.join(DTYPES)}")
+    if dtype != "auto" and dtype not in EXPORTED_DTYPES:
+        raise ConfigError(f"dtype={dtype} is not known; use auto, {', '.join(EXPORTED_DTYPES)}")
     if output_folder.resolve() == draft_folder.resolve():
         raise ConfigError(f"the export would replace the draft {draft_folder} itself; give another folder")
     if output_folder.is_file():
@@ -101,7 +102,7 @@ def _check(draft_folder: Path, output_folder: Path, format: str, dtype: str) -> 
 
 
 def _aligned(folder: Path, draft: LanguageModel, target: LanguageModel | None) -> tuple[PreTrainedModel, int]:
-    """The draft at full width in float32, with as many rows as the target; and how many those are."""
+    """Return the draft at full width in float32 with as many rows as the target, and that number."""
     model = read_weights(folder, torch.float32).to(draft.device).eval()
     model.requires_grad_(False)
     source = model if target is None else target.model
@@ -111,7 +112,7 @@ def _aligned(folder: Path, draft: LanguageModel, target: LanguageModel | None) -
 
 
 def _silence_unlearnt(draft: LanguageModel, model: PreTrainedModel, sequences: Sequence[Tensor]) -> float:
-    """Make ids the draft never learnt improbable in `model`, if that helps; returns what they had."""
+    """Make ids the draft never learnt improbable in `model`, if that helps. Return the probability they had before."""
     learnt = learnt_ids(draft)
     head = model.get_output_embeddings().weight
     unlearnt = torch.ones(head.shape[0], dtype=torch.bool)

@@ -20,14 +20,14 @@ PROMPTS = (
 )
 SURPRISES = 0.1  # share of continuation tokens drawn from the whole vocabulary
 BEGINNINGS = 64  # the first position is the least like the others
-HELD_OUT = 2  # the last prompts judge what was fitted on the others
+HELD_OUT = 2  # the last prompts test the fit on the others
 
 
 @torch.no_grad()
 def probe_sequences(draft: LanguageModel, *, samples: int = 8, new_tokens: int = 32, seed: int = 0) -> list[Tensor]:
-    """Batches `[B, L]` int64 of absolute ids: random beginnings, then a prompt each, all continued by the draft.
+    """Return batches `[B, L]` int64 of absolute ids: random starts, then a prompt each, all continued by the draft.
 
-    A served draft mostly reads its own proposals, so its own samples give the hidden states that matter; now
+    A served draft mostly reads its own proposals, so its own samples give the hidden states that matter. Now
     and then it reads a token of the target's that it would never propose, so some are drawn from all ids.
     """
     generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Proof of an export: the folder, loaded as anyone would, gives the draft's logits."""
+"""Proof of an export: the folder, loaded by plain transformers, gives the draft's logits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distillspec.export.vocabulary import learnt_ids, stray_mass
 from distillspec.models import LanguageModel
 from distillspec.models.target import read_weights
 
-TOLERANCE = 1e-4  # on logits in float32; a wrong row or tensor is off by whole units
+TOLERANCE = 1e-4  # on logits in float32 (a wrong row or tensor is off by whole units)
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Probe:
 
 
 def make_probe(draft: LanguageModel, batches: Sequence[Tensor], dtype: torch.dtype) -> Probe:
-    """Ask the draft; rounds its parameters to `dtype`, in place."""
+    """Run the draft on `batches` and keep its logits. Rounds its parameters to `dtype`, in place."""
     exact = rounded = _draft_logits(draft, batches)
     if dtype is not torch.float32:
         with torch.no_grad():
@@ -40,7 +40,7 @@ def make_probe(draft: LanguageModel, batches: Sequence[Tensor], dtype: torch.dty
 
 
 def prove(folder: Path, probe: Probe) -> dict[str, float]:
-    """Load the folder and compare; the measured figures of `ExportResult` by name.
+    """Load the folder, compare, and return the measured figures of `ExportResult` by name.
 
     Raises:
         RunError: logits differ by 1e-4 or more.
@@ -62,7 +62,7 @@ def prove(folder: Path, probe: Probe) -> dict[str, float]:
 
 @torch.no_grad()
 def model_logits(model: PreTrainedModel, batches: Sequence[Tensor]) -> Tensor:
-    """Logits at every position of the batches, `[N, rows]` float32 on the CPU."""
+    """Return logits at every position of the batches, `[N, rows]` float32 on the CPU."""
     return torch.cat([model(input_ids=ids).logits.flatten(0, 1).float().cpu() for ids in batches])
 
 

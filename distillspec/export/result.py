@@ -1,4 +1,4 @@
-"""What an export leaves behind, in numbers and in the lines a person reads."""
+"""Result of an export, as numbers and as lines for a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ExportResult:
     format: str  # hf | vllm | sglang
     dtype: str
     rows: int  # rows of embeddings and head, the target's where a target is given
-    learnt: int  # ids the draft was trained on; the others must never be proposed
+    learnt: int  # ids the draft was trained on (it must never propose others)
     max_abs_error: float  # logits of the reloaded folder against the draft's in the same dtype, learnt ids
     rounding_error: float  # the same against the float32 draft: what the dtype costs
     argmax_agreement: float  # positions whose most probable id is the float32 draft's
@@ -30,11 +30,11 @@ class ExportResult:
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for summary.json."""
+        """Return plain values for summary.json."""
         return {**asdict(self), "folder": str(self.folder), "command": "export"}
 
     def lines(self) -> list[str]:
-        """The result for a terminal, the serving command last."""
+        """Return the result for a terminal, the serving command last."""
         return [
             f"wrote {self.folder}: format {self.format}, {self.dtype}, {self.rows:,} rows",
             f"proved by reloading: logits differ by at most {self.max_abs_error:.1e} on {self.learnt:,} ids"

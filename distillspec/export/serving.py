@@ -1,4 +1,4 @@
-"""How vLLM, SGLang and transformers are told to speculate with an exported draft."""
+"""Commands with which vLLM, SGLang and transformers speculate with an exported draft."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distillspec.models import LanguageModel
 NOTES = {
     "hf": (),
     "vllm": (
-        "vLLM drafts greedily unless told otherwise, so it accepts p(argmax q) rather than alpha; versions "
+        "vLLM drafts greedily by default, so it accepts p(argmax q) rather than alpha; versions "
         'that know it take "draft_sample_method":"probabilistic" in the same JSON',
         "the draft runs at the target's tensor-parallel size",
     ),
@@ -25,35 +25,35 @@ NOTES = {
 
 
 def serve_command(form: str, folder: Path, target: str, gamma: int) -> str:
-    """The command (for plain transformers, the code) that serves `target` with the draft in `folder`."""
-    place = str(folder.resolve())
+    """Return the command (for plain transformers, the code) that serves `target` with the draft in `folder`."""
+    path = str(folder.resolve())
     if form == "vllm":
-        speculative = {"method": "draft_model", "model": place, "num_speculative_tokens": gamma}
+        speculative = {"method": "draft_model", "model": path, "num_speculative_tokens": gamma}
         compact = json.dumps(speculative, separators=(",", ":"))
         return f"vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(compact)}"
     if form == "sglang":
         # With one candidate a step, SGLang verifies the root and the gamma drafted tokens together.
         return (
             f"python -m sglang.launch_server --model-path {shlex.quote(target)}"
-            f" --speculative-algorithm STANDALONE --speculative-draft-model-path {shlex.quote(place)}"
+            f" --speculative-algorithm STANDALONE --speculative-draft-model-path {shlex.quote(path)}"
             f" --speculative-num-steps {gamma} --speculative-eagle-topk 1"
             f" --speculative-num-draft-tokens {gamma + 1}"
         )
     return (
-        f"draft = AutoModelForCausalLM.from_pretrained({place!r}); "
+        f"draft = AutoModelForCausalLM.from_pretrained({path!r}); "
         f"draft.generation_config.num_assistant_tokens = {gamma}; target.generate(..., assistant_model=draft)"
     )
 
 
 def target_name(target: LanguageModel | None) -> str:
-    """Where the target was loaded from, or a placeholder to fill in."""
+    """Return the path or id that the target was loaded from, or a placeholder to fill in."""
     return (getattr(target.model.config, "_name_or_path", "") if target is not None else "") or "TARGET"
 
 
 def warn(
     draft: LanguageModel, target: LanguageModel | None, rows: int, stray_before: float, stray: float
 ) -> tuple[str, ...]:
-    """What this draft loses outside distillspec; output stays exact in every case."""
+    """Return warnings about what this draft loses outside distillspec. Output stays exact in every case."""
     lines = []
     if draft.kept_ids is not None:
         lines.append(

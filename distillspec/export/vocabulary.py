@@ -1,4 +1,4 @@
-"""Rows of embeddings and head: as many as the target has, none proposing what the draft never learnt."""
+"""Rows of embeddings and head: as many as the target has, none proposing an id that the draft never learnt."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from transformers import PreTrainedModel
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 
-RIDGE = 1e-5  # on the square of a logit; 1e-6 to 1e-4 leave much the same mass on held-out text
+RIDGE = 1e-5  # on the square of a logit (1e-6 to 1e-4 leave much the same mass on held-out text)
 
 
 def learnt_ids(draft: LanguageModel) -> Tensor:
-    """Ids the draft was trained on, `[n]` int64: the kept ones, or all that the tokenizer can produce."""
+    """Return the ids the draft was trained on, `[n]` int64: the kept ones, or all that the tokenizer can produce."""
     return torch.arange(draft.identity.vocab_size) if draft.kept_ids is None else draft.kept_ids.cpu()
 
 
 def align_rows(model: PreTrainedModel, rows: int, needed: int) -> None:
-    """Give embeddings and head exactly `rows` rows, in place; new rows are zero, `needed` ids must fit.
+    """Give embeddings and head exactly `rows` rows, in place. New rows are zero.
+
+    Args:
+        needed: ids that must fit.
 
     Raises:
         ConfigError: the target has fewer rows than the tokenizer has ids.
@@ -31,7 +34,7 @@ def align_rows(model: PreTrainedModel, rows: int, needed: int) -> None:
     tied = model.config.get_text_config().tie_word_embeddings
     old, head = model.get_input_embeddings(), model.get_output_embeddings()
     embeddings = nn.Embedding(rows, old.weight.shape[1], device=old.weight.device, dtype=old.weight.dtype)
-    # A padding row past the end would be refused by nn.Embedding; it only matters to gradients.
+    # nn.Embedding would refuse a padding row past the end. It only matters to gradients.
     embeddings.weight = nn.Parameter(_resized(old.weight, rows), requires_grad=False)
     model.set_input_embeddings(embeddings)
     head.weight = embeddings.weight if tied else nn.Parameter(_resized(head.weight, rows), requires_grad=False)
@@ -54,12 +57,12 @@ def suppress_rows(model: PreTrainedModel, unlearnt: Tensor, row: Tensor) -> None
 
 
 def improbable_row(draft: LanguageModel, hidden: Tensor, unlearnt: int) -> Tensor:
-    """A head row `[D]` float32 that gives `unlearnt` ids little probability together at all `hidden [N, D]`.
+    """Return a head row `[D]` float32 that gives `unlearnt` ids little probability together at all `hidden [N, D]`.
 
     A head without bias cannot give a constant low logit, but final hidden states share directions along which
     they hardly vary, and one of those does nearly as well. The row minimises the mean over positions of
     softplus(row · h + log unlearnt − logsumexp of the draft's logits), an upper bound on the probability that
-    such ids take; it is convex in the row. A small ridge keeps the row from fitting single positions.
+    such ids take. It is convex in the row. A small ridge keeps the row from fitting single positions.
     """
     states = hidden.detach().double()
     odds = math.log(unlearnt) - torch.logsumexp(draft.head.logits(hidden).detach().double(), dim=-1)
@@ -80,7 +83,7 @@ def improbable_row(draft: LanguageModel, hidden: Tensor, unlearnt: int) -> Tenso
 
 @torch.no_grad()
 def stray_mass(logits: Tensor, learnt: Tensor) -> float:
-    """Mean probability that `logits [N, rows]` give to ids outside `learnt`."""
+    """Return the mean probability that `logits [N, rows]` give to ids outside `learnt`."""
     inside = torch.logsumexp(logits[:, learnt].double(), -1) - torch.logsumexp(logits.double(), -1)
     return float((-torch.expm1(inside)).clamp(min=0).mean())
 

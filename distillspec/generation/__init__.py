@@ -1,4 +1,4 @@
-"""Writing text with models: the Hugging Face implementation of `distillspec.types.Generator`, and the choice of one."""
+"""Generators of text: the Hugging Face implementation of `distillspec.types.Generator`, and generators by name."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ def make_generator(
     source: str = "teacher",
     draft: LanguageModel | None = None,
 ) -> Generator:
-    """The generator called `name` with `writer`; one that speculates may draft with `draft`.
+    """Return the generator called `name` with `writer`. One that speculates may draft with `draft`.
 
-    `slots` answers are written side by side, unless the generator has settings of its own.
+    Args:
+        slots: answers written side by side, unless the generator has settings of its own.
 
     Raises:
-        ConfigError: nobody has registered the name in this process.
+        ConfigError: no generator of this name is registered in this process.
     """
     if name not in GENERATORS:
         raise ConfigError(

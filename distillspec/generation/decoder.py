@@ -13,7 +13,7 @@ from distillspec.models.slot_cache import SlotCache, SlotView
 
 
 class SlotDecoder:
-    """Sequences in slots 0..active−1 of a cache; call inside `slot_attention_in(model)` and `no_grad`.
+    """Sequences in slots 0..active−1 of a cache. Call inside `slot_attention_in(model)` and `no_grad`.
 
     Logits are float32 `[rows, V]` over the whole vocabulary (−inf where a truncated head has no row).
     """
@@ -24,7 +24,7 @@ class SlotDecoder:
         self.lengths = torch.zeros(slots, dtype=torch.int64)
 
     def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Read whole prompts into slots `rows`; logits after each prompt's last token, `[len(rows), V]`."""
+        """Read whole prompts into slots `rows`. Return the logits after each prompt's last token, `[len(rows), V]`."""
         device = self.model.device
         tokens = pad_sequence([torch.tensor(p, dtype=torch.int64) for p in prompts], batch_first=True).to(device)
         lengths = torch.tensor([len(p) for p in prompts], dtype=torch.int64)
@@ -35,7 +35,7 @@ class SlotDecoder:
         return self._logits(hidden[torch.arange(len(prompts), device=device), count - 1])
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Append one token to each of the first `len(tokens)` slots; the next logits, `[n, V]`."""
+        """Append one token to each of the first `len(tokens)` slots. Return the next logits, `[n, V]`."""
         count = len(tokens)
         longest = int(self.lengths[:count].max()) + 1
         starts = self.lengths[:count].to(self.model.device)
@@ -45,7 +45,7 @@ class SlotDecoder:
         return self._logits(hidden[:, 0])
 
     def move(self, source: int, destination: int) -> None:
-        """Let the sequence in slot `source` live in `destination` instead."""
+        """Move the sequence in slot `source` to `destination`."""
         length = int(self.lengths[source])
         self.cache.move(source, destination, length)
         self.lengths[destination] = length

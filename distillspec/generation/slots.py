@@ -1,4 +1,4 @@
-"""The Hugging Face `Generator`: continuous batching over slots, so that short answers never wait for long ones."""
+"""Hugging Face `Generator` with continuous batching over slots, so that short answers never wait for long ones."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ PREFILL_TOKENS = 2048  # padded prompt tokens read in one forward pass
 
 @dataclass
 class _Row:
-    """One sequence being written, in the slot of the same number as its place in the list."""
+    """One sequence being written. Its index in the list of rows is its slot."""
 
     index: int
     request: GenerationRequest
-    uniforms: Tensor  # [2, max_new_tokens] float64, drawn ahead: the batch a row runs in does not matter
+    uniforms: Tensor  # [2, max_new_tokens] float64, drawn beforehand: tokens do not depend on the batch
     tokens: list[int] = field(default_factory=list)
     recorder: SignalRecorder | None = None
 
 
 class SlotGenerator:
-    """Writes with `writer`, or token by token with a mixture of `writer` and `other`.
+    """Generator that writes with `writer`, or token by token with a mixture of `writer` and `other`.
 
     Args:
-        slots: the most sequences side by side; fewer where their keys and values would take half the free memory.
+        slots: the most sequences side by side, fewer if their keys and values would take half the free memory.
         other: a second model that writes each token with probability `other_share` (DistillSpec's per-token
-            mixed data); signals are always `writer`'s.
+            mixed data). Signals are always `writer`'s.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class SlotGenerator:
             return
         max_len = max(len(r.prompt.token_ids) + r.max_new_tokens for r in requests)
         self._check_lengths(requests, max_len)
-        slots = slots_that_fit(self.models, min(self.slots, len(requests)), max_len)
+        slots = max(1, slots_that_fit(self.models, min(self.slots, len(requests)), max_len))
         decoders = [SlotDecoder(model, slots, max_len) for model in self.models]
         waiting = _neighbours_alike(requests, 2 * slots)
         with ExitStack() as stack:
@@ -104,7 +104,7 @@ class SlotGenerator:
         signal: SignalRequest | None,
         on_tokens: Callable[[int], None] | None,
     ) -> Iterator[tuple[int, Sample]]:
-        """Fill free slots, a batch of prompts at a time; a few free slots wait for company."""
+        """Fill free slots, a batch of prompts at a time. A few free slots wait for more."""
         slots = decoders[0].cache.slots
         while waiting and (not rows or slots - len(rows) >= max(1, slots // 8)):
             chosen = _prefill_batch(waiting, requests, slots - len(rows))
@@ -141,7 +141,7 @@ class SlotGenerator:
     def _retire(
         self, rows: list[_Row], decoders: list[SlotDecoder], stop_ids: Sequence[int]
     ) -> Iterator[tuple[int, Sample]]:
-        """Hand out finished rows; the last row moves into each freed slot so that active slots stay first."""
+        """Yield finished rows. The last row moves into each freed slot so that active slots stay first."""
         for place in range(len(rows) - 1, -1, -1):
             row = rows[place]
             stopped = row.tokens[-1] in stop_ids
@@ -179,8 +179,10 @@ class SlotGenerator:
 
 
 def _neighbours_alike(requests: Sequence[GenerationRequest], block: int) -> list[int]:
-    """Places of the requests, to be taken from the end: roughly in order, but prompts of a block by length, so that
-    the rows of one prefill are alike."""
+    """Return the requests' indices in reverse order of admission: blocks in order, each sorted by length.
+
+    The rows of one prefill then have similar lengths.
+    """
     order: list[int] = []
     for start in range(0, len(requests), block):
         members = range(start, min(start + block, len(requests)))
@@ -189,7 +191,7 @@ def _neighbours_alike(requests: Sequence[GenerationRequest], block: int) -> list
 
 
 def _prefill_batch(waiting: list[int], requests: Sequence[GenerationRequest], free: int) -> list[int]:
-    """Take from the end of `waiting` as many prompts as fit the free slots and one padded forward pass."""
+    """Take from the end of `waiting` the prompts that fit the free slots and one padded forward pass."""
     chosen: list[int] = []
     longest = 0
     while waiting and len(chosen) < free:

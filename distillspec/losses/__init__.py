@@ -1,13 +1,8 @@
-"""What a draft is trained to minimise: readable references, and one chunked version of them all."""
+"""Training losses: readable references, and one chunked version of them all."""
 
-from distillspec.losses.acceptance import acceptance_rate, lk, lk_hybrid
-from distillspec.losses.chunked import (
-    ChunkedLoss,
-    TokenValues,
-    chunked_loss,
-    chunked_token_values,
-    default_chunk_tokens,
-)
+from distillspec.losses.acceptance_direct import acceptance_rate, lk, lk_hybrid
+from distillspec.losses.chunked import ChunkedLoss, chunked_loss
+from distillspec.losses.chunks import default_chunk_tokens
 from distillspec.losses.divergences import fkl, jsd, rkl, tvd
 from distillspec.losses.inputs import LossInputs, PerTokenLoss
 from distillspec.losses.mix import LossMix, LossTerm
@@ -16,6 +11,7 @@ from distillspec.losses.registry import LOSS_NAMES, LOSSES, acceptance_of, per_t
 from distillspec.losses.sampled import LabelView, ce, tvdpp
 from distillspec.losses.selection import advantages, select_tokens
 from distillspec.losses.teachers import DenseTeacher, NoTeacher, SignalTeacher, Teacher, TeacherChunk
+from distillspec.losses.token_values import TokenValues, chunked_token_values
 
 __all__ = [
     "LOSSES",

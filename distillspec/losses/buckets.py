@@ -1,8 +1,8 @@
-"""log q of a few tokens and of all the rest together, with its gradient in closed form.
+"""Log q of a few tokens and of all the others together, with its gradient in closed form.
 
-A recorded signal names K tokens a position; the draft's distribution is wanted at these and as one tail. Left
-to autograd this takes a dozen passes over `[N, V]`; here it is a softmax, a scatter and a sum, and the gradient
-is one product and a scatter.
+A recorded signal names K tokens a position. The losses need the draft's distribution at these and as one tail. Under
+autograd this takes a dozen passes over `[N, V]`. Here it is a softmax, a scatter and a sum, and the gradient is one
+product and a scatter.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ TINY = torch.finfo(torch.float32).tiny
 
 
 def bucket_logprobs(logits: Tensor, columns: Tensor, known: Tensor) -> Tensor:
-    """`logits [N, V]` → log q `[N, K + 1]` at `columns [N, K]` and, last, of all other columns together.
+    """Return log q `[N, K + 1]` of `logits [N, V]`: at `columns [N, K]` and, last, of all other columns together.
 
-    Where `known [N, K]` is False there is no such column: the entry is −inf and takes no gradient. Known
-    columns are distinct within a row. The tail is summed over its own columns, never taken as 1 − Σ: no
-    cancellation, no log of a negative; an empty tail is log(smallest normal float32).
+    Where `known [N, K]` is False there is no such column: the entry is −inf and takes no gradient. Known columns are
+    distinct within a row. The tail is summed over its own columns, never taken as 1 − Σ, so nothing cancels and no log
+    is taken of a negative number. An empty tail is log(smallest normal float32).
     """
     return _BucketLogprobs.apply(logits, columns, known)
 
@@ -36,8 +36,8 @@ class _BucketLogprobs(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, columns: Tensor, known: Tensor) -> Tensor:
         probs = torch.softmax(logits, -1)
         log_z = logits.amax(-1, keepdim=True) - probs.amax(-1, keepdim=True).log()
-        # A missing entry borrows the column of the row's first known one, so that scattering twice is harmless;
-        # a row without any known entry rewrites column 0 with what it holds.
+        # A missing entry uses the column of the row's first known one, so that scattering twice changes nothing.
+        # A row without any known entry rewrites column 0 with its own value.
         first = known.int().argmax(-1, keepdim=True)
         any_known = known.any(-1, keepdim=True)
         columns = torch.where(known, columns, columns.gather(-1, first)).clamp(min=0)

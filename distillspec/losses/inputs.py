@@ -1,4 +1,4 @@
-"""Everything a loss may need at N positions, and what it gives back."""
+"""Inputs of the losses at N positions, and the form of their results."""
 
 from __future__ import annotations
 
@@ -22,35 +22,38 @@ from distillspec.types import TeacherSignal
 
 @dataclass(frozen=True)
 class PerTokenLoss:
-    """`values [N]` in nats; where `valid [N]` (bool) is False the loss is undefined and its value is 0.
+    """A loss at N positions.
 
-    `outside [N]`: target probability on tokens that the draft's vocabulary lacks.
+    Where `valid` is False the loss is undefined and its value is 0.
     """
 
-    values: Tensor
-    valid: Tensor
-    outside: Tensor
+    values: Tensor  # [N] nats
+    valid: Tensor  # [N] bool
+    outside: Tensor  # [N] target probability on tokens that the draft's vocabulary lacks
 
 
 @dataclass(frozen=True)
 class LossInputs:
-    """N positions: the draft's logits, the target's view of the same positions, and what was sampled there.
+    """N positions: the draft's logits, the target's view of the same positions, and the tokens sampled there.
 
-    At most one of `target_logits` (a live target) and `signal` (a recorded one) is given; every loss but
-    `ce` needs one. Widths may differ only through `kept_ids`. Raises ValueError for shapes that do not
-    fit and ConfigError for `temperature != 1` with a recorded signal, which knows temperature 1 alone.
+    At most one of `target_logits` (a live target) and `signal` (a recorded one) is given. Every loss but `ce` needs
+    one. Widths may differ only through `kept_ids`.
+
+    Raises:
+        ValueError: shapes do not fit.
+        ConfigError: `temperature` is not 1 with a recorded signal, which holds temperature 1 alone.
     """
 
     draft_logits: Tensor  # [N, Vd]
     target_logits: Tensor | None = None  # [N, V]
     signal: TeacherSignal | None = None  # N rows
     kept_ids: Tensor | None = None  # [Vd] int64, absolute id of each draft column
-    labels: Tensor | None = None  # [N] int64, absolute ids; negative means none
+    labels: Tensor | None = None  # [N] int64, absolute ids, negative for none
     from_draft: Tensor | None = None  # [N] bool, the label was sampled from the draft
-    advantage: Tensor | None = None  # [N] float32, for tvdpp; None computes it from these N
-    writer_logprobs: Tensor | None = None  # [N] float32, of the labels when they were drawn; NaN where unknown
+    advantage: Tensor | None = None  # [N] float32, for tvdpp. None computes it from these N
+    writer_logprobs: Tensor | None = None  # [N] float32, of the labels when they were drawn, NaN where unknown
     temperature: float = 1.0
-    first_position: int = 0  # of row 0 within the batch; for error messages
+    first_position: int = 0  # of row 0 within the batch, for error messages
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
@@ -66,7 +69,7 @@ class LossInputs:
 
     @cached_property
     def pair(self) -> BucketedPair:
-        """Both distributions over common buckets, built once for all losses of a mix."""
+        """Return both distributions over common buckets, built once for all losses of a mix."""
         if self.target_logits is not None and self.kept_ids is not None:
             return truncated_pair(self.draft_logits, self.target_logits, self.kept_ids, self.temperature)
         if self.target_logits is not None:
@@ -76,7 +79,7 @@ class LossInputs:
 
     @cached_property
     def bucket_pair(self) -> BucketedPair:
-        """`pair` with a recorded tail as one bucket, whether tokens were drawn from it or not."""
+        """Return `pair` with a recorded tail as one bucket, even if tokens were drawn from it."""
         if self.signal is None or self.signal.tail_ids is None:
             return self.pair
         return topk_pair(self.draft_logits, replace(self.signal, tail_ids=None, tail_logprobs=None), self.kept_ids)
@@ -88,7 +91,7 @@ class LossInputs:
 
     @cached_property
     def label_columns(self) -> Tensor:
-        """Draft column of each label `[N]`, −1 where there is none."""
+        """Return the draft column of each label, `[N]` int64, −1 where there is none."""
         if self.labels is None:
             raise ConfigError("the losses ce and tvdpp need labels: the next token at each position")
         return columns_of(self.labels, self.kept_ids, self.draft_logits.shape[-1])

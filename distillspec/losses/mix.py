@@ -1,19 +1,20 @@
-"""A weighted sum of losses, as the configuration writes it."""
+"""Weighted sum of losses, as the configuration writes it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from distillspec.config.registry import LOSSES
 from distillspec.errors import ConfigError
-from distillspec.losses.registry import check_loss
+from distillspec.losses.registry import check_loss, needs_target
 
 
 @dataclass(frozen=True)
 class LossTerm:
-    """One loss of a mix: `weight` multiplies it, `params` are its own (`beta`, `eta`)."""
+    """One loss of a mix: `weight` multiplies it, `params` are its own (`beta`, `eta`, …)."""
 
     name: str
     weight: float = 1.0
@@ -42,23 +43,13 @@ class LossMix:
                 raise ConfigError(f"loss {name} appears twice in the mix; give it one weight")
 
     @classmethod
-    def parse(
-        cls,
-        config: LossMix | str | Mapping[str, Any] | Sequence[Any],
-        params: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> LossMix:
-        """From `"fkl"`, `{"fkl": 0.7, "ce": 0.3}`, `{"jsd": {"weight": 1, "beta": 0.1}}`, or a list of names,
-        LossTerms and `{"name": ..., "weight": ..., **params}`. Weight 0 leaves a loss out.
-        `params` adds parameters by loss name, `{"jsd": {"beta": 0.1}}`."""
-        if isinstance(config, LossMix):
-            terms = list(config.terms)
-        elif isinstance(config, str):
-            terms = [LossTerm(config)]
-        elif isinstance(config, Mapping):
-            terms = [_named_term(name, value) for name, value in config.items()]
-        else:
-            terms = [_listed_term(entry) for entry in config]
-        terms = _with_params(terms, params or {})
+    def parse(cls, config: Mapping[str, Any]) -> LossMix:
+        """Read `{"fkl": 0.7, "ce": 0.3}` or `{"jsd": {"weight": 1, "beta": 0.1}}`. Weight 0 leaves a loss out.
+
+        Raises:
+            ConfigError: an unknown loss or parameter, an impossible value, or nothing left.
+        """
+        terms = [_term(name, value) for name, value in config.items()]
         return cls(tuple(term for term in terms if term.weight > 0))
 
     @property
@@ -67,42 +58,27 @@ class LossMix:
 
     @property
     def needs_teacher(self) -> bool:
-        return any(term.name != "ce" for term in self.terms)
+        """True when any loss compares the draft with the target."""
+        return any(needs_target(LOSSES[name]) for name in self.names)
+
+    @property
+    def distribution_losses(self) -> tuple[str, ...]:
+        """Names of the losses that tokens drawn from the target cannot feed."""
+        return tuple(name for name in self.names if "distribution" in LOSSES[name].needs)
 
     @property
     def needs_distribution(self) -> bool:
-        """Whether tokens drawn from the target are not enough to stand for it."""
-        return any(term.name not in ("ce", "fkl") for term in self.terms)
+        """True if a loss compares whole distributions: tokens drawn from the target are not enough."""
+        return bool(self.distribution_losses)
 
     @property
     def needs_draft_samples(self) -> bool:
-        return "tvdpp" in self.names
-
-    @property
-    def needs_labels(self) -> bool:
-        return "ce" in self.names or "tvdpp" in self.names
+        """True when any loss learns only from text that the draft wrote."""
+        return any("draft_text" in LOSSES[name].needs for name in self.names)
 
 
-def _named_term(name: str, value: Any) -> LossTerm:
-    if isinstance(value, Mapping):
-        params = dict(value)
-        return LossTerm(name, params.pop("weight", 1.0), params)
-    return LossTerm(name, value)
-
-
-def _listed_term(entry: Any) -> LossTerm:
-    if isinstance(entry, LossTerm):
-        return entry
-    if isinstance(entry, str):
-        return LossTerm(entry)
-    if isinstance(entry, Mapping) and "name" in entry:
-        params = dict(entry)
-        return _named_term(params.pop("name"), params)
-    raise ConfigError(f"a loss in a list is a name or a mapping with `name`, not {entry!r}")
-
-
-def _with_params(terms: list[LossTerm], params: Mapping[str, Mapping[str, Any]]) -> list[LossTerm]:
-    for name in params:
-        if name not in [term.name for term in terms]:
-            raise ConfigError(f"parameters are given for loss {name!r}, which is not in the mix")
-    return [LossTerm(term.name, term.weight, {**term.params, **params.get(term.name, {})}) for term in terms]
+def _term(name: str, value: Any) -> LossTerm:
+    if not isinstance(value, Mapping):
+        return LossTerm(name, value)
+    params = dict(value)
+    return LossTerm(name, params.pop("weight", 1.0), params)

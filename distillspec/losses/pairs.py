@@ -1,9 +1,9 @@
-"""The one form every divergence is computed in: target and draft over the same buckets.
+"""Target and draft over the same buckets: the one form in which every divergence is computed.
 
-A bucket is a single token, or all the tokens that a compressed teacher signal lumps together (its tail).
-Dense logits, a truncated draft vocabulary and a top-k signal all become a `BucketedPair`, so each loss is
-one formula. A zero probability is stored as log(smallest normal float32) ≈ −87.3 instead of −inf: exp of it
-is negligible (1e-38), while 0·log 0 and its gradient stay finite.
+A bucket is a single token, or all the tokens that a compressed teacher signal lumps together (its tail). Dense logits,
+a truncated draft vocabulary and a top-k signal all become a `BucketedPair`, so each loss is one formula. A zero
+probability is stored as log(smallest normal float32) ≈ −87.3 instead of −inf. Its exp is negligible (1e-38), while
+0·log 0 and its gradient stay finite.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ HIDDEN_TAIL = 2.0**-12  # half a unit in the last place of a float16 probability
 class BucketedPair:
     """p (target) and q (draft) over S buckets, natural logarithms, float32 (float64 for float64 logits).
 
-    `target_logp` carries no gradient and sums to 1 − `outside`: the rest is target mass on tokens that the
-    draft cannot produce, where its probability is 0. `draft_logp` sums to 1 (with draws from a tail: on average).
+    `target_logp` carries no gradient and sums to 1 − `outside`. The rest is target mass on tokens that the draft cannot
+    produce, where its probability is 0. `draft_logp` sums to 1 (with draws from a tail: on average).
     """
 
     target_logp: Tensor  # [N, S]
@@ -47,30 +47,39 @@ class BucketedPair:
         return self.draft_logp.exp()
 
     def renormalised_target_logp(self) -> Tensor:
-        """log p given that the token lies inside the draft's vocabulary, `[N, S]`."""
+        """Return log p given that the token lies inside the draft's vocabulary, `[N, S]`."""
         if not self.truncated:
             return self.target_logp
         return self.target_logp - torch.logsumexp(self.target_logp, -1, keepdim=True)
 
 
 def widened(logits: Tensor) -> Tensor:
-    """Float32, or float64 where the caller already computes in it (numerical gradient checks)."""
+    """Return `logits` as float32, or as float64 if they are (numerical gradient checks)."""
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
 def tempered(logits: Tensor, temperature: float) -> Tensor:
-    """`logits` in the dtype losses compute in, divided by `temperature` (no pass over them for 1)."""
+    """Return `logits` in the dtype of the losses, divided by `temperature` (unchanged for 1)."""
     wide = widened(logits)
     return wide if temperature == 1.0 else wide / temperature
 
 
 def without_infinities(logp: Tensor) -> Tensor:
-    """`logp` with −inf as log(tiny), through which no gradient flows; finite values keep theirs."""
+    """Return `logp` with −inf replaced by log(tiny), through which no gradient flows."""
     return torch.nan_to_num(logp, nan=math.nan, neginf=LOG_TINY)
 
 
 def dense_pair(draft_logits: Tensor, target_logits: Tensor, temperature: float, owner: str) -> BucketedPair:
-    """Checked pair over the whole vocabulary, both logits `[N, V]`; `owner` names the loss in errors."""
+    """Return a pair over the whole vocabulary from checked logits, both `[N, V]`.
+
+    Args:
+        owner: the loss that errors name.
+
+    Raises:
+        NonFiniteLogits: logits hold NaN or +inf.
+        ValueError: the shapes differ.
+        ConfigError: the temperature is not above 0 and finite.
+    """
     if draft_logits.shape != target_logits.shape:
         raise ValueError(
             f"{owner}: draft logits {tuple(draft_logits.shape)} and target logits "
@@ -84,7 +93,7 @@ def dense_pair(draft_logits: Tensor, target_logits: Tensor, temperature: float, 
 
 
 def full_pair(draft_logits: Tensor, target_logits: Tensor, temperature: float) -> BucketedPair:
-    """One bucket a token; no checks."""
+    """Return a pair with one bucket a token, without checks."""
     target_logits = tempered(target_logits.detach(), temperature)
     return BucketedPair(
         target_logp=without_infinities(torch.log_softmax(target_logits, -1)),
@@ -94,7 +103,13 @@ def full_pair(draft_logits: Tensor, target_logits: Tensor, temperature: float) -
 
 
 def truncated_pair(draft_logits: Tensor, target_logits: Tensor, kept_ids: Tensor, temperature: float) -> BucketedPair:
-    """One bucket a kept token; `draft_logits [N, Vd]`, `target_logits [N, V]`, `kept_ids [Vd]` absolute."""
+    """Return a pair with one bucket a kept token.
+
+    Args:
+        draft_logits: `[N, Vd]`.
+        target_logits: `[N, V]`.
+        kept_ids: `[Vd]` absolute ids.
+    """
     target_logits = target_logits.detach()
     log_z = torch.logsumexp(tempered(target_logits, temperature), -1, keepdim=True)
     kept_logp = tempered(target_logits.index_select(-1, kept_ids), temperature) - log_z
@@ -107,12 +122,12 @@ def truncated_pair(draft_logits: Tensor, target_logits: Tensor, kept_ids: Tensor
 
 
 def topk_pair(draft_logits: Tensor, signal: TeacherSignal, kept_ids: Tensor | None) -> BucketedPair:
-    """K token buckets and one tail bucket from a `topk` signal, at temperature 1.
+    """Return K token buckets and one tail bucket from a `topk` signal, at temperature 1.
 
-    The tail compares the target's recorded tail mass with the draft's mass on everything it knows but the
-    top k. A recorded id that the draft does not keep counts as outside, and its bucket is empty on both
-    sides. The recorded log-probabilities are renormalised, since float16 storage leaves them off by 1e-3.
-    Where tokens were drawn from the tail, buckets of theirs stand in its place (`with_drawn_tail`).
+    The tail compares the target's recorded tail mass with the draft's mass on all its tokens but the top k. A recorded
+    id that the draft does not keep counts as outside, and its bucket is empty on both sides. The recorded
+    log-probabilities are renormalised, since float16 storage leaves them off by 1e-3. Tokens drawn from the tail have
+    buckets of their own in its place (`with_drawn_tail`).
     """
     columns = columns_of(signal.ids, kept_ids, draft_logits.shape[-1])
     known = columns >= 0
@@ -131,7 +146,7 @@ def topk_pair(draft_logits: Tensor, signal: TeacherSignal, kept_ids: Tensor | No
 
 
 def rounded_up(tail: Tensor, draft_tail: Tensor) -> Tensor:
-    """`tail [N]`, where it is 0 as much as the draft has there and float16 may hide.
+    """Return `tail [N]` with each 0 raised to the draft's mass there, at most what float16 may hide.
 
     The recorded log-probabilities are rounded: a tail of 0 is a small one, not one that rules its tokens out.
     """
@@ -141,12 +156,12 @@ def rounded_up(tail: Tensor, draft_tail: Tensor) -> Tensor:
 def with_drawn_tail(
     pair: BucketedPair, draft_logits: Tensor, signal: TeacherSignal, tail_logp: Tensor, kept_ids: Tensor | None
 ) -> BucketedPair:
-    """`pair` with a bucket for each of the n tokens drawn from a row's tail, in place of its tail bucket.
+    """Return `pair` with a bucket for each of the n tokens drawn from a row's tail, in place of its tail bucket.
 
     With x ~ p(· | tail) and P the tail's mass, Σ_tail f(p, q) = P · E[f(p(x), q(x)) / p(x)]. For f(p, q) homogeneous of
-    degree 1, as of fkl, rkl, jsd, tvd and α, a bucket with target mass P/n and draft mass P/n · q(x)/p(x) gives just
-    that: an unbiased estimate. The draft's masses sum to 1 in expectation only. Rows without draws keep their tail
-    bucket; a drawn token that the draft does not keep counts as outside.
+    degree 1, as of fkl, rkl, jsd, tvd and α, a bucket with target mass P/n and draft mass P/n · q(x)/p(x) is an
+    unbiased estimate of that. The draft's masses sum to 1 in expectation only. Rows without draws keep their tail
+    bucket. A drawn token that the draft does not keep counts as outside.
     """
     assert signal.tail_ids is not None
     assert signal.tail_logprobs is not None
@@ -173,9 +188,12 @@ def with_drawn_tail(
 
 
 def columns_of(ids: Tensor, kept_ids: Tensor | None, width: int) -> Tensor:
-    """Draft columns (int64, the shape of `ids`) of absolute token ids; −1 where the draft lacks the token.
+    """Return the draft columns (int64, the shape of `ids`) of absolute token ids, −1 where the draft lacks the token.
 
-    Negative ids (padding) are lacking too. Raises ValueError for an id beyond an untruncated vocabulary.
+    Negative ids (padding) are lacking too.
+
+    Raises:
+        ValueError: an id lies beyond an untruncated vocabulary.
     """
     ids = ids.long()
     largest = int(ids.max()) if ids.numel() else 0

@@ -1,4 +1,4 @@
-"""The draft's output head, applied and differentiated by hand, so that chunks share one weight gradient."""
+"""The draft's output head, applied and differentiated by hand so that chunks share one weight gradient."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Projection:
         return cls(head, head.weight.detach().to(dtype), bias)
 
     def linear(self, hidden: Tensor) -> Tensor:
-        """`hidden [C, D]` → the linear part of the logits `[C, V]`, in the dtype the head computes in."""
+        """Return the linear part of the logits `[C, V]` of `hidden [C, D]`, in the dtype the head computes in."""
         return torch.nn.functional.linear(hidden.to(self.weight.dtype), self.weight, self.bias)
 
     def logits(self, linear: Tensor) -> Tensor:
-        """Scale and softcap, as in `OutputHead.logits`, but in float32 and outside the hand-made gradient."""
+        """Apply scale and softcap as `OutputHead.logits` does, but in float32 and under autograd."""
         if self.head.scale != 1.0:
             linear = linear * self.head.scale
         if self.head.softcap is not None:
@@ -42,7 +42,7 @@ class Projection:
 
 
 class ProjectionGradients:
-    """Adds up gradients chunk by chunk, undivided by any normalizer, so that half precision keeps its range.
+    """Sums of the gradients over chunks, undivided by any normalizer, so that half precision keeps its range.
 
     The weight's and bias's sums are float32 even for half-precision weights: hundreds of chunks add to them.
     """
@@ -57,7 +57,13 @@ class ProjectionGradients:
         self.bias = torch.zeros_like(bias, dtype=wide) if bias is not None and needed[2] else None
 
     def add(self, start: int, hidden: Tensor, linear_grad: Tensor) -> None:
-        """Push `linear_grad [C, V]` through the head; `hidden [C, D]` are the rows from `start` on."""
+        """Add the gradient of one chunk, pushed through the head.
+
+        Args:
+            start: position of the chunk's first row.
+            hidden: `[C, D]`.
+            linear_grad: `[C, V]`, of the linear part of the logits.
+        """
         weight = self._projection.weight
         hidden = hidden.to(weight.dtype)
         if self.hidden is not None:
@@ -74,7 +80,7 @@ class ProjectionGradients:
             self.bias += linear_grad.sum(0, dtype=self.bias.dtype)
 
     def scaled(self, scale: Tensor) -> list[Tensor | None]:
-        """Gradients of hidden states, weight and bias times `scale`, in their own dtypes; works in place."""
+        """Return the gradients of hidden states, weight and bias times `scale`, in their own dtypes. Works in place."""
         grads = (self.hidden, self.weight, self.bias)
         return [
             None if grad is None else grad.mul_(scale).to(dtype)

@@ -17,10 +17,10 @@ MAX_IMPORTANCE = 5.0  # a bound on the variance: text is at most `data.refresh_s
 
 @dataclass(frozen=True)
 class LabelView:
-    """What target and draft think of the label at each of N positions; log-probabilities in nats.
+    """Target and draft at the label of each of N positions. Log-probabilities in nats.
 
-    `target_logp` is that of the label's bucket: exact for a live target and for labels inside a recorded
-    top k, the whole tail's (an upper bound) for the others. `reward` compares buckets, 1{p > q}.
+    `target_logp` is that of the label's bucket. It is exact for a live target and for labels inside a recorded top k.
+    For other labels it is the whole tail's, an upper bound. `reward` compares buckets, 1{p > q}.
     """
 
     draft_logp: Tensor  # [N]
@@ -30,13 +30,13 @@ class LabelView:
 
 
 def token_logp(draft_logits: Tensor, columns: Tensor, temperature: float = 1.0) -> Tensor:
-    """log q at `columns [N, M]` `[N, M]`; columns must be >= 0. A zero probability gives log(tiny)."""
+    """Return log q `[N, M]` at `columns [N, M]`, which must be >= 0. A zero probability gives log(tiny)."""
     logits = tempered(draft_logits, temperature)
     return without_infinities(logits.gather(-1, columns) - torch.logsumexp(logits, -1, keepdim=True))
 
 
 def label_view(inputs: LossInputs) -> LabelView:
-    """Compare both models at the labels; needs labels and a live target or a `topk` signal."""
+    """Compare both models at the labels. Needs labels, and a live target or a `topk` signal."""
     columns = inputs.label_columns
     valid = columns >= 0
     column = columns.clamp(min=0).unsqueeze(-1)
@@ -53,7 +53,7 @@ def label_view(inputs: LossInputs) -> LabelView:
 
 
 def hard_labels(inputs: LossInputs) -> PerTokenLoss:
-    """−log q(label) at temperature 1; labels that the draft's vocabulary lacks are invalid (weight 0)."""
+    """Return −log q(label) at temperature 1. Labels that the draft's vocabulary lacks are invalid (weight 0)."""
     columns, labels = inputs.label_columns, inputs.labels
     assert labels is not None
     valid = columns >= 0
@@ -62,7 +62,7 @@ def hard_labels(inputs: LossInputs) -> PerTokenLoss:
 
 
 def policy_gradient(inputs: LossInputs) -> PerTokenLoss:
-    """−w A log q(label) where the draft sampled the label, invalid elsewhere (TVD++, see `tvdpp`).
+    """Return −w A log q(label) where the draft sampled the label, invalid elsewhere (TVD++, see `tvdpp`).
 
     The weight w is the label's `importance`: the text was written by an earlier state of the draft.
     """
@@ -75,7 +75,10 @@ def policy_gradient(inputs: LossInputs) -> PerTokenLoss:
 
 
 def importance(view: LabelView, inputs: LossInputs) -> Tensor:
-    """q(label) now over q(label) when it was drawn `[N]`, at most `MAX_IMPORTANCE`, no gradient; 1 where unknown."""
+    """Return q(label) now over q(label) when it was drawn, `[N]`, at most `MAX_IMPORTANCE`, without gradient.
+
+    It is 1 where the probability at the draw is unknown.
+    """
     if inputs.writer_logprobs is None:
         return torch.ones_like(view.draft_logp)
     change = view.draft_logp.detach() - inputs.writer_logprobs
@@ -83,11 +86,11 @@ def importance(view: LabelView, inputs: LossInputs) -> Tensor:
 
 
 def target_samples(inputs: LossInputs) -> PerTokenLoss:
-    """Forward KL from M tokens drawn from the target: mean of −log q(x), the cross-entropy.
+    """Return forward KL from M tokens drawn from the target: the mean of −log q(x), the cross-entropy.
 
-    Its gradient is an unbiased estimate of forward KL's; its value exceeds it by the target's entropy,
-    which the samples do not tell. Draws that a truncated draft lacks are left out (that renormalises the
-    target) and counted in `outside`; a position where all are lacking is invalid.
+    Its gradient is an unbiased estimate of forward KL's. Its value exceeds forward KL by the target's entropy, which
+    the samples do not show. Draws that a truncated draft lacks are left out (that renormalises the target) and counted
+    in `outside`. A position whose draws are all lacking is invalid.
     """
     assert inputs.signal is not None
     columns = columns_of(inputs.signal.ids, inputs.kept_ids, inputs.draft_logits.shape[-1])
@@ -98,7 +101,7 @@ def target_samples(inputs: LossInputs) -> PerTokenLoss:
 
 
 def sampled_acceptance(inputs: LossInputs) -> Tensor:
-    """Unbiased estimate of α `[N]` from the target's draws: mean of min(1, q(x) / p(x)); no gradient."""
+    """Return an unbiased estimate of α `[N]` from the target's draws: the mean of min(1, q(x) / p(x)). No gradient."""
     assert inputs.signal is not None
     columns = columns_of(inputs.signal.ids, inputs.kept_ids, inputs.draft_logits.shape[-1])
     draft_logp = token_logp(inputs.draft_logits.detach(), columns.clamp(min=0))
@@ -109,10 +112,10 @@ def sampled_acceptance(inputs: LossInputs) -> Tensor:
 def ce(
     draft_logits: Tensor, target_logits: Tensor | None = None, *, labels: Tensor, temperature: float = 1.0
 ) -> Tensor:
-    """Cross-entropy with hard labels `[N]`, plain fine-tuning; 0 where the label is negative.
+    """Return the cross-entropy with hard labels `[N]`, plain fine-tuning. 0 where the label is negative.
 
-    Takes the arguments of the other references, but neither `target_logits` nor `temperature` (a
-    distillation temperature) enters.
+    Takes the arguments of the other references, but ignores `target_logits` and `temperature` (a distillation
+    temperature).
     """
     inputs = LossInputs(draft_logits, labels=labels)
     inputs.require_finite("ce")
@@ -128,12 +131,12 @@ def tvdpp(
     advantage: Tensor | None = None,
     temperature: float = 1.0,
 ) -> Tensor:
-    """TVD++ surrogate −A(x)·log q(x) `[N]` on tokens x that the draft sampled; 0 where it did not.
+    """Return the TVD++ surrogate −A(x)·log q(x) `[N]` on tokens x that the draft sampled, 0 elsewhere.
 
-    The gradient of TVD(p, q) is −E_{x~q}[r(x) ∇ log q(x)] with r(x) = 1{p(x) > q(x)}; A is the reward less
-    its mean, over its standard deviation, both over the batch (Goel et al. 2024, "Direct Alignment of Draft
-    Model for Speculative Decoding with Chat-Fine-Tuned LLMs"). The value may be negative: only its gradient
-    means something. `from_draft=None` takes all labels as sampled from the draft.
+    The gradient of TVD(p, q) is −E_{x~q}[r(x) ∇ log q(x)] with r(x) = 1{p(x) > q(x)}. A is the reward less its mean,
+    over its standard deviation, both over the batch (Goel et al. 2024, "Direct Alignment of Draft Model for Speculative
+    Decoding with Chat-Fine-Tuned LLMs"). The value may be negative: only its gradient means something.
+    `from_draft=None` takes all labels as sampled from the draft.
     """
     inputs = LossInputs(
         draft_logits,
@@ -152,7 +155,7 @@ def _masked(values: Tensor, valid: Tensor, outside: Tensor) -> PerTokenLoss:
 
 
 def _recorded_bucket(ids: Tensor, labels: Tensor | None) -> Tensor:
-    """Index `[N, 1]` of each label among the recorded `ids [N, K]`, or K, the tail."""
+    """Return the index `[N, 1]` of each label among the recorded `ids [N, K]`, or K, the tail."""
     assert labels is not None
     hit = ids == labels.to(ids.dtype).unsqueeze(-1)
     return torch.where(hit.any(-1), hit.int().argmax(-1), ids.shape[-1]).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""Which tokens to learn from, and how much: AdaSPEC's selection and TVD++'s advantages."""
+"""Token selection (AdaSPEC) and advantages (TVD++)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from distillspec.errors import ConfigError
 def select_tokens(
     draft_losses: Tensor, reference_losses: Tensor, fraction: float, valid: Tensor | None = None
 ) -> Tensor:
-    """Bool `[N]`: the `fraction` of tokens where the draft is furthest behind the reference draft.
+    """Return bool `[N]`: the `fraction` of tokens where the draft is furthest behind the reference draft.
 
-    The gap is draft loss minus reference loss, per token in nats (AdaSPEC, Hu et al. 2025, arXiv
-    2510.19779): tokens that a draft of this size *can* learn and has not. Rounds to the nearest count, at
-    least one; earlier tokens win ties; positions where `valid` is False are never chosen nor counted.
+    The gap is draft loss minus reference loss, per token in nats (AdaSPEC, Hu et al. 2025, arXiv 2510.19779): tokens
+    that a draft of this size *can* learn and has not. Rounds to the nearest count, at least one. Earlier tokens win
+    ties. Positions where `valid` is False are neither chosen nor counted.
     """
     if not 0 < fraction <= 1:
         raise ConfigError(f"token selection fraction={fraction} must be in (0, 1]")
@@ -37,10 +37,12 @@ def select_tokens(
 
 
 def advantages(reward: Tensor, mask: Tensor, mean: float | None = None) -> Tensor:
-    """(reward − mean) / standard deviation for rewards of 0 and 1, `[N]` float32, and 0 outside `mask` (TVD++).
+    """Return (reward − mean) / standard deviation for rewards of 0 and 1, `[N]` float32, 0 outside `mask` (TVD++).
 
-    `mean` is that of the whole batch, of which these N may be a part; None takes it over `mask`. Rewards that are
-    all equal give advantages of 0: they rank no token above another.
+    Rewards that are all equal give advantages of 0: they rank no token above another.
+
+    Args:
+        mean: that of the whole batch, of which these N may be a part. None takes it over `mask`.
     """
     if mean is None:
         mean = float(reward[mask].float().mean()) if bool(mask.any()) else 0.0

@@ -1,4 +1,4 @@
-"""Where the target's view of T positions comes from, a chunk at a time."""
+"""Teachers: the target's view of T positions, a chunk at a time."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ class TeacherChunk(NamedTuple):
 
 
 class Teacher(Protocol):
-    """The target at T positions; `chunk` changes nothing and may be called for any rows, in any order."""
+    """The target at T positions. `chunk` changes nothing and may be called for any rows, in any order."""
 
     @property
     def positions(self) -> int | None:
-        """T, or None where any number will do."""
+        """Return T, or None if any number of positions will do."""
         ...
 
     @property
     def logit_width(self) -> int:
-        """Columns of the logits a chunk makes (0 without logits); sets the default chunk size."""
+        """Return the columns of a chunk's logits (0 without logits). Sets the default chunk size."""
         ...
 
     def chunk(self, start: int, stop: int) -> TeacherChunk:
-        """Rows `start` to `stop`, without gradient."""
+        """Return rows `start` to `stop`, without gradient."""
         ...
 
 

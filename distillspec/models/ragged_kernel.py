@@ -1,4 +1,4 @@
-"""The Triton kernel of `ragged_attention`; importing it needs Triton.
+"""Triton kernel of `ragged_attention`. Importing it needs Triton.
 
 `TRITON_INTERPRET=1`, set before the import, runs it on any CPU.
 """
@@ -16,7 +16,7 @@ def attend_part(
     keys,  # [slots, places, kv_heads, d], the last one contiguous
     values,
     slots,  # [B] int64
-    places,  # [B, q] int64; `spare` and above for padding
+    places,  # [B, q] int64, `spare` and above for padding
     partial,  # [B, kv_heads, parts, M, d] float32: each part's own attention
     weight,  # [B, kv_heads, parts, M] float32: the logarithm of each part's sum of exponentials
     spare,
@@ -31,13 +31,13 @@ def attend_part(
     held_place,
     held_head,
     DIM: tl.constexpr,
-    WINDOW: tl.constexpr,  # tokens that a query looks back, itself among them; 0: all
+    WINDOW: tl.constexpr,  # tokens that a query attends to, itself among them (0: all)
     SOFTCAP: tl.constexpr,  # 0: none
     ROWS: tl.constexpr,  # groups · q rounded up to what matrix units take
     COLUMNS: tl.constexpr,  # keys a step
     DIMS: tl.constexpr,  # DIM rounded up
 ):
-    """One part of one row's keys for one key head, all its folded queries at once: group · width + token."""
+    """Attend to one part of one row's keys for one key head, with all its folded queries (group · width + token)."""
     row, head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     m, d = tl.arange(0, ROWS), tl.arange(0, DIMS)
     group, token = m // width, m % width

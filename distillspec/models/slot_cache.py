@@ -1,7 +1,8 @@
-"""A static key/value cache of slots, hooked into any decoder-only transformers model as its attention.
+"""Static key/value cache of slots, hooked into any decoder-only transformers model as its attention.
 
-`[slot, place, kv_head, head_dim]` a layer. Nothing is copied to grow: a forward pass writes each token at its own place
-of its row's slot and reads a view of the slots' first places. Rolling back means not counting what was written.
+Each layer holds `[slot, place, kv_head, head_dim]`. Nothing is copied to grow: a forward pass writes each token at its
+own place of its row's slot and reads a view of the slots' first places. Rolling back means not counting the last
+places.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 
 IMPLEMENTATION = "distillspec_slots"
-BUCKET = 64  # how many keys are read is rounded up to this, so that few shapes occur
+BUCKET = 64  # the number of keys read is rounded up to this, so that few shapes occur
 
 
 class Attend(Protocol):
-    """How queries look into a slot cache."""
+    """Interface of attention over a slot cache."""
 
     def __call__(
         self,
@@ -34,8 +35,12 @@ class Attend(Protocol):
         window: int | None = None,
         softcap: float | None = None,
     ) -> Tensor:
-        """`query [B, heads, q, d]`; `keys`, `values` `[slots, max_len + 1, kv_heads, d]`, written already → `[B, q,
-        heads, d]`. Tokens that are padding may give anything finite."""
+        """Return `[B, q, heads, d]`. Padding tokens may give any finite values.
+
+        Args:
+            query: `[B, heads, q, d]`.
+            keys, values: `[slots, max_len + 1, kv_heads, d]`, with this pass's tokens already written.
+        """
         ...
 
 
@@ -48,7 +53,7 @@ def masked_attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """An `Attend` of torch's own parts, for any device, chains and trees: a mask over the longest row's keys.
+    """Attend by torch's own operations, for any device, chains and trees: a mask over the longest row's keys.
 
     Grouped queries are folded into query rows, so that keys are never repeated.
     """
@@ -67,9 +72,9 @@ def masked_attention(
 
 @dataclass
 class SlotCache:
-    """Keys and values of `slots` sequences of at most `max_len` tokens; layers are made on first use.
+    """Keys and values of `slots` sequences of at most `max_len` tokens. Layers are made on first use.
 
-    One more place a slot takes what padding writes and is never read.
+    One spare place a slot takes what padding writes and is never read.
     """
 
     slots: int
@@ -78,52 +83,54 @@ class SlotCache:
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def layer(self, index: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer's keys and values, `[slots, max_len + 1, kv_heads, head_dim]` each; `like [B, kv, q, d]`."""
+        """Return the layer's keys and values, `[slots, max_len + 1, kv_heads, head_dim]` each, typed as `like`."""
         if index not in self.layers:
             shape = (self.slots, self.max_len + 1, like.shape[1], like.shape[3])
             self.layers[index] = (like.new_zeros(shape), like.new_zeros(shape))
         return self.layers[index]
 
     def move(self, source: int, destination: int, length: int, back: int = 0) -> None:
-        """Copy the first `length` places of one slot over another's, and `back` places of that one's the other way."""
+        """Copy the first `length` places of one slot over another's, and `back` places of that one the other way."""
         for held in (tensor for layer in self.layers.values() for tensor in layer):
             returned = held[destination, :back].clone()
             held[destination, :length] = held[source, :length]
             held[source, :back] = returned
 
     def gather(self, slot: int, places: Tensor, start: int) -> None:
-        """Let what stands at `places [n]` int64 of a slot stand at start, start + 1, …; for the accepted path of a
-        tree. `places` are on the cache's device: every layer uses them."""
+        """Copy the tokens at `places [n]` int64 of a slot to start, start + 1, …: the accepted path of a tree.
+
+        `places` lie on the cache's device, since every layer uses them.
+        """
         for held in (tensor for layer in self.layers.values() for tensor in layer):
             held[slot, start : start + len(places)] = held[slot].index_select(0, places)
 
     def clear(self, slot: int, start: int = 0) -> None:
-        """Zero a slot from a place on, where numbers that are none were written: masked NaN times weight 0 is NaN."""
+        """Zero a slot from a place on, where NaNs were written: a masked NaN times weight 0 is NaN."""
         for keys, values in self.layers.values():
             keys[slot, start:].zero_()
             values[slot, start:].zero_()
 
     def reach(self, longest: int) -> int:
-        """How many places to read when the longest row holds `longest` tokens."""
+        """Return the number of places to read when the longest row holds `longest` tokens."""
         return min(-(-longest // BUCKET) * BUCKET, self.max_len)
 
 
 @dataclass(frozen=True)
 class SlotView:
-    """What one forward pass does with the cache: token j of row r is written at `places[r, j]` of its slot.
+    """Use of the cache by one forward pass: token j of row r is written at `places[r, j]` of its slot.
 
     Every token attends to the places up to its own. With `ancestors`, row r's tokens are the nodes of a tree that
-    stands at places `base[r]` and after: a node attends to the places before the base, its ancestors and itself.
+    starts at place `base[r]`: a node attends to the places before the base, its ancestors and itself.
     """
 
     cache: SlotCache
-    places: Tensor  # [B, q] int64; cache.max_len for padding
+    places: Tensor  # [B, q] int64, cache.max_len for padding
     positions: Tensor  # [B, q] int64, what rotary embeddings see: the place, for trees base + depth
     reach: int  # places read a row, see SlotCache.reach
     slots: Tensor  # [B] int64
     first: int | None = None  # rows are the slots first, first + 1, …: read without a copy
     base: Tensor | None = None  # [B] int64, with ancestors
-    ancestors: Tensor | None = None  # [B, q, q] bool, [r, node, ancestor]; a node is its own
+    ancestors: Tensor | None = None  # [B, q, q] bool, [r, node, ancestor]. A node is its own ancestor
     _masks: dict[tuple[int | None, int, torch.dtype], Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -136,10 +143,12 @@ class SlotView:
         longest: int | None = None,
         width: int | None = None,
     ) -> SlotView:
-        """Chains: `counts[r]` tokens (the rest of the row is padding) after the first `starts[r]` of `slots[r]`.
+        """Return a view for chains: `counts[r]` tokens after the first `starts[r]` of `slots[r]`, the rest is padding.
 
-        `starts`, `counts` are int64 `[B]` on the model's device; `longest` is the largest start + count, `width` the
-        largest count; both are asked of the tensors where they are not given.
+        Args:
+            starts, counts: int64 `[B]` on the model's device.
+            longest: the largest start + count. None reads it from the tensors.
+            width: the largest count. None reads it from the tensors.
         """
         width = int(counts.max()) if width is None else width
         steps = torch.arange(width, device=starts.device)
@@ -150,18 +159,20 @@ class SlotView:
         return cls(cache, places, places.clamp(max=cache.max_len - 1), reach, rows, slots[0] if contiguous else None)
 
     def write(self, held: Tensor, new: Tensor) -> None:
-        """Put `new [B, kv, q, d]` into a layer's keys or values."""
+        """Write `new [B, kv, q, d]` into a layer's keys or values."""
         held[self.slots[:, None], self.places] = new.transpose(1, 2)
 
     def read(self, held: Tensor) -> Tensor:
-        """`[B, kv, reach, d]` of a layer's keys or values; a view where the rows are contiguous."""
+        """Return `[B, kv, reach, d]` of a layer's keys or values, a view if the rows are contiguous."""
         if self.first is None:
             return held[self.slots, : self.reach].transpose(1, 2)
         return held[self.first : self.first + len(self.slots), : self.reach].transpose(1, 2)
 
     def mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
-        """What is added to scores, `[B, 1, groups · q, reach]`: 0 where a (folded) query may look, −inf elsewhere;
-        made once a pass."""
+        """Return the term added to scores, `[B, 1, groups · q, reach]`: 0 where a folded query attends, −inf elsewhere.
+
+        It is made once a pass.
+        """
         key = (window, groups, dtype)
         if key not in self._masks:
             seen = self._visible(window).repeat(1, groups, 1)[:, None]
@@ -174,7 +185,7 @@ class SlotView:
             seen = place <= self.places[..., None]
             return seen if window is None else seen & (place > self.positions[..., None] - window)
         assert self.base is not None
-        node = place - self.base[:, None]  # [B, reach]: which node of the tree stands there
+        node = place - self.base[:, None]  # [B, reach]: the tree's node at each place
         inside = (node >= 0) & (node < self.places.shape[1])
         safe = node.clamp(0, self.places.shape[1] - 1)
         index = safe[:, None].expand(-1, self.places.shape[1], -1)
@@ -198,7 +209,7 @@ def slot_attention(
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function transformers calls in every layer; returns `[B, q, heads, d]`."""
+    """Attend in place of transformers' own function, which every layer calls. Returns `[B, q, heads, d]`."""
     if s_aux is not None:
         raise NotImplementedError("attention with sinks")
     assert slot_view is not None, "the slot attention needs slot_view passed to the model"
@@ -210,7 +221,7 @@ def slot_attention(
 
 @contextmanager
 def slot_attention_in(model: PreTrainedModel) -> Iterator[None]:
-    """Run the model with slot attention for a while, then as it was."""
+    """Run the model with slot attention inside the block."""
     hook(model)
     try:
         yield
@@ -219,7 +230,7 @@ def slot_attention_in(model: PreTrainedModel) -> Iterator[None]:
 
 
 def hook(model: PreTrainedModel) -> None:
-    """Give the model slot attention until as many `unhook` calls have followed: several may use one model."""
+    """Give the model slot attention until as many `unhook` calls have followed: several users may share one model."""
     users, before = _hooked.get(model, (0, model.config._attn_implementation))
     if users == 0:
         model.set_attn_implementation(IMPLEMENTATION)
@@ -227,12 +238,12 @@ def hook(model: PreTrainedModel) -> None:
 
 
 def is_hooked(model: PreTrainedModel) -> bool:
-    """Whether the model has slot attention now: it was hooked, or copied from one that was."""
+    """Return True if the model has slot attention now: it was hooked, or copied from one that was."""
     return model.config._attn_implementation == IMPLEMENTATION
 
 
 def unhook(model: PreTrainedModel) -> None:
-    """Take back one `hook`; with the last the model is as it was."""
+    """Undo one `hook`. The last one restores the model."""
     users, before = _hooked[model]
     if users > 1:
         _hooked[model] = (users - 1, before)
@@ -241,8 +252,8 @@ def unhook(model: PreTrainedModel) -> None:
     model.set_attn_implementation(before)
 
 
-# Model → how many use its slot attention, and which attention it had before.
+# Model → the number of its `hook`s, and the attention it had before.
 _hooked: WeakKeyDictionary[PreTrainedModel, tuple[int, str]] = WeakKeyDictionary()
 
-# No mask function goes with it: transformers then builds none, nor asks the device whether position ids are packed.
+# Without a mask function transformers builds no mask and needs no device sync to detect packed position ids.
 AttentionInterface.register(IMPLEMENTATION, slot_attention)

@@ -59,18 +59,18 @@ def load_target(config: TargetConfig) -> LanguageModel:
 
 
 def short_name(path: str) -> str:
-    """What a target is called: a file or folder by its last part, a Hub id as it is."""
+    """Return the last part of a file's or folder's path, or a Hub id unchanged."""
     return Path(os.path.abspath(Path(path).expanduser())).name if _looks_local(path) else path
 
 
 def wrap(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None, name: str) -> LanguageModel:
-    """A full-vocabulary `LanguageModel` with its identity worked out."""
+    """Return a full-vocabulary `LanguageModel` with its identity."""
     rows = model.get_output_embeddings().weight.shape[0]
     return LanguageModel(model, tokenizer, identify(tokenizer, rows, fingerprint(model)), name)
 
 
 def resolve_path(path: str) -> str:
-    """`smollm2` → the embedded weights (or their Hub id), a GGUF file → its unpacked folder."""
+    """Return the path to load: the embedded weights (or their Hub id) for `smollm2`, a GGUF file's unpacked folder."""
     if path == "smollm2":
         file = embedded_gguf()
         return str(unpack_gguf(file)) if file is not None else EMBEDDED_HUB_ID
@@ -82,20 +82,27 @@ def resolve_path(path: str) -> str:
 
 
 def load_causal_lm(path: str, dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTokenizerBase | None]:
-    """A model and tokenizer from a folder or the Hub; every failure is one line naming the path."""
+    """Load model and tokenizer from a folder or the Hub.
+
+    Raises:
+        ConfigError: either cannot be loaded. One line names the path and the reason.
+    """
     tokenizer = load_tokenizer(path)
     with one_line_failures(path):
         return read_weights(_folder_or_id(path), dtype), tokenizer
 
 
 def read_weights(folder: str | Path, dtype: torch.dtype) -> PreTrainedModel:
-    """A causal language model from safetensors alone: pickles, and code that comes with a model, could do anything."""
+    """Load a causal language model from safetensors alone. Pickles and a model's own code could run anything."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, trust_remote_code=False)
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase | None:
-    """The tokenizer of a model folder or Hub id, None for a folder that has none; fails as `load_causal_lm` does, but
-    fast."""
+    """Load the tokenizer of a model folder or Hub id, None for a folder that has none. Fast, even if it fails.
+
+    Raises:
+        ConfigError: it cannot be loaded. One line names the path and the reason.
+    """
     folder = _folder_or_id(path)
     with one_line_failures(path):
         AutoConfig.from_pretrained(folder, trust_remote_code=False)
@@ -118,12 +125,12 @@ def _looks_local(path: str) -> bool:
 
 @contextmanager
 def one_line_failures(path: str) -> Iterator[None]:
-    """Whatever goes wrong in loading `path` is one `ConfigError` that names it."""
+    """Turn any failure to load `path` into one `ConfigError` that names it."""
     try:
         yield
     except Exception as error:  # every library underneath (safetensors, tokenizers, the Hub) has types of its own
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        if "ignore_mismatched_sizes" in reason:  # transformers tells shapes in a report beside its error
+        if "ignore_mismatched_sizes" in reason:  # transformers reports the shapes beside its error
             reason = "a weight has another shape than config.json says"
         elif "no file named" in str(error) or "not appear to have a file named" in str(error):
             reason = _no_safetensors(path, reason)
@@ -133,7 +140,7 @@ def one_line_failures(path: str) -> Iterator[None]:
 
 
 def _no_safetensors(path: str, reason: str) -> str:
-    """Why weights are not there, in words that help where they are pickled."""
+    """Return the reason why weights are missing, with the way out if they are pickled."""
     if "safetensors" not in reason:
         return reason
     return (

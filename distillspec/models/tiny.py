@@ -1,4 +1,4 @@
-"""A seconds-fast target: a random Llama with a byte tokenizer, peaked enough to be worth imitating."""
+"""Target that runs in seconds: a random Llama with a byte tokenizer, peaked enough to be worth imitating."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """One id a byte (3 to 258) behind three special tokens; ChatML template."""
+    """Return a tokenizer of one id a byte (3 to 258) after three special tokens, with a ChatML template."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([*SPECIAL_TOKENS, *alphabet])}
     backend = Tokenizer(BPE(vocab=vocabulary, merges=[]))
@@ -30,9 +30,9 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tiny_model(vocab_size: int, layers: int = 4, hidden: int = 64, seed: int = 0) -> LlamaForCausalLM:
-    """A random Llama (grouped heads, untied head) whose next-token entropy is a few nats, as a real model's.
+    """Return a random Llama (grouped heads, untied head) whose next-token entropy is a few nats, like a real model's.
 
-    `vocab_size` may exceed the tokenizer's: the head is then padded, as released models' heads are.
+    `vocab_size` may exceed the tokenizer's. The head is then padded, as released models' heads are.
     """
     config = LlamaConfig(
         vocab_size=vocab_size,

@@ -12,18 +12,18 @@ from distillspec.types import ModelIdentity
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """sha256 of the id → token map with added tokens; file bytes and settings do not count."""
+    """Return the sha256 of the id → token map with added tokens. File bytes and settings do not count."""
     pairs = sorted((index, token) for token, index in tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(pairs, ensure_ascii=True).encode()).hexdigest()[:32]
 
 
 def tokenizer_size(tokenizer: PreTrainedTokenizerBase) -> int:
-    """One more than the largest id the tokenizer can produce."""
+    """Return one more than the largest id the tokenizer can produce."""
     return max(tokenizer.get_vocab().values()) + 1
 
 
 def identify(tokenizer: PreTrainedTokenizerBase | None, head_rows: int, weights_hash: str) -> ModelIdentity:
-    """The identity of a model; a head shorter than the tokenizer bounds the vocabulary, as it does without one."""
+    """Return a model's identity. Without a tokenizer, or with a shorter head, the head's rows bound the vocabulary."""
     if tokenizer is None:
         return ModelIdentity("", head_rows, weights_hash)
     size = min(tokenizer_size(tokenizer), head_rows)
@@ -33,7 +33,7 @@ def identify(tokenizer: PreTrainedTokenizerBase | None, head_rows: int, weights_
 def require_same_tokenizer(
     draft: PreTrainedTokenizerBase | None, target: PreTrainedTokenizerBase | None, draft_name: str, target_name: str
 ) -> None:
-    """Refuse tokenizers that differ, naming the first difference; where one is missing nothing can be told."""
+    """Raise ConfigError for tokenizers that differ, naming the first difference. Without one of them, pass."""
     if draft is None or target is None or tokenizer_hash(draft) == tokenizer_hash(target):
         return
     raise ConfigError(
@@ -43,7 +43,7 @@ def require_same_tokenizer(
 
 
 def first_difference(draft: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase) -> str:
-    """Where two vocabularies part, in words."""
+    """Describe the first difference between two vocabularies."""
     theirs = {index: token for token, index in draft.get_vocab().items()}
     ours = {index: token for token, index in target.get_vocab().items()}
     for index in range(max(len(theirs), len(ours))):

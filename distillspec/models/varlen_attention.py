@@ -1,8 +1,8 @@
 """Attention over the slot cache by torch's variable-length attention (FlashAttention: Dao et al. 2022, 2023).
 
-It needs no mask and reads of each row only the keys it has, for windows of drafted tokens and for prompts.
-FlashAttention takes a row's last query to see that row's last key, so a row counts as `width` tokens here even where
-some are padding: what stands in their places belongs to the same slot and comes after every real token.
+It needs no mask and reads only the keys each row has, for windows of drafted tokens and for prompts. FlashAttention
+aligns a row's last query with its last key, so a row counts as `width` tokens here even if some are padding. The keys
+in their places belong to the same slot and come after every real token.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ def varlen_attention(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """An `Attend` (see `slot_cache`) in 16 bits on CUDA, by masked attention where FlashAttention has no words for it:
-    trees, rows that are not neighbours in the cache, and windows so near a slot's end that padding would reach past it.
+    """Attend (see `slot_cache.Attend`) in 16 bits on CUDA.
+
+    Masked attention takes over where FlashAttention has no way to express the view: trees, rows that are not neighbours
+    in the cache, and windows so near a slot's end that padding would reach past it.
 
     Raises:
         NotImplementedError: there is a soft cap.
@@ -51,5 +53,5 @@ def varlen_attention(
         # A row that is nothing but padding starts at the spare place, beyond all others.
         seqused_k=(view.places[:, 0] + width).clamp(max=longest).to(torch.int32),
     )
-    assert isinstance(out, Tensor)  # no auxiliary output was asked for
+    assert isinstance(out, Tensor)  # there is no auxiliary output
     return out.view(batch, width, heads, dim)

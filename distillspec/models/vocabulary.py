@@ -1,4 +1,4 @@
-"""Truncated draft vocabularies: which tokens the draft's head keeps."""
+"""Truncated draft vocabularies: the tokens that the draft's head keeps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distillspec.types import Sample, TeacherSignal
 
 
 def count_tokens(sequences: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
-    """How often each id occurs, `[V]` int64."""
+    """Return the number of times each id occurs, `[V]` int64."""
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for sequence in sequences:
         if len(sequence):
@@ -21,8 +21,11 @@ def count_tokens(sequences: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
 
 
 def expected_counts(samples: Iterable[Sample], vocab_size: int) -> Tensor:
-    """How often each id is to be expected, `[V]` float64: prompt tokens count once, and a response position counts
-    by the target's recorded probabilities where there are any, which say more than the one token it drew."""
+    """Return the expected number of times each id occurs, `[V]` float64.
+
+    Prompt tokens count once. Response positions count by the target's recorded probabilities, if there are any: these
+    say more than the one token it drew.
+    """
     counts = torch.zeros(vocab_size, dtype=torch.float64)
     for sample in samples:
         signal = sample.signal
@@ -33,10 +36,10 @@ def expected_counts(samples: Iterable[Sample], vocab_size: int) -> Tensor:
 
 
 def choose_kept_ids(counts: Tensor, size: int, tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    """The `size` most frequent ids, sorted, special tokens always among them; ties go to lower ids.
+    """Return the `size` most frequent ids, sorted, with all special tokens. Ties go to lower ids.
 
-    Lower ids of a BPE tokenizer are the earlier, more common merges, so unseen tokens are filled in by id.
-    More special tokens than `size` are all kept.
+    Lower ids of a BPE tokenizer are the earlier, more common merges, so unseen tokens are filled in by id. Special
+    tokens are all kept even if they are more than `size`.
     """
     counts = counts.to(torch.float64, copy=True)
     special = special_ids(tokenizer, counts.numel())
@@ -46,18 +49,13 @@ def choose_kept_ids(counts: Tensor, size: int, tokenizer: PreTrainedTokenizerBas
 
 
 def _weights(signal: TeacherSignal) -> Tensor:
-    """What each recorded entry counts, `[T, K]` float64: its probability, or its share of the draws."""
+    """Return each recorded entry's count, `[T, K]` float64: its probability, or its share of the draws."""
     if signal.kind == "topk":
         return signal.logprobs.double().exp()
     return torch.full(signal.ids.shape, 1 / max(1, signal.ids.shape[1]), dtype=torch.float64)
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> list[int]:
-    """Ids of special tokens below `vocab_size`: those with a role (end of sequence, …) and those without."""
+    """Return the special tokens' ids below `vocab_size`: those with a role (end of sequence, …) and those without."""
     marked = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     return sorted(i for i in marked | set(tokenizer.all_special_ids) if i < vocab_size)
-
-
-def coverage(counts: Tensor, kept_ids: Tensor) -> float:
-    """Share of the counted tokens that are kept."""
-    return float(counts[kept_ids].sum() / counts.sum().clamp(min=1))

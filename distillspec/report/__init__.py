@@ -1,4 +1,4 @@
-"""Reports about runs: one self-contained HTML page that a person would send to a colleague."""
+"""Reports about runs, each one self-contained HTML page."""
 
 from distillspec.report.page import write_report
 

@@ -1,4 +1,4 @@
-"""Axes: round ticks, and the map from data to places on the page."""
+"""Axes: round ticks, and the map from data to page coordinates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEFT, RIGHT, TOP, BOTTOM = 50, 14, 12, 44  # margins in user units
 
 @dataclass(frozen=True)
 class Frame:
-    """Data ranges, their ticks and the box they are drawn in; y grows upwards, on the page downwards."""
+    """Data ranges with their ticks, and the box they are drawn in. y grows upwards in data, downwards on the page."""
 
     x: tuple[float, float]
     y: tuple[float, float]
@@ -30,12 +30,13 @@ class Frame:
         return self.height - BOTTOM
 
     def place(self, x: float, y: float) -> tuple[float, float]:
+        """Return the page coordinates of a data point."""
         across = (x - self.x[0]) / (self.x[1] - self.x[0])
         up = (y - self.y[0]) / (self.y[1] - self.y[0])
         return LEFT + across * (self.right - LEFT), self.base - up * (self.base - TOP)
 
     def draw(self, x_label: str, y_label: str) -> list[str]:
-        """Grid lines, ticks, the x axis and both labels."""
+        """Return grid lines, ticks, the x axis and both labels as SVG elements."""
         parts = []
         for tick in self.y_ticks:
             y = self.place(self.x[0], tick)[1]
@@ -52,7 +53,7 @@ class Frame:
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> tuple[float, ...]:
-    """Round numbers (1, 2 or 5 times a power of ten apart) that cover `low` to `high`."""
+    """Return round numbers, 1, 2 or 5 times a power of ten apart, that cover `low` to `high`."""
     if high <= low:
         pad = abs(low) * 0.1 or 0.5
         low, high = low - pad, high + pad
@@ -64,5 +65,5 @@ def nice_ticks(low: float, high: float, count: int = 5) -> tuple[float, ...]:
 
 
 def tick_text(value: float) -> str:
-    """Short and without trailing zeros: 0.25, 3, 12k."""
+    """Return a short number without trailing zeros: 0.25, 3, 12k."""
     return f"{value / 1000:g}k" if abs(value) >= 10_000 else f"{value:.6g}"

@@ -1,4 +1,4 @@
-"""Horizontal grouped bars with whiskers, and heat maps: values by name."""
+"""Bar charts with whiskers, and heat maps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROW_HEIGHT, HEAD = 28, 22
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar of a group; one without a finite value is left out."""
+    """One bar of a group. It is left out unless its value is finite."""
 
     label: str
     value: Number
@@ -24,7 +24,7 @@ class Bar:
 
 
 def bar_chart(groups: Sequence[tuple[str, Sequence[Bar]]], *, title: str, width: int = 480, limit: float = 1.0) -> str:
-    """Bars from 0 to `limit` in named groups, each with its whisker and its value."""
+    """Return an SVG of horizontal bars from 0 to `limit` in named groups, each with whisker and value."""
     known = [(name, [bar for bar in bars if is_number(bar.value)]) for name, bars in groups]
     known = [(name, bars) for name, bars in known if bars]
     if not known:
@@ -49,17 +49,14 @@ def heat_map(
     title: str,
     width: int = 480,
 ) -> str:
-    """Shaded cells, the lowest value palest and the highest strongest, each with its number."""
+    """Return an SVG of shaded cells with their numbers. The highest value has the strongest shade."""
     known = [value for row in values for value in row if is_number(value)]
     if not known:
         return svg.empty(title, width)
     low, span = min(known), (max(known) - min(known)) or 1.0
     left = svg.margin_for(rows)
     cell = (width - left) / len(columns)
-    parts = [
-        svg.text("column", left + (i + 0.5) * cell, 14, svg.short(name, int(cell / 6.7)))
-        for i, name in enumerate(columns)
-    ]
+    parts = _column_names(columns, left, cell)
     for r, (name, row) in enumerate(zip(rows, values, strict=True)):
         y = HEAD + r * ROW_HEIGHT
         parts.append(svg.text("name", left - 8, y + ROW_HEIGHT / 2, svg.short(name)))
@@ -68,6 +65,11 @@ def heat_map(
             share = (value - low) / span if is_number(value) else None
             parts += _cell(value, share, (left + i * cell, y), cell, tip)
     return svg.picture(title, width, HEAD + len(rows) * ROW_HEIGHT + 2, parts)
+
+
+def _column_names(columns: Sequence[str], left: float, cell: float) -> list[str]:
+    limit = int(cell / 6.7)
+    return [svg.text("column", left + (i + 0.5) * cell, 14, svg.short(name, limit)) for i, name in enumerate(columns)]
 
 
 def _bar(bar: Bar, left: float, y: float, scale: float, limit: float) -> list[str]:

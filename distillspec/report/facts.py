@@ -1,4 +1,4 @@
-"""The end of the page: what was run, how to run it again, and what the figures do not say."""
+"""End of the page: commands and machines of the runs, and caveats of the figures."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import PurePath
 
-from distillspec.report.runs import Entry, Json, Run
+from distillspec.report.runs import Json, ReportEntry, Run
 from distillspec.report.words import mean_of, policy_text
 
 
 def what_was_run(runs: Sequence[Run]) -> str:
-    """One block a run: command, facts, and the resolved config folded away."""
+    """Return one HTML block a run: command, facts, and the resolved config folded away."""
     return "".join(_block(run) for run in runs)
 
 
 def command_of(run: Run) -> str:
-    """The command as typed; the program by its name, wherever it was installed."""
+    """Return the command as typed, with the program's name instead of its path."""
     argv = [str(argument) for argument in run.provenance.get("argv") or []]
     return shlex.join([PurePath(argv[0]).name, *argv[1:]]) if argv else ""
 
 
-def caveats(runs: Sequence[Run], entries: Sequence[Entry]) -> list[str]:
-    """Sentences a reader needs before quoting the numbers."""
+def caveats(runs: Sequence[Run], entries: Sequence[ReportEntry]) -> list[str]:
+    """Return the sentences to read before quoting the numbers."""
     results = [entry.result for entry in entries]
     lines = [_about_policy(results), _about_prompts(results)]
     if any(result.get("speedup") for result in results):
@@ -43,7 +43,7 @@ def caveats(runs: Sequence[Run], entries: Sequence[Entry]) -> list[str]:
 
 def _block(run: Run) -> str:
     command = command_of(run)
-    shown = (
+    command_html = (
         f'<pre class="command">{escape(command)}</pre>' if command else '<p class="missing">No command recorded.</p>'
     )
     facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in _facts(run) if value)
@@ -51,21 +51,21 @@ def _block(run: Run) -> str:
     config = config if run.config else '<p class="missing">No config.yaml was found.</p>'
     return (
         f"<article><h3>{escape(run.name)} <small>distill {escape(run.command)}</small></h3>"
-        f"{shown}<dl>{facts}</dl>{config}</article>"
+        f"{command_html}<dl>{facts}</dl>{config}</article>"
     )
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
-    known, hardware = run.provenance, run.provenance.get("hardware") or {}
-    commit = str(known.get("git_commit") or "")[:12]
-    packages = known.get("packages") or {}
+    provenance, hardware = run.provenance, run.provenance.get("hardware") or {}
+    commit = str(provenance.get("git_commit") or "")[:12]
+    packages = provenance.get("packages") or {}
     return [
-        ("Started", str(known.get("started") or "").replace("T", " ").replace("+00:00", " UTC")),
-        ("Code", _code(str(known.get("distillspec") or ""), commit, bool(known.get("git_dirty")))),
+        ("Started", str(provenance.get("started") or "").replace("T", " ").replace("+00:00", " UTC")),
+        ("Code", _code(str(provenance.get("distillspec") or ""), commit, bool(provenance.get("git_dirty")))),
         ("Hardware", _hardware(hardware)),
         ("Software", ", ".join(f"{name} {version}" for name, version in packages.items())),
-        ("Python", " on ".join(filter(None, [str(known.get("python") or ""), str(known.get("os") or "")]))),
-        ("Seed", "" if known.get("seed") is None else str(known["seed"])),
+        ("Python", " on ".join(filter(None, [str(provenance.get("python") or ""), str(provenance.get("os") or "")]))),
+        ("Seed", "" if provenance.get("seed") is None else str(provenance["seed"])),
         ("Best draft", str(run.summary.get("draft") or "")),
         ("Folder", str(run.path)),
     ]
@@ -135,7 +135,7 @@ def _about_selection(prompts: int | None) -> str:
     return f"the best checkpoint was picked on {prompts} other held-out prompts than those quoted here."
 
 
-def _about_ceiling(entry: Entry) -> list[str]:
+def _about_ceiling(entry: ReportEntry) -> list[str]:
     ceiling = mean_of(entry.result.get("ceiling"))
     if entry.baseline or ceiling is None or ceiling >= 0.9995:
         return []

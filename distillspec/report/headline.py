@@ -1,4 +1,4 @@
-"""The top of the page: what was gained, in four numbers and a sentence."""
+"""Top of the page: four figures of the best draft, and a sentence on whether speculation pays."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from html import escape
 from typing import Any
 
 from distillspec.evaluation.speedup import call
-from distillspec.report.runs import Entry, Json
+from distillspec.report.runs import Json, ReportEntry
 from distillspec.report.svg import Number
 from distillspec.report.words import DASH, figure, mean_of, span, table, with_span
 from distillspec.types import Interval
 
 
-def headline(entries: Sequence[Entry]) -> str:
-    """Cards and verdict of the draft with the highest α; a table beside it when there are several."""
+def headline(entries: Sequence[ReportEntry]) -> str:
+    """Return the cards and the verdict of the draft with the highest α. It is named if there are several drafts."""
     best, several = _best(entries), sum(not entry.baseline for entry in entries) > 1
     before = next((entry for entry in entries if entry.baseline and entry.run is best.run), None)
     name = f'<p class="best">Highest acceptance: <b>{escape(best.label)}</b></p>' if several else ""
@@ -22,8 +22,8 @@ def headline(entries: Sequence[Entry]) -> str:
     return f'{name}<div class="cards">{cards}</div><p class="verdict">{escape(verdict(best.result))}</p>'
 
 
-def comparison(entries: Sequence[Entry]) -> str:
-    """One row a draft: acceptance under every definition, block efficiency at one γ for all, speed-up."""
+def comparison(entries: Sequence[ReportEntry]) -> str:
+    """Return a table with a row a draft: acceptance by every definition, τ at one γ for all, speed-up."""
     gamma = chosen_gamma(_best(entries).result)
     head = [
         "Draft",
@@ -35,59 +35,56 @@ def comparison(entries: Sequence[Entry]) -> str:
         "predicted",
         "measured",
     ]
-    rows = []
-    for entry in entries:
-        result = entry.result
-        rows.append(
-            [
-                f'<i class="c{entry.color}"></i>{escape(entry.label)}',
-                with_span(result["alpha"]),
-                with_span(result.get("greedy_agreement")),
-                with_span(result.get("p_of_draft_argmax")),
-                figure(mean_of(result.get("ceiling"))),
-                figure(tau_at(result, gamma), 2),
-                _at_gamma(*best_predicted(result), predicted_interval(result, best_predicted(result)[1])),
-                _at_gamma(
-                    mean_of((result.get("measured") or {}).get("ratio")),
-                    (result.get("measured") or {}).get("gamma"),
-                    (result.get("measured") or {}).get("ratio"),
-                ),
-            ]
-        )
-    return table(head, rows)
+    return table(head, [_comparison_row(entry, gamma) for entry in entries])
+
+
+def _comparison_row(entry: ReportEntry, gamma: int) -> list[str]:
+    result, measured = entry.result, entry.result.get("measured") or {}
+    predicted, best_gamma = best_predicted(result)
+    return [
+        f'<i class="c{entry.color}"></i>{escape(entry.label)}',
+        with_span(result["alpha"]),
+        with_span(result.get("greedy_agreement")),
+        with_span(result.get("p_of_draft_argmax")),
+        figure(mean_of(result.get("ceiling"))),
+        figure(tau_at(result, gamma), 2),
+        _at_gamma(predicted, best_gamma, predicted_interval(result, best_gamma)),
+        _at_gamma(mean_of(measured.get("ratio")), measured.get("gamma"), measured.get("ratio")),
+    ]
 
 
 def chosen_gamma(result: Json) -> int:
-    """The length to quote: what was measured, else what batch 1 recommends, else up to 4."""
+    """Return the length to quote: the measured one, else the best at batch 1, else up to 4."""
     measured, advice = result.get("measured") or {}, _batch_one(result)
-    wanted = measured.get("gamma") or advice.get("best_gamma") or 4
-    return max(1, min(int(wanted), len(result["tau"])))
+    gamma = measured.get("gamma") or advice.get("best_gamma") or 4
+    return max(1, min(int(gamma), len(result["tau"])))
 
 
 def tau_at(result: Json, gamma: int) -> Number:
+    """Return τ at a length, None beyond the evaluated ones."""
     return mean_of(result["tau"][gamma - 1]) if 1 <= gamma <= len(result["tau"]) else None
 
 
 def predicted_at(result: Json, gamma: int) -> Number:
-    """Predicted speed-up at batch 1."""
+    """Return the predicted speed-up at batch 1, None if there is none for this length."""
     predicted = _batch_one(result).get("predicted") or []
     return predicted[gamma - 1] if 1 <= gamma <= len(predicted) else None
 
 
 def predicted_interval(result: Json, gamma: int | None) -> Json | None:
-    """The predicted speed-up's interval at batch 1; None in runs of versions that recorded none."""
-    known = _batch_one(result).get("intervals") or []
-    return known[gamma - 1] if gamma is not None and 1 <= gamma <= len(known) else None
+    """Return the interval of the predicted speed-up at batch 1. Old versions recorded none."""
+    intervals = _batch_one(result).get("intervals") or []
+    return intervals[gamma - 1] if gamma is not None and 1 <= gamma <= len(intervals) else None
 
 
 def best_predicted(result: Json) -> tuple[Number, int | None]:
-    """The highest predicted speed-up at batch 1 and its γ."""
+    """Return the highest predicted speed-up at batch 1 and its γ."""
     predicted = [(value, i) for i, value in enumerate(_batch_one(result).get("predicted") or [], 1) if value == value]
     return max(predicted) if predicted else (None, None)
 
 
 def verdict(result: Json) -> str:
-    """Whether to speculate, plainly: the evaluation's own sentence, and what the clock said."""
+    """Return the evaluation's advice on speculation, and the measured speed-up."""
     advice, measured = _batch_one(result), result.get("measured") or {}
     parts = [str(advice["verdict"]).rstrip(".") + "."] if advice.get("verdict") else []
     if parts and not advice.get("intervals"):
@@ -101,7 +98,7 @@ def verdict(result: Json) -> str:
     return " ".join(parts) or "The cost of a draft step was not measured, so this run does not say whether it pays."
 
 
-def _best(entries: Sequence[Entry]) -> Entry:
+def _best(entries: Sequence[ReportEntry]) -> ReportEntry:
     drafts = [entry for entry in entries if not entry.baseline]
     return max(drafts, key=lambda entry: mean_of(entry.result["alpha"]) or 0.0)
 

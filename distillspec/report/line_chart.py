@@ -1,4 +1,4 @@
-"""Lines with bands, and separate points with whiskers, over a shared frame."""
+"""Line charts: lines with bands, and separate points with whiskers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distillspec.report.svg import Number, is_number
 
 @dataclass(frozen=True)
 class Point:
-    """One value with an optional interval; None, NaN and infinite values are skipped."""
+    """One value with an optional interval. None, NaN and infinite values are skipped."""
 
     x: Number
     y: Number
@@ -49,11 +49,13 @@ def line_chart(
     width: int = 480,
     height: int = 270,
 ) -> str:
-    """An SVG picture; a box that says so when no value is known.
+    """Return an SVG, or a box with a message if no value is finite.
 
-    The x axis is discrete where `x_ticks` are given; otherwise it covers `x_range`, or the data. `y_from` is
-    where the y axis begins; what lies below (an interval under a natural bound) is drawn on it. `reference`
-    is a dashed horizontal.
+    Args:
+        x_ticks: positions of a discrete x axis.
+        x_range: range of a continuous x axis, by default that of the data.
+        y_from: start of the y axis. Values below it, such as intervals beyond a natural bound, are drawn on it.
+        reference: y of a dashed horizontal line.
     """
     lines = [line if y_from is None else _raised(line, y_from) for line in lines]
     known = [point for line in lines for point in line.points if point.is_known]

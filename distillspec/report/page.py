@@ -1,4 +1,4 @@
-"""The report: one HTML file with its style and charts inside, that loads nothing and runs no script."""
+"""The report: one HTML file with styles and charts inside, without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distillspec import __version__
 from distillspec.files import write_text
 from distillspec.report.facts import caveats, what_was_run
 from distillspec.report.headline import comparison, headline
-from distillspec.report.runs import Entry, Run, entries_of, read_runs
+from distillspec.report.runs import ReportEntry, Run, entries_of, read_runs
 from distillspec.report.sections import acceptance, block_efficiency, cost_table, speed_ups, training
 from distillspec.report.words import policy_text
 
@@ -19,7 +19,7 @@ TEMPLATE = Path(__file__).with_name("template.html")
 
 
 def write_report(runs: Sequence[Path], output: Path, title: str = "Distilling a draft") -> Path:
-    """Write one self-contained page about train and eval runs; returns `output`.
+    """Write one self-contained page about train and eval runs. Return `output`.
 
     Raises:
         ConfigError: a run folder is missing, unfinished or unreadable.
@@ -30,8 +30,8 @@ def write_report(runs: Sequence[Path], output: Path, title: str = "Distilling a 
     return output
 
 
-def render(runs: Sequence[Run], entries: Sequence[Entry], title: str) -> str:
-    """The page as text. Sections without content are left out."""
+def render(runs: Sequence[Run], entries: Sequence[ReportEntry], title: str) -> str:
+    """Return the page's HTML. Sections without content are left out."""
     efficiency = [acceptance(entries), block_efficiency(entries), *speed_ups(entries)]
     sections = [
         ("", headline(entries)),
@@ -50,7 +50,7 @@ def render(runs: Sequence[Run], entries: Sequence[Entry], title: str) -> str:
     )
 
 
-def _subtitle(runs: Sequence[Run], entries: Sequence[Entry]) -> str:
+def _subtitle(runs: Sequence[Run], entries: Sequence[ReportEntry]) -> str:
     results = [entry.result for entry in entries]
     prompts = max((int(result.get("prompts") or 0) for result in results), default=0)
     positions = max((int(result.get("positions") or 0) for result in results), default=0)

@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """What one folder says. Only `summary` is indispensable; the rest may be empty."""
+    """Content of one run folder. Only `summary` is required."""
 
     path: Path
     name: str
@@ -28,8 +28,8 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One evaluated draft: a row of every table, a series of every chart."""
+class ReportEntry:
+    """One evaluated draft: a row of each table and a series of each chart."""
 
     label: str
     result: Json  # EvaluationResult.to_json()
@@ -39,10 +39,10 @@ class Entry:
 
 
 def read_runs(folders: Sequence[Path]) -> list[Run]:
-    """Read the folders, naming each by the shortest path ending that tells them apart.
+    """Read the folders. Each is named by the shortest ending of its path that is unique.
 
     Raises:
-        ConfigError: a folder is missing, unfinished or unreadable; says which and what it lacks.
+        ConfigError: a folder is missing, unfinished or unreadable. The message names it and what it lacks.
     """
     if not folders:
         raise ConfigError("there is nothing to report on: name run folders, runs=[FOLDER, FOLDER]")
@@ -50,25 +50,25 @@ def read_runs(folders: Sequence[Path]) -> list[Run]:
     return [_read(Path(folder), name) for folder, name in zip(folders, names, strict=True)]
 
 
-def entries_of(runs: Sequence[Run]) -> list[Entry]:
-    """Every evaluated draft of the runs in order; baselines are grey, the others take colours in turn."""
+def entries_of(runs: Sequence[Run]) -> list[ReportEntry]:
+    """Return every evaluated draft in order. Baselines are grey, the others take colours in turn."""
     drafts = short_names([str(result["draft"]) for run in runs if run.command == "eval" for result in _results(run)])
     named = iter(drafts)
-    entries: list[Entry] = []
+    entries: list[ReportEntry] = []
     for run in runs:
         alone = len(runs) == 1
         if run.command == "train":
             if run.summary.get("before") is not None:
                 label = "before" if alone else f"{run.name}, before"
-                entries.append(Entry(label, run.summary["before"], run, baseline=True, color=0))
-            entries.append(Entry("after" if alone else run.name, run.summary["after"], run))
+                entries.append(ReportEntry(label, run.summary["before"], run, baseline=True, color=0))
+            entries.append(ReportEntry("after" if alone else run.name, run.summary["after"], run))
         else:
-            entries += [Entry(next(named), result, run) for result in _results(run)]
+            entries += [ReportEntry(next(named), result, run) for result in _results(run)]
     return _colored(entries)
 
 
 def short_names(paths: Sequence[str]) -> list[str]:
-    """The last path component of each, or as many as it takes for them to differ (whole paths at worst)."""
+    """Return the last component of each path, or as many as make them differ."""
     parts = [os.path.normpath(path).split(os.sep) for path in paths]
     names = list(paths)
     for length in range(1, max(map(len, parts), default=1) + 1):
@@ -78,12 +78,14 @@ def short_names(paths: Sequence[str]) -> list[str]:
     return names
 
 
-def _colored(entries: list[Entry]) -> list[Entry]:
+def _colored(entries: list[ReportEntry]) -> list[ReportEntry]:
     colored, color = [], 0
     for entry in entries:
         if not entry.baseline:
             color = color % 6 + 1
-        colored.append(Entry(entry.label, entry.result, entry.run, entry.baseline, 0 if entry.baseline else color))
+        colored.append(
+            ReportEntry(entry.label, entry.result, entry.run, entry.baseline, 0 if entry.baseline else color)
+        )
     return colored
 
 
@@ -96,7 +98,7 @@ def _read(folder: Path, name: str) -> Run:
         raise ConfigError(f"{folder} is not a run folder: there is no such folder")
     summary = _json(folder, "summary.json")
     if summary is None:
-        raise ConfigError(f"{folder} has no summary.json; the run has not finished, or is no distillspec run")
+        raise ConfigError(f"{folder} has no summary.json; the run has not finished, or is not a run of distillspec")
     command = summary.get("command")
     if command not in ("train", "eval"):
         raise ConfigError(f"{folder} is a run of {command!r}; reports are about train and eval runs")
@@ -143,7 +145,7 @@ def _json(folder: Path, name: str) -> Json | None:
 
 
 def _metrics(file: Path) -> tuple[Json, ...]:
-    """The readable lines; a run that is still going, or was killed, may end in half a line."""
+    """Return the readable lines. A run that is going on or was killed may end in half a line."""
     if not file.is_file():
         return ()
     rows = []

@@ -1,4 +1,4 @@
-"""The middle of the page: training curves, acceptance, block efficiency, speed-up and cost."""
+"""Middle of the page: training curves, acceptance, block efficiency, speed-up and cost."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from html import escape
 
 from distillspec.report.bar_chart import Bar, bar_chart, heat_map
 from distillspec.report.line_chart import Line, Point, line_chart
-from distillspec.report.runs import Entry, Json, Run
+from distillspec.report.runs import Json, ReportEntry, Run
 from distillspec.report.svg import Number, is_number
 from distillspec.report.words import chart, figure, mean_of, table, with_span
 
-MAX_POINTS = 150  # a curve of more is averaged in buckets: the eye sees no more, and the page stays small
+MAX_POINTS = 150  # longer curves are averaged in buckets: more cannot be seen, and the page stays small
 MAX_BARS = 4  # more drafts than this share a heat map
 
 
 def training(runs: Sequence[Run]) -> str:
-    """Loss, and acceptance in training and evaluation, against minutes."""
+    """Return charts of loss and acceptance against minutes, and a table of the training runs."""
     trained = [run for run in runs if run.command == "train"]
     if not trained:
         return ""
@@ -35,8 +35,8 @@ def training(runs: Sequence[Run]) -> str:
     return f'<div class="pair">{charts}</div>{_training_table(trained)}'
 
 
-def acceptance(entries: Sequence[Entry]) -> str:
-    """α by domain, as bars or, for many drafts, as a heat map; nothing when there is one domain only."""
+def acceptance(entries: Sequence[ReportEntry]) -> str:
+    """Return a chart of α by domain: bars, or a heat map of many drafts. Empty for a single domain."""
     domains = sorted({domain for entry in entries for domain in _domains(entry.result)})
     if len(domains) < 2:
         return ""
@@ -49,8 +49,8 @@ def acceptance(entries: Sequence[Entry]) -> str:
     return chart("α by domain", bar_chart(groups, title="Acceptance by domain"), legend)
 
 
-def block_efficiency(entries: Sequence[Entry]) -> str:
-    """τ against γ, one line a draft."""
+def block_efficiency(entries: Sequence[ReportEntry]) -> str:
+    """Return a chart of τ against γ, one line a draft."""
     longest = max(len(entry.result["tau"]) for entry in entries)
     lines = []
     for entry in entries:
@@ -67,14 +67,14 @@ def block_efficiency(entries: Sequence[Entry]) -> str:
     return chart("Block efficiency τ by γ", picture, [(entry.label, entry.color) for entry in entries])
 
 
-def speed_ups(entries: Sequence[Entry]) -> list[str]:
-    """Predicted speed-up against γ, a chart a batch size; measured ones as circles at batch 1."""
+def speed_ups(entries: Sequence[ReportEntry]) -> list[str]:
+    """Return a chart of the predicted speed-up against γ for each batch size. Measured ones are circles at batch 1."""
     batches = sorted({batch for entry in entries for batch in entry.result.get("speedup") or {}}, key=int)
     return [_speed_up(entries, batch) for batch in batches]
 
 
-def cost_table(entries: Sequence[Entry]) -> str:
-    """Step times, c and β(k) a draft and batch size."""
+def cost_table(entries: Sequence[ReportEntry]) -> str:
+    """Return a table of step times, c and β(k) by draft and batch size."""
     costed = [entry for entry in entries if entry.result.get("cost")]
     # A baseline has the shape, so the cost, of the draft that was trained from it.
     costed = [entry for entry in costed if not entry.baseline] or costed
@@ -83,28 +83,31 @@ def cost_table(entries: Sequence[Entry]) -> str:
     longest = max(len(cost.get("beta") or []) for entry in costed for cost in entry.result["cost"].values())
     lengths = [k for k in (1, 2, 4, 8) if k < longest]
     head = ["Draft", "batch", "target step", "draft step", "c", *(f"β({k})" for k in lengths)]
-    rows = []
-    for entry in costed:
-        for i, (batch, cost) in enumerate(sorted(entry.result["cost"].items(), key=lambda item: int(item[0]))):
-            rows.append(
-                [
-                    "" if i else escape(entry.label),
-                    escape(str(batch)),
-                    _milliseconds(cost.get("target_step_s")),
-                    _milliseconds(cost.get("draft_step_s")),
-                    with_span(_ratio(cost, 0)),
-                    *(with_span(_ratio(cost, k), 2) for k in lengths),
-                ]
-            )
-    return table(head, rows) + (
+    return table(head, [row for entry in costed for row in _cost_rows(entry, lengths)]) + (
         '<p class="note">c is a draft step and β(k) a verification of k drafted tokens, both in steps of the '
         "target, with 95 % intervals of what was measured in pairs with plain steps; a verification below 1 is counted "
         "as 1. Predicted speed-up is τ / (γ·c + β(γ)); speculation pays where β(γ) &lt; τ − γ·c.</p>"
     )
 
 
+def _cost_rows(entry: ReportEntry, lengths: Sequence[int]) -> list[list[str]]:
+    """Return a row for each batch size. Only the first has the draft's label."""
+    by_batch = sorted(entry.result["cost"].items(), key=lambda item: int(item[0]))
+    return [
+        [
+            "" if i else escape(entry.label),
+            escape(str(batch)),
+            _milliseconds(cost.get("target_step_s")),
+            _milliseconds(cost.get("draft_step_s")),
+            with_span(_ratio(cost, 0)),
+            *(with_span(_ratio(cost, k), 2) for k in lengths),
+        ]
+        for i, (batch, cost) in enumerate(by_batch)
+    ]
+
+
 def _ratio(cost: Json, k: int) -> Json:
-    """c (k = 0) or β(k) as it counts, with the bounds that were measured where they are recorded."""
+    """Return c (k = 0) or β(k), with its measured bounds if they were recorded."""
     beta, measured = cost.get("beta") or [], cost.get("measured") or []
     value = cost.get("c") if k == 0 else beta[k] if k < len(beta) else None
     bounds = measured[k] if k < len(measured) else {}
@@ -112,20 +115,9 @@ def _ratio(cost: Json, k: int) -> Json:
     return {"mean": value, **{end: bounds[end] / share for end in ("low", "high") if is_number(bounds.get(end))}}
 
 
-def _speed_up(entries: Sequence[Entry], batch: str) -> str:
-    lines, shown = [], []
-    for entry in entries:
-        advice = (entry.result.get("speedup") or {}).get(batch) or {}
-        predicted, intervals = advice.get("predicted"), advice.get("intervals")
-        if not predicted:
-            continue
-        shown.append(entry)
-        bounds = [_bounds(i) | {"y": y} for i, y in zip(intervals or [None] * len(predicted), predicted, strict=True)]
-        lines.append(Line(entry.label, [Point(i, **b) for i, b in enumerate(bounds, 1)], entry.color))
-        measured = entry.result.get("measured")
-        if batch == "1" and measured:
-            point = Point(measured.get("gamma"), **_bounds(measured.get("ratio")))
-            lines.append(Line(f"{entry.label}, measured", [point], entry.color, joined=False))
+def _speed_up(entries: Sequence[ReportEntry], batch: str) -> str:
+    by_entry = [(entry, _speed_up_lines(entry, batch)) for entry in entries]
+    lines = [line for _, own in by_entry for line in own]
     longest = max((len(line.points) for line in lines), default=1)
     picture = line_chart(
         lines,
@@ -140,7 +132,22 @@ def _speed_up(entries: Sequence[Entry], batch: str) -> str:
         note = "Lines: predicted. Circles: measured. " + note
     note = "Bands and whiskers: 95 % intervals. " + note
     heading = f"Speed-up by γ, batch {batch}"
-    return chart(heading, picture, [(entry.label, entry.color) for entry in shown], note)
+    return chart(heading, picture, [(entry.label, entry.color) for entry, own in by_entry if own], note)
+
+
+def _speed_up_lines(entry: ReportEntry, batch: str) -> list[Line]:
+    """Return the predicted line and, at batch 1, the measured point. Empty without a prediction."""
+    advice = (entry.result.get("speedup") or {}).get(batch) or {}
+    predicted, intervals = advice.get("predicted"), advice.get("intervals")
+    if not predicted:
+        return []
+    bounds = [_bounds(i) | {"y": y} for i, y in zip(intervals or [None] * len(predicted), predicted, strict=True)]
+    lines = [Line(entry.label, [Point(i, **b) for i, b in enumerate(bounds, 1)], entry.color)]
+    measured = entry.result.get("measured")
+    if batch == "1" and measured:
+        point = Point(measured.get("gamma"), **_bounds(measured.get("ratio")))
+        lines.append(Line(f"{entry.label}, measured", [point], entry.color, joined=False))
+    return lines
 
 
 def _training_table(runs: Sequence[Run]) -> str:
@@ -188,12 +195,12 @@ def _minutes(row: Json) -> Number:
 
 
 def _number(value: object) -> Number:
-    """A finite number or None; NaN (a skipped step) would otherwise spoil the averages around it."""
+    """Return a finite number or None. The NaN of a skipped step would spoil the averages around it."""
     return float(value) if is_number(value) else None
 
 
 def _thinned(points: list[Point]) -> list[Point]:
-    """At most MAX_POINTS points, each the mean of a run of neighbours."""
+    """Average neighbours so that at most MAX_POINTS points are left."""
     points = [p for p in points if p.x is not None]
     size = -(-len(points) // MAX_POINTS) or 1
     pieces = [points[i : i + size] for i in range(0, len(points), size)]
@@ -204,7 +211,7 @@ def _domains(result: Json) -> Json:
     return result.get("alpha_by_domain") or {}
 
 
-def _domain_bar(entry: Entry, domain: str) -> Bar:
+def _domain_bar(entry: ReportEntry, domain: str) -> Bar:
     bounds = _bounds(_domains(entry.result).get(domain))
     return Bar(entry.label, bounds["y"], bounds["low"], bounds["high"], entry.color)
 

@@ -1,6 +1,6 @@
-"""The few SVG elements that the charts are made of; colours and type come from the page's CSS.
+"""SVG elements of the charts. Colours and fonts come from the page's CSS.
 
-A colour is an index into the page's palette: `c0` is muted, `c1` to `c6` tell series apart.
+A colour is an index into the page's palette: `c0` is muted, `c1` to `c6` are for series.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ Number = float | int | None
 
 
 def picture(title: str, width: float, height: float, parts: Sequence[str]) -> str:
-    """A drawing that scales with its column; `title` is read out to those who cannot see it."""
+    """Return a drawing that scales with its column. Screen readers read its `title`."""
     box = f'viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="{escape(title)}"'
     return f"<svg {box}>{''.join(parts)}</svg>"
 
 
 def empty(title: str, width: float, height: float = 120) -> str:
-    """A box in place of a chart that has nothing to show."""
+    """Return a box in place of a chart without values."""
     return picture(title, width, height, [text("empty", width / 2, height / 2, "no values recorded")])
 
 
 def text(style: str, x: float, y: float, content: str, turn: bool = False) -> str:
-    """Escaped text at a place, turned upright on request."""
+    """Return escaped text at (x, y). `turn` rotates it upwards."""
     rotation = f' transform="rotate(-90 {x:.1f} {y:.1f})"' if turn else ""
     return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}"{rotation}>{escape(content)}</text>'
 
@@ -46,21 +46,21 @@ def dot(style: str, x: float, y: float, radius: float, tip: str) -> str:
 
 
 def path(element: str, style: str, places: Sequence[tuple[float, float]]) -> str:
-    """A `polyline` or `polygon`."""
+    """Return a `polyline` or `polygon`."""
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     return f'<{element} class="{style}" points="{points}"/>'
 
 
 def is_number(value: object) -> TypeGuard[float]:
-    """True for a finite int or float: charts skip everything else."""
+    """True for a finite int or float. Charts skip everything else."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 
 def short(name: str, limit: int = 23) -> str:
-    """At most `limit` characters, an ellipsis in place of the rest."""
+    """Return at most `limit` characters of a name, with an ellipsis for the rest."""
     return name if len(name) <= max(limit, 4) else name[: max(limit, 4) - 1] + "…"
 
 
 def margin_for(names: Sequence[str]) -> float:
-    """Room for the longest of the names at the left of a chart."""
+    """Return the left margin for the longest of the names."""
     return 16 + 6.7 * max(len(short(name)) for name in names)

@@ -1,44 +1,43 @@
-"""Figures of a run as text; every string that comes from outside is escaped here or where it is used."""
+"""Figures as text and HTML. Strings from outside are escaped here or where they are used."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from distillspec.report.svg import Number
+from distillspec.report.svg import Number, is_number
 
 DASH = "–"
 
 
 def figure(value: Number, digits: int = 3, unit: str = "") -> str:
-    """A number to `digits` decimals, or a dash where there is none."""
-    if value is None or not math.isfinite(value):
+    """Return a number with `digits` decimals, or a dash if it is None or not finite."""
+    if not is_number(value):
         return DASH
     return f"{value:,.{digits}f}{unit}"
 
 
 def mean_of(interval: Any) -> Number:
-    """The mean of an Interval's JSON, None where it is missing."""
+    """Return the mean of an Interval's JSON, None if it is missing."""
     return interval.get("mean") if isinstance(interval, dict) else None
 
 
 def span(interval: Any, digits: int = 3, unit: str = "") -> str:
-    """An Interval's bounds: 0.462–0.486; empty where they are missing."""
-    if not isinstance(interval, dict) or any(not _known(interval.get(key)) for key in ("low", "high")):
+    """Return an Interval's bounds as 0.462–0.486, or an empty string if they are missing."""
+    if not isinstance(interval, dict) or any(not is_number(interval.get(key)) for key in ("low", "high")):
         return ""
     return f"{interval['low']:,.{digits}f}–{interval['high']:,.{digits}f}{unit}"
 
 
 def with_span(interval: Any, digits: int = 3) -> str:
-    """Table cell: the mean with its interval, smaller, beside it."""
+    """Return a table cell: the mean, and beside it the interval in small type."""
     bounds = span(interval, digits)
     return figure(mean_of(interval), digits) + (f' <span class="span">{bounds}</span>' if bounds else "")
 
 
 def policy_text(policy: Any) -> str:
-    """`temperature 1, top-p 0.95`, leaving out what is switched off."""
+    """Return `temperature 1, top-p 0.95`, without filters that are off."""
     if not isinstance(policy, dict):
         return "an unrecorded policy"
     temperature = policy.get("temperature", 1.0)
@@ -49,7 +48,7 @@ def policy_text(policy: Any) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int = 1) -> str:
-    """An HTML table from cells that are HTML already; the first `texts` columns are words, others numbers."""
+    """Return a table of cells that are HTML already. The first `texts` columns are words, the others numbers."""
     classes = ["" if i < texts else ' class="n"' for i in range(len(head))]
     top = "".join(f'<th{c} scope="col">{cell}</th>' for c, cell in zip(classes, head, strict=True))
     body = "".join(
@@ -59,12 +58,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, texts: int = 1)
 
 
 def chart(heading: str, picture: str, legend: Sequence[tuple[str, int]] = (), note: str = "") -> str:
-    """A figure with heading, legend (name, colour index) and note; all texts are escaped here."""
+    """Return a figure with heading, legend (name, colour index) and note. Texts are escaped here."""
     keys = "".join(f'<span><i class="c{color}"></i>{escape(name)}</span>' for name, color in legend)
     key = f'<div class="legend">{keys}</div>' if len(legend) > 1 else ""
     below = f"<p>{escape(note)}</p>" if note else ""
     return f"<figure><figcaption>{escape(heading)}</figcaption>{key}{picture}{below}</figure>"
-
-
-def _known(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

@@ -9,20 +9,21 @@ from torch import Tensor
 
 from distillspec.losses import Teacher, advantages
 from distillspec.training.module import DistillModule
-from distillspec.training.processes import totals
-from distillspec.training.strategies import Strategy
+from distillspec.training.processes import process_count, totals
+from distillspec.training.strategies import StepStrategy
 from distillspec.types import TokenBatch
 
 
 @torch.no_grad()
 def batch_advantages(
-    strategy: Strategy, module: DistillModule, batches: Sequence[TokenBatch], teachers: Sequence[Teacher]
+    strategy: StepStrategy, module: DistillModule, batches: Sequence[TokenBatch], teachers: Sequence[Teacher]
 ) -> list[Tensor | None]:
-    """`[N]` for each batch, rewards less their mean over the step; None where the loss takes them itself.
+    """Return advantages `[N]` float32 for each batch: rewards less their mean over the whole step.
 
-    That is any loss but tvdpp, a step of one batch on one process, and a batch whose logits are not finite.
+    None leaves the advantages to the loss: for any loss but tvdpp, for a step of one batch on one process, and for a
+    batch whose logits are not finite.
     """
-    alone = len(batches) == 1 and strategy.accelerator.num_processes == 1
+    alone = len(batches) == 1 and process_count(strategy.accelerator) == 1
     if alone or not module.mix.needs_draft_samples:
         return [None] * len(batches)
     seen = [strategy.module(batch, teacher, None, 1.0) for batch, teacher in zip(batches, teachers, strict=True)]

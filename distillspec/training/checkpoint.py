@@ -1,4 +1,4 @@
-"""Training checkpoints: everything a bit-exact resume needs, checked by hash before it is trusted."""
+"""Training checkpoints: the whole state of a bit-exact resume, checked by hash before it is trusted."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from distillspec.types import Sample
 
 @dataclass(frozen=True)
 class Generators:
-    """The states of torch's global generators."""
+    """States of torch's global generators."""
 
     cpu: torch.Tensor
-    cuda: torch.Tensor | None = None  # the current device's; None without one, or in checkpoints of earlier versions
+    cuda: torch.Tensor | None = None  # the current device's, None without one and in older checkpoints
 
     @classmethod
     def now(cls, device: torch.device) -> Generators:
-        """Those that work on `device` draws from."""
+        """Return the current states of the generators that work on `device` draws from."""
         return cls(torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None)
 
     def restore(self, device: torch.device) -> None:
@@ -37,7 +37,7 @@ class Generators:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a run at a step border."""
+    """State of a run between two steps."""
 
     progress: Progress
     strategy: dict[str, Any]  # weights and optimizer
@@ -59,12 +59,12 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, keep: int) -> Path:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether a run has saved its state in `folder`; a save that was cut off does not count."""
+    """Return True if a run has saved its state in `folder`. A save that was cut off does not count."""
     return bool(_folders(folder))
 
 
 def load_newest(folder: Path) -> tuple[Checkpoint, list[str]]:
-    """The newest checkpoint whose files match their hashes, and what was wrong with newer ones.
+    """Return the newest checkpoint whose files match their hashes, and the problems of newer ones.
 
     Raises:
         RunError: there is none.

@@ -1,4 +1,4 @@
-"""What the draft learns from next: an endless, resumable sequence of packed batches."""
+"""Feed of training batches: endless, resumable, one share a process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from distillspec.types import Sample, TokenBatch
 
 
 class SampleFeed:
-    """Batches over a set of samples, epoch after epoch; every process takes its own share of each epoch.
+    """Batches over a set of samples, epoch after epoch. Every process takes its own share of each epoch.
 
-    `state()` and `restore()` make a resumed run meet the same batches.
+    With `state()` and `restore()` a resumed run gets the same batches.
     """
 
     def __init__(
@@ -26,31 +26,31 @@ class SampleFeed:
         world: int = 1,
         keep: int = 1,
     ) -> None:
-        """`keep`: how many refreshes of fresh samples are learnt from at a time."""
+        """`keep`: the number of refreshes whose fresh samples are used at a time."""
         self.config, self.pad_id, self.seed, self.rank, self.world = config, pad_id, seed, rank, world
         self.keep = keep
         self.epoch, self.next_batch = 0, 0
         self.samples = list(samples)
-        self._refreshes = [len(self.samples)] if self.samples else []  # how many samples each brought, oldest first
-        self._plan = self._plan_epoch()
+        self._refreshes = [len(self.samples)] if self.samples else []  # samples a refresh, oldest first
+        self.plan = self._plan_epoch()
 
     def renew(self, samples: Sequence[Sample]) -> None:
-        """Go on with fresh samples and those of the `keep` − 1 refreshes before, from their first batch."""
+        """Continue with fresh samples and those of the `keep` − 1 refreshes before, from their first batch."""
         self._refreshes = [*self._refreshes, len(samples)][-self.keep :]
         known = [*self.samples, *samples]
         self.samples = known[len(known) - sum(self._refreshes) :]
         self.next_batch = 0
-        self._plan = self._plan_epoch()
+        self.plan = self._plan_epoch()
 
     def take(self) -> TokenBatch:
-        """The next batch of this process."""
-        if self.next_batch >= len(self._plan):
+        """Return the next batch of this process."""
+        if self.next_batch >= len(self.plan):
             self.epoch, self.next_batch = self.epoch + 1, 0
-            self._plan = self._plan_epoch()
-        rows = self._plan[self.next_batch]
+            self.plan = self._plan_epoch()
+        rows = self.plan[self.next_batch]
         self.next_batch += 1
         batch = [[self.samples[i] for i in row] for row in rows]
-        # A sample longer than a row has one to itself, which grows: cut, its end would never be learnt.
+        # A sample longer than a row has a longer row to itself: if it were cut, its end would never be learnt.
         longest = max(len(sample) for row in batch for sample in row)
         return collate(batch, max(self.config.row_tokens, longest), self.pad_id)
 
@@ -58,15 +58,15 @@ class SampleFeed:
         return {"epoch": self.epoch, "next_batch": self.next_batch, "refreshes": self._refreshes}
 
     def restore(self, state: dict[str, Any], samples: Sequence[Sample] | None = None) -> None:
-        """Go on from a `state()`; with the fresh `samples` it had, where they are kept with it."""
+        """Continue from a `state()`, with the fresh `samples` it had if they were saved with it."""
         if samples is not None:
             self.samples = list(samples)
         self._refreshes = state.get("refreshes", [len(self.samples)])
         self.epoch, self.next_batch = state["epoch"], state["next_batch"]
-        self._plan = self._plan_epoch()
+        self.plan = self._plan_epoch()
 
     def _plan_epoch(self) -> list[list[list[int]]]:
-        """This process's batches: every process gets as many, or the last ones would wait for ever."""
+        """Return this process's batches. All get the same number, or the longest would wait for ever."""
         if not self.samples:
             return []  # an on-policy run before its first refresh
         rows = max(1, self.config.batch_tokens // self.config.row_tokens)

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a request to stop at the next step border, with the state saved."""
+"""Stop requests: SIGINT and SIGTERM end a run after the current step, with the state saved."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from types import FrameType
 
 
 class StopRequest:
-    """Remembers the first signal; a second SIGINT ends the process as usual."""
+    """Record of the first signal. A second SIGINT ends the process as usual."""
 
     def __init__(self) -> None:
         self.signal_number: int | None = None
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         return self.signal_number is not None
 
 
 @contextmanager
 def listen_for_stop() -> Iterator[StopRequest]:
-    """Catch SIGINT and SIGTERM inside the block; earlier handlers are back afterwards."""
+    """Catch SIGINT and SIGTERM inside the block, and restore earlier handlers afterwards."""
     request = StopRequest()
 
     def remember(number: int, frame: FrameType | None) -> None:
-        if request.asked and number == signal.SIGINT:
+        if request.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         request.signal_number = request.signal_number or number
 

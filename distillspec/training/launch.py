@@ -1,4 +1,4 @@
-"""Starting the processes of a multi-process run, watching them, and telling what became of them."""
+"""Launch of the processes of a run: start them, watch them, report their end."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from distillspec.config import LauncherConfig
 from distillspec.errors import ConfigError, Interrupted, RunError
 from distillspec.files import write_json
 from distillspec.training.interrupts import StopRequest, listen_for_stop
-from distillspec.training.outcome import Outcome
+from distillspec.training.outcome import RankOutcome
 from distillspec.training.strategies import Strategy
 
 HOST = "127.0.0.1"
 POLL_S = 0.1
-GRACE_S = 2.0  # after a process failed: time for the others to say why they fail, before they are killed
-LINGER_S = 15.0  # after the first process, which saves last, ended well: one that hangs on its way out is ended then
+GRACE_S = 2.0  # for the others to report their errors after one failed, before they are killed
+LINGER_S = 15.0  # for the others to exit after the first one, which saves last, ended well. Then they are killed
 INTERRUPTED_CODES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 def check_launcher(config: LauncherConfig, device: str) -> None:
-    """Refuse what cannot start on this machine.
+    """Raise ConfigError for a launcher that cannot start on this machine.
 
     Raises:
         ConfigError: DeepSpeed is not installed, there are too few GPUs, or `target.device` names one of them.
@@ -55,19 +55,19 @@ def check_launcher(config: LauncherConfig, device: str) -> None:
 
 
 def launch(config: LauncherConfig, device: str, command: Sequence[str], folder: Path) -> None:
-    """Run `command` in `config.num_processes` processes of this machine, to the end of all of them.
+    """Run `command` in `config.num_processes` processes of this machine, until all have ended.
 
     They find each other by torchrun's environment variables. The first one writes to this process's output, the
-    others to `folder/ranks/rank-N.log`, where each one's errors go too. SIGINT and SIGTERM are passed on. None
+    others to `folder/ranks/rank-N.log`. Errors of all go there too. SIGINT and SIGTERM are passed on. None
     of them survives this call, nor this process.
 
     Raises:
-        ConfigError, RunError: what a process raised, or that one of them died.
+        ConfigError, RunError: the error that a process raised, or that one of them died.
         Interrupted: they stopped at a signal.
     """
     shutil.rmtree(folder / "ranks", ignore_errors=True)
     (folder / "ranks").mkdir(parents=True)
-    # The meeting point lives here and picks its own port, so no other program can take the port in between.
+    # The store lives here and picks its own port, so no other program can take the port in between.
     store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
     processes: list[_Process] = []
     try:
@@ -83,20 +83,20 @@ def launch(config: LauncherConfig, device: str, command: Sequence[str], folder: 
 
 
 def record_holdings(folder: Path, strategy: Strategy) -> None:
-    """Write `folder/ranks/rank-N.json`: this process's place in the launch and what it held."""
+    """Write `folder/ranks/rank-N.json`: this process's rank, device and share of the state."""
     accelerator = strategy.accelerator
-    place = {
+    record = {
         "rank": accelerator.process_index,
         "world": accelerator.num_processes,
         "backend": torch.distributed.get_backend(),
         "device": str(accelerator.device),
     }
     path = folder / "ranks" / f"rank-{accelerator.process_index}.json"
-    write_json(path, place | asdict(strategy.holdings()))
+    write_json(path, record | asdict(strategy.holdings()))
 
 
 class _Process:
-    """One process of the launch, in a session of its own so that a terminal's Ctrl-C reaches it once, through us."""
+    """One process of the launch, in a session of its own. A terminal's Ctrl-C then reaches it once, through us."""
 
     def __init__(self, rank: int, command: Sequence[str], environment: dict[str, str], folder: Path) -> None:
         self.rank = rank
@@ -129,7 +129,7 @@ class _Process:
             self._popen.send_signal(number)
 
     def kill(self) -> None:
-        """End it at once with its children; a process waiting for the others hears no gentler signal."""
+        """Kill the process and its children. A process that waits for the others handles no SIGTERM."""
         if self.code is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._popen.pid, signal.SIGKILL)
@@ -137,12 +137,12 @@ class _Process:
         assert self._popen.stdin is not None
         self._popen.stdin.close()
 
-    def outcome(self) -> Outcome | None:
-        return Outcome.read(self._folder, self.rank)
+    def outcome(self) -> RankOutcome | None:
+        return RankOutcome.read(self._folder, self.rank)
 
 
 def _watch(processes: Sequence[_Process], stop: StopRequest) -> None:
-    """Until all have ended, the first failure is `GRACE_S` old, or the good end of the first process `LINGER_S`."""
+    """Wait until all have ended, or `GRACE_S` after the first failure, or `LINGER_S` after the first one's good end."""
     passed_on = False
     failed_at: float | None = None
     ended_at: float | None = None
@@ -163,7 +163,7 @@ def _watch(processes: Sequence[_Process], stop: StopRequest) -> None:
 
 
 def _raise_failure(processes: Sequence[_Process], stop: StopRequest, folder: Path) -> None:
-    """Raise what ended the launch early: the others fail in turn when one does, so the cause goes first."""
+    """Raise the error that ended the launch early. The others fail in turn when one does, so the earliest counts."""
     outcomes = [outcome for process in processes if (outcome := process.outcome()) is not None]
     for outcome in sorted(outcomes, key=lambda outcome: outcome.time):
         if outcome.error in ("ConfigError", "RunError"):
@@ -178,7 +178,7 @@ def _raise_failure(processes: Sequence[_Process], stop: StopRequest, folder: Pat
 
 
 def _time_of_failure(process: _Process) -> float:
-    """A process that was killed left no word; it comes before those that missed it."""
+    """Return the time of its error, or 0 if it was killed without one: that comes before the others' errors."""
     outcome = process.outcome()
     return 0.0 if outcome is None else outcome.time
 
@@ -194,7 +194,7 @@ def _describe(process: _Process, count: int) -> str:
 
 
 def _environment(config: LauncherConfig, device: str, rank: int, port: int) -> dict[str, str]:
-    """torchrun's variables, with this process as the agent that keeps the store."""
+    """Return torchrun's variables, with this process as the agent that keeps the store."""
     on_cpu = device == "cpu" or not torch.cuda.is_available()
     world = str(config.num_processes)
     own = {
@@ -213,5 +213,5 @@ def _environment(config: LauncherConfig, device: str, rank: int, port: int) -> d
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     defaults = {"OMP_NUM_THREADS": str(max(1, cores // config.num_processes))}
     if sys.platform == "linux":
-        defaults["GLOO_SOCKET_IFNAME"] = "lo"  # a host name that resolves to nowhere would stop gloo
+        defaults["GLOO_SOCKET_IFNAME"] = "lo"  # a host name that does not resolve would stop gloo
     return {**defaults, **os.environ, **own}

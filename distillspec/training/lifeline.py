@@ -1,4 +1,4 @@
-"""How a process of a launch notices that the one which launched it is gone, however it went."""
+"""Lifeline of a launched process, which ends when the launching process has ended for any reason."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 
 
 def end_with_parent() -> None:
-    """Exit when standard input closes: the launching process holds its other end and never writes."""
+    """Exit when standard input closes. The launching process holds its other end and never writes."""
 
     def wait() -> None:
         while os.read(0, 1):

@@ -1,16 +1,14 @@
-"""The draft and its loss as one module, so that every parallel wrapper sees a single forward pass."""
+"""Module of the draft and its loss, so that every parallel wrapper sees a single forward pass."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from distillspec.config import LossConfig
-from distillspec.errors import ConfigError, RunError
 from distillspec.losses import (
     ChunkedLoss,
     DenseTeacher,
@@ -21,27 +19,35 @@ from distillspec.losses import (
     TokenValues,
     chunked_loss,
     chunked_token_values,
-    columns_of,
-    select_tokens,
 )
 from distillspec.models import LanguageModel
 from distillspec.sampling import NonFiniteLogits
 from distillspec.types import OutputHead, TokenBatch
 
 
-class DistillModule(nn.Module):
-    """`forward` gives the mean loss of a batch's loss positions, or each one's loss without gradient.
+@dataclass(frozen=True)
+class Anchor:
+    """A frozen draft that training stays close to: `weight` · KL(anchor ‖ draft) is added to the loss."""
 
-    Numbers that are not finite make the loss NaN and are described in `problem`: a process that raised would
-    leave the others waiting for its gradients. The head's weight is registered here directly: sharded training
-    gathers a module's own parameters before its forward, and the chunked loss reads this weight outside the
-    head's own forward.
+    draft: LanguageModel
+    weight: float
+
+
+class DistillModule(nn.Module):
+    """Draft and loss: `forward` returns a batch's loss, or each position's loss without gradient.
+
+    Logits that are not finite make the loss NaN and are described in `problem`. A process that raised would leave
+    the others waiting for its gradients.
+
+    The head's weight is registered here directly. Sharded training gathers a module's own parameters before its
+    forward, and the chunked loss reads this weight outside the head's own forward.
     """
 
-    def __init__(self, draft: LanguageModel, config: LossConfig) -> None:
+    def __init__(self, draft: LanguageModel, config: LossConfig, anchor: Anchor | None = None) -> None:
         super().__init__()
         self.model = draft.model
         self.draft = draft
+        self.anchor = anchor
         self.mix = LossMix.parse(config.terms)
         self.config = config
         self.problem: str | None = None
@@ -61,18 +67,19 @@ class DistillModule(nn.Module):
         normalizer: float,
         advantage: Tensor | None = None,
     ) -> ChunkedLoss | TokenValues | None:
-        """Loss summed over `weights [N]` and divided by `normalizer`; differentiable in the draft.
+        """Return the loss: the sum over `weights [N]` divided by `normalizer`, differentiable in the draft.
 
-        `advantage [N]` is for tvdpp; None takes it over this batch.
+        Without weights, return the first loss of the mix at each position, or None where logits are not finite. Both
+        are calls of this method because sharded weights are whole only inside it.
 
-        Without weights: the first loss of the mix at each position, None where logits are not finite. Both are
-        calls of this one method, since sharded weights are whole in here only.
+        Args:
+            advantage: `[N]` float32 for tvdpp. None computes it over this batch.
         """
         try:
             if weights is None:
                 return token_values(self.draft, self, batch, teacher)
             hidden = loss_hidden(self.draft, batch)
-            return chunked_loss(
+            result = chunked_loss(
                 hidden,
                 self.head(),
                 teacher,
@@ -87,17 +94,37 @@ class DistillModule(nn.Module):
                 advantage=advantage,
                 temperature=self.config.temperature,
             )
+            if self.anchor is None:
+                return result
+            drift = self._distance_to_anchor(self.anchor.draft, hidden, batch, weights, normalizer)
+            return ChunkedLoss(result.loss + self.anchor.weight * drift, result.metrics)
         except NonFiniteLogits as error:
             self.problem = str(error)
             return None if weights is None else ChunkedLoss(self._not_a_number(hidden), {})
 
+    def _distance_to_anchor(
+        self, anchor: LanguageModel, hidden: Tensor, batch: TokenBatch, weights: Tensor, normalizer: float
+    ) -> Tensor:
+        """Return KL(anchor ‖ draft) over the draft's own columns, summed and divided as the loss is."""
+        with torch.no_grad():
+            teacher = DenseTeacher(loss_hidden(anchor, batch), anchor.head)
+        return chunked_loss(
+            hidden,
+            self.head(),
+            teacher,
+            LossMix.parse({"fkl": 1.0}),
+            weights=weights,
+            normalizer=normalizer,
+            chunk_tokens=self.config.chunk_tokens,
+        ).loss
+
     def _not_a_number(self, hidden: Tensor) -> Tensor:
-        """NaN that depends on every parameter the loss depends on, so that backward reaches all of them."""
+        """Return NaN that depends on every parameter of the loss, so that backward reaches all of them."""
         reached = hidden.sum() + self.head_weight.sum()
         return (reached if self.head_bias is None else reached + self.head_bias.sum()) * math.nan
 
     def head(self) -> OutputHead:
-        """The output head over this module's own (gathered) parameters."""
+        """Return the output head over this module's own (gathered) parameters."""
         rows = self.draft.width
         plain = self.draft.head
         bias = None if self.head_bias is None else self.head_bias[:rows]
@@ -105,14 +132,14 @@ class DistillModule(nn.Module):
 
 
 def loss_hidden(model: LanguageModel, batch: TokenBatch) -> Tensor:
-    """Final hidden states at the batch's loss positions, `[N, D]`."""
+    """Return final hidden states at the batch's loss positions, `[N, D]`."""
     hidden = model.hidden(batch.input_ids, batch.position_ids)
     return hidden.reshape(-1, hidden.shape[-1])[batch.loss_index]
 
 
 @torch.no_grad()
 def teacher_view(mix: LossMix, batch: TokenBatch, target: LanguageModel) -> Teacher:
-    """The recorded signal where the batch has one, else a forward pass of the live target."""
+    """Return the batch's recorded signal, or else a forward pass of the live target."""
     if not mix.needs_teacher:
         return NoTeacher()
     if batch.signal is not None:
@@ -122,7 +149,7 @@ def teacher_view(mix: LossMix, batch: TokenBatch, target: LanguageModel) -> Teac
 
 @torch.no_grad()
 def token_values(draft: LanguageModel, module: DistillModule, batch: TokenBatch, teacher: Teacher) -> TokenValues:
-    """`draft`'s loss at each position by the first term of the module's mix, without gradient."""
+    """Return `draft`'s loss at each position by the first term of the module's mix, without gradient."""
     return chunked_token_values(
         loss_hidden(draft, batch),
         draft.head,
@@ -135,42 +162,3 @@ def token_values(draft: LanguageModel, module: DistillModule, batch: TokenBatch,
         from_draft=batch.from_draft,
         temperature=module.config.temperature,
     )
-
-
-def defined_at(mix: LossMix, batch: TokenBatch, kept_ids: Tensor | None, width: int) -> Tensor:
-    """Bool `[N]`: where any loss of the mix is defined; the others count in no mean."""
-    if any(name not in ("ce", "tvdpp") for name in mix.names):
-        return torch.ones_like(batch.from_draft)
-    known = columns_of(batch.labels, kept_ids, width) >= 0
-    return known if "ce" in mix.names else known & batch.from_draft
-
-
-@torch.no_grad()
-def token_weights(
-    forward: Callable[..., Any],
-    module: DistillModule,
-    batch: TokenBatch,
-    teacher: Teacher,
-    reference: LanguageModel | None,
-) -> Tensor:
-    """One for each loss position to learn from, `[N]` float32; `forward` calls the (wrapped) module.
-
-    With a reference draft only the `loss.select_fraction` of positions where the draft is furthest behind it
-    count (AdaSPEC). Where the draft's logits are not finite all do: the loss will say so.
-    """
-    weights = torch.ones(batch.response_tokens, device=batch.labels.device)
-    fraction = module.config.select_fraction
-    if fraction is None:
-        return weights
-    if reference is None:
-        raise ConfigError("loss.select_fraction needs loss.reference=FOLDER (a draft to compare with)")
-    ours = forward(batch, teacher, None, 1.0)
-    if ours is None:
-        return weights
-    try:
-        theirs = token_values(reference, module, batch, teacher)
-    except NonFiniteLogits as error:
-        raise RunError(f"loss.reference={module.config.reference}: {error}") from error
-    assert ours.values is not None
-    assert theirs.values is not None
-    return weights * select_tokens(ours.values, theirs.values, fraction, ours.valid)

@@ -1,4 +1,4 @@
-"""Which parameters learn, and the optimizer over them."""
+"""Trainable parameters, and the optimizer over them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from distillspec.models import LanguageModel
 
 
 def choose_trainable(draft: LanguageModel, train_embeddings: bool) -> None:
-    """All weights learn but the input embeddings, which the target has learnt already (unless asked).
+    """Make all weights trainable but the input embeddings, which the target has learnt already (unless requested).
 
-    Embeddings that are the head too (tied weights) learn: a frozen head would hold the draft back.
+    Embeddings that are the head too (tied weights) train: a frozen head would hold the draft back.
     """
     draft.model.requires_grad_(True)
     embeddings = draft.model.get_input_embeddings().weight
@@ -22,7 +22,7 @@ def choose_trainable(draft: LanguageModel, train_embeddings: bool) -> None:
 
 
 def make_optimizer(module: nn.Module, config: TrainConfig) -> Optimizer:
-    """AdamW; matrices decay, norms and biases do not."""
+    """Return AdamW with weight decay for matrices and none for norms and biases."""
     trainable = [p for p in module.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": config.weight_decay},

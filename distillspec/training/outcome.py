@@ -1,4 +1,4 @@
-"""What a process of a launch says about its end to the one that launched it."""
+"""Error messages from the processes of a launch to the launching one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from distillspec.files import write_json
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RankOutcome:
     """The error that ended process `rank`."""
 
     error: str  # name of the exception
@@ -26,8 +26,8 @@ class Outcome:
         write_json(_file(folder, rank), asdict(cls(type(error).__name__, message, time.time())))
 
     @classmethod
-    def read(cls, folder: Path, rank: int) -> Outcome | None:
-        """None when the process left no word: it did well, or was killed."""
+    def read(cls, folder: Path, rank: int) -> RankOutcome | None:
+        """Return the error of process `rank`, or None if it left none: it did well, or was killed."""
         path = _file(folder, rank)
         return cls(**json.loads(path.read_text())) if path.is_file() else None
 

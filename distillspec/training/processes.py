@@ -1,4 +1,4 @@
-"""Small agreements between the processes of a launch; alone, each is the identity."""
+"""Agreements between the processes of a launch. Each is the identity in a single process (`accelerator=None`)."""
 
 from __future__ import annotations
 
@@ -12,28 +12,36 @@ from accelerate.utils import broadcast_object_list
 Value = TypeVar("Value")
 
 
-def agree(accelerator: Accelerator, flag: bool) -> bool:
-    """True everywhere when any process says so."""
+def process_count(accelerator: Accelerator | None) -> int:
+    """Return the number of processes that train together."""
+    return 1 if accelerator is None else accelerator.num_processes
+
+
+def agree(accelerator: Accelerator | None, flag: bool) -> bool:
+    """True on every process when `flag` is true on any of them."""
     return total(accelerator, float(flag), largest=True) > 0
 
 
-def total(accelerator: Accelerator, value: float, *, largest: bool = False) -> float:
-    """The sum (or the largest) of every process's value."""
-    if accelerator.num_processes == 1:
+def total(accelerator: Accelerator | None, value: float, *, largest: bool = False) -> float:
+    """Return the sum (or the largest) of every process's `value`."""
+    if accelerator is None or accelerator.num_processes == 1:
         return value
     gathered = _gathered(accelerator, [value])
     return float(gathered.max() if largest else gathered.sum())
 
 
-def totals(accelerator: Accelerator, values: Sequence[float]) -> list[float]:
-    """The sum over processes of each value; all give as many."""
-    if accelerator.num_processes == 1:
+def totals(accelerator: Accelerator | None, values: Sequence[float]) -> list[float]:
+    """Return each value's sum over the processes, which all give equally many."""
+    if accelerator is None or accelerator.num_processes == 1:
         return list(values)
     return [float(value) for value in _gathered(accelerator, values).sum(0)]
 
 
 def from_main(accelerator: Accelerator, make: Callable[[], Value]) -> Value:
-    """What the main process makes, on every process; the others wait. Pickled, so of modest size."""
+    """Return on every process what `make` gives on the main one, while the others wait.
+
+    The value is pickled, so keep it small.
+    """
     if accelerator.num_processes == 1:
         return make()
     box = [make() if accelerator.is_main_process else None]

@@ -1,4 +1,4 @@
-"""How far a run is, when it ends, and the learning rate there."""
+"""Progress of a run: its limits, its evaluations and its learning rate."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from distillspec.config import TrainConfig
 
 @dataclass(frozen=True)
 class Progress:
-    """What a run has used so far."""
+    """Steps, tokens and time that a run has used so far."""
 
     step: int = 0
     tokens: int = 0  # response tokens learned from
     seconds: float = 0.0  # wall time of the training loop, with its sampling, evaluations and saves
     evaluating: float = 0.0  # the part of `seconds` that evaluations and their saves took
-    evaluation: float = 0.0  # what one of them is expected to take; 0 while nobody knows
-    refresh: float = 0.0  # what taking fresh samples is expected to take; 0 while nobody knows
+    evaluation: float = 0.0  # seconds one of them is expected to take, 0 while unknown
+    refresh: float = 0.0  # seconds that taking fresh samples is expected to take, 0 while unknown
 
     @property
     def tokens_per_s(self) -> float:
-        """Response tokens a second, evaluations left out."""
+        """Return response tokens a second, without the time of evaluations."""
         return self.tokens / max(self.seconds - self.evaluating, 1e-9)
 
 
 def training_seconds(progress: Progress, config: TrainConfig) -> float:
-    """When the steps of a run limited by `train.max_minutes` end: the last evaluation still fits behind them.
+    """Return the seconds after which the steps of a run limited by `train.max_minutes` end.
 
-    An evaluation is given at most half of the run, so that something is learnt.
+    They leave room for the last evaluation, which gets at most half of the run.
     """
     assert config.max_minutes is not None
     limit = 60 * config.max_minutes
@@ -36,19 +36,19 @@ def training_seconds(progress: Progress, config: TrainConfig) -> float:
 
 
 def evaluation_fits(progress: Progress, config: TrainConfig) -> bool:
-    """Whether another evaluation leaves the last one its place in `train.eval_share` of a run limited by time."""
+    """Return True if another evaluation and the last one fit into `train.eval_share` of a run limited by time."""
     if config.max_minutes is None:
         return True
     return progress.evaluating + 2 * progress.evaluation <= config.eval_share * 60 * config.max_minutes
 
 
 def refresh_fits(progress: Progress, config: TrainConfig) -> bool:
-    """Whether fresh samples leave time to learn from them, in a run limited by time."""
+    """Return True if, in a run limited by time, some is left to learn from fresh samples."""
     return config.max_minutes is None or progress.seconds + progress.refresh < training_seconds(progress, config)
 
 
 def fraction_done(progress: Progress, config: TrainConfig) -> float:
-    """The largest of the shares of steps, time and tokens used, in [0, 1]."""
+    """Return the largest of the used shares of steps, time and tokens, in [0, 1]."""
     shares = [
         progress.step / config.max_steps if config.max_steps else 0.0,
         progress.seconds / training_seconds(progress, config) if config.max_minutes else 0.0,
@@ -58,7 +58,7 @@ def fraction_done(progress: Progress, config: TrainConfig) -> float:
 
 
 def stopped_by(progress: Progress, config: TrainConfig) -> str | None:
-    """Which limit the run has met, if any."""
+    """Return the limit that the run has met ("steps", "minutes" or "tokens"), or None."""
     if config.max_steps is not None and progress.step >= config.max_steps:
         return "steps"
     if config.max_minutes is not None and progress.seconds >= training_seconds(progress, config):
@@ -68,11 +68,34 @@ def stopped_by(progress: Progress, config: TrainConfig) -> str | None:
     return None
 
 
-def learning_rate_factor(fraction: float, config: TrainConfig) -> float:
-    """The multiple of the peak learning rate at `fraction` of the run, in (0, 1].
+class EvaluationSchedule:
+    """Steps at which a run is evaluated: every `train.eval_every`, or each tenth of the run that leaves enough time."""
 
-    Linear warm-up; then `cosine` to a hundredth, `wsd` flat until the last `decay_fraction` and from there
-    by 1 − √ (Hägele et al. 2024) to a hundredth, or `constant`.
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
+        self._next_fraction = 0.0
+
+    def plan(self, progress: Progress) -> None:
+        """Set the next evaluation to the next tenth of the run."""
+        self._next_fraction = (math.floor(fraction_done(progress, self._config) * 10 + 1e-9) + 1) / 10
+
+    def due(self, progress: Progress) -> bool:
+        """Return True if the step just done is to be evaluated. Skips a tenth for which there is no time."""
+        if self._config.eval_every is not None:
+            return progress.step % self._config.eval_every == 0
+        if fraction_done(progress, self._config) < self._next_fraction:
+            return False
+        if not evaluation_fits(progress, self._config):
+            self.plan(progress)
+            return False
+        return True
+
+
+def learning_rate_factor(fraction: float, config: TrainConfig) -> float:
+    """Return the multiple of the peak learning rate at `fraction` of the run, in (0, 1].
+
+    After a linear warm-up, `cosine` falls to a hundredth, `constant` stays, and `wsd` stays until the last
+    `decay_fraction`, over which it falls by 1 − √ to a hundredth (Hägele et al. 2024).
     """
     if fraction < config.warmup_fraction:
         return max(fraction / config.warmup_fraction, 0.01)

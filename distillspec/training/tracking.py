@@ -1,4 +1,4 @@
-"""Where a run's numbers go: `metrics.jsonl` always, and Accelerate's trackers when asked."""
+"""Logs of a run's figures: `metrics.jsonl` always, and Accelerate's trackers if configured."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from distillspec.files import clear_disk_errors, write_text
 
 
 class MetricsLog:
-    """Appends one JSON object a line.
+    """Log file of one JSON object a line.
 
     Args:
-        most_bytes: past this the file becomes `NAME.1.jsonl`, in place of the one that was there, and a new one begins;
+        most_bytes: past this size the file is renamed to `NAME.1.jsonl`, replacing an older one, and a new file starts.
             None: it grows.
     """
 
@@ -26,7 +26,7 @@ class MetricsLog:
         self.path, self.most_bytes = path, most_bytes
 
     def rewind(self, step: int) -> None:
-        """Drop the lines past `step`: a resumed run writes them again."""
+        """Drop the lines past `step`, since a resumed run writes them again."""
         if self.path.is_file():
             lines = [line for line in self.path.read_text().splitlines() if _step_of(line) <= step]
             write_text(self.path, "".join(line + "\n" for line in lines))
@@ -48,12 +48,12 @@ class Tracker:
         self.external = config.kind != "none"
 
     def rewind(self, step: int) -> None:
-        """Forget what was logged past `step`, before a resumed run goes on from there."""
+        """Drop what was logged past `step`, before a resumed run continues from there."""
         if self.metrics is not None:
             self.metrics.rewind(step)
 
     def start(self, config: TrackerConfig, run: Path, settings: dict[str, Any]) -> None:
-        """Open the external tracker; W&B goes offline without a key and continues the run it had."""
+        """Open the external tracker. W&B goes offline without a key, and continues the run it had."""
         if not self.external:
             return
         options: dict[str, Any] = {}
@@ -74,7 +74,7 @@ class Tracker:
         self.accelerator.init_trackers(config.project, config=settings, init_kwargs=options)
 
     def log(self, record: dict[str, Any]) -> None:
-        """`record` has step, tokens, seconds and named scalars."""
+        """Log a record of step, tokens, seconds and named scalars."""
         if self.metrics is not None:
             self.metrics.add(record)
         if self.external:
@@ -91,7 +91,7 @@ class Tracker:
 
 
 def last_values(run: Path) -> dict[str, float]:
-    """The newest `train/…` values of a run's `metrics.jsonl`; none before its first step."""
+    """Return the newest `train/…` values of a run's `metrics.jsonl`, empty before its first step."""
     path = run / "metrics.jsonl"
     lines = path.read_text().splitlines() if path.is_file() else []
     steps = (json.loads(line) for line in reversed(lines))
@@ -100,7 +100,7 @@ def last_values(run: Path) -> dict[str, float]:
 
 
 def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted names, everything but numbers and text written out as text."""
+    """Return nested settings under dotted names, with all values but numbers and text as text."""
     plain: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, dict):
@@ -111,7 +111,7 @@ def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _run_id(run: Path) -> str:
-    """The W&B id of a run folder, made once, so that a resumed run is the same run."""
+    """Return the W&B id of a run folder, made once, so that a resumed run is the same run."""
     path = run / "wandb_run_id"
     if not path.is_file():
         write_text(path, os.urandom(8).hex() + "\n")

@@ -1,36 +1,34 @@
-"""The training loop: take a batch, step, and now and then evaluate and save."""
+"""Training loop: steps, with refreshes, evaluations and saves in between."""
 
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from distillspec.config import TrainCommand
 from distillspec.errors import Interrupted, RunError
 from distillspec.models import LanguageModel, save_draft
 from distillspec.sampling import NonFiniteLogits
-from distillspec.training.advantages import batch_advantages
 from distillspec.training.checkpoint import Checkpoint, Generators, load_newest, save_checkpoint
 from distillspec.training.feed import SampleFeed
 from distillspec.training.interrupts import StopRequest
-from distillspec.training.module import DistillModule, defined_at, teacher_view, token_weights
-from distillspec.training.processes import agree, from_main, total, totals
+from distillspec.training.module import DistillModule, teacher_view
+from distillspec.training.processes import agree, from_main, total
 from distillspec.training.schedule import (
+    EvaluationSchedule,
     Progress,
-    evaluation_fits,
     fraction_done,
     learning_rate_factor,
     refresh_fits,
     stopped_by,
 )
+from distillspec.training.step import BadSteps, WeightedBatch, step_values, take_step
 from distillspec.training.strategies import Strategy
+from distillspec.training.token_weights import token_weights
 from distillspec.training.tracking import Tracker
 from distillspec.types import Sample, TokenBatch
 
@@ -38,12 +36,10 @@ Evaluate = Callable[[LanguageModel], dict[str, float]]  # scalars named eval/…
 Refresh = Callable[[LanguageModel, int], list[Sample]]  # fresh samples from the current draft at a step
 Report = Callable[[Progress, dict[str, float]], None]
 
-LOGGED = ("weight", "valid_weight", "loss", "alpha", "outside")  # of a loss's metrics
-
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a run ended."""
+    """End of a run."""
 
     progress: Progress
     stopped_by: str
@@ -52,13 +48,13 @@ class TrainResult:
 
     @classmethod
     def read(cls, path: Path) -> TrainResult:
-        """From the JSON that the main process of a launch left."""
+        """Read the JSON that the main process of a launch left."""
         record = json.loads(path.read_text())
         return cls(**{**record, "progress": Progress(**record["progress"])})
 
 
 class Trainer:
-    """One training run. `run` may be called once; every process of a launch calls it."""
+    """One training run. Every process of a launch calls `run`, once."""
 
     def __init__(
         self,
@@ -79,7 +75,7 @@ class Trainer:
         evaluation_s: float = 0.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`evaluation_s`: what an evaluation is expected to take, until the first of this run shows it."""
+        """`evaluation_s`: seconds that an evaluation is expected to take, until this run has measured one."""
         self.draft, self.target, self.module, self.strategy = draft, target, module, strategy
         self.feed, self.config, self.folder, self.tracker = feed, config, folder, tracker
         self.evaluate, self.refresh, self.reference = evaluate, refresh, reference
@@ -88,22 +84,21 @@ class Trainer:
         self.progress = Progress(evaluation=evaluation_s)
         self.clock = clock
         self.best: dict[str, Any] | None = None
-        self.bad_steps = self.bad_in_a_row = 0
-        self._last_problem = ""
+        self.bad_steps = BadSteps(config.train.max_bad_steps)
+        self._evaluations = EvaluationSchedule(config.train)
         self._evaluated_step: int | None = None
-        self._next_evaluation = 0.0
 
     @property
     def is_main(self) -> bool:
         return self.strategy.accelerator.is_main_process
 
     def resume(self) -> list[str]:
-        """Go on from the newest intact checkpoint; returns what was wrong with newer ones."""
+        """Continue from the newest intact checkpoint, and return the problems of newer ones."""
         checkpoint, problems = load_newest(self.folder / "checkpoints")
         self.strategy.restore(checkpoint.strategy)
         self.feed.restore(checkpoint.feed, checkpoint.fresh_samples)
         self.progress, self.best = checkpoint.progress, checkpoint.best
-        self.bad_steps, self._evaluated_step = checkpoint.bad_steps, checkpoint.evaluated_step
+        self.bad_steps.total, self._evaluated_step = checkpoint.bad_steps, checkpoint.evaluated_step
         checkpoint.rng.restore(self.strategy.accelerator.device)
         return problems
 
@@ -111,105 +106,56 @@ class Trainer:
         """Train to the first limit.
 
         Raises:
-            Interrupted: a signal came; the state is saved.
-            RunError: `train.max_bad_steps` steps in a row were not finite, or an evaluation met such weights.
+            Interrupted: a signal came, and the state is saved.
+            RunError: `train.max_bad_steps` steps in a row were not finite, or an evaluation met NaN or infinity.
         """
         settings = self.config.train
         self.module.train()
-        self._next_evaluation = self._evaluation_after(self.progress)
+        self._evaluations.plan(self.progress)
         self._counted_until = self.clock()
         while (reason := stopped_by(self.progress, settings)) is None:
-            if agree(self.strategy.accelerator, self.stop.asked):
-                self._save()
+            if agree(self.strategy.accelerator, self.stop.requested):
+                self.save()
                 raise Interrupted(self.stop.signal_number or 15, f"distill train resume={self.folder}")
             if self._refresh_due():
                 self._refresh_samples()
             self._step()
-            if self._evaluation_due():
+            if self._evaluations.due(self.progress):
                 self._evaluate_and_save()
             elif settings.save_every is not None and self.progress.step % settings.save_every == 0:
-                self._save()
+                self.save()
         if self._evaluated_step != self.progress.step:
             self._evaluate_and_save()
         assert self.best is not None
-        return TrainResult(self.progress, reason, self.best, self.bad_steps)
+        return TrainResult(self.progress, reason, self.best, self.bad_steps.total)
 
     def _step(self) -> None:
         started = self.clock()
-        factor = learning_rate_factor(fraction_done(self.progress, self.config.train), self.config.train)
-        for group in self.strategy.optimizer.param_groups:
-            group["lr"] = self.config.train.learning_rate * factor
-        batches = [self.feed.take().to(self.strategy.accelerator.device) for _ in range(self.config.train.accumulate)]
-        tokens, sums, norm = self._gradients(batches)
-        finite = not agree(self.strategy.accelerator, not math.isfinite(norm))
-        if finite:
-            self.strategy.update()
-        else:
-            self.strategy.skip()
-        self._count_bad(finite)
-        rate = tokens / max(self.clock() - started, 1e-9)
-        self.progress = replace(self.progress, step=self.progress.step + 1, tokens=self.progress.tokens + tokens)
-        self._count_time()
-        self._log_step(sums, norm, factor, rate)
-
-    def _gradients(self, batches: list[TokenBatch]) -> tuple[int, dict[str, float], float]:
-        """Backward over the micro-batches; response tokens of all processes, loss sums, gradient norm."""
-        accelerator = self.strategy.accelerator
-        tokens = total(accelerator, sum(batch.response_tokens for batch in batches))
-        sums = dict.fromkeys(LOGGED, 0.0)
-        self.module.problem = None
-        weighted = [self._weigh(batch) for batch in batches]
-        # Gradients are averaged over processes, so each divides by its share of all weights where there is a loss.
-        counted = [float((w * self._defined(batch)).sum()) for batch, (_, w) in zip(batches, weighted, strict=True)]
-        share = total(accelerator, sum(counted)) / accelerator.num_processes
-        ranked = batch_advantages(self.strategy, self.module, batches, [teacher for teacher, _ in weighted])
-        for i, (batch, (teacher, weights)) in enumerate(zip(batches, weighted, strict=True)):
-            with self.strategy.micro_step(last=i == len(batches) - 1):
-                result = self.strategy.module(batch, teacher, weights, max(share, 1e-9), ranked[i])
-                self.strategy.backward(result.loss)
-            for name in LOGGED:
-                sums[name] += float(result.metrics.get(name, math.nan))
-        norm = self.strategy.clip(self.config.train.clip_norm)
-        if not math.isfinite(norm):
-            self._last_problem = self.module.problem or f"the gradient norm is {norm}"
-        return int(tokens), dict(zip(LOGGED, totals(accelerator, list(sums.values())), strict=True)), norm
-
-    def _weigh(self, batch: TokenBatch) -> tuple[Any, torch.Tensor]:
-        teacher = teacher_view(self.module.mix, batch, self.target)
-        return teacher, token_weights(self.strategy.module, self.module, batch, teacher, self.reference)
-
-    def _defined(self, batch: TokenBatch) -> torch.Tensor:
-        return defined_at(self.module.mix, batch, self.module.kept_ids, self.draft.width)
-
-    def _count_bad(self, finite: bool) -> None:
-        if finite:
-            self.bad_in_a_row = 0
-            return
-        self.bad_steps += 1
-        self.bad_in_a_row += 1
-        if self.bad_in_a_row >= self.config.train.max_bad_steps:
+        settings = self.config.train
+        rate = settings.learning_rate * learning_rate_factor(fraction_done(self.progress, settings), settings)
+        batches = [self.feed.take().to(self.strategy.accelerator.device) for _ in range(settings.accumulate)]
+        weighted = [self.weighted(batch) for batch in batches]
+        result = take_step(self.strategy, self.module, weighted, learning_rate=rate, clip_norm=settings.clip_norm)
+        if self.bad_steps.count(result):
             raise RunError(
-                f"{self.bad_in_a_row} steps in a row were not finite at step {self.progress.step} "
-                f"({self._last_problem}); {self._way_out()}"
+                f"{self.bad_steps.in_a_row} steps in a row were not finite at step {self.progress.step} "
+                f"({result.problem}); {self._way_out()}"
             )
+        tokens_per_s = result.tokens / max(self.clock() - started, 1e-9)
+        step, tokens = self.progress.step + 1, self.progress.tokens + result.tokens
+        self.progress = replace(self.progress, step=step, tokens=tokens)
+        self._count_time()
+        values = step_values(result, rate, tokens_per_s, self.bad_steps.total)
+        self._log(values)
+        self.report(self.progress, values)
+
+    def weighted(self, batch: TokenBatch) -> WeightedBatch:
+        teacher = teacher_view(self.module.mix, batch, self.target)
+        weights = token_weights(self.strategy.module, self.module, batch, teacher, self.reference)
+        return WeightedBatch(batch, teacher, weights, counted=weights)
 
     def _way_out(self) -> str:
         return f"lower train.learning_rate={self.config.train.learning_rate} and continue with resume={self.folder}"
-
-    def _log_step(self, sums: dict[str, float], norm: float, factor: float, rate: float) -> None:
-        values = {
-            "train/grad_norm": norm,
-            "train/lr": self.config.train.learning_rate * factor,
-            "train/tokens_per_s": rate,
-            "train/bad_steps": float(self.bad_steps),
-        }
-        if sums["weight"] > 0:
-            values.update({f"train/{k}": sums[k] / sums["weight"] for k in ("alpha", "outside")})
-        if sums["valid_weight"] > 0:
-            values["train/loss"] = sums["loss"] / sums["valid_weight"]
-        values = {k: v for k, v in values.items() if math.isfinite(v)}
-        self._log(values)
-        self.report(self.progress, values)
 
     def _log(self, values: dict[str, float]) -> None:
         if self.is_main:
@@ -221,7 +167,7 @@ class Trainer:
             self.tracker.log({**head, **values})
 
     def _refresh_due(self) -> bool:
-        """On-policy, every `data.refresh_steps`: always where there is nothing to learn from, else if time is left."""
+        """Return True for an on-policy run every `data.refresh_steps`, if time is left or there are no samples yet."""
         if self.refresh is None or self.progress.step % self.config.data.refresh_steps != 0:
             return False
         return not self.feed.samples or refresh_fits(self.progress, self.config.train)
@@ -241,22 +187,22 @@ class Trainer:
         self._count_time()
         before = self.progress
         draft = self.strategy.refresh_plain(self.draft)
-        self.best = from_main(self.strategy.accelerator, lambda: self._judge(draft))
+        self.best = from_main(self.strategy.accelerator, lambda: self._evaluate(draft))
         self.module.train()
         self._evaluated_step = self.progress.step
         self._count_evaluation(before)
-        self._save()
+        self.save()
         self._count_evaluation(before)
-        self._next_evaluation = self._evaluation_after(self.progress)
+        self._evaluations.plan(self.progress)
 
     def _count_evaluation(self, before: Progress) -> None:
-        """Book the time since `before` as an evaluation; called before the save too, which keeps it."""
+        """Count the time since `before` as an evaluation. Called before the save too, which stores it."""
         self._count_time()
         taken = self.progress.seconds - before.seconds
         self.progress = replace(self.progress, evaluating=before.evaluating + taken, evaluation=taken)
 
-    def _judge(self, draft: LanguageModel) -> dict[str, Any]:
-        """Evaluate; the best draft so far, which is this one's if it is better than those before."""
+    def _evaluate(self, draft: LanguageModel) -> dict[str, Any]:
+        """Evaluate `draft`, save it if it is the best so far, and return step and α of the best."""
         try:
             values = self.evaluate(draft)
         except NonFiniteLogits as error:
@@ -271,7 +217,7 @@ class Trainer:
         save_draft(draft, self.folder / "best", self.target, {"training": best})
         return best
 
-    def _save(self) -> None:
+    def save(self) -> None:
         state = self.strategy.state()
         if not self.is_main:
             return
@@ -281,28 +227,14 @@ class Trainer:
             self.feed.state(),
             Generators.now(self.strategy.accelerator.device),
             self.best,
-            self.bad_steps,
+            self.bad_steps.total,
             self._evaluated_step,
             self.feed.samples if self.refresh is not None else None,
         )
         save_checkpoint(self.folder / "checkpoints", checkpoint, self.config.train.keep_checkpoints)
 
-    def _evaluation_due(self) -> bool:
-        if self.config.train.eval_every is not None:
-            return self.progress.step % self.config.train.eval_every == 0
-        if fraction_done(self.progress, self.config.train) < self._next_evaluation:
-            return False
-        if not evaluation_fits(self.progress, self.config.train):
-            self._next_evaluation = self._evaluation_after(self.progress)
-            return False
-        return True
-
-    def _evaluation_after(self, progress: Progress) -> float:
-        """Without `eval_every` a run is evaluated at each tenth of its way, where that fits its share of the time."""
-        return (math.floor(fraction_done(progress, self.config.train) * 10 + 1e-9) + 1) / 10
-
     def _count_time(self) -> None:
-        """Add the time since it was last counted: the slowest process's, so that all meet the limit at one step."""
+        """Add the time since the last count: the slowest process's, so that all reach the limit at one step."""
         seconds = total(self.strategy.accelerator, self.clock() - self._counted_until, largest=True)
         self._counted_until = self.clock()
         self.progress = replace(self.progress, seconds=self.progress.seconds + seconds)

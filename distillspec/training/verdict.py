@@ -1,4 +1,4 @@
-"""Whether a run has learned anything, and what most likely kept it from it."""
+"""Verdict on a run: a warning if it learned nothing, with the likely reason."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from distillspec.config import TrainCommand
 from distillspec.losses import LossMix
 
 FAIR_SHARE = 0.3  # of a run, after which it should have learned something
-NEAR_ZERO = 0.01  # a held-out α that is no use to anybody
-GAIN = 0.001  # in α; less is rounding
-UNLIKE = 0.05  # training α above held-out α, beyond what a good run shows
+NEAR_ZERO = 0.01  # held-out α below which a draft is useless
+GAIN = 0.001  # smallest rise of α that is not rounding
+UNLIKE = 0.05  # of training α over held-out α, more than good runs show
 BLIND = ("jsd", "rkl", "tvd", "tvdpp")  # their gradient vanishes where the draft misses the target's tokens
 
 
 def nothing_learned(
     config: TrainCommand, before: float, alpha: float, last: Mapping[str, float], tokens: int
 ) -> str | None:
-    """A warning where held-out `alpha` is near 0 or not above the untrained draft's, with the likely reason.
+    """Return a warning if held-out `alpha` is near 0 or not above the untrained draft's, with the likely reason.
 
-    `last` holds the newest `train/…` values; `tokens` were learned from so far.
+    Args:
+        last: the newest `train/…` values.
+        tokens: learned from so far.
     """
     if alpha >= NEAR_ZERO and alpha > before + GAIN:
         return None

@@ -1,1 +1,1 @@
-"""The demo: a draft for SmolLM2 from nothing, with what it gained."""
+"""The demo: a draft for SmolLM2, trained from nothing, with a report."""

@@ -1,4 +1,4 @@
-"""`./scripts/demo`: SmolLM2 writes its own prompts, a small draft learns from them, and a page shows the gain."""
+"""`./scripts/demo`: SmolLM2 writes prompts and answers, a small draft learns from them, and a page shows the gain."""
 
 from __future__ import annotations
 
@@ -23,20 +23,24 @@ def main() -> int:
 
 
 def overrides(minutes: float, target: str) -> list[str]:
-    """`distill train` settings that fill about `minutes` on 2 cores: a quarter sampling, two fifths training."""
+    """Return the preset `ten-minutes` with amounts that fill about `minutes` on 2 cores.
+
+    A quarter of the time goes to sampling, two fifths to training.
+    """
     large = minutes >= 15
+    small_vocabulary = ["draft.vocabulary=128"] if target == "tiny" else []
     return [
+        "experiment=ten-minutes",
         f"target={target}",
-        "draft.layers=3",
-        "draft.vocabulary=8192" if target != "tiny" else "draft.vocabulary=128",
+        *small_vocabulary,
         f"data.num_prompts={max(24, int(40 * minutes))}",
-        f"data.eval_prompts={36 if large else 18}",  # a third of them chooses the best checkpoint
+        f"data.eval_prompts={36 if large else 18}",  # a third of them choose the best checkpoint
         f"data.max_new_tokens={192 if large else 96}",
         f"data.max_minutes={0.25 * minutes:g}",
         f"train.max_minutes={0.4 * minutes:g}",
         f"train.eval_max_prompts={12 if large else 6}",
         "evaluation.measure_speedup=true",
-        f"evaluation.speedup_prompts={8 if large else 6}",  # of fewer than 6 nothing is called
+        f"evaluation.speedup_prompts={8 if large else 6}",  # with fewer than 6 the speed-up is not decided
         f"evaluation.speedup_tokens={96 if large else 48}",
         f"evaluation.cost_batches={'[1,8]' if large else '[1]'}",
     ]

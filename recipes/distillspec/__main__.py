@@ -1,6 +1,6 @@
 """`python -m distillspec.recipes.distillspec --prompts FILE`: the whole grid, one cell after another.
 
-Run it again after an interruption: finished cells are kept, the one that was cut off goes on from its checkpoint.
+Run it again after an interruption: finished cells are kept, and an interrupted one goes on from its checkpoint.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def main() -> int:
 
 
 def _preparations(study: Study) -> list[tuple[Path, list[str]]]:
-    """What all cells share: both kinds of samples, and the draft they start from."""
+    """Return (folder, command) of what all cells share: both kinds of samples, and the initial draft."""
     samples = [(study.data_folder(source), data_command(study, source)) for source in ("teacher", "fixed")]
     return [*samples, (study.cut, cut_command(study)), (study.initial, initial_command(study))]
 
 
-def _study() -> Study:
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m distillspec.recipes.distillspec", description=__doc__)
     parser.add_argument("--prompts", required=True, help="JSON, JSONL, CSV or Parquet with prompt and response columns")
     parser.add_argument("--output", default="runs/study/distillspec", help="where everything goes")
@@ -49,6 +49,11 @@ def _study() -> Study:
     parser.add_argument("--eval-prompts", type=int, default=60)
     parser.add_argument("--max-new-tokens", type=int, default=192)
     parser.add_argument("--jobs", type=int, default=1, help="cells side by side, each with its share of the cores")
+    return parser
+
+
+def _study() -> Study:
+    parser = _parser()
     options = parser.parse_args()
     if options.jobs < 1:
         parser.error(f"--jobs {options.jobs} must be at least 1")

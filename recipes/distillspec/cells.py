@@ -1,4 +1,4 @@
-"""Running the study's cells: one after another here, or several at once as processes with a share of the cores each."""
+"""Running the study's cells: one after another in this process, or several processes at once."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from distillspec.recipes.distillspec.grid import LOSSES, SOURCES, Study, cell_co
 
 
 def unfinished(study: Study) -> list[tuple[str, str]]:
-    """(loss, source) of every cell without a summary, source by source."""
+    """Return (loss, source) of every cell without a summary, source by source."""
     grid = [(loss, source) for source in SOURCES for loss in LOSSES]
     return [cell for cell in grid if summary_of(study.cell(*cell)) is None]
 
 
 def run_cells(study: Study, after_each: Callable[[], object]) -> int:
-    """Fill what is unfinished; stops at the first cell that fails and returns its exit code."""
+    """Run the unfinished cells. Stop at the first failure and return its exit code."""
     if study.jobs == 1:
         return _one_by_one(study, after_each)
     return _side_by_side(study, after_each)
 
 
 def resumable(command: list[str], folder: Path) -> list[str]:
-    """The command, or its continuation where an earlier one was cut off."""
+    """Return the command, or its continuation if an earlier one was interrupted."""
     if (folder / ".hydra" / "overrides.yaml").is_file():
         return [command[0], f"resume={folder}"]
     return command
@@ -44,7 +44,7 @@ def _one_by_one(study: Study, after_each: Callable[[], object]) -> int:
 
 
 def _side_by_side(study: Study, after_each: Callable[[], object]) -> int:
-    """Every process has its share of the cores all the time, to its last cell."""
+    """Run `study.jobs` processes at once, each with its share of the cores."""
     with ThreadPoolExecutor(study.jobs) as pool:
         running = {pool.submit(_process, study, *cell): cell for cell in unfinished(study)}
         for future in as_completed(running):
@@ -61,7 +61,7 @@ def _side_by_side(study: Study, after_each: Callable[[], object]) -> int:
 
 
 def _process(study: Study, loss: str, source: str) -> tuple[int, Path]:
-    """One cell in a process of its own, its output in a log beside it; (exit code, log)."""
+    """Run one cell as a process with its output in a log beside its folder. Return (exit code, log)."""
     log = study.cell(loss, source).with_suffix(".log")
     log.parent.mkdir(parents=True, exist_ok=True)
     threads = max(1, (os.cpu_count() or 1) // study.jobs)

@@ -9,33 +9,33 @@ from distillspec.files import read_object
 
 LOSSES = ("ce", "fkl", "rkl", "jsd", "tvd", "lk")
 SOURCES = ("fixed", "teacher", "draft", "mixed")
-CHOOSING = 12
+CHOOSING = 12  # prompts that choose a cell's best checkpoint
 
 
 @dataclass(frozen=True)
 class Study:
-    """What every cell has in common."""
+    """Settings that all cells share."""
 
     root: Path
     prompts: str
-    tokens: int  # response tokens a cell trains on; equal work, whatever else the machine does
-    warm_tokens: int  # of fine-tuning before, shared by all cells
+    tokens: int  # response tokens a cell trains on: equal work under any load of the machine
+    warm_tokens: int  # of the fine-tuning that all cells share
     data_minutes: float  # of sampling (teacher) or scoring (fixed), shared by all cells of a source
     target: str = "smollm2"
     layers: int = 3
     vocabulary: int = 8192
     num_prompts: int = 1000
-    eval_prompts: int = 60  # of a cell; CHOOSING of them choose its best checkpoint, and the others are quoted
+    eval_prompts: int = 60  # of a cell. CHOOSING of them choose its best checkpoint, the others are quoted
     max_new_tokens: int = 192
     jobs: int = 1  # cells side by side
 
     def data_folder(self, source: str) -> Path:
-        """On-policy cells read prompts and held-out answers of the teacher's folder."""
+        """Return the folder of a source's samples. On-policy cells use the teacher's prompts and held-out answers."""
         return self.root / "data" / ("fixed" if source == "fixed" else "teacher")
 
     @property
     def held_out(self) -> int:
-        """Prompts to hold out: those of a cell, and those that choose the warm-up's checkpoint, which no cell uses."""
+        """Number of held-out prompts: those of a cell, and those that choose the warm-up's checkpoint."""
         return self.eval_prompts + min(CHOOSING, self.eval_prompts // 2)
 
     @property
@@ -51,7 +51,7 @@ class Study:
 
 
 def data_command(study: Study, source: str) -> list[str]:
-    """`distill generate` for the fixed or the teacher-written samples."""
+    """Return the `distill generate` command for the fixed or the teacher-written samples."""
     return [
         "generate",
         f"target={study.target}",
@@ -65,7 +65,7 @@ def data_command(study: Study, source: str) -> list[str]:
 
 
 def cut_command(study: Study) -> list[str]:
-    """`distill init-draft`: the target's own layers; the vocabulary is chosen by the teacher's samples."""
+    """Return the `distill init-draft` command: the target's layers, with the vocabulary of the teacher's samples."""
     return [
         "init-draft",
         f"target={study.target}",
@@ -79,20 +79,20 @@ def cut_command(study: Study) -> list[str]:
 
 
 def initial_command(study: Study) -> list[str]:
-    """The draft that every cell starts from, the paper's undistilled one: fine-tuned on the file's own responses.
+    """Return the command for the initial draft of all cells, fine-tuned on the file's responses as in the paper.
 
-    An untrained draft's own text is noise, and nothing is learned from judging it.
+    The text of an untrained draft is noise, from which on-policy cells could not learn.
     """
     return _train(study, "ce", "fixed", study.cut / "draft", study.warm_tokens, study.initial)
 
 
 def cell_command(study: Study, loss: str, source: str) -> list[str]:
-    """`distill train` for one cell."""
+    """Return the `distill train` command of one cell."""
     return _train(study, loss, source, study.initial / "draft", study.tokens, study.cell(loss, source))
 
 
 def summary_of(folder: Path) -> dict | None:
-    """A finished run's figures, or None."""
+    """Return the summary of a finished run, or None."""
     return read_object(folder / "summary.json") or None
 
 
@@ -110,7 +110,7 @@ def _train(study: Study, loss: str, source: str, draft: Path, tokens: int, folde
         f"loss={loss}",
         f"data={source}",
         *_answers(study, study.eval_prompts),
-        "data.signal=topk",  # on-policy text is scored once: every cell learns from the same kind of signal
+        "data.signal=topk",  # on-policy text is scored once, so that all cells learn from the same kind of signal
         *(("data.refresh_steps=25", "data.refresh_prompts=64") if source in ("draft", "mixed") else ()),
         f"data.cache={study.data_folder(source)}",
         "draft=pretrained",

@@ -1,4 +1,4 @@
-"""The study's table and heat maps, from the cells' own summaries."""
+"""Table and heat maps of the study, from the cells' summaries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ GAMMA = 4
 
 
 def collect(study: Study) -> dict[str, Any]:
-    """Every finished cell's α and τ with intervals, and the undistilled draft's."""
+    """Return α and τ with intervals of every finished cell and of the undistilled draft."""
     cells, undistilled = {}, None
     for loss in LOSSES:
         for source in SOURCES:
@@ -37,7 +37,7 @@ def collect(study: Study) -> dict[str, Any]:
 
 
 def write_results(study: Study) -> str:
-    """Write `results.json`, `results.md` and `heatmap.png` under the study's root; returns the table."""
+    """Write `results.json`, `results.md` and `heatmap.png` under the study's root. Return the table."""
     results = collect(study)
     write_json(study.root / "results.json", results)
     table = _table(results)

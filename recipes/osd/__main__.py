@@ -18,15 +18,15 @@ from distillspec.files import write_json
 from distillspec.models import LanguageModel, load_draft, load_target
 from distillspec.recipes.osd.arms import ARMS, arms, first_version, run_arm
 from distillspec.recipes.osd.bias import share_of_room
-from distillspec.recipes.osd.exams import Exams, Sheet
 from distillspec.recipes.osd.grid import fill_grid
+from distillspec.recipes.osd.held_out import HeldOutSets, Rows
 from distillspec.recipes.osd.offline import distil_offline
 from distillspec.recipes.osd.results import write_results
 from distillspec.recipes.osd.stream import Stream, read_stream, record
 from distillspec.recipes.osd.study import Study, parse_segments
 
 PARTS = ("record", "arms", "offline", "grid")
-STATIC = ARMS[0]  # what the others are compared with
+STATIC = ARMS[0]  # the baseline of all comparisons
 
 
 def main() -> int:
@@ -45,12 +45,12 @@ def _run(study: Study, parts: list[str], names: set[str]) -> int:
     if "record" in parts:
         record(study, target)
     stream = read_stream(study, target)
-    exams = Exams(study, target, stream)
-    tail_share = served_tail_share(study, exams)
+    held_out = HeldOutSets(study, target, stream)
+    tail_share = served_tail_share(study, held_out)
     if "arms" in parts:
-        _run_arms(study, stream, exams, tail_share, names)
+        _run_arms(study, stream, held_out, tail_share, names)
     if "offline" in parts:
-        distil_offline(study, stream, exams)
+        distil_offline(study, stream, held_out)
     if "grid" in parts:
         fill_grid(study, stream, tail_share)
     print(write_results(study))
@@ -58,29 +58,32 @@ def _run(study: Study, parts: list[str], names: set[str]) -> int:
     return 0
 
 
-def served_tail_share(study: Study, exams: Exams) -> float:
-    """Of the draft that served, over all exams; measured once (`tail.json`), since every arm's outcomes hang on it."""
+def served_tail_share(study: Study, held_out: HeldOutSets) -> float:
+    """Return the tail share (`redraw`) of the draft that served, over all held-out answers.
+
+    It is measured once (`tail.json`), since every arm's outcomes depend on it.
+    """
     file = study.part("tail")
     if not file.is_file():
         draft = load_draft(first_version(study).path)
-        rows = [row for segment in range(len(study.segments)) for row in exams.sit(draft, segment)]
+        rows = [row for segment in range(len(study.segments)) for row in held_out.evaluate(draft, segment)]
         write_json(file, {"share": share_of_room(rows)})
     return float(json.loads(file.read_text())["share"])
 
 
-def _run_arms(study: Study, stream: Stream, exams: Exams, tail_share: float, names: set[str]) -> None:
-    """A file an arm, so that several processes can share the arms between them (`--arms`)."""
+def _run_arms(study: Study, stream: Stream, held_out: HeldOutSets, tail_share: float, names: set[str]) -> None:
+    """Run the arms that have no file yet. Several processes may share the arms (`--arms`)."""
     for arm in arms(study):
         if arm.name not in names or study.arm(arm.name).is_file():
             continue
-        sheets: dict[str, dict[str, Sheet]] = {}
+        evaluations: dict[str, dict[str, Rows]] = {}
 
-        def sit(draft: LanguageModel, segment: int, into: dict[str, dict[str, Sheet]] = sheets) -> None:
-            """The segment's own exam, and the first one's: what is forgotten shows there."""
-            into[str(segment)] = {str(place): exams.sit(draft, place) for place in sorted({0, segment})}
+        def evaluate(draft: LanguageModel, segment: int, into: dict[str, dict[str, Rows]] = evaluations) -> None:
+            """Evaluate on the segment's held-out answers, and on the first segment's to see what was forgotten."""
+            into[str(segment)] = {str(place): held_out.evaluate(draft, place) for place in sorted({0, segment})}
 
-        figures = run_arm(study, arm, stream, tail_share, sit)
-        write_json(study.arm(arm.name), {**figures, "exams": sheets})
+        figures = run_arm(study, arm, stream, tail_share, evaluate)
+        write_json(study.arm(arm.name), {**figures, "exams": evaluations})
         print(f"{arm.name}: {len(figures['updates'])} updates, {figures['seconds']:.0f} s", flush=True)
 
 
@@ -97,15 +100,15 @@ def _options() -> argparse.Namespace:
         required=True,
         nargs="+",
         metavar="DOMAIN[=FILE]",
-        help="files with a prompt column, in the order of the stream; a domain that comes again needs no file",
+        help="files with a prompt column, in the order of the stream; a repeated domain needs no file",
     )
-    parser.add_argument("--output", default="runs/study/osd", help="where everything goes")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to do (default: all)")
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="which arms (default: all)")
+    parser.add_argument("--output", default="runs/study/osd", help="folder of all results")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="parts to run (default: all)")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="arms to run (default: all)")
     for name, text in (
         ("requests", "a segment"),
         ("max-tokens", "an answer"),
-        ("exam-requests", "held-out requests a segment that the target scores again"),
+        ("exam-requests", "held-out requests a segment that drafts are evaluated on"),
         ("gamma", "speculation length while recording"),
         ("epochs", "passes over an update's text"),
         ("interval", "requests between updates"),
@@ -118,7 +121,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("--loss", default=Study.loss)
     parser.add_argument("--learning-rate", type=float, default=Study.learning_rate)
-    parser.add_argument("--held-out", type=float, default=Study.held_out, help="share of requests nobody learns from")
+    parser.add_argument("--held-out", type=float, default=Study.held_out, help="share of requests kept out of training")
     parser.add_argument("--fractions", type=float, nargs="+", default=list(Study.fractions))
     parser.add_argument("--grid-losses", nargs="+", default=list(Study.grid_losses))
     parser.add_argument("--grid-intervals", type=_positive, nargs="+", default=list(Study.grid_intervals))

@@ -1,4 +1,4 @@
-"""The arms: what trains how, each driven over the recorded stream by the product's own trainer."""
+"""Arms of the study: ways to adapt, each run over the recorded stream with the product's own trainer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from distillspec.models import LanguageModel, load_draft
 from distillspec.recipes.osd.hindsight import Hindsight, look_back, redraw
 from distillspec.recipes.osd.stream import Stream, recording_settings, segment_of
 from distillspec.recipes.osd.study import Study
-from distillspec.serving.online.records import LoggedAnswer
-from distillspec.serving.online.registry import Version, VersionRegistry
-from distillspec.serving.online.replay_log import ReplayLog
-from distillspec.serving.online.trainer import OnlineTrainer
+from distillspec.serving.online.log.records import LoggedAnswer
+from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.state.version import Version
+from distillspec.serving.online.training.trainer import OnlineTrainer
 
 OnSegment = Callable[[LanguageModel, int], None]
-"""Told the draft as it stands when the last request of a segment has been served."""
+"""Takes the draft after the last request of a segment."""
 
 
 ARMS = ("static", "flush", "interval", "drift", "both")
@@ -28,7 +29,7 @@ ARMS = ("static", "flush", "interval", "drift", "both")
 
 @dataclass(frozen=True)
 class Arm:
-    """A way to adapt; without `adapt` the draft stays as it is."""
+    """A way to adapt. Without `adapt` the draft never changes."""
 
     name: str
     adapt: AdaptConfig | None
@@ -36,7 +37,7 @@ class Arm:
 
 
 def arms(study: Study) -> list[Arm]:
-    """Static, OSD's flush mode, by interval, on drift, and the product's default of the last two together."""
+    """Return the arms: static, OSD's flush mode, by interval, on drift, and both (the product's default)."""
     loss = LossConfig(name=study.loss)
 
     def adapting(**own: Any) -> AdaptConfig:
@@ -52,7 +53,7 @@ def arms(study: Study) -> list[Arm]:
 
 
 def common(study: Study) -> dict[str, Any]:
-    """Of all that learn, drafts distilled offline included."""
+    """Return the settings of all training, offline distillation included."""
     return {
         "learning_rate": study.learning_rate,
         "epochs": study.epochs,
@@ -66,23 +67,23 @@ def common(study: Study) -> dict[str, Any]:
 def run_arm(
     study: Study, arm: Arm, stream: Stream, tail_share: float, on_segment: OnSegment | None = None
 ) -> dict[str, Any]:
-    """The arm's figures over the stream: a row a request, in order, and every update it made.
+    """Run an arm over the stream. Return a row a request, in order, and every update it made.
 
     Args:
         tail_share: see `redraw`.
     """
     folder = study.work / arm.name
     shutil.rmtree(folder, ignore_errors=True)
-    rehearsal = _Rehearsal(study, arm, stream, tail_share, folder)
+    arm_run = _ArmRun(study, arm, stream, tail_share, folder)
     try:
-        return rehearsal.run(on_segment or (lambda draft, segment: None))
+        return arm_run.run(on_segment or (lambda draft, segment: None))
     finally:
-        rehearsal.close()
+        arm_run.close()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Rehearsal:
-    """Log, registry and trainer as beside a server, called in turn; every new version serves at once (no gate)."""
+class _ArmRun:
+    """Log, registry and trainer as beside a server, called in turn. Every new version serves at once (no gate)."""
 
     def __init__(self, study: Study, arm: Arm, stream: Stream, tail_share: float, folder: Path) -> None:
         self.study, self.arm, self.stream, self.tail_share = study, arm, stream, tail_share
@@ -98,19 +99,19 @@ class _Rehearsal:
         self.trainer = OnlineTrainer(settings)
         self.registry = self.trainer.registry
         first = self.registry.add(lambda into: shutil.copytree(first_version(study).path, into))
-        self.version = self.registry.promote(first.name, "the beginning")
+        self.version = self.registry.promote(first.name, "first draft")
         self.draft = load_draft(self.version.path)
         self.rows: list[dict[str, Any]] = []
         self.updates: list[dict[str, Any]] = []
 
     def run(self, on_segment: OnSegment) -> dict[str, Any]:
-        started, looking_s = time.monotonic(), 0.0
+        started, looking_s = time.monotonic(), 0.0  # looking back, without training
         for group, ended in self._groups():
-            looked = time.monotonic()
-            seen = [look_back(self.draft, answer) for answer in group]
-            looking_s += time.monotonic() - looked
-            logged = [self._redrawn(answer, view) for answer, view in zip(group, seen, strict=True)]
-            self.rows += [row_of(*three) for three in zip(group, logged, seen, strict=True)]
+            before = time.monotonic()
+            hindsights = [look_back(self.draft, answer) for answer in group]
+            looking_s += time.monotonic() - before
+            logged = [self._redrawn(answer, own) for answer, own in zip(group, hindsights, strict=True)]
+            self.rows += [row_of(*three) for three in zip(group, logged, hindsights, strict=True)]
             if self.arm.adapt is not None:
                 self.replay.append(logged)
                 self._train()
@@ -128,16 +129,16 @@ class _Rehearsal:
             part.close()
 
     def _groups(self) -> Iterator[tuple[Sequence[LoggedAnswer], list[int]]]:
-        """As many answers as run side by side, and the segments that end with them."""
+        """Yield as many answers as run side by side, with the segments that end among them."""
         answers = self.stream.answers
         last = {segment_of(answer): place for place, answer in enumerate(answers)}
         for start in range(0, len(answers), self.study.slots):
             stop = start + self.study.slots
             yield answers[start:stop], sorted(s for s, place in last.items() if start <= place < stop)
 
-    def _redrawn(self, answer: LoggedAnswer, seen: Hindsight) -> LoggedAnswer:
+    def _redrawn(self, answer: LoggedAnswer, hindsight: Hindsight) -> LoggedAnswer:
         study, version = self.study, self.version.served_as
-        return redraw(answer, seen, version, study.gamma, study.seed, self.tail_share)
+        return redraw(answer, hindsight, version, study.gamma, study.seed, self.tail_share)
 
     def _train(self) -> None:
         reason = self.trainer.due()
@@ -147,19 +148,19 @@ class _Rehearsal:
         self.version = self.registry.promote(version.name, str(reason))
         self.draft = load_draft(self.version.path)
         self.registry.clear_away(0)
-        learnt = ("steps", "tokens", "loss", "loss_at_end", "seconds")
-        figures = {name: version.metrics[name] for name in learnt}
+        names = ("steps", "tokens", "loss", "loss_at_end", "seconds")
+        figures = {name: version.metrics[name] for name in names}
         self.updates.append({"after": len(self.rows), "reason": reason, **figures})
 
 
-def row_of(served: LoggedAnswer, answer: LoggedAnswer, seen: Hindsight) -> dict[str, Any]:
-    """One request's figures, sums over its tokens: `served` as it was recorded, `answer` as this arm would have."""
+def row_of(served: LoggedAnswer, answer: LoggedAnswer, hindsight: Hindsight) -> dict[str, Any]:
+    """Return one request's figures, sums over its tokens: `served` as recorded, `answer` as this arm would have."""
     return {
         "segment": segment_of(answer),
         "split": answer.split,
-        "tokens": len(seen),
-        "upper": round(float(seen.upper.sum()), 4),
-        "lower": round(float(seen.lower.sum()), 4),
+        "tokens": len(hindsight),
+        "upper": round(float(hindsight.upper.sum()), 4),
+        "lower": round(float(hindsight.lower.sum()), 4),
         "tried": answer.tried,
         "accepted": answer.accepted,
         "served_tried": served.tried,
@@ -168,7 +169,7 @@ def row_of(served: LoggedAnswer, answer: LoggedAnswer, seen: Hindsight) -> dict[
 
 
 def first_version(study: Study) -> Version:
-    """The draft that served while the stream was recorded."""
+    """Return the version that served while the stream was recorded."""
     registry = VersionRegistry(study.stream / "versions")
     try:
         return registry.get(registry.promotions()[0]["version"])

@@ -1,8 +1,8 @@
-"""How far the log's best tokens are from whole distributions, and what α they give when that is allowed for.
+"""Bias of α from the log's top tokens, and its correction.
 
-The log lumps the target's rest into one number, so α = Σ min(p, q) is known up to the overlap inside it: between
-`lower` (none) and `upper` (all that the masses allow). The held-out answers, scored again with whole distributions, say
-which share of that room is really overlap; with it the estimate is lower + share · (upper − lower).
+The log keeps only the mass of the target's tail, so α = Σ min(p, q) is known up to the overlap within the tail: between
+`lower` (none) and `upper` (as much as the masses allow). Whole distributions on held-out answers give the share of that
+range that is overlap. The estimate is lower + share · (upper − lower).
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ Row = dict[str, Any]
 
 
 def tail_shares(arms: dict[str, Any], offline: dict[str, Any], segments: int) -> list[float]:
-    """By segment, over every draft that sat its exam: Σ (α − lower) / Σ (upper − lower)."""
+    """Return Σ (α − lower) / Σ (upper − lower) by segment, over all drafts evaluated on it."""
     rows: list[list[Row]] = [[] for _ in range(segments)]
-    for segment, sheet in _sheets(arms, offline):
-        rows[segment] += sheet
-    return [share_of_room(found) for found in rows]
+    for segment, found in _evaluations(arms, offline):
+        rows[segment] += found
+    return [share_of_room(own) for own in rows]
 
 
 def estimate(rows: Sequence[Row], shares: Sequence[float]) -> list[Row]:
-    """Requests' rows with `alpha`, the estimated sum over their tokens."""
+    """Add `alpha`, the estimated sum over their tokens, to requests' rows."""
     return [row | {"alpha": row["lower"] + shares[row["segment"]] * (row["upper"] - row["lower"])} for row in rows]
 
 
 def bias_by_arm(arms: dict[str, Any], shares: Sequence[float]) -> dict[str, dict[str, float]]:
-    """True α of each arm's exams at its segments' ends beside bounds and estimate: is one share right for all arms?"""
+    """Compare true α, bounds and estimate of each arm at its segments' ends: does one share suit all arms?"""
     found = {}
     for name, arm in arms.items():
-        rows = [row | {"segment": int(end)} for end, by_exam in arm["exams"].items() for row in by_exam[end]]
+        rows = [row | {"segment": int(end)} for end, by_segment in arm["exams"].items() for row in by_segment[end]]
         positions = sum(row["positions"] for row in rows)
         estimated = sum(row["alpha"] for row in estimate(rows, shares)) / positions
         sums = {field: sum(row[field] for row in rows) / positions for field in ("alpha", "lower", "upper")}
@@ -38,16 +38,16 @@ def bias_by_arm(arms: dict[str, Any], shares: Sequence[float]) -> dict[str, dict
     return found
 
 
-def _sheets(arms: dict[str, Any], offline: dict[str, Any]) -> Iterator[tuple[int, list[Row]]]:
+def _evaluations(arms: dict[str, Any], offline: dict[str, Any]) -> Iterator[tuple[int, list[Row]]]:
     for arm in arms.values():
-        for by_exam in arm["exams"].values():
-            for exam, sheet in by_exam.items():
-                yield int(exam), sheet
+        for by_segment in arm["exams"].values():
+            for segment, rows in by_segment.items():
+                yield int(segment), rows
     for name, cell in offline.items():
         yield int(name.split("/")[0]), cell["exam"]
 
 
 def share_of_room(rows: Sequence[Row]) -> float:
-    """Σ (α − lower) / Σ (upper − lower) over rows of exams."""
+    """Return Σ (α − lower) / Σ (upper − lower) over rows of evaluated answers."""
     room = sum(row["upper"] - row["lower"] for row in rows)
     return sum(row["alpha"] - row["lower"] for row in rows) / room if room > 0 else 0.0

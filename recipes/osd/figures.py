@@ -8,15 +8,15 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from distillspec.recipes.osd.exams import alpha_of
 from distillspec.recipes.osd.goals import alpha
+from distillspec.recipes.osd.held_out import alpha_of
 from distillspec.recipes.osd.study import Study
 
 WINDOW = 24  # requests of a moving average
 
 
 def plot_acceptance(arms: dict[str, Any], study: Study, path: Path) -> None:
-    """α over requests, each judged before the arm learnt from it; ticks below are updates."""
+    """Plot α over requests, each measured before the arm learnt from it. Ticks below are updates."""
     figure = Figure(figsize=(10, 5), layout="constrained")
     axis, ticks = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1))
     for place, (name, arm) in enumerate(arms.items()):
@@ -37,7 +37,7 @@ def plot_acceptance(arms: dict[str, Any], study: Study, path: Path) -> None:
 
 
 def plot_offline(arms: dict[str, Any], offline: dict[str, Any], study: Study, path: Path) -> None:
-    """α on held-out answers at each segment's end: lines are drafts distilled offline on a share of it."""
+    """Plot α on held-out answers at each segment's end, beside drafts distilled offline on a share of it."""
     figure = Figure(figsize=(2.4 * len(study.segments), 3.2), layout="constrained")
     axes = figure.subplots(1, len(study.segments), sharey=True, squeeze=False)[0]
     for place, (axis, segment) in enumerate(zip(axes, study.segments, strict=True)):
@@ -55,5 +55,5 @@ def plot_offline(arms: dict[str, Any], offline: dict[str, Any], study: Study, pa
 
 
 def _moving(rows: Sequence[dict[str, Any]]) -> list[float]:
-    """α over the newest `WINDOW` requests, fewer at the beginning."""
+    """Return α over the newest `WINDOW` requests, fewer at the start."""
     return [alpha(rows[max(0, i + 1 - WINDOW) : i + 1]) for i in range(len(rows))]

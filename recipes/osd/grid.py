@@ -1,4 +1,4 @@
-"""A small grid: which loss, on which positions, how often; OSD's flush mode on one segment after a shift."""
+"""Grid over loss, positions and interval: OSD's flush mode on one segment after a shift."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ POSITIONS = ("all", "rejected")
 
 
 def fill_grid(study: Study, stream: Stream, tail_share: float) -> None:
-    """Fill `grid.json`, kept cell by cell."""
+    """Fill `grid.json`, cell by cell. Finished cells are kept."""
     file = study.part("grid")
     found = study.finished("grid")
     part = replace(stream, answers=tuple(stream.of(study.grid_segment)))
@@ -31,6 +31,6 @@ def fill_grid(study: Study, stream: Stream, tail_share: float) -> None:
 
 
 def cells(study: Study) -> Iterator[tuple[str, str, int]]:
-    """(loss, positions, requests between updates), intervals first, so that a cut grid compares losses."""
+    """Yield (loss, positions, requests between updates), losses fastest, so that a cut grid compares losses."""
     for every, positions, loss in itertools.product(study.grid_intervals, POSITIONS, study.grid_losses):
         yield loss, positions, every

@@ -1,9 +1,8 @@
-"""What another draft would have done with a recorded answer.
+"""Hindsight: acceptance of any draft on a recorded answer.
 
-An answer's text is the target's own, whatever draft served it: exact speculation does not change it. So one forward
-pass of any draft over the logged tokens, against the logged signal of the target, tells what that draft's acceptance
-would have been (progressive validation, when the draft has not learnt from the answer yet), and which tokens it would
-have had accepted.
+Exact speculation does not change the target's text, whatever draft served. So one forward pass of a draft over the
+logged tokens, against the logged signal, gives the acceptance it would have had, and the tokens it would have had
+accepted. Before the draft learns from the answer this is progressive validation.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ from distillspec.evaluation.states import response_hidden
 from distillspec.losses import BucketedPair
 from distillspec.losses.pairs import columns_of, topk_pair
 from distillspec.models import LanguageModel
-from distillspec.serving.online.records import ACCEPTED, BONUS, REJECTED, LoggedAnswer, share_of
+from distillspec.serving.online.log.records import ACCEPTED, BONUS, REJECTED, LoggedAnswer, share_of
 
 CHUNK_POSITIONS = 128  # rows of a [rows, Vd] block
 
 
 @dataclass(frozen=True)
 class Hindsight:
-    """One draft on one recorded answer of R tokens, `[R]` each; float64 but for `in_tail`.
+    """One draft on one recorded answer of R tokens. Columns are `[R]` float64, but for `in_tail`.
 
-    The log holds the target's best tokens and the rest's mass. Taken as one token the rest gives an upper bound of
-    α = Σ min(p, q); left out, a lower one. w = min(1, q(x) / p(x)) for the text's token x is the chance that it was an
-    accepted proposal, given that it was emitted; where x is of the rest, it is the rest's.
+    The log holds the target's top tokens and the tail's mass. The tail taken as one token gives an upper bound of
+    α = Σ min(p, q), left out it gives a lower one. w = min(1, q(x) / p(x)) is the probability that the text's token x
+    was an accepted proposal, given that it was emitted. For x in the tail it is that of the whole tail.
     """
 
     upper: Tensor
     lower: Tensor
     accepted: Tensor  # w
-    in_tail: Tensor  # bool: x is of the rest
+    in_tail: Tensor  # bool: x is in the tail
 
     def __len__(self) -> int:
         return len(self.upper)
@@ -43,10 +42,10 @@ class Hindsight:
 
 @torch.no_grad()
 def look_back(draft: LanguageModel, answer: LoggedAnswer) -> Hindsight:
-    """One pass of the draft over the answer.
+    """Run the draft over the answer.
 
     Raises:
-        ConfigError: sampled under another policy than plain temperature 1, which is what the log's signal is about.
+        ConfigError: the answer was not sampled at plain temperature 1, for which alone the log's signal holds.
     """
     if not (answer.policy.is_plain and answer.policy.temperature == 1.0):
         raise ConfigError(f"{answer.request_id} was not sampled at temperature 1 without filters: {answer.policy}")
@@ -63,26 +62,26 @@ def look_back(draft: LanguageModel, answer: LoggedAnswer) -> Hindsight:
 
 
 def redraw(
-    answer: LoggedAnswer, seen: Hindsight, version: str, gamma: int, seed: int, tail_share: float = 1.0
+    answer: LoggedAnswer, hindsight: Hindsight, version: str, gamma: int, seed: int, tail_share: float = 1.0
 ) -> LoggedAnswer:
-    """The answer as the log would hold it, had this draft served at length `gamma`.
+    """Return the answer as the log would hold it, had this draft served at length `gamma`.
 
-    Given the text, a drafted token was accepted with probability min(1, q(x)/p(x)); after a rejection a new window
-    begins, after γ accepted tokens comes a bonus. What was proposed in vain is not known: those tokens are −1. The
-    same answer, draft and seed give the same outcomes.
+    Given the text, a drafted token was accepted with probability min(1, q(x)/p(x)). A rejection starts a new window, γ
+    accepted tokens end with a bonus. Rejected proposals are not known, so their tokens are −1. The same answer, draft
+    and seed give the same outcomes.
 
     Args:
-        tail_share: how much of the room that the log leaves open in the tail is overlap (`bias.tail_shares`).
+        tail_share: share of the tail's possible overlap that is overlap (`bias.tail_shares`).
     """
     outcomes, accepted_in_a_row = [], 0
     generator = torch.Generator().manual_seed(int(share_of(answer.request_id, f"outcomes {seed}") * 2**62))
     uniforms = torch.rand(len(answer), generator=generator, dtype=torch.float64)
-    chances = torch.where(seen.in_tail, tail_share * seen.accepted, seen.accepted)
-    for stands in (uniforms < chances).tolist():
+    chances = torch.where(hindsight.in_tail, tail_share * hindsight.accepted, hindsight.accepted)
+    for is_accepted in (uniforms < chances).tolist():
         if accepted_in_a_row == gamma:
             outcome = BONUS
         else:
-            outcome = ACCEPTED if stands else REJECTED
+            outcome = ACCEPTED if is_accepted else REJECTED
         accepted_in_a_row = accepted_in_a_row + 1 if outcome == ACCEPTED else 0
         outcomes.append(outcome)
     drawn = torch.tensor(outcomes, dtype=torch.uint8)
@@ -99,7 +98,7 @@ def redraw(
 
 
 def _compare(pair: BucketedPair, ids: Tensor, labels: Tensor, draft: LanguageModel) -> tuple[Tensor, ...]:
-    """The fields of `Hindsight` for the pair's positions."""
+    """Return the columns of `Hindsight` for the pair's positions."""
     overlap = torch.minimum(pair.target_probs, pair.draft_probs)
     upper = overlap.sum(-1)
     places = (ids.long() == labels[:, None]).int()

@@ -1,7 +1,7 @@
 """`python -m distillspec.recipes.osd.live --draft FOLDER --segments math=FILE … --minutes 20`: the winner, live.
 
 Poisson load on three engines that take short turns, with the same arrivals: no speculation, the static draft and online
-adaptation. A trainer runs beside each, so that all pay for it; only with the last one do its versions serve.
+adaptation. A trainer runs beside each, so that all pay its cost. Its versions serve with the last one only.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def _run(options: argparse.Namespace) -> int:
         sides = [stack.enter_context(Side(options, name, arrivals)) for name in options.sides]
         for turn in range(turns):
             for place in range(len(sides)):
-                side = sides[(turn + place) % len(sides)]  # who goes first changes: so does the machine's speed
-                side.serve(60 * options.minutes / turns)
+                side = sides[(turn + place) % len(sides)]  # the order rotates, since the machine's speed changes
+                side.serve(turn, 60 * options.minutes / turns)
                 done = turn + (place + 1) / len(sides)
                 line.update(done / turns, f"{side.name}: {side.minutes[-1].speed:.0f} tokens/s")
             _write(sides, segments, options)
@@ -59,7 +59,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _write(sides: Sequence[Side], segments: Sequence[Segment], options: argparse.Namespace) -> None:
-    """What there is so far."""
+    """Write the figures so far."""
     minutes = {side.name: side.minutes for side in sides}
     figures = summary(minutes, {side.name: side.end() for side in sides}, options)
     write_json(options.output / "live.json", {**figures, "provenance": provenance([], options.seed)})

@@ -1,4 +1,4 @@
-"""What the sides of the live comparison did, minute by minute."""
+"""Figures of the live comparison's sides, minute by minute."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distillspec.types import Interval
 
 
 def summary(minutes: dict[str, list[Minute]], finals: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
-    """Tokens a second by minute, and each side's times that of no speculation."""
+    """Return tokens a second by minute, and each side's ratio to no speculation."""
     speed = {side: [minute.speed for minute in rows] for side, rows in minutes.items()}
     ratios = {
         side: [own / plain for own, plain in zip(rows, speed["none"], strict=True) if plain]
@@ -44,12 +44,12 @@ def summary(minutes: dict[str, list[Minute]], finals: dict[str, Any], options: a
 
 
 def _overall(speed: dict[str, list[float]], side: str, other: str) -> Interval:
-    """Times the other's speed over all minutes, with an interval over minutes: each is a pair."""
+    """Return the ratio of speeds over all minutes, with an interval over paired minutes."""
     return interval(speed[side], speed[other], SAMPLES, 0)
 
 
 def table(figures: dict[str, Any]) -> str:
-    """A row a side."""
+    """Return a Markdown table with a row a side."""
     lines = [
         "| side | tokens/s | times none | worst minute (goal 0.97) | updates | promoted |",
         "|---|---|---|---|---|---|",
@@ -69,7 +69,7 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def plot_minutes(minutes: dict[str, list[Minute]], path: Path, segments: Sequence[Segment]) -> None:
-    """Tokens a second over the minutes, a line a side."""
+    """Plot tokens a second over the minutes, a line a side."""
     figure = Figure(figsize=(8, 4), layout="constrained")
     axis = figure.subplots()
     for side, rows in minutes.items():

@@ -1,4 +1,4 @@
-"""The study's figures, from whatever parts are there."""
+"""Results of the study, from the parts that are finished."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from distillspec.evaluation.bootstrap import interval
 from distillspec.files import read_object, write_json, write_text
 from distillspec.recipes.osd.arms import ARMS
 from distillspec.recipes.osd.bias import bias_by_arm, estimate, tail_shares
-from distillspec.recipes.osd.exams import alpha_of
 from distillspec.recipes.osd.figures import plot_acceptance, plot_offline
 from distillspec.recipes.osd.goals import SAMPLES, Row, alpha, gain, goals, half
+from distillspec.recipes.osd.held_out import alpha_of
 from distillspec.recipes.osd.study import Study
 from distillspec.recipes.osd.tables import tables
 
 
 def write_results(study: Study) -> str:
-    """Write `results.json`, `results.md` and the plots; returns the tables."""
+    """Write `results.json`, `results.md` and the plots. Return the tables."""
     found = {name: read_object(study.arm(name)) for name in ARMS if study.arm(name).is_file()}
     offline, grid = (study.finished(part) for part in ("offline", "grid"))
     segments = len(study.segments)
@@ -64,8 +64,8 @@ def _arm_figures(arm: dict[str, Any], static: list[Row], study: Study) -> dict[s
 
 def _offline_figures(cell: dict[str, Any], study: Study) -> dict[str, Any]:
     sums, positions = ([row[field] for row in cell["exam"]] for field in ("alpha", "positions"))
-    learnt = {name: cell["learnt"][name] for name in ("tokens", "seconds", "cpu_s")}
-    return {"alpha": asdict(interval(sums, positions, SAMPLES, study.seed)), "requests": cell["requests"], **learnt}
+    training = {name: cell["learnt"][name] for name in ("tokens", "seconds", "cpu_s")}
+    return {"alpha": asdict(interval(sums, positions, SAMPLES, study.seed)), "requests": cell["requests"], **training}
 
 
 def _grid_figures(cell: dict[str, Any], static: list[Row], study: Study) -> dict[str, Any]:
@@ -75,14 +75,14 @@ def _grid_figures(cell: dict[str, Any], static: list[Row], study: Study) -> dict
 
 
 def _work(arm: dict[str, Any]) -> dict[str, Any]:
-    """What the updates took."""
+    """Sum the costs of the updates."""
     updates = arm["updates"]
     sums = {name: sum(update[name] for update in updates) for name in ("tokens", "steps", "seconds")}
     return {"updates": len(updates), **{f"training_{name}": value for name, value in sums.items()}}
 
 
 def _check(rows: list[Row]) -> dict[str, Any]:
-    """Accepted / tried of the draft that really served: as served, and as drawn anew."""
+    """Compare α = accepted / tried of the draft that served, as served and as redrawn."""
     tried, accepted = (sum(row[name] for row in rows) for name in ("tried", "accepted"))
     served_tried, served = (sum(row[name] for row in rows) for name in ("served_tried", "served_accepted"))
     return {"drawn": accepted / tried, "served": served / served_tried, "served_tried": served_tried}

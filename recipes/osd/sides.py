@@ -28,7 +28,7 @@ from distillspec.recipes.osd.study import Segment
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.bench.load import Arrival, poisson_load
 from distillspec.serving.online.adaptation import Adaptation, first_draft
-from distillspec.serving.online.layout import OnlineSettings
+from distillspec.serving.online.state.layout import OnlineSettings
 
 SIDES = ("none", "static", "online")
 NEVER = 1e9  # a margin that no gain exceeds
@@ -38,7 +38,7 @@ MINUTE_S = 60.0
 
 @dataclass
 class Minute:
-    """What happened in one minute of one side's clock, over as many turns as that takes."""
+    """One minute of the plan. A turn on a slow machine may take longer than planned, so `seconds` is measured."""
 
     tokens: int = 0
     proposed: int = 0
@@ -53,7 +53,7 @@ class Minute:
 
 
 def shifting_load(options: argparse.Namespace, segments: Sequence[Segment], target: LanguageModel) -> list[Arrival]:
-    """Poisson arrivals whose domain changes at equal times, the same for every side."""
+    """Draw Poisson arrivals whose domain changes at equal intervals, the same for every side."""
     params = SamplingParams(temperature=1.0, max_tokens=options.max_tokens)
     each_s = 60 * options.minutes / len(segments)
     arrivals: list[Arrival] = []
@@ -66,27 +66,27 @@ def shifting_load(options: argparse.Namespace, segments: Sequence[Segment], targ
 
 
 class Side:
-    """One engine under the load, with a trainer beside it. Its clock and the trainer stand still between turns."""
+    """One engine under the load, with a trainer beside it. Its clock and the trainer are paused between turns."""
 
     def __init__(self, options: argparse.Namespace, name: str, arrivals: Sequence[Arrival]) -> None:
         self.name, self.minutes, self.turned_away = name, list[Minute](), 0
         self._coming, self._most_open, self._open = deque(enumerate(arrivals)), options.slots + options.waiting, 0
         settings = side_settings(options, name)
-        target = load_target(TargetConfig(path=options.target))  # its own: an engine packs its target's weights
+        target = load_target(TargetConfig(path=options.target))  # its own: an engine packs the target's weights
         path = first_draft(settings, target, options.draft)
         draft = None if name == "none" else load_pretrained(str(path), target, target.dtype)
         config = EngineConfig(
             max_slots=options.slots,
             speculation_length=options.speculation_length,
             controller="fixed" if name == "none" else options.controller,
-            compile=False,  # as `distill serve`: where shapes are compiled while people wait, minutes are lost
+            compile=False,  # as `distill serve`: compiling shapes during traffic would cost minutes
             seed=options.seed,
         )
         with ExitStack() as stack:
             self.engine = Engine(target, draft, config)
             stack.callback(self.engine.close)
             self.adaptation = stack.enter_context(Adaptation(self.engine, settings))
-            stack.callback(self._signal_trainer, signal.SIGCONT)  # one that stands still would not hear the end
+            stack.callback(self._signal_trainer, signal.SIGCONT)  # a stopped process would not notice the end
             self._signal_trainer(signal.SIGSTOP)
             self._stack = stack.pop_all()
 
@@ -96,15 +96,18 @@ class Side:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def serve(self, seconds: float) -> None:
-        """A turn: arrivals come at their times, and what would wait behind too many others is turned away."""
+    def serve(self, turn: int, seconds: float) -> None:
+        """Serve turn number `turn`, of `seconds` each. Arrivals that find the queue full are turned away.
+
+        The plan says to which minute a turn belongs, so that all sides count the same minutes.
+        """
         started, before_s = time.monotonic(), sum(minute.seconds for minute in self.minutes)
-        if before_s >= MINUTE_S * len(self.minutes):
+        if turn * seconds >= MINUTE_S * len(self.minutes):
             self.minutes.append(Minute())
         minute = self.minutes[-1]
         self._signal_trainer(signal.SIGCONT)
         while (now := time.monotonic() - started) < seconds:
-            self._let_in(before_s + now)
+            self._submit_arrivals(before_s + now)
             output = self.engine.step()
             self.adaptation.on_step(output)
             self._open -= len(output.finished)
@@ -120,7 +123,7 @@ class Side:
         minute.seconds += now
 
     def end(self) -> dict[str, Any]:
-        """What the adaptation says of itself so far."""
+        """Return the adaptation's figures so far."""
         self.adaptation.writer.flush()
         stats = self.adaptation.stats()
         trainer = {name: stats["trainer"][name] for name in ("updates", "cpu_s", "share", "skipped")}
@@ -131,7 +134,7 @@ class Side:
             "turned_away": self.turned_away,
         }
 
-    def _let_in(self, now_s: float) -> None:
+    def _submit_arrivals(self, now_s: float) -> None:
         while self._coming and self._coming[0][1].at_s <= now_s:
             number, arrival = self._coming.popleft()
             if self._open >= self._most_open:
@@ -148,7 +151,7 @@ class Side:
 
 
 def side_settings(options: argparse.Namespace, side: str) -> OnlineSettings:
-    """A folder of its own; on all sides but `online` no candidate passes the gate."""
+    """Return settings with a folder of the side's own. Candidates pass the gate on the side `online` only."""
     return OnlineSettings(
         OnlineConfig(mode="on", folder=str(options.output / side)),
         ReplayConfig(share=1.0, flush_s=5.0),

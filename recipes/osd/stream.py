@@ -1,4 +1,4 @@
-"""The stream: recorded once by the engine through the product's own log, read by every arm."""
+"""Stream of requests: recorded once by the engine into the product's own log, read by every arm."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from distillspec.progress import progress
 from distillspec.recipes.osd.study import Segment, Study
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.online.adaptation import Adaptation, first_draft
-from distillspec.serving.online.layout import OnlineSettings
-from distillspec.serving.online.records import LoggedAnswer, LogKey
-from distillspec.serving.online.replay_log import ReplayLog
+from distillspec.serving.online.log.records import LoggedAnswer, LogKey
+from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.types import Prompt
 
-FOR_EVER_DAYS = 36500.0
+NO_END_DAYS = 36500.0
 LARGE_MIB = 65536.0
 
 
 @dataclass(frozen=True)
 class Stream:
-    """What was recorded, in order of arrival in the log."""
+    """Recorded answers, in order of arrival in the log."""
 
     answers: tuple[LoggedAnswer, ...]
     key: LogKey
@@ -39,12 +39,12 @@ class Stream:
 
 
 def segment_of(answer: LoggedAnswer) -> int:
-    """Which segment a recorded answer belongs to; its request's id begins with it."""
+    """Return the segment of a recorded answer. Its request's id starts with it."""
     return int(answer.request_id.split("/")[0])
 
 
 def record(study: Study, target: LanguageModel) -> None:
-    """Serve what is not in the log yet; `stream.json` tells of the last run.
+    """Serve the requests that are not in the log yet. `stream.json` has the figures of the last run.
 
     Raises:
         ConfigError: a file with too few prompts, or a draft that does not fit the target.
@@ -56,7 +56,7 @@ def record(study: Study, target: LanguageModel) -> None:
     if not waiting:
         return
     draft = load_pretrained(study.draft, target, target.dtype)
-    # Not compiled: that costs as long as it could save in so few minutes.
+    # Not compiled: in so few minutes that costs as much as it saves.
     config = EngineConfig(
         max_slots=study.slots, controller="fixed", speculation_length=study.gamma, compile=False, seed=study.seed
     )
@@ -75,7 +75,7 @@ def record(study: Study, target: LanguageModel) -> None:
 
 
 def read_stream(study: Study, target: LanguageModel) -> Stream:
-    """What was recorded of the study's requests; a folder may hold more, from a study with more of them.
+    """Return the recorded answers to the study's requests. A folder may hold more, from a larger study.
 
     Raises:
         ConfigError: nothing was recorded yet, or a file with too few prompts.
@@ -90,7 +90,7 @@ def read_stream(study: Study, target: LanguageModel) -> Stream:
 
 
 def recording_settings(study: Study) -> OnlineSettings:
-    """Everything is logged, and nobody trains."""
+    """Return settings that log everything and train nothing."""
     return OnlineSettings(
         OnlineConfig(mode="decoupled", folder=str(study.stream)),
         ReplayConfig(
@@ -98,7 +98,7 @@ def recording_settings(study: Study) -> OnlineSettings:
             held_out=study.held_out,
             max_mib=LARGE_MIB,
             keep="fifo",
-            retention_days=FOR_EVER_DAYS,
+            retention_days=NO_END_DAYS,
             flush_s=10.0,
         ),
         seed=study.seed,
@@ -106,7 +106,7 @@ def recording_settings(study: Study) -> OnlineSettings:
 
 
 def planned_requests(study: Study, target: LanguageModel) -> list[Request]:
-    """The requests of all segments in order; a domain that comes again goes on with its next prompts."""
+    """Return the requests of all segments in order. A repeated domain continues with its next prompts."""
     params = SamplingParams(temperature=1.0, max_tokens=study.max_tokens)
     prompts: dict[str, Iterator[Prompt]] = {}
     requests = []
@@ -120,22 +120,21 @@ def planned_requests(study: Study, target: LanguageModel) -> list[Request]:
 
 
 def _prompts(study: Study, segment: Segment, target: LanguageModel) -> tuple[Prompt, ...]:
-    wanted = study.requests * sum(other.domain == segment.domain for other in study.segments)
+    needed = study.requests * sum(other.domain == segment.domain for other in study.segments)
     found = prompts_of(segment, target, study.max_prompt_tokens, study.seed)
-    if len(found) < wanted:
+    if len(found) < needed:
         raise ConfigError(
-            f"{segment.file} has {len(found)} usable prompts, but {wanted} are asked of {segment.domain}; lower "
-            "--requests"
+            f"{segment.file} has {len(found)} usable prompts, but {segment.domain} needs {needed}; lower --requests"
         )
-    return found[:wanted]
+    return found[:needed]
 
 
 def prompts_of(segment: Segment, target: LanguageModel, longest: int, seed: int) -> tuple[Prompt, ...]:
-    """A segment's prompts of at most `longest` tokens, in random order."""
+    """Return a segment's prompts of at most `longest` tokens, in random order."""
     found = read_prompts(DataConfig(prompts=segment.file), target.text_tokenizer)
     prompts = list({p.token_ids: p for p in found if 0 < len(p.token_ids) <= longest}.values())
     random.Random(seed).shuffle(prompts)
-    return tuple(prompts[1:])  # without the first, as when the study's figures were made
+    return tuple(prompts[1:])  # without the first, as in the published figures
 
 
 def _recorded(settings: OnlineSettings) -> set[str]:
@@ -149,7 +148,7 @@ def _recorded(settings: OnlineSettings) -> set[str]:
 
 
 def _serve(engine: Engine, adaptation: Adaptation, requests: list[Request], slots: int) -> tuple[float, int]:
-    """As many at a time as there are slots, one in as one goes out; seconds and tokens."""
+    """Serve the requests, as many at a time as there are slots. Return seconds and tokens."""
     waiting = iter(requests)
     started, tokens, done = time.monotonic(), 0, 0
     for request in islice(waiting, slots):

@@ -1,4 +1,4 @@
-"""What the study is told, and where its parts lie on disk."""
+"""Settings of the study, and the files of its parts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GROWING = ("fractions", "grid_losses", "grid_intervals")  # cells may be added t
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of the stream in one domain; a domain that comes again goes on in its file."""
+    """Part of the stream in one domain. A repeated domain continues in its file."""
 
     domain: str
     file: str
@@ -24,19 +24,19 @@ class Segment:
 
 @dataclass(frozen=True)
 class Study:
-    """The stream, and what all arms have in common."""
+    """Settings of the stream and of all arms."""
 
     root: Path
     target: str
-    draft: str  # the static draft: what serves while the stream is recorded, and where every arm starts
+    draft: str  # the static draft: it serves while the stream is recorded, and every arm starts from it
     segments: tuple[Segment, ...]
     requests: int = 120  # a segment
     max_tokens: int = 128  # an answer
     max_prompt_tokens: int = 256
     slots: int = 8
-    gamma: int = 2  # speculation length while recording, and when outcomes are drawn anew
+    gamma: int = 2  # speculation length while recording and when outcomes are redrawn
     held_out: float = 0.2
-    exam_requests: int = 16  # held-out requests of a segment that are scored again by the target
+    exam_requests: int = 16  # held-out requests of a segment that drafts are evaluated on
     loss: str = "jsd"
     learning_rate: float = 5e-4
     epochs: int = 2
@@ -51,28 +51,28 @@ class Study:
 
     @property
     def stream(self) -> Path:
-        """An online folder: the recorded log and the draft that served."""
+        """Online folder with the recorded log and the draft that served."""
         return self.root / "stream"
 
     @property
     def work(self) -> Path:
-        """Folders of arms under way; nothing there is needed again."""
+        """Temporary folders of running arms."""
         return self.root / "work"
 
     def part(self, name: str) -> Path:
-        """The figures of one part."""
+        """File with the figures of one part."""
         return self.root / f"{name}.json"
 
     def finished(self, name: str) -> dict[str, Any]:
-        """What an earlier run left of a part; empty where there is nothing."""
+        """Read the figures of a part. Empty if there are none."""
         return read_object(self.part(name))
 
     def arm(self, name: str) -> Path:
-        """The figures of one arm."""
+        """File with the figures of one arm."""
         return self.root / "arms" / f"{name}.json"
 
     def settle(self) -> None:
-        """Remember the settings; another study's folder is refused, since its parts would be taken for this one's.
+        """Write the settings. Another study's folder is refused, since its parts would pass for this one's.
 
         Raises:
             ConfigError: the folder holds a study with other settings.
@@ -89,13 +89,13 @@ class Study:
         write_json(file, own)
 
     def settings(self) -> dict[str, Any]:
-        """As JSON holds them, without the paths of one machine."""
+        """Return the settings as JSON values, without the paths of this machine."""
         plain = {name: value for name, value in asdict(self).items() if name not in ("root", "draft", "segments")}
         return {**json.loads(json.dumps(plain)), "segments": [segment.domain for segment in self.segments]}
 
 
 def parse_segments(words: Sequence[str]) -> tuple[Segment, ...]:
-    """`math=a.jsonl code=b.jsonl math` → three segments, the last in the first one's file.
+    """Parse `math=a.jsonl code=b.jsonl math` into three segments, the last in the first one's file.
 
     Raises:
         ConfigError: a file that is not there, or a domain without one.
@@ -109,6 +109,8 @@ def parse_segments(words: Sequence[str]) -> tuple[Segment, ...]:
                 raise ConfigError(f"--segments {word}: no such file")
             files[domain] = file
         if domain not in files:
-            raise ConfigError(f"--segments {word} names no file, and none before it did; write {domain}=FILE")
+            raise ConfigError(
+                f"--segments {word} names no file, and no earlier segment of this domain does; write {domain}=FILE"
+            )
         segments.append(Segment(domain, files[domain]))
     return tuple(segments)

@@ -1,4 +1,4 @@
-"""The figures as tables for people."""
+"""Tables of the results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Figures = dict[str, Any]
 
 
 def tables(results: Figures, study: Study) -> str:
-    """Markdown; empty before the arms have run."""
+    """Return the results as Markdown tables. Without arms, one line says so."""
     if "arms" not in results:
         return "nothing but the stream yet\n"
     parts = [_halves(results, study), _held_out(results, study), _goals(results, study)]

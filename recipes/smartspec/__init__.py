@@ -1,1 +1,1 @@
-"""SmartSpec's figures (Liu et al., 2024), imitated on simulated machines."""
+"""SmartSpec's figures (Liu et al., 2024), reproduced on simulated machines."""

@@ -1,4 +1,4 @@
-"""`python -m distillspec.recipes.smartspec`: every figure as PNG and CSV, and what agrees with the paper.
+"""`python -m distillspec.recipes.smartspec`: every figure as PNG and CSV, and its agreement with the paper.
 
 Run it again after an interruption: finished figures are kept.
 """
@@ -14,7 +14,8 @@ from typing import Any
 
 from distillspec.errors import RunError
 from distillspec.files import read_object, write_json, write_text
-from distillspec.recipes.smartspec.latency_figures import claims, sweeps
+from distillspec.recipes.smartspec.claims import claims
+from distillspec.recipes.smartspec.latency_figures import sweeps
 from distillspec.recipes.smartspec.surface import write_surface
 from distillspec.recipes.smartspec.sweeps import run_sweep
 from distillspec.recipes.smartspec.tree_lengths import write_lengths
@@ -37,9 +38,9 @@ def _study(options: argparse.Namespace) -> int:
     for name in options.figures:
         if name in results["figures"]:
             continue
-        began = time.monotonic()
+        started_s = time.monotonic()
         results["figures"][name] = _formula(name, options) if name in FORMULAS else _figure(name, options)
-        print(f"{name}: {time.monotonic() - began:.0f} s", flush=True)
+        print(f"{name}: {time.monotonic() - started_s:.0f} s", flush=True)
         write_json(options.output / "results.json", results)
         write_text(options.output / "agreement.md", _table(results))
     print(_table(results))
@@ -48,11 +49,11 @@ def _study(options: argparse.Namespace) -> int:
 
 
 def _finished(options: argparse.Namespace) -> dict[str, Any]:
-    """What an earlier run with the same amounts and seed has done."""
-    file, amounts = options.output / "results.json", {"scale": options.scale, "seed": options.seed}
+    """Return the figures of an earlier run with the same scale and seed."""
+    file, settings = options.output / "results.json", {"scale": options.scale, "seed": options.seed}
     found = read_object(file)
-    same = all(found.get(name) == value for name, value in amounts.items())
-    return {**amounts, "figures": found["figures"] if found and same else {}}
+    same = all(found.get(name) == value for name, value in settings.items())
+    return {**settings, "figures": found["figures"] if found and same else {}}
 
 
 def _formula(name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def _figure(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _key_figures(runs: list[RunFigures]) -> dict[str, dict[str, float]]:
-    """Mean latency by rate and policy, four digits."""
+    """Return the mean latency by rate and policy, to four digits."""
     found: dict[str, dict[str, float]] = {}
     for run in runs:
         found.setdefault(f"{run.rate:g}", {})[run.policy] = float(f"{run.mean_latency_s:.4g}")
@@ -78,9 +79,9 @@ def _key_figures(runs: list[RunFigures]) -> dict[str, dict[str, float]]:
 def _table(results: dict[str, Any]) -> str:
     lines = ["| figure | the paper | here | agrees |", "|---|---|---|---|"]
     for figure in results["figures"].values():
-        for said in figure["claims"]:
-            agrees = "yes" if said["holds"] else "no"
-            lines.append(f"| {said['figure']} | {said['claim']} | {said['seen']} | {agrees} |")
+        for claim in figure["claims"]:
+            agrees = "yes" if claim["holds"] else "no"
+            lines.append(f"| {claim['figure']} | {claim['claim']} | {claim['seen']} | {agrees} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,41 +1,26 @@
-"""Figures 1, 3, 11, 12, 14 to 17 and the ablations: latency over request rate, and what the paper says of it."""
+"""Sweeps of Figures 1, 3, 11, 12, 14 to 17 and of the ablations: latency by request rate."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
-from distillspec.recipes.smartspec.sweeps import (
-    MakePolicy,
-    Sweep,
-    latencies,
-    worst_against_best,
-)
-from distillspec.serving.control.acceptance import AcceptanceEstimate
+from distillspec.recipes.smartspec.sweeps import MakePolicy, Sweep
+from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.smartspec import MovingAcceptance, SmartSpecController
 from distillspec.serving.simulation import Hardware, Policy, SimulatedRequest, load_hardware, load_workload
-from distillspec.serving.simulation.figures import RunFigures
 
 FIXED = ("fixed-1", "fixed-3", "fixed-5")
 BASELINES = ("none", *FIXED)
 TREES = ("medusa-top1", "medusa-top2", "medusa-top3")
-ADAPTIVE = ("goodput", "smartspec")  # this engine's own, and the paper's
-WINDOWS = (10, 50, 200, 1000)  # steps of the paper's moving average; trials until ours has half its weight
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A sentence of the paper, what was seen here, and whether they agree."""
-
-    figure: str
-    claim: str
-    seen: str
-    holds: bool
+ADAPTIVE = ("goodput", "smartspec")  # this engine's controller, and the paper's
+# Steps of the paper's moving average. For this engine's estimate: trials until an observation has half its weight.
+WINDOWS = (10, 50, 200, 1000)
 
 
 def sweeps() -> dict[str, Sweep]:
-    """Figure by figure; rates are where each machine goes from idle to saturated."""
+    """Return the sweep of each figure. The rates take each machine from idle to saturated."""
     return {**_even_load(), **_draft_models(), **_prompt_lookup(), **_medusa(), **_estimates()}
 
 
@@ -100,153 +85,10 @@ def _estimates() -> dict[str, Sweep]:
     }
 
 
-def claims(figure: str, runs: Seq[RunFigures]) -> list[Claim]:
-    """What the paper says of a figure, held against its runs."""
-    makers = {
-        "fig01": _fixed_lengths,
-        "fig11": _never_behind,
-        "fig12": _never_behind,
-        "fig14": _oracle_and_random,
-        "fig15": _trees,
-        "fig16": _trees,
-        "fig17": _confidence,
-        "lengths": _lengths,
-        "windows": _windows,
-    }
-    return [Claim(figure, *said) for said in makers[figure.split("-")[0]](runs)]
-
-
-Said = list[tuple[str, str, bool]]
-
-
-def _fixed_lengths(runs: Seq[RunFigures]) -> Said:
-    at = {rate: latencies(runs, rate) for rate in _rates(runs)}
-    slow = at[min(at)]
-    best = min(BASELINES, key=slow.__getitem__)
-    five, three = (_first_harm(at, name) for name in ("fixed-5", "fixed-3"))
-    said = [
-        (f"k = 3 or 5 is best at {min(at):g} requests/s", f"{best}: {_times(slow)}", best in ("fixed-3", "fixed-5")),
-        ("k = 5 gains nothing beyond about 12 requests/s", f"worse than none from {five}", five in (12, 16)),
-        ("k = 3 harms beyond about 16 requests/s", f"worse than none from {three}", three in (16, 20)),
-    ]
-    return [*said, *_never_behind(runs)] if "goodput" in slow else said
-
-
-def _never_behind(runs: Seq[RunFigures]) -> Said:
-    return [_never_behind_with(runs, name) for name in ADAPTIVE]
-
-
-def _never_behind_with(runs: Seq[RunFigures], name: str) -> tuple[str, str, bool]:
-    behind = worst_against_best(runs, name, BASELINES)
-    gains = ", ".join(
-        f"{at['none'] / at[name]:.2f}× at {rate:g}/s" for rate in _rates(runs) for at in [latencies(runs, rate)]
-    )
-    return (
-        f"adaptive lengths ({name}) are never more than 3 % behind the best baseline",
-        f"{100 * (behind - 1):+.1f} % at worst; speed-up over none {gains}",
-        behind <= 1.03,
-    )
-
-
-def _oracle_and_random(runs: Seq[RunFigures]) -> Said:
-    at = [latencies(runs, rate) for rate in _rates(runs)]
-    oracle = all(found["oracle"] == min(found.values()) for found in at)
-    random = all(found["goodput"] < min(found["random"], found["random-request"]) for found in at)
-    gap = ", ".join(f"{found['goodput'] / found['oracle']:.2f}×" for found in at)
-    drawn = ", ".join(f"{min(found['random'], found['random-request']) / found['goodput']:.2f}×" for found in at)
-    return [
-        (
-            "nothing beats the oracle, and adaptive lengths are some way from it",
-            f"goodput takes {gap} the oracle's latency",
-            oracle,
-        ),
-        ("random lengths are worse than adaptive ones", f"the better random takes {drawn} goodput's", random),
-    ]
-
-
-def _trees(runs: Seq[RunFigures]) -> Said:
-    behind = worst_against_best(runs, "medusa", ("none", *TREES))
-    at = {rate: latencies(runs, rate) for rate in _rates(runs)}
-    last = at[max(at)]
-    return [
-        ("adaptive trees are never behind the best fixed one", f"{100 * (behind - 1):+.1f} % at worst", behind <= 1.03),
-        (
-            "wide fixed trees (top-3) harm under load",
-            f"top-3 takes {last['medusa-top3'] / last['none']:.2f}× of none at {max(at):g}/s",
-            last["medusa-top3"] > last["none"],
-        ),
-    ]
-
-
-def _confidence(runs: Seq[RunFigures]) -> Said:
-    at = [latencies(runs, rate) for rate in _rates(runs)]
-    best = [min(found["confidence"], found["confidence-0.3"]) / found["goodput"] for found in at]
-    papers = [found["smartspec-confidence"] / found["smartspec"] for found in at]
-    return [
-        (
-            f"stopping by confidence works with {name}, and is no worse",
-            f"{of_what} takes {', '.join(f'{ratio:.2f}×' for ratio in ratios)} of its latency",
-            max(ratios) <= 1.03,
-        )
-        for name, of_what, ratios in (
-            ("goodput", "the better threshold", best),
-            ("smartspec (Algorithm 3)", "the gated draft", papers),
-        )
-    ]
-
-
-def _lengths(runs: Seq[RunFigures]) -> Said:
-    at = [latencies(runs, rate) for rate in _rates(runs)]
-    said: Said = []
-    for ours, own, shared in (
-        ("goodput", "goodput", "goodput-global"),
-        ("smartspec", "smartspec-request", "smartspec"),
-    ):
-        ratios = [found[own] / found[shared] for found in at]
-        seen = ", ".join(f"{ratio:.3f}×" for ratio in ratios)
-        said.append(
-            (
-                f"global and per-request acceptance gain about the same ({ours})",
-                f"by request takes {seen} of global's latency",
-                all(0.95 <= r <= 1.05 for r in ratios),
-            )
-        )
-    return said
-
-
-def _windows(runs: Seq[RunFigures]) -> Said:
-    at = [latencies(runs, rate) for rate in _rates(runs)]
-    said: Said = []
-    for name in WINDOWED:
-        windows = [name.format(size) for size in WINDOWS]
-        spread = max(max(own) / min(own) for found in at for own in [[found[window] for window in windows]])
-        said.append(
-            (
-                f"the window hardly matters ({name.split(',')[0]})",
-                f"the worst of {WINDOWS} takes {100 * (spread - 1):.1f} % more than the best",
-                spread <= 1.03,
-            )
-        )
-    return said
-
-
-def _rates(runs: Seq[RunFigures]) -> list[float]:
-    return sorted({run.rate for run in runs if run.rate is not None})
-
-
-def _first_harm(at: dict[float, dict[str, float]], policy: str) -> float | None:
-    """The lowest rate at which a policy takes longer than no speculation; None where it never does."""
-    return next((rate for rate in sorted(at) if at[rate][policy] > at[rate]["none"]), None)
-
-
-def _times(found: dict[str, float]) -> str:
-    return ", ".join(f"{name} {seconds:.2f} s" for name, seconds in found.items())
-
-
 def _fading(trials: int) -> MakePolicy:
-    """Goodput with acceptance that forgets after so many trials, a request's own after a quarter of it."""
+    """Make goodput with a memory of so many trials for all requests, and a quarter of it for each one."""
 
-    def make(hardware: Hardware, requests: Seq[SimulatedRequest]) -> Policy:
+    def make(hardware: Hardware, requests: Sequence[SimulatedRequest]) -> Policy:
         estimate = AcceptanceEstimate(5, memory=max(trials / 4, 5), global_memory=trials)
         return Policy("goodput", GoodputController(5, hardware.latency, acceptance=estimate))
 
@@ -254,9 +96,9 @@ def _fading(trials: int) -> MakePolicy:
 
 
 def _moving(steps: int) -> MakePolicy:
-    """SmartSpec with a moving average over so many steps."""
+    """Make SmartSpec with a moving average over so many steps."""
 
-    def make(hardware: Hardware, requests: Seq[SimulatedRequest]) -> Policy:
+    def make(hardware: Hardware, requests: Sequence[SimulatedRequest]) -> Policy:
         controller = SmartSpecController(5, hardware.latency, acceptance=MovingAcceptance(steps))
         return Policy("smartspec", controller)
 

@@ -1,4 +1,4 @@
-"""Figure 5: goodput by batch size and length, straight from the formulas the controller uses."""
+"""Figure 5: goodput by batch size and length, from the controller's own formulas."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from pathlib import Path
 import numpy
 
 from distillspec.files import write_atomic, write_csv
-from distillspec.recipes.smartspec.latency_figures import Claim
+from distillspec.recipes.smartspec.claims import Claim
 from distillspec.serving.control.allocation import Batch, expected
 from distillspec.serving.simulation import load_hardware
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LENGTHS = tuple(range(9))
 ALPHAS = (0.5, 0.7, 0.9)
-CONTEXT = 192  # 128 tokens in, half of 128 out
+CONTEXT = 192  # tokens: a prompt of 128 and half an answer of 128
 
 
 def surface(alpha: float) -> numpy.ndarray:
-    """Tokens a second, `[batch, length]`."""
+    """Return the goodput in tokens a second, `[batch, length]`."""
     latency = load_hardware("a100-7b").latency
     rows = []
     for batch in BATCHES:
         survival = numpy.tile(numpy.cumprod(numpy.full(max(LENGTHS), alpha)), (batch, 1))
         limits, contexts = numpy.full(batch, max(LENGTHS)), numpy.full(batch, CONTEXT)
-        whole = Batch(survival, limits, contexts, latency)
-        rows.append([expected(whole, numpy.full(batch, k)).goodput for k in LENGTHS])
+        inputs = Batch(survival, limits, contexts, latency)
+        rows.append([expected(inputs, numpy.full(batch, k)).goodput for k in LENGTHS])
     return numpy.array(rows)
 
 
 def write_surface(folder: Path) -> list[Claim]:
-    """Write `fig05.csv` and `fig05.png`; what the paper says of it."""
+    """Write `fig05.csv` and `fig05.png`. Return the paper's claims about them."""
     found = {alpha: surface(alpha) for alpha in ALPHAS}
     rows = (
         [alpha, batch, *(f"{v:.1f}" for v in row)]

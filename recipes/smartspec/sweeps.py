@@ -1,9 +1,8 @@
-"""Policies against rates on one simulated machine: what all latency figures are made of."""
+"""Sweeps of policies and request rates on one simulated machine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from distillspec.config import WorkloadConfig
@@ -17,13 +16,14 @@ from distillspec.serving.simulation import (
 )
 from distillspec.serving.simulation.figures import RunFigures, figures_of
 
-SECONDS, FEWEST, MOST = 20.0, 40, 240  # arrivals a run lasts for, and requests it has at least and at most
-MakePolicy = Callable[[Hardware, Seq[SimulatedRequest]], Policy]
+SECONDS = 20.0  # of arrivals in a run
+FEWEST, MOST = 40, 240  # requests of a run
+MakePolicy = Callable[[Hardware, Sequence[SimulatedRequest]], Policy]
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """One picture's runs: every policy at every rate."""
+    """Runs of one figure: every policy at every rate."""
 
     title: str
     hardware: Hardware
@@ -31,11 +31,11 @@ class Sweep:
     rates: tuple[float, ...]
     policies: tuple[str, ...]
     longest: int = 5
-    others: tuple[tuple[str, MakePolicy], ...] = ()  # policies that have no name
+    others: tuple[tuple[str, MakePolicy], ...] = ()  # policies that `make_policy` does not know
 
 
 def run_sweep(sweep: Sweep, scale: float = 1.0, seed: int = 0) -> list[RunFigures]:
-    """All runs, rate by rate; every policy meets the same requests with the same luck."""
+    """Run every policy at every rate, on the same requests with the same acceptance traces."""
     runs = []
     for rate in sweep.rates:
         count = max(4, round(scale * min(max(SECONDS * rate, FEWEST), MOST)))
@@ -51,13 +51,13 @@ def run_sweep(sweep: Sweep, scale: float = 1.0, seed: int = 0) -> list[RunFigure
     return runs
 
 
-def latencies(runs: Seq[RunFigures], rate: float) -> dict[str, float]:
-    """Mean latency by policy at one rate, seconds."""
+def latencies(runs: Sequence[RunFigures], rate: float) -> dict[str, float]:
+    """Return the mean latency by policy at one rate, in seconds."""
     return {run.policy: run.mean_latency_s for run in runs if run.rate == rate}
 
 
-def worst_against_best(runs: Seq[RunFigures], ours: str, baselines: Seq[str]) -> float:
-    """Over all rates the largest of our mean latency / the best baseline's."""
+def worst_against_best(runs: Sequence[RunFigures], ours: str, baselines: Sequence[str]) -> float:
+    """Return the largest ratio, over all rates, of our mean latency to the best baseline's."""
     found = [latencies(runs, rate) for rate in {run.rate for run in runs} if rate is not None]
     return max(at[ours] / min(at[name] for name in baselines) for at in found)
 

@@ -1,11 +1,11 @@
-"""Equation 10: the generated length of a tree as the paper prints it, beside the one that its assumptions give."""
+"""Equation 10: tokens a step of a tree as the paper prints them, beside the exact value of its assumptions."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from distillspec.files import write_csv
-from distillspec.recipes.smartspec.latency_figures import Claim
+from distillspec.recipes.smartspec.claims import Claim
 from distillspec.serving.control.expected_length import full_tree, paper_eq10
 from distillspec.serving.simulation.policies import HEADS, MOST_CANDIDATES
 
@@ -14,16 +14,17 @@ NEAR = 0.03  # relative
 
 
 def lengths(alpha: float, width: int) -> tuple[float, float]:
-    """(exact, Eq. 10) tokens a step of a tree with `width` candidates a head; the r-th stands with α (1 − α)^(r − 1).
+    """Return (exact, Eq. 10) tokens a step of a tree with `width` candidates a head.
 
-    So a head succeeds with 1 − (1 − α)^width both ways: what differs is the equation's account of how a path ends.
+    The r-th candidate is accepted with probability α (1 − α)^(r − 1), so a head succeeds with 1 − (1 − α)^width in
+    both. They differ in how the equation accounts for the end of a path.
     """
     head = [alpha * (1 - alpha) ** rank for rank in range(width)]
     return full_tree([head] * HEADS), paper_eq10([alpha] * HEADS, [width] * HEADS)
 
 
 def write_lengths(folder: Path) -> list[Claim]:
-    """Write `eq10.csv`; whether the equation tells the length."""
+    """Write `eq10.csv`. Return whether the equation is near the exact length."""
     found = {(alpha, width): lengths(alpha, width) for alpha in ALPHAS for width in range(1, MOST_CANDIDATES + 1)}
     rows = ([*key, f"{exact:.4f}", f"{printed:.4f}"] for key, (exact, printed) in found.items())
     write_csv(folder / "eq10.csv", ["alpha", "width", "exact", "eq10"], rows)

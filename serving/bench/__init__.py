@@ -1,1 +1,1 @@
-"""Load on an engine or a server, and what it answered: `distill bench`."""
+"""Load on an engine or a server, and its measured answers: `distill bench`."""

@@ -1,4 +1,4 @@
-"""A streamed chat completion read line by line: when text came, how many tokens it was, what was drafted."""
+"""Reader of a streamed chat completion: times of its text, numbers of tokens, drafted and accepted tokens."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ TEXTS = ("content", "reasoning_content", "reasoning")  # of a delta: the answer,
 
 
 class StreamFailed(Exception):
-    """An answer that is none; the message names the status and code, short enough to be counted by."""
+    """An answer that failed. The message has status and code alone, so that failures can be counted by it."""
 
     @classmethod
     def refused(cls, status: int, body: bytes) -> StreamFailed:
-        """From a response that is no 200."""
+        """Return the failure of a response whose status is not 200."""
         try:
-            said = json.loads(body)["error"]
+            error = json.loads(body)["error"]
         except (ValueError, KeyError, TypeError):
             return cls(str(status))
-        return cls(f"{status} {_reason(said)}".strip())
+        return cls(f"{status} {_reason(error)}".strip())
 
 
 class AnswerStream:
-    """What the lines of server-sent events say so far.
+    """State of one answer after the server-sent events so far.
 
-    `first_s` and `last_s` are when the first and the last piece came, in the reader's clock; an answer without any
-    visible text counts from its end. `proposed` and `accepted` are None where the server does not tell.
+    `first_s` and `last_s` are the times of the first and the last text, in the reader's clock. An answer without text
+    has the time of its end. `proposed` and `accepted` are None where the server does not report them.
     """
 
     def __init__(self) -> None:
@@ -37,10 +37,10 @@ class AnswerStream:
         self._counted = self._finished = False
 
     def read(self, line: str, now_s: float) -> None:
-        """A line of the stream.
+        """Read one line of the stream.
 
         Raises:
-            StreamFailed: an error event, or a line that is no event.
+            StreamFailed: the line is an error event, or not JSON.
         """
         if not line.startswith("data:") or line == "data: [DONE]":
             return
@@ -55,11 +55,11 @@ class AnswerStream:
         if usage := event.get("usage"):
             self._counted = True
             self.prompt_tokens, self.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
-        if told := event.get("speculation"):
-            self.proposed, self.accepted = told["proposed"], told["accepted"]
+        if speculation := event.get("speculation"):
+            self.proposed, self.accepted = speculation["proposed"], speculation["accepted"]
 
     def check_whole(self) -> None:
-        """Raises StreamFailed for a stream that broke off, or whose length nobody told."""
+        """Raise StreamFailed if the stream broke off, or reported no numbers of tokens."""
         if not self._finished:
             raise StreamFailed("the stream broke off")
         if not self._counted:
@@ -74,8 +74,8 @@ class AnswerStream:
             self.last_s = now_s
 
 
-def _reason(said: Any) -> str:
-    """The code of an error, else its type: messages name values, and could not be counted."""
-    if isinstance(said, dict):
-        return str(said.get("code") or said.get("type") or "")[:80]
-    return str(said)[:80]
+def _reason(error: Any) -> str:
+    """Return the code of an error, else its type. Messages contain values, so failures could not be counted by them."""
+    if isinstance(error, dict):
+        return str(error.get("code") or error.get("type") or "")[:80]
+    return str(error)[:80]

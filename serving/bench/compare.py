@@ -1,4 +1,4 @@
-"""Sides of one load, request by request: the same arrivals under each."""
+"""Comparison of two sides of a load, request by request."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ RESAMPLES, QUANTILES = 2000, (0.025, 0.975)
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times faster one side answers than another: Σ latencies of the other / Σ latencies of this one.
+    """Speed of one side relative to another: Σ latencies of the other / Σ latencies of this one.
 
-    The 95 % interval is a percentile bootstrap over requests, in pairs: it holds what request was asked and the
-    machine's wandering within the run, not the wandering between runs.
+    The 95 % interval is a paired percentile bootstrap over requests. It covers the choice of requests and variation
+    within the run, not variation between runs.
     """
 
     of: str
@@ -27,7 +27,13 @@ class Ratio:
 
 
 def speed_ratio(records: Mapping[str, list[LoadRecord]], of: str, against: str, seed: int = 0) -> Ratio:
-    """Compare two sides; each has one record a round, rounds in the same order, arrivals equal within a round.
+    """Compare two sides.
+
+    Args:
+        records: by side, one record a round. Rounds are in the same order, arrivals equal within a round.
+        of: the side whose speed is given.
+        against: the side that it is compared with.
+        seed: of the bootstrap.
 
     Raises:
         ValueError: no request was answered by both sides.

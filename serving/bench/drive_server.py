@@ -1,35 +1,40 @@
-"""Send a load to a server over HTTP and write down what comes back, as its clients would see it."""
+"""Drive a server over HTTP with a load, and record answers as its clients see them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import httpx
 
+from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.bench.answer_stream import AnswerStream, StreamFailed
 from distillspec.serving.bench.load import Arrival, Question
 from distillspec.serving.bench.records import LoadRecord, RequestRecord
 from distillspec.serving.bench.servers import Server, speculation_counts
-from distillspec.serving.params import SamplingParams
 
-KEEP_ALIVE_S = 2.0  # vLLM and others close idle connections after 5 s: one reused just then would count as failed
+KEEP_ALIVE_S = 2.0  # vLLM and others close idle connections after 5 s, and one reused just then would fail
 
 
 def drive_server(
     server: Server,
-    arrivals: Seq[Arrival[Question]],
+    arrivals: Sequence[Arrival[Question]],
     timeout_s: float,
     *,
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> LoadRecord:
-    """Send every arrival at its time, whatever became of those before it; wait until all are answered or have failed.
+    """Send every arrival at its time, and wait until all are answered or have failed.
 
-    Refusals (429 among them) are counted, not tried again: the load stays the same for every server.
+    Refused requests (429 among them) are counted and not repeated, so that the load is the same for every server.
+
+    Args:
+        server: from `find_server`.
+        arrivals: the load.
+        timeout_s: for one answer.
+        on_progress: called with the number of ended requests.
     """
     before = speculation_counts(server)
     record = asyncio.run(_drive(server, arrivals, timeout_s, on_progress))
@@ -38,19 +43,19 @@ def drive_server(
 
 
 async def _drive(
-    server: Server, arrivals: Seq[Arrival[Question]], timeout_s: float, on_progress: Callable[[int], None]
+    server: Server, arrivals: Sequence[Arrival[Question]], timeout_s: float, on_progress: Callable[[int], None]
 ) -> LoadRecord:
     requests: list[RequestRecord] = []
     errors: Counter[str] = Counter()
     limits = httpx.Limits(keepalive_expiry=KEEP_ALIVE_S)
     async with httpx.AsyncClient(timeout=timeout_s, limits=limits, **server.settings) as client:
-        begun = time.perf_counter()
+        start = time.perf_counter()
 
         async def one(place: int, arrival: Arrival[Question]) -> None:
-            await asyncio.sleep(arrival.at_s - (time.perf_counter() - begun))
+            await asyncio.sleep(arrival.at_s - (time.perf_counter() - start))
             try:
                 async with asyncio.timeout(timeout_s):
-                    answer = await _ask(client, server, arrival, begun)
+                    answer = await _ask(client, server, arrival, start)
                 requests.append(_record(place, arrival, answer))
             except StreamFailed as error:
                 errors[str(error)] += 1
@@ -63,23 +68,23 @@ async def _drive(
         async with asyncio.TaskGroup() as group:
             for place, arrival in enumerate(arrivals):
                 group.create_task(one(place, arrival))
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start
     return LoadRecord(tuple(requests), (), seconds, errors.total(), dict(errors))
 
 
-async def _ask(client: httpx.AsyncClient, server: Server, arrival: Arrival[Question], begun: float) -> AnswerStream:
+async def _ask(client: httpx.AsyncClient, server: Server, arrival: Arrival[Question], start: float) -> AnswerStream:
     answer = AnswerStream()
     async with client.stream("POST", f"{server.base}/chat/completions", json=body_of(server, arrival)) as reply:
         if reply.status_code != 200:
             raise StreamFailed.refused(reply.status_code, await reply.aread())
         async for line in reply.aiter_lines():
-            answer.read(line, time.perf_counter() - begun)
+            answer.read(line, time.perf_counter() - start)
     answer.check_whole()
     return answer
 
 
 def body_of(server: Server, arrival: Arrival[Question]) -> dict[str, Any]:
-    """The request's body; what OpenAI's interface does not know (vLLM's names) only where it is asked for."""
+    """Return the body of a request. Parameters that OpenAI's interface lacks (vLLM's names) are sent only if set."""
     return {
         "model": server.model,
         "messages": list(arrival.prompt.messages),
@@ -93,8 +98,8 @@ def body_of(server: Server, arrival: Arrival[Question]) -> dict[str, Any]:
 
 
 def _extensions(params: SamplingParams) -> dict[str, Any]:
-    wanted = {"top_k": params.top_k, "min_p": params.min_p, "ignore_eos": params.ignore_eos}
-    return {name: value for name, value in wanted.items() if value}
+    extensions = {"top_k": params.top_k, "min_p": params.min_p, "ignore_eos": params.ignore_eos}
+    return {name: value for name, value in extensions.items() if value}
 
 
 def _record(place: int, arrival: Arrival[Question], answer: AnswerStream) -> RequestRecord:

@@ -1,20 +1,20 @@
-"""What is asked, and when: arrivals of a Poisson process, the same for every side of a comparison."""
+"""Load: arrivals of a Poisson process, the same for every side of a comparison."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy
 
 from distillspec.errors import ConfigError
-from distillspec.serving.params import SamplingParams
+from distillspec.serving.base.params import SamplingParams
 
 
 @dataclass(frozen=True)
 class Question:
-    """What a server is asked: it has the chat template."""
+    """Messages for a server, which applies its own chat template."""
 
     id: str
     messages: tuple[dict[str, str], ...]
@@ -26,20 +26,22 @@ P = TypeVar("P")  # Prompt for the engine, Question for a server
 
 @dataclass(frozen=True)
 class Arrival(Generic[P]):
-    """A request and when it comes, in seconds from the beginning."""
+    """A request and its time, in seconds from the start of the load."""
 
     at_s: float
     prompt: P
     params: SamplingParams
 
 
-def poisson_load(prompts: Seq[P], params: SamplingParams, rate: float, seconds: float, seed: int) -> list[Arrival[P]]:
-    """Arrivals of a Poisson process of `rate` requests a second over `seconds`, with prompts drawn in random order.
+def poisson_load(
+    prompts: Sequence[P], params: SamplingParams, rate: float, seconds: float, seed: int
+) -> list[Arrival[P]]:
+    """Draw a Poisson load of `rate` requests a second over `seconds`, at least one request.
 
-    Every prompt comes once before any comes again. At least one request arrives.
+    Prompts are in random order. Every prompt comes once before any comes again.
 
     Raises:
-        ConfigError: no prompts, or a rate or time that is not above 0.
+        ConfigError: there are no prompts, or rate or time is not above 0.
     """
     if not prompts:
         raise ConfigError("there are no prompts to send")

@@ -1,4 +1,4 @@
-"""`distill bench` in one picture: latencies over the load; the lengths chosen over time, or what servers accepted."""
+"""Plot of `distill bench`: latencies by load, and lengths over time or servers' acceptance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from distillspec.serving.bench.records import LoadRecord
 from distillspec.serving.bench.summary import LoadSummary
 
-BINS = 60  # of the lengths over time
+BINS = 60  # time bins of the lengths
 
 
 def plot_load(
@@ -22,7 +22,8 @@ def plot_load(
 
     Args:
         summaries: by side, then by rate (requests a second).
-        longest: by side, the run whose lengths are drawn; where no side has step records (servers), acceptance is.
+        longest: by side, the run whose lengths are plotted. Without step records (servers), acceptance is plotted.
+        path: of the file.
     """
     figure = Figure(figsize=(12, 7), layout="constrained")
     axes = figure.subplots(2, 3)
@@ -47,8 +48,8 @@ def plot_load(
 
 def _acceptance(axis: Axes, summaries: Mapping[str, Mapping[float, LoadSummary]]) -> None:
     for name, by_rate in summaries.items():
-        told = {rate: s.acceptance for rate, s in by_rate.items() if s.acceptance is not None}
-        axis.plot(list(told), list(told.values()), marker="o", label=name)
+        known = {rate: s.acceptance for rate, s in by_rate.items() if s.acceptance is not None}
+        axis.plot(list(known), list(known.values()), marker="o", label=name)
     axis.set(title="accepted / drafted tokens, where told", xlabel="requests/s", ylim=(0, 1))
 
 

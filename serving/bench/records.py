@@ -1,21 +1,20 @@
-"""What was seen under load, by request and step. Times in seconds from the load's beginning."""
+"""Records of a load, by request and step. Times are seconds from its start."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from distillspec.serving.step_record import StepRecord
+from distillspec.serving.control.step_record import StepRecord
 
 
 @dataclass(frozen=True)
 class RequestRecord:
     """One answered request.
 
-    `arrived_s` is when the load wanted it sent, so that a server that is late to take it pays for that.
-    `accepted` and `proposed` are None where the server does not say.
+    `arrived_s` is the planned time, so that waiting to be accepted counts. `accepted` and `proposed` are None where the
+    server does not report them.
     """
 
     id: str
@@ -38,16 +37,19 @@ class RequestRecord:
 
     @property
     def time_per_token_s(self) -> float | None:
-        """Time per output token after the first; None for an answer of one token."""
+        """Time per output token after the first, None for an answer of one token."""
         later = self.output_tokens - 1
         return (self.finished_s - self.first_token_s) / later if later > 0 else None
 
 
 @dataclass(frozen=True)
 class LoadRecord:
-    """A whole run: `failed` requests are those that ended with an error or not at all; `errors` counts why.
+    """A whole run.
 
-    `acceptance` is what a server's own counters say of the run, where its answers do not say it.
+    Attributes:
+        failed: requests that ended with an error or not at all.
+        errors: failed requests by reason.
+        acceptance: from a server's own counters, where its answers do not report it.
     """
 
     requests: tuple[RequestRecord, ...]
@@ -58,8 +60,8 @@ class LoadRecord:
     acceptance: float | None = None
 
     @classmethod
-    def joined(cls, records: Seq[LoadRecord]) -> LoadRecord:
-        """Several rounds as one run; their clocks all begin at 0."""
+    def joined(cls, records: Sequence[LoadRecord]) -> LoadRecord:
+        """Join several rounds to one run. Their clocks all start at 0."""
         rates = [record.acceptance for record in records if record.acceptance is not None]
         errors: Counter[str] = Counter()
         for record in records:

@@ -1,9 +1,8 @@
-"""Every side of a comparison under the same loads, taking turns: records, figures and how they compare."""
+"""Rounds: every side of a comparison under the same loads by turns, their figures and ratios."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,16 +15,19 @@ from distillspec.serving.bench.records import LoadRecord
 from distillspec.serving.bench.summary import LoadSummary, summarise
 
 P = TypeVar("P")
-Side = Callable[[Seq[Arrival[P]], str], LoadRecord]  # bears a load; the words say which, for a progress line
+Side = Callable[[Sequence[Arrival[P]], str], LoadRecord]  # runs a load, with a title for the progress line
 Records = dict[float, dict[str, list[LoadRecord]]]  # by requests a second, then side: one a round
 Summaries = dict[str, dict[float, LoadSummary]]  # by side, then requests a second
 Ratios = dict[float, dict[str, dict[str, float]]]  # by requests a second, then side: times faster than the first side
 
 
 def take_turns(
-    sides: Mapping[str, Side[P]], rates: Seq[float], rounds: int, load: Callable[[float, int], Seq[Arrival[P]]]
+    sides: Mapping[str, Side[P]],
+    rates: Sequence[float],
+    rounds: int,
+    load: Callable[[float, int], Sequence[Arrival[P]]],
 ) -> Records:
-    """Each side bears `load(rate, round)`; another one begins each round."""
+    """Run `load(rate, round)` on each side. Rounds start with different sides."""
     names = list(sides)
     records: Records = {rate: {name: [] for name in names} for rate in rates}
     for rate in rates:
@@ -37,7 +39,7 @@ def take_turns(
 
 
 def figures(records: Records) -> Summaries:
-    """Every side's figures, rounds together."""
+    """Summarise every side, its rounds joined."""
     names = next(iter(records.values()))
     return {
         name: {rate: summarise(LoadRecord.joined(found[name])) for rate, found in records.items()} for name in names
@@ -45,7 +47,7 @@ def figures(records: Records) -> Summaries:
 
 
 def times_faster(records: Records, first: str, seed: int) -> Ratios:
-    """Every other side against the first; a side that answered nothing the first did is left out."""
+    """Compare every other side with the first. Sides without an answered request in common are left out."""
     return {
         rate: {
             name: asdict(speed_ratio(found, name, first, seed).value)
@@ -57,18 +59,18 @@ def times_faster(records: Records, first: str, seed: int) -> Ratios:
 
 
 def write_records(records: Records, summaries: Summaries, side: str, folder: Path) -> None:
-    """`requests.json`, a line an answer, and `load.png`."""
+    """Write `requests.json`, an entry an answer, and `load.png`."""
     highest = records[max(records)]
     plot_load(summaries, {name: rounds[-1] for name, rounds in highest.items()}, folder / "load.png")
     write_json(folder / "requests.json", _requests(records, side))
 
 
 def as_json(summaries: Summaries) -> dict[str, Any]:
-    """By side, then requests a second."""
+    """Return summaries for JSON, by side, then requests a second."""
     return {name: {str(rate): s.to_json() for rate, s in by_rate.items()} for name, by_rate in summaries.items()}
 
 
-def _share_answers(mine: Seq[LoadRecord], theirs: Seq[LoadRecord]) -> bool:
+def _share_answers(mine: Sequence[LoadRecord], theirs: Sequence[LoadRecord]) -> bool:
     return any(
         {request.id for request in one.requests} & {request.id for request in other.requests}
         for one, other in zip(mine, theirs, strict=True)

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server as a load meets it: found and checked before anything is sent; its own counters."""
+"""OpenAI-compatible servers under load: found and checked before anything is sent, with their own counters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import httpx
 from distillspec.config.bench import base_url
 from distillspec.errors import ConfigError
 
-LOOK_S = 30.0  # patience with the list of models and with /metrics
+TIMEOUT_S = 30.0  # for the list of models and /metrics
 # Counters of drafted and accepted tokens: vLLM's, and ours under the same names.
 DRAFTED = re.compile(r"^(?:vllm|distillspec):spec_decode_num_draft_tokens_total(?:\{.*\})? (\S+)", re.MULTILINE)
 ACCEPTED = re.compile(r"^(?:vllm|distillspec):spec_decode_num_accepted_tokens_total(?:\{.*\})? (\S+)", re.MULTILINE)
@@ -22,7 +22,7 @@ LAST_RATE = re.compile(r"^sglang:spec_accept_rate(?:\{.*\})? (\S+)", re.MULTILIN
 
 @dataclass(frozen=True)
 class Server:
-    """Where to send, under which name, with which key; the key is in no repr."""
+    """Address, model and key of a server. The key is not in its repr."""
 
     url: str
     base: str
@@ -31,26 +31,26 @@ class Server:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """Name in tables."""
         return self.base.split("://", 1)[1].removesuffix("/v1")
 
     @property
     def settings(self) -> dict[str, Any]:
-        """For an httpx client. Proxies of the environment would be measured too, so they are not used."""
+        """Settings of an httpx client. Proxies of the environment are not used, for they would be measured too."""
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         return {"headers": headers, "trust_env": False, "verify": ssl.create_default_context()}
 
 
 @dataclass(frozen=True)
 class SpeculationCounts:
-    """What /metrics says of drafted tokens; None where it says nothing."""
+    """Drafted and accepted tokens in /metrics, None where it does not report them."""
 
     drafted: float | None = None
     accepted: float | None = None
     last_rate: float | None = None
 
     def rate_since(self, before: SpeculationCounts) -> float | None:
-        """Accepted / drafted tokens between two looks."""
+        """Return accepted / drafted tokens since the earlier counts `before`, None if unknown."""
         if self.drafted is None or self.accepted is None or before.drafted is None or before.accepted is None:
             return self.last_rate
         drafted = self.drafted - before.drafted
@@ -61,19 +61,19 @@ def find_server(url: str, model: str | None, key: str, key_name: str) -> Server:
     """Ask a server for its models.
 
     Raises:
-        ConfigError: nobody answers, it wants another key, it is no such server, or it has no such model.
+        ConfigError: it does not answer, refuses the key, is not OpenAI-compatible, or lacks the model.
     """
     nameless = Server(url, base_url(url), "", key)
     try:
-        with httpx.Client(timeout=LOOK_S, **nameless.settings) as client:
+        with httpx.Client(timeout=TIMEOUT_S, **nameless.settings) as client:
             reply = client.get(f"{nameless.base}/models")
     except httpx.TimeoutException as error:
-        raise ConfigError(f"url={url}: no answer within {LOOK_S:g} s") from error
+        raise ConfigError(f"url={url}: no answer within {TIMEOUT_S:g} s") from error
     except (httpx.HTTPError, httpx.InvalidURL, ssl.SSLError) as error:
         raise ConfigError(f"url={url}: cannot connect ({error}); is the server running?") from error
     if reply.status_code in (401, 403):
-        said = f"the key in {key_name} is refused" if key else f"it wants an API key; put it into {key_name}"
-        raise ConfigError(f"url={url}: {said} ({reply.status_code})")
+        problem = f"the key in {key_name} is refused" if key else f"it wants an API key; put it into {key_name}"
+        raise ConfigError(f"url={url}: {problem} ({reply.status_code})")
     names = _model_names(reply)
     if not names:
         raise ConfigError(
@@ -88,9 +88,9 @@ def find_server(url: str, model: str | None, key: str, key_name: str) -> Server:
 
 
 def speculation_counts(server: Server) -> SpeculationCounts:
-    """What the server's /metrics says now; nothing where it has none."""
+    """Read the server's /metrics. The counts are None where it has none."""
     try:
-        with httpx.Client(timeout=LOOK_S, **server.settings) as client:
+        with httpx.Client(timeout=TIMEOUT_S, **server.settings) as client:
             reply = client.get(server.base.removesuffix("/v1") + "/metrics")
     except httpx.HTTPError:
         return SpeculationCounts()
@@ -98,7 +98,7 @@ def speculation_counts(server: Server) -> SpeculationCounts:
 
 
 def counts_in(text: str) -> SpeculationCounts:
-    """The counts in Prometheus' text format; sums over engines, the mean of rates."""
+    """Parse Prometheus' text format: sums of counts over engines, the mean of rates."""
     drafted, accepted, rates = (
         [float(value) for value in pattern.findall(text)] for pattern in (DRAFTED, ACCEPTED, LAST_RATE)
     )

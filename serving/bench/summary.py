@@ -1,4 +1,4 @@
-"""A load's record in figures."""
+"""Summary figures of a load."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and percentiles of times in seconds; all None where there was nothing to measure."""
+    """Mean and percentiles of times in seconds, all None without a measurement."""
 
     mean: float | None
     p50: float | None
@@ -23,6 +23,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Iterable[float | None]) -> Spread:
+        """Summarise the values that are not None."""
         seen = [value for value in values if value is not None]
         if not seen:
             return cls(None, None, None, None)
@@ -31,16 +32,16 @@ class Spread:
 
 @dataclass(frozen=True)
 class LoadSummary:
-    """What a side of `distill bench` achieved.
+    """Figures of one side of `distill bench`.
 
     Args:
         tokens_per_s: output tokens over the time from the first arrival's clock to the last answer.
-        goodput: output tokens a second of the engine's own busy time; None for servers.
-        block_efficiency: τ, tokens a row and decoding step; None for servers.
-        errors: how many requests failed for which reason (servers).
-        acceptance: accepted / proposed tokens; None where nothing was proposed or nothing is said.
-        mean_length: drafted tokens a row and decoding step; None for servers.
-        step_time_error: median of |predicted − measured| / measured over decoding steps; None without predictions.
+        goodput: output tokens a second of the engine's busy time, None for servers.
+        block_efficiency: τ, tokens a row and decoding step, None for servers.
+        errors: failed requests by reason (servers).
+        acceptance: accepted / proposed tokens, None if nothing was proposed or reported.
+        mean_length: drafted tokens a row and decoding step, None for servers.
+        step_time_error: median of |predicted − measured| / measured over decoding steps, None without predictions.
         tokens_error: |predicted − emitted| / emitted, summed over all predicted steps.
     """
 
@@ -65,7 +66,7 @@ class LoadSummary:
 
 
 def summarise(record: LoadRecord) -> LoadSummary:
-    """All figures of one run."""
+    """Compute all figures of one run."""
     tokens = sum(request.output_tokens for request in record.requests)
     busy = sum(step.seconds for step in record.steps)
     rows = sum(step.rows for step in record.steps)
@@ -95,7 +96,7 @@ def _acceptance(record: LoadRecord) -> float | None:
 
 
 def _step_time_error(record: LoadRecord) -> float | None:
-    """Steps that read prompts are left out: their plans are made for decoding rows."""
+    """Return the median relative error, without steps that read prompts: plans are made for decoding rows."""
     errors = [
         abs(step.predicted_s - step.seconds) / step.seconds
         for step in record.steps

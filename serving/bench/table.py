@@ -1,4 +1,4 @@
-"""`distill bench` on a terminal: a row a load and side."""
+"""Tables of `distill bench`: a row for each load and side."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Column = tuple[str, Callable[[LoadSummary], str]]
 
 
 def engine_table(summaries: Summaries, ratios: Ratios, first: str) -> Table:
-    """Policies of one engine."""
+    """Return the table of one engine's policies."""
     own: tuple[Column, ...] = (
         ("length", lambda s: _number(s.mean_length, 2)),
         ("τ", lambda s: _number(s.block_efficiency, 2)),
@@ -24,7 +24,7 @@ def engine_table(summaries: Summaries, ratios: Ratios, first: str) -> Table:
 
 
 def server_table(summaries: Summaries, ratios: Ratios, first: str) -> Table:
-    """Servers side by side."""
+    """Return the table of servers."""
     own: tuple[Column, ...] = (
         ("accepted", lambda s: "–" if s.acceptance is None else f"{100 * s.acceptance:.0f} %"),
         ("answered", lambda s: str(s.requests)),

@@ -1,4 +1,4 @@
-"""`distill adapt`: the online trainer by hand, beside a server (online=decoupled) or once over a recorded log."""
+"""`distill adapt`: run the online trainer beside a server (online=decoupled), or once over a recorded log."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import AdaptCommand
 from distillspec.evaluation.states import TargetStates
 from distillspec.models import load_target
-from distillspec.serving.online.gatekeeper import Gatekeeper
-from distillspec.serving.online.layout import Layout, OnlineSettings, TrainerState
-from distillspec.serving.online.process import run_trainer
-from distillspec.serving.online.registry import VersionRegistry
-from distillspec.serving.online.replay_log import ReplayLog
-from distillspec.serving.online.selection import offline_folder
-from distillspec.serving.online.shadow import Shadow
-from distillspec.serving.online.tracking import open_tracking
+from distillspec.serving.online.gate.gatekeeper import Gatekeeper
+from distillspec.serving.online.gate.shadow import Shadow
+from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.state.layout import Layout, OnlineSettings, TrainerState
+from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.training.process import run_trainer
+from distillspec.serving.online.training.selection import offline_folder
+from distillspec.serving.online.training.tracking import open_tracking
 from distillspec.training.interrupts import listen_for_stop
 
 
 def run(config: AdaptCommand, folder: Path) -> None:
-    """Train until a signal, `max_updates`, or with `once` for one update; candidates go to the registry."""
+    """Train until a signal or `max_updates`, or with `once` for one update. Candidates go to the registry."""
     settings = OnlineSettings(
         online=config.online,
         adapt=config.adapt,
@@ -38,7 +38,7 @@ def run(config: AdaptCommand, folder: Path) -> None:
     with listen_for_stop() as stop, open_tracking(settings, folder) as tracking:
         made = run_trainer(
             settings,
-            lambda: stop.asked,
+            lambda: stop.requested,
             report=tracking.report,
             once=config.once,
             max_updates=config.max_updates,
@@ -55,7 +55,7 @@ def run(config: AdaptCommand, folder: Path) -> None:
 def _judge(
     config: AdaptCommand, settings: OnlineSettings, report: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any] | None:
-    """The gate, here and now, with a target of our own."""
+    """Judge the newest candidate with a target loaded here. Return the verdict, None without enough answers."""
     target = load_target(config.target)
     replay, registry = ReplayLog(settings.layout.replay), VersionRegistry(settings.layout.versions)
     shadow = Shadow(target, TargetStates(target), config.gate.max_gamma)
@@ -67,7 +67,7 @@ def _judge(
 
 
 def _lift_quarantine(layout: Layout) -> None:
-    """Whoever starts a trainer by hand has seen why it stopped."""
+    """Lift a quarantine. An operator who starts a trainer has seen why it stopped."""
     state = TrainerState.read(layout.state)
     if state.quarantined:
         state.with_(quarantined=None, bad_updates=0, working=None).write(layout.state)

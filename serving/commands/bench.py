@@ -1,10 +1,10 @@
-"""`distill bench`: the same Poisson load on an engine under several policies, or on several servers."""
+"""`distill bench`: one Poisson load on an engine under several policies, or on several servers."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,8 @@ from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import BenchCommand
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import load_target
-from distillspec.models.draft import load_pretrained
 from distillspec.progress import progress
+from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.bench.drive import drive
 from distillspec.serving.bench.load import Arrival, Question, poisson_load
 from distillspec.serving.bench.records import LoadRecord
@@ -24,10 +24,10 @@ from distillspec.serving.bench.rounds import Records, Side, as_json, figures, ta
 from distillspec.serving.bench.table import engine_table, server_table
 from distillspec.serving.commands.bench_prompts import read_prompts, read_questions
 from distillspec.serving.control.base import LengthController
+from distillspec.serving.control.hardware_profile import Profile
 from distillspec.serving.control.named import named_controller
-from distillspec.serving.control.profile import Profile
+from distillspec.serving.draft_loading import load_draft
 from distillspec.serving.engine import Engine
-from distillspec.serving.params import SamplingParams
 from distillspec.types import Prompt
 
 if TYPE_CHECKING:
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
 
 def run(config: BenchCommand, folder: Path) -> None:
-    """Writes `requests.json` (every request), `load.png` and `summary.json`.
+    """Write `requests.json` (every request), `load.png` and `summary.json`.
 
     Raises:
-        ConfigError: a setting is impossible, or a server is not there or not as `url`, `model`, `key_env` say.
-        RunError: a server answered nothing at all; what was seen is written.
+        ConfigError: a setting is impossible, or a server does not answer or match `url`, `model` and `key_env`.
+        RunError: a server answered no request. The files are written first.
     """
     torch.manual_seed(config.seed)
     if config.urls:
@@ -50,7 +50,7 @@ def run(config: BenchCommand, folder: Path) -> None:
 
 def _bench_engine(config: BenchCommand, folder: Path) -> None:
     target = load_target(config.target)
-    draft = load_pretrained(config.draft.path, target, target.dtype) if config.draft.path else None
+    draft = load_draft(config.draft.path, target) if config.draft.path else None
     prompts = read_prompts(config.bench, target)
     engine = Engine(target, draft, config.engine)
     try:
@@ -87,18 +87,18 @@ def _bench_servers(config: BenchCommand, folder: Path) -> None:
     write_records(records, summaries, "server", folder)
     models = {server.name: server.model for server in servers}
     close_run(folder, "bench", {"servers": as_json(summaries), "models": models, f"times_faster_than_{first}": ratios})
-    _tell_errors(records)
+    _report_errors(records)
 
 
-def _tell_errors(records: Records) -> None:
-    """A line for what failed; an error where a server answered nothing."""
+def _report_errors(records: Records) -> None:
+    """Print the failures of every server. Raise RunError if one answered nothing."""
     silent = []
     for rate, by_side in records.items():
         for name, rounds in by_side.items():
             joined = LoadRecord.joined(rounds)
             if joined.failed:
-                counted = ", ".join(f"{said}: {count}" for said, count in joined.errors.items())
-                print(f"{rate:g} requests/s, {name}: {joined.failed} failed ({counted})")
+                reasons = ", ".join(f"{reason}: {count}" for reason, count in joined.errors.items())
+                print(f"{rate:g} requests/s, {name}: {joined.failed} failed ({reasons})")
             if not joined.requests:
                 silent.append(f"{name} ({', '.join(joined.errors)})")
     if silent:
@@ -123,7 +123,7 @@ def _policies(config: BenchCommand, engine: Engine) -> dict[str, LengthControlle
     return policies
 
 
-def _measure(config: BenchCommand, sides: dict[str, Side[Any]], prompts: Seq[Any]) -> Records:
+def _measure(config: BenchCommand, sides: dict[str, Side[Any]], prompts: Sequence[Any]) -> Records:
     bench, policy = config.bench, config.sampling.policy
     params = SamplingParams(
         temperature=policy.temperature,
@@ -141,26 +141,26 @@ def _measure(config: BenchCommand, sides: dict[str, Side[Any]], prompts: Seq[Any
 
 
 def _engine_side(engine: Engine, controller: LengthController) -> Side[Prompt]:
-    def bear(load: Seq[Arrival[Prompt]], title: str) -> LoadRecord:
+    def run_load(load: Sequence[Arrival[Prompt]], title: str) -> LoadRecord:
         engine.use_controller(controller)
-        engine.forget_prompts()  # of the side before
+        engine.forget_prompts()  # cached by the side before
         with progress(title) as line:
             return drive(engine, load, on_progress=lambda done: line.update(done / len(load), _done(done, load)))
 
-    return bear
+    return run_load
 
 
 def _server_side(server: Server, timeout_s: float) -> Side[Question]:
     from distillspec.serving.bench.drive_server import drive_server
 
-    def bear(load: Seq[Arrival[Question]], title: str) -> LoadRecord:
+    def run_load(load: Sequence[Arrival[Question]], title: str) -> LoadRecord:
         with progress(title) as line:
             return drive_server(
                 server, load, timeout_s, on_progress=lambda done: line.update(done / len(load), _done(done, load))
             )
 
-    return bear
+    return run_load
 
 
-def _done(done: int, load: Seq[Any]) -> str:
+def _done(done: int, load: Sequence[Any]) -> str:
     return f"{done} of {len(load)} requests answered"

@@ -1,9 +1,8 @@
-"""What `distill bench` asks: prompt files, as tokens for an engine or as messages for servers."""
+"""Prompts of `distill bench`: files as tokens for an engine, or as messages for servers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,13 +24,13 @@ class _Row(NamedTuple):
 
 
 def read_prompts(config: BenchConfig, target: LanguageModel) -> list[Prompt]:
-    """The files' prompts in the target's chat template, files taking turns.
+    """Read the files' prompts in the target's chat template, files by turns.
 
     Raises:
-        ConfigError: a file that cannot be read, or without a prompt that is short enough.
+        ConfigError: a file cannot be read, or has no prompt that is short enough.
     """
 
-    def made(rows: Seq[_Row]) -> list[Prompt]:
+    def made(rows: Sequence[_Row]) -> list[Prompt]:
         prompts = [Prompt(row.id, render_prompt(target.text_tokenizer, row.content), row.domain) for row in rows]
         return [prompt for prompt in prompts if 0 < len(prompt.token_ids) <= config.longest_prompt]
 
@@ -39,20 +38,20 @@ def read_prompts(config: BenchConfig, target: LanguageModel) -> list[Prompt]:
 
 
 def read_questions(config: BenchConfig) -> list[Question]:
-    """The files' prompts as messages, files taking turns.
+    """Read the files' prompts as messages, one of each file in turn.
 
     Raises:
-        ConfigError: a file that cannot be read or is empty.
+        ConfigError: a file cannot be read or is empty.
     """
 
-    def made(rows: Seq[_Row]) -> list[Question]:
+    def made(rows: Sequence[_Row]) -> list[Question]:
         return [Question(row.id, _messages(row.content), row.domain) for row in rows]
 
     return _in_turn(config.prompts, made, "no prompt")
 
 
-def _in_turn(files: Seq[str], made: Callable[[Seq[_Row]], list[P]], lacking: str) -> list[P]:
-    """As many of each file, one after the other; `lacking` is what a file has that gives none."""
+def _in_turn(files: Sequence[str], made: Callable[[Sequence[_Row]], list[P]], lacking: str) -> list[P]:
+    """Return as many prompts of each file, files by turns. `lacking` describes a file without any."""
     groups = [made(_rows(file)) for file in files]
     for file, group in zip(files, groups, strict=True):
         if not group:

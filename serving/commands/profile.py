@@ -1,4 +1,4 @@
-"""`distill profile`: what passes of target and draft cost on this machine."""
+"""`distill profile`: measure the costs of target and draft passes on this machine."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ import torch
 
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import ProfileCommand
+from distillspec.config.engine import EngineConfig
 from distillspec.errors import ConfigError
 from distillspec.files import write_atomic
 from distillspec.models import load_target
-from distillspec.models.draft import load_pretrained
 from distillspec.progress import progress
-from distillspec.serving.control.profile import FILE, Fitted, Profile
+from distillspec.serving.control.hardware_profile import FILE, Fitted, Profile
+from distillspec.serving.draft_loading import load_draft
 from distillspec.serving.engine import Engine
 from distillspec.serving.profiler import Grid, measure
-from distillspec.serving.settings import EngineSettings
 
 
 def run(config: ProfileCommand, folder: Path) -> None:
-    """Writes `profile.json`, `fit.png` (predicted against measured, as SmartSpec's Fig. 7) and `summary.json`."""
+    """Write `profile.json`, `fit.png` (predicted against measured, as SmartSpec's Fig. 7) and `summary.json`."""
     torch.manual_seed(config.seed)
     target = load_target(config.target)
-    draft = load_pretrained(config.draft.path, target, target.dtype) if config.draft.path else None
-    wanted = config.profile
-    grid = Grid(wanted.contexts, wanted.rows, wanted.lengths, wanted.prompts, wanted.rounds, wanted.held_out)
-    settings = EngineSettings(
-        max_slots=max(wanted.rows),
+    draft = load_draft(config.draft.path, target) if config.draft.path else None
+    chosen = config.profile
+    grid = Grid(chosen.contexts, chosen.rows, chosen.lengths, chosen.prompts, chosen.rounds, chosen.held_out)
+    settings = EngineConfig(
+        max_slots=max(chosen.rows),
         max_model_len=grid.longest_text,
-        speculation_length=max(wanted.lengths),
-        compile=wanted.compile,
-        pack_weights=wanted.pack_weights,
+        speculation_length=max(chosen.lengths),
+        compile=chosen.compile,
+        pack_weights=chosen.pack_weights,
     )
     engine = Engine(target, draft, settings)
-    if engine.slots < max(wanted.rows):
-        raise ConfigError(f"profile.rows={wanted.rows}: memory is there for {engine.slots} rows; name fewer")
+    if engine.slots < max(chosen.rows):
+        raise ConfigError(f"profile.rows={chosen.rows}: memory is there for {engine.slots} rows; name fewer")
     open_run(folder, config)
     with progress("timing passes") as line:
         profile = measure(
@@ -55,7 +55,7 @@ def run(config: ProfileCommand, folder: Path) -> None:
 
 
 def plot(profile: Profile, path: Path) -> None:
-    """A PNG: measured against predicted milliseconds of every point, held-out ones filled."""
+    """Write a PNG of measured against predicted milliseconds of every point, held-out ones filled."""
     # Imported here: it takes a second. No global backend is touched.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -98,7 +98,7 @@ def _figures(fitted: Fitted) -> dict[str, float]:
 
 
 def _over_plain(profile: Profile) -> list[str]:
-    """What verifying costs in plain passes, shortest contexts first; noise may say less than 1."""
+    """Describe costs of verification relative to plain passes, shortest contexts first."""
     lines = ["verification over the plain pass beside it, median of rounds [95 % interval]"]
     for point in profile.verification.points:
         if point.over_plain is not None:

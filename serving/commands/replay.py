@@ -1,4 +1,4 @@
-"""`distill replay`: what the log of live traffic holds; take it out, or delete a tenant's part."""
+"""`distill replay`: inspect or export the log of live traffic, or delete a tenant's answers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from pathlib import Path
 
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import ReplayCommand
-from distillspec.serving.online.layout import Layout
-from distillspec.serving.online.replay_log import ReplayLog
-from distillspec.serving.online.shard import save_shard
+from distillspec.serving.base.acceptance import acceptance_rate
+from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.log.shard import save_shard
+from distillspec.serving.online.state.layout import Layout
 
 
 def run(config: ReplayCommand, folder: Path) -> None:
@@ -29,7 +30,7 @@ def _inspect(config: ReplayCommand, replay: ReplayLog, folder: Path) -> dict:
         "readable": readable,
         "refused": replay.refused,
         "bytes_per_token": sizes["bytes"] / max(1, sizes["tokens"]),
-        "acceptance": accepted / tried if tried else None,
+        "acceptance": acceptance_rate(accepted, tried),
         "tenants": replay.tenants(),
     }
     for name, value in found.items():
@@ -38,7 +39,7 @@ def _inspect(config: ReplayCommand, replay: ReplayLog, folder: Path) -> dict:
 
 
 def _export(config: ReplayCommand, replay: ReplayLog, folder: Path) -> dict:
-    """One safetensors file of everything readable (of one tenant)."""
+    """Write everything readable (of one tenant) to one safetensors file."""
     entries = [e for e in replay.entries() if config.tenant is None or e.tenant == config.tenant]
     answers = replay.load(entries)
     path = folder / "replay.safetensors"

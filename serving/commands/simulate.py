@@ -1,4 +1,4 @@
-"""`distill simulate`: policies against rates on a simulated machine."""
+"""`distill simulate`: policies by arrival rate on a simulated machine."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from distillspec.serving.simulation.figures import RunFigures, figures_of, plot_
 
 
 def run(config: SimulateCommand, folder: Path) -> None:
-    """Writes `results.csv`, `latency.png` and `summary.json`; prints the table."""
+    """Write `results.csv`, `latency.png` and `summary.json`, and print the table."""
     hardware = derive_hardware(config.hardware)
     rates = [None] if config.workload.trace is not None else list(config.workload.rates)
     workloads = [make_workload(config.workload, rate, config.seed) for rate in rates]
@@ -45,6 +45,6 @@ def run(config: SimulateCommand, folder: Path) -> None:
 
 
 def _simulation(config: SimulateCommand, hardware: Hardware, name: str, requests: list[SimulatedRequest]) -> Simulation:
-    """Every policy is made before the first one runs, so that a mistake in the last one's name costs no time."""
+    """Build a simulation. All are built before the first runs, so that a wrong policy name fails at once."""
     policy = make_policy(name, hardware.latency, requests, longest=config.longest, seed=config.seed)
     return Simulation(requests, policy, hardware, config.seed)

@@ -1,4 +1,4 @@
-"""`distill versions`: the draft's versions; which one serves."""
+"""`distill versions`: list, show, promote, roll back and clear away draft versions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import VersionsCommand
 from distillspec.errors import ConfigError
-from distillspec.serving.online.layout import Layout
-from distillspec.serving.online.registry import Version, VersionRegistry
+from distillspec.serving.online.state.layout import Layout
+from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.state.version import Version
 
 
 def run(config: VersionsCommand, folder: Path) -> None:
-    """Carry out `action=` on the versions in `online.folder`; a server that runs follows by itself."""
+    """Carry out `action=` on the versions in `online.folder`. A running server follows by itself."""
     layout = Layout(Path(config.online.folder))
     versions = layout.versions
     if not layout.registry.is_file():

@@ -1,1 +1,1 @@
-"""How many tokens each row drafts: `LengthController` and its implementations."""
+"""Speculation lengths: `LengthController` and its implementations."""

@@ -1,4 +1,4 @@
-"""Which lengths give the most tokens a second, for survival probabilities and costs: exact, for every batch.
+"""Optimal lengths: the most tokens a second for given survival probabilities and costs, exact for every batch.
 
 A draft pass is paid once a depth, whatever the rows; every drafted token costs a place in its row's pass and one in
 the target's. So for a given deepest pass D the fixed costs are known, and what is left is a set of (row, depth) items
@@ -42,7 +42,7 @@ class Allocation(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What lengths are chosen for.
+    """Rows, survival and costs that lengths are chosen for.
 
     survival: `[n, V]`, P(the first 1 … V drafted tokens of row i all stand); never rising along a row.
     limits: `[n]`, the most each row may draft.
@@ -77,7 +77,7 @@ def best_for_all(batch: Batch) -> Allocation:
 
 
 def every_length(batch: Batch) -> list[Allocation]:
-    """What each single length for all rows gives, from 0 on."""
+    """Return the allocations of each single length for all rows, from 0 on."""
     nothing, latency, draft = plain(batch), batch.latency, batch.latency.draft
     longest = min(batch.survival.shape[1], int(batch.limits.max(initial=0)))
     if not longest:
@@ -100,14 +100,14 @@ def every_length(batch: Batch) -> list[Allocation]:
 
 
 def plain(batch: Batch) -> Allocation:
-    """What no speculation gives."""
+    """Return the allocation without speculation."""
     rows = len(batch.limits)
     seconds = batch.latency.target_s(batch.contexts.tolist(), [0] * rows, batch.prefill_tokens)
     return Allocation(numpy.zeros(rows, dtype=numpy.int64), float(rows), max(seconds, 1e-9))
 
 
 def expected(batch: Batch, lengths: Ints) -> Allocation:
-    """What given `lengths [n]` (within the limits) give."""
+    """Return the allocation of given `lengths [n]` within the limits."""
     drafted = numpy.arange(1, batch.survival.shape[1] + 1) <= lengths[:, None]
     by_model = None if batch.by_model is None else batch.by_model.tolist()
     seconds = batch.latency.step_s(batch.contexts.tolist(), lengths.tolist(), batch.prefill_tokens, by_model)
@@ -117,8 +117,10 @@ def expected(batch: Batch, lengths: Ints) -> Allocation:
 def best_from(
     batch: Batch, nothing: Allocation, floor: Ints | None = None, budget_s: float = numpy.inf
 ) -> Allocation | None:
-    """The best lengths that draft something, are nowhere below `floor [n]` and take at most `budget_s`; None: there are
-    none. What does not grow evenly is counted, but the order of items is that without it."""
+    """Return the best lengths that draft something, are at least `floor [n]` and take at most `budget_s`.
+
+    None if there are none. Uneven costs are counted, but do not change the order of items.
+    """
     rows, deepest = batch.survival.shape
     latency, model = batch.latency, _by_model(batch)
     depth = numpy.arange(1, deepest + 1)
@@ -178,7 +180,7 @@ def _best_of_one(batch: Batch, nothing: Allocation) -> Allocation:
 
 
 def _best_of_uneven(batch: Batch, nothing: Allocation) -> Allocation:
-    """Dinkelbach's iteration from plain decoding up; each round is the best set at the price so far."""
+    """Run Dinkelbach's iteration from plain decoding up. Each round is the best set at the price so far."""
     rows, deepest = batch.survival.shape
     model, depth = _by_model(batch), numpy.arange(1, deepest + 1)
     allowed = depth <= batch.limits[:, None]
@@ -202,7 +204,7 @@ def _best_of_uneven(batch: Batch, nothing: Allocation) -> Allocation:
 
 
 def _gains(batch: Batch, depth: Ints) -> Floats:
-    """Expected tokens of each item, `[n, V]`; none beyond a row's limit."""
+    """Return the expected tokens of each item `[n, V]`, 0 beyond a row's limit."""
     if (batch.limits >= len(depth)).all():
         return batch.survival
     return numpy.where(depth <= batch.limits[:, None], batch.survival, 0.0)
@@ -223,8 +225,10 @@ def _costs(batch: Batch, model: Bools) -> Floats:
 
 
 def _cases(batch: Batch, model: Bools, owner: Ints, place: Ints, depth: Ints) -> tuple[Bools, Floats]:
-    """Which items (token `place` of row `owner`, from 0 on) each case of paid fixed costs allows, `[cases, items]`, and
-    those costs, `[cases]`."""
+    """Return which items each case of paid fixed costs allows `[cases, items]`, and these costs `[cases]`.
+
+    Item: token `place` of row `owner`, from 0 on.
+    """
     latency = batch.latency
     if latency.draft is None:
         return numpy.ones((1, len(owner)), dtype=numpy.bool_), numpy.array([latency.draft_free_s])
@@ -242,7 +246,7 @@ def _cases(batch: Batch, model: Bools, owner: Ints, place: Ints, depth: Ints) ->
 
 
 def _uneven_by_count(batch: Batch) -> Floats:
-    """What does not grow evenly of the target's pass, in seconds by the number of drafted tokens, from 0 on."""
+    """Return the uneven part of the target's pass, in seconds by the number of drafted tokens from 0 on."""
     latency, (rows, deepest) = batch.latency, batch.survival.shape
     beside = batch.prefill_tokens if latency.prefill is None else 0
     tokens = rows + beside + numpy.arange(rows * deepest + 1, dtype=numpy.float64)

@@ -1,12 +1,13 @@
-"""The length controller: before each step it plans, after it it observes. Planning is pure."""
+"""Length controller: plans before each step, observes after it. Planning is pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from distillspec.serving.tree import Source
+from distillspec.serving.base.acceptance import count_trials
+from distillspec.serving.base.tree import Source
 
 
 class RowView(NamedTuple):
@@ -14,16 +15,16 @@ class RowView(NamedTuple):
 
     sequence_id: str
     context_tokens: int
-    limit: int  # the most tokens that may be drafted: parameters, room and cache considered; 0 for rows that opt out
+    limit: int  # the most tokens that may be drafted, by parameters, room and cache. 0: none
     drafted_by_model: bool = True
-    match: int = 0  # tokens of text that a lookup found again; its proposals stand more often the more there are
-    max_time_per_token_s: float | None = None  # this request's own bound; None: the engine's
-    unread: int = 0  # tokens of its text that the draft model has not read
+    match: int = 0  # tokens of text that a lookup found again: the more, the higher its acceptance
+    max_time_per_token_s: float | None = None  # this request's own bound, None for the engine's
+    unread_tokens: int = 0  # tokens of its text that the draft model has not read
 
 
 @dataclass(frozen=True)
 class BatchView:
-    """The next step's batch: decoding rows, prompt tokens read beside them, requests that wait."""
+    """Batch of the next step: decoding rows, prompt tokens read beside them, waiting requests."""
 
     rows: tuple[RowView, ...]
     prefill_tokens: int = 0
@@ -32,7 +33,7 @@ class BatchView:
 
 @dataclass(frozen=True)
 class WaitingView:
-    """One request that waits for a slot."""
+    """One sequence that waits for a slot."""
 
     sequence_id: str
     tokens: int  # of its text, to be read before it decodes
@@ -41,7 +42,7 @@ class WaitingView:
 
 @dataclass(frozen=True)
 class AdmissionView:
-    """Who runs and who waits, those who go first first."""
+    """Running and waiting sequences, the most urgent first."""
 
     running: tuple[int, ...]  # tokens of each running row
     waiting: tuple[WaitingView, ...]
@@ -50,10 +51,10 @@ class AdmissionView:
 
 
 class RowPlan(NamedTuple):
-    """How many tokens one row drafts; 0 is plain decoding.
+    """Speculation length of one row. 0 is plain decoding.
 
-    `draft_prefill` False: where the draft model has not read this row's text, it never will; draft-free proposers may
-    still serve the row.
+    `draft_prefill` False: a draft model that has not read this row's text never will. Draft-free proposers may still
+    serve the row.
     """
 
     sequence_id: str
@@ -63,19 +64,20 @@ class RowPlan(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """A length for every row of the view, in its order; predictions where the controller makes any."""
+    """Lengths for every row of the view, in its order, with predictions if the controller makes any."""
 
     rows: tuple[RowPlan, ...]
     predicted_tokens: float | None = None
     predicted_s: float | None = None
-    why: Any = None  # the controller's reasons, for people
+    why: Any = None  # the controller's reasons
 
 
 class RowResult(NamedTuple):
-    """What verification did for one row.
+    """Result of verification for one row.
 
     `ranks`, for trees of several heads' candidates alone: the places that the target's tokens had in the heads' lists,
-    up to the first that the tree did not hold. `levels`, for trees that are wider than one: how deep they went.
+    up to the first that the tree did not hold. `levels`, for trees wider than one: the most tokens that could have been
+    accepted along the path taken.
     """
 
     sequence_id: str
@@ -85,7 +87,7 @@ class RowResult(NamedTuple):
     ranks: tuple[int, ...] = ()
     domain: str = "default"  # the request's
     source: Source = "draft"  # who proposed the tokens
-    levels: int | None = None  # None: a chain, of as many levels as tokens
+    levels: int | None = None  # None: a chain, with a level for each token
 
     @property
     def depth(self) -> int:
@@ -94,17 +96,17 @@ class RowResult(NamedTuple):
 
     @property
     def tried(self) -> int:
-        """Positions whose predecessors all stood: those accepted, and the first rejected one."""
-        return min(self.accepted + 1, self.depth)
+        """Drafted tokens that were tried: those accepted, and the first rejected one."""
+        return count_trials(self.accepted, self.depth)
 
     def booked_to(self, version: str) -> str:
-        """The draft that its acceptance counts for while `version` is in use; "" for a lookup's tokens."""
+        """Return the draft version that the acceptance counts for: `version`, or "" for a lookup's tokens."""
         return version if self.source == "draft" else ""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step did, for controllers, metrics and logs; times in seconds."""
+    """Result of a step, for controllers, metrics and logs. Times are seconds."""
 
     rows: tuple[RowResult, ...]
     view: BatchView
@@ -113,11 +115,11 @@ class StepResult:
     draft_s: float
     target_s: float
     total_s: float
-    reserved_tokens: int = 0  # set aside in the cache, at the step's beginning
+    reserved_tokens: int = 0  # reserved in the cache when the step started
 
 
-def decoding_rows(result: StepResult) -> Seq[RowResult]:
-    """The results of rows that were decoding already; the others had their first token from their prompts."""
+def decoding_rows(result: StepResult) -> Sequence[RowResult]:
+    """Return the results of rows that were decoding already. The others got a first token from their prompts."""
     if not result.prefill_tokens:
         return result.rows
     decoding = {row.sequence_id for row in result.view.rows}
@@ -129,18 +131,18 @@ class LengthController(Protocol):
 
     @property
     def longest(self) -> int:
-        """The largest length it may ever plan; so many tokens a row are reserved ahead."""
+        """The largest length it may plan. As many tokens a row are reserved."""
         ...
 
     def plan(self, view: BatchView) -> Plan:
-        """Pure: no clock, no model, no change of state; lengths within each row's limit."""
+        """Plan lengths within each row's limit. Pure: no clock, no model, no change of state."""
         ...
 
     def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
-        """How many of each row's drafted tokens to verify at most. Pure.
+        """Return the most drafted tokens of each row to verify. Pure.
 
-        It must not depend on what was drawn: to drop a token because of its value (or because a chain ended at it)
-        would change the distribution. So it is given what was planned, not what was drafted.
+        It must not depend on drafted tokens: to drop a token because of its value (or because a chain ended at it)
+        would change the distribution. So it is given the plan, not the drafts.
         """
         ...
 
@@ -149,14 +151,14 @@ class LengthController(Protocol):
         ...
 
     def draft_changed(self) -> None:
-        """Another draft is used from now on: what was learnt of the old one is void."""
+        """Forget what was learnt of the old draft."""
         ...
 
 
 @runtime_checkable
 class AdmissionController(Protocol):
-    """A length controller that also says how many of those who wait are let in."""
+    """A length controller that also decides how many waiting sequences are admitted."""
 
     def admit(self, view: AdmissionView) -> int:
-        """How many of the first in `view.waiting` may start; the scheduler admits as many of them as fit. Pure."""
+        """Return how many of the first in `view.waiting` may start. The scheduler admits those that fit. Pure."""
         ...

@@ -1,4 +1,4 @@
-"""The most tokens a second while every row's tokens come fast enough: expected time per output token within a bound.
+"""Bounded optimum: the most tokens a second with every row's expected time per output token within a bound.
 
 A row that is expected to emit l tokens in a step of T seconds has T / l a token. With bounds b the smallest product
 b · l of a batch must not be below T. That product takes few values τ, one for each row and length. For each τ the rows
@@ -9,7 +9,7 @@ Exact where a further token costs the same in every row, also with experts and p
 of tokens alone, so that of each number the best are those with the highest gain. Elsewhere the bound holds, and goodput
 may fall short of the optimum by about what one token gives: the rest of a budget that the next item does not fit (a
 knapsack's), and with experts the order of items, which is that without their cost. In random batches with contexts from
-0 to 400 this lost nothing (`tests/unit/serving/test_bounded.py`).
+0 to 400 this lost nothing (`tests/unit/serving/control/test_bounded.py`).
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from distillspec.serving.control.allocation import (
     plain,
 )
 
-MOST_LEVELS = 48  # values of τ that are tried; of more, evenly chosen ones
+MOST_LEVELS = 48  # values of τ that are tried, evenly chosen where there are more
 
 
 def violation(tokens: Floats, seconds: float, bounds: Floats) -> float:
-    """The worst row's time per token over its bound; at most 1 where all hold. `tokens [n]`: expected ones."""
+    """Return the worst row's time per token over its bound, at most 1 if all hold. `tokens [n]` are expected ones."""
     return seconds / float((bounds * tokens).min(initial=numpy.inf))
 
 
@@ -74,7 +74,7 @@ def best_for_all_within(batch: Batch, bounds: Floats, free: Allocation) -> Alloc
 
 
 def row_tokens(batch: Batch) -> Floats:
-    """Expected tokens of each row by length, `[n, V + 1]`; beyond its limit those of the limit."""
+    """Return the expected tokens of each row by length `[n, V + 1]`. Beyond a row's limit, those of the limit."""
     rows, deepest = batch.survival.shape
     gain = numpy.where(numpy.arange(1, deepest + 1) <= batch.limits[:, None], batch.survival, 0.0)
     return numpy.concatenate([numpy.ones((rows, 1)), 1 + numpy.cumsum(gain, 1)], 1)

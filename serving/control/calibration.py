@@ -10,7 +10,7 @@ from scipy.optimize import nnls
 
 from distillspec.errors import ConfigError
 from distillspec.serving.control.latency import ForwardCost
-from distillspec.serving.control.spikes import SpikeCut
+from distillspec.serving.control.prediction_bias import OutlierClip
 
 SCALE = (1000.0, 10.0, 1.0)  # typical contexts, tokens and passes of a pair
 EXPERTS = 10.0  # and experts
@@ -40,7 +40,7 @@ class _Sums:
 
 
 class CostCalibration:
-    """The coefficients of one model's `ForwardCost`, from (work, seconds) pairs; one pair may hold several passes.
+    """The coefficients of one model's `ForwardCost`, from (work, seconds) pairs. A pair may hold several passes.
 
     Recursive least squares with forgetting in its information form (Ljung 1999, ch. 11): weighted sums of work times
     work and work times seconds, solved with no coefficient below 0. The prior stays in the sums with a little weight,
@@ -91,7 +91,7 @@ class CostCalibration:
         self._kinds: dict[tuple[bool, bool], _Sums] = {}  # by whether pairs decode, and read prompts
         self._theta = self._prior.copy()
         self._cost = prior
-        self._cut, self._cut_with_prompts = SpikeCut(), SpikeCut()
+        self._cut, self._cut_with_prompts = OutlierClip(), OutlierClip()
         self._pairs = 0
         self._new: list[list[float]] = []  # not in the sums yet
 
@@ -102,7 +102,7 @@ class CostCalibration:
 
     @property
     def prompts(self) -> ForwardCost | None:
-        """The present estimate of a pass over prompts; None where pairs never hold one."""
+        """The present estimate of a pass over prompts, None if pairs never hold one."""
         if not self._with_prompts:
             return None
         per_token, fixed = (self._theta / self._scale)[-2:].tolist()

@@ -1,8 +1,8 @@
-"""How many tokens a step is expected to emit, the target's own included."""
+"""Expected tokens of a step, the target's own included."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from itertools import accumulate
 from math import prod
 from operator import mul
@@ -11,18 +11,18 @@ from distillspec.errors import ConfigError
 
 
 def chain(alpha: float, length: int) -> float:
-    """A chain of `length` drafted tokens that each stand with probability `alpha`: (1 − α^(k+1)) / (1 − α).
+    """Return (1 − α^(k+1)) / (1 − α) for a chain of `length` tokens, each accepted with probability `alpha`.
 
-    SmartSpec (Liu et al. 2024), Eq. 4; k + 1 at α = 1. Raises ConfigError for an α outside [0, 1].
+    SmartSpec (Liu et al. 2024), Eq. 4. k + 1 at α = 1. Raises ConfigError for an α outside [0, 1].
     """
     _check([alpha])
     return float(length + 1) if alpha == 1 else (1 - alpha ** (length + 1)) / (1 - alpha)
 
 
-def full_tree(acceptances: Seq[Seq[float]], widths: Seq[int] | None = None) -> float:
+def full_tree(acceptances: Sequence[Sequence[float]], widths: Sequence[int] | None = None) -> float:
     """A full tree, as Medusa's: 1 + Σ_i Π_{j ≤ i} Σ_{r < k_j} a_{j,r}, the target's own token included.
 
-    Head i's candidate r stands with probability `acceptances[i][r]`, all heads before it having succeeded. Candidates
+    Head i's candidate r is accepted with probability `acceptances[i][r]` if all heads before it succeeded. Candidates
     of one head exclude each other, so it succeeds with their sum. `widths`: candidates taken of each head (None: all),
     as many heads as it has entries. Raises ConfigError where a head's candidates sum to more than 1.
     """
@@ -33,7 +33,7 @@ def full_tree(acceptances: Seq[Seq[float]], widths: Seq[int] | None = None) -> f
     return 1.0 + sum(accumulate((min(1.0, head) for head in heads), mul))
 
 
-def paper_eq10(alphas: Seq[float], widths: Seq[int]) -> float:
+def paper_eq10(alphas: Sequence[float], widths: Sequence[int]) -> float:
     """SmartSpec's Eq. 10 as printed, for its figures only.
 
     Σ_{i ≥ 1} (i + 1) (1 − α_{i+1}) Π_{j ≤ i} (1 − (1 − α_j)^{k_j}), with α_{h+1} = 0. Candidates are independent there,
@@ -48,7 +48,7 @@ def paper_eq10(alphas: Seq[float], widths: Seq[int]) -> float:
     return sum((i + 2) * fails_next[i] * prod(succeeds[: i + 1]) for i in range(len(alphas)))
 
 
-def _check(alphas: Seq[float]) -> None:
+def _check(alphas: Sequence[float]) -> None:
     for alpha in alphas:
         if not 0 <= alpha <= 1:
             raise ConfigError(f"acceptance rate {alpha} must be in [0, 1]")

@@ -7,7 +7,7 @@ from distillspec.serving.control.base import BatchView, Plan, RowPlan, StepResul
 
 
 class FixedLength:
-    """`length` tokens a row wherever its limit allows; 0 never speculates."""
+    """Plans `length` tokens a row wherever its limit allows. 0 never speculates."""
 
     def __init__(self, length: int) -> None:
         if length < 0:
@@ -21,7 +21,7 @@ class FixedLength:
         return tuple([row.length for row in plan.rows])
 
     def observe(self, result: StepResult) -> None:
-        """Nothing to learn."""
+        """Learn nothing."""
 
     def draft_changed(self) -> None:
-        """Nothing was learnt."""
+        """Forget nothing."""

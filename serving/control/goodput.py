@@ -3,7 +3,7 @@ speculating for long."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +11,8 @@ import numpy
 
 from distillspec.config.engine import LENGTHS
 from distillspec.errors import ConfigError
-from distillspec.serving.control.acceptance import AcceptanceEstimate
+from distillspec.serving.base.catch_up import catch_up_cost
+from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.allocation import Allocation, Batch, Floats, best_by_row, best_for_all, expected, plain
 from distillspec.serving.control.base import (
     BatchView,
@@ -25,8 +26,7 @@ from distillspec.serving.control.base import (
 from distillspec.serving.control.bounded import best_by_row_within, best_for_all_within, row_tokens, violation
 from distillspec.serving.control.calibration import CostCalibration
 from distillspec.serving.control.latency import ForwardCost, LatencyModel, guessed
-from distillspec.serving.control.reading import reading_up
-from distillspec.serving.control.worth import Worth
+from distillspec.serving.control.speculation_policy import SpeculationPolicy
 
 GUESS_CONFIDENCE, PROFILE_CONFIDENCE = 1e-4, 20.0  # measured steps that they are worth
 TRY_LENGTH = 2  # tokens a row drafts on trial
@@ -47,7 +47,7 @@ Mode = Literal[
 
 @dataclass(frozen=True)
 class Decision:
-    """Why a plan is what it is; seconds and tokens of the step."""
+    """Reasons of a plan: predicted seconds and tokens of the step, and the estimates behind them."""
 
     mode: Mode
     lengths: tuple[int, ...]
@@ -60,22 +60,21 @@ class Decision:
     target: ForwardCost
     draft: ForwardCost | None
     raw: tuple[float, float]  # goodput without speculation and of the best lengths, before what was measured
-    slo_violation: float | None = None  # the worst row's expected time per token over its bound; None: no bounds
+    slo_violation: float | None = None  # the worst row's expected time per token over its bound, None without bounds
 
 
 class GoodputController:
-    """Plans the lengths of highest expected goodput; learns acceptance and costs from every step.
+    """Plans the lengths of highest expected goodput, and learns acceptance and costs from every step.
 
     Args:
         longest: the most tokens a row may draft.
-        latency: a profile's costs; None: learnt from the first steps, those of reading prompts too.
+        latency: a profile's costs. None: learnt from the first steps, also those that read prompts.
         lengths: `request` gives each row its own, `step` one for all, `global` one acceptance as well.
         drafts_with_model: False where proposals cost next to nothing (prompt lookup).
-        acceptance: how acceptance is estimated; None: the defaults.
-        max_time_per_token_s: no row's expected time per output token may be above it (a row's own bound goes first):
-            where what would be chosen breaks it, the best lengths that do not; where none do, the worst row is as near
-            to it as can be. Only learning costs goes before it.
-        guess: what steps are taken to cost before they were measured, where there is no `latency`; see `guessed`.
+        acceptance: the estimate of acceptance, None for the default.
+        max_time_per_token_s: bound on every row's expected time per output token, unless the row has its own. If no
+            lengths keep it, those with the worst row nearest to it are chosen. Steps that learn costs ignore it.
+        guess: assumed costs before steps were measured, where there is no `latency`. See `guessed`.
     """
 
     def __init__(
@@ -113,11 +112,11 @@ class GoodputController:
         self._steps = 0
         self._to_learn = list(WARM_UP) if latency is None else []
         self._latency: LatencyModel | None = None
-        self._worth = Worth()
+        self._speculation = SpeculationPolicy()
 
     @property
     def latency(self) -> LatencyModel:
-        """What steps are believed to cost now."""
+        """The present estimate of the costs of steps."""
         if self._latency is None:
             draft = None if self._draft is None else self._draft.cost
             prefill = self._target.prompts or self._prefill
@@ -130,10 +129,10 @@ class GoodputController:
         return Plan(rows, decision.predicted_tokens, decision.predicted_s, decision)
 
     def decide(self, view: BatchView) -> Decision:
-        """The plan with its reasons. Pure.
+        """Plan lengths, with reasons. Pure.
 
         Prompt tokens read in the same step cost the same whatever is drafted, now or in another step. Counted in, they
-        would make each drafted token look cheap (the ratio is low anyway), so lengths are chosen without them; bounds
+        would make each drafted token look cheap (the ratio is low anyway), so lengths are chosen without them. Bounds
         on times hold for the whole step.
         """
         batch = self._batch(view)
@@ -151,9 +150,9 @@ class GoodputController:
             tuple(planned.lengths.tolist()),
             planned.tokens,
             planned.seconds + self._catch_up_s(view.rows, planned.lengths.tolist()),
-            self._worth.plain_rate(nothing.goodput),
-            best.goodput * self._worth.gain,
-            self._worth.uncertainty,
+            self._speculation.plain_rate(nothing.goodput),
+            best.goodput * self._speculation.gain,
+            self._speculation.uncertainty,
             tuple(self.acceptance.hazards.tolist()),
             batch.latency.target,
             batch.latency.draft,
@@ -165,25 +164,25 @@ class GoodputController:
         return tuple([row.length for row in plan.rows])
 
     def observe(self, result: StepResult) -> None:
-        """Learn from a step: what stood, what it cost, and whether predictions held."""
+        """Learn from a step: acceptance, costs, and errors of the prediction."""
         rows, prompts_s = decoding_rows(result), self._prompts_s(result)
         self._latency = None
         self._learn_costs(result, [row.proposed for row in rows])
         matches = {row.sequence_id: row.match for row in result.view.rows if row.match}
         self.acceptance.observe(rows, [matches.get(row.sequence_id, 0) for row in rows] if matches else None)
         if rows:
-            self._hold_against_prediction(result, rows, prompts_s)
+            self._compare_with_prediction(result, rows, prompts_s)
         self._steps += 1
         if self._steps % FORGET_ROWS_EVERY == 0:
             self.acceptance.keep_only([row.sequence_id for row in result.view.rows])
 
     def draft_changed(self) -> None:
-        """Another draft: what was known of the old one's acceptance and worth is void."""
+        """Forget the old draft's acceptance and measured gain."""
         self.acceptance.reset()
-        self._worth = Worth()
+        self._speculation = SpeculationPolicy()
 
     def _batch(self, view: BatchView) -> Batch:
-        columns: Seq[tuple[Any, ...]] = list(zip(*view.rows, strict=True)) or [()] * len(RowView._fields)
+        columns: Sequence[tuple[Any, ...]] = list(zip(*view.rows, strict=True)) or [()] * len(RowView._fields)
         names, contexts, limits, by_model, matches, *_ = columns
         return Batch(
             self.acceptance.survival(names, matches if any(matches) else None),
@@ -199,29 +198,29 @@ class GoodputController:
             return "nothing to draft for", nothing
         if self._to_learn:
             return "learning costs", self._warm_up(batch)
-        worth = self._worth
-        if worth.speculates and best.lengths.any():
-            return ("measuring plain", nothing) if worth.plain_is_due else ("speculating", best)
-        if not worth.trial_is_due:
+        policy = self._speculation
+        if policy.speculates and best.lengths.any():
+            return ("measuring plain", nothing) if policy.plain_is_due else ("speculating", best)
+        if not policy.trial_is_due:
             return "not worth it", nothing
         tried = expected(batch, numpy.minimum(batch.limits, TRY_LENGTH))
-        goes_on = worth.affords(tried, nothing, self._catch_up_s(view.rows, tried.lengths.tolist()))
+        goes_on = policy.affords(tried, nothing, self._catch_up_s(view.rows, tried.lengths.tolist()))
         return ("trial", tried) if goes_on else ("not worth it", nothing)
 
     def _pick_within(self, batch: Batch, bounds: Floats, free: Allocation) -> tuple[Mode, Allocation]:
-        """Where what would be chosen breaks bounds on the time per token."""
+        """Choose lengths where the unbounded choice breaks bounds on the time per token."""
         found = self._choose_within(batch, bounds, free)
         return "within bounds" if self._violation(batch, found, bounds) <= WITHIN else "bounds out of reach", found
 
-    def _catch_up_s(self, rows: Seq[RowView], lengths: Seq[int]) -> float:
-        """Seconds in which the draft reads what rows wrote, or had written, without it."""
-        return self.latency.reading_up_s(_unread(rows, lengths))
+    def _catch_up_s(self, rows: Sequence[RowView], lengths: Sequence[int]) -> float:
+        """Return the seconds of catch-up prefill of the rows that draft."""
+        return self.latency.catch_up_s(_unread(rows, lengths))
 
     def _warm_up(self, batch: Batch) -> Allocation:
         return expected(batch, numpy.minimum(batch.limits, self._to_learn[0]))
 
-    def _bounds(self, rows: Seq[RowView]) -> Floats | None:
-        """Seconds a token that each row may take, infinity for any; None where there are none."""
+    def _bounds(self, rows: Sequence[RowView]) -> Floats | None:
+        """Return the bound on seconds a token of each row, infinity for none. None if no row has one."""
         default = self.max_time_per_token_s
         if default is None and all(row.max_time_per_token_s is None for row in rows):
             return None
@@ -232,7 +231,7 @@ class GoodputController:
         tokens = row_tokens(batch)[numpy.arange(len(bounds)), planned.lengths]
         return violation(tokens, planned.seconds, bounds)
 
-    def _learn_costs(self, result: StepResult, proposed: Seq[int]) -> None:
+    def _learn_costs(self, result: StepResult, proposed: Sequence[int]) -> None:
         contexts = [row.context_tokens for row in result.view.rows]
         prompts, learns_prompts = result.prefill_tokens, self._target.prompts is not None
         if len(proposed) != len(contexts) or (prompts and not learns_prompts):
@@ -243,18 +242,21 @@ class GoodputController:
             return
         by_model = [k if row.drafted_by_model else 0 for k, row in zip(proposed, result.view.rows, strict=True)]
         read = sum([context * k for context, k in zip(contexts, by_model, strict=True)])
-        tokens, passes = reading_up(_unread(result.view.rows, by_model))
+        tokens, passes = catch_up_cost(_unread(result.view.rows, by_model))
         self._draft.observe(read, sum(by_model) + tokens, max(by_model) + passes, result.draft_s)
 
-    def _hold_against_prediction(self, result: StepResult, rows: Seq[RowResult], prompts_s: float) -> None:
-        """Note what the prediction missed, and decide whether speculation goes on.
+    def _compare_with_prediction(self, result: StepResult, rows: Sequence[RowResult], prompts_s: float) -> None:
+        """Record the error of the prediction, and decide whether speculation continues.
 
-        prompts_s: what reading prompts was predicted to take. Subtracted from both times: it is paid either way.
+        Args:
+            result: the step.
+            rows: its decoding rows.
+            prompts_s: predicted seconds of reading prompts. Subtracted from both times, for they are paid either way.
         """
         plan, why = result.plan, result.plan.why
         speculated = any(row.proposed for row in rows)
         trial = speculated and isinstance(why, Decision) and why.mode == "trial"
-        self._worth.step_passed(speculated, self._catch_up_s(result.view.rows, why.lengths) if trial else None)
+        self._speculation.step_passed(speculated, self._catch_up_s(result.view.rows, why.lengths) if trial else None)
         if self._to_learn:
             self._to_learn = self._to_learn[1:]
             return
@@ -263,15 +265,17 @@ class GoodputController:
         # A step that is shorter than its prompts were believed to be: 0 counts, a negative time would be left out.
         measured_s, predicted_s = max(0.0, result.total_s - prompts_s), plan.predicted_s - prompts_s
         if not speculated:
-            self._worth.saw_plain(measured_s, predicted_s)
+            self._speculation.saw_plain(measured_s, predicted_s)
             return
-        self._worth.saw_speculation(sum(row.emitted for row in rows), plan.predicted_tokens, measured_s, predicted_s)
-        if self._worth.can_judge:
+        self._speculation.saw_speculation(
+            sum(row.emitted for row in rows), plan.predicted_tokens, measured_s, predicted_s
+        )
+        if self._speculation.can_judge:
             nothing, best = why.raw if isinstance(why, Decision) else self.decide(result.view).raw
-            self._worth.judge(nothing, best)
+            self._speculation.judge(nothing, best)
 
     def _prompts_s(self, result: StepResult) -> float:
-        """What reading the step's prompts takes, as it was believed when the step was planned."""
+        """Return the seconds that reading the step's prompts was predicted to take."""
         if not result.prefill_tokens:
             return 0.0
         contexts, lengths = [0] * len(result.plan.rows), [row.length for row in result.plan.rows]
@@ -279,6 +283,6 @@ class GoodputController:
         return with_prompts - (self.latency.target_s(contexts, lengths) if lengths else 0.0)
 
 
-def _unread(rows: Seq[RowView], lengths: Seq[int]) -> list[int]:
-    """Tokens that the draft model has not read, of the rows that it drafts for."""
-    return [row.unread for row, k in zip(rows, lengths, strict=True) if k and row.drafted_by_model]
+def _unread(rows: Sequence[RowView], lengths: Sequence[int]) -> list[int]:
+    """Return the unread tokens of the rows that the draft model drafts for."""
+    return [row.unread_tokens for row, k in zip(rows, lengths, strict=True) if k and row.drafted_by_model]

@@ -1,8 +1,8 @@
-"""What a step costs: seconds from context and batched tokens (SmartSpec, Liu et al. 2024, Eq. 7 and 8)."""
+"""Latency model: seconds of a step from context and batched tokens (SmartSpec, Liu et al. 2024, Eq. 7 and 8)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -10,7 +10,7 @@ import numpy
 from numpy.typing import NDArray
 
 from distillspec.errors import ConfigError
-from distillspec.serving.control.reading import reading_up
+from distillspec.serving.base.catch_up import catch_up_cost
 
 ROUNDING = 1e-9  # relative, of sums of seconds
 Number = TypeVar("Number", float, NDArray[numpy.float64])
@@ -18,20 +18,23 @@ Number = TypeVar("Number", float, NDArray[numpy.float64])
 
 @dataclass(frozen=True)
 class ForwardCost:
-    """Seconds of one forward pass: `per_context · N_context + per_token · N_batched + fixed`, none below 0; in a
-    mixture of experts also `per_expert` for each that is expected to be loaded, in all layers together.
+    """Seconds of one forward pass: `per_context · N_context + per_token · N_batched + fixed`, all at least 0.
 
-    N_context: tokens that the pass's rows have in the cache, summed; N_batched: tokens it reads, roots counted.
-    Where that line is not what a machine does (products padded to a few sizes), `bumps` says by how many seconds it is
-    off at some N_batched, ascending: `((tokens, seconds), …)`; between them it is off by what lies between.
-    Raises ConfigError for a coefficient that is negative or not finite, and for numbers of experts that cannot be.
+    In a mixture of experts also `per_expert` for each expert that is expected to be loaded, over all layers.
+
+    N_context: cached tokens of the pass's rows, summed. N_batched: tokens that the pass reads, roots included. Where
+    costs are not that line (products padded to a few sizes), `bumps` are the differences at some N_batched, ascending:
+    `((tokens, seconds), …)`, interpolated between.
+
+    Raises:
+        ConfigError: a coefficient is negative or not finite, or numbers of experts are impossible.
     """
 
     per_context: float
     per_token: float
     fixed: float
     per_expert: float = 0.0
-    experts: int = 0  # of a layer; 0: the model is dense
+    experts: int = 0  # of a layer, 0 for dense models
     active: int = 0  # experts that a token uses
     bumps: tuple[tuple[float, float], ...] = ()
 
@@ -51,16 +54,16 @@ class ForwardCost:
 
     @property
     def is_uneven(self) -> bool:
-        """Whether the next token may cost more or less than the one before it."""
+        """True if costs are not linear in the tokens."""
         return self.per_expert > 0 or bool(self.bumps)
 
     def uneven_s(self, tokens: Number) -> Number:
-        """The seconds that do not grow evenly with the tokens of a pass."""
+        """Return the part of a pass's seconds that is not linear in its tokens."""
         seconds = self.per_expert * self.loaded_experts(tokens)
         return seconds + self.bump_s(tokens) if self.bumps else seconds
 
     def bump_s(self, tokens: Number) -> Number:
-        """By how many seconds the line is off."""
+        """Return the difference from the line in seconds."""
         if not self.bumps:
             return 0.0 * tokens
         known, seconds = zip(*self.bumps, strict=True)
@@ -92,11 +95,14 @@ class LatencyModel:
     """Seconds of whole steps: one draft pass a depth over the rows that still draft, then one pass of the target.
 
     Args:
-        draft: None where proposals come without a model; they cost `draft_free_s` a step.
-        prefill: the pass over prompt tokens (`per_context` unused); None: they join the target's pass.
+        target: a pass of the target.
+        draft: a pass of the draft. None where proposals come without a model.
+        draft_free_s: proposals without a model, a step.
+        prefill: the pass over prompt tokens (`per_context` unused). None: they join the target's pass.
 
-    Raises ConfigError for a draft with experts (what one more row costs would depend on the others of its depth) and
-    for a time that is negative or not finite.
+    Raises:
+        ConfigError: the draft has experts (costs of a row would depend on the others of its depth), or a time is
+            negative or not finite.
     """
 
     target: ForwardCost
@@ -110,18 +116,18 @@ class LatencyModel:
         if not 0 <= self.draft_free_s < float("inf"):
             raise ConfigError(f"draft_free_s={self.draft_free_s} must be finite and at least 0 seconds")
 
-    def target_s(self, contexts: Seq[int], lengths: Seq[int], prefill_tokens: int = 0) -> float:
-        """The target's pass over a root and `lengths[i]` tokens of each row, and over prompt tokens."""
+    def target_s(self, contexts: Sequence[int], lengths: Sequence[int], prefill_tokens: int = 0) -> float:
+        """Return the seconds of the target's pass: a root and `lengths[i]` tokens of each row, and prompt tokens."""
         tokens = sum(lengths) + len(lengths)
         if self.prefill is None or not prefill_tokens:
             return self.target.seconds(sum(contexts), tokens + prefill_tokens)
         prompts_s = self.prefill.seconds(0, prefill_tokens)
         return prompts_s + self.target.seconds(sum(contexts), tokens) if tokens else prompts_s
 
-    def draft_s(self, contexts: Seq[int], lengths: Seq[int], by_model: Seq[bool] | None = None) -> float:
-        """All draft passes: depth s runs over the rows with at least s tokens to draft.
+    def draft_s(self, contexts: Sequence[int], lengths: Sequence[int], by_model: Sequence[bool] | None = None) -> float:
+        """Return the seconds of all draft passes: depth s runs over the rows with at least s tokens to draft.
 
-        `by_model` False: a row whose tokens come without the model; all such rows together cost `draft_free_s`.
+        `by_model` is False for rows whose tokens come without the model. All such rows together cost `draft_free_s`.
         """
         if self.draft is None:
             return self.draft_free_s if any(lengths) else 0.0
@@ -134,15 +140,15 @@ class LatencyModel:
         read = sum([context * length for context, length in zip(contexts, lengths, strict=True)])
         return self.draft.per_context * read + self.draft.per_token * sum(lengths) + self.draft.fixed * deepest
 
-    def reading_up_s(self, unread: Seq[int]) -> float:
-        """What the draft reads before it drafts, where rows that draft have `unread` tokens of text."""
+    def catch_up_s(self, unread_tokens: Sequence[int]) -> float:
+        """Return the seconds of catch-up prefill of rows that draft, by their unread tokens."""
         if self.draft is None:
             return 0.0
-        tokens, passes = reading_up(unread)
+        tokens, passes = catch_up_cost(unread_tokens)
         return self.draft.per_token * tokens + self.draft.fixed * passes
 
     def alike_s(self, rows: int, context: float, length: int) -> float:
-        """A whole step in which each of `rows` rows drafts `length` tokens; `context` tokens in all rows together."""
+        """Return the seconds of a step in which each row drafts `length` tokens. `context` is of all rows together."""
         target_s = self.target.seconds(context, rows * (length + 1))
         if self.draft is None or not length:
             return target_s + self.draft_free_s * (length > 0)
@@ -150,19 +156,19 @@ class LatencyModel:
 
     def step_s(
         self,
-        contexts: Seq[int],
-        lengths: Seq[int],
+        contexts: Sequence[int],
+        lengths: Sequence[int],
         prefill_tokens: int = 0,
-        by_model: Seq[bool] | None = None,
+        by_model: Sequence[bool] | None = None,
     ) -> float:
-        """A whole step; raises ValueError where contexts and lengths are not of the same rows."""
+        """Return the seconds of a whole step. Raise ValueError if numbers of contexts and lengths differ."""
         if len(contexts) != len(lengths):
             raise ValueError(f"{len(contexts)} contexts but {len(lengths)} lengths")
         return self.target_s(contexts, lengths, prefill_tokens) + self.draft_s(contexts, lengths, by_model)
 
 
-def guessed(experts: tuple[int, int] = (0, 0), padded: Seq[tuple[int, int]] = ()) -> LatencyModel:
-    """What steps may cost on a machine that nobody has measured: numbers to be corrected, in the right shape.
+def guessed(experts: tuple[int, int] = (0, 0), padded: Sequence[tuple[int, int]] = ()) -> LatencyModel:
+    """Return assumed costs of steps on a machine that was not measured, of the right form, to be corrected by steps.
 
     Args:
         experts: of a layer of the target, and how many a token uses.

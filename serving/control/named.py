@@ -1,9 +1,18 @@
-"""Controllers by name, as comparisons want them: the engine's own and plain ones, the same live and simulated."""
+"""Length controllers by name: those of `engine.controller`, and variants of them for comparisons.
+
+The table is `distillspec.config.registry.CONTROLLERS`. Comparisons (`distill bench`, `distill simulate`) take its names
+and those of `VARIANTS`, so a controller is the same live and simulated.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from distillspec.config.engine import EngineConfig
+from distillspec.config.registry import CONTROLLERS, check_options, find
 from distillspec.errors import ConfigError
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.fixed import FixedLength
@@ -11,15 +20,45 @@ from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.latency import LatencyModel
 from distillspec.serving.control.smartspec import SmartSpecController
 
-CONTROLLER_NAMES = {
+# Variant → the controller and its options, and a line about it.
+VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "goodput-step": ("goodput", {"lengths": "step"}, "one length for all rows of a step, acceptance by request"),
+    "goodput-global": ("goodput", {"lengths": "global"}, "one length for all rows of a step, one acceptance for all"),
+    "smartspec-request": (
+        "smartspec",
+        {"per_request": True},
+        "smartspec, the acceptance of each request by itself",
+    ),
+}
+CONTROLLER_NAMES: dict[str, str] = {
     "none": "no speculation",
     "fixed-K": "K tokens a row, as in fixed-3",
-    "goodput": "the engine's controller=goodput: a length for each row and step",
-    "goodput-step": "the same with one length for all rows of a step, acceptance by request",
-    "goodput-global": "one length for all rows of a step, one acceptance for all requests",
-    "smartspec": "the paper's own: one length a step, requests admitted by goodput; needs a profile",
-    "smartspec-request": "the same, with the acceptance of each request by itself",
+    **{name: choice.about for name, choice in CONTROLLERS.items() if name != "fixed"},
+    **{name: about for name, (_, _, about) in VARIANTS.items()},
 }
+
+
+@dataclass(frozen=True)
+class ControllerParts:
+    """Parts that a new controller is made from."""
+
+    longest: int  # the most tokens a row may draft
+    latency: LatencyModel | None = None  # costs from a profile, None to learn them
+    guess: LatencyModel | None = None  # costs to start from where there is no profile
+    drafts_with_model: bool = True  # False: proposals cost next to nothing
+    settings: EngineConfig = field(default_factory=EngineConfig)
+
+
+def make_controller(name: str, parts: ControllerParts, options: Mapping[str, Any]) -> LengthController:
+    """Build a new controller by its name in the table. Controllers learn, so they are not shared.
+
+    Raises:
+        ConfigError: an unknown name or option.
+    """
+    make = find("controller", name, CONTROLLERS).load()
+    check_options("controller_options", name, make, options)
+    controller: LengthController = make(parts, **options)
+    return controller
 
 
 def named_controller(
@@ -30,30 +69,52 @@ def named_controller(
     drafts_with_model: bool = True,
     guess: LatencyModel | None = None,
 ) -> LengthController:
-    """A new controller of a name in `CONTROLLER_NAMES`; controllers learn.
+    """Build a controller for a comparison: a name of the table, of `VARIANTS`, `none` or `fixed-K`.
 
     Args:
         longest: the most tokens a row drafts where the controller chooses.
-        latency: what steps cost, from a profile; None: learnt.
-        guess: what goodput begins to learn from; see `guessed`.
+        latency: step costs from a profile, None to learn them.
+        guess: costs that goodput starts from, see `guessed`.
 
     Raises:
-        ConfigError: an unknown name, or `smartspec` without costs.
+        ConfigError: an unknown name, or a controller that needs costs without them.
     """
     if name == "none":
         return FixedLength(0)
     if match := re.fullmatch(r"fixed-(\d+)", name):
         return FixedLength(int(match[1]))
-    if name in ("goodput", "goodput-step", "goodput-global"):
-        return GoodputController(
-            longest,
-            latency,
-            lengths=name.partition("-")[2] or "request",
-            drafts_with_model=drafts_with_model,
-            guess=guess,
-        )
-    if name in ("smartspec", "smartspec-request"):
-        if latency is None:
-            raise ConfigError(f"policy {name} needs costs: measure this machine with distill profile")
-        return SmartSpecController(longest, latency, per_request=name == "smartspec-request")
-    raise ConfigError(f"policy {name} is not known; use one of {', '.join(CONTROLLER_NAMES)}")
+    base, options, _ = VARIANTS.get(name, (name, {}, ""))
+    if base not in CONTROLLERS or base == "fixed":
+        known = [*CONTROLLER_NAMES, *(each for each in CONTROLLERS if each not in (*CONTROLLER_NAMES, "fixed"))]
+        raise ConfigError(f"policy {name} is not known; use one of {', '.join(known)}")
+    if "profile" in CONTROLLERS[base].needs and latency is None:
+        raise ConfigError(f"policy {name} needs costs: measure this machine with distill profile")
+    parts = ControllerParts(longest, latency, guess, drafts_with_model)
+    return make_controller(base, parts, options)
+
+
+def make_fixed(parts: ControllerParts) -> FixedLength:
+    """Draft `longest` tokens for every row."""
+    return FixedLength(parts.longest)
+
+
+def make_goodput(parts: ControllerParts, lengths: str | None = None) -> GoodputController:
+    """Maximise goodput. `lengths` replaces the setting."""
+    return GoodputController(
+        parts.longest,
+        parts.latency,
+        lengths=lengths or parts.settings.lengths,
+        drafts_with_model=parts.drafts_with_model,
+        max_time_per_token_s=parts.settings.max_time_per_token_s,
+        guess=parts.guess,
+    )
+
+
+def make_smartspec(parts: ControllerParts, per_request: bool = False) -> SmartSpecController:
+    """Follow the paper's algorithms."""
+    assert parts.latency is not None, "EngineConfig and named_controller ask for costs"
+    latency = parts.latency if parts.drafts_with_model else replace(parts.latency, draft=None)
+    gated = latency.draft is not None and parts.settings.draft_confidence > 0
+    return SmartSpecController(
+        parts.longest, latency, per_request=per_request, gated=gated, max_wait_s=parts.settings.max_wait_s
+    )

@@ -28,7 +28,7 @@ HORIZON_STEPS = 64  # over which reading a prompt is spread when it is weighed a
 
 
 class MovingAcceptance:
-    """α per trial, of all requests and of each: accepted / (accepted + first rejections) of recent steps.
+    """α per trial over recent steps, of all requests and of each: accepted / (accepted + first rejections).
 
     Args:
         window: steps with drafted tokens that count; None: all, fading.
@@ -58,7 +58,7 @@ class MovingAcceptance:
         return min(1.0, max(0.0, (accepted + self.prior) / (tried + 1)))
 
     def observe(self, rows: tuple[RowResult, ...]) -> None:
-        """Count a step's trials: drafted tokens whose predecessors all stood."""
+        """Count a step's trials: drafted tokens whose predecessors were all accepted."""
         trials = {row.sequence_id: (row.accepted, row.tried) for row in rows if row.proposed}
         if not trials:
             return
@@ -91,7 +91,7 @@ class Choice:
     goodputs: tuple[float, ...]  # expected tokens a second of each length from 0 on
     idle_share: float  # of recent steps that proposed nothing
     latency: LatencyModel
-    verified: int  # of the drafted tokens; with a confidence gate fewer than are drafted
+    verified: int  # of the drafted tokens, with a confidence gate fewer than are drafted
 
 
 class SmartSpecController:
@@ -168,7 +168,7 @@ class SmartSpecController:
         return max([best, *overdue])
 
     def observe(self, result: StepResult) -> None:
-        """Count what stood, and whether the step proposed anything."""
+        """Count accepted tokens, and whether the step proposed any."""
         self.acceptance.observe(result.rows)
         if any(row.limit and row.drafted_by_model for row in result.view.rows):
             self._idle.append(not any(row.length for row in result.plan.rows))
@@ -182,11 +182,11 @@ class SmartSpecController:
 
     @property
     def idle_share(self) -> float:
-        """Share of the recent steps that proposed nothing; 0 before half of them were seen."""
+        """Share of the recent steps that proposed nothing, 0 before half of them are known."""
         return sum(self._idle) / len(self._idle) if 2 * len(self._idle) >= RECENT_STEPS else 0.0
 
     def _batch(self, view: BatchView) -> Batch:
-        """What Algorithm 1 tries lengths for; with a gate drafting costs the same whatever is verified."""
+        """Return the batch that Algorithm 1 tries lengths for. With a gate, drafting costs the same for all lengths."""
         rows, shared = view.rows, self.acceptance.rate()
         alphas = [self.acceptance.rate(row.sequence_id) if self.per_request else shared for row in rows]
         by_model = [row.drafted_by_model for row in rows]
@@ -199,11 +199,11 @@ class SmartSpecController:
         )
 
     def _gate_s(self, batch: Batch) -> float:
-        """What drafting takes where every row drafts as far as it may."""
+        """Return the seconds of drafting if every row drafts as far as it may."""
         return self.latency.draft_s(batch.contexts.tolist(), batch.limits.tolist()) if self.gated else 0.0
 
     def _goodput_over_horizon(self, rows: int, context: int, reading: int, cache_tokens: int) -> float | None:
-        """The best over all lengths, for `context` tokens in all rows together; None where not even length 0 fits."""
+        """Return the best goodput over all lengths, None if not even length 0 fits. `context` is of all rows."""
         alpha = self.acceptance.rate()
         prefill_s = self.latency.target_s([], [], reading) if reading else 0.0
         goodputs = [

@@ -1,4 +1,4 @@
-"""A controller around another one: it passes on everything, and those who want more of a step override that."""
+"""Wrapper of a length controller. Subclasses override the methods that they change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from distillspec.serving.control.latency import LatencyModel
 
 
 class WrappedController:
-    """Does what the controller `inside` does."""
+    """Passes every call to the controller `inside`."""
 
     def __init__(self, inside: LengthController) -> None:
         self.inside = inside
@@ -30,12 +30,12 @@ class WrappedController:
 
 
 def innermost(controller: LengthController) -> LengthController:
-    """The controller that decides: what it can do besides (admission, costs that it measured) no wrapper hides."""
+    """Return the controller inside all wrappers, with its further abilities (admission, measured costs)."""
     while isinstance(controller, WrappedController):
         controller = controller.inside
     return controller
 
 
 def known_costs(controller: LengthController) -> LatencyModel | None:
-    """What the controller has measured, or was told, that steps cost; None where it does without."""
+    """Return the controller's costs of steps, measured or from a profile, None if it has none."""
     return getattr(innermost(controller), "latency", None)

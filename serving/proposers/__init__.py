@@ -1,1 +1,1 @@
-"""Where drafted tokens come from."""
+"""Proposers of drafted tokens: draft models and prompt lookup."""

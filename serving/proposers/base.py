@@ -1,14 +1,14 @@
-"""What every proposer does: draft a tree of tokens for each row that wants one."""
+"""Proposer: drafts a tree of tokens for each row that requests one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from distillspec.serving.kv_cache import Move
-from distillspec.serving.requests import Sequence
-from distillspec.serving.tree import TokenTree
+from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.tree import TokenTree
+from distillspec.serving.execution.kv_cache import Move
 
 EMPTY = TokenTree()
 
@@ -17,83 +17,83 @@ EMPTY = TokenTree()
 class ProposalRequest:
     """A row that may get up to `length` drafted tokens."""
 
-    sequence: Sequence
+    sequence: SequenceState
     length: int
 
 
 class Prospect(NamedTuple):
-    """What a proposer would have for a row, known before any length is chosen."""
+    """A proposer's possible tokens for a row, known before lengths are chosen."""
 
-    most: int = 1 << 30  # tokens that it can propose; 0: nothing comes to mind
-    by_model: bool = True  # whether a draft model would run for it
+    most: int = 1 << 30  # tokens that it can propose
+    by_model: bool = True  # True if a draft model would run for it
     match: int = 0  # tokens of text that a lookup found again
 
 
 @runtime_checkable
 class Foresees(Protocol):
-    """A proposer that can say what it would have; it depends on the row's text alone."""
+    """A proposer that knows its possible tokens in advance, from the row's text alone."""
 
-    def prospect(self, sequence: Sequence) -> Prospect:
-        """For the row's next step. Changes nothing that matters."""
+    def prospect(self, sequence: SequenceState) -> Prospect:
+        """Return the prospect of the row's next step. May update caches, but no results."""
         ...
 
 
 class Proposer(Protocol):
-    """Drafts tokens; never changes what is emitted, only how fast.
+    """Drafts tokens. It never changes the output, only its speed.
 
-    A proposer that keeps state by slot (a draft's cache) follows the pool through `move`.
+    A proposer with state by slot (a draft's cache) follows the pool through `move`.
     """
 
     @property
     def version(self) -> str:
-        """Which draft this is, for statistics; empty where there is no model."""
+        """Version of the draft model, for statistics. "" without one."""
         ...
 
-    def propose(self, requests: Seq[ProposalRequest]) -> list[TokenTree]:
-        """A tree for each request, in order, of depth at most its `length`; empty where nothing comes to mind.
+    def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
+        """Return a tree for each request in order, of depth at most its `length`, maybe empty.
 
-        Called only with requests of length ≥ 1; may run a draft model, never the target.
+        All lengths are at least 1. May run a draft model, never the target.
         """
         ...
 
-    def committed(self, sequence: Sequence, tree: TokenTree, path: Seq[int]) -> None:
-        """The nodes `path` of the tree became text, followed by one token of the target's own."""
+    def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
+        """Learn that the nodes `path` became text, followed by one token of the target's own."""
         ...
 
-    def move(self, moves: Seq[Move]) -> None:
-        """Slots have changed places."""
+    def move(self, moves: Sequence[Move]) -> None:
+        """Follow slots that changed places."""
         ...
 
     def forget(self, sequence_id: str) -> None:
-        """The sequence has ended or lost its slot."""
+        """Drop the state of a sequence that has ended or lost its slot."""
         ...
 
 
 @runtime_checkable
 class GrowsWide(Protocol):
-    """A proposer whose trees may have more nodes than levels; those that only draft chains need not say."""
+    """A proposer whose trees may have more nodes than levels."""
 
     def most_nodes(self, depth: int) -> int:
-        """The most nodes a tree of so many levels may have; so many places a row are reserved ahead."""
+        """Return the most nodes of a tree of `depth` levels. As many places a row are reserved."""
         ...
 
 
 def most_nodes(proposer: Proposer | None, depth: int) -> int:
-    """The most nodes a row's tree of `depth` levels may have."""
+    """Return the most nodes of a row's tree of `depth` levels."""
     return max(depth, proposer.most_nodes(depth)) if isinstance(proposer, GrowsWide) else depth
 
 
 @runtime_checkable
 class KeepsCache(Protocol):
-    """A proposer that has read the sequences' texts into a cache."""
+    """A proposer with a cache of the sequences' texts."""
 
-    def distrust(self, sequence: Sequence) -> None:
-        """Clear what the cache holds of a sequence in a slot: its text is read again from the beginning."""
+    def distrust(self, sequence: SequenceState) -> None:
+        """Clear the cache of a sequence in a slot, so that its text is read again from the start."""
         ...
 
 
-def begin_anew(proposer: Proposer, sequence: Sequence) -> None:
-    """Have a proposer drop all that it keeps of a sequence in a slot."""
+def reset_sequence(proposer: Proposer, sequence: SequenceState) -> None:
+    """Drop all state that a proposer has of a sequence in a slot."""
     if isinstance(proposer, KeepsCache):
         proposer.distrust(sequence)
     proposer.forget(sequence.id)
@@ -104,11 +104,11 @@ class HoldsMemory(Protocol):
     """A proposer with caches or recordings of its own."""
 
     def release(self) -> None:
-        """Give them back; it drafts nothing afterwards."""
+        """Free them. It drafts nothing afterwards."""
         ...
 
 
 def release_memory(proposer: object) -> None:
-    """Have a proposer that is done with give its memory back."""
+    """Free the memory of a proposer that is no longer used."""
     if isinstance(proposer, HoldsMemory):
         proposer.release()

@@ -1,13 +1,12 @@
-"""Many draft tokens a row without a look at the device: each token is drawn there and fed to the next pass.
+"""Draft loop: many tokens a row without a device read. Each token is drawn on the device and fed to the next pass.
 
-On CUDA the whole loop is one graph. Only for rows whose tokens need nothing but temperature (`DraftModel` decides);
-what a row must not have (tokens past a stop, more than it asked for) is cut off afterwards.
+On CUDA the whole loop is one graph. It serves rows whose tokens need nothing but temperature (`DraftModel` decides).
+Tokens past a stop, or beyond a row's length, are cut off afterwards.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,24 +16,24 @@ from torch import Tensor
 from distillspec.models.numerics import power_of_two
 from distillspec.models.slot_cache import SlotView
 from distillspec.sampling import draw_unchecked
-from distillspec.serving.graphs import Recorder, Recordings, recorded_reach
-from distillspec.serving.logits import Columns
-from distillspec.serving.runner import ModelRunner, RowInput
-from distillspec.serving.transfer import to_device
+from distillspec.serving.base.transfer import to_device
+from distillspec.serving.decoding.logits import Columns
+from distillspec.serving.execution.graphs import Recorder, Recordings, recorded_reach
+from distillspec.serving.execution.runner import ModelRunner, RowInput
 
 Pass = Callable[[Tensor, SlotView], Tensor]
 
 
 class Drafts(NamedTuple):
-    """What a loop over B rows drafted, still on the device; valid until the next loop."""
+    """Drafted tokens of B rows, on the device. Valid until the next loop."""
 
     ids: Tensor  # [B, count] int64, absolute
-    finite: Tensor  # [B, count] bool: False from where a row's logits are no numbers
-    probs: Tensor | None  # [B, count, width] float32 that tokens were drawn from; None where all rows are greedy
+    finite: Tensor  # [B, count] bool: False from the first NaN of a row's logits on
+    probs: Tensor | None  # [B, count, width] float32 that tokens were drawn from, None if all rows are greedy
 
 
 class Draws(NamedTuple):
-    """How rows draw: `temperatures [B]` float32, 0 for greedy ones; `uniforms [B, count]` float64 in [0, 1)."""
+    """Random numbers of rows: `temperatures [B]` float32, 0 if greedy, and `uniforms [B, count]` float64 in [0, 1)."""
 
     temperatures: Tensor
     uniforms: Tensor
@@ -51,19 +50,19 @@ class DraftLoop:
 
     @property
     def records(self) -> bool:
-        """Whether whole loops are recorded."""
+        """True if whole loops are recorded."""
         return self._recordings is not None
 
     def release(self) -> None:
-        """Forget what was recorded."""
+        """Drop all recordings."""
         self._recordings = None
 
     @property
     def shapes(self) -> int:
-        """How many loops have been recorded."""
+        """Number of recorded loops."""
         return 0 if self._recordings is None else len(self._recordings)
 
-    def run(self, rows: Seq[RowInput], count: int, draws: Draws | None) -> Drafts:
+    def run(self, rows: Sequence[RowInput], count: int, draws: Draws | None) -> Drafts:
         """Read `rows` (each wants its last token's logits) and draft `count` tokens after each.
 
         Args:
@@ -115,7 +114,7 @@ class DraftLoop:
         draws: Draws | None,
     ) -> Drafts:
         cache, every = view.cache, torch.arange(len(last), device=last.device)
-        end = view.places[every, last] + 1  # where the first drafted token stands
+        end = view.places[every, last] + 1  # position of the first drafted token
         hidden = one_pass(tokens, view)[every, last]
         ids, finite, probs = [], [], []
         for step in range(count):
@@ -126,7 +125,7 @@ class DraftLoop:
             if drawn_from is not None:
                 probs.append(drawn_from)
             if step + 1 < count:
-                # Rows near the context's end draft on into the spare place; the excess is cut off afterwards.
+                # Rows near the context's end write to the spare place, and their excess tokens are cut off afterwards.
                 places = (end + step).clamp(max=cache.max_len)[:, None]
                 at = SlotView(cache, places, places.clamp(max=cache.max_len - 1), reach, view.slots, view.first)
                 hidden = one_pass(ids[-1][:, None], at)[:, 0]
@@ -139,7 +138,7 @@ class DraftLoop:
 
 @dataclass(frozen=True)
 class _Recorded:
-    """A recorded loop and the buffers it reads; rows that only pad write to the cache's spare place."""
+    """A recorded loop and the buffers it reads. Padding rows write to the cache's spare place."""
 
     tokens: Tensor  # [rows, width] int64
     places: Tensor  # [rows, width] int64

@@ -1,8 +1,8 @@
-"""A draft model as proposer: chains of tokens, drawn one after another from a small model with a cache of its own."""
+"""Draft model as proposer: chains of tokens from a small model with its own cache."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,25 +11,30 @@ from torch import Tensor
 
 from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import Attend, masked_attention
-from distillspec.serving.control.reading import ALONG, MOST
-from distillspec.serving.graphs import Recorder
-from distillspec.serving.kv_cache import Move
-from distillspec.serving.logits import Columns, Place, needs_transform
-from distillspec.serving.packed_linear import PackedLinears
+from distillspec.serving.base.catch_up import ALONG, MOST
+from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.transfer import to_device, to_host
+from distillspec.serving.base.tree import TokenTree
+from distillspec.serving.decoding.logits import Columns, Place, needs_transform
+from distillspec.serving.decoding.sampling import TokenSampler
+from distillspec.serving.execution.graphs import Recorder
+from distillspec.serving.execution.kv_cache import Move
+from distillspec.serving.execution.packed_linear import PackedLinears
+from distillspec.serving.execution.runner import ModelRunner, RowInput
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Prospect
 from distillspec.serving.proposers.draft_loop import DraftLoop, Draws
-from distillspec.serving.requests import Sequence
-from distillspec.serving.runner import ModelRunner, RowInput
-from distillspec.serving.sampling import TokenSampler
-from distillspec.serving.transfer import to_device, to_host
-from distillspec.serving.tree import TokenTree
 
 
 class ContinueRule(Protocol):
-    """Asked after every draft step which rows draft on."""
+    """Decides after every draft step which rows continue."""
 
     def keeps(self, logits: Tensor, step: int) -> list[bool]:
-        """`logits [B, width]` raw, of the rows still drafting, from which draft token `step` (0, 1, …) was taken."""
+        """Return which rows continue.
+
+        Args:
+            logits: `[B, width]` raw, of the rows still drafting.
+            step: the draft token (0, 1, …) that was taken from them.
+        """
         ...
 
 
@@ -53,7 +58,7 @@ class _Row:
     drafting: bool = True
 
     @property
-    def sequence(self) -> Sequence:
+    def sequence(self) -> SequenceState:
         return self.request.sequence
 
     @property
@@ -62,9 +67,9 @@ class _Row:
 
 
 class DraftModel:
-    """Drafts with `model`; its cache uses the slots of the target's, and is read up lazily, row by row.
+    """Drafts with a model. Its cache has the target's slots, and rows do catch-up prefill when they draft next.
 
-    A row whose draft logits are no numbers gets what was drafted before, and no more speculation.
+    A row whose draft logits are NaN gets the tokens drafted before, and no more speculation.
     """
 
     def __init__(
@@ -93,10 +98,10 @@ class DraftModel:
     def version(self) -> str:
         return self._version
 
-    def propose(self, requests: Seq[ProposalRequest]) -> list[TokenTree]:
+    def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         rows = [_Row(request) for request in requests if request.sequence.draft_ok and request.sequence.uses_draft]
         rows.sort(key=lambda row: row.slot)  # rows in slot order read the cache without copies
-        rows = self._read_long_texts(rows)
+        rows = self._catch_up(rows)
         if rows and self._can_draft_at_once(rows):
             self._draft_at_once(rows)
         else:
@@ -104,17 +109,17 @@ class DraftModel:
         trees = {row.sequence.id: self._tree(row) for row in rows}
         return [trees.get(request.sequence.id, EMPTY) for request in requests]
 
-    def prospect(self, sequence: Sequence) -> Prospect:
-        """Nothing for sequences that it is not to read."""
+    def prospect(self, sequence: SequenceState) -> Prospect:
+        """Return a prospect of no tokens for sequences that the draft does not read."""
         return Prospect() if sequence.uses_draft else Prospect(0)
 
-    def committed(self, sequence: Sequence, tree: TokenTree, path: Seq[int]) -> None:
+    def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         # The last drafted token was never read, so after full acceptance two tokens are unread.
         drafted = self._drafted.pop(sequence.id, None)
         if drafted is not None:
             sequence.draft_computed += min(len(path), max(drafted - 1, 0))
 
-    def move(self, moves: Seq[Move]) -> None:
+    def move(self, moves: Sequence[Move]) -> None:
         self.runner.move(moves)
 
     def release(self) -> None:
@@ -125,22 +130,22 @@ class DraftModel:
     def forget(self, sequence_id: str) -> None:
         self._drafted.pop(sequence_id, None)
 
-    def distrust(self, sequence: Sequence) -> None:
-        """See `KeepsCache`. NaN left in a slot would reach whoever reads there next."""
+    def distrust(self, sequence: SequenceState) -> None:
+        """See `KeepsCache`. NaN left in a slot would reach the next sequence there."""
         self.runner.cache.clear(sequence.held_slot)
         sequence.draft_computed, sequence.draft_unchecked = 0, False
 
-    def _read_long_texts(self, rows: Seq[_Row]) -> list[_Row]:
-        """Read on in rows that are far behind (new, swapped, long without speculation); the rows that can draft now.
+    def _catch_up(self, rows: Sequence[_Row]) -> list[_Row]:
+        """Do catch-up prefill of rows that are far behind, and return the rows that can draft now.
 
-        Only so much a step, in slot order: rows still behind wait, and the target's decoding does not wait for them.
+        At most `MOST` tokens a step, in slot order. Rows still behind decode without drafts meanwhile.
         """
         room, ready, inputs = MOST, [], []
         for row in rows:
             tokens, start = row.sequence.tokens, row.sequence.draft_computed
-            unread = len(tokens) - start
-            if unread > ALONG and room > 0:
-                end = start + min(unread - 1, room)  # the newest token is the first that is drafted from
+            unread_tokens = len(tokens) - start
+            if unread_tokens > ALONG and room > 0:
+                end = start + min(unread_tokens - 1, room)  # drafting reads the newest token
                 inputs.append(RowInput(row.slot, start, tokens[start:end], wanted=0))
                 row.sequence.draft_computed = end
                 row.sequence.draft_unchecked = len(tokens) - end > ALONG  # else it drafts in this step
@@ -151,13 +156,16 @@ class DraftModel:
             self.runner.read_uneven(inputs)
         return ready
 
-    def _can_draft_at_once(self, rows: Seq[_Row]) -> bool:
-        """Where passes are not free, rows that want fewer tokens than others are better left out of the later ones."""
+    def _can_draft_at_once(self, rows: Sequence[_Row]) -> bool:
+        """Return True if one loop can draft all rows.
+
+        Where passes are not recorded, rows of unlike lengths are cheaper one by one: short ones leave early.
+        """
         even = self.loop.records or len({row.request.length for row in rows}) == 1
         return even and self.rule is None and all(_needs_only_temperature(row.sequence) for row in rows)
 
-    def _draft_at_once(self, rows: Seq[_Row]) -> None:
-        """All tokens of all rows, and one look at the device."""
+    def _draft_at_once(self, rows: Sequence[_Row]) -> None:
+        """Draft all tokens of all rows with one device read."""
         count = max(row.request.length for row in rows)
         temperatures = [row.sequence.params.temperature for row in rows]
         draws = None
@@ -165,7 +173,7 @@ class DraftModel:
             scale = to_device(temperatures, self.runner.model.device, torch.float32)
             draws = Draws(scale, self.sampler.proposal_uniforms(len(rows), count, scale))
         drafts = self.loop.run([self._input(row) for row in rows], count, draws)
-        probs = None if drafts.probs is None else drafts.probs.clone()  # the next replay writes over them
+        probs = None if drafts.probs is None else drafts.probs.clone()  # the next replay overwrites them
         seen = to_host(torch.cat([drafts.ids, drafts.finite], 1)).tolist()
         for r, (row, found) in enumerate(zip(rows, seen, strict=True)):
             sound = sum(found[count:])
@@ -175,15 +183,15 @@ class DraftModel:
             if sound < count:
                 self._give_up(row)
 
-    def _draft_one_by_one(self, rows: Seq[_Row]) -> None:
-        """A token of every row at a time, for rows whose next token depends on what a look at the last one says."""
+    def _draft_one_by_one(self, rows: Sequence[_Row]) -> None:
+        """Draft one token of every row at a time, with a device read each."""
         for step in range(max((row.request.length for row in rows), default=0)):
             drafting = [row for row in rows if row.drafting]
             if not drafting:
                 break
             self._draft_one(drafting, step)
 
-    def _draft_one(self, rows: Seq[_Row], step: int) -> None:
+    def _draft_one(self, rows: Sequence[_Row], step: int) -> None:
         inputs = [self._input(row) for row in rows]
         logits = self.runner.logits(self.runner.read(inputs))
         places = [Place(row.sequence, tuple(row.tokens)) for row in rows]
@@ -202,12 +210,12 @@ class DraftModel:
             row.drafting = keep and not full and token not in row.sequence.stop_ids
 
     def _give_up(self, row: _Row) -> None:
-        """The draft's logits are no numbers: this sequence is not drafted for any more."""
+        """End speculation for a row whose draft logits are NaN."""
         row.drafting = row.sequence.draft_ok = False
         self.runner.cache.clear(row.slot)
 
     def _input(self, row: _Row) -> RowInput:
-        """What the draft has not read: text first, then its own last token."""
+        """Return the tokens that the draft has not read: text first, later its own last token."""
         sequence = row.sequence
         if row.tokens:
             return RowInput(row.slot, sequence.draft_computed + len(row.tokens) - 1, row.tokens[-1:])
@@ -222,15 +230,15 @@ class DraftModel:
         return TokenTree.chain(row.tokens, probs, self.columns.kept_ids)
 
 
-def _needs_only_temperature(sequence: Sequence) -> bool:
-    """Whether a token can be drawn on the device from nothing but its logits and a uniform number."""
+def _needs_only_temperature(sequence: SequenceState) -> bool:
+    """Return True if a token can be drawn on the device from its logits and a uniform number alone."""
     params = sequence.params
     filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
     unseeded = params.seed is None and not filters
     return not needs_transform(sequence) and (params.policy.is_greedy or unseeded)
 
 
-def _until_stop(tokens: Seq[int], stop_ids: frozenset[int]) -> list[int]:
-    """The tokens up to and with the first stop token: nothing could stand after it."""
+def _until_stop(tokens: Sequence[int], stop_ids: frozenset[int]) -> list[int]:
+    """Return the tokens up to and with the first stop token."""
     end = next((place + 1 for place, token in enumerate(tokens) if token in stop_ids), len(tokens))
     return list(tokens[:end])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
-from distillspec.serving.kv_cache import Move
+from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.tree import TokenTree
+from distillspec.serving.execution.kv_cache import Move
 from distillspec.serving.proposers.base import (
     Foresees,
     KeepsCache,
@@ -14,12 +16,10 @@ from distillspec.serving.proposers.base import (
     most_nodes,
     release_memory,
 )
-from distillspec.serving.requests import Sequence
-from distillspec.serving.tree import TokenTree
 
 
 class LookupElseModel:
-    """Asks `lookup` first; `model` drafts for the rows it has nothing for, and catches up on the others later."""
+    """Proposes what `lookup` finds. `model` drafts for the other rows, and does catch-up prefill of the rest later."""
 
     def __init__(self, lookup: Proposer, model: Proposer) -> None:
         self.lookup, self.model = lookup, model
@@ -31,7 +31,7 @@ class LookupElseModel:
     def most_nodes(self, depth: int) -> int:
         return max(most_nodes(self.lookup, depth), most_nodes(self.model, depth))
 
-    def propose(self, requests: Seq[ProposalRequest]) -> list[TokenTree]:
+    def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         trees = self.lookup.propose(requests)
         missing = [i for i, tree in enumerate(trees) if not len(tree)]
         if missing:
@@ -39,22 +39,22 @@ class LookupElseModel:
                 trees[i] = tree
         return trees
 
-    def prospect(self, sequence: Sequence) -> Prospect:
+    def prospect(self, sequence: SequenceState) -> Prospect:
         for proposer in (self.lookup, self.model):
             found = proposer.prospect(sequence) if isinstance(proposer, Foresees) else Prospect()
             if found.most:
                 return found
         return found
 
-    def committed(self, sequence: Sequence, tree: TokenTree, path: Seq[int]) -> None:
+    def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         self.lookup.committed(sequence, tree, path)
         self.model.committed(sequence, tree, path)
 
-    def move(self, moves: Seq[Move]) -> None:
+    def move(self, moves: Sequence[Move]) -> None:
         self.lookup.move(moves)
         self.model.move(moves)
 
-    def distrust(self, sequence: Sequence) -> None:
+    def distrust(self, sequence: SequenceState) -> None:
         for proposer in (self.lookup, self.model):
             if isinstance(proposer, KeepsCache):
                 proposer.distrust(sequence)

@@ -1,17 +1,17 @@
-"""Prompt lookup (Saxena 2023): what followed the last words the last time they occurred may follow them again."""
+"""Prompt lookup (Saxena 2023): propose the tokens that followed the last words at their latest occurrence."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 
-from distillspec.serving.kv_cache import Move
+from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.tree import TokenTree
+from distillspec.serving.execution.kv_cache import Move
 from distillspec.serving.proposers.base import ProposalRequest, Prospect
-from distillspec.serving.requests import Sequence
-from distillspec.serving.tree import TokenTree
 
 
 class PromptLookup:
-    """Matches the last n tokens, longest n first, against prompt and output; the latest match wins.
+    """Matches the last n tokens, longest n first, against prompt and output. The latest match wins.
 
     Deterministic: proposals are one-hot. An index of n-grams per sequence grows with it, so that a step costs the new
     tokens alone.
@@ -25,32 +25,32 @@ class PromptLookup:
         self.sizes = range(longest, shortest - 1, -1)
         self._indices: dict[str, _NgramIndex] = {}
 
-    def propose(self, requests: Seq[ProposalRequest]) -> list[TokenTree]:
+    def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         return [TokenTree.chain(self._continuation(r.sequence)[: r.length], source="lookup") for r in requests]
 
-    def prospect(self, sequence: Sequence) -> Prospect:
-        """The length of the continuation and of the match it follows."""
+    def prospect(self, sequence: SequenceState) -> Prospect:
+        """Return the lengths of the continuation and of the match before it."""
         found = self._index(sequence).last_match(sequence.tokens)
         if found is None:
             return Prospect(0, by_model=False)
         start, match = found
         return Prospect(len(sequence.tokens) - start, False, match)
 
-    def committed(self, sequence: Sequence, tree: TokenTree, path: Seq[int]) -> None:
-        """The index reads new text when it is next asked."""
+    def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
+        """Do nothing: the index reads new text at the next proposal."""
 
-    def move(self, moves: Seq[Move]) -> None:
-        """Nothing is kept by slot."""
+    def move(self, moves: Sequence[Move]) -> None:
+        """Do nothing: no state is by slot."""
 
     def forget(self, sequence_id: str) -> None:
         self._indices.pop(sequence_id, None)
 
-    def _continuation(self, sequence: Sequence) -> list[int]:
+    def _continuation(self, sequence: SequenceState) -> list[int]:
         found = self._index(sequence).last_match(sequence.tokens)
         return [] if found is None else sequence.tokens[found[0] :]
 
-    def _index(self, sequence: Sequence) -> _NgramIndex:
-        """The sequence's index, up to date."""
+    def _index(self, sequence: SequenceState) -> _NgramIndex:
+        """Return the sequence's index after reading its new text."""
         index = self._indices.setdefault(sequence.id, _NgramIndex(self.sizes))
         index.read(sequence.tokens)
         return index
@@ -59,12 +59,12 @@ class PromptLookup:
 class _NgramIndex:
     """n-gram → the place after its latest occurrence that something follows."""
 
-    def __init__(self, sizes: Seq[int]) -> None:
+    def __init__(self, sizes: Sequence[int]) -> None:
         self.sizes = sizes
         self.places: dict[tuple[int, ...], int] = {}
         self.read_tokens = 0
 
-    def read(self, tokens: Seq[int]) -> None:
+    def read(self, tokens: Sequence[int]) -> None:
         """Index n-grams that end before the newest token, so that a continuation exists."""
         for end in range(self.read_tokens, len(tokens) - 1):
             for size in self.sizes:
@@ -72,8 +72,8 @@ class _NgramIndex:
                     self.places[tuple(tokens[end + 1 - size : end + 1])] = end + 1
         self.read_tokens = max(self.read_tokens, len(tokens) - 1)
 
-    def last_match(self, tokens: Seq[int]) -> tuple[int, int] | None:
-        """The place after the latest occurrence of the longest n-gram at the end, and its n."""
+    def last_match(self, tokens: Sequence[int]) -> tuple[int, int] | None:
+        """Return the place after the latest occurrence of the text's longest last n-gram, and n."""
         for size in self.sizes:
             if len(tokens) >= size:
                 place = self.places.get(tuple(tokens[-size:]))

@@ -1,1 +1,1 @@
-"""The engine behind OpenAI's HTTP interface; `distill serve`."""
+"""HTTP server around the engine, with OpenAI's interface (`distill serve`)."""

@@ -1,4 +1,4 @@
-"""The ASGI application: routes, errors in OpenAI's shape, and the life of the bridge."""
+"""The ASGI application: routes, error handlers, and start and stop of the engine's thread."""
 
 from __future__ import annotations
 
@@ -18,70 +18,75 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 
 from distillspec import __version__
-from distillspec.serving.server.bodies import SCHEMAS
-from distillspec.serving.server.errors import ApiError, bad_request
+from distillspec.serving.server.answers.app_state import AppState
 from distillspec.serving.server.guard import Guard, error_response
-from distillspec.serving.server.parts import Parts
+from distillspec.serving.server.http.bodies import SCHEMAS
+from distillspec.serving.server.http.errors import ApiError, bad_request
 from distillspec.serving.server.routes import admin, dashboard, openai, operations, tokens
 
 log = logging.getLogger(__name__)
 
 POINT_S = 1.0
-FOLLOW_S = 2.0  # between looks at online adaptation
+ONLINE_POLL_S = 2.0  # between readings of online adaptation's figures
 ERROR = {"description": "OpenAI's error body", "content": {"application/json": {"schema": {"type": "object"}}}}
 
 
-def create_app(parts: Parts) -> FastAPI:
-    """The application around an engine; it steps from startup to shutdown."""
+def create_app(state: AppState) -> FastAPI:
+    """Return the application around an engine, which steps from startup to shutdown."""
 
     @asynccontextmanager
-    async def life(app: FastAPI) -> AsyncIterator[None]:
-        parts.bridge.start()
-        watching = [asyncio.create_task(_tick(parts)), asyncio.create_task(_follow_online(parts))]
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        state.bridge.start()
+        watching = [asyncio.create_task(_tick(state)), asyncio.create_task(_poll_online(state))]
         yield
         for task in watching:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-        await parts.bridge.stop()
+        await state.bridge.stop()
 
-    app = FastAPI(title="distillspec", version=__version__, lifespan=life, docs_url=None, redoc_url=None)
-    app.state.parts = parts
-    for room in (openai, tokens, operations, admin, dashboard):
-        app.include_router(room.router, responses={"4XX": ERROR, "5XX": ERROR})
+    app = FastAPI(title="distillspec", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.server = state
+    for module in (openai, tokens, operations, admin, dashboard):
+        app.include_router(module.router, responses={"4XX": ERROR, "5XX": ERROR})
     app.add_exception_handler(ApiError, _api_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _wrong_parameter)
-    app.openapi = lambda: _openapi(app, parts.model)  # type: ignore[method-assign]
-    if parts.config.cors_origins:
+    app.openapi = lambda: _openapi(app, state.model)  # type: ignore[method-assign]
+    _add_middleware(app, state)
+    return app
+
+
+def _add_middleware(app: FastAPI, state: AppState) -> None:
+    """Add CORS for the configured origins and, around everything, the guard."""
+    if state.config.cors_origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=parts.config.cors_origins,
+            allow_origins=state.config.cors_origins,
             allow_methods=["GET", "POST"],
             allow_headers=["Authorization", "Content-Type"],
             expose_headers=["X-Request-Id", "Retry-After"],
         )
-    local = parts.config.is_local and not parts.keys
-    app.add_middleware(Guard, config=parts.config, metrics=parts.metrics, local_names_only=local)
-    return app
+    local = state.config.is_local and not state.keys
+    app.add_middleware(Guard, config=state.config, metrics=state.metrics, local_names_only=local)
 
 
-async def _tick(parts: Parts) -> None:
-    """Close a second of telemetry every second, and notice when the engine dies."""
+async def _tick(state: AppState) -> None:
+    """Close a second of telemetry every second, and note in the metrics if the engine has died."""
     while True:
         await asyncio.sleep(POINT_S)
-        parts.telemetry.point()
-        if parts.bridge.dead is not None:
-            parts.metrics.engine_died()
+        state.telemetry.point()
+        if state.bridge.dead is not None:
+            state.metrics.engine_died()
 
 
-async def _follow_online(parts: Parts) -> None:
-    while parts.online is not None:
+async def _poll_online(state: AppState) -> None:
+    while state.online is not None:
         try:
-            await parts.look_at_online()
-        except Exception:  # what is shown stays as it was; it is looked at again
-            log.exception("online adaptation does not tell how it stands")
-        await asyncio.sleep(FOLLOW_S)
+            await state.update_online_figures()
+        except Exception:  # the figures shown stay, and are read again later
+            log.exception("cannot read the figures of online adaptation")
+        await asyncio.sleep(ONLINE_POLL_S)
 
 
 async def _api_error(request: HttpRequest, error: Exception) -> Response:
@@ -90,7 +95,7 @@ async def _api_error(request: HttpRequest, error: Exception) -> Response:
 
 
 async def _http_error(request: HttpRequest, error: Exception) -> Response:
-    """No such path or method."""
+    """Answer an unknown path or method."""
     assert isinstance(error, HTTPException)
     code = {404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code)
     message = f"{request.method} {request.url.path[:200]}: {error.detail}"
@@ -98,11 +103,11 @@ async def _http_error(request: HttpRequest, error: Exception) -> Response:
 
 
 async def _wrong_parameter(request: HttpRequest, error: Exception) -> Response:
-    return error_response(bad_request("a part of the path or query is not what it should be"))
+    return error_response(bad_request("a path or query parameter is invalid"))
 
 
 def _openapi(app: FastAPI, model: str) -> dict[str, Any]:
-    """FastAPI's document with the bodies that are read from bytes, and the one model that they may name."""
+    """Return FastAPI's document, with the bodies of `read_as` and the name of the served model added."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         pairs = [(schema, "validation") for schema in SCHEMAS]

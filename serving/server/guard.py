@@ -1,4 +1,4 @@
-"""What every request passes first: sane headers, a body of bounded size and duration, an id, a line in the log."""
+"""ASGI middleware of every request: header checks, bounded body, request id, log line."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from distillspec.config import ServerConfig
-from distillspec.serving.server.errors import ApiError, bad_request
-from distillspec.serving.server.logs import REQUEST_ID, access
-from distillspec.serving.server.metrics import Metrics
+from distillspec.serving.server.http.errors import ApiError, bad_request
+from distillspec.serving.server.observability.logs import REQUEST_ID, access
+from distillspec.serving.server.observability.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
 ACCEPTED_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 SINGLE = ("host", "authorization", "content-length", "content-type", "transfer-encoding")
-QUIET = ("/health", "/metrics", "/dashboard/events")  # asked for all the time: no log lines
-CLOSE = {"Connection": "close"}  # the rest of the body is not waited for
+QUIET = ("/health", "/metrics", "/dashboard/events")  # polled all the time: not logged
+CLOSE = {"Connection": "close"}  # the rest of the body is not read
 
 
 class Guard:
-    """ASGI middleware around everything else.
+    """ASGI middleware that checks and logs every request.
 
     Args:
-        app: what it guards.
-        config: the limits.
+        app: the application.
+        config: limits.
         metrics: counts requests by route and status.
-        local_names_only: refuse other Host headers than this machine's own: without a key, a page of another site
-            whose name was pointed at 127.0.0.1 (DNS rebinding) must not get in.
+        local_names_only: refuse Host headers other than this machine's names. A server without keys needs this against
+            DNS rebinding: pages of other sites whose name resolves to 127.0.0.1.
     """
 
     def __init__(self, app: ASGIApp, config: ServerConfig, metrics: Metrics, *, local_names_only: bool) -> None:
@@ -50,7 +50,7 @@ class Guard:
         body = _LimitedBody(receive, headers, self.config)
         answer = _Answer(send, _request_id(headers), body)
         token = REQUEST_ID.set(answer.request_id)
-        began = time.monotonic()
+        started_s = time.monotonic()
         try:
             self._check(headers)
             await self.app(scope, body, answer)
@@ -63,7 +63,7 @@ class Guard:
             )
             await _respond(failure, scope, receive, answer)
         finally:
-            self._record(scope, answer, time.monotonic() - began)
+            self._record(scope, answer, time.monotonic() - started_s)
             REQUEST_ID.reset(token)
 
     def _check(self, headers: Headers) -> None:
@@ -99,7 +99,7 @@ class Guard:
 
 @dataclass
 class _Answer:
-    """The sending side: notes the status, adds the request id, and lets nobody go on sending after a refusal."""
+    """Sending side of a request. Notes the status, adds headers, closes the connection if the body is unread."""
 
     send: Send
     request_id: str
@@ -121,42 +121,45 @@ class _Answer:
 
 
 class _LimitedBody:
-    """The receiving side: a body that is too long or too slow is refused while it comes."""
+    """Receiving side of a request. Refuses a body that is too long or too slow while it arrives."""
 
     def __init__(self, receive: Receive, headers: Headers, config: ServerConfig) -> None:
-        self._receive, self._most, self._limit_s = receive, config.max_body_kib * 1024, config.body_timeout_s
-        self._seen, self._more = 0, True
+        self._receive, self._limit_bytes, self._limit_s = receive, config.max_body_kib * 1024, config.body_timeout_s
+        self._received_bytes, self._more = 0, True
         self._announced = headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
-        self._until: float | None = None
+        self._deadline_s: float | None = None
 
     @property
     def unread(self) -> bool:
-        """The client has more to send."""
+        """True while the client has more to send."""
         return self._announced and self._more
 
     async def __call__(self) -> Message:
         if not self._more:
             return await self._receive()
         loop = asyncio.get_running_loop()
-        if self._until is None:
-            self._until = loop.time() + self._limit_s
+        if self._deadline_s is None:
+            self._deadline_s = loop.time() + self._limit_s
         try:
-            async with asyncio.timeout_at(self._until):
+            async with asyncio.timeout_at(self._deadline_s):
                 message = await self._receive()
         except TimeoutError:
             raise ApiError(
-                408, f"the body did not come within {self._limit_s:g} s", code="body_timeout", headers=CLOSE
+                408,
+                f"the body did not arrive within {self._limit_s:g} s (server.body_timeout_s)",
+                code="body_timeout",
+                headers=CLOSE,
             ) from None
         if message["type"] == "http.request":
-            self._seen += len(message.get("body", b""))
+            self._received_bytes += len(message.get("body", b""))
             self._more = message.get("more_body", False)
-            if self._seen > self._most:
-                raise _too_large(self._most)
+            if self._received_bytes > self._limit_bytes:
+                raise _too_large(self._limit_bytes)
         return message
 
 
 def error_response(error: ApiError) -> JSONResponse:
-    """The body; its code is a header too, for the log."""
+    """Return the response of an error. Its code is a header too, for the log."""
     return JSONResponse(error.body, error.status, {"X-Error-Code": error.code or error.kind, **error.headers})
 
 
@@ -165,24 +168,25 @@ async def _respond(error: ApiError, scope: Scope, receive: Receive, answer: _Ans
         await error_response(error)(scope, receive, answer)
 
 
-def _too_large(most_bytes: int) -> ApiError:
+def _too_large(limit_bytes: int) -> ApiError:
     return ApiError(
-        413, f"the body is larger than {most_bytes} bytes (server.max_body_kib)", code="too_large", headers=CLOSE
+        413, f"the body is larger than {limit_bytes} bytes (server.max_body_kib)", code="too_large", headers=CLOSE
     )
 
 
 def _request_id(headers: Headers) -> str:
-    """The client's own where it is harmless, else a new one."""
+    """Return the client's own id if it is safe to log, else a new one."""
     given = headers.get("x-request-id", "")
     return given if ACCEPTED_ID.fullmatch(given) else f"req-{uuid.uuid4().hex}"
 
 
 def _host_name(host: str) -> str:
-    """Without the port."""
+    """Return a Host header without its port."""
     return host.rpartition(":")[0] if re.fullmatch(r".*:\d+", host) else host
 
 
 def _reason(status: int, code: str | None) -> str:
+    """Return the label under which /metrics counts a refusal."""
     if code in ("queue_full", "draining", "engine_dead", "too_large"):
         return code
     return {400: "invalid", 401: "unauthorised", 403: "unauthorised", 413: "too_large"}.get(status, "other")

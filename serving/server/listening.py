@@ -1,40 +1,43 @@
-"""The server's socket and its life: bound before anything is loaded, drained on a signal."""
+"""The server's socket, bound before models are loaded, and its shutdown on a signal."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import json
+import shlex
 import signal
 import socket
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from distillspec.config import ServerConfig
 from distillspec.errors import ConfigError
-from distillspec.serving.server.parts import Parts
-from distillspec.serving.server.protocol import with_time_limits
+from distillspec.serving.server.answers.app_state import AppState
+from distillspec.serving.server.http.protocol import with_time_limits
 
-FLUSH_S = 5  # for the last bytes of answers that are done
-KEEP_ALIVE_S = 75  # of idle connections: longer than clients and proxies keep theirs, or they send into a closing one
+FLUSH_S = 5  # to send the last bytes of finished answers
+KEEP_ALIVE_S = 75  # of idle connections: longer than clients and proxies, or they may use one that closes
 
 
 def check_exposure(config: ServerConfig, has_keys: bool) -> None:
-    """Refuse to listen beyond this machine without a key.
+    """Refuse to listen beyond this machine without an API key.
 
     Raises:
-        ConfigError: it would be open to everyone who reaches the port.
+        ConfigError: anyone who reaches the port could use the server.
     """
     if not config.is_local and not has_keys and not config.allow_open:
         raise ConfigError(
             f"server.host={config.host} is reachable from elsewhere, and there is no API key: set "
-            "server.api_key_file=FILE, or server.allow_open=true if that is wanted"
+            "server.api_key_file=FILE, or server.allow_open=true if that is intended"
         )
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """The server's socket, not listening yet.
+    """Bind the server's socket. The port is taken from here on.
 
     Raises:
         ConfigError: the port is taken, or the address is not this machine's.
@@ -44,12 +47,12 @@ def bind(config: ServerConfig) -> socket.socket:
             config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
-        raise ConfigError(f"server.host={config.host} is no address: {error.strerror}") from error
+        raise ConfigError(f"server.host={config.host} is not an address: {error.strerror}") from error
     bound = socket.socket(family, kind, protocol)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind(address)
-        bound.listen(1)  # others find the port taken from here on; uvicorn widens the queue
+        bound.listen(1)  # takes the port. uvicorn enlarges the backlog
     except OSError as error:
         bound.close()
         if error.errno == errno.EADDRINUSE:
@@ -61,19 +64,19 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 def url_of(bound: socket.socket, config: ServerConfig) -> str:
-    """Where clients on this machine find it."""
+    """Return the server's URL for clients on this machine."""
     host = "127.0.0.1" if config.host in ("0.0.0.0", "::") else config.host
     return f"http://{f'[{host}]' if ':' in host else host}:{bound.getsockname()[1]}"
 
 
 class DrainingServer(uvicorn.Server):
-    """Stops on the first SIGTERM or SIGINT when what runs is done or the limit is over; at once on the second.
+    """Server that drains on the first SIGTERM or SIGINT, for up to `server.drain_s`, and stops at once on the second.
 
-    `signal_number` and `lost` tell afterwards what ended it, and how many answers were cut off.
+    Afterwards `signal_number` is the signal that ended it, and `aborted_answers` the number of unfinished answers.
     """
 
-    def __init__(self, app: FastAPI, parts: Parts) -> None:
-        limits = parts.config
+    def __init__(self, app: FastAPI, state: AppState) -> None:
+        limits = state.config
         super().__init__(
             uvicorn.Config(
                 app,
@@ -90,9 +93,9 @@ class DrainingServer(uvicorn.Server):
                 timeout_graceful_shutdown=FLUSH_S,
             )
         )
-        self.parts = parts
+        self.state = state
         self.signal_number: int | None = None
-        self.lost = 0
+        self.aborted_answers = 0
         self._draining: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -100,30 +103,45 @@ class DrainingServer(uvicorn.Server):
         await super().startup(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal; runs between two bytecodes of the main thread."""
+        """Handle a signal. Runs between two bytecodes of the main thread."""
         if not self.started:  # nothing to drain yet
             self.signal_number, self.should_exit = sig, True
         elif self.signal_number is None:
             self.signal_number = sig
-            self._loop.call_soon_threadsafe(self._begin_to_drain)
+            self._loop.call_soon_threadsafe(self._start_draining)
         else:
-            self._loop.call_soon_threadsafe(self._end_now)
+            self._loop.call_soon_threadsafe(self._stop_now)
 
-    def _begin_to_drain(self) -> None:
+    def _start_draining(self) -> None:
         self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        limit_s = self.parts.config.drain_s
-        if not await self.parts.bridge.drain(limit_s):
-            self._cut(f"the server is shutting down, and {limit_s:g} s to finish are over")
-        self.parts.closing.set()
+        limit_s = self.state.config.drain_s
+        if not await self.state.bridge.drain(limit_s):
+            self._abort_all(f"the server is shutting down, and {limit_s:g} s to finish are over")
+        self.state.closing.set()
         self.should_exit = True
 
-    def _end_now(self) -> None:
-        self._cut("the server was told to stop at once")
-        self.parts.closing.set()
+    def _stop_now(self) -> None:
+        self._abort_all("the server was told to stop at once")
+        self.state.closing.set()
         self.should_exit = True
 
-    def _cut(self, reason: str) -> None:
+    def _abort_all(self, reason: str) -> None:
         name = signal.Signals(self.signal_number or signal.SIGTERM).name
-        self.lost += self.parts.bridge.cut(f"{reason} ({name})")
+        self.aborted_answers += self.state.bridge.abort_all(f"{reason} ({name})")
+
+
+def startup_banner(url: str, state: AppState) -> str:
+    """Return the text printed at the start: the URL and a command to try."""
+    example: dict[str, Any]
+    path, example = "chat/completions", {"messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+    if state.codec.tokenizer is None:
+        path, example = "completions", {"prompt": [1, 2, 3]}
+    body = shlex.quote(json.dumps({"model": state.model, **example}))
+    key = ' -H "Authorization: Bearer $KEY"' if state.keys else ""
+    learning = "" if state.online is None else f"\n  learning from the traffic: {state.online.place}"
+    return (
+        f"{state.model} at {url}/v1, dashboard at {url}/, stop with Ctrl-C; try:\n"
+        f"  curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {body}{learning}"
+    )

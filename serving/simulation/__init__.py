@@ -1,4 +1,4 @@
-"""The engine's scheduler, controllers and cache accounting on an event clock: models are replaced by their costs."""
+"""Simulation of the engine on an event clock: real scheduler, controllers and slots, costs in place of models."""
 
 from distillspec.serving.simulation.clock import Simulation, SimulationResult
 from distillspec.serving.simulation.hardware import Hardware, derive_hardware

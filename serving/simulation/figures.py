@@ -1,9 +1,9 @@
-"""What a simulated run comes to: latencies, throughput, lengths; as a table, a CSV and a picture."""
+"""Figures of simulated runs: latencies, throughput and lengths, as a table, a CSV and a plot."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,15 +11,16 @@ import numpy
 from rich.table import Table
 
 from distillspec.files import write_atomic, write_csv
+from distillspec.serving.base.acceptance import acceptance_rate
 from distillspec.serving.simulation.clock import SimulationResult
 
 
 @dataclass(frozen=True)
 class RunFigures:
-    """One policy at one rate; times in seconds, latency from arrival to the last token."""
+    """One policy at one rate. Times are seconds, latency is from arrival to the last token."""
 
     policy: str
-    rate: float | None  # arrivals a second; None: a trace's own
+    rate: float | None  # arrivals a second, None for a trace's own
     requests: int
     mean_latency_s: float
     p50_latency_s: float
@@ -36,7 +37,7 @@ class RunFigures:
 
 
 def figures_of(policy: str, rate: float | None, result: SimulationResult) -> RunFigures:
-    """Sum a run up."""
+    """Compute the figures of one run."""
     stats = result.stats
     latency = numpy.array([s.total_s for s in stats], dtype=float)
     first = numpy.array([s.time_to_first_token_s for s in stats], dtype=float)
@@ -60,14 +61,14 @@ def figures_of(policy: str, rate: float | None, result: SimulationResult) -> Run
         step_tokens_per_s=float(outputs.sum()) / sum(step.seconds for step in result.steps),
         mean_batch=rows / len(decoding) if decoding else 0.0,
         mean_length=sum(step.proposed for step in decoding) / rows if rows else 0.0,
-        acceptance_rate=accepted / tried if tried else None,
+        acceptance_rate=acceptance_rate(accepted, tried),
         peak_cache_tokens=max(step.reserved_tokens for step in result.steps),
         preemptions=sum(s.preemptions for s in stats),
     )
 
 
-def table_of(runs: Seq[RunFigures], title: str) -> Table:
-    """Policies by rate, the least mean latency of each rate marked with a star."""
+def table_of(runs: Sequence[RunFigures], title: str) -> Table:
+    """Return a table of policies by rate, the least mean latency of each rate marked with a star."""
     best = {rate: min(run.mean_latency_s for run in runs if run.rate == rate) for rate in {run.rate for run in runs}}
     table = Table(title=title)
     table.add_column("req/s", justify="right", no_wrap=True)
@@ -89,15 +90,15 @@ def table_of(runs: Seq[RunFigures], title: str) -> Table:
     return table
 
 
-def write_figures(runs: Seq[RunFigures], path: Path) -> None:
-    """A CSV of one line a run, six significant digits."""
+def write_figures(runs: Sequence[RunFigures], path: Path) -> None:
+    """Write a CSV of one line a run, with six significant digits."""
     names = [field.name for field in dataclasses.fields(RunFigures)]
     write_csv(path, names, ([_short(value) for value in dataclasses.astuple(run)] for run in runs))
 
 
-def plot_latency(runs: Seq[RunFigures], path: Path, title: str) -> None:
-    """Mean latency by rate, a line a policy; bars where there is only one rate."""
-    # Imported here: it takes a second, and only this function draws. No global backend is touched.
+def plot_latency(runs: Sequence[RunFigures], path: Path, title: str) -> None:
+    """Plot mean latency by rate, a line a policy, or bars if there is only one rate."""
+    # Imported here: it takes a second, and only this function needs it. No global backend is touched.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

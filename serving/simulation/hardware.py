@@ -1,4 +1,4 @@
-"""A simulated machine: what passes cost, and how many tokens its caches hold."""
+"""Simulated machine: costs of passes, and the tokens that its caches hold."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 
 from distillspec.config.simulation import HardwareConfig, ModelFigures
 from distillspec.errors import ConfigError
+from distillspec.serving.control.hardware_profile import Profile
 from distillspec.serving.control.latency import ForwardCost, LatencyModel
-from distillspec.serving.control.profile import Profile
 
 
 @dataclass(frozen=True)
 class Hardware:
-    """What the event clock needs to know of a machine; times in seconds."""
+    """Costs and limits of a simulated machine. Times are seconds."""
 
     latency: LatencyModel
     cache_tokens: int
@@ -26,13 +26,13 @@ class Hardware:
 
 
 def derive_hardware(config: HardwareConfig) -> Hardware:
-    """Costs and room from a machine's figures (a roofline's two sides added, as in SmartSpec's Eq. 7).
+    """Derive costs and cache size from a machine's figures (both sides of a roofline added, as in SmartSpec's Eq. 7).
 
     A pass reads all weights once (`fixed`), each cached token once (`per_context`), and multiplies each token with each
-    weight (`per_token`). What memory the weights leave holds keys and values of target and draft.
+    weight (`per_token`). The memory that the weights leave holds keys and values of target and draft.
 
     Raises:
-        ConfigError: figures of a model that cannot be, or weights that leave no room.
+        ConfigError: a model's figures are impossible, or the weights leave no room for a request.
     """
     latency = _latency(config)
     cache_tokens = config.cache_tokens or _cache_tokens(config)
@@ -49,7 +49,7 @@ def derive_hardware(config: HardwareConfig) -> Hardware:
 
 
 def forward_cost(config: HardwareConfig, model: ModelFigures) -> ForwardCost:
-    """A model's coefficients from its figures."""
+    """Return a model's cost coefficients from its figures."""
     read, multiplied = config.bandwidth * config.bandwidth_share, config.flops * config.flops_share
     shared = model.params - model.experts * model.expert_params
     used = shared + model.active * model.expert_params

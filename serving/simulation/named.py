@@ -1,4 +1,4 @@
-"""Machines and workloads by the names that `hardware=NAME` and `workload=NAME` know them by."""
+"""Simulated machines and workloads by name, as in `hardware=NAME` and `workload=NAME`."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Schema = TypeVar("Schema")
 
 
 def load_hardware(name: str) -> Hardware:
-    """The machine of that name; raises ConfigError with the known names for another."""
+    """Return the machine of a name. Raise ConfigError with the known names for another."""
     return derive_hardware(_read("hardware", name, HardwareConfig, {}))
 
 
 def load_workload(name: str, **changes: float) -> WorkloadConfig:
-    """The workload of that name, with other values for some settings; raises ConfigError as `load_hardware`."""
+    """Return the workload of a name, with some settings replaced. Raise ConfigError as `load_hardware` does."""
     return _read("workload", name, WorkloadConfig, changes)
 
 

@@ -1,14 +1,15 @@
-"""Who chooses lengths in a simulation: the engine's controllers, and some that only a simulation can have."""
+"""Policies of a simulation: the engine's controllers, and some that only a simulation can have."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
 import numpy
 
+from distillspec.config.registry import CONTROLLERS
 from distillspec.errors import ConfigError
 from distillspec.serving.control.allocation import Batch, best_by_row
 from distillspec.serving.control.base import BatchView, LengthController, Plan, RowPlan, StepResult
@@ -19,7 +20,7 @@ from distillspec.serving.simulation.trees import FixedTree, GoodputTree
 from distillspec.serving.simulation.workload import SimulatedRequest
 
 HEADS, MOST_CANDIDATES = 3, 3  # of the Medusa policies
-CONFIDENCE = 0.5  # at or below which drafting stops, where no other is named
+CONFIDENCE = 0.5  # default threshold: drafting stops at or below it
 POLICY_NAMES = {
     **CONTROLLER_NAMES,
     "confidence": "goodput, and a row drafts on only while the draft is surer than 0.5 (confidence-T: than T)",
@@ -42,17 +43,19 @@ class Policy:
 
 
 def make_policy(
-    name: str, latency: LatencyModel, requests: Seq[SimulatedRequest], *, longest: int = 5, seed: int = 0
+    name: str, latency: LatencyModel, requests: Sequence[SimulatedRequest], *, longest: int = 5, seed: int = 0
 ) -> Policy:
-    """The policy of a name in `POLICY_NAMES`, new: policies learn.
+    """Build the policy of a name in `POLICY_NAMES`. Policies learn, so each run needs a new one.
 
     Args:
-        latency: what steps cost, as a profile would tell.
-        requests: what the oracle knows.
+        name: a policy, with its number if it has one.
+        latency: costs of steps, as a profile has them.
+        requests: known to the oracle.
         longest: the most tokens a row drafts where the policy chooses.
+        seed: of random policies.
 
     Raises:
-        ConfigError: an unknown name; the line lists those there are.
+        ConfigError: the name is unknown. The message lists the known ones.
     """
     word, _, number = name.partition("-")
     if name == "confidence" or (word == "confidence" and re.fullmatch(r"0?\.\d+|0", number)):
@@ -67,13 +70,13 @@ def make_policy(
         return Policy(name, GoodputTree(HEADS, MOST_CANDIDATES, latency))
     if re.fullmatch(r"medusa-top[1-9]", name):
         return Policy(name, FixedTree((int(name[-1]),) * HEADS))
-    if name in CONTROLLER_NAMES or (word == "fixed" and number.isdigit()):
+    if name in CONTROLLER_NAMES or (name in CONTROLLERS and name != "fixed") or (word == "fixed" and number.isdigit()):
         return Policy(name, _named(name, longest, latency))
     raise ConfigError(f"policies: {name} is not known; use some of {', '.join(POLICY_NAMES)}")
 
 
 class RandomLength:
-    """Any length from 0 to `longest` alike, for the whole step or for each row."""
+    """Draws lengths uniformly from 0 to `longest`, for the whole step or for each row."""
 
     def __init__(self, longest: int, *, by_row: bool, seed: int = 0) -> None:
         if longest < 0:
@@ -91,22 +94,22 @@ class RandomLength:
         return tuple(row.length for row in plan.rows)
 
     def observe(self, result: StepResult) -> None:
-        """The next step draws anew."""
+        """Count the step, so that the next one draws anew."""
         self._steps += 1
 
     def draft_changed(self) -> None:
-        """Nothing was learnt."""
+        """Forget nothing."""
 
 
 class Oracle:
-    """Knows each request's luck and the true costs: the most tokens a second, none of them drafted in vain.
+    """Knows each request's acceptance trace and the true costs: most tokens a second, and no rejected token.
 
-    It maximises each step's goodput, which is not the same as the least latency of all requests together.
+    It maximises each step's goodput, which need not give the least latency over all requests.
     """
 
-    def __init__(self, longest: int, latency: LatencyModel, requests: Seq[SimulatedRequest]) -> None:
+    def __init__(self, longest: int, latency: LatencyModel, requests: Sequence[SimulatedRequest]) -> None:
         self.longest, self.latency = longest, latency
-        self._known = {f"{request.id}/0": (request.prompt_tokens, request.luck.runs) for request in requests}
+        self._known = {f"{request.id}/0": (request.prompt_tokens, request.trace.runs) for request in requests}
 
     def plan(self, view: BatchView) -> Plan:
         runs = [self._run(row.sequence_id, row.context_tokens) for row in view.rows]
@@ -120,10 +123,10 @@ class Oracle:
         return tuple(row.length for row in plan.rows)
 
     def observe(self, result: StepResult) -> None:
-        """It knows already."""
+        """Learn nothing."""
 
     def draft_changed(self) -> None:
-        """It knows the new one too."""
+        """Forget nothing: traces hold for any draft."""
 
     def _run(self, sequence_id: str, context_tokens: int) -> int:
         prompt_tokens, runs = self._known[sequence_id]
@@ -134,6 +137,6 @@ def _named(name: str, longest: int, latency: LatencyModel) -> LengthController:
     return named_controller(name, longest, latency, drafts_with_model=latency.draft is not None)
 
 
-def _plan(view: BatchView, lengths: Seq[int], tokens: float | None = None, seconds: float | None = None) -> Plan:
+def _plan(view: BatchView, lengths: Sequence[int], tokens: float | None = None, seconds: float | None = None) -> Plan:
     rows = tuple([RowPlan(row.sequence_id, length) for row, length in zip(view.rows, lengths, strict=True)])
     return Plan(rows, tokens, seconds)

@@ -1,8 +1,8 @@
-"""Full trees of several heads' candidates, as Medusa's: what they cost, what they give, which is best."""
+"""Full trees of several heads' candidates, as Medusa's: nodes, acceptance, and the tree of highest goodput."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -13,7 +13,7 @@ from distillspec.errors import ConfigError
 from distillspec.serving.control.base import BatchView, Plan, RowPlan, StepResult
 from distillspec.serving.control.latency import LatencyModel
 
-PRIOR, PRIOR_TRIALS = 0.4, 4.0  # what a head's first candidate is taken for, and the trials that is worth
+PRIOR, PRIOR_TRIALS = 0.4, 4.0  # acceptance of a head's first candidate, and its weight in trials
 FORGETTING = 0.999  # weight of a step's trials after the next step
 
 
@@ -24,8 +24,11 @@ class TreePlan(Plan):
     widths: tuple[int, ...] = ()
 
 
-def tree_nodes(widths: Seq[int]) -> int:
-    """Tokens that verification reads, root included: 1 + Σ_h Π_{i ≤ h} k_i; (3, 2, 2) has 1 + 3 + 6 + 12 = 22."""
+def tree_nodes(widths: Sequence[int]) -> int:
+    """Return the tokens that verification reads, root included: 1 + Σ_h Π_{i ≤ h} k_i.
+
+    (3, 2, 2) has 1 + 3 + 6 + 12 = 22.
+    """
     nodes, level = 1, 1
     for width in widths:
         level *= width
@@ -36,7 +39,7 @@ def tree_nodes(widths: Seq[int]) -> int:
 class FixedTree:
     """The same widths for every row and step."""
 
-    def __init__(self, widths: Seq[int]) -> None:
+    def __init__(self, widths: Sequence[int]) -> None:
         if any(width < 1 for width in widths):
             raise ConfigError(f"widths={tuple(widths)} must be at least 1 each")
         self.widths = tuple(widths)
@@ -49,19 +52,19 @@ class FixedTree:
         return tuple(row.length for row in plan.rows)
 
     def observe(self, result: StepResult) -> None:
-        """Nothing to learn."""
+        """Learn nothing."""
 
     def draft_changed(self) -> None:
-        """Nothing was learnt."""
+        """Forget nothing."""
 
 
 class GoodputTree:
-    """Before each step the widths of highest goodput, from each head's measured ranks; 0 candidates end the tree.
+    """Chooses before each step the widths of highest goodput, from each head's measured ranks.
 
     Args:
         heads: the most levels.
         most: the most candidates a head.
-        latency: what steps cost.
+        latency: costs of steps.
     """
 
     def __init__(self, heads: int, most: int, latency: LatencyModel) -> None:
@@ -91,7 +94,7 @@ class GoodputTree:
         success = below[numpy.arange(len(below)), self._widths]  # [shapes, heads]
         tokens = rows * (1 + numpy.cumprod(success, 1).sum(1))
         context = sum([row.context_tokens for row in view.rows])
-        # Without the prompt tokens read beside, as in GoodputController: they cost the same whatever is drafted.
+        # Without prompt tokens, as in GoodputController: they cost the same whatever is drafted.
         seconds = numpy.array([self.latency.target.seconds(context, int(count)) for count in rows * self._nodes])
         seconds = seconds + numpy.where(self._nodes > 1, self.latency.draft_free_s, 0.0)
         best = int(numpy.argmax(tokens / seconds))
@@ -103,7 +106,7 @@ class GoodputTree:
         return tuple(row.length for row in plan.rows)
 
     def observe(self, result: StepResult) -> None:
-        """Count the ranks seen."""
+        """Count the ranks of the target's tokens."""
         self._hits *= FORGETTING
         self._tried *= FORGETTING
         for row in result.rows:
@@ -112,7 +115,7 @@ class GoodputTree:
                 self._hits[head, rank if rank <= self.most else 0] += 1
 
     def draft_changed(self) -> None:
-        """Back to a guess: candidates as independent tries."""
+        """Return to the prior: candidates are independent tries."""
         self._tried[:] = PRIOR_TRIALS
         self._hits[:, 1:] = PRIOR_TRIALS * PRIOR * (1 - PRIOR) ** numpy.arange(self.most)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence as Seq
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,23 +12,23 @@ import numpy
 
 from distillspec.config.simulation import WorkloadConfig
 from distillspec.errors import ConfigError
-from distillspec.serving.simulation.luck import Luck, draw_luck
+from distillspec.serving.simulation.acceptance_trace import AcceptanceTrace, draw_acceptance_trace
 
 
 @dataclass(frozen=True)
 class SimulatedRequest:
-    """When a request comes, how long it is, and how well it will be drafted."""
+    """One request: arrival, lengths, and the acceptance trace of its drafted tokens."""
 
     id: str
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
-    luck: Luck
+    trace: AcceptanceTrace
 
 
 @dataclass(frozen=True)
 class TraceLine:
-    """One request of a trace; `alpha` where the line has one."""
+    """One line of a trace file. `alpha` is optional."""
 
     arrival_s: float
     prompt_tokens: int
@@ -37,12 +37,12 @@ class TraceLine:
 
 
 def make_workload(config: WorkloadConfig, rate: float | None = None, seed: int = 0) -> list[SimulatedRequest]:
-    """Requests in order of arrival: `rate` a second, or the trace's own.
+    """Return requests in order of arrival, `rate` a second or at the times of a trace file.
 
-    The same seed gives the same requests and luck at every rate; only the gaps between arrivals shrink.
+    The same seed gives the same requests and acceptance at every rate. Only the gaps between arrivals shrink.
 
     Raises:
-        ConfigError: a rate that is none, or a trace that cannot be read.
+        ConfigError: the rate is not finite and above 0, or the trace cannot be read.
     """
     if config.trace is not None:
         lines = read_trace(Path(config.trace), config.requests)
@@ -54,10 +54,10 @@ def make_workload(config: WorkloadConfig, rate: float | None = None, seed: int =
 
 
 def read_trace(path: Path, most: int | None = None) -> list[TraceLine]:
-    """The first `most` requests of a JSONL file: `arrival_s`, `prompt_tokens`, `output_tokens`, perhaps `alpha`.
+    """Read the first `most` requests of a JSONL file: `arrival_s`, `prompt_tokens`, `output_tokens`, optional `alpha`.
 
     Raises:
-        ConfigError: no such file, no requests in it, or a line that is no request; names file and line.
+        ConfigError: there is no such file, it is empty, or a line is not a request. Names file and line.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -102,7 +102,7 @@ def _poisson(config: WorkloadConfig, rate: float, seed: int) -> list[TraceLine]:
 
 
 def _lengths(mean: float, spread: float, count: int, random: numpy.random.Generator) -> list[int]:
-    """Lognormal of the given mean; what lies beyond eight means is cut, so that one request is not the whole load."""
+    """Draw lognormal lengths of the given mean, cut at eight means so that one request is not the whole load."""
     drawn = mean * numpy.exp(spread * random.standard_normal(count) - spread**2 / 2)
     lengths: list[int] = numpy.rint(drawn).clip(1, 8 * mean).astype(int).tolist()
     return lengths
@@ -112,11 +112,13 @@ def _request(config: WorkloadConfig, line: TraceLine, place: int, count: int, se
     alpha = line.alpha
     if alpha is None:
         alpha = config.alpha + config.drift * (place / max(count - 1, 1) - 0.5)
-    luck = draw_luck(config, min(max(alpha, 0.0), 1.0), line.output_tokens, numpy.random.default_rng([seed, 1, place]))
-    return SimulatedRequest(f"r{place}", line.arrival_s, line.prompt_tokens, line.output_tokens, luck)
+    trace = draw_acceptance_trace(
+        config, min(max(alpha, 0.0), 1.0), line.output_tokens, numpy.random.default_rng([seed, 1, place])
+    )
+    return SimulatedRequest(f"r{place}", line.arrival_s, line.prompt_tokens, line.output_tokens, trace)
 
 
-def check_fits(requests: Seq[SimulatedRequest], longest: int) -> None:
+def check_fits(requests: Sequence[SimulatedRequest], longest: int) -> None:
     """Raise ConfigError for a request of more than `longest` tokens."""
     for request in requests:
         tokens = request.prompt_tokens + request.output_tokens

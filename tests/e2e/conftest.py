@@ -14,6 +14,7 @@ from distillspec.cli import main
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.models import initialise_draft, load_target, save_draft
 
+FAST = ("experiment=smoke", "train.dtype=float32", "evaluation.measure_cost=false", "evaluation.bootstrap_samples=10")
 GENERATE = "target=tiny data.num_prompts=16 data.eval_prompts=4 data.max_new_tokens=24 data.max_prompt_tokens=160"
 
 

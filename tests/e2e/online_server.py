@@ -99,7 +99,7 @@ def serving(folder: Path, *words: str, settings: Sequence[str] = SERVE) -> Itera
 
 
 class Traffic:
-    """Two clients that never pause; every request must be answered in full."""
+    """Two clients that never pause. Every request must be answered in full."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -114,7 +114,7 @@ class Traffic:
         return len(self.answers)
 
     def ask(self, seed: int) -> httpx.Response:
-        """The request of that number: the same answer whenever it is asked."""
+        """Send request number `seed`. Its answer is always the same."""
         body = {**GREEDY[seed % 3], "temperature": 1, "seed": seed, "max_tokens": 24, "ignore_eos": True}
         return self.server.http.post("/v1/completions", json=body)
 
@@ -140,15 +140,15 @@ class Traffic:
             seed += 2
 
 
-def wait_for(holds: Callable[[], Any], every_s: float = 0.05) -> None:
-    until = time.monotonic() + PATIENCE_S
+def wait_for(holds: Callable[[], Any], every_s: float = 0.05, patience_s: float = PATIENCE_S) -> None:
+    until = time.monotonic() + patience_s
     while not holds():
         assert time.monotonic() < until
         time.sleep(every_s)
 
 
 def state_of(pid: int) -> str:
-    """The kernel's letter for it; Z (only to be reaped) where there is no such process."""
+    """Return the kernel's state letter of a process. Z (zombie) also if there is no such process."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return "Z"

@@ -36,17 +36,17 @@ def test_every_policy_meets_the_same_requests(distill: Any, tmp_path: Path, prom
     assert outcome.out.rstrip().endswith("results: run")
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     requests = json.loads((tmp_path / "run/requests.json").read_text())
-    asked = {
+    sent = {
         (rate, policy): [(r["id"], r["arrived_s"], r["domain"], r["output_tokens"]) for r in requests_of]
         for rate in (20.0, 40.0)
         for policy in ("none", "fixed-2", "goodput")
         for requests_of in [sorted((r for r in requests if (r["rate"], r["policy"]) == (rate, policy)), key=_id)]
     }
     for rate in (20.0, 40.0):
-        assert asked[rate, "none"] == asked[rate, "fixed-2"] == asked[rate, "goodput"] != []
+        assert sent[rate, "none"] == sent[rate, "fixed-2"] == sent[rate, "goodput"] != []
         for policy in ("none", "fixed-2", "goodput"):
             figures = summary["policies"][policy][str(rate)]
-            assert figures["requests"] == len(asked[rate, policy])
+            assert figures["requests"] == len(sent[rate, policy])
             assert figures["failed"] == 0
             assert figures["output_tokens"] == 8 * figures["requests"]
         assert set(summary["times_faster_than_none"][str(rate)]) == {"fixed-2", "goodput"}
@@ -54,7 +54,7 @@ def test_every_policy_meets_the_same_requests(distill: Any, tmp_path: Path, prom
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ([], "name the prompts to send"),
         (["bench.prompts=[nowhere.jsonl]"], "nowhere.jsonl: no such file"),
@@ -68,17 +68,17 @@ def test_every_policy_meets_the_same_requests(distill: Any, tmp_path: Path, prom
     ],
 )
 def test_mistakes_are_one_line_and_leave_nothing(
-    distill: Any, tmp_path: Path, prompts: Path, words: list[str], said: str
+    distill: Any, tmp_path: Path, prompts: Path, words: list[str], message: str
 ) -> None:
     outcome = distill("bench", *WORDS, *(word.replace("PROMPTS", str(prompts)) for word in words))
     assert outcome.code == 2, outcome
-    assert said in outcome.err
+    assert message in outcome.err
     assert outcome.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == [prompts]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["url=ftp://127.0.0.1:1"], "url=ftp://127.0.0.1:1 is no server's address"),
         (["url=127.0.0.1:8000"], "give it as http://HOST:PORT"),
@@ -94,11 +94,11 @@ def test_mistakes_are_one_line_and_leave_nothing(
     ],
 )
 def test_mistaken_addresses_are_one_line_and_leave_nothing(
-    distill: Any, tmp_path: Path, prompts: Path, words: list[str], said: str
+    distill: Any, tmp_path: Path, prompts: Path, words: list[str], message: str
 ) -> None:
     outcome = distill("bench", f"bench.prompts=[{prompts}]", "hydra.run.dir=run", *words)
     assert outcome.code == 2, outcome
-    assert said in outcome.err
+    assert message in outcome.err
     assert "secret" not in outcome.err
     assert outcome.err.count("\n") == 1
     assert list(tmp_path.iterdir()) == [prompts]

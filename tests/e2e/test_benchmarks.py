@@ -8,6 +8,7 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,7 +60,7 @@ def test_the_fidelity_benchmark_simulates_the_load_that_it_ran(
     for one in found["runs"]:
         assert 0.1 < one["ratio"] < 10
         assert one["live"].keys() >= {"tokens", "with prompts"}
-    # The same luck and fixed lengths: the same tokens drafted, whatever the steps took.
+    # The same acceptance and fixed lengths: the same tokens drafted, whatever the steps took.
     assert drafted["live"]["tokens"] == drafted["simulated"]["tokens"]
     assert "speculating" in drafted["simulated"]
     for picture in ("fidelity.png", "fidelity_profile.png"):
@@ -74,3 +75,23 @@ def test_the_goodput_benchmark_judges_every_load(
     assert found["loads"]["0.3"]["goodput_against"].keys() == {"none", "fixed-1", "fixed-2"}
     assert found["against_best_fixed"] == min(found["over_all_loads"].values()) > 0
     assert (tmp_path / "goodput_sweep.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_acceptance_benchmark_reads_its_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three seconds of the preset on the tiny target."""
+    rows = [{"prompt": f"What is {i} plus {i + 1}?"} for i in range(20)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    written: dict[str, Any] = {}
+    monkeypatch.setattr("common.write_result", written.__setitem__)
+    small = "target=tiny draft.layers=2 draft.vocabulary=128 data.eval_prompts=4 data.max_new_tokens=16"
+    short = "evaluation.bootstrap_samples=10 evaluation.cost_batches=[1] train.row_tokens=256 train.batch_tokens=256"
+    words = f"--prompts {tmp_path / 'sums.jsonl'} --minutes 0.05 --work {tmp_path / 'work'} {small} {short}"
+    with pytest.raises(SystemExit) as end:
+        run("acceptance.py", words, monkeypatch)
+    assert end.value.code == 0
+    found = written["acceptance_0.05min"]
+    assert found["draft"] == {"layers": 2, "vocabulary": 128, "overrides": [*small.split(), *short.split()]}
+    assert found["generated"]["samples"] == 16
+    assert 16 <= found["generated"]["response_tokens"] <= 16 * 16
+    assert 0 < found["alpha"]["mean"] < 1

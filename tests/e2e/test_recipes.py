@@ -20,7 +20,7 @@ from distillspec.recipes.osd import __main__ as osd
 from distillspec.recipes.osd import live, sides
 from distillspec.recipes.osd.minutes import table
 from distillspec.recipes.osd.sides import Side
-from distillspec.serving.online import supervisor
+from distillspec.serving.online.training import supervisor
 
 
 @pytest.fixture
@@ -172,8 +172,8 @@ def test_the_live_confirmation_serves_every_side_the_same_load_beside_a_trainer(
     between_turns: set[str] = set()
     serve = Side.serve
 
-    def watched(self: Side, seconds: float) -> None:
-        serve(self, seconds)
+    def watched(self: Side, turn: int, seconds: float) -> None:
+        serve(self, turn, seconds)
         assert self.adaptation.supervisor is not None
         if self.adaptation.supervisor.pid is None:  # no text yet
             return

@@ -1,4 +1,4 @@
-"""`distill serve` in a process of its own, met as clients meet it: OpenAI's own library, signals, one-line refusals."""
+"""`distill serve` as a process: OpenAI's own client, signals, one-line errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Server:
     process: subprocess.Popen[str]
     url: str
     folder: Path
-    greeting: str
+    startup_banner: str
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, str, str]:
         self.process.send_signal(number)
@@ -53,17 +53,17 @@ def start(folder: Path, *words: str) -> Server:
         env={**os.environ, "DISTILLSPEC_API_KEYS": KEY},
     )
     assert process.stdout is not None
-    greeting = process.stdout.readline() + process.stdout.readline()
-    found = re.search(r"http://127\.0\.0\.1:\d+", greeting)
+    startup_banner = process.stdout.readline() + process.stdout.readline()
+    found = re.search(r"http://127\.0\.0\.1:\d+", startup_banner)
     assert found, process.communicate()
     url = found[0]
-    for _ in range(200):  # it is printed before the first connection is taken
+    for _ in range(200):  # the URL is printed before the first connection is accepted
         try:
             urllib.request.urlopen(f"{url}/health", timeout=60)
             break
         except OSError:
             assert process.poll() is None
-    return Server(process, url, folder, greeting)
+    return Server(process, url, folder, startup_banner)
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +82,8 @@ def client(server: Server) -> Iterator[openai.OpenAI]:
 
 def test_the_official_client_works_unchanged(client: openai.OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
-    wishes: Any = {"temperature": 0, "max_tokens": 12, "seed": 3}
-    whole = client.chat.completions.create(model="tiny", messages=TURNS, n=2, logprobs=True, top_logprobs=2, **wishes)
+    options: Any = {"temperature": 0, "max_tokens": 12, "seed": 3}
+    whole = client.chat.completions.create(model="tiny", messages=TURNS, n=2, logprobs=True, top_logprobs=2, **options)
     assert whole.usage is not None
     assert whole.usage.completion_tokens == 24
     assert [choice.finish_reason for choice in whole.choices] == ["length", "length"]
@@ -91,18 +91,18 @@ def test_the_official_client_works_unchanged(client: openai.OpenAI) -> None:
     assert len(whole.choices[0].logprobs.content or []) == 12
     pieces = list(
         client.chat.completions.create(
-            model="tiny", messages=TURNS, stream=True, stream_options={"include_usage": True}, **wishes
+            model="tiny", messages=TURNS, stream=True, stream_options={"include_usage": True}, **options
         )
     )
     text = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
     assert text == whole.choices[0].message.content
     assert pieces[-1].usage is not None
     again = client.chat.completions.create(
-        model="tiny", messages=[*TURNS, whole.choices[0].message, TURNS[0]], extra_body={"top_k": 5}, **wishes
+        model="tiny", messages=[*TURNS, whole.choices[0].message, TURNS[0]], extra_body={"top_k": 5}, **options
     )
     assert again._request_id is not None
-    completion = client.completions.create(model="tiny", prompt=["ab", "cd"], logprobs=1, stop="zz", **wishes)
-    streamed = client.completions.create(model="tiny", prompt=["ab", "cd"], stream=True, **wishes)
+    completion = client.completions.create(model="tiny", prompt=["ab", "cd"], logprobs=1, stop="zz", **options)
+    streamed = client.completions.create(model="tiny", prompt=["ab", "cd"], stream=True, **options)
     texts = ["", ""]
     for piece in streamed:
         texts[piece.choices[0].index] += piece.choices[0].text
@@ -110,17 +110,17 @@ def test_the_official_client_works_unchanged(client: openai.OpenAI) -> None:
 
 
 def test_the_official_async_client_works_unchanged(server: Server, client: openai.OpenAI) -> None:
-    wishes: Any = {"temperature": 0, "max_tokens": 12}
-    whole = client.chat.completions.create(model="tiny", messages=TURNS, **wishes).choices[0].message.content
+    options: Any = {"temperature": 0, "max_tokens": 12}
+    whole = client.chat.completions.create(model="tiny", messages=TURNS, **options).choices[0].message.content
 
     async def many() -> list[str]:
         async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=KEY, timeout=120, max_retries=0) as own:
 
             async def one(stream: bool) -> str:
                 if not stream:
-                    reply = await own.chat.completions.create(model="tiny", messages=TURNS, **wishes)
+                    reply = await own.chat.completions.create(model="tiny", messages=TURNS, **options)
                     return reply.choices[0].message.content or ""
-                pieces = await own.chat.completions.create(model="tiny", messages=TURNS, stream=True, **wishes)
+                pieces = await own.chat.completions.create(model="tiny", messages=TURNS, stream=True, **options)
                 return "".join([piece.choices[0].delta.content or "" async for piece in pieces])
 
             return list(await asyncio.gather(*(one(i % 2 == 0) for i in range(8))))
@@ -152,14 +152,14 @@ def test_bench_puts_two_servers_side_by_side(
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     requests = json.loads((tmp_path / "run/requests.json").read_text())
     names = [address.removeprefix("http://") for address in addresses]
-    asked = [
+    sent = [
         sorted((r["round"], r["id"], r["arrived_s"], r["prompt_tokens"]) for r in requests if r["server"] == name)
         for name in names
     ]
-    assert asked[0] == asked[1] != []
+    assert sent[0] == sent[1] != []
     for name in names:
         figures = summary["servers"][name]["40.0"]
-        assert (figures["failed"], figures["output_tokens"]) == (0, 8 * len(asked[0]))
+        assert (figures["failed"], figures["output_tokens"]) == (0, 8 * len(sent[0]))
         assert 0 < figures["time_to_first_token_s"]["p50"] <= figures["latency_s"]["p50"]
         assert 0 <= figures["acceptance"] <= 1
         assert name in outcome.out.replace("\n", "")
@@ -169,24 +169,24 @@ def test_bench_puts_two_servers_side_by_side(
     files = [file for file in (tmp_path / "run").rglob("*") if file.is_file()]
     assert KEY not in outcome.out + "".join(file.read_text(errors="replace") for file in files)
     monkeypatch.setenv("A_KEY", "another-key")
-    for word, said in (("key_env=[A_KEY]", "the key in A_KEY is refused"), ("key_env=[NONE]", "put it into NONE")):
+    for word, message in (("key_env=[A_KEY]", "the key in A_KEY is refused"), ("key_env=[NONE]", "put it into NONE")):
         refusal = distill("bench", f"url={server.url}", word, "hydra.run.dir=no", *load)
         assert (refusal.code, refusal.err.count("\n")) == (2, 1)
-        assert said in refusal.err
+        assert message in refusal.err
         assert not (tmp_path / "no").exists()
 
 
 def test_the_printed_line_works(server: Server) -> None:
     if not Path("/usr/bin/curl").exists():
         pytest.skip("curl is not installed")
-    line = server.greeting.splitlines()[1].strip()
+    line = server.startup_banner.splitlines()[1].strip()
     done = subprocess.run(
         ["bash", "-c", line], env={**os.environ, "KEY": KEY}, capture_output=True, text=True, timeout=120
     )
     assert json.loads(done.stdout)["choices"][0]["message"]["role"] == "assistant"
 
 
-def test_sigterm_ends_it_in_order(tmp_path: Path) -> None:
+def test_sigterm_stops_the_server_in_order(tmp_path: Path) -> None:
     server = start(tmp_path)
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, timeout=120) as client:
         client.completions.create(model="tiny", prompt="x", max_tokens=5)

@@ -1,4 +1,4 @@
-"""`distill serve online=decoupled` with `distill adapt` beside it: the one judges and serves what the other makes."""
+"""`distill serve online=decoupled` with `distill adapt`: the server judges and serves the trainer's versions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from distillspec.serving.online.layout import Layout, TrainerState
-from distillspec.serving.online.registry import VersionRegistry
+from distillspec.serving.online.state.layout import Layout, TrainerState
+from distillspec.serving.online.state.registry import VersionRegistry
 
 from .online_server import PATIENCE_S, TRAIN, Server, Traffic, serving, wait_for
 
@@ -24,7 +24,7 @@ ADAPT = ("adapt", "target=tiny", "online.folder=online", *TRAIN)
 
 @contextmanager
 def adapting(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """A trainer as a person starts one."""
+    """Run `distill adapt` inside the block."""
     with (folder / "adapt.log").open("w+") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "distillspec.cli", *ADAPT, *words],
@@ -41,20 +41,18 @@ def adapting(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def judged(server: Server, known: Collection[str]) -> list[str]:
-    """The versions besides those known that the gate has decided about."""
+    """Return the versions that the gate has judged, except those known."""
     return [name for name, status in server.drafts().items() if name not in known and status != "candidate"]
 
 
 @pytest.mark.timeout(400)
-def test_a_trainer_elsewhere_teaches_comes_and_goes_and_the_server_serves_on(
-    distill: Any, given: Path, tmp_path: Path
-) -> None:
+def test_the_server_serves_versions_of_trainers_that_come_and_go(distill: Any, given: Path, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "online")
     with serving(tmp_path, "online=decoupled", f"draft.path={given}") as server:
         quiet, first = server.greedy(), server.used()
         assert (server.trainer()["pid"], server.trainer()["stage"]) == (0, "gone")
         with Traffic(server) as traffic:
-            # One update, then it ends by itself; its candidate is judged by the server.
+            # A trainer that ends after one update. The server judges its candidate.
             once = distill(*ADAPT, "max_updates=1", "hydra.run.dir=once")
             assert once.code == 0, once.err
             (made,) = re.findall(r"^candidate: (\S+)$", once.out, re.MULTILINE)
@@ -88,6 +86,6 @@ def test_a_trainer_elsewhere_teaches_comes_and_goes_and_the_server_serves_on(
     serving_now = VersionRegistry(layout.versions).current()
     assert serving_now is not None
     assert serving_now.name == promoted
-    said = (tmp_path / "adapt.log").read_text()
-    assert all(f"candidate: {name}" in said for name in versions)
-    assert "Traceback" not in said + server.errors.read_text()
+    output = (tmp_path / "adapt.log").read_text()
+    assert all(f"candidate: {name}" in output for name in versions)
+    assert "Traceback" not in output + server.errors.read_text()

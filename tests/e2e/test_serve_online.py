@@ -14,11 +14,11 @@ import pytest
 
 from distillspec.config import OnlineConfig, ReplayConfig, TargetConfig
 from distillspec.models import load_target
-from distillspec.serving.online.beginning import first_draft
-from distillspec.serving.online.layout import Layout, OnlineSettings, TrainerState
-from distillspec.serving.online.records import LogKey
-from distillspec.serving.online.registry import VersionRegistry
-from distillspec.serving.online.replay_log import ReplayLog
+from distillspec.serving.online.bootstrap import first_draft
+from distillspec.serving.online.log.records import LogKey
+from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.state.layout import Layout, OnlineSettings, TrainerState
+from distillspec.serving.online.state.registry import VersionRegistry
 
 from .online_server import GREEDY, PATIENCE_S, TRAIN, Server, Traffic, is_gone, serving, state_of, wait_for
 
@@ -59,7 +59,7 @@ def test_it_learns_is_killed_and_goes_on_from_what_it_promoted(given: Path, tmp_
             pids.append(server.new_trainer(pids))
             before = traffic.answered
             kill_while_it_learns(server, pids[1], layout)
-            assert TrainerState.read(layout.state).stage == "learning"  # what it died in; no update has been made
+            assert TrainerState.read(layout.state).stage == "learning"
             assert TrainerState.read(layout.state).updates == 0
             killed_at = traffic.answered
             assert server.greedy() == quiet
@@ -97,7 +97,7 @@ def test_it_learns_is_killed_and_goes_on_from_what_it_promoted(given: Path, tmp_
     assert all(len(answer.prompt_ids) <= 5 for answer in answers)
     assert "Traceback" not in server.errors.read_text()
 
-    # The promoted version serves after a restart without a draft; the server is killed while drafts are swapped.
+    # The promoted version serves after a restart without a draft. The server is killed while drafts are swapped.
     with serving(tmp_path, "online=decoupled") as server:
         assert (server.used(), server.greedy()) == (promoted, quiet)
         assert server.trainer()["stage"] == "gone"
@@ -205,7 +205,7 @@ def test_a_damaged_only_version_keeps_no_server_from_starting(given: Path, tmp_p
         (["online=on", "draft.path=given", "online.folder=/dev/null/x"], "/dev/null is a file"),
         (
             ["online=on", "draft.path=given", "replay.redaction=nowhere:redact"],
-            "nowhere:redact is not there",
+            "nowhere:redact cannot be imported",
         ),
         (
             ["online=on", "draft.path=given", "replay.redaction=redact"],
@@ -231,7 +231,7 @@ def test_what_cannot_be_joined_is_one_line(
 
 
 def test_another_targets_folder_is_refused_and_left_as_it_is(distill: Any, tmp_path: Path, given: Path) -> None:
-    """A folder whose log was recorded with other settings; the same check compares the target's weights."""
+    """The log was recorded with other weights."""
     layout = Layout(tmp_path / "online")
     target = load_target(TargetConfig(path="tiny", dtype="float32", device="cpu"))
     key = LogKey("0" * 64, target.identity.tokenizer_hash, target.identity.vocab_size, 64)

@@ -110,7 +110,7 @@ def test_ce_needs_no_teacher_at_all(
 
     monkeypatch.setattr("distillspec.training.module.DenseTeacher", forbidden)
     monkeypatch.setattr("distillspec.training.module.SignalTeacher", forbidden)
-    monkeypatch.setattr("distillspec.commands.prepare.score", forbidden)
+    monkeypatch.setattr("distillspec.commands.samples.score", forbidden)
     words = ("data=fixed", "data.signal=none", "loss=ce", f"data.prompts={prompt_file}")
     outcome = distill("train", *FAST, *words)
     assert outcome.code == 0, outcome.err

@@ -11,8 +11,8 @@ import pytest
 
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.models import LanguageModel, initialise_draft, load_target, save_draft
-from distillspec.serving.online.layout import Layout
-from distillspec.serving.online.registry import VersionRegistry
+from distillspec.serving.online.state.layout import Layout
+from distillspec.serving.online.state.registry import VersionRegistry
 
 WHERE = "online.folder=online"
 
@@ -24,7 +24,7 @@ def target() -> LanguageModel:
 
 @pytest.fixture
 def registry(tmp_path: Path, target: LanguageModel) -> VersionRegistry:
-    """v1 was the beginning, v3 took over from it; v2 was refused, v4 and v5 came to nothing, v6 waits."""
+    """Registry: v3 replaced v1, v2 was refused, v4 and v5 were inconclusive, v6 waits."""
     made = VersionRegistry(Layout(tmp_path / "online").versions)
     for number in range(6):
         draft = initialise_draft(DraftConfig(layers=1), target)
@@ -36,8 +36,8 @@ def registry(tmp_path: Path, target: LanguageModel) -> VersionRegistry:
             requests=(10 * number, 10 * number + 9) if number else None,
         )
         if number in (0, 2):
-            made.promote(version.name, ("the beginning", "", "better")[number])
-            made.judged(version.name, "promoted", {"decision": "promoted"}, ("the beginning", "", "better")[number])
+            made.promote(version.name, ("first draft", "", "better")[number])
+            made.judged(version.name, "promoted", {"decision": "promoted"}, ("first draft", "", "better")[number])
         elif number < 5:
             made.judged(version.name, "refused" if number == 1 else "inconclusive", {}, f"because of {number}")
     return made
@@ -70,7 +70,7 @@ def test_list_and_show_tell_everything_and_change_nothing(
     assert [words[:2] for words in printed] == [[v.name, v.status] for v in versions]
     assert [v.status for v in versions] == BEFORE
     assert [" ".join(words[2:]).split() for words in printed] == [
-        ["the", "beginning"],
+        ["first", "draft"],
         ["requests", "10–19", "because", "of", "1"],
         ["requests", "20–29", "better"],
         ["requests", "30–39", "because", "of", "3"],
@@ -81,13 +81,13 @@ def test_list_and_show_tell_everything_and_change_nothing(
 
     shown = distill("versions", "action=show", f"version={names[2]}", WHERE, "hydra.run.dir=shown")
     assert shown.code == 0, shown.err
-    told = json.loads(shown.out[shown.out.index("{") : shown.out.rindex("}") + 1])
-    assert (told["name"], told["status"], told["parent"]) == (names[2], "promoted", names[0])
-    assert (told["first_request"], told["last_request"]) == (20, 29)
-    assert told["verdict"] == {"decision": "promoted"}
-    assert told["problem"] is None
-    assert told["weights_hash"] == versions[2].weights_hash
-    assert told == {name: value for name, value in ended(tmp_path, "shown").items() if name != "command"}
+    printed = json.loads(shown.out[shown.out.index("{") : shown.out.rindex("}") + 1])
+    assert (printed["name"], printed["status"], printed["parent"]) == (names[2], "promoted", names[0])
+    assert (printed["first_request"], printed["last_request"]) == (20, 29)
+    assert printed["verdict"] == {"decision": "promoted"}
+    assert printed["problem"] is None
+    assert printed["weights_hash"] == versions[2].weights_hash
+    assert printed == {name: value for name, value in ended(tmp_path, "shown").items() if name != "command"}
     (versions[2].path / "model.safetensors").write_bytes(b"cut short")
     damaged = distill("versions", "action=show", f"version={names[2]}", WHERE)
     assert damaged.code == 0, damaged.err

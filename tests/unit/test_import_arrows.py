@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# Folder → the name it is installed under. More specific names win (distillspec/serving may be a symlink).
+# Folder → the name it is installed under. The links in distillspec/ to the other three are not followed.
 FOLDERS = {
     "serving": "distillspec.serving",
     "conf": "distillspec.conf",
@@ -21,7 +21,7 @@ FOLDERS = {
 
 # Every part may import these; `types` and `errors` import nothing of ours.
 COMMON = {"types", "errors", "files"}
-MODEL_SIDE = {"config", "sampling", "recording", "losses", "models"}
+MODEL_SIDE = {"config", "sampling", "rejection_sampling", "recording", "losses", "models"}
 ALL_BUT_SERVING = MODEL_SIDE | {
     "provenance",
     "data",
@@ -32,6 +32,86 @@ ALL_BUT_SERVING = MODEL_SIDE | {
     "report",
 }
 
+ENGINE = {"serving", "serving.base", "serving.control", "serving.step"}  # what stands around an engine sees of it
+ONLINE = {"serving.online.state", "serving.online.log", "serving.online.training"}
+
+# The same for the packages of serving/, in the order of a step: a package imports from those above it alone.
+SERVING_ARROWS: dict[str, set[str]] = {
+    "base": {"config", "sampling"},
+    "control": {"config", "models", "provenance", "serving.base"},
+    "execution": {"config", "models", "serving.base"},
+    "decoding": {"config", "sampling", "rejection_sampling", "serving.base"},
+    "sequences": {"serving.base", "serving.control", "serving.execution"},
+    "proposers": {"config", "models", "sampling", "serving.base", "serving.decoding", "serving.execution"},
+    "step": {
+        "models",
+        "serving.base",
+        "serving.control",
+        "serving.execution",
+        "serving.decoding",
+        "serving.sequences",
+        "serving.proposers",
+    },
+    "": {  # engine and its builder, generator, profiler
+        "config",
+        "models",
+        "recording",
+        "serving.base",
+        "serving.control",
+        "serving.execution",
+        "serving.decoding",
+        "serving.sequences",
+        "serving.proposers",
+        "serving.step",
+    },
+    "bench": {"config", "serving", "serving.base", "serving.control"},
+    "simulation": {
+        "config",
+        "serving.base",
+        "serving.control",
+        "serving.execution",
+        "serving.sequences",
+        "serving.bench",
+    },
+    "online.state": {"config", "models"},
+    "online.log": {"config", "recording", "data", "serving.base", "serving.step", "serving.online.state"},
+    "online.training": {
+        "config",
+        "sampling",
+        "losses",
+        "models",
+        "data",
+        "training",
+        "serving.online.state",
+        "serving.online.log",
+    },
+    "online.gate": {"config", "models", "data", "evaluation", *ENGINE, *ONLINE},
+    "online": {"config", "models", "training", *ENGINE, *ONLINE, "serving.online.gate"},
+    "server.http": {"config", "serving.base"},
+    "server.bridge": {"models", *ENGINE, "serving.server.http"},
+    "server.observability": {"serving.base", "serving.control", "serving.server.bridge"},
+    "server.answers": {
+        "config",
+        "data",
+        "serving",
+        "serving.base",
+        "serving.sequences",
+        "serving.server.http",
+        "serving.server.bridge",
+        "serving.server.observability",
+    },
+    "server.routes": {"serving.server.http", "serving.server.bridge", "serving.server.answers"},
+    "server": {
+        "config",
+        "serving.server.http",
+        "serving.server.observability",
+        "serving.server.answers",
+        "serving.server.routes",
+    },
+}
+SERVING = {f"serving.{package}" if package else "serving" for package in SERVING_ARROWS}
+SERVING_ARROWS["commands"] = ALL_BUT_SERVING | SERVING | {"commands", "progress"}
+
 # Part → what it may import besides COMMON and itself.
 ARROWS: dict[str, set[str]] = {
     "": set(),  # distillspec/__init__.py
@@ -41,41 +121,27 @@ ARROWS: dict[str, set[str]] = {
     "conf": set(),
     "config": set(),
     "sampling": set(),
+    "rejection_sampling": set(),
     "recording": {"sampling"},
     "provenance": set(),
-    "losses": {"sampling"},
+    "losses": {"config", "sampling"},
     "models": {"config"},
     "generation": {"config", "sampling", "recording", "models"},
     "data": {"config", "sampling", "recording", "models", "generation"},
-    "evaluation": {"config", "provenance", "sampling", "losses", "models", "data", "generation"},
+    "evaluation": {"config", "provenance", "sampling", "rejection_sampling", "losses", "models", "data", "generation"},
     "training": {"config", "provenance", "sampling", "losses", "models", "data", "generation"},
     "export": {"config", "provenance", "models"},
     "report": {"config", "provenance", "evaluation"},
     "progress": set(),
-    "composition": {"config"},
-    "helptext": {"config"},
+    "composition_errors": {"config"},
+    "composition": {"config", "composition_errors"},
+    "hydra_run": {"config", "composition_errors", "composition"},
+    "helptext": {"config", "composition_errors"},
     "commands": ALL_BUT_SERVING | {"progress"},
-    "cli": ALL_BUT_SERVING | {"commands", "composition", "helptext", "serving"},
-    "recipes": ALL_BUT_SERVING | {"commands", "cli", "progress", "serving"},
-    "serving": MODEL_SIDE | {"provenance"},
-    "serving.online": MODEL_SIDE | {"provenance", "serving", "data", "training", "evaluation"},
-    "serving.server": MODEL_SIDE | {"provenance", "serving", "data"},
-    "serving.live": MODEL_SIDE | {"serving"},
-    "serving.commands": ALL_BUT_SERVING | {"serving", "commands", "progress"},
+    "cli": ALL_BUT_SERVING | {"commands", "composition", "hydra_run", "helptext", "serving", "serving.commands"},
+    "recipes": ALL_BUT_SERVING | {"commands", "cli", "progress", *SERVING},
+    **{f"serving.{package}" if package else "serving": arrows for package, arrows in SERVING_ARROWS.items()},
 }
-# Rooms of serving, and the other rooms each may know: server and online adaptation do not know each other.
-OTHER_ROOMS = {
-    "serving.online": set[str](),
-    "serving.server": set[str](),
-    "serving.live": {"serving.online", "serving.server"},
-    "serving.commands": {"serving.online", "serving.server", "serving.live"},
-}
-ROOMS = (
-    "serving.online",
-    "serving.server",
-    "serving.live",
-    "serving.commands",
-)  # parts of serving that may import more than the rest of it
 IMPORTS_NOTHING = {"types", "errors"}
 
 
@@ -135,10 +201,10 @@ def _targets(node: ast.Import | ast.ImportFrom, package: str, modules: dict[str,
 
 
 def part_of(module: str) -> str:
-    """The row of ARROWS a module belongs to: `distillspec.losses.chunked` → `losses`."""
+    """The row of ARROWS a module belongs to, the most specific one: `distillspec.losses.chunked` → `losses`."""
     names = module.split(".")[1:]
-    room = ".".join(names[:2])
-    return room if room in ROOMS else (names or [""])[0]
+    rows = (".".join(names[:count]) for count in range(len(names), 0, -1))
+    return next((row for row in rows if row in ARROWS), (names or [""])[0])
 
 
 def forbidden(imports: list[Import]) -> list[str]:
@@ -154,10 +220,7 @@ def allowed(item: Import) -> bool:
         return True
     if importer in IMPORTS_NOTHING:
         return False
-    if imported in ROOMS and importer.split(".")[0] == "serving" and imported not in OTHER_ROOMS.get(importer, set()):
-        return False
-    wanted = "serving" if imported in ROOMS else imported
-    return imported in COMMON or wanted in ARROWS.get(importer, set())
+    return imported in COMMON or imported in ARROWS.get(importer, set())
 
 
 def find_cycle(edges: set[tuple[str, str]]) -> list[str]:
@@ -190,6 +253,11 @@ def test_every_part_has_a_row_in_the_table() -> None:
     parts = {part_of(module) for module in find_modules(ROOT)}
     assert {"types", "errors", "files"} <= parts
     assert parts <= set(ARROWS), "add the new part to ARROWS and to ARCHITECTURE.md"
+
+
+def test_every_package_of_serving_has_a_row_of_its_own() -> None:
+    packages = {file.parent.relative_to(ROOT) for file in (ROOT / "serving").rglob("*.py")}
+    assert {".".join(package.parts) for package in packages} == SERVING | {"serving.commands"}
 
 
 def test_no_forbidden_arrow() -> None:
@@ -225,8 +293,13 @@ def test_the_table_itself_has_no_cycle() -> None:
         ("serving/engine.py", "from .online import replay"),
         ("serving/engine.py", "from .commands import simulate"),
         ("serving/engine.py", "from .server import app"),
+        ("serving/base/tree.py", "from distillspec.serving.control import goodput"),
+        ("serving/control/goodput.py", "from ..simulation import clock"),
+        ("serving/bench/load.py", "from ..simulation import clock"),
+        ("serving/execution/runner.py", "from distillspec.serving.engine import Engine"),
         ("serving/server/app.py", "from distillspec.serving.online import replay"),
         ("serving/online/replay.py", "from distillspec.serving.server import app"),
+        ("serving/online/training/trainer.py", "from ...engine import Engine"),
         ("distillspec/commands/train.py", "from distillspec.serving.commands import simulate"),
     ],
 )
@@ -244,9 +317,9 @@ def test_an_injected_violation_is_found(tmp_path: Path, file: str, code: str) ->
         ),
         ("distillspec/cli.py", "def serve():\n    from distillspec.serving import Engine"),
         ("distillspec/losses/kl.py", "import torch\nfrom . import chunked\nfrom ..sampling import softmax"),
-        ("serving/online/trainer.py", "from distillspec.training import loop\nfrom ..engine import Engine"),
+        ("serving/online/training/trainer.py", "from distillspec.training import loop\nfrom ..state import registry"),
         ("serving/commands/simulate.py", "from distillspec.training import loop\nfrom ..engine import Engine"),
-        ("serving/live/steering.py", "from ..online import replay\nfrom ..server import app"),
+        ("serving/commands/online_serving.py", "from ..online import replay\nfrom ..server import app"),
         ("distillspec/cli.py", "def late():\n    from distillspec.serving.commands import simulate"),
     ],
 )
@@ -277,6 +350,8 @@ def _write(root: Path, files: dict[str, str]) -> None:
         "serving/online/replay.py",
         "serving/commands/simulate.py",
         "serving/server/app.py",
+        "serving/control/goodput.py",
+        "serving/simulation/clock.py",
     ):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()

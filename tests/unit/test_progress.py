@@ -1,4 +1,4 @@
-"""What people see of long work."""
+"""Progress lines and bars."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_log_gets_a_line_now_and_then(clock: list[float], capsys: pytest.Captu
     assert said == ["reading …", "reading:  38 % 15 read", "reading:  75 % 30 read", "reading: done in 39 s"]
 
 
-def test_the_time_left_follows_the_pace_since_first_asked(clock: list[float]) -> None:
+def test_the_time_left_follows_the_pace_since_the_first_call(clock: list[float]) -> None:
     line = ProgressLine("training", None)
     assert line.left(0.5) == "?"  # a resumed run: half is done, nothing is known of the pace
     clock[0] += 30

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper
 from transformers.generation.logits_process import TopPLogitsWarper
 
-from distillspec import sampling
 from distillspec.errors import ConfigError
-from distillspec.sampling import NonFiniteLogits, _largest, best_ids, draw, policy_logprobs, policy_probs
+from distillspec.sampling import NonFiniteLogits, best_ids, draw, filtered_logits, policy_probs
+from distillspec.sampling.nucleus import keep_nucleus, largest_probs, mask_nucleus
 from distillspec.types import SamplingPolicy
 
 INF = math.inf
@@ -52,11 +52,11 @@ def test_transforms_are_those_of_transformers(
 @settings(max_examples=25, deadline=None)
 @given(top_p=st.floats(0.01, 0.999), scale=st.sampled_from([0.0, 0.3, 2.0]), seed=st.integers(0, 1000))
 def test_nucleus_found_from_a_prefix_equals_the_one_from_a_full_sort(top_p: float, scale: float, seed: int) -> None:
-    # Rounded logits tie often; a scale of 0 ties everything, and needs more than the prefix.
+    # Rounded logits tie often. A scale of 0 ties everything, and needs more than the prefix.
     probs = torch.softmax((noise(5, 40, seed=seed) * scale).round(), -1)
-    full, short = (sampling._nucleus(probs, top_p, prefix) for prefix in (40, 4))
+    full, short = (mask_nucleus(probs, top_p, prefix) for prefix in (40, 4))
     assert torch.equal(full, short)
-    assert torch.equal(sampling._inside_nucleus(probs.clone(), top_p, look=True), probs * full)
+    assert torch.equal(keep_nucleus(probs.clone(), top_p, sync=True), probs * full)
     mass = torch.where(full, probs, 0).sum(-1)
     smallest = torch.where(full, probs, INF).amin(-1)
     assert (mass > top_p - 1e-5).all()
@@ -68,7 +68,7 @@ def test_the_largest_found_by_blocks_are_the_largest(width: int, count: int) -> 
     rows = torch.rand(3, width, generator=torch.Generator().manual_seed(width)).mul(1000).floor()  # many ties
     rows[0, -1] = 5000.0  # past the last whole block
     rows[1, :count] = 2000.0  # all in a few blocks
-    assert torch.equal(_largest(rows, count), rows.topk(count, -1).values)
+    assert torch.equal(largest_probs(rows, count), rows.topk(count, -1).values)
 
 
 def test_ties_in_the_nucleus_go_to_the_lowest_ids() -> None:
@@ -85,19 +85,20 @@ def test_greedy_is_one_hot_and_the_lowest_id_wins_ties() -> None:
     logits = torch.tensor([[0.0, 5.0, 5.0], [-INF, -INF, -2.0]], dtype=torch.bfloat16)
     greedy = SamplingPolicy(temperature=0)
     assert policy_probs(logits, greedy).tolist() == [[0, 1, 0], [0, 0, 1]]
-    assert policy_logprobs(logits, greedy).tolist() == [[-INF, 0, -INF], [-INF, -INF, 0]]
 
 
 @pytest.mark.parametrize(
     "policy", [SamplingPolicy(), SamplingPolicy(0.5, top_k=3, top_p=0.9, min_p=0.01)], ids=["plain", "all"]
 )
-def test_logprobs_are_the_logarithm_and_masked_tokens_stay_out(policy: SamplingPolicy) -> None:
+def test_filtered_logits_give_the_same_distribution_and_masked_tokens_stay_out(policy: SamplingPolicy) -> None:
     logits = noise(2, 3, 7)
     logits[..., 2] = -INF
     probs = policy_probs(logits.bfloat16(), policy)
     assert probs.dtype == torch.float32
     assert (probs[..., 2] == 0).all()
-    torch.testing.assert_close(policy_logprobs(logits.bfloat16(), policy), probs.log())
+    scores = filtered_logits(logits.bfloat16(), policy)
+    assert (scores.amax(-1) == 0).all()
+    torch.testing.assert_close(torch.log_softmax(scores, -1), probs.log())
 
 
 def test_a_vanishing_temperature_becomes_greedy_without_overflow() -> None:
@@ -162,14 +163,14 @@ def test_draw_follows_the_probabilities_and_does_not_depend_on_the_batch() -> No
 @pytest.mark.parametrize(
     "policy", [SamplingPolicy(0.7, 0, 0.9), SamplingPolicy(1.0, 9, 0.6, 0.01), SamplingPolicy(0.0)]
 )
-def test_without_looks_the_same_distribution_comes(policy: SamplingPolicy) -> None:
+def test_without_device_syncs_the_distribution_is_the_same(policy: SamplingPolicy) -> None:
     """Ties too: logits of few levels, so that nuclei end within groups of equal tokens."""
     logits = torch.randint(0, 6, (50, 700), generator=torch.Generator().manual_seed(1)).float()
-    wanted, found = policy_probs(logits, policy), policy_probs(logits, policy, look=False)
+    wanted, found = policy_probs(logits, policy), policy_probs(logits, policy, sync=False)
     assert torch.equal(wanted > 0, found > 0)
     torch.testing.assert_close(found, wanted)
     logits[3] = torch.nan
-    torch.testing.assert_close(policy_probs(logits, policy, look=False)[:3], wanted[:3])  # others do not mind
+    torch.testing.assert_close(policy_probs(logits, policy, sync=False)[:3], wanted[:3])  # others do not mind
 
 
 @pytest.mark.parametrize("width", [5, 256, 700, 1024])

@@ -1,4 +1,4 @@
-"""What the training loop asks of any strategy, and the form in which all of them keep their state."""
+"""Interface between the training loop and the strategies, and the form in which all of them keep their state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's, besides its step count
 
 @dataclass(frozen=True)
 class Holdings:
-    """What one process keeps between steps, in numbers (elements), of how much there is altogether."""
+    """Elements that one process keeps between steps, beside how many there are in all."""
 
     weights: str  # type of a weight: Parameter, DTensor, or Parameter with ds_id
     weights_held: int
@@ -30,19 +30,22 @@ class Holdings:
     optimizer_whole: int
 
 
-class Strategy(Protocol):
-    """Owns the wrapped module and its optimizer. Every method is called by all processes together.
+class StepStrategy(Protocol):
+    """Owner of the wrapped module and its optimizer. All processes call every method together.
 
-    `module` is called like `DistillModule` and gives what that gives. `optimizer.param_groups` carry the
-    learning rate.
+    `module` has the signature and results of `DistillModule`. `optimizer.param_groups` hold the learning rate.
     """
 
-    accelerator: Accelerator
     module: Callable[..., Any]
     optimizer: Optimizer
 
+    @property
+    def accelerator(self) -> Accelerator | None:
+        """None in a single process without Accelerate."""
+        ...
+
     def micro_step(self, last: bool) -> AbstractContextManager[None]:
-        """A context for one micro-batch; gradients are exchanged only in the last one."""
+        """Return a context for one micro-batch. Gradients are exchanged only in the last one."""
         ...
 
     def backward(self, loss: Tensor) -> None:
@@ -50,44 +53,53 @@ class Strategy(Protocol):
         ...
 
     def clip(self, norm: float) -> float:
-        """Clip the gradients to `norm`; gives their global norm before, not finite when any of them is not."""
+        """Clip the gradients to `norm`. Return their global norm before, NaN or infinite if any gradient is."""
         ...
 
     def update(self) -> None:
-        """Optimizer step, then forget the gradients."""
+        """Take the optimizer step, then drop the gradients."""
         ...
 
     def skip(self) -> None:
-        """Forget the gradients without a step."""
+        """Drop the gradients without a step."""
+        ...
+
+
+class Strategy(StepStrategy, Protocol):
+    """A strategy of a whole run: it also gives the draft back, and saves and restores its state."""
+
+    @property
+    def accelerator(self) -> Accelerator:
+        """Processes, devices and mixed precision."""
         ...
 
     def refresh_plain(self, draft: LanguageModel) -> LanguageModel:
-        """The draft with whole, current weights, for evaluation, sampling and saving; on the main process only."""
+        """Return the draft with whole, current weights, for evaluation, sampling and saving. Main process only."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """`{"model": weights, "optimizer": {parameter name: AdamW's step and moments}}` on the main process.
+        """Return `{"model": weights, "optimizer": {parameter name: AdamW's step and moments}}` on the main process.
 
-        Whole tensors whatever the strategy and the number of processes, so either may change at a resume.
+        Tensors are whole, so the strategy and the number of processes may change at a resume.
         """
         ...
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a `state()`, which every process has read."""
+        """Continue from a `state()`, which every process has read."""
         ...
 
     def holdings(self) -> Holdings:
-        """This process's share of weights and optimizer; proof that sharding is no pretence."""
+        """Return this process's share of weights and optimizer state: proof that they are sharded."""
         ...
 
 
 def named_trainable(module: Any) -> list[tuple[str, Any]]:
-    """A `DistillModule`'s learning parameters under the draft's own names."""
+    """Return a `DistillModule`'s trainable parameters under the draft's own names."""
     return [(name, p) for name, p in module.model.named_parameters() if p.requires_grad]
 
 
 def adam_state(state: dict[str, Any], whole: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-    """One parameter's step count and moments, the moments made whole."""
+    """Return one parameter's step count and moments, each passed through `whole`."""
     return {"step": whole(state["step"])} | {key: whole(state[key]) for key in MOMENTS}
 
 
@@ -96,10 +108,10 @@ def numel(tensors: Iterable[Tensor]) -> int:
 
 
 def wrap_forward(module: nn.Module, device: torch.device, dtype: torch.dtype | None) -> None:
-    """Make `module.forward` compute in `dtype` (None: as it is) and give tuples.
+    """Make `module.forward` compute in `dtype` (None: unchanged) and return tuples.
 
-    FSDP and ZeRO look for tensors in a module's output to know when its backward begins, and look only into
-    plain containers. Weights and gradients stay float32: autocast narrows inside the forward alone.
+    FSDP and ZeRO search a module's output for tensors to know when its backward begins, and search plain containers
+    only. Weights and gradients stay float32: autocast applies inside the forward alone.
     """
     forward = module.forward
 
@@ -112,7 +124,7 @@ def wrap_forward(module: nn.Module, device: torch.device, dtype: torch.dtype | N
 
 
 class Unwrapped:
-    """Calls a wrapped module and gives its tuple back as the `ChunkedLoss` it was."""
+    """Callable around a wrapped module that turns its tuple back into a `ChunkedLoss`."""
 
     def __init__(self, wrapped: nn.Module) -> None:
         self.wrapped = wrapped

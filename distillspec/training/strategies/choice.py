@@ -1,4 +1,4 @@
-"""From `launcher=` to an accelerator and a strategy."""
+"""Accelerator and strategy of a run, from `launcher=`."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ from distillspec.training.optimizer import make_optimizer
 from distillspec.training.strategies.base import Strategy
 from distillspec.training.strategies.replicated import ReplicatedStrategy
 
-# While the main process evaluates, the others wait for it. A process that dies is noticed by the one that
-# launched it, not by this.
+# While the main process evaluates, the others wait for it. The launching process notices one that ended.
 PATIENCE = timedelta(hours=12)
 
 
 def make_accelerator(config: TrainCommand, hidden_size: int) -> Accelerator:
-    """Accelerate's processes, devices, and mixed precision; `hidden_size` is the draft's.
+    """Return Accelerate's processes, device and mixed precision.
+
+    Args:
+        hidden_size: the draft's.
 
     Raises:
         RunError: fewer processes found each other than `launcher.num_processes`.
@@ -43,10 +45,10 @@ def make_accelerator(config: TrainCommand, hidden_size: int) -> Accelerator:
         settings = zero_settings(_stage(kind), config.train, hidden_size)
         extra["gradient_accumulation_steps"] = config.train.accumulate
         extra["deepspeed_plugin"] = DeepSpeedPlugin(hf_ds_config=settings, zero3_init_flag=False)
-    # Accelerate keeps one state a process; the next run of a sweep may want another precision.
+    # Accelerate keeps one state a process. The next run of a sweep may need another precision.
     AcceleratorState._reset_state()
     accelerator = Accelerator(
-        # Accelerate sets DeepSpeed up only where it is not told to use the CPU.
+        # Accelerate sets DeepSpeed up only if it is not set to use the CPU.
         cpu=device.type == "cpu" and not kind.startswith("deepspeed"),
         mixed_precision="bf16" if _half(config) and kind in ("local", "ddp") else "no",
         **extra,
@@ -62,7 +64,7 @@ def make_accelerator(config: TrainCommand, hidden_size: int) -> Accelerator:
 
 
 def make_strategy(config: TrainCommand, accelerator: Accelerator, module: DistillModule) -> Strategy:
-    """The strategy that `launcher=` names, around `module` on the accelerator's device."""
+    """Return the strategy that `launcher=` names, around `module` on the accelerator's device."""
 
     def optimizer(wrapped: torch.nn.Module) -> torch.optim.Optimizer:
         return make_optimizer(wrapped, config.train)

@@ -1,4 +1,4 @@
-"""One process, or DDP: every process holds the whole module."""
+"""Replicas: every process holds the whole module (DDP), or there is only one."""
 
 from __future__ import annotations
 
@@ -6,22 +6,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
 from distillspec.models import LanguageModel
 from distillspec.training.strategies.base import MOMENTS, Holdings, MakeOptimizer, adam_state, named_trainable, numel
+from distillspec.training.strategies.single import SingleProcessStrategy
 
 
-class ReplicatedStrategy:
-    """Accelerate's own preparation: nothing around the module alone, DDP around it among several."""
+class ReplicatedStrategy(SingleProcessStrategy):
+    """Accelerate's own preparation: the bare module in one process, DDP around it in several."""
+
+    accelerator: Accelerator
 
     def __init__(self, accelerator: Accelerator, module: nn.Module, make_optimizer: MakeOptimizer) -> None:
+        prepared = accelerator.prepare_model(module)  # first: it may move the weights that the optimizer holds
+        super().__init__(module, make_optimizer)
         self.accelerator = accelerator
-        self.plain: Any = module
-        self.module = accelerator.prepare_model(module)
-        self.optimizer = make_optimizer(module)
+        self.module = prepared
 
     @contextmanager
     def micro_step(self, last: bool) -> Iterator[None]:
@@ -33,17 +35,6 @@ class ReplicatedStrategy:
 
     def backward(self, loss: Tensor) -> None:
         self.accelerator.backward(loss)
-
-    def clip(self, norm: float) -> float:
-        parameters = [p for p in self.plain.parameters() if p.requires_grad]
-        return float(torch.nn.utils.clip_grad_norm_(parameters, norm))
-
-    def update(self) -> None:
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def skip(self) -> None:
-        self.optimizer.zero_grad(set_to_none=True)
 
     def refresh_plain(self, draft: LanguageModel) -> LanguageModel:
         return draft
@@ -61,7 +52,7 @@ class ReplicatedStrategy:
         self.plain.model.load_state_dict(state["model"])
         for name, p in named_trainable(self.plain):
             if name in state["optimizer"]:
-                # A fused AdamW wants its step count beside the weights too.
+                # A fused AdamW keeps its step count on the weights' device too.
                 self.optimizer.state[p] = {key: value.to(p.device) for key, value in state["optimizer"][name].items()}
 
     def holdings(self) -> Holdings:

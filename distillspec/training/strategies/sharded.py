@@ -34,7 +34,7 @@ class ShardedStrategy:
     """torch's `fully_shard` on each layer and on the rest together.
 
     The rest (embeddings, norm, head) is gathered for the whole of the root's forward, in which the chunked loss
-    reads the head's weight. The main process keeps one whole copy of the draft besides, for evaluation and
+    reads the head's weight. The main process also keeps one whole copy of the draft for evaluation and
     saving: small next to the target, which every process holds whole.
     """
 
@@ -118,7 +118,7 @@ class ShardedStrategy:
         )
 
     def _require_sharded(self, shards: int) -> None:
-        """Refuse to train where sharding quietly did nothing."""
+        """Raise RunError if sharding silently did nothing."""
         whole = [name for name, p in self.sharded.named_parameters() if not isinstance(p, DTensor)]
         if whole or shards != self.accelerator.num_processes:
             raise RunError(
@@ -132,5 +132,5 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _slice(whole: Tensor, like: DTensor) -> DTensor:
-    """This process's slice of a tensor that all of them hold: nothing is sent."""
+    """Return this process's slice of a tensor that all of them hold. Nothing is sent."""
     return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None)

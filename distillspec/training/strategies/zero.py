@@ -30,13 +30,13 @@ from distillspec.training.strategies.base import (
 
 
 def zero_settings(stage: int, config: TrainConfig, hidden_size: int) -> dict[str, Any]:
-    """DeepSpeed's own configuration: float32 weights (autocast narrows inside the forward)."""
+    """Return DeepSpeed's own configuration: float32 weights (autocast narrows inside the forward)."""
     zero: dict[str, Any] = {"stage": stage}
     if stage == 3:
         # Norms and biases stay gathered: fetching each costs more than it saves.
         zero["stage3_param_persistence_threshold"] = 10 * hidden_size
     return {
-        "train_micro_batch_size_per_gpu": 1,  # of no effect: batches are counted in tokens, by the feed
+        "train_micro_batch_size_per_gpu": 1,  # has no effect: the feed counts batches in tokens
         "gradient_accumulation_steps": config.accumulate,
         "gradient_clipping": config.clip_norm,
         "zero_optimization": zero,
@@ -46,23 +46,23 @@ def zero_settings(stage: int, config: TrainConfig, hidden_size: int) -> dict[str
 
 
 def quieten() -> None:
-    """Keep DeepSpeed from compiling, and its remarks out of the output; before the processes meet.
+    """Keep DeepSpeed from compiling and from printing. Call it before the processes meet.
 
-    Its shared-memory collectives for CPUs take a compiler and a minute or two, and a compilation that is
-    killed leaves a lock behind which the next one waits for ever. Without them gloo does the work.
+    Its shared-memory collectives for CPUs need a compiler and a minute or two, and a compilation that is
+    killed leaves a lock behind on which the next one waits for ever. Without them gloo does the work.
     """
     import deepspeed
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # bad steps are ours to report
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # we report bad steps ourselves
     warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)  # at every collective
 
 
 class ZeroStrategy:
     """A DeepSpeed engine, prepared by Accelerate.
 
-    The engine clips, and drops a step whose gradient norm is not finite, within one call: `clip` makes that
-    call, `update` and `skip` have nothing left to do. The main process keeps a whole copy of the draft at
+    The engine clips, and drops a step whose gradient norm is not finite, within one call. `clip` makes that
+    call, so `update` and `skip` do nothing. The main process keeps a whole copy of the draft at
     stage 3, as `ShardedStrategy` does.
     """
 
@@ -88,22 +88,22 @@ class ZeroStrategy:
     def micro_step(self, last: bool) -> Iterator[None]:
         yield
         if not last:
-            self.engine.step()  # counts the micro-batch; the step itself comes after the last one, in `clip`
+            self.engine.step()  # counts the micro-batch (`clip` takes the step after the last one)
 
     def backward(self, loss: Tensor) -> None:
-        # The trainer has divided the loss already.
+        # The loss is divided already.
         self.engine.backward(loss, scale_wrt_gas=False)
 
     def clip(self, norm: float) -> float:
-        """Step: clip to the configured norm and update, or drop the step when its norm is not finite."""
+        """Clip to the configured norm and update, or drop the step when its norm is not finite."""
         self.engine.step()
         return float("inf") if self.optimizer.overflow else float(self.engine.get_global_grad_norm())
 
     def update(self) -> None:
-        """Nothing: `clip` did it."""
+        """Do nothing: `clip` took the step."""
 
     def skip(self) -> None:
-        """Nothing: `clip` did it."""
+        """Do nothing: `clip` dropped the step."""
 
     @torch.no_grad()
     def refresh_plain(self, draft: LanguageModel) -> LanguageModel:
@@ -147,7 +147,7 @@ class ZeroStrategy:
         )
 
     def _moments(self) -> dict[str, dict[str, Tensor]]:
-        """AdamW's state by parameter name."""
+        """Return AdamW's state by parameter name."""
         from deepspeed.utils import safe_get_full_optimizer_state
 
         step = next(iter(self.optimizer.optimizer.state.values()))["step"].cpu()
@@ -157,7 +157,7 @@ class ZeroStrategy:
         }
 
     def _create_moments(self) -> None:
-        """What AdamW's first step would create, so that there is something to save from and restore into.
+        """Create the state that AdamW's first step would create, to save from and restore into.
 
         Stage 2 links moments to parameters after the first group's step, when the second group has none yet,
         and never again: they are then missing from the state.
@@ -174,7 +174,7 @@ class ZeroStrategy:
             self.optimizer.optimizer.state[flat]["step"].copy_(step)
 
     def _flat(self) -> list[Tensor]:
-        """The float32 slices that this process updates."""
+        """Return the float32 slices that this process updates."""
         name = "fp32_partitioned_groups_flat" if self.stage == 3 else "single_partition_of_fp32_groups"
         return list(getattr(self.optimizer, name))
 
@@ -186,7 +186,7 @@ class ZeroStrategy:
         return GatheredParameters([parameter], modifier_rank=0 if changes else None)
 
     def _require_spread(self) -> None:
-        """Refuse to train where DeepSpeed believes it is alone."""
+        """Raise RunError if DeepSpeed runs over fewer processes than there are."""
         world = self.engine.dp_world_size
         whole = [n for n, p in self.spread.named_parameters() if self.stage == 3 and not hasattr(p, "ds_id")]
         if world != self.accelerator.num_processes or whole:

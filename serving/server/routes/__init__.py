@@ -1,1 +1,1 @@
-"""What answers which path."""
+"""Routes of the HTTP interface, one module for each group of paths."""

@@ -1,4 +1,4 @@
-"""/ and what feeds it: one page without outside resources, and a stream of its figures."""
+"""The dashboard at /: one page without external resources, and a stream of its figures."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from fastapi import APIRouter, Depends
 from fastapi import Request as HttpRequest
 from starlette.responses import HTMLResponse
 
-from distillspec.serving.server.access import watcher
-from distillspec.serving.server.parts import Parts, parts_of
-from distillspec.serving.server.stream import EventStream, event
+from distillspec.serving.server.answers.app_state import AppState, app_state_of
+from distillspec.serving.server.answers.stream import EventStream, event
+from distillspec.serving.server.routes.access import check_dashboard_access
 
 router = APIRouter(tags=["dashboard"])
-TICK_S = 0.5  # how often a watcher looks for a new point
+POLL_S = 0.5  # between checks for a new point
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -24,36 +24,36 @@ POLICY = (
 
 @router.get("/", response_class=HTMLResponse)
 async def page() -> HTMLResponse:
-    """The page; it asks for a key itself where one is needed."""
-    text = files("distillspec.serving.server").joinpath("dashboard.html").read_text(encoding="utf-8")
+    """Return the page. It needs no key and asks for one if its figures do."""
+    text = files("distillspec.serving.server.routes").joinpath("dashboard.html").read_text(encoding="utf-8")
     return HTMLResponse(text, headers={"Content-Security-Policy": POLICY, "Cache-Control": "no-cache"})
 
 
-@router.get("/dashboard/events", dependencies=[Depends(watcher)])
+@router.get("/dashboard/events", dependencies=[Depends(check_dashboard_access)])
 async def events(request: HttpRequest) -> EventStream:
-    """First the last minutes, then a point a second, as server-sent events."""
-    parts = parts_of(request)
-    return EventStream(_figures(parts))
+    """Stream the figures as server-sent events: the last minutes first, then one point a second."""
+    state = app_state_of(request)
+    return EventStream(_figures(state))
 
 
-async def _figures(parts: Parts) -> AsyncGenerator[bytes]:
-    telemetry = parts.telemetry
-    yield event({"model": parts.model, "history": list(telemetry.history), "state": _state(parts)})
+async def _figures(state: AppState) -> AsyncGenerator[bytes]:
+    telemetry = state.telemetry
+    yield event({"model": state.model, "history": list(telemetry.history), "state": _current(state)})
     seen = telemetry.history[-1]["t"] if telemetry.history else 0.0
-    while not parts.closing.is_set():
-        await asyncio.sleep(TICK_S)
+    while not state.closing.is_set():
+        await asyncio.sleep(POLL_S)
         new = [point for point in telemetry.history if point["t"] > seen]
         if new:
             seen = new[-1]["t"]
-            yield event({"history": new, "state": _state(parts)})
+            yield event({"history": new, "state": _current(state)})
 
 
-def _state(parts: Parts) -> dict[str, object]:
-    hand = parts.controller.hand
+def _current(state: AppState) -> dict[str, object]:
+    override = state.controller.override
     return {
-        **parts.telemetry.state(),
-        "policy": hand.policy,
-        "max_length": hand.max_length,
-        "draining": parts.bridge.draining,
-        "dead": parts.bridge.dead,
+        **state.telemetry.state(),
+        "policy": override.policy,
+        "max_length": override.max_length,
+        "draining": state.bridge.draining,
+        "dead": state.bridge.dead,
     }

@@ -8,13 +8,14 @@ from fastapi import APIRouter, Depends
 from fastapi import Request as HttpRequest
 from starlette.responses import Response
 
-from distillspec.serving.server.access import tenant
-from distillspec.serving.server.bodies import described, read_as
-from distillspec.serving.server.generation import Wanted, answer, check_model, new_head
-from distillspec.serving.server.parts import parts_of
-from distillspec.serving.server.replies import ChatReplies, CompletionReplies
-from distillspec.serving.server.schemas import ChatBody, CompletionBody
-from distillspec.serving.server.wishes import chat_params, completion_params
+from distillspec.serving.server.answers.app_state import app_state_of
+from distillspec.serving.server.answers.generation import answer, new_head
+from distillspec.serving.server.answers.parsed_request import ParsedRequest, check_model
+from distillspec.serving.server.answers.replies import ChatReplies, CompletionReplies
+from distillspec.serving.server.answers.sampling_options import chat_params, completion_params
+from distillspec.serving.server.http.bodies import described, read_as
+from distillspec.serving.server.http.schemas import ChatBody, CompletionBody
+from distillspec.serving.server.routes.access import tenant
 
 router = APIRouter(prefix="/v1", tags=["OpenAI"])
 Tenant = Annotated[str, Depends(tenant)]
@@ -23,14 +24,14 @@ ANSWER: dict[int | str, Any] = {200: {"content": {"application/json": {}, "text/
 
 @router.get("/models")
 async def models(request: HttpRequest, who: Tenant) -> dict[str, Any]:
-    """The one model that is served."""
+    """List the one model that is served."""
     return {"object": "list", "data": [_model(request)]}
 
 
 @router.get("/models/{name:path}")
 async def model(request: HttpRequest, name: str, who: Tenant) -> dict[str, Any]:
-    """The same by its name."""
-    check_model(parts_of(request), name)
+    """Return the served model by its name."""
+    check_model(app_state_of(request), name)
     return _model(request)
 
 
@@ -38,13 +39,13 @@ async def model(request: HttpRequest, name: str, who: Tenant) -> dict[str, Any]:
 async def completions(
     request: HttpRequest, who: Tenant, body: Annotated[CompletionBody, Depends(read_as(CompletionBody))]
 ) -> Response:
-    """Continue one or more prompts, as text or token ids."""
-    parts = parts_of(request)
-    check_model(parts, body.model)
+    """Continue one or more prompts, given as text or token ids."""
+    state = app_state_of(request)
+    check_model(state, body.model)
     params = completion_params(body)
-    wanted = Wanted(body, params, body.prompts, parts.codec.encode, "prompt", who)
-    replies = CompletionReplies(new_head(parts, "cmpl"), parts.codec, wanted.answers, params.logprobs is not None)
-    return await answer(parts, request, wanted, replies)
+    parsed = ParsedRequest(body, params, body.prompts, state.codec.encode, "prompt", who)
+    replies = CompletionReplies(new_head(state, "cmpl"), state.codec, parsed.answers, params.logprobs is not None)
+    return await answer(state, request, parsed, replies)
 
 
 @router.post("/chat/completions", openapi_extra=described(ChatBody), responses=ANSWER)
@@ -52,21 +53,21 @@ async def chat_completions(
     request: HttpRequest, who: Tenant, body: Annotated[ChatBody, Depends(read_as(ChatBody))]
 ) -> Response:
     """Answer a conversation, through the model's own chat template."""
-    parts = parts_of(request)
-    check_model(parts, body.model)
+    state = app_state_of(request)
+    check_model(state, body.model)
     params = chat_params(body)
     turns = [message.as_template for message in body.messages]
-    wanted = Wanted(body, params, [turns], parts.codec.render, "messages", who)
-    replies = ChatReplies(new_head(parts, "chatcmpl"), parts.codec, wanted.answers, params.logprobs is not None)
-    return await answer(parts, request, wanted, replies)
+    parsed = ParsedRequest(body, params, [turns], state.codec.render, "messages", who)
+    replies = ChatReplies(new_head(state, "chatcmpl"), state.codec, parsed.answers, params.logprobs is not None)
+    return await answer(state, request, parsed, replies)
 
 
 def _model(request: HttpRequest) -> dict[str, Any]:
-    parts = parts_of(request)
+    state = app_state_of(request)
     return {
-        "id": parts.model,
+        "id": state.model,
         "object": "model",
-        "created": parts.started,
+        "created": state.started,
         "owned_by": "distillspec",
-        "max_model_len": parts.engine.max_model_len,
+        "max_model_len": state.engine.max_model_len,
     }

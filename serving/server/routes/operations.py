@@ -1,4 +1,4 @@
-"""/health, /metrics, /version: for load balancers, Prometheus and people; /metrics may need a key."""
+"""/health, /metrics and /version. /metrics may need a key."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import PlainTextResponse, Response
 
 from distillspec import __version__
-from distillspec.serving.server.access import scraper
-from distillspec.serving.server.parts import parts_of
+from distillspec.serving.server.answers.app_state import app_state_of
+from distillspec.serving.server.routes.access import check_metrics_access
 
 router = APIRouter(tags=["operations"])
 
 
 @router.get("/health")
 async def health(request: HttpRequest) -> dict[str, str]:
-    """200 while requests are taken; 503 when the engine is dead or the server drains."""
-    parts_of(request).bridge.check_ready()
+    """Answer 200 while requests are accepted, 503 when the engine is dead or the server drains."""
+    app_state_of(request).bridge.check_ready()
     return {"status": "ok"}
 
 
-@router.get("/metrics", response_class=PlainTextResponse, dependencies=[Depends(scraper)])
+@router.get("/metrics", response_class=PlainTextResponse, dependencies=[Depends(check_metrics_access)])
 async def metrics(request: HttpRequest) -> Response:
-    """Prometheus' text format."""
-    return Response(parts_of(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)
+    """Return the metrics in Prometheus' text format."""
+    return Response(app_state_of(request).metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
 
 @router.get("/version")
 async def version() -> dict[str, Any]:
-    """Of distillspec and of what it stands on."""
+    """Return the versions of distillspec, torch and transformers."""
     return {"version": __version__, "torch": torch.__version__, "transformers": transformers.__version__}

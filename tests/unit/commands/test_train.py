@@ -1,4 +1,4 @@
-"""What a run says while it trains, alone and in several processes."""
+"""Lines printed during training, alone and in several processes."""
 
 from __future__ import annotations
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from distillspec.commands.init_draft import _texts
-from distillspec.commands.prepare import prepare_folder, prepare_held_out
+from distillspec.commands.held_out import prepare_held_out
+from distillspec.commands.init_draft import read_texts
+from distillspec.commands.prompt_folder import prepare_folder
 from distillspec.commands.unseen import known_before, trained_prompts, with_trained_prompts
 from distillspec.config import DataConfig, DraftConfig, InitDraftCommand
 from distillspec.data.folder import DataFolder
@@ -61,7 +62,7 @@ def test_text_to_choose_a_vocabulary_by_is_not_the_held_out(
     folder.write_prompts(PromptSet(tuple(PROMPTS[:3]), tuple(PROMPTS[3:])))
     monkeypatch.setattr("distillspec.commands.init_draft.prepare_folder", lambda *args: folder)
     config = InitDraftCommand(data=DataConfig(max_new_tokens=4))
-    assert {sample.prompt_id for sample in _texts(config, target, tmp_path)} == {"0", "1", "2"}
+    assert {sample.prompt_id for sample in read_texts(config, target, tmp_path)} == {"0", "1", "2"}
 
 
 def test_the_target_writes_other_prompts_for_a_draft_that_knows_some(target: LanguageModel, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_messages_carry_their_roles() -> None:
     )
 
 
-def test_the_user_turn_prefix_is_what_stands_before_the_users_words() -> None:
+def test_the_user_turn_prefix_is_the_template_before_the_users_words() -> None:
     prefix = user_turn_prefix(TOKENIZER)
     assert TOKENIZER.decode(prefix) == "<|im_start|>user\n"
     assert render_prompt(TOKENIZER, "Tell me")[: len(prefix)] == prefix
@@ -42,7 +42,7 @@ def test_a_response_ends_with_the_end_of_sequence_and_gets_no_special_start() ->
 
 
 def test_a_response_ends_as_the_template_ends_a_turn() -> None:
-    """Gemma closes turns with <end_of_turn>, and its end-of-sequence token never stands there."""
+    """Gemma closes turns with <end_of_turn>, never with its end-of-sequence token."""
     gemma = tiny_tokenizer()
     gemma.add_special_tokens({"additional_special_tokens": ["<end_of_turn>"]})
     gemma.chat_template = (

@@ -1,4 +1,4 @@
-"""Which held-out prompts choose, and which are quoted."""
+"""Split of the held-out prompts into those that choose and those that are quoted."""
 
 from __future__ import annotations
 

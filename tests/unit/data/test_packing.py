@@ -79,7 +79,7 @@ def test_an_overlong_sample_keeps_its_prompt_and_as_much_response_as_fits() -> N
 
 
 @pytest.mark.parametrize("limit", [2, 3, 8])
-def test_an_overlong_prompt_loses_its_beginning(limit: int) -> None:
+def test_an_overlong_prompt_loses_its_start(limit: int) -> None:
     long = sample(0, prompt=8, response=5)
     batch = collate([[long]], limit, PAD)
     assert batch.input_ids[0].tolist() == [*long.prompt_ids[-(limit - 1) :], long.response_ids[0]]

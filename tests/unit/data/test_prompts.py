@@ -101,8 +101,8 @@ def test_a_split_that_can_hold_nothing_out_is_refused(tmp_path: Path) -> None:
 
 def test_no_more_rows_are_read_than_the_split_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[int] = []
-    plain = prompts_module._prompt
-    monkeypatch.setattr(prompts_module, "_prompt", lambda row, n, *rest: made.append(n) or plain(row, n, *rest))
+    plain = prompts_module.make_prompt
+    monkeypatch.setattr(prompts_module, "make_prompt", lambda row, n, *rest: made.append(n) or plain(row, n, *rest))
     path = write(tmp_path, [{"prompt": f"Question {i}?"} for i in range(5000)], "jsonl")
     split = load(path, num_prompts=50, eval_prompts=4)
     assert (len(split.train), len(split.held_out)) == (50, 4)
@@ -180,7 +180,7 @@ def test_what_does_not_fit_is_one_line(
     assert "\n" not in str(refused.value)
 
 
-def test_a_response_column_is_asked_for_only_where_responses_are_used(tmp_path: Path) -> None:
+def test_a_response_column_is_required_only_where_responses_are_used(tmp_path: Path) -> None:
     rows = [{"prompt": f"Question {i}?"} for i in range(8)]
     assert len(load(write(tmp_path, rows, "jsonl"), source="teacher", mixed_with="fixed").train) == 4
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from distillspec.data.shard_file import METADATA
 from distillspec.data.shards import ShardWriter, read_samples
 from distillspec.errors import ConfigError, RunError
-from distillspec.files import write_text
+from distillspec.files import sha256_of, write_text
 from distillspec.types import ModelIdentity, Sample, TeacherSignal
 
 IDENTITY = ModelIdentity("tokens", 100, "weights")
@@ -131,7 +134,7 @@ def test_a_full_disk_is_one_line_and_what_was_complete_stays(tmp_path: Path, mon
     def full(*args: object, **kwargs: object) -> None:
         raise RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("distillspec.data.shards.save_file", full)
+    monkeypatch.setattr("distillspec.data.shard_file.save_file", full)
     with pytest.raises(RunError, match="the disk is full"):
         write(tmp_path, range(6))
     assert [s.prompt_id for s in read_samples(tmp_path, IDENTITY)] == ["p0", "p1", "p2"]
@@ -154,3 +157,17 @@ def test_how_likely_tokens_were_when_drawn_comes_back_where_it_is_known(tmp_path
     assert second.writer_logprobs is not None
     assert known.writer_logprobs is not None
     assert torch.equal(second.writer_logprobs, known.writer_logprobs)
+
+
+def test_a_shard_of_a_newer_version_is_refused_by_reader_and_writer(tmp_path: Path) -> None:
+    write(tmp_path, range(2))
+    shard = tmp_path / "shard-00000.safetensors"
+    content = {"version": 99, "samples": [], "common": {}}
+    save_file({"finished": torch.zeros(0)}, shard, metadata={METADATA: json.dumps(content)})
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    manifest["shards"][0]["sha256"] = sha256_of(shard)
+    write_text(tmp_path / "manifest.json", json.dumps(manifest))
+    for attempt in (lambda: read_samples(tmp_path), lambda: ShardWriter(tmp_path, KEY, 3)):
+        with pytest.raises(ConfigError, match=r"shard-00000\.safetensors has shard version 99, .*; update") as refused:
+            attempt()
+        assert "\n" not in str(refused.value)

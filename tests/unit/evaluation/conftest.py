@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from distillspec.config import DraftConfig, TargetConfig
-from distillspec.evaluation import plain_generate
+from distillspec.evaluation import EvaluationResult, MeasuredSpeedup, StepCost, plain_generate, predict_speedup
 from distillspec.models import LanguageModel, initialise_draft, load_target
-from distillspec.types import ModelIdentity, OutputHead, Sample, SamplingPolicy
+from distillspec.types import Interval, ModelIdentity, OutputHead, Sample, SamplingPolicy
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,30 @@ def prompts() -> list[tuple[int, ...]]:
 
 @pytest.fixture(scope="session")
 def samples(target: LanguageModel, prompts: list[tuple[int, ...]]) -> list[Sample]:
-    """Twenty tokens a prompt, sampled from the target at temperature 1; two domains take turns."""
+    """Twenty tokens a prompt, sampled from the target at temperature 1, in two domains by turns."""
     policy, out = SamplingPolicy(), []
     for i, ids in enumerate(prompts):
         text = plain_generate(target, ids, policy, 20, seed=i)
         domain = "odd" if i % 2 else "even"
         out.append(Sample(f"p{i}", domain, ids, text.token_ids, source="teacher", finished=text.finished))
     return out
+
+
+@pytest.fixture
+def result() -> EvaluationResult:
+    cost = StepCost(1, 0.1, (1.0, 1.1, 1.2))
+    return EvaluationResult(
+        draft="runs/a/draft",
+        policy=SamplingPolicy(0.8, top_p=0.9),
+        prompts=4,
+        positions=100,
+        alpha=Interval(0.51, 0.47, 0.55),
+        alpha_by_domain={"math": Interval(0.51, 0.47, 0.55)},
+        greedy_agreement=Interval(0.6, 0.5, 0.7),
+        p_of_draft_argmax=Interval(0.4, 0.3, 0.5),
+        ceiling=Interval(0.97, 0.96, 0.98),
+        tau=(Interval(1.5, 1.4, 1.6), Interval(1.9, 1.7, 2.0)),
+        cost={1: cost},
+        speedup={1: predict_speedup([1.5, 1.9], cost)},
+        measured=MeasuredSpeedup(2, 20.0, 26.0, Interval(1.3, 1.2, 1.4), 1.88),
+    )

@@ -23,10 +23,7 @@ FIRST = 0  # the prompt is this token
 
 
 def enumerate_process(p: list[list[float]], q: list[list[float]], gamma: int, starts: int, stop: int | None) -> float:
-    """τ = E[tokens] / E[blocks] of speculative decoding on Markov chains, blocks from `starts` on left out.
-
-    Enumerates every drafted path, every number of acceptances and every next token; knows nothing of w.
-    """
+    """Return τ = E[tokens] / E[blocks] of speculative decoding on Markov chains, without blocks from `starts` on."""
 
     def outcomes(state: int, left: int) -> Iterator[tuple[float, list[int]]]:
         """Everything a block with `left` proposals may emit after `state`, each with its probability."""
@@ -120,7 +117,7 @@ def test_hard_text_weighs_by_the_blocks_it_takes() -> None:
 
 
 def test_survival_follows_the_path_and_is_no_product_of_averages() -> None:
-    """Acceptances come in pairs after a sure rejection; a product of averages would be 1 + 2/3 + 4/9."""
+    """Acceptances come in pairs after a sure rejection. A product of averages would be 1 + 2/3 + 4/9."""
     counts = count_blocks(given(torch.tensor([0.0, 1.0, 1.0] * 300)), finished=True, max_gamma=2)
     # Block of 1, then blocks of 3 (two accepted and a bonus, which is the next rejection's place).
     assert float(counts.tokens[1] / counts.blocks[1]) == pytest.approx(3.0, rel=0.02)

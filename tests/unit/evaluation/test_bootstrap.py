@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distillspec.evaluation.bootstrap import interval, median_interval, ratio_intervals
+from distillspec.evaluation.bootstrap import interval, median_interval, ratio_intervals, relative_gain
 
 
 def test_the_mean_is_a_ratio_of_sums_and_the_interval_encloses_it() -> None:
@@ -47,3 +47,10 @@ def test_the_median_ignores_an_outlier() -> None:
     result = median_interval([1.0, 1.1, 1.2, 90.0, 1.05], samples=200, seed=0)
     assert result.mean == 1.1
     assert result.low >= 1.0
+
+
+def test_the_paired_bootstrap_is_that_of_the_ratio() -> None:
+    gain = relative_gain(([2, 2], [1, 1]), ([3, 3], [1, 1]), 100, 0)
+    assert (gain.mean, gain.low, gain.high) == (0.5, 0.5, 0.5)
+    with pytest.raises(ValueError, match="no ratio"):
+        relative_gain(([0, 0], [1, 1]), ([3, 3], [1, 1]), 100, 0)

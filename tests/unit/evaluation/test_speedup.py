@@ -148,7 +148,7 @@ def test_every_draft_step_and_verification_is_timed_beside_a_plain_step(
         slow = 2.0 if (len(calls) - 1) // 6 % 2 else 1.0
         return slow * (10.0 + ids.shape[1] - 1 if cached.model is target else 2.0)
 
-    monkeypatch.setattr(cost, "_time_step", at_times_slow)
+    monkeypatch.setattr(cost, "time_step", at_times_slow)
     result = measure_costs(draft, target, [1], 3, context_tokens=4, rounds=6)[1]
     for triple in range(0, len(calls), 3):
         assert calls[triple + 1] == (True, 1)
@@ -168,7 +168,7 @@ def test_drift_of_the_machine_cancels(
         work = 10.0 + ids.shape[1] - 1 if cached.model is target else 2.0
         return work * (1 + 3 * len(calls) / 60)
 
-    monkeypatch.setattr(cost, "_time_step", slower_and_slower)
+    monkeypatch.setattr(cost, "time_step", slower_and_slower)
     result = measure_costs(draft, target, [1], 2, context_tokens=4, rounds=8)[1]
     assert len(calls) == 60
     assert result.c == pytest.approx(0.2, rel=0.03)
@@ -187,7 +187,7 @@ def test_real_steps_are_timed_at_every_batch_and_leave_no_trace(
         assert len(found.to_json()["beta"]) == 3
     cached = CachedModel(target)
     cached.extend(torch.tensor([[1, 2, 3]]))
-    cost._time_step(cached, torch.tensor([[4, 5]]))
+    cost.time_step(cached, torch.tensor([[4, 5]]))
     assert cached.length == 3
 
 

@@ -1,4 +1,4 @@
-"""Exactness of verification, by counting; and mutations that counting must catch."""
+"""Exactness of verification, by counting, and mutations that counting must catch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def distributions(vocab: int, steps: int, seed: int = 0) -> tuple[Tensor, Tensor
 
 
 def emitted_pairs(target_probs: Tensor, draft_probs: Tensor, *, shared_stream: bool = False) -> tuple[Tensor, Tensor]:
-    """The first two tokens of `TRIALS` sequences; what a block leaves open is drawn from the target."""
+    """Return the first two tokens of `TRIALS` sequences. Tokens that a block lacks are drawn from the target."""
     steps, generator = len(draft_probs), torch.Generator().manual_seed(1)
 
     def uniforms(*shape: int) -> Tensor:
@@ -76,12 +76,12 @@ def test_a_truncated_draft_changes_nothing() -> None:
 
 
 def target_as_residual(target_probs: Tensor, draft_probs: Tensor, accepted: Tensor) -> Tensor:
-    return verification._row(target_probs, accepted)
+    return verification.row_of(target_probs, accepted)
 
 
 def absolute_residual(target_probs: Tensor, draft_probs: Tensor, accepted: Tensor) -> Tensor:
     padded = torch.cat([draft_probs, torch.zeros_like(draft_probs[..., :1, :])], -2)
-    return (verification._row(target_probs, accepted) - verification._row(padded, accepted)).abs()
+    return (verification.row_of(target_probs, accepted) - verification.row_of(padded, accepted)).abs()
 
 
 @pytest.mark.parametrize("mutant", [target_as_residual, absolute_residual])

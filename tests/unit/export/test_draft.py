@@ -22,7 +22,7 @@ from distillspec.models.tokenizers import tokenizer_hash, tokenizer_size
 
 IDS = torch.tensor([[1, 72, 80, 91, 40, 3], [5, 9, 200, 17, 33, 250]])
 KEPT = torch.arange(0, 259, 3)  # the special token 0 and 86 others
-TOKENS = tokenizer_size(tiny_tokenizer())  # 259; the tiny target pads its head to 264 rows
+TOKENS = tokenizer_size(tiny_tokenizer())  # 259 (the tiny target pads its head to 264 rows)
 
 
 @pytest.fixture(scope="module")

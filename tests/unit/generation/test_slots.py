@@ -89,7 +89,7 @@ def chi_square(drawn: Tensor, probs: Tensor, bins: int = 40) -> float:
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3_text", "smollm3", "gpt2"])
 @torch.no_grad()
 def test_prefill_and_steps_give_the_plain_forward(kind: str, random_model) -> None:
-    """Ragged rows, one moved to another slot half way; windows are shorter than the prompts."""
+    """Ragged rows, one moved to another slot half way. Windows are shorter than the prompts."""
     model = random_model(kind, torch.float64)  # kernels of one machine and another differ by 3.6e-5 in float32
     sequences = [[5 + (13 * r + 7 * i) % 240 for i in range(n + 6)] for r, n in enumerate((4, 19, 9))]
     prompts = [ids[:-6] for ids in sequences]
@@ -231,7 +231,7 @@ def test_more_than_the_model_can_read_is_refused_before_anything_runs(target: La
         write(SlotGenerator(target), [GenerationRequest(Prompt("none", ()), 1, 0)], PLAIN)
 
 
-def test_nothing_asked_is_nothing_written(target: LanguageModel) -> None:
+def test_no_requests_give_no_samples(target: LanguageModel) -> None:
     assert write(SlotGenerator(target), [], PLAIN) == []
 
 

@@ -1,119 +1,24 @@
-"""The chunked loss against the per-token references on whole logits: value, gradient, metrics, memory."""
+"""The chunked loss equals the per-token references on whole logits: value, gradient, metrics."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from distillspec.errors import ConfigError
 from distillspec.losses import (
     LOSS_NAMES,
-    ChunkedLoss,
     DenseTeacher,
-    LossInputs,
-    LossMix,
-    NoTeacher,
-    SignalTeacher,
-    Teacher,
     acceptance_of,
-    advantages,
-    chunked,
-    chunked_loss,
     chunked_token_values,
-    default_chunk_tokens,
+    chunks,
     per_token_loss,
 )
-from distillspec.losses.sampled import label_view
-from distillspec.types import OutputHead, TeacherSignal
 
-T, D, V = 11, 6, 14
-KEPT = torch.tensor([9, 1, 4, 0, 7, 13, 2])
-TEACHERS = ("dense", "topk", "sampled", "none")
-
-
-def noise(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-@dataclass(frozen=True)
-class Case:
-    hidden: Tensor
-    head: OutputHead
-    teacher: Teacher
-    kwargs: dict[str, Any]
-
-    @property
-    def leaves(self) -> list[Tensor]:
-        assert self.head.bias is not None
-        return [self.hidden, self.head.weight, self.head.bias]
-
-    def chunked(self, mix: Any, **kwargs: Any) -> ChunkedLoss:
-        return chunked_loss(self.hidden, self.head, self.teacher, LossMix.parse(mix), **{**self.kwargs, **kwargs})
-
-    def inputs(self, **kwargs: Any) -> LossInputs:
-        logits, signal = self.teacher.chunk(0, T)
-        known = {name: value for name, value in self.kwargs.items() if name != "weights"}
-        return LossInputs(
-            self.head.logits(self.hidden).float(), target_logits=logits, signal=signal, **{**known, **kwargs}
-        )
-
-
-def make(teacher: str, truncated: bool = False, dtype: torch.dtype = torch.float32) -> Case:
-    width = len(KEPT) if truncated else V
-    head = OutputHead(
-        noise(width, D, seed=1).to(dtype).requires_grad_(),
-        bias=noise(width, seed=2).to(dtype).requires_grad_(),
-        scale=0.8,
-        softcap=5.0,
-    )
-    target_head = OutputHead(noise(V, D + 2, seed=3).to(dtype), softcap=20.0)
-    target_hidden = noise(T, D + 2, seed=4).to(dtype)
-    logp = torch.log_softmax(target_head.logits(target_hidden).float(), -1)
-    top = logp.topk(4)
-    drawn = torch.multinomial(logp.exp(), 5, generator=torch.Generator().manual_seed(5))
-    teachers: dict[str, Teacher] = {
-        "dense": DenseTeacher(target_hidden, target_head),
-        "topk": SignalTeacher(TeacherSignal("topk", top.indices.int(), top.values, 1 - top.values.exp().sum(-1))),
-        "sampled": SignalTeacher(TeacherSignal("sampled", drawn.int(), logp.gather(-1, drawn), torch.zeros(T))),
-        "none": NoTeacher(),
-    }
-    kwargs = {
-        # The target's favourites earn rewards, arbitrary tokens mostly none.
-        "labels": torch.where(torch.arange(T) < 6, top.indices[:, 0], torch.arange(T)),
-        "from_draft": torch.arange(T) % 3 != 1,
-        "weights": torch.tensor([1.0, 0.5, 0.0] * 4)[:T],
-        "kept_ids": KEPT if truncated else None,
-    }
-    return Case(noise(T, D, seed=0).to(dtype).requires_grad_(), head, teachers[teacher], kwargs)
-
-
-def supported(name: str, teacher: str) -> bool:
-    if teacher == "none":
-        return name == "ce"
-    return teacher != "sampled" or name in ("fkl", "ce")
-
-
-def reference(case: Case, name: str, **kwargs: Any) -> Tensor:
-    inputs = case.inputs(**kwargs)
-    if name == "tvdpp":  # chunks cannot see the batch: give both sides the batch's advantages
-        view = label_view(inputs)
-        assert inputs.from_draft is not None
-        inputs = replace(inputs, advantage=advantages(view.reward, view.valid & inputs.from_draft))
-    result = per_token_loss(name, inputs)
-    weights = case.kwargs["weights"]
-    return (weights * result.values).sum() / (weights * result.valid).sum()
-
-
-def gradients(loss: Tensor, case: Case) -> list[Tensor]:
-    return list(torch.autograd.grad(loss, case.leaves))
+from .chunked_cases import TEACHERS, Case, T, gradients, make, reference, supported
 
 
 @pytest.mark.parametrize(("chunk_tokens", "block_rows"), [(1, 1), (4, 3), (4, 4), (11, 2), (64, 64), (None, 5)])
@@ -130,7 +35,7 @@ def test_equals_the_reference_in_value_and_gradient(
     block_rows: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(chunked, "block_tokens", lambda *_: block_rows)
+    monkeypatch.setattr(chunks, "block_tokens", lambda *_: block_rows)
     case = make(teacher, truncated)
     expected = reference(case, name)
     result = case.chunked(name, chunk_tokens=chunk_tokens)
@@ -266,80 +171,6 @@ def test_gradients_match_finite_differences(leaf: int) -> None:
         moved.leaves[leaf].data.add_(direction, alpha=sign * step)
         losses.append(moved.chunked(mix, chunk_tokens=4).loss.item())
     assert (losses[0] - losses[1]) / (2 * step) == pytest.approx(gradient.norm().item(), rel=1e-3)
-
-
-class LargestTensor(TorchDispatchMode):
-    """Watches every operation's results and remembers the most elements one of them had."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
-
-    def __torch_dispatch__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_iter(result):
-            if isinstance(leaf, Tensor):
-                self.elements = max(self.elements, leaf.untyped_storage().nbytes() // leaf.element_size())
-        return result
-
-
-@pytest.mark.parametrize(
-    ("name", "teacher"),
-    [(name, teacher) for name in LOSS_NAMES for teacher in TEACHERS if supported(name, teacher)],
-)
-def test_no_tensor_is_ever_as_large_as_tokens_times_vocabulary(name: str, teacher: str) -> None:
-    case = make(teacher)
-    with LargestTensor() as largest:
-        case.chunked(name, chunk_tokens=2).loss.backward()
-    head_elements = V * (D + 2)
-    assert 2 * V <= largest.elements <= head_elements < T * V
-
-
-def test_the_memory_watch_sees_whole_logits() -> None:
-    case = make("dense")
-    with LargestTensor() as largest:
-        reference(case, "fkl").backward()
-    assert largest.elements >= T * V
-
-
-def test_default_sizes_keep_temporaries_small_and_chunks_large() -> None:
-    cpu = torch.device("cpu")
-    assert 64 <= default_chunk_tokens(49_152, 49_152, cpu) < default_chunk_tokens(8_192, 49_152, cpu)
-    assert chunked.block_tokens(49_152, 49_152, cpu) * 49_152 * 12 * 4 <= 2**25
-    assert chunked.block_tokens(8_192, 0, cpu) > chunked.block_tokens(8_192, 49_152, cpu) > 16
-
-
-@pytest.mark.parametrize("teacher", ["dense", "topk"])
-def test_token_values_equal_the_reference(teacher: str) -> None:
-    case = make(teacher, truncated=True)
-    kwargs = {name: case.kwargs[name] for name in ("labels", "from_draft", "kept_ids")}
-    tokens = chunked_token_values(case.hidden, case.head, case.teacher, "jsd", {"beta": 0.3}, chunk_tokens=4, **kwargs)
-    assert tokens.values is not None
-    assert tokens.labels is not None
-    assert not tokens.values.requires_grad
-    torch.testing.assert_close(tokens.values, per_token_loss("jsd", case.inputs(), beta=0.3).values)
-    valid = torch.isin(case.kwargs["labels"], KEPT)
-    assert torch.equal(tokens.labels.valid, valid)
-    draft_logp = torch.log_softmax(case.head.logits(case.hidden), -1)
-    column = {int(token): index for index, token in enumerate(KEPT)}
-    for row in valid.nonzero().flatten().tolist():
-        label = int(case.kwargs["labels"][row])
-        torch.testing.assert_close(tokens.labels.draft_logp[row], draft_logp[row, column[label]])
-        if isinstance(case.teacher, DenseTeacher):
-            target_logp = torch.log_softmax(case.teacher.chunk(0, T).logits, -1)[row, label]
-            torch.testing.assert_close(tokens.labels.target_logp[row], target_logp)
-            assert tokens.labels.reward[row] == float(target_logp > draft_logp[row, column[label]])
-
-
-def test_labels_alone_can_be_asked_for_and_a_signal_of_samples_cannot_tell() -> None:
-    dense, sampled = make("dense"), make("sampled")
-    labels = dense.kwargs["labels"]
-    view = chunked_token_values(dense.hidden, dense.head, dense.teacher, labels=labels)
-    assert view.values is None
-    assert view.labels is not None
-    fkl = chunked_token_values(sampled.hidden, sampled.head, sampled.teacher, "fkl", labels=labels)
-    assert fkl.values is not None
-    assert fkl.labels is None
 
 
 @pytest.mark.parametrize("name", LOSS_NAMES)

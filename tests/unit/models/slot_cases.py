@@ -24,7 +24,7 @@ def both(
     dtype: torch.dtype = torch.float32,
     **how: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What `attend` gives and what masked attention gives, at tokens that are no padding."""
+    """Return the outputs of `attend` and of masked attention at tokens that are no padding."""
     generator = torch.Generator().manual_seed(1)
     batch, width = view.places.shape
     query = torch.randn(batch, heads, width, dim, generator=generator).to(DEVICE, dtype)

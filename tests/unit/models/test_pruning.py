@@ -67,7 +67,7 @@ def test_a_pruned_model_computes_what_its_layers_compute_in_the_target(kind: str
 
 
 def select_by_acceptance_with(target: LanguageModel, keep: list[int], measure):
-    """What `measure` gives while only the layers `keep` are in the target, per-layer settings included."""
+    """Return `measure`'s result while only the layers `keep` are in the target, per-layer settings included."""
     kinds = ("layer_types", "no_rope_layers")
     config = target.model.config
     lists = {name: list(getattr(config, name)) for name in kinds if getattr(config, name, None)}

@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from distillspec.models.ragged_attention import _parts, ragged_attention
+from distillspec.models.ragged_attention import ragged_attention, split_parts
 
 from .slot_cases import DEVICE, both, cache_view
 
@@ -52,7 +52,7 @@ def test_short_formats(dtype: torch.dtype) -> None:
 
 
 def test_keys_past_a_rows_own_are_never_read() -> None:
-    """What masked attention multiplies by zero may be anything here, not-a-number too."""
+    """Keys that masked attention multiplies by zero may be anything here, NaN too."""
     view = cache_view([40, 300], [1, 1], [0, 1])
     keys, values = torch.randn(2, 2, 401, 2, 32, device=DEVICE)
     query = torch.randn(2, 4, 1, 32, device=DEVICE)
@@ -70,5 +70,5 @@ def test_padding_gives_zeros() -> None:
 
 @pytest.mark.parametrize(("reach", "programs"), [(1, 1), (64, 300), (4096, 1), (4096, 64), (100, 2)])
 def test_parts_cover_all_keys(reach: int, programs: int) -> None:
-    length, parts = _parts(reach, programs)
+    length, parts = split_parts(reach, programs)
     assert (parts - 1) * length < reach <= parts * length

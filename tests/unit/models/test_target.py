@@ -185,7 +185,7 @@ def test_a_local_folder_loads_as_it_was_saved(target: LanguageModel, tmp_path: P
     target.tokenizer.save_pretrained(tmp_path)
     again = load_target(TargetConfig(path=str(tmp_path), dtype="float32", device="cpu"))
     assert again.identity == target.identity
-    assert again.name == tmp_path.name  # progress lines name it; a path would fill them
+    assert again.name == tmp_path.name  # progress lines name it, and a path would fill them
     half = load_target(TargetConfig(path=str(tmp_path), dtype="bfloat16", device="cpu"))
     assert half.dtype == torch.bfloat16
     assert half.identity == target.identity

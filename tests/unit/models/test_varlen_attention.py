@@ -1,7 +1,6 @@
 """torch's variable-length attention over the slots gives what masked attention gives.
 
-FlashAttention runs on CUDA alone. Elsewhere its seam is held: what it is asked for is answered from torch's description
-of it, literally and slowly.
+FlashAttention runs on CUDA alone. Elsewhere a slow and literal version of torch's documentation answers its calls.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ CLOSE = {"atol": 1e-2, "rtol": 1e-2} if DEVICE == "cuda" else {"atol": 2e-6, "rt
 
 
 @pytest.fixture(autouse=True)
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """How many sequences and queries a sequence torch was asked for, call by call."""
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Sequences, and queries a sequence, of each call to torch."""
     calls: list[tuple[int, int]] = []
     answer: Callable[..., Any] = module.varlen.varlen_attn if DEVICE == "cuda" else varlen_described
 
@@ -40,18 +39,18 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 16), (8, 1, 40)])
 @pytest.mark.parametrize("counts", [[1, 1, 1], [5, 2, 5], [90, 3, 1], [2, 0, 2]])
 def test_rows_of_unlike_lengths(
-    heads: int, kv_heads: int, dim: int, counts: list[int], asked: list[tuple[int, int]]
+    heads: int, kv_heads: int, dim: int, counts: list[int], calls: list[tuple[int, int]]
 ) -> None:
     view = cache_view([0, 200, 63], counts, [0, 1, 2])
     found, wanted = both(varlen_attention, view, heads, kv_heads, dim, DTYPE)
     torch.testing.assert_close(found, wanted, **CLOSE)
-    assert asked == [(3, max(counts))]
+    assert calls == [(3, max(counts))]
 
 
-def test_neighbours_anywhere_in_the_cache(asked: list[tuple[int, int]]) -> None:
+def test_neighbours_anywhere_in_the_cache(calls: list[tuple[int, int]]) -> None:
     found, wanted = both(varlen_attention, cache_view([200, 7], [2, 2], [2, 3]), 4, 2, 32, DTYPE)
     torch.testing.assert_close(found, wanted, **CLOSE)
-    assert asked == [(2, 2)]
+    assert calls == [(2, 2)]
 
 
 @pytest.mark.parametrize("how", [{"window": 5}, {"window": 130}, {"scaling": 0.5}])
@@ -77,10 +76,10 @@ def tree() -> SlotView:
         pytest.param(tree(), id="a tree"),
     ],
 )
-def test_the_rest_is_left_to_masks(view: SlotView, asked: list[tuple[int, int]]) -> None:
+def test_the_rest_is_left_to_masks(view: SlotView, calls: list[tuple[int, int]]) -> None:
     found, wanted = both(varlen_attention, view, 4, 2, 32, DTYPE)
     torch.testing.assert_close(found, wanted, **CLOSE)
-    assert asked == []
+    assert calls == []
 
 
 def test_soft_caps_are_refused() -> None:

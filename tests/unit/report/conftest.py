@@ -1,4 +1,4 @@
-"""Synthetic run folders, with figures like those of a real distillation."""
+"""Synthetic run folders with plausible figures."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def interval(mean: float, half: float = 0.02) -> Json:
 
 
 def result(alpha: float, draft: str = "draft", *, cost: bool = True, measured: bool = True, max_gamma: int = 8) -> Json:
-    """An evaluation whose τ follows the chain formula at `alpha`."""
+    """Return an evaluation whose τ follows the chain formula at `alpha`."""
     taus = [sum(alpha**i for i in range(gamma + 1)) for gamma in range(1, max_gamma + 1)]
     costs = {str(b): _cost(b, max_gamma) for b in (1, 8)}
     predicted = {b: [t / (g * c["c"] + c["beta"][g]) for g, t in enumerate(taus, 1)] for b, c in costs.items()}
@@ -112,7 +112,7 @@ def train_summary(before: Json | None, after: Json) -> Json:
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Path]:
-    """`make_run(name, summary, metrics=..., config=..., provenance=...)` → folder; None leaves a file out."""
+    """`make_run(name, summary, rows=..., config=..., provenance=...)` makes a folder. None leaves a file out."""
 
     def make(
         name: str,

@@ -1,4 +1,4 @@
-"""The page: well-formed, self-contained, honest about what is missing."""
+"""The page is well-formed, self-contained, and names what is missing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VOID = {"meta", "br"}
 
 
 class Page(HTMLParser):
-    """Checks nesting; collects visible text, tags and attributes."""
+    """Parser that checks nesting and collects visible text, tags and attributes."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

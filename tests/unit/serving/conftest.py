@@ -1,4 +1,4 @@
-"""Engines over the tiny target, and the oracle that they are held to: transformers' own generation."""
+"""Engines over the tiny target, and their oracle: transformers' own generation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROMPT_LENGTHS = (3, 17, 1, 8, 70, 5, 29, 2)
 
 
 def prompts(count: int = len(PROMPT_LENGTHS), seed: int = 3) -> list[list[int]]:
-    """Random bytes of many lengths; some repeat themselves, so that lookups find something."""
+    """Return prompts of random bytes and many lengths. Some repeat themselves, so that lookups find something."""
     generator = torch.Generator().manual_seed(seed)
     made = []
     for i in range(count):
@@ -30,7 +30,7 @@ def prompts(count: int = len(PROMPT_LENGTHS), seed: int = 3) -> list[list[int]]:
 
 
 def hf_greedy(model: LanguageModel, prompt: list[int], max_new_tokens: int) -> list[int]:
-    """transformers' own greedy continuation, the prompt left out; ids that only pad the head are no tokens."""
+    """Return transformers' own greedy continuation without the prompt. Ids that only pad the head are suppressed."""
     ids = torch.tensor([prompt])
     out = model.model.generate(
         ids,
@@ -58,7 +58,7 @@ def truncated_draft(target: LanguageModel) -> LanguageModel:
 
 @pytest.fixture(scope="module")
 def continuation(target: LanguageModel) -> list[int]:
-    """What greedy decoding writes after `prompts()[1]`, ends of text included."""
+    """Greedy continuation of `prompts()[1]`, ends of text included."""
     prompt = prompts()[1]
     ids = torch.tensor([prompt])
     banned = list(range(target.identity.vocab_size, target.model.config.vocab_size))
@@ -75,7 +75,7 @@ def continuation(target: LanguageModel) -> list[int]:
 
 @pytest.fixture
 def make_engine(target: LanguageModel) -> Iterator[MakeEngine]:
-    """`make_engine(draft, max_slots=3, …)`; the models are given back at the end of the test."""
+    """`make_engine(draft, max_slots=3, …)`. The models are given back at the end of the test."""
     made: list[Engine] = []
 
     def make(draft: LanguageModel | None = None, *, model: LanguageModel | None = None, **settings: Any) -> Engine:

@@ -13,10 +13,16 @@ CPU = LatencyModel(ForwardCost(1e-6, 1.5e-3, 4e-2), ForwardCost(1e-7, 2e-4, 5e-3
 
 
 class Machine:
-    """Steps with known costs and acceptance; tokens a second of a run under a controller, without reading prompts.
+    """Steps with known costs and acceptance.
 
-    With `reads_up` a row that was not drafted for must be read by the draft before it is again. `pauses`: by step, how
-    many times as long it takes. `prompts`: by step, prompt tokens read beside the rows.
+    Args:
+        latency: costs of steps.
+        alpha: acceptance rate of every drafted token.
+        rows: decoding rows of every step.
+        seed: of acceptance and noise.
+        catches_up: rows that were not drafted for need catch-up prefill before they are again.
+        pauses: by step, the factor by which it takes longer.
+        prompts: by step, prompt tokens read beside the rows.
     """
 
     def __init__(
@@ -26,23 +32,23 @@ class Machine:
         rows: int = 4,
         seed: int = 0,
         *,
-        reads_up: bool = False,
+        catches_up: bool = False,
         pauses: dict[int, float] | None = None,
         prompts: Callable[[int], int] = lambda step: 0,
     ) -> None:
         self.latency, self.alpha, self.rows, self.pauses = latency, alpha, rows, pauses or {}
         self.generator = numpy.random.default_rng(seed)
-        self.unread = [1] * rows
-        self.reads_up, self.prompts = reads_up, prompts
+        self.unread_tokens = [1] * rows
+        self.catches_up, self.prompts = catches_up, prompts
         self.lengths: list[list[int]] = []  # of all steps
 
     def run(self, controller: LengthController, steps: int) -> float:
-        """Tokens a second over the steps."""
+        """Return the tokens a second over the steps, without the time of prompts."""
         tokens, seconds = 0, 0.0
         for step in range(steps):
             contexts = [100 + (step + 37 * row) % 400 for row in range(self.rows)]
-            views = enumerate(zip(contexts, self.unread, strict=True))
-            rows_seen = tuple(RowView(f"r{row}", c, 8, unread=tokens) for row, (c, tokens) in views)
+            views = enumerate(zip(contexts, self.unread_tokens, strict=True))
+            rows_seen = tuple(RowView(f"r{row}", c, 8, unread_tokens=tokens) for row, (c, tokens) in views)
             view = BatchView(rows_seen, self.prompts(step))
             plan = controller.plan(view)
             assert step % 40 or plan == controller.plan(view)  # pure
@@ -50,14 +56,14 @@ class Machine:
             self.lengths.append(lengths)
             accepted = [int((self.generator.random(k) < self.alpha).cumprod().sum()) for k in lengths]
             noise = float(self.generator.normal(1, 0.03)) * self.pauses.get(step, 1.0)
-            unread = [tokens for tokens, k in zip(self.unread, lengths, strict=True) if k]
-            draft_s = noise * (self.latency.draft_s(contexts, lengths) + self.latency.reading_up_s(unread))
-            if self.reads_up:
-                told = zip(self.unread, lengths, accepted, strict=True)
-                self.unread = [1 if k else unread + stood + 1 for unread, k, stood in told]
+            unread = [tokens for tokens, k in zip(self.unread_tokens, lengths, strict=True) if k]
+            draft_s = noise * (self.latency.draft_s(contexts, lengths) + self.latency.catch_up_s(unread))
+            if self.catches_up:
+                rows_done = zip(self.unread_tokens, lengths, accepted, strict=True)
+                self.unread_tokens = [1 if k else unread + count + 1 for unread, k, count in rows_done]
             target_s = self.latency.target_s(contexts, lengths) * noise
             outcomes = enumerate(zip(lengths, accepted, strict=True))
-            rows = tuple(RowResult(f"r{i}", k, stood, stood + 1) for i, (k, stood) in outcomes)
+            rows = tuple(RowResult(f"r{i}", k, count, count + 1) for i, (k, count) in outcomes)
             prompts_s = self.latency.target_s([], [], view.prefill_tokens) * noise if view.prefill_tokens else 0.0
             times = (draft_s, target_s + prompts_s, draft_s + target_s + prompts_s)
             controller.observe(StepResult(rows, view, plan, view.prefill_tokens, *times))

@@ -133,8 +133,8 @@ def test_length_zero_touches_no_draft_and_runs_the_target_once_a_token(
 ) -> None:
     engine = make_engine(draft, speculation_length=0, max_slots=1)
     (output,) = engine.generate([prompts()[0]], SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True))
-    assert engine.core.runner.passes == len(output.token_ids) == 10
-    assert engine.core.proposer.runner.passes == 0  # type: ignore[union-attr]
+    assert engine.runner.passes == len(output.token_ids) == 10
+    assert engine.proposer.runner.passes == 0  # type: ignore[union-attr]
 
 
 def test_every_step_is_one_pass_of_the_target_and_one_pass_of_the_draft_a_token(
@@ -146,11 +146,11 @@ def test_every_step_is_one_pass_of_the_target_and_one_pass_of_the_draft_a_token(
             Request(str(i), tuple(prompt[:6]), SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True))
         )
     engine.step()  # reads the prompts
-    proposer = engine.core.proposer
+    proposer = engine.proposer
     for _ in range(5):
-        before = engine.core.runner.passes, proposer.runner.passes  # type: ignore[union-attr]
+        before = engine.runner.passes, proposer.runner.passes  # type: ignore[union-attr]
         engine.step()
-        assert engine.core.runner.passes == before[0] + 1
+        assert engine.runner.passes == before[0] + 1
         assert proposer.runner.passes == before[1] + 3  # type: ignore[union-attr]
 
 

@@ -1,4 +1,4 @@
-"""Requests come, wait, leave and fail at any moment; nobody else notices, and no slot is lost."""
+"""Requests come, wait, leave and fail at any moment. Others are unaffected, and no slot is lost."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 from distillspec.models import LanguageModel
 from distillspec.serving import Request, RequestRefused, SamplingParams
-from distillspec.serving.core import StepOutput
-from distillspec.serving.runner import RowInput
+from distillspec.serving.execution.runner import RowInput
+from distillspec.serving.step.output import StepOutput
 
 from .conftest import MakeEngine, hf_greedy, prompts
 
@@ -39,7 +39,7 @@ def test_aborting_at_any_moment_frees_everything(draft: LanguageModel, make_engi
 def test_a_deadline_ends_a_request_as_it_stands(draft: LanguageModel, make_engine: MakeEngine) -> None:
     engine = make_engine(draft)
     now = 0.0
-    engine.core.clock = lambda: now
+    engine.clock = lambda: now
     engine.submit(Request("a", tuple(PROMPT), GREEDY, deadline_s=5.0))
     engine.step()
     now = 6.0
@@ -56,7 +56,7 @@ def test_a_deadline_that_is_none_is_refused(make_engine: MakeEngine) -> None:
 def test_ten_thousand_wait_in_order_and_leave_by_every_door(make_engine: MakeEngine) -> None:
     engine = make_engine(max_slots=2)
     now = 0.0
-    engine.core.clock = lambda: now
+    engine.clock = lambda: now
     params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
     for i in range(10_000):
         deadline = 1.0 if i % 10 == 3 and i > 100 else None
@@ -81,7 +81,7 @@ def test_ten_thousand_wait_in_order_and_leave_by_every_door(make_engine: MakeEng
 def test_a_deadline_holds_before_the_first_token_too(draft: LanguageModel, make_engine: MakeEngine, where: str) -> None:
     engine = make_engine(draft, max_slots=1, prefill_chunk=4)
     now = 0.0
-    engine.core.clock = lambda: now
+    engine.clock = lambda: now
     if where == "waiting":
         engine.submit(Request("first", tuple(PROMPT), GREEDY))
     engine.submit(Request("late", tuple(PROMPT), GREEDY, deadline_s=5.0))
@@ -119,12 +119,12 @@ def test_threads_submit_and_abort_while_one_steps(draft: LanguageModel, make_eng
 def test_submit_and_abort_never_wait_for_a_step(
     continuation: list[int], draft: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step that is held up inside the target's pass; one lock around everything would hold up the others too."""
+    """A step is held up inside the target's pass. One lock around everything would hold up the others too."""
     engine = make_engine(draft, max_slots=2)
     engine.submit(Request("first", tuple(PROMPT), GREEDY))
     engine.step()
     inside, go_on = Event(), Event()
-    read, outputs = engine.core.runner.read, list[StepOutput]()
+    read, outputs = engine.runner.read, list[StepOutput]()
 
     def held_up(rows: list[RowInput]) -> torch.Tensor:
         inside.set()
@@ -135,7 +135,7 @@ def test_submit_and_abort_never_wait_for_a_step(
         engine.submit(Request("second", tuple(PROMPT), GREEDY))
         engine.abort("first")
 
-    monkeypatch.setattr(engine.core.runner, "read", held_up)
+    monkeypatch.setattr(engine.runner, "read", held_up)
     stepping, visitor = Thread(target=lambda: outputs.append(engine.step())), Thread(target=visit)
     stepping.start()
     assert inside.wait(60)
@@ -166,7 +166,7 @@ def test_aborting_from_inside_a_step_takes_effect_at_the_next(
     for name in ("unwanted", "wanted"):
         engine.submit(Request(name, tuple(PROMPT), GREEDY))
     engine.step()
-    part: Any = engine.core.runner if where == "read" else engine.core.proposer
+    part: Any = engine.runner if where == "read" else engine.proposer
     original = getattr(part, where)
 
     def aborting(asked: Any) -> Any:
@@ -183,7 +183,7 @@ def test_aborting_from_inside_a_step_takes_effect_at_the_next(
     engine.check_integrity()
     finished = {output.request_id: output for _ in range(30) for output in engine.step().finished}
     assert list(finished["wanted"].token_ids) == continuation[:30]
-    assert not engine.core.roster.sequences
+    assert not engine.sequences.unfinished
 
 
 def test_a_bar_shows_how_far_a_list_is(make_engine: MakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
@@ -218,7 +218,7 @@ def test_times_and_deadlines_count_from_submission(make_engine: MakeEngine) -> N
     """Not from the end of the step that was running when a request came."""
     engine = make_engine(max_slots=1)
     now = 100.0
-    engine.core.clock = lambda: now
+    engine.clock = lambda: now
     engine.submit(Request("late", (5, 6), SamplingParams(temperature=0.0, max_tokens=4), deadline_s=3.0))
     now = 104.0
     (output,) = engine.step().finished
@@ -236,31 +236,31 @@ def test_what_is_submitted_during_a_step_waits_for_the_next(make_engine: MakeEng
 
     def again() -> None:
         seen.append(len(seen))
-        engine.core.at_next_step(again)
+        engine.at_next_step(again)
 
-    engine.core.at_next_step(again)
+    engine.at_next_step(again)
     engine.step()
     engine.step()
     assert len(seen) == 2
 
 
 def test_a_step_that_fails_while_slots_change_trusts_no_slot(make_engine: MakeEngine, target: LanguageModel) -> None:
-    """A copy that was announced but not made must not be taken for a prompt's beginning."""
+    """A copy that was announced but not made must not be reused as a prompt's prefix."""
     engine = make_engine(max_slots=2)
     head, params = list(range(10, 50)), SamplingParams(temperature=0.0, max_tokens=4)
     engine.generate([head], params)
-    move = engine.core.runner.move
+    move = engine.runner.move
 
     def fails(moves: object) -> None:
         raise MemoryError("no room for the copy")
 
-    engine.core.runner.move = fails  # type: ignore[method-assign]
+    engine.runner.move = fails  # type: ignore[method-assign]
     engine.submit(Request("a", (*head, 60), params))
     with pytest.raises(MemoryError):
         engine.step()
-    engine.core.runner.move = move  # type: ignore[method-assign]
+    engine.runner.move = move  # type: ignore[method-assign]
     engine.check_integrity()
-    done = engine._run_until_done({"a"}, progress=False)
+    done = engine.run_until_done({"a"}, progress=False)
     assert done["a"].stats.prefix_tokens == 0
     engine.close()
     assert list(done["a"].token_ids) == hf_greedy(target, [*head, 60], 4)
@@ -272,7 +272,7 @@ def test_tenants_do_not_share_cached_beginnings(make_engine: MakeEngine) -> None
     taken = []
     for place, (tenant, salt) in enumerate([("a", ""), ("b", ""), ("a", ""), ("a", "x"), ("b", "x"), ("b", "")]):
         engine.submit(Request(str(place), prompt, params, tenant=tenant, cache_salt=salt))
-        done = engine._run_until_done({str(place)}, progress=False)[str(place)]
+        done = engine.run_until_done({str(place)}, progress=False)[str(place)]
         taken.append([answer.stats.prefix_tokens > 0 for answer in done.completions])
         engine.check_integrity()
     new, known = [False, False], [True, True]

@@ -1,4 +1,4 @@
-"""Sampled output follows the target at every emitted position; seeded output does not depend on how it was made."""
+"""Sampled output follows the target at every emitted position. Seeded output is the same in any company."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from torch import Tensor
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.sampling import policy_probs
-from distillspec.serving import Engine, Request, SamplingParams, sampling
-from distillspec.serving.chains import Chains
-from distillspec.serving.tree import TokenTree
+from distillspec.serving import Engine, Request, SamplingParams
+from distillspec.serving.base.tree import TokenTree
+from distillspec.serving.decoding import sampling
+from distillspec.serving.decoding.chains import Chains
 
 from .conftest import MakeEngine, prompts
 
@@ -187,7 +188,7 @@ SEEDED = [SamplingParams(temperature=0.9, max_tokens=20, seed=i, top_p=0.95 if i
 
 @pytest.fixture(scope="module")
 def seeded_alone(target: LanguageModel) -> list[tuple[int, ...]]:
-    """What seeded requests write one at a time, without any speculation."""
+    """Return the outputs of seeded requests one at a time, without speculation."""
     from distillspec.serving import EngineSettings
 
     engine = Engine(target, None, EngineSettings(max_slots=1, max_model_len=256))

@@ -16,7 +16,7 @@ from distillspec.serving import Engine, EngineSettings, Request, RequestOutput, 
 from distillspec.serving.proposers.prompt_lookup import PromptLookup
 
 STOPS = tuple(range(20, 60))  # one id in seven, so that some requests meet one
-WISHES: dict[str, dict[str, Any]] = {
+PARAMS_BY_NAME: dict[str, dict[str, Any]] = {
     "free": {},
     "stops": {"stop_token_ids": STOPS},
     "allowed": {"allowed_token_ids": range(50, 90), "stop_token_ids": STOPS},
@@ -43,7 +43,7 @@ class EngineLife(RuleBasedStateMachine):
         )
         self.engine = Engine(self.target, self.draft, settings_)
         self.now = 0.0
-        self.engine.core.clock = lambda: self.now
+        self.engine.clock = lambda: self.now
         self.asked: dict[str, Request] = {}
         self.unwanted: set[str] = set()
         self.reasons: dict[str, str] = {}
@@ -55,7 +55,7 @@ class EngineLife(RuleBasedStateMachine):
         n=st.integers(1, 2),
         temperature=st.sampled_from([0.0, 1.0]),
         seed=st.sampled_from([None, 1]),
-        wish=st.sampled_from(list(WISHES)),
+        options=st.sampled_from(list(PARAMS_BY_NAME)),
         deadline_s=st.sampled_from([None, None, 0.0, 3.0]),
     )
     def submit(
@@ -66,11 +66,11 @@ class EngineLife(RuleBasedStateMachine):
         n: int,
         temperature: float,
         seed: int | None,
-        wish: str,
+        options: str,
         deadline_s: float | None,
     ) -> None:
         name = f"r{len(self.asked)}"
-        params = SamplingParams(temperature=temperature, max_tokens=most, n=n, seed=seed, **WISHES[wish])
+        params = SamplingParams(temperature=temperature, max_tokens=most, n=n, seed=seed, **PARAMS_BY_NAME[options])
         prompt = tuple(3 + (i * 7 + length) % 200 for i in range(length))
         self.asked[name] = Request(name, prompt, params, priority, deadline_s)
         self.engine.submit(self.asked[name])
@@ -84,9 +84,9 @@ class EngineLife(RuleBasedStateMachine):
     @rule(times=st.integers(1, 4))
     def step(self, times: int) -> None:
         for _ in range(times):
-            drafted_by = self.engine.core.proposer
+            drafted_by = self.engine.proposer
             output = self.engine.step()
-            self.happened["swap"] += self.engine.core.proposer is not drafted_by and bool(output.deltas)
+            self.happened["swap"] += self.engine.proposer is not drafted_by and bool(output.deltas)
             for finished in output.finished:
                 assert finished.request_id not in self.reasons, "finished twice"
                 self.reasons[finished.request_id] = finished.finish_reason
@@ -119,26 +119,23 @@ class EngineLife(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
 
-    @precondition(lambda self: bool(self.engine.core.roster.running))
+    @precondition(lambda self: bool(self.engine.sequences.running))
     @rule(pick=st.integers(0, 2))
     def preempt(self, pick: int) -> None:
-        self.engine.core.at_next_step(lambda: self._take_slot(pick))
+        self.engine.at_next_step(lambda: self._take_slot(pick))
 
     def _take_slot(self, pick: int) -> None:
-        roster = self.engine.core.roster
-        if roster.running:
-            roster.preempt(roster.running[pick % len(roster.running)])
+        sequences = self.engine.sequences
+        if sequences.running:
+            sequences.preempt(sequences.running[pick % len(sequences.running)])
             self.happened["forced"] += 1
 
     @rule(kind=st.sampled_from(["draft", "lookup", "none"]))
     def swap(self, kind: str) -> None:
-        engine = self.engine
-        proposers: dict[str, Any] = {
-            "draft": lambda: engine._make_proposer(self.draft, "again"),
-            "lookup": PromptLookup,
-            "none": lambda: None,
-        }
-        engine.core.at_next_step(lambda: engine.core.replace_proposer(proposers[kind]()))
+        if kind == "draft":
+            self.engine.use_draft(self.draft, "again")
+        else:
+            self.engine.use_proposer(PromptLookup() if kind == "lookup" else None)
 
     @invariant()
     def nothing_leaks(self) -> None:
@@ -152,7 +149,7 @@ class EngineLife(RuleBasedStateMachine):
             self.engine.check_integrity()
         self.engine.close()
         assert set(self.reasons) == set(self.asked), "a request never finished"
-        assert self.engine.core.roster.pool.owners == []
+        assert self.engine.sequences.pool.owners == []
 
 
 @pytest.mark.parametrize("examples", [25])

@@ -10,14 +10,16 @@ import torch
 from distillspec.models import LanguageModel
 from distillspec.sampling import policy_probs
 from distillspec.serving import Request, SamplingParams
-from distillspec.serving.control.acceptance import AcceptanceEstimate
+from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.tree import ROOT, TokenTree
+from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.base import RowResult
-from distillspec.serving.kv_cache import Move
+from distillspec.serving.execution.kv_cache import Move
+from distillspec.serving.execution.runner import RowInput
+from distillspec.serving.online.log.outcomes import acceptance_in
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest
-from distillspec.serving.requests import Sequence as Row
-from distillspec.serving.runner import RowInput
-from distillspec.serving.server.ticket import kinds
-from distillspec.serving.tree import ROOT, TokenTree
+from distillspec.serving.server.bridge.request_stream import kinds
+from distillspec.serving.step.commit import Emission
 from distillspec.types import SamplingPolicy
 
 from .conftest import MakeEngine, hf_greedy, prompts
@@ -40,7 +42,7 @@ class Gardener:
     def most_nodes(self, depth: int) -> int:
         return 3 * depth
 
-    def committed(self, sequence: Row, tree: TokenTree, path: Sequence[int]) -> None: ...
+    def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None: ...
 
     def move(self, moves: Sequence[Move]) -> None: ...
 
@@ -108,14 +110,14 @@ def test_every_node_of_wide_trees_is_reserved(
     expected = hf_greedy(target, asked[0], 20)
     gardener = Gardener(right_one_last({tuple(asked[0]): expected}))
     engine = make_engine(proposer_object=gardener, speculation_length=3, max_cache_tokens=75)
-    assert (engine.core.limits.lookahead, engine.core.limits.extra) == (3, 6)
-    read, places = engine.core.runner.read, list[int]()
+    assert (engine.limits.lookahead, engine.limits.extra) == (3, 6)
+    read, places = engine.runner.read, list[int]()
 
     def noted(rows: list[RowInput]) -> torch.Tensor:
         places.append(sum(row.start + len(row.tokens) for row in rows))
         return read(rows)
 
-    monkeypatch.setattr(engine.core.runner, "read", noted)
+    monkeypatch.setattr(engine.runner, "read", noted)
     outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=20))
     assert [list(output.token_ids) for output in outputs] == [expected] * 3
     assert max(places) <= 75
@@ -183,7 +185,7 @@ def drawn_from_table(table: torch.Tensor, generator: torch.Generator) -> Grow:
 def test_sampled_trees_keep_the_distribution_of_every_policy(
     target: LanguageModel, make_engine: MakeEngine, policy: str
 ) -> None:
-    """Filters, and penalties that differ from branch to branch; drafted from the target without either, warmer."""
+    """Filters, and penalties that differ by branch. Drafts come from the target without either, but warmer."""
     vocab = target.identity.vocab_size
     with torch.no_grad():
         texts = torch.cat([torch.tensor([PROMPT]).expand(vocab, -1), torch.arange(vocab)[:, None]], 1)
@@ -193,7 +195,7 @@ def test_sampled_trees_keep_the_distribution_of_every_policy(
     accepted: list[int] = []
 
     def noted(step: int) -> None:
-        result = engine.core.last_result
+        result = engine.last_result
         if result is not None:
             accepted.extend(row.accepted for row in result.rows)
 
@@ -220,7 +222,7 @@ def test_only_what_stands_further_back_is_moved(
         return TokenTree((*coming[:2], *wrong, coming[2]), (ROOT, 0, 1, 1, 1, 1))
 
     engine = make_engine(proposer_object=Gardener(grow), speculation_length=3)
-    cache, moved = engine.core.runner.cache, list[tuple[list[int], int]]()
+    cache, moved = engine.runner.cache, list[tuple[list[int], int]]()
     gather = cache.gather
 
     def noted(slot: int, places: torch.Tensor, start: int) -> None:
@@ -234,7 +236,7 @@ def test_only_what_stands_further_back_is_moved(
     monkeypatch.setattr(cache, "gather", noted)
     (output,) = engine.generate([prompt], params)
     assert output.token_ids == expected.token_ids
-    first = len(prompt) + 1  # the prompt's own last step wrote one token; a window's root stands before its nodes
+    first = len(prompt) + 1  # the prompt's own last step wrote one token, and a window's root is before its nodes
     assert moved == [([start + 3], start) for start in range(first + 2, first + 19, 4)]
 
 
@@ -254,3 +256,30 @@ def test_a_wide_trees_acceptance_is_counted_by_level(target: LanguageModel, make
     assert all(row.tried == row.accepted == row.depth for row in rows)
     assert estimate.hazards[2] > estimate.prior, "nothing fell, so no level is worse than before it was seen"
     assert kinds(4, rows[0]) == ("accepted", "accepted", "accepted", "bonus")
+
+
+def test_an_accepted_leaf_above_the_deepest_level_rejects_nothing(
+    target: LanguageModel, make_engine: MakeEngine
+) -> None:
+    """Its sibling's children were never tried."""
+    prompt = prompts()[1]
+    expected = hf_greedy(target, prompt, 20)
+
+    def grow(request: ProposalRequest) -> TokenTree:
+        right = expected[request.sequence.output_length]
+        wrong = (right + 1) % 200
+        return TokenTree((wrong, right, wrong), (ROOT, ROOT, 0))
+
+    engine = make_engine(proposer_object=Gardener(grow), speculation_length=2)
+    emissions: list[Emission] = []
+    engine.observer = lambda seen, logits: emissions.extend(seen)
+    engine.submit(Request("a", tuple(prompt), SamplingParams(temperature=0.0, max_tokens=12)))
+    rows: list[RowResult] = []
+    while engine.has_work:
+        result = engine.step().result
+        rows += [row for row in result.rows if row.proposed] if result is not None else []
+    assert len(rows) == 5
+    for row, emission in zip(rows, emissions[1:6], strict=True):  # the first token comes with the prompt
+        assert (row.proposed, row.accepted, row.tried) == (3, 1, 1)
+        assert acceptance_in(emission) == (1, 1)
+        assert kinds(2, row) == ("accepted", "bonus")

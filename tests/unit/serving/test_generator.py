@@ -10,11 +10,12 @@ import torch
 
 from distillspec.data.collect import score
 from distillspec.data.prompts import stable_seed
-from distillspec.errors import RunError
+from distillspec.errors import ConfigError, RunError
+from distillspec.generation import SlotGenerator
 from distillspec.models import LanguageModel
 from distillspec.serving import EngineSettings
 from distillspec.serving.generator import EngineGenerator
-from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy, SignalRequest
+from distillspec.types import GenerationRequest, Generator, Prompt, Sample, SamplingPolicy, SignalRequest
 
 from .conftest import hf_greedy, prompts
 
@@ -118,3 +119,46 @@ def test_a_target_without_numbers_is_an_error_that_names_the_prompt(target: Lang
     finally:
         with torch.no_grad():
             broken.copy_(saved)
+
+
+def both(target: LanguageModel) -> list[Generator]:
+    return [EngineGenerator(target, settings(3, 2)), SlotGenerator(target, slots=3)]
+
+
+def test_engine_and_slots_are_one_kind_of_generator(target: LanguageModel) -> None:
+    """The same greedy text, signals, sources, ends and counts of tokens."""
+    found = []
+    for generator in both(target):
+        told: list[int] = []
+        samples = dict(
+            generator.generate(
+                requests(),
+                SamplingPolicy(temperature=0.0),
+                stop_ids=(5, 9, 60, 180),
+                signal=SignalRequest("topk", 4),
+                on_tokens=told.append,
+            )
+        )
+        written = {i: (s.prompt_id, s.prompt_ids, s.response_ids, s.source, s.finished) for i, s in samples.items()}
+        found.append((written, {i: s.signal.ids.tolist() for i, s in samples.items() if s.signal}, sum(told)))
+    assert found[0] == found[1]
+    written, signals, told_in_all = found[0]
+    assert set(written) == set(signals) == set(range(6))
+    assert told_in_all == sum(len(response) for _, _, response, _, _ in written.values())
+
+
+def test_engine_and_slots_hand_out_what_they_have_begun_at_a_deadline(target: LanguageModel) -> None:
+    for generator in both(target):
+        past = time.monotonic() - 1
+        samples = dict(generator.generate(requests(), PLAIN, stop_ids=(), deadline=past))
+        assert len(samples) == 3  # as many as have slots
+        assert not any(sample.finished for sample in samples.values())
+        assert all(sample.response_ids for sample in samples.values())
+
+
+def test_engine_and_slots_refuse_an_empty_prompt_alike(target: LanguageModel) -> None:
+    empty = [GenerationRequest(Prompt("p", ()), 4, seed=0)]
+    for generator in both(target):
+        with pytest.raises(ConfigError, match="an empty prompt cannot be answered; give at least one token"):
+            list(generator.generate(empty, PLAIN, stop_ids=()))
+        assert list(generator.generate([], PLAIN, stop_ids=())) == []

@@ -14,6 +14,7 @@ from distillspec.training.trainer import Trainer
 from distillspec.types import Sample, SamplingPolicy, TokenBatch
 
 from .conftest import MakeTrainer
+from .runs import gradients
 
 TVDPP = LossConfig(name="tvdpp")
 
@@ -23,10 +24,7 @@ def batch_of(samples: Sequence[Sample]) -> TokenBatch:
 
 
 def slopes(trainer: Trainer, batches: list[TokenBatch]) -> list[torch.Tensor]:
-    trainer._gradients(batches)
-    found = [p.grad.clone() for p in trainer.module.parameters() if p.grad is not None]
-    trainer.strategy.optimizer.zero_grad()
-    return found
+    return gradients(trainer, batches)[1]
 
 
 def assert_alike(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:

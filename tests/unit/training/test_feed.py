@@ -58,11 +58,11 @@ def test_a_restored_feed_meets_the_same_batches(taken: int) -> None:
     assert same(take(again, 12), take(feed, 12))
 
 
-def test_a_sample_longer_than_a_row_is_learnt_whole() -> None:
+def test_a_sample_longer_than_a_row_is_used_whole() -> None:
     """`train=careful` has rows of 512, and default lengths allow samples of 768."""
     long = Sample("long", "d", (1, 40), tuple(range(50, 50 + 30)))
     feed = make(samples=[long, *SAMPLES[:3]])
-    batches = take(feed, len(feed._plan))
+    batches = take(feed, len(feed.plan))
     assert sum(batch.response_tokens for batch in batches) == sum(len(s.response_ids) for s in [long, *SAMPLES[:3]])
     assert set(long.response_ids) <= set(torch.cat([batch.labels for batch in batches]).tolist())
 
@@ -72,9 +72,9 @@ def test_seeds_differ() -> None:
 
 
 def test_processes_share_an_epoch_without_overlap_and_in_equal_parts() -> None:
-    whole = take(make(), len(make()._plan))
+    whole = take(make(), len(make().plan))
     parts = [take(make(rank, 2), len(whole) // 2) for rank in range(2)]
-    assert len({len(make(rank, 2)._plan) for rank in range(2)}) == 1
+    assert len({len(make(rank, 2).plan) for rank in range(2)}) == 1
     dealt = [batch for pair in zip(*parts, strict=True) for batch in pair]
     assert same(dealt, whole[: len(dealt)])
 
@@ -94,18 +94,18 @@ def test_new_samples_start_from_their_first_batch() -> None:
     assert sorted(names(take(feed, 1))) == [0, 1]
 
 
-def test_the_refresh_before_is_learnt_from_again() -> None:
+def test_the_refresh_before_is_used_again() -> None:
     """Its text was drafted and judged at a price."""
     feed = SampleFeed([], CONFIG, 2, 0, keep=2)
     seen = []
     for first in (0, 3, 6):
         feed.renew(SAMPLES[first : first + 3])
-        seen.append(sorted(names(take(feed, len(feed._plan)))))
+        seen.append(sorted(names(take(feed, len(feed.plan)))))
     assert seen == [[0, 1, 2], [0, 1, 2, 3, 4, 5], [3, 4, 5, 6, 7, 8]]
     again = SampleFeed([], CONFIG, 2, 0, keep=2)
     again.restore(feed.state(), feed.samples)
     again.renew(SAMPLES[9:12])
-    assert sorted(names(take(again, len(again._plan)))) == [6, 7, 8, 9, 10, 11]
+    assert sorted(names(take(again, len(again.plan)))) == [6, 7, 8, 9, 10, 11]
 
 
 def test_an_empty_feed_waits_for_its_first_samples() -> None:

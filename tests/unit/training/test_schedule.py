@@ -1,4 +1,4 @@
-"""Where a run is, when it ends, and the learning rate on the way."""
+"""Progress of a run, its limits, and its learning rate."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_signal_asks_to_stop_and_earlier_handlers_come_back(number: signal.Signals) -> None:
     before = signal.getsignal(number)
     with listen_for_stop() as stop:
-        assert not stop.asked
+        assert not stop.requested
         os.kill(os.getpid(), number)
         assert stop.signal_number == number
     assert signal.getsignal(number) == before

@@ -1,4 +1,4 @@
-"""A run that learns nothing says so, and why; one that learns says nothing."""
+"""A run that learns nothing gets a warning with the reason. One that learns gets none."""
 
 from __future__ import annotations
 

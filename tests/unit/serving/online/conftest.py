@@ -14,10 +14,10 @@ import torch
 from distillspec.config import AdaptConfig, DraftConfig, GateConfig, OnlineConfig, ReplayConfig
 from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.recording import top_signal
-from distillspec.serving.online.layout import OnlineSettings
-from distillspec.serving.online.records import LoggedAnswer, LogKey
-from distillspec.serving.online.registry import VersionRegistry
-from distillspec.serving.online.replay_log import ReplayLog
+from distillspec.serving.online.log.records import LoggedAnswer, LogKey
+from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.state.layout import OnlineSettings
+from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.types import SamplingPolicy, TeacherSignal
 
 ENTRIES = 16
@@ -31,9 +31,9 @@ def key(target: LanguageModel) -> LogKey:
 
 @pytest.fixture
 def answer(target: LanguageModel) -> Answer:
-    """`answer("r1", tenant="a")`: random text with the target's true signal; half of it accepted.
+    """`answer("r1", tenant="a")`: random text with the target's true signal, half of it accepted.
 
-    `vocabulary` are the ids that its text is made of.
+    The text is drawn from the ids of `vocabulary`.
     """
 
     def make(
@@ -91,10 +91,10 @@ def small_draft(target: LanguageModel) -> LanguageModel:
 
 @pytest.fixture
 def registry(settings: OnlineSettings, small_draft: LanguageModel, target: LanguageModel) -> VersionRegistry:
-    """With one promoted version."""
+    """Return a registry with one promoted version."""
     made = VersionRegistry(settings.layout.versions)
     first = made.add(lambda folder: save_draft(small_draft, folder, target))
-    made.promote(first.name, "the beginning")
+    made.promote(first.name, "first draft")
     return made
 
 

@@ -16,7 +16,7 @@ from distillspec.models import initialise_draft, load_target, save_draft
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
 from distillspec.serving.online.adaptation import Adaptation, first_draft
-from distillspec.serving.online.layout import OnlineSettings
+from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.training.interrupts import listen_for_stop
 
 LOT = 32
@@ -46,7 +46,7 @@ def main(folder: Path, first: int) -> None:
     with listen_for_stop() as stop, Adaptation(engine, settings) as adaptation:
         print(f"serving {path.name}", flush=True)
         for start in itertools.count(first, LOT):
-            if stop.asked:
+            if stop.requested:
                 break
             _serve(engine, adaptation, range(start, start + LOT))
             adaptation.writer.flush()

@@ -15,22 +15,22 @@ from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, save_draft
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine, Request, SamplingParams
-from distillspec.serving.live.steering import Steering
+from distillspec.serving.commands.online_serving import AdaptationControl
 from distillspec.serving.online.adaptation import Adaptation, first_draft
-from distillspec.serving.online.beginning import NothingIntact
-from distillspec.serving.online.layout import OnlineSettings, TrainerControl, TrainerState
-from distillspec.serving.online.process import run_trainer
-from distillspec.serving.online.replay_log import ReplayLog
-from distillspec.serving.server.online_metrics import OnlineMetrics
+from distillspec.serving.online.bootstrap import NothingIntact
+from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
+from distillspec.serving.online.training.process import run_trainer
+from distillspec.serving.server.observability.online_metrics import OnlineMetrics
 
 from ..conftest import MakeEngine, prompts
-from .test_replay_log import Quota, traces
+from .log.conftest import Quota, traces
 
 PATIENCE_S = 120.0
 
 
 class Traffic:
-    """Requests one lot after another; all of them must end well."""
+    """Serves requests in lots. All of them must end well."""
 
     def __init__(self, engine: Engine, adaptation: Adaptation | None = None) -> None:
         self.engine, self.adaptation, self.count = engine, adaptation, 0
@@ -120,12 +120,12 @@ def test_pause_trigger_and_deletion(
         adaptation.resume()
         traffic.serve(3, tenant="b")
         adaptation.trigger()
-        told = TrainerControl.read(settings.layout.control)
-        assert (told.paused, told.asked) == (False, 1)
+        control = TrainerControl.read(settings.layout.control)
+        assert (control.paused, control.asked) == (False, 1)
         assert adaptation.replay.tenants() == {"a": 3, "b": 3}
         assert adaptation.delete_tenant("a") == 3
         assert adaptation.replay.tenants() == {"b": 3}
-    assert engine.core.committer.observer is None
+    assert engine.observer is None
     traffic.adaptation = None
     traffic.serve(2)  # the engine serves on
 
@@ -156,10 +156,10 @@ def test_no_byte_of_who_opts_out_or_is_deleted_is_in_the_folder(
         for who in ("open", "gone"):
             assert {name.split("-")[0] for name in found(who)} >= {"shard", "manifest.sqlite"}, who
         assert "manifest.sqlite-wal" in found("gone")
-        assert sum(map(len, engine.core.roster.pool.contents)) > 0
+        assert sum(map(len, engine.sequences.pool.contents)) > 0
         assert adaptation.delete_tenant("gone-tenant") == 1
         engine.step()
-        assert sum(map(len, engine.core.roster.pool.contents)) == 0  # what idle slots remembered
+        assert sum(map(len, engine.sequences.pool.contents)) == 0  # what idle slots remembered
         assert {who for who in whose if found(who)} == {"open"}
     assert {who for who in whose if found(who)} == {"open"}
     named = {who: traces(settings.layout.root, f"{who}-tenant") for who in whose}
@@ -180,7 +180,7 @@ def test_a_damaged_shard_is_shown_whoever_met_it(
         trainer.load(trainer.entries())
         assert adaptation.log_figures()["refused_shards"] == 1
         metrics = OnlineMetrics("distillspec:", "tiny")
-        metrics.figures = Steering(adaptation).figures()
+        metrics.figures = AdaptationControl(adaptation).figures()
         series = {sample.name: sample.value for family in metrics.collect() for sample in family.samples}
         assert series["distillspec:replay_refused_shards_total"] == 1
 
@@ -190,7 +190,7 @@ def test_a_full_disk_fails_no_request(
 ) -> None:
     engine = engine_with(first_draft(settings, target, given), target, make_engine)
     with Adaptation(engine, settings) as adaptation:
-        quota = adaptation.replay._write = Quota(0)
+        quota = adaptation.replay.files.write = Quota(0)
         traffic = Traffic(engine, adaptation)
         traffic.serve(20)
         adaptation.writer.flush()
@@ -206,15 +206,15 @@ def test_a_full_disk_fails_no_request(
 def test_served_acceptance_survives_a_restart(
     settings: OnlineSettings, given: Path, target: LanguageModel, make_engine: MakeEngine
 ) -> None:
-    seen = []
+    requests = []
     for _ in range(2):
         engine = engine_with(first_draft(settings, target, given), target, make_engine)
         with Adaptation(engine, settings) as adaptation:
             Traffic(engine, adaptation).serve(6)
             (figures,) = adaptation.stats()["served"]["versions"].values()
-            seen.append(figures["requests"])
+            requests.append(figures["requests"])
         engine.close()
-    assert seen == [6, 12]
+    assert requests == [6, 12]
 
 
 def test_a_start_without_a_draft_or_with_another_targets_log_is_one_line(
@@ -257,7 +257,7 @@ def test_the_commands(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Once over a recorded log by hand, judged, and looked at; nothing of a deleted tenant is exported."""
+    """Train once over a recorded log, judge, inspect. Nothing of a deleted tenant is exported."""
     engine = engine_with(first_draft(settings, target, given), target, make_engine)
     with Adaptation(engine, settings) as adaptation:
         Traffic(engine, adaptation).serve(40, tenant="acme")

@@ -1,4 +1,4 @@
-"""A real server on a free port in this process, over the tiny target; requests go through real sockets."""
+"""A real server on a free port in this process, over the tiny target. Requests go through real sockets."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ import pytest
 from distillspec.config import DraftConfig, ServerConfig, TargetConfig
 from distillspec.models import initialise_draft, load_target
 from distillspec.serving import Engine, EngineSettings
+from distillspec.serving.server.answers.app_state import AppState, make_app_state
 from distillspec.serving.server.app import create_app
-from distillspec.serving.server.keys import KeyRing
+from distillspec.serving.server.http.keys import KeyRing
 from distillspec.serving.server.listening import DrainingServer, bind, url_of
-from distillspec.serving.server.parts import Parts, make_parts
 
 WAIT_S = 120.0
 API_KEY, ADMIN_KEY = "secret-api-key", "secret-admin-key"
@@ -29,7 +29,7 @@ class Running:
     """A server that answers."""
 
     url: str
-    parts: Parts
+    state: AppState
     server: DrainingServer
     thread: threading.Thread
 
@@ -52,12 +52,12 @@ class Running:
 
     def wait_until_idle(self) -> None:
         """Every answer closed and every slot free."""
-        wait_for(lambda: self.parts.bridge.open_answers == 0 and not self.parts.engine.has_work)
+        wait_for(lambda: self.state.bridge.open_answers == 0 and not self.state.engine.has_work)
 
     def stop(self) -> None:
         self._client.close()
         self.server.should_exit = True
-        self.parts.closing.set()
+        self.state.closing.set()
         self.thread.join(WAIT_S)
         assert not self.thread.is_alive()
 
@@ -72,15 +72,29 @@ def wait_for(holds: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def start(engine: Engine, parts: dict[str, Any], settings: dict[str, Any]) -> Running:
+def hold(running: Running) -> threading.Event:
+    """Block the engine's next step until the returned event is set."""
+    entered, release = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        entered.set()
+        release.wait(120)
+
+    running.state.engine.at_next_step(wait)
+    running.state.bridge.thread.wake()
+    assert entered.wait(120)
+    return release
+
+
+def start(engine: Engine, options: dict[str, Any], settings: dict[str, Any]) -> Running:
     config = ServerConfig(**{"port": 0, **settings})
     bound = bind(config)
-    made = make_parts(config, engine, **parts)
-    server = DrainingServer(create_app(made), made)
+    state = make_app_state(config, engine, **options)
+    server = DrainingServer(create_app(state), state)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[bound])), daemon=True)
     thread.start()
     wait_for(lambda: server.started)
-    return Running(url_of(bound, config), made, server, thread)
+    return Running(url_of(bound, config), state, server, thread)
 
 
 # Fixed lengths, so that what is proposed does not depend on how fast the machine is.

@@ -18,8 +18,8 @@ from distillspec.serving.simulation import (
     make_policy,
     make_workload,
 )
+from distillspec.serving.simulation.acceptance_trace import AcceptanceTrace
 from distillspec.serving.simulation.figures import figures_of
-from distillspec.serving.simulation.luck import Luck
 
 COSTS = LatencyModel(ForwardCost(1e-3, 1e-2, 1.0), ForwardCost(0.0, 0.0, 0.1))
 SMALL = Hardware(COSTS, cache_tokens=1000, slots=4, max_len=200, prefill_chunk=64)
@@ -30,8 +30,8 @@ POLICIES = ("none", "fixed-3", "goodput", "goodput-global", "random", "random-re
 
 
 def request(name: str, arrival_s: float, prompt: int, output: int, ranks: list[int] | None = None) -> SimulatedRequest:
-    luck = Luck(numpy.array(ranks or [1] * output), numpy.full(output, 0.7))
-    return SimulatedRequest(name, arrival_s, prompt, output, luck)
+    trace = AcceptanceTrace(numpy.array(ranks or [1] * output), numpy.full(output, 0.7))
+    return SimulatedRequest(name, arrival_s, prompt, output, trace)
 
 
 def served(
@@ -53,14 +53,14 @@ def test_two_requests_without_speculation_by_hand() -> None:
 def test_two_requests_with_speculation_by_hand() -> None:
     result = served("fixed-2", [request("a", 0.0, 4, 3), request("b", 0.5, 2, 4, [1, 1, 5, 1])])
     # a has room for one drafted token beside the target's own: 0.1 drafting, 4 tokens read. Then b alone at 3 tokens
-    # drafts two; the first stands, the second does not, so its last token comes in a step of its own.
+    # drafts two. The first is accepted, the second is not, so its last token comes in a step of its own.
     assert [step.seconds for step in result.steps] == pytest.approx([1.04, 0.1 + 1.045, 0.2 + 1.033, 1.015])
     assert result.stats[0].finished_s == pytest.approx(2.185)
     assert [step.emitted for step in result.steps] == [0, 2, 2, 1]
     assert (result.stats[1].proposed, result.stats[1].accepted, result.stats[1].acceptance_rate) == (2, 1, 0.5)
 
 
-def test_a_draft_reads_up_what_it_missed() -> None:
+def test_a_draft_catches_up_on_text_it_missed() -> None:
     costs = LatencyModel(ForwardCost(0.0, 0.0, 1.0), ForwardCost(0.0, 0.01, 0.1))
     result = served("fixed-1", [request("a", 0.0, 20, 5)], replace(SMALL, latency=costs))
     # 21 tokens for the first draft, 20 of them in a pass before; then two, since the accepted token is drafted last and
@@ -89,15 +89,15 @@ def test_every_request_is_answered_once_and_whole(policy: str) -> None:
     requests = workload(token_spread=0.2)
     simulation = Simulation(requests, make_policy(policy, FAST.latency, requests), FAST)
     emitted, before = 0, 0.0
-    while len(simulation._sequences) < len(requests) or simulation.roster.sequences:
+    while len(simulation.arrived) < len(requests) or simulation.sequences.unfinished:
         result = simulation.step()
         assert result is not None
         emitted += sum(row.emitted for row in result.rows)
         assert simulation.now > before
         before = simulation.now
-        simulation.roster.check_integrity()
+        simulation.sequences.check_integrity()
     assert emitted == sum(r.output_tokens for r in requests)
-    for sequence, asked in zip(simulation._sequences, requests, strict=True):
+    for sequence, asked in zip(simulation.arrived, requests, strict=True):
         stats = sequence.stats
         assert sequence.output_length == asked.output_tokens
         assert stats.first_token_s is not None

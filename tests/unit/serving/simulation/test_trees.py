@@ -31,7 +31,7 @@ def test_nodes_are_counted_with_the_root() -> None:
 def test_expected_tokens_are_those_of_every_outcome(widths: tuple[int, ...]) -> None:
     acceptance = [[0.5, 0.2, 0.1], [0.4, 0.3, 0.05], [0.6, 0.0, 0.1]]
     expected = 0.0
-    for outcome in itertools.product(range(4), repeat=3):  # each head's right candidate; 3: none
+    for outcome in itertools.product(range(4), repeat=3):  # each head's right candidate, 3 for none
         chances = [[*head, 1 - sum(head)][right] for head, right in zip(acceptance, outcome, strict=True)]
         depth = 0
         while depth < len(widths) and outcome[depth] < widths[depth]:

@@ -1,4 +1,4 @@
-"""What comes, and with what luck: distributions, seeds, traces, and lines that name what is wrong."""
+"""Workloads: distributions, seeds, trace files, and errors that name file and line."""
 
 from __future__ import annotations
 
@@ -11,30 +11,32 @@ import pytest
 from distillspec.config import WorkloadConfig
 from distillspec.errors import ConfigError
 from distillspec.serving.simulation import make_workload, read_trace
-from distillspec.serving.simulation.luck import Luck, draw_luck
+from distillspec.serving.simulation.acceptance_trace import AcceptanceTrace, draw_acceptance_trace
 
 RANDOM = numpy.random.default_rng(11)
 
 
 def test_runs_count_what_stands_in_a_row() -> None:
     ranks = RANDOM.integers(1, 3, 200)
-    luck = Luck(ranks, RANDOM.random(200))
+    trace = AcceptanceTrace(ranks, RANDOM.random(200))
     for place in range(201):
         expected = 0
         while place + expected < 200 and ranks[place + expected] == 1:
             expected += 1
-        assert luck.runs[place] == expected
-    gates = luck.confident_runs(0.5)
+        assert trace.runs[place] == expected
+    gates = trace.confident_runs(0.5)
     for place in range(200):
-        assert all(luck.confidence[place : place + gates[place] - 1] > 0.5)
-        assert place + gates[place] > 200 or luck.confidence[place + gates[place] - 1] <= 0.5
+        assert all(trace.confidence[place : place + gates[place] - 1] > 0.5)
+        assert place + gates[place] > 200 or trace.confidence[place + gates[place] - 1] <= 0.5
 
 
 def test_ranks_are_independent_tries_and_rank_one_is_acceptance() -> None:
-    ranks = numpy.array(draw_luck(WorkloadConfig(), 0.6, 200_000, numpy.random.default_rng(1)).ranks)
+    ranks = numpy.array(draw_acceptance_trace(WorkloadConfig(), 0.6, 200_000, numpy.random.default_rng(1)).ranks)
     shares = [float((ranks == rank).mean()) for rank in (1, 2, 3)]
     assert shares == pytest.approx([0.6, 0.24, 0.096], abs=0.005)
-    certain, never = (draw_luck(WorkloadConfig(), alpha, 50, numpy.random.default_rng(1)) for alpha in (1.0, 0.0))
+    certain, never = (
+        draw_acceptance_trace(WorkloadConfig(), alpha, 50, numpy.random.default_rng(1)) for alpha in (1.0, 0.0)
+    )
     assert certain.runs[0] == 50
     assert max(never.runs) == 0
 
@@ -45,7 +47,7 @@ def test_ranks_are_independent_tries_and_rank_one_is_acceptance() -> None:
 )
 def test_the_mean_acceptance_is_alpha_whatever_varies(settings: dict[str, float]) -> None:
     config = WorkloadConfig(requests=600, output_tokens=60, alpha=0.6, **settings)
-    shares = [numpy.mean(numpy.array(r.luck.ranks) == 1) for r in make_workload(config, 1.0, seed=2)]
+    shares = [numpy.mean(numpy.array(r.trace.ranks) == 1) for r in make_workload(config, 1.0, seed=2)]
     assert numpy.mean(shares) == pytest.approx(0.6, abs=0.03)
     if "request_spread" in settings:
         assert numpy.std(shares) > 0.15
@@ -54,20 +56,20 @@ def test_the_mean_acceptance_is_alpha_whatever_varies(settings: dict[str, float]
 
 
 def test_confidence_tells_acceptance_where_tokens_vary() -> None:
-    luck = draw_luck(WorkloadConfig(token_spread=0.3), 0.6, 20_000, numpy.random.default_rng(4))
-    stands = numpy.array(luck.ranks) == 1
-    sure = luck.confidence > 0.8
-    assert stands[sure].mean() == pytest.approx(luck.confidence[sure].mean(), abs=0.02)
-    assert stands[sure].mean() > stands[~sure].mean() + 0.3
+    trace = draw_acceptance_trace(WorkloadConfig(token_spread=0.3), 0.6, 20_000, numpy.random.default_rng(4))
+    accepted = numpy.array(trace.ranks) == 1
+    sure = trace.confidence > 0.8
+    assert accepted[sure].mean() == pytest.approx(trace.confidence[sure].mean(), abs=0.02)
+    assert accepted[sure].mean() > accepted[~sure].mean() + 0.3
 
 
 def test_every_rate_brings_the_same_requests_sooner() -> None:
     config = WorkloadConfig(requests=50, prompt_spread=0.5, output_spread=0.5)
     slow, fast = (make_workload(config, rate, seed=9) for rate in (1.0, 4.0))
-    assert [r.luck.ranks for r in slow] == [r.luck.ranks for r in fast]
+    assert [r.trace.ranks for r in slow] == [r.trace.ranks for r in fast]
     assert [r.prompt_tokens for r in slow] == [r.prompt_tokens for r in fast]
     assert [r.arrival_s for r in slow] == pytest.approx([4 * r.arrival_s for r in fast])
-    assert [r.luck.ranks for r in make_workload(config, 1.0, seed=10)] != [r.luck.ranks for r in slow]
+    assert [r.trace.ranks for r in make_workload(config, 1.0, seed=10)] != [r.trace.ranks for r in slow]
 
 
 def test_lengths_and_gaps_have_their_means() -> None:
@@ -86,8 +88,8 @@ def test_a_trace_is_served_as_recorded(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(json.dumps(row) for row in rows) + "\n\n")
     early, late = make_workload(WorkloadConfig(trace=str(path)))
-    assert (early.arrival_s, early.prompt_tokens, early.output_tokens, early.luck.runs[0]) == (0.5, 5, 9, 0)
-    assert (late.arrival_s, late.luck.runs[0]) == (2.0, 3)
+    assert (early.arrival_s, early.prompt_tokens, early.output_tokens, early.trace.runs[0]) == (0.5, 5, 9, 0)
+    assert (late.arrival_s, late.trace.runs[0]) == (2.0, 3)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,116 @@
+"""Clients of the hard-use benchmarks: greedy streams that must all agree, and mutated bodies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+GOOD = {"model": "tiny", "prompt": "abcabcabc", "max_tokens": 24, "temperature": 0}
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "temperature": 0}
+TOKENIZE, DETOKENIZE = {"model": "tiny", "prompt": "abc"}, {"model": "tiny", "tokens": [70, 71]}
+BODIES = (
+    ("/v1/completions", GOOD),
+    ("/v1/chat/completions", CHAT),
+    ("/tokenize", TOKENIZE),
+    ("/detokenize", DETOKENIZE),
+)
+FIELDS = (
+    *("n", "stop", "logprobs", "seed", "stream", "stream_options", "logit_bias"),
+    *("speculation", "min_p", "user", "x"),
+)
+VALUES: tuple[Any, ...] = (
+    *(None, True, False, -1, 0, 1, 3, 2**31, 2**63, 10**30, 0.5, -1e308, 1e308),
+    *("", "x", "\0", "\ud800", "é" * 99, "x" * 999, [], [[]], ["x"], [0, 10**9], {}, {"a": [{}]}, {"0": 1e9}),
+)
+EXPECTED = {200, 400, 404, 413, 429}
+PATIENCE_S = 120.0
+
+
+@dataclass
+class Tally:
+    """Outcomes of all requests, and the different texts of the greedy answers."""
+
+    outcomes: Counter[str] = field(default_factory=Counter)
+    texts: Counter[str] = field(default_factory=Counter)
+    slowest_s: float = 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        good = {"answers": sum(self.texts.values()), "different_answers": len(self.texts)}
+        return {"outcomes": dict(sorted(self.outcomes.items())), **good, "slowest_s": self.slowest_s}
+
+
+def mutated(dice: random.Random) -> tuple[str, bytes]:
+    """Return a path, and a body with fields dropped, replaced or added, or bytes changed, cut off or doubled."""
+    path, body = dice.choice(BODIES)
+    changed = json.loads(json.dumps(body))
+    for _ in range(dice.choice((1, 1, 1, 2, 3, 4))):
+        name = dice.choice([*body, *FIELDS])
+        if dice.random() < 0.2:
+            changed.pop(name, None)
+        else:
+            changed[name] = dice.choice(VALUES)
+    raw = bytearray(json.dumps(changed).encode())
+    lot = dice.random()
+    if lot < 0.25:
+        for _ in range(dice.randint(1, 5)):
+            raw[dice.randrange(len(raw))] = dice.randrange(256)
+    elif lot < 0.3:
+        raw = raw[: dice.randrange(len(raw))]
+    elif lot < 0.35:
+        raw += bytes(raw)
+    return path, bytes(raw)
+
+
+async def send_garbage(client: httpx.AsyncClient, dice: random.Random, tally: Tally) -> None:
+    """Send one mutated body."""
+    path, raw = mutated(dice)
+    started_s = time.monotonic()
+    reply = await client.post(path, content=raw, headers={"Content-Type": "application/json"})
+    tally.slowest_s = max(tally.slowest_s, time.monotonic() - started_s)
+    tally.outcomes[f"garbage {reply.status_code}"] += 1
+
+
+async def read_stream(client: httpx.AsyncClient, events: int | None, tally: Tally) -> None:
+    """Send a good request. Leave after so many events, or read to the end."""
+    text, seen, finished = "", 0, False
+    async with client.stream("POST", "/v1/completions", json={**GOOD, "stream": True}) as reply:
+        async for line in reply.aiter_lines():
+            if line == "data: [DONE]":
+                finished = True
+            elif line.startswith("data: "):
+                event = json.loads(line[6:])
+                if "error" in event:
+                    tally.outcomes[f"error {event['error']['code']}"] += 1
+                    return
+                text += event["choices"][0]["text"]
+            seen += 1
+            if events is not None and seen > events:
+                tally.outcomes["left"] += 1
+                return
+    tally.outcomes[f"{reply.status_code}" if finished or reply.status_code != 200 else "broken off"] += 1
+    if finished:
+        tally.texts[text] += 1
+
+
+async def settled(client: httpx.AsyncClient) -> dict[str, Any]:
+    """Wait up to ten seconds after the last client. Return whether every slot is free then."""
+    for _ in range(100):
+        metrics = (await client.get("/metrics")).text
+        if running_in(metrics) == 0 and re.search(r"num_requests_waiting\{[^}]*\} 0\.0", metrics):
+            return {"free": True}
+        await asyncio.sleep(0.1)
+    return {"free": False}
+
+
+def running_in(metrics: str) -> int:
+    """Return the number of running answers in the text of /metrics, -1 if it is missing."""
+    found = re.search(r"num_requests_running\{[^}]*\} (\S+)", metrics)
+    return int(float(found[1])) if found else -1

@@ -1,0 +1,109 @@
+"""Sides of a benchmark that take turns: engines, transformers, prompts, and ratios of paired rounds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distillspec.data.chat import render_prompt
+from distillspec.models import LanguageModel
+from distillspec.serving import Engine, EngineSettings, SamplingParams
+
+NEW_TOKENS = 128
+
+
+def make_engine(
+    options: argparse.Namespace, target: LanguageModel, draft: LanguageModel | None, batch: int, **settings: Any
+) -> Engine:
+    """Return an engine of `batch` slots without prefix reuse, with the given settings."""
+    defaults: dict[str, Any] = {"max_slots": batch, "max_model_len": 1024, "prefix_reuse": False, "controller": "fixed"}
+    return Engine(target, draft, EngineSettings(**{**defaults, "compile": options.compile, **settings}))
+
+
+def greedy(tokens: int = NEW_TOKENS) -> SamplingParams:
+    """Return greedy parameters for exactly so many tokens."""
+    return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+
+
+def generate(engine: Engine, texts: Sequence[Sequence[int]], params: SamplingParams) -> int:
+    """Answer all texts and return the number of tokens written."""
+    return sum(len(output.token_ids) for output in engine.generate(list(texts), params))
+
+
+def hf_generate(target: LanguageModel, texts: Sequence[Sequence[int]]) -> int:
+    """Run transformers' greedy generation of a left-padded batch and return the number of tokens written."""
+    longest = max(len(text) for text in texts)
+    ids = torch.tensor([[target.stop_ids[0]] * (longest - len(text)) + list(text) for text in texts])
+    mask = torch.tensor([[0] * (longest - len(text)) + [1] * len(text) for text in texts])
+    out = target.model.generate(
+        ids,
+        attention_mask=mask,
+        do_sample=False,
+        max_new_tokens=NEW_TOKENS,
+        min_new_tokens=NEW_TOKENS,
+        pad_token_id=target.stop_ids[0],
+    )
+    return len(texts) * (out.shape[1] - longest)
+
+
+def paired(sides: dict[str, Callable[[], int]], rounds: int, against: str | None = None) -> dict[str, Any]:
+    """Run all sides by turns. The first round warms up.
+
+    Returns:
+        Tokens/s by side, and median ratios to the side `against` (default: the last).
+    """
+    against = against or list(sides)[-1]
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    for round_ in range(rounds + 1):
+        order = list(sides) if round_ % 2 else list(sides)[::-1]
+        for name in order:
+            rate = rate_of(sides[name])
+            if round_ > 0:
+                rates[name].append(rate)
+    ratios = {
+        name: statistics.median(a / b for a, b in zip(found, rates[against], strict=True))
+        for name, found in rates.items()
+    }
+    shown = {
+        name: {"tokens_per_s": statistics.median(found), "rounds": [round(r, 2) for r in found]}
+        for name, found in rates.items()
+    }
+    return {"sides": shown, "ratios": ratios, "ratio": ratios[next(iter(sides))]}
+
+
+def alternating_seconds(sides: dict[str, Callable[[], int]], rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each call, the sides by turns, without two warm-up rounds."""
+    times: dict[str, list[float]] = {name: [] for name in sides}
+    for round_ in range(rounds + 2):
+        for name, call in sides.items():
+            started = time.perf_counter()
+            call()
+            if round_ >= 2:
+                times[name].append(time.perf_counter() - started)
+    return times
+
+
+def read_prompts(path: str, target: LanguageModel, count: int, longest: int = 256) -> list[list[int]]:
+    """Return the first `count` prompts of a JSONL file that are short enough, in the target's chat template."""
+    found = []
+    for line in Path(path).read_text().splitlines():
+        ids = list(render_prompt(target.tokenizer, json.loads(line)["prompt"]))
+        if len(ids) <= longest:
+            found.append(ids)
+        if len(found) == count:
+            break
+    return found
+
+
+def rate_of(call: Callable[[], int]) -> float:
+    """Return the tokens a second of a call that returns a number of tokens."""
+    started = time.perf_counter()
+    tokens = call()
+    return tokens / (time.perf_counter() - started)

@@ -1,0 +1,53 @@
+"""Stopwatch over the parts of an engine's steps."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any
+
+from distillspec.serving import Engine
+
+
+class Stopwatch:
+    """Times the parts of an engine's steps by wrapping their methods."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.spent: Counter[str] = Counter()
+        proposer: Any = engine.proposer
+        for part, owner, method in (
+            ("target passes", engine.runner, "hidden"),
+            ("target passes", engine.runner, "logits"),
+            ("draft passes", proposer.runner, "hidden"),
+            ("draft passes", proposer.runner, "logits"),
+            ("propose", engine.proposer, "propose"),
+            ("verdicts", engine.sampler, "verify"),
+            ("commit and text", engine.committer, "commit"),
+            ("lengths", engine.controller, "plan"),
+            ("lengths", engine.controller, "observe"),
+        ):
+            self._watch(part, owner, method)
+
+    def step(self) -> dict[str, float]:
+        """Run one step and return its seconds by part. `own work` is everything but passes of a model."""
+        self.spent.clear()
+        begun = time.perf_counter()
+        self.engine.step()
+        total = time.perf_counter() - begun
+        self.spent["propose"] -= self.spent["draft passes"]
+        rest = total - sum(self.spent.values())
+        passes = self.spent["target passes"] + self.spent["draft passes"]
+        return {**self.spent, "planning and all else": rest, "own work": total - passes, "step": total}
+
+    def _watch(self, part: str, owner: Any, method: str) -> None:
+        plain = getattr(owner, method)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return plain(*args, **kwargs)
+            finally:
+                self.spent[part] += time.perf_counter() - begun
+
+        setattr(owner, method, timed)

@@ -1,0 +1,101 @@
+"""Untrained drafts, and the target's text that their vocabulary and layers are chosen by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from distillspec.config import DataConfig, DraftConfig
+from distillspec.data.folder import DataFolder
+from distillspec.data.prompts import stable_seed
+from distillspec.errors import ConfigError
+from distillspec.generation import make_generator
+from distillspec.models import LanguageModel, initialise_draft
+from distillspec.models.draft import DEFAULT_LAYERS, kept_ids_of
+from distillspec.models.vocabulary import choose_kept_ids, expected_counts
+from distillspec.progress import TokenMeter, progress
+from distillspec.types import GenerationRequest, Sample
+
+CALIBRATION_PROMPTS = 4
+TINY = torch.finfo(torch.float32).tiny
+
+
+def prepare_draft(
+    config: DraftConfig,
+    target: LanguageModel,
+    texts: Callable[[], list[Sample]],
+) -> LanguageModel:
+    """Return the untrained draft.
+
+    Args:
+        texts: returns target-written samples, which choose the vocabulary, and the layers with
+            `draft.select=acceptance`. Called at most once, and only where something is to be chosen.
+    """
+    by_acceptance = config.kind == "pruned" and config.select == "acceptance" and config.keep is None
+    samples = texts() if by_acceptance or config.vocabulary is not None else []
+    kept_ids = None
+    if config.vocabulary is not None:
+        kept_ids = vocabulary_of(samples, target, config.vocabulary, among=kept_ids_of(config))
+    if by_acceptance:
+        with progress("choosing layers by measured acceptance") as line:
+            total, count = len(target.layers), config.layers or DEFAULT_LAYERS
+
+            def show(left: int) -> None:
+                line.update((total - left) / max(1, total - count), f"{left} layers left")
+
+            return initialise_draft(
+                config,
+                target,
+                kept_ids=kept_ids,
+                acceptance=make_acceptance_probe(target, samples[:CALIBRATION_PROMPTS]),
+                on_step=show,
+            )
+    return initialise_draft(config, target, kept_ids=kept_ids)
+
+
+def answered_training_prompts(config: DataConfig, target: LanguageModel, folder: DataFolder, seed: int) -> list[Sample]:
+    """Return the target's answers to the first `data.refresh_prompts` training prompts."""
+    prompts = folder.read_prompts().train[: config.refresh_prompts]
+    requests = [GenerationRequest(p, config.max_new_tokens, stable_seed(seed, "vocabulary", p.id)) for p in prompts]
+    generator = make_generator(config.generator, target, slots=config.batch_slots)
+    with progress(f"the target answers {len(prompts)} training prompts") as line:
+        meter = TokenMeter(line, len(prompts) * config.max_new_tokens)
+        written = generator.generate(requests, config.policy, stop_ids=target.stop_ids, on_tokens=meter)
+        return [sample for _, sample in written]
+
+
+def vocabulary_of(samples: Sequence[Sample], target: LanguageModel, size: int, among: Tensor | None = None) -> Tensor:
+    """Return the ids `[size]` that a truncated draft keeps: those most expected in prompts and answers of the target.
+
+    Args:
+        among: the ids of a draft that was truncated before. They hold its special tokens.
+    """
+    counts = expected_counts(samples, target.identity.vocab_size)
+    if among is not None:
+        counts[~torch.isin(torch.arange(len(counts)), among)] = -1
+    return choose_kept_ids(counts, size, target.text_tokenizer)
+
+
+def make_acceptance_probe(target: LanguageModel, samples: Sequence[Sample]) -> Callable[[], float]:
+    """Return a function that measures mean log α of the target, with layers taken out, against the whole target.
+
+    The logarithm separates layers where α is tiny: after a few layers are gone it is about .0002 at most tokens, and
+    a mean of α would depend on the few tokens where it is not.
+    """
+    if not samples:
+        raise ConfigError("draft.select=acceptance needs calibration text; give prompts")
+    inputs = [torch.tensor([s.prompt_ids + s.response_ids], device=target.device) for s in samples]
+    with torch.no_grad():
+        whole = [torch.softmax(target.logits(ids).float(), -1) for ids in inputs]
+
+    @torch.no_grad()
+    def acceptance() -> float:
+        overlap = [
+            torch.minimum(torch.softmax(target.logits(ids).float(), -1), probs).sum(-1).clamp(min=TINY).log().mean()
+            for ids, probs in zip(inputs, whole, strict=True)
+        ]
+        return float(torch.stack(overlap).mean())
+
+    return acceptance

@@ -1,0 +1,213 @@
+"""Tables of the choices that are made by name: losses, draft kinds, proposers and length controllers.
+
+Allowed values, `--help`, the refusal of settings without effect and the loading of the code all derive from them. The
+tables hold strings only: reading them imports nothing.
+
+Add a choice in two steps.
+
+1. Write its code in a file of its own, with keyword arguments (that have defaults) for parameters of its own:
+
+   - loss: `formula(pair: BucketedPair, **params) -> Tensor [N]`, in nats; see `distillspec.losses.divergences`
+   - draft kind: `make(config, target, layers: LayerSelection) -> LanguageModel`; see `distillspec.models.draft`
+   - proposer: `make(parts: ProposerParts, **options) -> Proposer`; see `distillspec.serving.proposers.named`
+   - controller: `make(parts: ControllerParts, **options) -> LengthController`; see `distillspec.serving.control.named`
+
+2. Add one line to its table here: `"mine": LossChoice("my_package.mine:formula", "what it does")`.
+
+Choose it by `loss=mine`, `draft=mine`, `engine.proposer=mine` or `engine.controller=mine`. Set its parameters with
+`+loss.params.scale=2`, `+engine.proposer_options.scale=2`, `+engine.controller_options.scale=2`, or in a YAML file of
+the group, as in `conf/loss/mine.yaml`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from distillspec.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One value of a setting.
+
+    `reads` names the settings of its group that have an effect with it, among those that some other choice ignores.
+    `needs` names what must be there besides: `draft` (a draft model), `profile` (measured costs), `path`.
+    """
+
+    code: str  # MODULE:FUNCTION, imported when it is chosen
+    about: str  # for --help
+    reads: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+    def load(self) -> Any:
+        """Import the code.
+
+        Raises:
+            ConfigError: the table names a module or function that does not exist.
+        """
+        module, _, name = self.code.partition(":")
+        try:
+            return getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"cannot import {self.code}: {error}; see distillspec.config.registry") from error
+
+
+@dataclass(frozen=True)
+class LossChoice(Choice):
+    """A loss. `reads` names its parameters that are settings of `loss`.
+
+    `needs` says what it learns from: `distribution` (the target's, live or as a `topk` signal), `target` (tokens drawn
+    from it are enough), `labels` (the next token), `draft_text` (text that the draft wrote). The code of a loss with
+    `labels` takes `LossInputs` and returns a `PerTokenLoss`.
+    """
+
+    needs: tuple[str, ...] = ("distribution",)
+    reference: str = ""  # MODULE:FUNCTION of its dense reference, empty: made from the formula
+
+
+@dataclass(frozen=True)
+class ProposerChoice(Choice):
+    """A proposer. `without_draft` names the one that takes its place while there is no draft."""
+
+    without_draft: str = "none"
+
+
+LOSSES: dict[str, LossChoice] = {
+    "fkl": LossChoice(
+        "distillspec.losses.divergences:forward_kl",
+        "forward KL, KL(target ‖ draft)",
+        needs=("target",),
+        reference="distillspec.losses.divergences:fkl",
+    ),
+    "rkl": LossChoice(
+        "distillspec.losses.divergences:reverse_kl",
+        "reverse KL, KL(draft ‖ target)",
+        reference="distillspec.losses.divergences:rkl",
+    ),
+    "jsd": LossChoice(
+        "distillspec.losses.divergences:jensen_shannon",
+        "generalised Jensen-Shannon divergence",
+        reads=("beta",),
+        reference="distillspec.losses.divergences:jsd",
+    ),
+    "jsd_kl": LossChoice(
+        "distillspec.losses.divergences:jensen_shannon_and_kl",
+        "jsd plus a share of forward KL; learns from any start",
+        reads=("beta", "kl"),
+        reference="distillspec.losses.divergences:jsd_kl",
+    ),
+    "tvd": LossChoice(
+        "distillspec.losses.divergences:total_variation",
+        "total variation distance, 1 − α",
+        reference="distillspec.losses.divergences:tvd",
+    ),
+    "lk": LossChoice(
+        "distillspec.losses.acceptance_direct:negative_log_acceptance",
+        "−log α",
+        reference="distillspec.losses.acceptance_direct:lk",
+    ),
+    "lk_hybrid": LossChoice(
+        "distillspec.losses.acceptance_direct:adaptive_hybrid",
+        "forward KL that gives way to tvd as α grows",
+        reads=("eta",),
+        reference="distillspec.losses.acceptance_direct:lk_hybrid",
+    ),
+    "ce": LossChoice(
+        "distillspec.losses.sampled:hard_labels", "cross-entropy with the text, no target", needs=("labels",)
+    ),
+    "tvdpp": LossChoice(
+        "distillspec.losses.sampled:policy_gradient",
+        "policy gradient of tvd on text that the draft wrote",
+        needs=("distribution", "labels", "draft_text"),
+    ),
+}
+
+DRAFT_KINDS: dict[str, Choice] = {
+    "pretrained": Choice(
+        "distillspec.models.draft:make_pretrained", "start from draft.path", reads=("path",), needs=("path",)
+    ),
+    "pruned": Choice(
+        "distillspec.models.draft:make_pruned", "some of the target's layers", reads=("layers", "keep", "select")
+    ),
+    "scratch": Choice(
+        "distillspec.models.draft:make_scratch",
+        "a small random Llama",
+        reads=("layers", "hidden_size", "heads"),
+    ),
+}
+
+PROPOSERS: dict[str, ProposerChoice] = {
+    "none": ProposerChoice("distillspec.serving.proposers.named:make_none", "no speculation"),
+    "draft_model": ProposerChoice(
+        "distillspec.serving.proposers.named:make_draft_model",
+        "the draft",
+        reads=("draft_confidence",),
+        needs=("draft",),
+    ),
+    "prompt_lookup": ProposerChoice(
+        "distillspec.serving.proposers.named:make_prompt_lookup",
+        "what followed the last tokens earlier in the text",
+        reads=("lookup_longest", "lookup_shortest"),
+        without_draft="prompt_lookup",
+    ),
+    "lookup_else_model": ProposerChoice(
+        "distillspec.serving.proposers.named:make_lookup_else_model",
+        "prompt_lookup where it finds something, else the draft",
+        reads=("draft_confidence", "lookup_longest", "lookup_shortest"),
+        needs=("draft",),
+        without_draft="prompt_lookup",
+    ),
+}
+
+WITH_DRAFT, WITHOUT_DRAFT = "draft_model", "none"  # the proposers of engines whose settings name none
+
+CONTROLLERS: dict[str, Choice] = {
+    "fixed": Choice("distillspec.serving.control.named:make_fixed", "speculation_length for every row"),
+    "goodput": Choice(
+        "distillspec.serving.control.named:make_goodput",
+        "most expected tokens a second, by row and step",
+        reads=("lengths", "max_time_per_token_s", "profile"),
+    ),
+    "smartspec": Choice(
+        "distillspec.serving.control.named:make_smartspec",
+        "SmartSpec as in its paper",
+        reads=("max_wait_s", "profile"),
+        needs=("profile",),
+    ),
+}
+
+# Group of YAML files → the setting that a choice sets and its table. `loss=NAME` works without a file.
+GROUPS: dict[str, tuple[str, Mapping[str, Choice]]] = {"loss": ("name", LOSSES), "draft": ("kind", DRAFT_KINDS)}
+
+
+def find(key: str, name: str, table: Mapping[str, Choice]) -> Choice:
+    """Return the choice `name` of the setting `key`.
+
+    Raises:
+        ConfigError: the name is not in the table. The line lists those that are.
+    """
+    if name not in table:
+        raise ConfigError(f"{key}={name} is not known; use one of {', '.join(table)}")
+    return table[name]
+
+
+def choices_that(table: Mapping[str, Choice], *, read: str) -> list[str]:
+    """Return the names of the choices that use the setting `read`."""
+    return [name for name, choice in table.items() if read in choice.reads]
+
+
+def options_of(make: Callable[..., Any]) -> list[str]:
+    """Return the names of the keyword arguments after the first: a choice's own parameters."""
+    return list(inspect.signature(make).parameters)[1:]
+
+
+def check_options(key: str, name: str, make: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an option that the choice `name` does not have."""
+    known = options_of(make)
+    for option in options:
+        if option not in known:
+            raise ConfigError(f"{key}: {name} has no option {option!r}; it has: {', '.join(known) or 'none'}")

@@ -1,0 +1,46 @@
+"""Writers of training text: the target, the draft, both in turn, or the prompts' file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distillspec.config import DataConfig
+from distillspec.data.prompts import stable_seed
+from distillspec.generation import SlotGenerator, make_generator
+from distillspec.models import LanguageModel
+from distillspec.types import Generator, Prompt
+
+
+def share_prompts(
+    config: DataConfig, target: LanguageModel, draft: LanguageModel | None, prompts: Sequence[Prompt], seed: int
+) -> list[tuple[Generator | None, list[Prompt]]]:
+    """Give each prompt a writer, None for the file's own response.
+
+    With `data.mixed_by=sequence` the draft writes a share `data.mixed_lambda` of the answers. A prompt's id and the
+    seed decide who answers it.
+    """
+    if draft is None or config.source != "mixed" or config.mixed_by == "token":
+        return [(choose_writer(config, target, draft), list(prompts))]
+    by_draft = {p.id: stable_seed(seed, "mixed", p.id) < config.mixed_lambda * 2**63 for p in prompts}
+    rest = None if config.mixed_with == "fixed" else _teacher(config, target, draft)
+    return [
+        (_draft_writer(config, draft), [p for p in prompts if by_draft[p.id]]),
+        (rest, [p for p in prompts if not by_draft[p.id]]),
+    ]
+
+
+def choose_writer(config: DataConfig, target: LanguageModel, draft: LanguageModel | None) -> Generator:
+    """Return the writer of all answers: the target, the draft, or (mixed by token) both in turn."""
+    if draft is None or config.source == "teacher":
+        return _teacher(config, target, draft)
+    if config.source == "draft":
+        return _draft_writer(config, draft)
+    return SlotGenerator(target, slots=config.batch_slots, source="mixed", other=draft, other_share=config.mixed_lambda)
+
+
+def _teacher(config: DataConfig, target: LanguageModel, draft: LanguageModel | None) -> Generator:
+    return make_generator(config.generator, target, slots=config.batch_slots, draft=draft)
+
+
+def _draft_writer(config: DataConfig, draft: LanguageModel) -> Generator:
+    return make_generator(config.generator, draft, slots=config.batch_slots, source="draft")

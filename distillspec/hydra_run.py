@@ -1,0 +1,150 @@
+"""Runs of a command in the folders that Hydra makes: one, several of a sweep, or one that is resumed."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from distillspec.composition import key_of, register_choices, register_schemas, typed
+from distillspec.composition_errors import CONFIG_MODULE
+from distillspec.config.removed import removed
+from distillspec.errors import ConfigError, Interrupted, RunError, Terminated
+from distillspec.files import DISK_FULL, write_text
+
+SWEEP_RECORD = "multirun.yaml"
+HOUSEKEEPING = {".hydra", "config.yaml", "provenance.json"}
+Command = Callable[[Any, Path], None]
+
+
+def resumed_overrides(command: str, overrides: list[str]) -> tuple[list[str], Path | None]:
+    """Return the overrides and the folder to run in. For `resume=FOLDER` the folder's own overrides come first."""
+    resume = [word.split("=", 1)[1] for word in overrides if word.startswith("resume=")]
+    if not resume or resume[-1] in ("", "null"):
+        return overrides, None
+    folder = Path(resume[-1].strip("'\"")).expanduser()
+    saved = folder / ".hydra" / "overrides.yaml"
+    if not saved.is_file():
+        raise ConfigError(f"resume={folder} is not a run folder of distill {command}: it has no .hydra/overrides.yaml")
+    earlier = [str(word) for word in OmegaConf.load(saved)]
+    new = [word for word in overrides if not word.startswith("resume=")]
+    # A run that was begun with a setting removed since goes on without it.
+    kept = [word for word in earlier if not word.startswith("resume=") and removed(command, key_of(word)) is None]
+    return [*kept, *new, f"resume={_quoted(folder)}"], folder
+
+
+def run_with_hydra(command: str, overrides: list[str], run: Command, folder: Path | None) -> int:
+    """Let Hydra make the run folder (or several, for `-m`) and call `run(config, folder)` in each.
+
+    Hydra would print a traceback for an error of ours. So errors are kept, and the first one is raised here after the
+    other runs of a sweep. Settings that `run` refuses leave no folder.
+    """
+    import transformers  # takes a second: mistakes in settings are reported before
+
+    transformers.utils.logging.disable_progress_bar()
+    failures: list[BaseException] = []
+    refused: list[Path] = []
+
+    def task(composed: DictConfig) -> None:
+        output = Path(HydraConfig.get().runtime.output_dir)
+        config = typed(composed)
+        try:
+            run(config, output)
+            print(f"results: {_from_here(output)}")
+        except ConfigError as error:
+            failures.append(error)
+            refused.append(output)
+        except RunError as error:
+            failures.append(error)
+        except OSError as error:
+            if error.errno not in DISK_FULL:
+                raise
+            failures.append(RunError(f"the disk is full: could not write {error.filename or output}"))
+        except Interrupted as stop:
+            failures.append(stop)
+            raise KeyboardInterrupt from stop
+        except KeyboardInterrupt as stop:
+            number = stop.signal_number if isinstance(stop, Terminated) else signal.SIGINT
+            hint = f"distill {command} resume={shlex.quote(_from_here(output))}"
+            failures.append(Interrupted(number, hint) if hasattr(config, "resume") else stop)
+            raise
+
+    register_schemas()
+    register_choices()
+    here = [] if folder is None else [f"hydra.run.dir={_quoted(folder)}"]
+    with _as_arguments([*overrides, *here]), _unchanged_if_refused(folder, failures):
+        try:
+            hydra.main(version_base="1.3", config_path=f"pkg://{CONFIG_MODULE}", config_name=command)(task)()
+        except OSError as error:
+            raise RunError(f"{error.strerror or error}: {error.filename or 'the run folder'}") from error
+        except KeyboardInterrupt:
+            if not failures:
+                raise
+        finally:
+            for output in refused if folder is None else ():
+                _discard_untouched(output)
+    if failures:
+        raise failures[0]
+    return 0
+
+
+@contextmanager
+def _as_arguments(overrides: list[str]) -> Iterator[None]:
+    """Give Hydra its arguments in `sys.argv`, and have it raise errors in place of printing them."""
+    arguments, full_error = sys.argv, os.environ.get("HYDRA_FULL_ERROR")
+    sys.argv, os.environ["HYDRA_FULL_ERROR"] = ["distill", *overrides], "1"
+    try:
+        yield
+    finally:
+        sys.argv = arguments
+        if full_error is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = full_error
+
+
+@contextmanager
+def _unchanged_if_refused(folder: Path | None, failures: list[BaseException]) -> Iterator[None]:
+    """Restore a resumed run's overrides if the new ones are refused."""
+    saved = None if folder is None else folder / ".hydra" / "overrides.yaml"
+    before = None if saved is None else saved.read_text()
+    yield
+    if saved is not None and before is not None and any(isinstance(error, ConfigError) for error in failures):
+        write_text(saved, before)
+
+
+def _discard_untouched(output: Path) -> None:
+    """Remove a run folder without results, and the folders above that are empty then.
+
+    Hydra's record of a sweep is removed with the sweep's last run.
+    """
+    if not output.is_dir():
+        return
+    files = [path.relative_to(output) for path in output.rglob("*") if path.is_file()]
+    if all(path.parts[0] in HOUSEKEEPING or path.suffix == ".log" for path in files):
+        shutil.rmtree(output, ignore_errors=True)
+        if [path.name for path in output.parent.iterdir()] == [SWEEP_RECORD]:
+            (output.parent / SWEEP_RECORD).unlink()
+        for parent in output.parents:
+            if not parent.is_relative_to(Path.cwd()) or parent == Path.cwd() or any(parent.iterdir()):
+                break
+            parent.rmdir()
+
+
+def _quoted(path: Path) -> str:
+    """Return a path quoted for Hydra: sweep folders have = and , in their names."""
+    return "'" + str(path).replace("\\", "\\\\").replace("'", "\\'") + "'"
+
+
+def _from_here(path: Path) -> str:
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

@@ -1,0 +1,27 @@
+"""Sampling: from logits to the distribution that tokens are drawn from, and draws from it.
+
+Training, evaluation and serving all call these functions, so that an acceptance rate measured in one place means the
+same in another. The transforms of a `SamplingPolicy` apply in the order temperature, top-k, top-p, min-p, each to the
+renormalised result of the one before (as in transformers).
+
+Functions with `sync` read from the device: whether rows are distributions, and how many tokens a nucleus needs. With
+`sync=False` they read nothing. A row that defines no distribution then gives meaningless numbers, and nuclei are found
+by sorting whole rows. Valid rows give the same either way.
+"""
+
+from distillspec.sampling.checks import NonFiniteLogits, bad_row, check_logits, check_policy
+from distillspec.sampling.drawing import best_ids, draw, draw_each, draw_unchecked
+from distillspec.sampling.policy import filtered_logits, policy_probs
+
+__all__ = [
+    "NonFiniteLogits",
+    "bad_row",
+    "best_ids",
+    "check_logits",
+    "check_policy",
+    "draw",
+    "draw_each",
+    "draw_unchecked",
+    "filtered_logits",
+    "policy_probs",
+]

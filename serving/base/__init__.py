@@ -1,0 +1,1 @@
+"""Messages, parameters and tensors that every stage of a step shares."""

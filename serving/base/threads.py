@@ -1,0 +1,40 @@
+"""Threads that compute beside each other, and the cores of each.
+
+OpenMP gives every thread that computes in parallel its own pool of workers, for as long as the thread lives. Where the
+pools together have more threads than the machine has cores, GNU's OpenMP (used by torch's builds for CPUs) puts workers
+to sleep after every operation instead of spinning until the next one. A step has hundreds of operations. So only the
+thread that steps an engine has a pool. Others compute with one core, or in a thread that ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def in_own_thread(work: Callable[[], T]) -> T:
+    """Return or raise what `work` does, run in a thread that has ended by then, and its pool with it."""
+    outcome: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(work())
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    # Not an executor: at Ctrl-C it would wait until a model is loaded.
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join()
+    return outcome.result()
+
+
+def compute_alone() -> None:
+    """Let this thread and threads that compute from now on use one core. Existing pools stay."""
+    torch.set_num_threads(1)

@@ -1,0 +1,130 @@
+"""Adapters between the server and online adaptation, which do not import each other: `distill serve online=on`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distillspec.serving.online.adaptation import Adaptation
+from distillspec.serving.server.bridge.catalogue import DraftEntry, NotInCatalogue
+from distillspec.serving.server.bridge.online_figures import DECISIONS, JudgedVersion, OnlineFigures, set_in_status
+from distillspec.serving.step.output import StepOutput
+
+JUDGED = 8  # versions with a verdict on the page
+DROPPED = {
+    "memory": "dropped_memory",
+    "queue": "dropped_queue",
+    "disk": "dropped_disk",
+    "error": "errors",
+    "incomplete": "incomplete",
+    "capped": "capped",
+    "redacted": "redacted",
+    "deleted": "dropped_deleted",
+}
+"""Reason why an answer is not in the log, as `DROPS` names it → counter of tap or writer."""
+
+
+class AdaptationControl:
+    """The server's `OnlineControl` over an `Adaptation`."""
+
+    def __init__(self, adaptation: Adaptation) -> None:
+        self.adaptation = adaptation
+
+    @property
+    def place(self) -> str:
+        return str(self.adaptation.layout.root)
+
+    def on_step(self, output: StepOutput) -> None:
+        self.adaptation.on_step(output)
+
+    def figures(self) -> OnlineFigures:
+        adaptation, gatekeeper = self.adaptation, self.adaptation.gatekeeper
+        log, trainer = adaptation.log_figures(), adaptation.trainer.state()
+        supervisor, events = adaptation.supervisor, adaptation.reporter.events
+        return OnlineFigures(
+            mode=adaptation.settings.online.mode,
+            serving=None if gatekeeper.serving is None else gatekeeper.serving.name,
+            waiting_for=gatekeeper.waiting_for,
+            paused=adaptation.paused,
+            collapsed=adaptation.served.collapsed,
+            suspected=gatekeeper.suspicion is not None,
+            answers=log["answers"],
+            tokens=log["tokens"],
+            bytes=log["bytes"],
+            waiting_tokens=log["waiting_tokens"],
+            logged=log.get("logged", 0),
+            dropped={reason: log.get(counter, 0) for reason, counter in DROPPED.items()},
+            refused_shards=log["refused_shards"],
+            verdicts={decision: events[decision] for decision in DECISIONS},
+            promotions=events["promoted"] + events["promotion"],
+            rollbacks=events["rollback"],
+            alarms=events["alarm"],
+            stage=adaptation.trainer.stage(trainer),
+            problem=trainer.quarantined if supervisor is None else supervisor.problem,
+            starts=0 if supervisor is None else supervisor.starts,
+            updates=trainer.updates,
+            trainer_cpu_s=trainer.cpu_s,
+            trainer_s=trainer.seconds,
+            skipped=trainer.skipped,
+            lag=max(0, adaptation.replay.newest_number() - trainer.cursor),
+            judged=self._judged(),
+        )
+
+    def status(self) -> dict[str, Any]:
+        status = self.adaptation.stats()
+        set_in_status(self.figures(), status)
+        return status
+
+    def pause(self) -> None:
+        self.adaptation.pause()
+
+    def resume(self) -> None:
+        self.adaptation.resume()
+
+    def trigger(self) -> None:
+        self.adaptation.trigger()
+
+    def verdicts(self) -> list[dict[str, Any]]:
+        return self.adaptation.verdicts()
+
+    def stats(self) -> dict[str, Any]:
+        return {**self.adaptation.log_figures(), "tenants": self.adaptation.replay.tenants()}
+
+    def delete_tenant(self, tenant: str) -> int:
+        return self.adaptation.delete_tenant(tenant)
+
+    def _judged(self) -> tuple[JudgedVersion, ...]:
+        newest = self.adaptation.registry.newest(JUDGED)
+        return tuple(JudgedVersion(v.name, v.status, v.reason) for v in newest if v.status != "candidate")
+
+
+class RegistryCatalogue:
+    """The server's `DraftCatalogue` over the versions of an `Adaptation`. The gate keeps working beside it."""
+
+    def __init__(self, adaptation: Adaptation) -> None:
+        self._registry, self._gatekeeper = adaptation.registry, adaptation.gatekeeper
+        self._engine = adaptation.engine
+
+    def list(self) -> tuple[DraftEntry, ...]:
+        draft = self._engine.draft
+        used = None if draft is None else draft.identity.version
+        return tuple(
+            DraftEntry(version.name, version.served_as, version.served_as == used, version.status)
+            for version in self._registry.versions()
+            if version.present
+        )
+
+    def load(self, name: str) -> str:
+        """Use the version until the next promotion, rollback or restart. Return the version as drafts report it."""
+        self._check(name)
+        return self._gatekeeper.try_out(name).served_as
+
+    def promote(self, name: str) -> str:
+        self._check(name)
+        return self._gatekeeper.promote_by_hand(name).served_as
+
+    def rollback(self) -> str:
+        return self._gatekeeper.roll_back_by_hand().served_as
+
+    def _check(self, name: str) -> None:
+        if all(version.name != name for version in self._registry.versions()):
+            raise NotInCatalogue(f"there is no draft {name!r}; see GET /admin/drafts")

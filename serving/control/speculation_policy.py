@@ -1,0 +1,108 @@
+"""Speculation policy: stops speculation that measurably does not pay, and retries it at a small cost."""
+
+from __future__ import annotations
+
+from distillspec.serving.control.allocation import Allocation
+from distillspec.serving.control.prediction_bias import PredictionBias
+
+PLAIN_EVERY = 100  # speculating steps between two plain ones, which measure the cost of plain decoding
+TRIALS_COST = 0.008  # share of all tokens that trials may lose where speculation does not pay
+TRY_EVERY = 10  # plain steps between two points where a trial may start
+FEWEST_TRIED, MOST_TRIED = 4, 32  # steps of a trial. It continues until it has lost as much as its catch-up prefill
+FEWEST_TO_JUDGE = 100  # speculating steps before speculation may be switched off
+
+
+class SpeculationPolicy:
+    """Measured gain of one draft's speculation, and the trials that follow from it.
+
+    Goodputs are predicted tokens a second. Times are seconds.
+    """
+
+    def __init__(self) -> None:
+        self._spec_tokens, self._spec_s, self._plain_s = PredictionBias(), PredictionBias(), PredictionBias()
+        self.speculates = True  # not switched off
+        self._since_plain = self._since_speculation = 0
+        self._tried, self._catch_up_s = 0, 0.0  # steps of the current trial, seconds of its catch-up prefill
+
+    @property
+    def gain(self) -> float:
+        """Measured over predicted goodput of speculating steps."""
+        return self._spec_tokens.factor / max(self._spec_s.factor, 1e-9)
+
+    @property
+    def uncertainty(self) -> float:
+        """Relative standard error of the measured goodput."""
+        return (self._spec_tokens.relative_error**2 + self._spec_s.relative_error**2) ** 0.5
+
+    def plain_rate(self, goodput: float) -> float:
+        """Return the measured tokens a second without speculation, where `goodput` is predicted."""
+        return goodput / max(self._plain_s.factor, 1e-9)
+
+    @property
+    def plain_is_due(self) -> bool:
+        """True when plain decoding is due to be measured again."""
+        return self._since_plain >= PLAIN_EVERY
+
+    @property
+    def trial_is_due(self) -> bool:
+        """True during a trial, and when one may start."""
+        return self._tried > 0 or (self._since_speculation > 0 and self._since_speculation % TRY_EVERY == 0)
+
+    def affords(self, tried: Allocation, nothing: Allocation, catch_up_s: float) -> bool:
+        """Return True if a trial starts or takes another step.
+
+        It starts if its expected loss, catch-up prefill included, is a small share of the time since the last one. It
+        may then lose as much as its catch-up prefill took.
+        """
+        if not self._tried:
+            lost_s = catch_up_s + max(FEWEST_TRIED * self._lost_s(tried, nothing), catch_up_s)
+            return lost_s <= TRIALS_COST * self._since_speculation * nothing.seconds * self._plain_s.factor
+        if self._tried < FEWEST_TRIED:
+            return True
+        return self._tried < MOST_TRIED and self._tried * self._lost_s(tried, nothing) <= self._catch_up_s
+
+    def step_passed(self, speculated: bool, trial_catch_up_s: float | None) -> None:
+        """Count a step, measured or not.
+
+        Args:
+            speculated: True if it drafted tokens.
+            trial_catch_up_s: seconds of catch-up prefill in a step of a trial, None for other steps.
+        """
+        self._since_plain = self._since_plain + 1 if speculated else 0
+        self._since_speculation = 0 if speculated else self._since_speculation + 1
+        if not speculated:
+            self._tried = 0
+        elif trial_catch_up_s is not None:
+            if not self._tried:
+                self._catch_up_s = trial_catch_up_s
+            self._tried += 1
+        for bias in (self._spec_tokens, self._spec_s, self._plain_s):
+            bias.age()
+
+    def saw_plain(self, measured_s: float, predicted_s: float) -> None:
+        """Learn from a step without speculation."""
+        self._plain_s.observe(measured_s, predicted_s)
+
+    def saw_speculation(self, tokens: float, predicted_tokens: float, measured_s: float, predicted_s: float) -> None:
+        """Learn from a speculating step."""
+        self._spec_tokens.observe(tokens, predicted_tokens)
+        self._spec_s.observe(measured_s, predicted_s)
+
+    @property
+    def can_judge(self) -> bool:
+        """True when enough speculating steps were measured."""
+        return self._spec_s.seen >= FEWEST_TO_JUDGE
+
+    def judge(self, nothing: float, best: float) -> None:
+        """Continue speculation if its measured goodput exceeds that of plain decoding by its own uncertainty.
+
+        Args:
+            nothing: predicted goodput without speculation.
+            best: predicted goodput of the best lengths.
+        """
+        self.speculates = best * self.gain * (1 - self.uncertainty) > self.plain_rate(nothing)
+
+    def _lost_s(self, tried: Allocation, nothing: Allocation) -> float:
+        """Return the seconds that a step of a trial loses against plain steps for as many tokens."""
+        worth_s = tried.tokens * self._spec_tokens.factor / self.plain_rate(nothing.goodput)
+        return tried.seconds * self._spec_s.factor - worth_s

@@ -1,0 +1,146 @@
+"""Rejection sampling of many chains side by side: without device reads or, where reads are free, level by level.
+
+A drafted token is accepted with probability min(1, p(x) / q(x)) if those before it were. The next token is drawn from
+norm(max(0, p − q)) after a rejection, from p after a whole chain. `verify_tree` is the readable reference, and a test
+holds the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from distillspec.rejection_sampling import accepts, residual_probs
+from distillspec.sampling import draw_unchecked, policy_probs
+from distillspec.serving.base.transfer import to_device, to_host
+from distillspec.serving.base.tree import TokenTree
+from distillspec.types import SamplingPolicy
+
+
+@dataclass(frozen=True)
+class _Lot:
+    """Chains that were drawn from distributions over the same columns."""
+
+    members: Tensor  # [m] int64, rows of the chains
+    starts: Tensor  # [m] int64, the first row in `probs` of each
+    probs: Tensor  # [Σ lengths, width]
+    kept_ids: Tensor | None
+    draft_at: Tensor  # [m, K] q(x) of the drafted tokens, 1 past a chain's end
+
+    def residual(self, target_probs: Tensor, node: Tensor) -> Tensor:
+        """Return max(0, p − q) `[m, V]` at the rejected nodes `node [m]` of the members."""
+        q = self.probs.index_select(0, (self.starts + node).clamp(max=len(self.probs) - 1)).to(target_probs)
+        if self.kept_ids is not None:
+            q = torch.zeros_like(target_probs).index_copy_(1, self.kept_ids, q)
+        return residual_probs(target_probs, q)
+
+
+class Chains:
+    """B chains of up to K drafted tokens, and the places of their rows in the step's logits."""
+
+    def __init__(self, trees: Sequence[TokenTree], device: torch.device) -> None:
+        self.trees, self.device = trees, device
+        self.counts = [len(tree) for tree in trees]
+        self.longest = max(self.counts)
+        rows = list(accumulate((1 + count for count in self.counts), initial=0))
+        padded = [
+            [*tree.tokens, *[0] * (self.longest - count), count, first]
+            for tree, count, first in zip(trees, self.counts, rows, strict=False)
+        ]
+        held = to_device(padded, device)
+        self.tokens, self.lengths, self.firsts = held[:, : self.longest], held[:, -2], held[:, -1]
+        self.lots = [self._lot(members) for members in self._alike()]
+        self.one_hot = any(tree.draft_probs is None and len(tree) for tree in trees)
+
+    def draft_at(self) -> Tensor:
+        """Return q(x) of every drafted token `[B, K]` float32, 1 for deterministic proposers and past a chain's end."""
+        found = torch.ones(self.tokens.shape, device=self.device)
+        for lot in self.lots:
+            found[lot.members] = lot.draft_at
+        return found
+
+    def accept(self, logits: Tensor, policy: SamplingPolicy, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Decide all levels at once, without a device read.
+
+        Returns:
+            Accepted tokens `[B]` int64, and p after the last of them `[B, V]`.
+        """
+        probs = policy_probs(logits, policy, sync=False)
+        level = torch.arange(self.longest, device=self.device)
+        rows = self.firsts[:, None] + torch.minimum(level, self.lengths[:, None])
+        accepted = accepts(probs[rows, self.tokens], self.draft_at(), uniforms) & (level < self.lengths[:, None])
+        count = accepted.long().cumprod(1).sum(1)
+        return count, probs[self.firsts + count]
+
+    def accept_by_level(self, logits: Tensor, policy: SamplingPolicy, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+        """Decide level by level, with a device read after each. Gives what `accept` gives.
+
+        Rows of logits behind a rejection are never turned into probabilities, which saves most of the work on CPUs.
+        """
+        draft_at = self.draft_at()
+        last = logits.new_empty(len(self.counts), logits.shape[-1], dtype=torch.float32)
+        counts = [0] * len(self.counts)
+        alive = list(range(len(counts)))
+        for level in range(self.longest + 1):
+            rows = self.firsts[alive] + level
+            # `index_select` copies whole rows. `[rows]` copies number by number, which took most of a verdict.
+            probs = policy_probs(logits if len(rows) == len(logits) else logits.index_select(0, rows), policy)
+            goes_on = [False] * len(alive)
+            if level < self.longest:
+                target_at = probs.gather(1, self.tokens[alive, level, None])[:, 0]
+                accepted = to_host(accepts(target_at, draft_at[alive, level], uniforms[alive, level])).tolist()
+                goes_on = [yes and self.counts[b] > level for b, yes in zip(alive, accepted, strict=True)]
+            ended = [i for i, yes in enumerate(goes_on) if not yes]
+            if ended:
+                places = to_device([[alive[i] for i in ended], ended], self.device)
+                last.index_copy_(0, places[0], probs.index_select(0, places[1]))
+            alive = [b for b, yes in zip(alive, goes_on, strict=True) if yes]
+            for b in alive:
+                counts[b] = level + 1
+            if not alive:
+                break
+        return torch.tensor(counts, device=self.device), last
+
+    def take_away_rejected(self, last: Tensor, count: Tensor) -> Tensor:
+        """Return the unnormalised residual `[B, V]` where a drafted token was rejected, `last` elsewhere."""
+        rejected = (count < self.lengths)[:, None]
+        if self.one_hot:
+            token = self.tokens.gather(1, count.clamp(max=self.longest - 1)[:, None])
+            rest = last.scatter(1, token, 0.0)
+            last = torch.where(rejected & (rest.sum(-1, keepdim=True) > 0), rest, last)
+        for lot in self.lots:
+            own = last.index_select(0, lot.members)
+            rest = torch.where(rejected[lot.members], lot.residual(own, count[lot.members]), own)
+            last = rest if len(rest) == len(last) else last.index_copy(0, lot.members, rest)
+        return last
+
+    def _alike(self) -> list[list[int]]:
+        """Group the sampled chains that are over the same columns."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for place, tree in enumerate(self.trees):
+            if tree.draft_probs is not None and len(tree):
+                found.setdefault((id(tree.kept_ids), tree.draft_probs.shape[-1]), []).append(place)
+        return list(found.values())
+
+    def _lot(self, members: Sequence[int]) -> _Lot:
+        trees = [self.trees[b] for b in members]
+        kept_ids = trees[0].kept_ids
+        probs = torch.cat([tree.draft_probs[: len(tree)] for tree in trees if tree.draft_probs is not None])
+        starts = list(accumulate((len(tree) for tree in trees[:-1]), initial=0))
+        places = [(m, level) for m, tree in enumerate(trees) for level in range(len(tree))]
+        member, level = to_device(list(zip(*places, strict=True)), self.device)
+        at = to_device(list(members), self.device)
+        tokens = self.tokens[at][member, level]
+        columns = tokens if kept_ids is None else torch.searchsorted(kept_ids, tokens)
+        draft_at = torch.ones(len(trees), self.longest, device=self.device)
+        draft_at[member, level] = probs.gather(1, columns[:, None])[:, 0].float()
+        return _Lot(at, to_device(starts, self.device), probs, kept_ids, draft_at)
+
+
+def next_tokens(chains: Chains, last: Tensor, count: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw the target's own token `[B]` after the accepted ones."""
+    return draw_unchecked(chains.take_away_rejected(last, count), uniforms)

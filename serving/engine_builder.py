@@ -1,0 +1,164 @@
+"""Builds the parts of an engine: checks, memory, attention, recorder, controller, proposers."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from distillspec.config.engine import EngineConfig
+from distillspec.models import LanguageModel
+from distillspec.models.slot_cache import Attend
+from distillspec.serving.control.base import LengthController
+from distillspec.serving.control.hardware_profile import Profile, experts_of
+from distillspec.serving.control.latency import LatencyModel, guessed
+from distillspec.serving.control.named import ControllerParts, make_controller
+from distillspec.serving.decoding.sampling import TokenSampler
+from distillspec.serving.draft_loading import version_of
+from distillspec.serving.execution.attention import choose_attention
+from distillspec.serving.execution.graphs import CompiledRecorder, CudaRecorder, Recorder
+from distillspec.serving.execution.kv_cache import SlotPool
+from distillspec.serving.execution.memory import choose_model_len, choose_slots
+from distillspec.serving.execution.packed_linear import PackedLinears, padded, row_counts
+from distillspec.serving.execution.runner import ModelRunner
+from distillspec.serving.execution.servable import check_servable
+from distillspec.serving.held_models import HeldModels
+from distillspec.serving.proposers.base import Proposer
+from distillspec.serving.proposers.named import ProposerParts, check_proposer, make_proposer, uses_draft
+from distillspec.serving.step.core import EngineCore
+
+log = logging.getLogger(__name__)
+
+COMPILE_AFTER_S = 30.0  # about the cost of compiling a shape: passes that never reach it are not worth compiling
+
+
+@dataclass(frozen=True)
+class ProposerBuilder:
+    """Builds proposers by the settings of an engine, at its start and at each draft swap."""
+
+    settings: EngineConfig
+    models: HeldModels
+    sampler: TokenSampler
+    slots: int
+    max_model_len: int
+    recorder: Recorder | None
+    attend: Attend
+
+    def build(self, draft: LanguageModel | None, version: str) -> Proposer | None:
+        """Return a new proposer, None where the settings name none.
+
+        Args:
+            draft: a model that `models` hold already.
+            version: reported by the proposer.
+        """
+        packs = None if draft is None else self.models.packs_of(draft)
+        parts = (draft, version, self.sampler, self.slots, self.max_model_len, packs, self.recorder, self.attend)
+        return make_proposer(ProposerParts(self.settings, *parts))
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """The parts that an `Engine` works with."""
+
+    core: EngineCore
+    models: HeldModels
+    proposers: ProposerBuilder
+    slots: int
+    max_model_len: int
+
+
+def build_parts(
+    target: LanguageModel,
+    draft: LanguageModel | None,
+    settings: EngineConfig,
+    *,
+    controller: LengthController | None = None,
+    proposer: Proposer | None = None,
+    recorder: Recorder | None = None,
+    sampler: TokenSampler | None = None,
+) -> EngineParts:
+    """Check models and settings, then build the parts. The objects given replace those that settings name.
+
+    Raises:
+        ConfigError: the models, the settings or the machine do not fit together. The models are then as before.
+    """
+    models = [target] if draft is None else [target, draft]
+    check_proposer(settings, with_draft=draft is not None)
+    max_model_len = choose_model_len(settings, models)
+    slots = choose_slots(settings, models, max_model_len)
+    for model in models:
+        check_servable(model, max_model_len)
+    # These may refuse too (another machine's profile, a kernel that does not run), so models are held after them.
+    controller = controller or choose_controller(settings, target, draft, slots)
+    attend, attention = choose_attention(settings.attention, models)
+    held = HeldModels(pack_weights=settings.pack_weights, row_counts=row_counts(slots, controller.longest))
+    for model in models:
+        held.hold(model)
+    recorder = recorder or _choose_recorder(settings, target)
+    sampler = sampler or TokenSampler(target.identity.vocab_size, target.device, settings.seed)
+    proposers = ProposerBuilder(settings, held, sampler, slots, max_model_len, recorder, attend)
+    core = EngineCore(
+        target,
+        ModelRunner(target, slots, max_model_len, held.packs_of(target), recorder, attend),
+        SlotPool(slots, max_model_len, settings.max_cache_tokens),
+        sampler,
+        controller,
+        proposer or proposers.build(draft, version_of(draft)),
+        prefill_chunk=settings.prefill_chunk,
+        prefix_reuse=settings.prefix_reuse,
+    )
+    log.info(
+        "engine: %s on %s in %s, %d slots of %d tokens, %s",
+        target.name,
+        target.device,
+        str(target.dtype).removeprefix("torch."),
+        slots,
+        max_model_len,
+        _describe_passes(attention, held.packs_of(target), recorder),
+    )
+    return EngineParts(core, held, proposers, slots, max_model_len)
+
+
+def choose_controller(
+    settings: EngineConfig, target: LanguageModel, draft: LanguageModel | None, slots: int
+) -> LengthController:
+    """Build the length controller that settings name.
+
+    Raises:
+        ConfigError: the profile cannot be read, or was measured with other models or on another machine.
+    """
+    longest = settings.speculation_length
+    with_model = uses_draft(settings, with_draft=True)  # a draft may be loaded later
+    latency = None
+    if settings.profile is not None:
+        profiled = draft if with_model else None
+        latency = Profile.load(Path(settings.profile), target, profiled, settings).latency
+    guess = guess_costs(settings, target, slots, longest)
+    parts = ControllerParts(longest, latency, guess, with_model, settings)
+    return make_controller(settings.controller, parts, settings.controller_options)
+
+
+def guess_costs(settings: EngineConfig, target: LanguageModel, slots: int, longest: int) -> LatencyModel:
+    """Return assumed costs of steps that draft up to `longest` tokens a row, before any step was measured."""
+    packed = settings.pack_weights and PackedLinears.helps(target)
+    return guessed(experts_of(target), padded(row_counts(slots, longest) if packed else ()))
+
+
+def _choose_recorder(settings: EngineConfig, target: LanguageModel) -> Recorder | None:
+    if target.device.type == "cuda":
+        return CudaRecorder() if settings.cuda_graphs else None
+    if target.device.type != "cpu" or settings.compile is False or not CompiledRecorder.works():
+        return None
+    return CompiledRecorder(after_s=0.0 if settings.compile is True else COMPILE_AFTER_S)
+
+
+def _describe_passes(attention: str, packs: PackedLinears | None, recorder: Recorder | None) -> str:
+    """Describe for the log how forward passes run."""
+    words = [f"attention by {attention}"]
+    if packs is not None and packs.row_counts:
+        words.append(f"weights packed for {packs.row_counts} rows")
+    if recorder is None:
+        words.append("passes run as they are")
+    else:
+        words.append("graphs" if recorder.pads else "hot shapes compiled")
+    return ", ".join(words)

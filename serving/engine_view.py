@@ -1,0 +1,96 @@
+"""Parts and state of an engine, for servers, benchmarks and tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distillspec.serving.control.base import LengthController, StepResult
+from distillspec.serving.decoding.sampling import TokenSampler
+from distillspec.serving.execution.runner import ModelRunner
+from distillspec.serving.proposers.base import Proposer
+from distillspec.serving.sequences.manager import SequenceManager
+from distillspec.serving.sequences.scheduler import Limits
+from distillspec.serving.step.commit import Committer, Observer
+from distillspec.serving.step.core import EngineCore
+
+
+class EngineView:
+    """Parts and state of an engine. Read them between steps, from the stepping thread.
+
+    Only `clock` and `observer` may be assigned.
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+
+    @property
+    def controller(self) -> LengthController:
+        """The length controller in use."""
+        return self._core.controller
+
+    @property
+    def proposer(self) -> Proposer | None:
+        """The proposer in use, None without speculation."""
+        return self._core.proposer
+
+    @property
+    def runner(self) -> ModelRunner:
+        """Forward passes of the target over its slot cache."""
+        return self._core.runner
+
+    @property
+    def sampler(self) -> TokenSampler:
+        """Verification and sampling of tokens."""
+        return self._core.sampler
+
+    @property
+    def committer(self) -> Committer:
+        """Writes verdicts into sequences, texts and the cache."""
+        return self._core.committer
+
+    @property
+    def sequences(self) -> SequenceManager:
+        """All unfinished sequences and the slots they hold."""
+        return self._core.sequences
+
+    @property
+    def limits(self) -> Limits:
+        """Slots, tokens and lookahead that steps are planned within."""
+        return self._core.limits
+
+    @property
+    def last_result(self) -> StepResult | None:
+        """The last step that ran anything, None before."""
+        return self._core.last_result
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """Seconds that deadlines and statistics are measured in. Assign another for simulated time."""
+        return self._core.clock
+
+    @clock.setter
+    def clock(self, clock: Callable[[], float]) -> None:
+        self._core.clock = clock
+
+    @property
+    def observer(self) -> Observer | None:
+        """Sees the target's raw logits at every emitted token. None (the default) observes nothing."""
+        return self._core.committer.observer
+
+    @observer.setter
+    def observer(self, observer: Observer | None) -> None:
+        self._core.committer.observer = observer
+
+    @property
+    def draft_version(self) -> str:
+        """The version of the draft in use, "" without one."""
+        return "" if self.proposer is None else self.proposer.version
+
+    def explain_last_plan(self) -> Any:
+        """Return the controller's reasons for the last plan, None before any plan and where it gives none."""
+        return None if self.last_result is None else self.last_result.plan.why
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where slots, sequences and caches disagree."""
+        self.sequences.check_integrity()

@@ -1,0 +1,118 @@
+"""Choice of the attention over an engine's slots, made once by trying kernels on its device and models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from distillspec.errors import ConfigError, in_one_line
+from distillspec.models import LanguageModel
+from distillspec.models.language_model import attention_heads
+from distillspec.models.ragged_attention import MOST_QUERIES, ragged_attention
+from distillspec.models.slot_cache import Attend, SlotCache, SlotView, masked_attention
+from distillspec.models.varlen_attention import varlen_attention
+
+MASKED = "masked scaled_dot_product_attention over the slots"
+RAGGED = "a Triton kernel over each row's own keys, with masks for prompts and trees"
+VARLEN = "torch's variable-length attention, with masks for trees"
+BOTH = (
+    "a Triton kernel over each row's own keys, with torch's variable-length attention for prompts and masks for trees"
+)
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}  # of the largest output
+TRIED_WINDOW = 64  # a sliding window is tried at most this wide, so that it hides part of the rows it is tried on
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Shapes that a kernel is compiled for."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    width: int  # tokens a row
+    window: int | None = None
+    softcap: float | None = None
+
+
+def choose_attention(setting: str, models: Sequence[LanguageModel]) -> tuple[Attend, str]:
+    """Return the attention that the setting names, and its description for the log.
+
+    A kernel is used if it runs for all the models' shapes, from one token a row to the widest window, and agrees there
+    with masked attention in float32. `auto` is masked attention on CPUs. On CUDA it is the Triton kernel for windows
+    of drafted tokens, which splits long rows over the device, and torch's kernel for prompts, or the one that works.
+
+    Args:
+        setting: auto, masked, triton or varlen.
+        models: all that the engine runs.
+
+    Raises:
+        ConfigError: the setting names a kernel that does not run, or gives wrong results.
+    """
+    device = models[0].device
+    if setting == "masked" or (setting == "auto" and device.type != "cuda"):
+        return masked_attention, MASKED
+    if setting == "auto":
+        return _best(_failure(ragged_attention, models), _failure(varlen_attention, models))
+    attend, words = {"triton": (ragged_attention, RAGGED), "varlen": (varlen_attention, VARLEN)}[setting]
+    failure = _failure(attend, models)
+    if failure is not None:
+        raise ConfigError(f"attention={setting} does not work on {device} ({failure}); use attention=auto or masked")
+    return attend, words
+
+
+def _best(no_triton: str | None, no_varlen: str | None) -> tuple[Attend, str]:
+    """Return the best attention, given the failure of each kernel (None: it works)."""
+    if no_triton is None and no_varlen is None:
+        return partial(ragged_attention, otherwise=varlen_attention), BOTH
+    if no_triton is None:
+        return ragged_attention, f"{RAGGED} (no variable-length attention: {no_varlen})"
+    if no_varlen is None:
+        return varlen_attention, f"{VARLEN} (no Triton kernel: {no_triton})"
+    return masked_attention, f"{MASKED} (no Triton kernel: {no_triton}; no variable-length attention: {no_varlen})"
+
+
+def _failure(attend: Attend, models: Sequence[LanguageModel]) -> str | None:
+    """Return the reason not to use a kernel, None if it agrees with masked attention."""
+    for model in models:
+        if model.dtype not in TOLERANCE:
+            return f"it does not compute in {str(model.dtype).removeprefix('torch.')}"
+        for shape in _shapes(model):
+            try:
+                difference = _difference(attend, shape, model.device, model.dtype)
+            except Exception as error:  # a compiler has many ways to fail
+                return f"{type(error).__name__}: {in_one_line(error)}"
+            if not difference <= TOLERANCE[model.dtype]:
+                return f"it is off by {difference:.2g} for {shape}"
+    return None
+
+
+def _shapes(model: LanguageModel) -> Iterator[_Shape]:
+    """Yield the smallest and the largest window of drafted tokens, in layers with and without a sliding window."""
+    config = model.model.config.get_text_config()
+    heads = attention_heads(model)
+    softcap = getattr(config, "attn_logit_softcapping", None)
+    sliding = getattr(config, "sliding_window", None) and min(config.sliding_window, TRIED_WINDOW)
+    for width in (1, max(1, MOST_QUERIES // (heads.query // heads.kv))):
+        for window in {None, sliding}:
+            yield _Shape(*heads, width, window, softcap)
+
+
+@torch.inference_mode()
+def _difference(attend: Attend, shape: _Shape, device: torch.device, dtype: torch.dtype) -> float:
+    """Return the largest difference from masked attention, as a share of the largest output, on three random rows."""
+    generator = torch.Generator().manual_seed(0)
+    cache = SlotCache(3, 512)
+    starts, counts = torch.tensor([150, 3, 60]), torch.tensor([shape.width, max(1, shape.width // 2), shape.width])
+    view = SlotView.append(cache, [0, 1, 2], starts.to(device), counts.to(device))
+    held = (3, cache.max_len + 1, shape.kv_heads, shape.dim)
+    query = torch.randn(3, shape.heads, shape.width, shape.dim, generator=generator).to(device, dtype)
+    keys, values = (torch.randn(held, generator=generator).to(device, dtype) for _ in range(2))
+    found = attend(query, keys, values, view, window=shape.window, softcap=shape.softcap)
+    wanted = masked_attention(
+        query.float(), keys.float(), values.float(), view, window=shape.window, softcap=shape.softcap
+    )
+    real = view.places < cache.max_len
+    return float((found.float() - wanted)[real].abs().max() / wanted[real].abs().max())

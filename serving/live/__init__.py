@@ -1,1 +1,0 @@
-"""A server whose draft learns: what joins `serving.server` and `serving.online`, which do not know each other."""

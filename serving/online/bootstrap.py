@@ -1,0 +1,115 @@
+"""First draft of a server: the promoted version, or a draft given by hand. Refuses folders that do not fit."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from distillspec.errors import ConfigError, RunError
+from distillspec.models import LanguageModel, save_draft
+from distillspec.models.draft import load_pretrained
+from distillspec.serving.draft_loading import check_target
+from distillspec.serving.online.log.records import LogKey
+from distillspec.serving.online.log.redaction import Redaction
+from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.state.layout import OnlineSettings
+from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.state.version import Version
+from distillspec.serving.online.training.selection import offline_folder
+
+
+class NothingIntact(RunError):
+    """No version that ever served is intact, and no draft was given."""
+
+
+def first_draft(settings: OnlineSettings, target: LanguageModel, given: str | Path | None = None) -> Path:
+    """Return the folder of the draft to start with: the promoted version or, without one, the given draft.
+
+    A given draft that the registry does not know becomes a version and is promoted. So does a known one if no version
+    is intact. Nothing is written before draft and folder are known to fit the target.
+
+    Raises:
+        ConfigError: there is no draft, or the given one, the log or the versions do not fit the target.
+        RunError: the folder cannot be written. `NothingIntact`: the server can serve without a draft.
+    """
+    draft = None if given is None else _fitting(given, target)
+    check_bootstrap(settings, given)
+    _check_log(settings, target)
+    settings.layout.make_versions()
+    registry = VersionRegistry(settings.layout.versions)
+    try:
+        serving = registry.current()
+        if serving is not None and registry.problem_of(serving) is None:
+            check_target(serving.path, target)
+        if draft is not None and registry.find(draft.identity.weights_hash) is None:
+            _add_and_promote(registry, draft, given, target)
+        current = registry.boot()
+        if current is None and draft is not None:
+            current = _add_and_promote(registry, draft, given, target)
+        if current is None:
+            raise _no_draft(settings) if serving is None else _nothing_intact(settings, serving)
+        return current.path
+    finally:
+        registry.close()
+
+
+def check_bootstrap(settings: OnlineSettings, given: str | Path | None) -> None:
+    """Check what needs no target. Makes nothing.
+
+    Raises:
+        ConfigError: no first draft, a folder that cannot be written, or `adapt.offline` is no data folder.
+    """
+    if given is None and not settings.layout.registry.is_file():
+        raise _no_draft(settings)
+    settings.layout.check_writable()
+    offline_folder(settings.adapt)
+
+
+def load_redaction(settings: OnlineSettings) -> Redaction | None:
+    """Import the function that `replay.redaction` names.
+
+    Raises:
+        ConfigError: it cannot be imported.
+    """
+    if settings.replay.redaction is None:
+        return None
+    module, _, name = settings.replay.redaction.partition(":")
+    try:
+        found: Redaction = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"replay.redaction={settings.replay.redaction} cannot be imported: {error}; name MODULE:FUNCTION"
+        ) from error
+    return found
+
+
+def _no_draft(settings: OnlineSettings) -> ConfigError:
+    return ConfigError(
+        f"there is no draft in {settings.layout.versions} yet; give one to begin with: draft.path=FOLDER"
+    )
+
+
+def _nothing_intact(settings: OnlineSettings, serving: Version) -> NothingIntact:
+    return NothingIntact(
+        f"no version in {settings.layout.versions} is intact: {serving.name} is damaged, and there is no earlier one; "
+        "give a draft to go on with: draft.path=FOLDER"
+    )
+
+
+def _add_and_promote(
+    registry: VersionRegistry, draft: LanguageModel, given: str | Path | None, target: LanguageModel
+) -> Version:
+    version = registry.add(lambda folder: save_draft(draft, folder, target))
+    return registry.promote(version.name, f"given by hand: {Path(str(given)).name}")
+
+
+def _fitting(given: str | Path, target: LanguageModel) -> LanguageModel:
+    draft = load_pretrained(str(given), target)
+    check_target(given, target)
+    return draft
+
+
+def _check_log(settings: OnlineSettings, target: LanguageModel) -> None:
+    """Open the log if there is one. It refuses another target's."""
+    if settings.layout.manifest.is_file():
+        ReplayLog(settings.layout.replay, LogKey.of(target.identity, settings.replay.entries)).close()

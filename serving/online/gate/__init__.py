@@ -1,0 +1,1 @@
+"""The gate for draft versions: scoring, decision, canary, rollback."""

@@ -1,0 +1,136 @@
+"""The version in service: engine, registry and acceptance counts are changed together."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from distillspec.errors import RunError
+from distillspec.serving.online.gate.monitor import ServedAcceptance
+from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.state.version import Version
+
+log = logging.getLogger(__name__)
+
+Swap = Callable[[Version], None]
+"""Makes the engine draft with a version from its next step on. Raises ConfigError if the engine refuses it."""
+
+Report = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """A version's acceptance in service is below what its predecessor had, on other requests at another time.
+
+    It proves nothing. Held-out answers scored under both drafts do (`SuspicionCheck.check`).
+    """
+
+    version: Version
+    reason: str
+    next_check: int  # held-out requests since its promotion that the next check needs
+
+
+class InService:
+    """The version that the engine drafts with. Every change goes through here, one at a time (`one_at_a_time`).
+
+    Args:
+        swap: None: there is no engine (judging by hand), so promotion is enough.
+    """
+
+    def __init__(
+        self, registry: VersionRegistry, swap: Swap | None, served: ServedAcceptance | None, report: Report
+    ) -> None:
+        self.registry, self._swap, self.served, self.report = registry, swap, served, report
+        self.version: Version | None = registry.current()
+        self.suspicion: Suspicion | None = None  # about `version`
+        self.lock = threading.RLock()
+        self._checked = 0
+
+    def intact(self, name: str) -> Version:
+        """Return a version that can serve.
+
+        Raises:
+            ConfigError: there is no such version. RunError: its folder is damaged.
+        """
+        version = self.registry.get(name)
+        if problem := self.registry.problem_of(version):
+            raise RunError(f"{name} cannot serve: {problem}")
+        return version
+
+    def try_out(self, version: Version) -> None:
+        """Load a version into the engine. Nothing is recorded."""
+        if self._swap is not None:
+            self._swap(version)
+
+    def bring(self, version: Version) -> None:
+        """Load a version into the engine and count acceptance for it from now on.
+
+        Raises:
+            ConfigError: the engine refuses it. The old one stays.
+        """
+        self.try_out(version)
+        self._set(version)
+        if self.served is not None:
+            self.served.begin_service(version.served_as)
+
+    def promote(self, version: Version, reason: str, expected: str | None) -> None:
+        """Load a version, then promote it. A crash in between boots the old one.
+
+        Raises:
+            ConfigError: the engine refuses it. RunError: `expected` does not serve any more.
+        """
+        self.bring(version)
+        self.registry.promote(version.name, reason, expected=expected)
+
+    def roll_back(self, failed: Version, reason: str) -> None:
+        """Go back from `failed` to its predecessor. Without one, `failed` stays."""
+        try:
+            back = self.registry.rollback(reason, expected=failed.name)
+        except RunError as error:
+            log.error("no rollback: %s", error)
+            self._set(failed)  # so that the rollback is not tried again
+            return
+        self.bring(back)
+        self.report({"event": "rollback", "version": failed.name, "to": back.name, "reason": reason})
+
+    def is_check_due(self) -> bool:
+        """Return True if acceptance in service is due for a check."""
+        return self.served is not None and self.served.checks_due != self._checked
+
+    def mark_checked(self) -> None:
+        assert self.served is not None, "only called where served acceptance is counted"
+        self._checked = self.served.checks_due
+
+    def _set(self, version: Version) -> None:
+        self.version = version
+        if self.suspicion is not None and self.suspicion.version.name != version.name:
+            self.suspicion = None
+
+
+class _Locked(Protocol):
+    @property
+    def lock(self) -> AbstractContextManager[Any]: ...
+
+
+S = TypeVar("S", bound=_Locked)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def one_at_a_time(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Run a method under its object's `lock`.
+
+    The gate's thread and operators change what serves. Engine and registry must agree afterwards.
+    """
+
+    @functools.wraps(method)
+    def locked(self: S, *args: P.args, **named: P.kwargs) -> T:
+        with self.lock:
+            return method(self, *args, **named)
+
+    return locked

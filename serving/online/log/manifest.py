@@ -1,0 +1,237 @@
+"""Manifest of the replay log: the SQLite file that alone says which shards and answers count."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from distillspec.errors import ConfigError
+from distillspec.serving.online.log.records import LogEntry, LoggedAnswer, LogKey, Split
+from distillspec.serving.online.state.database import Database
+from distillspec.serving.online.state.layout import MANIFEST
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS shards (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, file TEXT UNIQUE NOT NULL, sha256 TEXT NOT NULL, bytes INTEGER NOT NULL,
+    newest_s REAL NOT NULL, fresh INTEGER NOT NULL DEFAULT 1
+);
+CREATE TABLE IF NOT EXISTS answers (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, shard INTEGER NOT NULL REFERENCES shards(id) ON DELETE CASCADE,
+    place INTEGER NOT NULL, request_id TEXT NOT NULL, tenant TEXT NOT NULL, domain TEXT NOT NULL, split TEXT NOT NULL,
+    tokens INTEGER NOT NULL, tried INTEGER NOT NULL, accepted INTEGER NOT NULL, time_s REAL NOT NULL
+);
+CREATE INDEX IF NOT EXISTS answers_of_shard ON answers (shard);
+CREATE TABLE IF NOT EXISTS deletions (tenant TEXT PRIMARY KEY, time_s REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS rewrites (shard INTEGER PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS refusals (file TEXT PRIMARY KEY, reason TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL)
+"""
+COUNT = "SELECT COUNT(*) FROM answers WHERE number > ? AND split = ?"
+ANSWER = (
+    "INSERT INTO answers (shard, place, request_id, tenant, domain, split, tokens, tried, accepted, time_s)"
+    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+
+
+@dataclass(frozen=True)
+class ShardRow:
+    """One shard file as the manifest knows it."""
+
+    id: int
+    file: str
+    sha256: str
+    bytes: int
+    newest_s: float
+    fresh: bool  # not yet aged into the reservoir
+
+
+class Manifest:
+    """Tables of the replay log in `folder`. Every method is one transaction.
+
+    Raises:
+        RunError: the file cannot be opened, or is no database.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._database = Database(folder / MANIFEST, SCHEMA)
+
+    def agree(self, key: LogKey | None) -> LogKey:
+        """Return the recorded key. Record `key` if the log has none.
+
+        Raises:
+            ConfigError: `key` differs from the recorded one, or there is neither.
+        """
+        with self._database.transaction() as rows:
+            found = rows.execute("SELECT value FROM facts WHERE name = 'key'").fetchone()
+            if found is None:
+                if key is None:
+                    raise ConfigError(f"the log in {self.folder} is empty; a server with online=on fills it")
+                rows.execute("INSERT INTO facts VALUES ('key', ?)", (json.dumps(asdict(key)),))
+                return key
+        recorded = LogKey(**json.loads(found[0]))
+        if key is not None and key != recorded:
+            name = next(name for name, value in asdict(key).items() if getattr(recorded, name) != value)
+            raise ConfigError(
+                f"the log in {self.folder} was recorded with another {name} ({getattr(recorded, name)}, not "
+                f"{getattr(key, name)}); use another online.folder"
+            )
+        return recorded
+
+    # -- answers ------------------------------------------------------------------------------------------------
+
+    def entries(self, after: int, up_to: int | None, split: Split | None) -> list[LogEntry]:
+        """Return the answers numbered above `after` and at most `up_to`, in order."""
+        query = "SELECT * FROM answers WHERE number > ? AND number <= ?"
+        found = self._database.rows(f"{query} ORDER BY number", (after, up_to if up_to is not None else 1 << 62))
+        return [LogEntry(**row) for row in found if split is None or row["split"] == split]
+
+    def count(self, after: int, split: Split) -> int:
+        """Count the answers of `split` numbered above `after`."""
+        return int(self._database.value(COUNT, (after, split)))
+
+    def newest_number(self) -> int:
+        """Return the last number ever given, 0 for an empty log. Deleted answers count."""
+        return self._database.value("SELECT seq FROM sqlite_sequence WHERE name = 'answers'") or 0
+
+    def newest_s(self) -> float:
+        """Return the time of the newest answer, 0 for an empty log."""
+        return self._database.value("SELECT MAX(time_s) FROM answers") or 0.0
+
+    def places(self, shard: int) -> dict[int, int]:
+        """Return number → place in the file, of a shard's listed answers in the order of their places."""
+        found = self._database.rows("SELECT number, place FROM answers WHERE shard = ? ORDER BY place", (shard,))
+        return {row["number"]: row["place"] for row in found}
+
+    def tenants(self) -> dict[str, int]:
+        """Return tenant → number of answers, most first."""
+        found = self._database.rows("SELECT tenant, COUNT(*) n FROM answers GROUP BY tenant ORDER BY n DESC")
+        return {row["tenant"]: row["n"] for row in found}
+
+    def sizes(self) -> dict[str, int]:
+        """Return the totals described in `ReplayLog.sizes`."""
+        shards = self._database.rows("SELECT COUNT(*) n, COALESCE(SUM(bytes), 0) bytes FROM shards")[0]
+        answers = self._database.rows(
+            "SELECT COUNT(*) n, COALESCE(SUM(tokens), 0) tokens, COALESCE(SUM(split = 'held_out'), 0) held FROM answers"
+        )[0]
+        counters = {row["name"]: row["value"] for row in self._database.rows("SELECT * FROM counters")}
+        return {
+            "shards": shards["n"],
+            "bytes": shards["bytes"],
+            "answers": answers["n"],
+            "held_out": answers["held"],
+            "tokens": answers["tokens"],
+            "refused_shards": self._database.value("SELECT COUNT(*) FROM refusals"),
+            **counters,
+        }
+
+    # -- shards -------------------------------------------------------------------------------------------------
+
+    def shards(self) -> list[ShardRow]:
+        """Return all shards, oldest first."""
+        found = self._database.rows("SELECT * FROM shards ORDER BY id")
+        return [ShardRow(**{**row, "fresh": bool(row["fresh"])}) for row in map(dict, found)]
+
+    def shard(self, shard: int) -> ShardRow | None:
+        """Return one shard. None: retention or a deletion has removed it."""
+        found = self._database.rows("SELECT * FROM shards WHERE id = ?", (shard,))
+        return ShardRow(**{**dict(found[0]), "fresh": bool(found[0]["fresh"])}) if found else None
+
+    def enter(self, file: str, sha256: str, size: int, answers: Sequence[LoggedAnswer]) -> None:
+        """List a new shard and its answers."""
+        with self._database.transaction() as rows:
+            shard = rows.execute(
+                "INSERT INTO shards (file, sha256, bytes, newest_s) VALUES (?, ?, ?, ?)",
+                (file, sha256, size, max(a.time_s for a in answers)),
+            ).lastrowid
+            rows.executemany(
+                ANSWER,
+                [
+                    (shard, i, a.request_id, a.tenant, a.domain, a.split, len(a), a.tried, a.accepted, a.time_s)
+                    for i, a in enumerate(answers)
+                ],
+            )
+
+    def replace(self, shard: int, file: str, sha256: str, size: int, kept: Sequence[int]) -> None:
+        """Point a shard at a rewritten file that holds the answers of the old places `kept`."""
+        with self._database.transaction() as rows:
+            rows.execute("UPDATE shards SET file = ?, sha256 = ?, bytes = ? WHERE id = ?", (file, sha256, size, shard))
+            rows.executemany(
+                "UPDATE answers SET place = ? WHERE shard = ? AND place = ?",
+                [(new, shard, place) for new, place in enumerate(kept)],
+            )
+
+    def remove(self, shards: Sequence[int]) -> list[str]:
+        """Remove shards with their answers from the lists. Return their files."""
+        marks = ", ".join("?" * len(shards))
+        files = self._database.rows(f"SELECT file FROM shards WHERE id IN ({marks})", shards)
+        with self._database.transaction() as rows:
+            rows.execute(f"DELETE FROM shards WHERE id IN ({marks})", shards)
+        return [row["file"] for row in files]
+
+    def keep(self, shard: int) -> None:
+        """Move a shard from the fresh ones into the reservoir."""
+        with self._database.transaction() as rows:
+            rows.execute("UPDATE shards SET fresh = 0 WHERE id = ?", (shard,))
+
+    # -- deletions ----------------------------------------------------------------------------------------------
+
+    def deleted_at(self) -> dict[str, float]:
+        """Return tenant → time of its last deletion."""
+        return {row["tenant"]: row["time_s"] for row in self._database.rows("SELECT * FROM deletions")}
+
+    def delete(self, tenant: str, now_s: float) -> tuple[int, float]:
+        """Take a tenant's answers off the list and mark their shards for rewriting.
+
+        Returns:
+            How many answers were listed, and the time of the deletion: `now_s`, or that of the tenant's newest answer
+            where the clock of this process is behind the writer's.
+        """
+        with self._database.transaction() as rows:
+            newest = rows.execute("SELECT MAX(time_s) FROM answers WHERE tenant = ?", (tenant,)).fetchone()[0]
+            time_s = max(now_s, newest or 0.0)
+            rows.execute("INSERT OR REPLACE INTO deletions VALUES (?, ?)", (tenant, time_s))
+            rows.execute(
+                "INSERT OR IGNORE INTO rewrites SELECT DISTINCT shard FROM answers WHERE tenant = ?", (tenant,)
+            )
+            return rows.execute("DELETE FROM answers WHERE tenant = ?", (tenant,)).rowcount, time_s
+
+    def rewrites(self) -> list[int]:
+        """Return the shards whose files still hold deleted answers."""
+        return [row["shard"] for row in self._database.rows("SELECT shard FROM rewrites")]
+
+    def finish_rewrites(self) -> None:
+        """Erase deleted rows from the database file and clear the list of rewrites.
+
+        Raises:
+            RunError: another process keeps reading the old rows.
+        """
+        self._database.scrub()
+        with self._database.transaction() as rows:
+            rows.execute("DELETE FROM rewrites")
+
+    # -- counters -----------------------------------------------------------------------------------------------
+
+    def add(self, name: str, more: int) -> int:
+        """Add to a persistent counter and return its new value. Adding 0 does nothing and returns 0."""
+        if more == 0:
+            return 0
+        with self._database.transaction() as rows:
+            rows.execute(
+                "INSERT INTO counters VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET value = value + excluded.value",
+                (name, more),
+            )
+            return int(rows.execute("SELECT value FROM counters WHERE name = ?", (name,)).fetchone()[0])
+
+    def add_refusal(self, file: str, reason: str) -> None:
+        """Count a refused file once for all processes. On a full disk it stays uncounted."""
+        with suppress(sqlite3.Error), self._database.transaction() as rows:
+            rows.execute("INSERT OR IGNORE INTO refusals VALUES (?, ?)", (file, reason))
+
+    def close(self) -> None:
+        self._database.close()

@@ -1,0 +1,111 @@
+"""Records of the log: one answer with its token ids, the target's signal and the draft's verdict at every token."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from distillspec.types import ModelIdentity, Sample, SamplingPolicy, TeacherSignal
+
+Split = Literal["train", "held_out"]
+
+ACCEPTED, REJECTED, BONUS, PLAIN = range(4)
+"""Origin of a token. ACCEPTED: drafted and accepted. REJECTED: the draft proposed another one, `draft_tokens`. BONUS:
+after a draft accepted in whole. PLAIN: the draft model drafted nothing (length 0, or a prompt lookup proposed)."""
+
+
+@dataclass(frozen=True)
+class LogKey:
+    """Target whose signal is logged. Records of another target, tokenizer or size are refused."""
+
+    weights_hash: str
+    tokenizer_hash: str
+    vocab_size: int
+    entries: int
+
+    @classmethod
+    def of(cls, target: ModelIdentity, entries: int) -> LogKey:
+        return cls(target.weights_hash, target.tokenizer_hash, target.vocab_size, min(entries, target.vocab_size))
+
+
+@dataclass(frozen=True)
+class LoggedAnswer:
+    """One answer of R tokens. Row t belongs to token t."""
+
+    request_id: str
+    index: int
+    tenant: str
+    domain: str
+    policy: SamplingPolicy
+    time_s: float
+    finished: bool  # ended by a stop token
+    split: Split
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    signal: TeacherSignal  # topk, [R, K]: raw, before the request's transforms
+    outcomes: Tensor  # [R] uint8: ACCEPTED, REJECTED, BONUS, PLAIN
+    draft_tokens: Tensor  # [R] int32, −1 where nothing was drafted
+    draft_probs: Tensor  # [R] float16: q of the drafted token, NaN where nothing was drafted
+    draft_entropies: Tensor  # [R] float16, nats: 0 for deterministic proposals, NaN for none
+    draft_versions: tuple[str, ...]  # distinct, in order of use. "": no draft, or a prompt lookup.
+    version_of: Tensor  # [R] uint8: index into `draft_versions`
+
+    def __len__(self) -> int:
+        return len(self.response_ids)
+
+    @property
+    def tried(self) -> int:
+        """Drafted tokens that were accepted or rejected: α = accepted / tried."""
+        return int((self.outcomes <= REJECTED).sum())
+
+    @property
+    def accepted(self) -> int:
+        return int((self.outcomes == ACCEPTED).sum())
+
+    def sample(self) -> Sample:
+        """Return the answer as a sample for training and evaluation."""
+        return Sample(
+            prompt_id=f"{self.request_id}/{self.index}",
+            domain=self.domain,
+            prompt_ids=self.prompt_ids,
+            response_ids=self.response_ids,
+            signal=self.signal,
+            source="teacher",
+            finished=self.finished,
+        )
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    """Manifest row of one answer. `number` grows in the order of arrival and is never used again."""
+
+    number: int
+    shard: int
+    place: int
+    request_id: str
+    tenant: str
+    domain: str
+    split: Split
+    tokens: int
+    tried: int
+    accepted: int
+    time_s: float
+
+    def is_of(self, answer: LoggedAnswer) -> bool:
+        """Return True if `answer` is the one this row describes."""
+        known = (self.request_id, self.tenant, self.split, self.time_s, self.tokens)
+        return known == (answer.request_id, answer.tenant, answer.split, answer.time_s, len(answer))
+
+
+def share_of(request_id: str, purpose: str) -> float:
+    """Hash a request and a purpose to a number in [0, 1), the same in every process."""
+    digest = hashlib.sha256(f"{purpose}\x1f{request_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") / 2**64
+
+
+def split_of(request_id: str, held_out: float) -> Split:
+    """Choose held-out requests by their id, so that no trainer ever sees them."""
+    return "held_out" if share_of(request_id, "held out") < held_out else "train"

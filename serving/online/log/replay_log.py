@@ -1,0 +1,187 @@
+"""Replay log on disk: shards of logged answers, and the manifest that lists them.
+
+A shard is written to a temporary file, synced and renamed. Then one transaction lists it with its answers. The next
+start removes files that are not listed, and forgets and counts listed ones that are damaged. So a crash costs only
+answers that were not acknowledged, and never brings deleted ones back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from distillspec.config import ReplayConfig
+from distillspec.errors import ConfigError, RunError
+from distillspec.files import write_private
+from distillspec.serving.online.log.deletions import Deletions
+from distillspec.serving.online.log.manifest import Manifest
+from distillspec.serving.online.log.records import LogEntry, LoggedAnswer, LogKey, Split
+from distillspec.serving.online.log.retention import Retention
+from distillspec.serving.online.log.shard_files import ShardFiles
+from distillspec.serving.online.state.layout import MANIFEST
+from distillspec.serving.online.state.lock import held
+
+
+class SteadyClock:
+    """Seconds since the epoch at the start, advanced by the monotonic clock.
+
+    Setting the machine's clock while this runs changes nothing. A wall clock earlier than `not_before` (the newest
+    record of an earlier process) starts at `not_before`.
+    """
+
+    def __init__(
+        self,
+        not_before: float = 0.0,
+        wall: Callable[[], float] | None = None,
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._steady = steady
+        self._offset = max((wall or time.time)(), not_before) - steady()
+
+    def __call__(self) -> float:
+        return self._steady() + self._offset
+
+
+class ReplayLog:
+    """Log in `folder`. Several processes may read it. Writers take turns.
+
+    Args:
+        key: target whose signal the log holds. None accepts the recorded one.
+        write: makes a file: `(path, write_to(temporary))`. Tests of full disks replace it.
+
+    Raises:
+        ConfigError: there is no log, or it holds another target's signal.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        key: LogKey | None = None,
+        config: ReplayConfig | None = None,
+        *,
+        clock: Callable[[], float] | None = None,
+        write: Callable[[Path, Callable[[Path], Any]], None] = write_private,
+        seed: int = 0,
+    ) -> None:
+        if key is None and not (folder / MANIFEST).is_file():
+            raise ConfigError(f"there is no log in {folder}; a server with online=on writes one")
+        self.folder, self.config = folder, config or ReplayConfig()
+        self.manifest = Manifest(folder)
+        self.key = self.manifest.agree(key)
+        self.clock = clock or SteadyClock(self.manifest.newest_s())
+        self.files = ShardFiles(self.manifest, self.key, write)
+        self._deletions = Deletions(self.manifest, self.files, self.clock)
+        self._retention = Retention(self.manifest, self.files, self.config, self.clock, seed)
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """File → why this process did not read its answers."""
+        return self.files.refused
+
+    @property
+    def full(self) -> bool:
+        """True when new answers replace others. Known only after this process's first write."""
+        return self._retention.full
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def append(self, answers: Sequence[LoggedAnswer]) -> int:
+        """Write answers to disk and return how many. Answers recorded before their tenant's deletion stay out.
+
+        Raises:
+            RunError: the disk is full. Nothing was kept.
+        """
+        with self._changing():
+            cutoffs = self._deletions.cutoffs()
+            kept = [a for a in answers if a.time_s > cutoffs.get(a.tenant, float("-inf"))]
+            if kept:
+                self.files.add(kept)
+            self._retention.make_room()
+        return len(kept)
+
+    def delete_tenant(self, tenant: str) -> int:
+        """Delete a tenant's answers from shards and manifest. Return how many were listed.
+
+        They are off the list at once. If a crash, a full disk or a busy reader keeps their bytes in files, the next
+        `reconcile` or deletion, of any tenant, removes them. The tenant's name stays in the list of deletions. Files
+        are overwritten or removed. Copies that the disk or a backup keeps are not reached.
+
+        Raises:
+            RunError: bytes are left in files for now.
+        """
+        with self._changing():
+            return self._deletions.delete(tenant)
+
+    @contextmanager
+    def still_there(self, entries: Sequence[LogEntry]) -> Iterator[None]:
+        """Hold deletions off while the block runs.
+
+        Raises:
+            RunError: a tenant of these entries was deleted, and some of them with it.
+        """
+        with self._changing():
+            first, last = min(e.number for e in entries), max(e.number for e in entries)
+            present = {entry.number for entry in self.entries(after=first - 1, up_to=last)}
+            deleted = self.deleted_at()
+            missing = [e for e in entries if e.number not in present]  # deleted, or dropped by retention
+            if any(deleted.get(e.tenant, float("-inf")) >= e.time_s for e in missing):
+                raise RunError(
+                    "a tenant was deleted while its answers were learnt from; the result of that update is dropped"
+                )
+            yield
+
+    def reconcile(self) -> None:
+        """Repair after a crash: drop unlisted files and damaged shards, finish deletions, apply retention."""
+        with self._changing():
+            self.files.remove_damaged()
+            self.files.sweep()
+            self._deletions.resume()
+            self._retention.make_room()
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def entries(self, *, after: int = 0, up_to: int | None = None, split: Split | None = None) -> list[LogEntry]:
+        """Return the answers numbered above `after` and at most `up_to`, in order."""
+        return self.manifest.entries(after, up_to, split)
+
+    def count(self, *, after: int = 0, split: Split) -> int:
+        """Count the answers that `entries` would return."""
+        return self.manifest.count(after, split)
+
+    def newest_number(self) -> int:
+        """Return the last number ever given, 0 for an empty log. Deleted answers count."""
+        return self.manifest.newest_number()
+
+    def load(self, entries: Iterable[LogEntry]) -> list[LoggedAnswer]:
+        """Return the answers of `entries`, in their order.
+
+        Answers deleted since are left out, and so are those whose shard is gone, damaged or foreign.
+        """
+        requested = list(entries)
+        shards = {shard: self.files.listed(shard) for shard in dict.fromkeys(entry.shard for entry in requested)}
+        found = [(entry, shards[entry.shard].get(entry.number)) for entry in requested]
+        return [answer for entry, answer in found if answer is not None and entry.is_of(answer)]
+
+    def sizes(self) -> dict[str, int]:
+        """Return `shards`, `bytes`, `answers`, `held_out`, `tokens`, `refused_shards` and the persistent counters.
+
+        `refused_shards` counts files that any process ever failed to read.
+        """
+        return self.manifest.sizes()
+
+    def tenants(self) -> dict[str, int]:
+        """Return tenant → number of answers, most first."""
+        return self.manifest.tenants()
+
+    def deleted_at(self) -> dict[str, float]:
+        """Return tenant → time of its last deletion."""
+        return self.manifest.deleted_at()
+
+    def close(self) -> None:
+        self.manifest.close()
+
+    def _changing(self) -> AbstractContextManager[None]:
+        return held(self.folder / "changing.lock")

@@ -1,0 +1,79 @@
+"""Logged answers as a shard: their columns in the common schema, the rest as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distillspec.data.shard_file import ShardMetadata, ShardRefused, check_digest, read_shard, write_shard
+from distillspec.data.shard_schema import Columns
+from distillspec.data.shard_signal import signal_columns, signal_of
+from distillspec.serving.online.log.records import LoggedAnswer, LogKey
+from distillspec.types import SamplingPolicy
+
+ROW_FIELDS = ("outcomes", "draft_tokens", "draft_probs", "draft_entropies", "version_of")
+METADATA_FIELDS = ("request_id", "index", "tenant", "domain", "time_s", "split", "draft_versions")
+
+
+def save_shard(path: Path, answers: Sequence[LoggedAnswer], key: LogKey) -> None:
+    """Write answers whose signals all have `key.entries` entries.
+
+    Draws from the tail are kept if every answer has them.
+
+    Raises:
+        SchemaError: an answer's tensors differ in length from its response.
+    """
+    own = [{**{name: getattr(a, name) for name in METADATA_FIELDS}, "policy": asdict(a.policy)} for a in answers]
+    write_shard(path, [_columns(a) for a in answers], ShardMetadata(own, {"key": asdict(key), "signal_kind": "topk"}))
+
+
+def load_shard(path: Path, key: LogKey, sha256: str | None = None) -> list[LoggedAnswer]:
+    """Return all answers of a shard.
+
+    Args:
+        sha256: recorded digest. None: not compared.
+
+    Raises:
+        ShardRefused: unreadable, changed, of a newer version, or recorded with another target than `key`'s.
+        FileNotFoundError: with `sha256`, there is no file.
+    """
+    if sha256 is not None:
+        check_digest(path, sha256)
+    samples, metadata = read_shard(path)
+    recorded = metadata.common.get("key", {})
+    differing = [name for name, value in asdict(key).items() if recorded.get(name) != value]
+    if differing:
+        raise ShardRefused(
+            f"{path.name} was recorded with another {differing[0]}: {recorded.get(differing[0])}, "
+            f"not {getattr(key, differing[0])}"
+        )
+    return [_answer(columns, own, metadata.common) for columns, own in zip(samples, metadata.samples, strict=True)]
+
+
+def _columns(answer: LoggedAnswer) -> Columns:
+    return {
+        "prompt_tokens": torch.tensor(answer.prompt_ids, dtype=torch.int32),
+        "response_tokens": torch.tensor(answer.response_ids, dtype=torch.int32),
+        "finished": torch.tensor(answer.finished),
+        **signal_columns(answer.signal),
+        "signal_tail": answer.signal.tail.to(torch.float16),  # half the bytes of the cache's
+        **{name: getattr(answer, name) for name in ROW_FIELDS},
+    }
+
+
+def _answer(columns: Columns, own: dict[str, Any], common: dict[str, Any]) -> LoggedAnswer:
+    signal = signal_of(columns, common)
+    assert signal is not None, "every logged answer has a signal"
+    policy, versions = SamplingPolicy(**own["policy"]), tuple(own["draft_versions"])
+    rows: dict[str, Any] = {name: columns[name] for name in ROW_FIELDS}
+    return LoggedAnswer(
+        **{**own, "policy": policy, "draft_versions": versions, "finished": bool(columns["finished"])},
+        prompt_ids=tuple(columns["prompt_tokens"].tolist()),
+        response_ids=tuple(columns["response_tokens"].tolist()),
+        signal=signal,
+        **rows,
+    )

@@ -1,0 +1,203 @@
+"""Replay tap: the engine's side of the log. It records the signal of target and draft in the step that computed it.
+
+One packed read from the device a step, for the rows of logged requests only. An answer is gathered in memory until it
+ends, then queued. Serving never waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from distillspec.config import ReplayConfig
+from distillspec.recording import top_signal
+from distillspec.serving.base.requests import CompletionOutput, Request, RequestOutput
+from distillspec.serving.base.transfer import rows_of
+from distillspec.serving.online.log.outcomes import drafted_at
+from distillspec.serving.online.log.records import LoggedAnswer, share_of, split_of
+from distillspec.serving.online.log.signal import LoggedDraft, Packed, pack, read
+from distillspec.serving.online.log.tenant_cap import TenantCap
+from distillspec.serving.step.commit import Emission
+from distillspec.types import TeacherSignal
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Running:
+    """An answer that is not finished, as gathered so far."""
+
+    request: Request
+    pieces: list[tuple[Packed, int, int]] = field(default_factory=list)  # rows first…last of a step's read
+    drafted: list[LoggedDraft] = field(default_factory=list)
+    versions: list[str] = field(default_factory=list)
+    version_of: list[int] = field(default_factory=list)
+
+
+class ReplayTap:
+    """An engine's `Observer` that logs answers.
+
+    Args:
+        queue: takes a finished answer without waiting. Returns False if it is full.
+        clock: seconds since the epoch, for the records.
+        seed: of the draws from the target's tail.
+        is_full: returns True if new answers replace others in the log.
+    """
+
+    def __init__(
+        self,
+        config: ReplayConfig,
+        queue: Callable[[LoggedAnswer], bool],
+        clock: Callable[[], float],
+        seed: int = 0,
+        is_full: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.config, self.queue, self.clock, self.is_full = config, queue, clock, is_full
+        self.paused = False
+        self.counters: Counter[str] = Counter()
+        self._running: dict[tuple[str, int], _Running] = {}
+        self._skipped: set[tuple[str, int]] = set()  # not to be logged, or dropped
+        self.waiting_tokens = 0
+        self._cap = TenantCap(config.tenant_share)
+        self._draws = torch.Generator().manual_seed(seed)
+        self._lock = threading.Lock()  # the engine takes it once a step, `forget_tenant` from other threads
+
+    def __call__(self, emissions: Sequence[Emission], logits: Tensor) -> None:
+        """Record a step's emitted tokens. See `serving.step.commit.Observer`. Never raises."""
+        with self._lock:
+            try:
+                logged = [(e, answer) for e in emissions if e.rows and (answer := self._find(e)) is not None]
+                if logged:
+                    self._record(logged, logits)
+            except Exception:
+                self.counters["errors"] += 1
+                self._drop_all([(e.sequence.request.id, e.sequence.index) for e in emissions])
+                log.exception("a step is not logged")
+
+    def finish(self, outputs: Sequence[RequestOutput]) -> None:
+        """Queue the answers that a step finished."""
+        with self._lock:
+            for output in outputs:
+                for completion in output.completions:
+                    try:
+                        self._finish(output, completion)
+                    except Exception:
+                        self.counters["errors"] += 1
+                        log.exception("an answer is not logged")
+
+    def forget_tenant(self, tenant: str) -> None:
+        """Drop a tenant's running answers. The rest of them is not logged either.
+
+        Any thread may call it. On return every answer that ended before is queued.
+        """
+        with self._lock:
+            self._drop_all([key for key, answer in self._running.items() if answer.request.tenant == tenant])
+
+    @property
+    def tracked(self) -> int:
+        """Number of unfinished answers that are gathered or left out."""
+        return len(self._running) + len(self._skipped)
+
+    def _find(self, emission: Emission) -> _Running | None:
+        """Return the answer as gathered so far. None: it is not logged."""
+        sequence = emission.sequence
+        key = (sequence.request.id, sequence.index)
+        if key in self._skipped:
+            return None
+        if key not in self._running:
+            # An answer whose first tokens were not recorded (logging began later) cannot be learnt from.
+            if sequence.output_length != len(emission.rows) or not self._is_logged(sequence.request):
+                self._skipped.add(key)
+                return None
+            self._running[key] = _Running(sequence.request)
+        if self.waiting_tokens + len(emission.rows) > self.config.max_waiting:
+            self.counters["dropped_memory"] += 1
+            self._drop_all([key])
+            return None
+        return self._running[key]
+
+    def _is_logged(self, request: Request) -> bool:
+        config = self.config
+        if self.paused or not request.log or request.tenant in config.exclude_tenants:
+            return False
+        if share_of(request.id, "log") >= config.share:
+            return False
+        fair = self._cap.admits(request.tenant)
+        if not fair and self.is_full():
+            self.counters["capped"] += 1
+            return False
+        return True
+
+    def _record(self, logged: Sequence[tuple[Emission, _Running]], logits: Tensor) -> None:
+        rows = [row for emission, _ in logged for row in emission.rows]
+        drafted = [drafted_at(emission, place) for emission, _ in logged for place in range(len(emission.rows))]
+        trees = [emission.tree for emission, _ in logged for _ in emission.rows]
+        chosen = rows_of(logits, rows)
+        packed = pack(top_signal(chosen, self.config.entries, self._uniforms(len(rows), logits)), drafted, trees)
+        first = 0
+        for emission, answer in logged:
+            last = first + len(emission.rows)
+            answer.pieces.append((packed, first, last))
+            answer.drafted += drafted[first:last]
+            version = emission.draft_version
+            if version not in answer.versions:
+                answer.versions.append(version)
+            answer.version_of += [answer.versions.index(version)] * len(emission.rows)
+            self.waiting_tokens += len(emission.rows)
+            first = last
+
+    def _uniforms(self, rows: int, logits: Tensor) -> Tensor | None:
+        """Draw uniforms for the tail from a generator of their own, so that logging changes no sampled token."""
+        if self.config.tail_samples == 0:
+            return None
+        return torch.rand(rows, self.config.tail_samples, generator=self._draws).to(logits.device)
+
+    def _finish(self, output: RequestOutput, completion: CompletionOutput) -> None:
+        key = (output.request_id, completion.index)
+        answer = self._running.pop(key, None)
+        self._skipped.discard(key)
+        if answer is None:
+            return
+        self.waiting_tokens -= len(answer.drafted)
+        if completion.error is not None or len(answer.drafted) != len(completion.token_ids):
+            self.counters["incomplete"] += 1
+            return
+        is_queued = self.queue(self._answer(answer, completion))
+        self.counters["logged" if is_queued else "dropped_queue"] += 1
+
+    def _answer(self, answer: _Running, completion: CompletionOutput) -> LoggedAnswer:
+        request = answer.request
+        all_rows = read(answer.pieces)
+        draws = (all_rows.tail_ids, all_rows.tail_logprobs) if self.config.tail_samples else ()
+        return LoggedAnswer(
+            request_id=request.id,
+            index=completion.index,
+            tenant=request.tenant,
+            domain=request.domain,
+            policy=request.params.policy,
+            time_s=self.clock(),
+            finished=completion.finish_reason == "stop",
+            split=split_of(request.id, self.config.held_out),
+            prompt_ids=request.prompt_ids,
+            response_ids=completion.token_ids,
+            signal=TeacherSignal("topk", all_rows.ids, all_rows.logprobs, all_rows.tail, *draws),
+            outcomes=torch.tensor([d.outcome for d in answer.drafted], dtype=torch.uint8),
+            draft_tokens=torch.tensor([d.token for d in answer.drafted], dtype=torch.int32),
+            draft_probs=all_rows.draft_probs,
+            draft_entropies=all_rows.draft_entropies,
+            draft_versions=tuple(answer.versions),
+            version_of=torch.tensor([min(v, 255) for v in answer.version_of], dtype=torch.uint8),
+        )
+
+    def _drop_all(self, keys: Sequence[tuple[str, int]]) -> None:
+        for key in keys:
+            answer = self._running.pop(key, None)
+            if answer is not None:
+                self.waiting_tokens -= len(answer.drafted)
+            self._skipped.add(key)

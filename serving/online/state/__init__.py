@@ -1,0 +1,1 @@
+"""Files that server and trainer share: paths, versions, locks."""

@@ -1,0 +1,156 @@
+"""Paths in an `online.folder`, and the small JSON messages between server and trainer."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from distillspec.config import AdaptConfig, GateConfig, LossConfig, OnlineConfig, ReplayConfig, TrackerConfig
+from distillspec.errors import ConfigError
+from distillspec.files import private_folder, write_json
+
+REGISTRY, MANIFEST = "registry.sqlite", "manifest.sqlite"  # of the versions and of the replay log
+
+M = TypeVar("M", bound="_Message")
+
+
+@dataclass(frozen=True)
+class OnlineSettings:
+    """All settings of online adaptation."""
+
+    online: OnlineConfig = field(default_factory=OnlineConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    adapt: AdaptConfig = field(default_factory=AdaptConfig)
+    gate: GateConfig = field(default_factory=GateConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    tracker: TrackerConfig = field(default_factory=TrackerConfig)
+    seed: int = 0
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(Path(self.online.folder))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Paths in an online folder."""
+
+    root: Path
+
+    @property
+    def replay(self) -> Path:
+        return self.root / "replay"
+
+    @property
+    def versions(self) -> Path:
+        return self.root / "versions"
+
+    @property
+    def registry(self) -> Path:
+        return self.versions / REGISTRY
+
+    @property
+    def manifest(self) -> Path:
+        return self.replay / MANIFEST
+
+    @property
+    def trainer(self) -> Path:
+        return self.root / "trainer"
+
+    @property
+    def state(self) -> Path:
+        return self.trainer / "state.json"
+
+    @property
+    def control(self) -> Path:
+        return self.trainer / "control.json"
+
+    @property
+    def settings(self) -> Path:
+        return self.trainer / "settings.json"
+
+    def check_writable(self) -> None:
+        """Raise `ConfigError` if the folder cannot be made or written. Makes nothing."""
+        there = next(path for path in (self.root, *self.root.absolute().parents) if path.exists())
+        if not there.is_dir():
+            raise ConfigError(f"online.folder={self.root} cannot be made: {there} is a file")
+        if not os.access(there, os.W_OK | os.X_OK):
+            raise ConfigError(f"online.folder={self.root} cannot be written: no permission in {there}")
+
+    def make_versions(self) -> None:
+        """Make the folder of the versions. Raise `ConfigError` if it cannot be made."""
+        try:
+            private_folder(self.versions)
+        except OSError as error:
+            raise ConfigError(f"online.folder={self.root} cannot be written: {error.strerror}") from error
+
+
+@dataclass(frozen=True)
+class _Message:
+    """A small JSON file, written atomically.
+
+    Unknown fields are ignored and missing ones get their default, so that releases may differ.
+    """
+
+    @classmethod
+    def read(cls: type[M], path: Path) -> M:
+        """Read the message. Without a readable file: all defaults."""
+        try:
+            found = json.loads(path.read_text())
+        except (OSError, ValueError):
+            return cls()
+        known = {f.name for f in fields(cls)}
+        return cls(**{name: value for name, value in found.items() if name in known})
+
+    def write(self, path: Path) -> None:
+        write_json(path, asdict(self))
+
+    def with_(self: M, **changes: Any) -> M:
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class TrainerState(_Message):
+    """State of the trainer between updates. Only the process that holds its lock writes it."""
+
+    cursor: int = 0  # number of the last logged answer that an update considered
+    asked: int = 0  # updates by hand that were made, well or badly (`TrainerControl.asked`)
+    updates: int = 0
+    bad_updates: int = 0  # in a row
+    learnt: int = 0  # new answers it learnt from
+    skipped: int = 0  # new answers it had no time for
+    capped: int = 0  # new answers learnt from at less than full weight, because their tenant was over its share
+    cpu_s: float = 0.0
+    seconds: float = 0.0
+    working: str | None = None  # last candidate, trained further unless it is refused
+    quarantined: str | None = None  # why it must not be restarted
+    stage: str = "starting"
+    pid: int = 0
+    last: dict[str, Any] = field(default_factory=dict)
+    drift: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def drop_rate(self) -> float:
+        """Share of the new answers that it had no time for."""
+        new = self.learnt + self.skipped
+        return self.skipped / new if new else 0.0
+
+
+@dataclass(frozen=True)
+class TrainerControl(_Message):
+    """Requests of the server to the trainer."""
+
+    paused: bool = False
+    asked: int = 0  # updates requested by hand so far
+    idle: bool = True  # no request runs
+
+
+@dataclass(frozen=True)
+class Tracked(_Message):
+    """Progress of a tracker's run. Its steps only grow, in whichever process it continues."""
+
+    step: int = 0
+    offset: int = 0  # bytes of the server's metrics.jsonl

@@ -1,0 +1,73 @@
+"""Folders of draft versions: written complete, checked by digest, cleared away."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Set
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from distillspec.errors import RunError
+from distillspec.files import verify_folder
+
+
+@contextmanager
+def incoming(versions: Path, write: Callable[[Path], Any]) -> Iterator[Path]:
+    """Let `write(folder)` save a draft into a temporary folder. The block moves it to its place.
+
+    Raises:
+        RunError: the saved folder is not complete.
+    """
+    folder = versions / f".incoming-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    try:
+        write(folder)
+        if problem := verify_folder(folder):
+            raise RunError(f"a new version is not complete: {problem}")
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def put_in_place(folder: Path, place: Path) -> str:
+    """Move a complete folder to its place and return its digest."""
+    shutil.rmtree(place, ignore_errors=True)  # left by a crash between this move and the registration
+    os.replace(folder, place)
+    return digest_of(place)
+
+
+def digest_of(folder: Path) -> str:
+    """Return one SHA-256 for all files: that of the folder's own list of digests."""
+    return hashlib.sha256((folder / "sha256.json").read_bytes()).hexdigest()
+
+
+def problem_with(folder: Path, digest: str | None) -> str | None:
+    """Return why a folder is not what was registered with `digest`, or None if it is."""
+    problem = verify_folder(folder)
+    if problem is None and digest != digest_of(folder):
+        problem = f"{folder} is not what was registered"
+    return problem
+
+
+def strays_in(versions: Path, known: Set[str]) -> list[Path]:
+    """Return the folders that no version has and no live process fills."""
+    return [p for p in versions.iterdir() if p.is_dir() and p.name not in known and not _is_being_filled(p)]
+
+
+def _is_being_filled(path: Path) -> bool:
+    """Return True if this is an incoming folder of a live process.
+
+    `save_draft` writes into a folder beside it, with a longer name: `..incoming-PID-….tmp`.
+    """
+    if not path.name.lstrip(".").startswith("incoming-"):
+        return False
+    try:
+        os.kill(int(path.name.split("-")[1]), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,148 @@
+"""The server's link to the trainer: its control file, its state, and the embedded process."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import ExitStack
+from typing import Any
+
+from distillspec.files import private_folder
+from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.reporting import Reporter
+from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
+from distillspec.serving.online.state.lock import held, is_held
+from distillspec.serving.online.training.supervisor import Supervisor, fewest_answers
+
+log = logging.getLogger(__name__)
+
+
+class TrainerLink:
+    """Controls the trainer. With online=on it also runs one as a process, through `supervisor`."""
+
+    def __init__(self, settings: OnlineSettings, replay: ReplayLog, reporter: Reporter) -> None:
+        self.settings, self.layout, self.replay = settings, settings.layout, replay
+        embedded = settings.online.mode == "on"
+        self.supervisor = Supervisor(settings, needed=self._has_work) if embedded else None
+        self._reporter = reporter
+        self._control = TrainerControl.read(self.layout.control).with_(idle=True)
+        self._started_s = time.monotonic()
+        self._trained_before_s = self.state().seconds
+        self._reported: str | None = None  # last problem reported
+        self._open = ExitStack()
+        self._lock = threading.Lock()
+
+    @property
+    def paused(self) -> bool:
+        return self._control.paused
+
+    def state(self) -> TrainerState:
+        """Read what the trainer last wrote about itself."""
+        return TrainerState.read(self.layout.state)
+
+    def start(self) -> None:
+        """Take the folder's server lock (online=on) and write the control file.
+
+        Raises:
+            RunError: another server trains in this folder.
+        """
+        private_folder(self.layout.trainer)
+        if self.supervisor is not None:
+            refusal = (
+                f"another server trains in {self.layout.root}; use online=decoupled here, or another online.folder"
+            )
+            self._open.enter_context(held(self.layout.trainer / "server.lock", wait=False, refusal=refusal))
+        self._control.write(self.layout.control)
+
+    def stop(self) -> None:
+        """End the embedded trainer."""
+        if self.supervisor is not None:
+            self.supervisor.stop()
+
+    def close(self) -> None:
+        """Give the server lock back."""
+        self._open.close()
+
+    def pause(self) -> None:
+        self._tell(paused=True)
+
+    def resume(self) -> None:
+        """End a pause, or a quarantine."""
+        if self.supervisor is not None:
+            self.supervisor.lift()
+        self._tell(paused=False)
+
+    def request_update(self) -> None:
+        """Make an update due now."""
+        self._tell(asked=self._control.asked + 1)
+
+    def poll(self, idle: bool) -> None:
+        """Tell the trainer whether the server is idle, start it when it is needed, notice that it ended."""
+        if idle != self._control.idle:
+            self._tell(idle=idle)
+        if self.supervisor is not None:
+            self.supervisor.poll(idle)
+            self._report_quarantine(self.supervisor.problem)
+
+    def stage(self, state: TrainerState) -> str:
+        """Return the trainer's own stage, or one that the server knows better.
+
+        `quarantined`: it is not started again. `gone`: none runs. `elsewhere`: another trainer holds the folder.
+        `waiting_for_text`: not started, there is nothing to learn yet. `starting`, `paused`.
+        """
+        if self.supervisor is None:
+            if state.quarantined:
+                return "quarantined"
+            return state.stage if self._is_running_somewhere() else "gone"
+        if self.supervisor.problem is not None:
+            return "quarantined"
+        pid = self.supervisor.pid
+        if pid is None and self._is_running_somewhere():
+            return "elsewhere"
+        if pid is None:
+            return "paused" if self.paused else self.supervisor.absent
+        if state.pid != pid:
+            return "starting"
+        return "paused" if self.paused and state.stage == "waiting" else state.stage
+
+    def figures(self, state: TrainerState) -> dict[str, Any]:
+        """Return the `trainer` part of `Adaptation.stats`."""
+        supervisor, elapsed_s = self.supervisor, time.monotonic() - self._started_s
+        return {
+            "pid": supervisor.pid if supervisor is not None else state.pid,
+            "starts": supervisor.starts if supervisor is not None else 0,
+            "stage": self.stage(state),
+            "updates": state.updates,
+            "lag": max(0, self.replay.newest_number() - state.cursor),
+            "learnt": state.learnt,
+            "skipped": state.skipped,
+            "capped": state.capped,
+            "drop_rate": state.drop_rate,
+            "cpu_s": state.cpu_s,
+            "share": (state.seconds - self._trained_before_s) / elapsed_s if elapsed_s > 0 else 0.0,
+            "drift": state.drift,
+            "quarantined": supervisor.problem if supervisor is not None else state.quarantined,
+            "paused": self.paused,
+        }
+
+    def _is_running_somewhere(self) -> bool:
+        return is_held(self.layout.trainer / "trainer.lock")
+
+    def _has_work(self) -> bool:
+        """Return True if a trainer could make an update from what is logged."""
+        if self.paused:
+            return False
+        state, fewest = self.state(), fewest_answers(self.settings.adapt)
+        new = self.replay.count(after=state.cursor, split="train")
+        return (new > 0 and self._control.asked > state.asked) or (fewest is not None and new >= fewest)
+
+    def _report_quarantine(self, problem: str | None) -> None:
+        if problem is not None and problem != self._reported:
+            self._reporter.tell({"event": "alarm", "message": f"the online trainer is quarantined: {problem}"})
+        self._reported = problem
+
+    def _tell(self, **changes: Any) -> None:
+        with self._lock:
+            self._control = self._control.with_(**changes)
+            self._control.write(self.layout.control)

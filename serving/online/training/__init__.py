@@ -1,0 +1,1 @@
+"""The trainer process: when to learn, from what, and the update."""

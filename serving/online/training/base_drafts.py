@@ -1,0 +1,84 @@
+"""Drafts that an update starts from: the last usable candidate, or the version in service."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+
+from distillspec.errors import ConfigError, RunError
+from distillspec.models import LanguageModel, load_draft
+from distillspec.models.checkpoint import TargetRecord, recorded_target
+from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.state.version import Version
+
+
+class BaseDrafts:
+    """Chooses and loads the versions that training starts from.
+
+    Args:
+        replay: the log whose target and tokenizer they must have.
+        device: to train on.
+    """
+
+    def __init__(self, registry: VersionRegistry, replay: ReplayLog, device: str) -> None:
+        self._registry, self._replay, self._device = registry, replay, device
+
+    def current(self) -> Version:
+        """Return the version in service.
+
+        Raises:
+            ConfigError: no version is promoted.
+        """
+        current = self._registry.current()
+        if current is None:
+            raise ConfigError(
+                f"no draft is promoted in {self._registry.folder}; start the server with its draft first, or "
+                "distill versions action=promote"
+            )
+        return current
+
+    def parent(self, working: str | None) -> Version:
+        """Return the version to train on: `working` (the last candidate) if it is usable, otherwise `current`.
+
+        Usable: it descends from the version in service, and no step in between was refused or rolled back. So gains too
+        small for the gate to see add up.
+        """
+        current = self.current()
+        if working is None:
+            return current
+        version = self._registry.get(working)
+        usable = self._descends(version, current) and self._registry.problem_of(version) is None
+        return version if usable else current
+
+    def target(self) -> TargetRecord:
+        """Return what the version in service records of its target."""
+        return recorded_target(self.current().path)
+
+    def load(self, version: Version) -> LanguageModel:
+        """Load a version for training.
+
+        Raises:
+            RunError: its folder is damaged. ConfigError: it has another tokenizer or target than the log.
+        """
+        if problem := self._registry.problem_of(version):
+            raise RunError(f"{version.name} cannot be trained on: {problem}")
+        draft = load_draft(version.path)
+        key, folder = self._replay.key, self._replay.folder
+        if draft.identity.tokenizer_hash != key.tokenizer_hash:
+            raise ConfigError(
+                f"the draft {version.name} and the log in {folder} have different tokenizers "
+                f"({draft.identity.tokenizer_hash}, {key.tokenizer_hash}); use another online.folder"
+            )
+        if self.target().identity.weights_hash not in ("", key.weights_hash):
+            raise ConfigError(
+                f"the draft {version.name} was made for another target than the log in {folder}; use another "
+                "online.folder"
+            )
+        draft.model.to(self._device)
+        return draft
+
+    def _descends(self, version: Version, current: Version) -> bool:
+        """Return True if `version` descends from `current` with no refused or rolled-back version in between."""
+        line = [version, *self._registry.lineage(version)]
+        since = list(takewhile(lambda ancestor: ancestor.name != current.name, line))
+        return len(since) < len(line) and all(ancestor.status in ("candidate", "inconclusive") for ancestor in since)

@@ -1,0 +1,113 @@
+"""Training examples made of logged answers, packed into weighted batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from distillspec.config import AdaptConfig
+from distillspec.data.packing import collate, plan_epoch
+from distillspec.models import LanguageModel
+from distillspec.serving.online.log.records import ACCEPTED, PLAIN, REJECTED, LoggedAnswer
+from distillspec.types import Sample, TokenBatch
+
+
+@dataclass(frozen=True)
+class TrainingExample:
+    """A sample with the weight of each of its R response tokens."""
+
+    sample: Sample
+    weights: Tensor  # [R] float32
+    scale: float = 1.0  # multiplies all of them: the tenant's weight
+
+
+class ExampleBatch(NamedTuple):
+    """Packed examples on the draft's device."""
+
+    batch: TokenBatch
+    weights: Tensor  # [N] float32, multiply each position's loss
+    counted: Tensor  # [N] float32, sum to what the batch's loss is divided by
+
+
+def training_example_of(answer: LoggedAnswer, config: AdaptConfig, scale: float = 1.0) -> TrainingExample:
+    """Weigh an answer's tokens by `adapt.positions`.
+
+    `rejected` are OSD's positions: those where the draft was wrong. Tokens without a draft (length 0) count as
+    rejected, so that a draft too poor to be used can still learn.
+    """
+    outcomes = answer.outcomes
+    if config.positions == "all":
+        weights = torch.ones(len(answer))
+    elif config.positions == "rejected":
+        weights = ((outcomes == REJECTED) | (outcomes == PLAIN)).float()
+    else:
+        weights = torch.where(outcomes == ACCEPTED, config.accepted_weight, 1.0)
+    return TrainingExample(answer.sample(), weights, scale)
+
+
+def domain_shares(examples: Sequence[TrainingExample]) -> dict[str, float]:
+    """Return each domain's share of all weights."""
+    sums: dict[str, float] = {}
+    for example in examples:
+        sums[example.sample.domain] = sums.get(example.sample.domain, 0.0) + _scaled_weight(example)
+    return {domain: own / sum(sums.values()) for domain, own in sorted(sums.items())}
+
+
+def by_domain(examples: Sequence[TrainingExample]) -> list[list[TrainingExample]]:
+    """Split `examples` into one list a domain, in the order of the domains' names."""
+    return [[each for each in examples if each.sample.domain == domain] for domain in domain_shares(examples)]
+
+
+def count_batches(examples: Sequence[TrainingExample], config: AdaptConfig, seed: int) -> int:
+    """Return the number of batches in `adapt.epochs` passes over `examples`."""
+    return len(_plans(examples, config, seed))
+
+
+def example_batches(
+    groups: Sequence[Sequence[TrainingExample]], config: AdaptConfig, draft: LanguageModel, seed: int
+) -> Iterator[ExampleBatch]:
+    """Yield batches of one group each, the groups in turn."""
+    examples = [example for group in groups for example in group]
+    mean = sum(map(_scaled_weight, examples)) / sum(float(example.weights.sum()) for example in examples)
+    for turn in zip_longest(*(_batches(group, config, draft, seed, mean) for group in groups)):
+        yield from (found for found in turn if found is not None)
+
+
+def _scaled_weight(example: TrainingExample) -> float:
+    return example.scale * float(example.weights.sum())
+
+
+def _plans(examples: Sequence[TrainingExample], config: AdaptConfig, seed: int) -> list[list[list[int]]]:
+    """Return the batches of all epochs, each a list of rows of indices into `examples`."""
+    lengths = [len(example.sample) for example in examples]
+    rows = max(1, config.batch_tokens // config.row_tokens)
+    return [
+        plan for epoch in range(config.epochs) for plan in plan_epoch(lengths, config.row_tokens, rows, seed, epoch)
+    ]
+
+
+def _batches(
+    examples: Sequence[TrainingExample], config: AdaptConfig, draft: LanguageModel, seed: int, mean_scale: float
+) -> Iterator[ExampleBatch]:
+    """Yield the packed batches of one group that hold any weight.
+
+    The loss is divided by the sum that a batch's weights would have at the update's mean scale. Divided by the sum of
+    its own weights, a batch of a single tenant would count in full, however small that tenant's weight is.
+    """
+    pad = None if draft.tokenizer is None else draft.tokenizer.pad_token_id
+    for plan in _plans(examples, config, seed):
+        rows = [[examples[i] for i in row] for row in plan]
+        samples = [[example.sample for example in row] for row in rows]
+        batch = collate(samples, config.row_tokens, pad if pad is not None else 0)
+        counts = torch.bincount(batch.sample_index, minlength=len(batch.domains)).tolist()
+        chosen = [example for row in rows for example in row]
+        own = [example.weights[:count] for example, count in zip(chosen, counts, strict=True)]
+        weights = torch.cat([example.scale * each for example, each in zip(chosen, own, strict=True)])
+        counted = mean_scale * torch.cat(own)
+        if float(counted.sum()) > 0:
+            yield ExampleBatch(batch.to(draft.device), weights.to(draft.device), counted.to(draft.device))

@@ -1,0 +1,129 @@
+"""Trainer process: `python -m distillspec.serving.online.training.process FOLDER`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import torch
+
+from distillspec.config import AdaptConfig, GateConfig, LossConfig, OnlineConfig, ReplayConfig, TrackerConfig
+from distillspec.errors import ConfigError, RunError
+from distillspec.files import OTHERS, write_json
+from distillspec.serving.online.state.layout import Layout, OnlineSettings, TrainerState
+from distillspec.serving.online.state.lock import Occupied, held
+from distillspec.serving.online.state.version import Version
+from distillspec.serving.online.training.tracking import open_tracking
+from distillspec.serving.online.training.trainer import OnlineTrainer
+from distillspec.training.interrupts import listen_for_stop
+from distillspec.training.lifeline import end_with_parent
+
+POLL_S, LONGEST_WAIT_S = 0.5, 60.0
+QUARANTINED, OCCUPIED = 3, 4  # exit codes: it must not be restarted, another trainer works on this folder
+
+_PARTS = {
+    "online": OnlineConfig,
+    "replay": ReplayConfig,
+    "adapt": AdaptConfig,
+    "gate": GateConfig,
+    "loss": LossConfig,
+    "tracker": TrackerConfig,
+}
+
+
+def write_settings(settings: OnlineSettings) -> None:
+    """Write the settings to the file that the trainer process reads."""
+    write_json(settings.layout.settings, asdict(settings))
+
+
+def read_settings(root: Path) -> OnlineSettings:
+    """Read what `write_settings` wrote in an online folder."""
+    found = json.loads(Layout(root).settings.read_text())
+    parts: dict[str, Any] = {name: kind(**found[name]) for name, kind in _PARTS.items()}
+    parts["online"].folder = str(root)
+    return OnlineSettings(**parts, seed=found["seed"])
+
+
+def run_trainer(
+    settings: OnlineSettings,
+    stopped: Callable[[], bool],
+    *,
+    report: Callable[[dict[str, Any]], None] | None = None,
+    once: bool = False,
+    max_updates: int | None = None,
+    on_stage: Callable[[str], None] | None = None,
+    wait: Callable[[float], Any] | None = None,
+) -> list[Version]:
+    """Train until `stopped`, or with `once` for one update on what is logged. Return the candidates made.
+
+    Raises:
+        RunError: another trainer works on this folder (`Occupied`), or this one is quarantined.
+        ConfigError: there is nothing to train, or nothing to train on.
+    """
+    config, layout = settings.adapt, settings.layout
+    torch.set_num_threads(config.threads)
+    if config.gpu_memory_share is not None and torch.device(config.device).type == "cuda":
+        torch.cuda.set_per_process_memory_fraction(config.gpu_memory_share, torch.device(config.device).index)
+    refusal = f"another trainer works on {layout.root}; end it first, or give this one another online.folder"
+    with held(layout.trainer / "trainer.lock", wait=False, refusal=refusal):
+        trainer = OnlineTrainer(settings, report=report, on_stage=on_stage)
+        made = [trainer.update("by hand")] if once else _train(trainer, stopped, max_updates, wait or Event().wait)
+        return [version for version in made if version is not None]
+
+
+def _train(
+    trainer: OnlineTrainer, stopped: Callable[[], bool], max_updates: int | None, wait: Callable[[float], Any]
+) -> list[Version | None]:
+    """Make updates as they are due. After one that failed, the next try waits longer."""
+    made: list[Version | None] = []
+    pause = POLL_S
+    while not stopped() and (max_updates is None or len(made) < max_updates):
+        reason = trainer.due()
+        if reason is None:
+            wait(POLL_S)
+            continue
+        try:
+            made.append(trainer.update(reason))
+            pause = POLL_S
+        except RunError as error:
+            if trainer.state.quarantined:
+                raise
+            _complain(f"no update, and none for {pause:g} s: {error}")
+            for _ in range(round(pause / POLL_S)):
+                if not stopped():
+                    wait(POLL_S)
+            pause = min(LONGEST_WAIT_S, 2 * pause)
+    return made
+
+
+def _complain(message: str) -> None:
+    with suppress(OSError):  # the disk may be what is full
+        print(message, file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """Run the embedded trainer. It ends with the process that started it."""
+    os.umask(OTHERS)  # its files hold text
+    root = Path(sys.argv[1])
+    end_with_parent()
+    settings = read_settings(root)
+    try:
+        with listen_for_stop() as stop, open_tracking(settings, settings.layout.trainer) as tracking:
+            run_trainer(settings, lambda: stop.requested, report=tracking.report, wait=tracking.wait)
+    except (ConfigError, RunError) as error:
+        _complain(str(error))
+        if isinstance(error, Occupied):
+            return OCCUPIED
+        return QUARANTINED if TrainerState.read(settings.layout.state).quarantined else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""Supervisor of the embedded trainer: starts it when there is work, restarts it, gives up when it keeps failing."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from distillspec.config import AdaptConfig
+from distillspec.files import private_file, private_folder
+from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
+from distillspec.serving.online.training.drift import SETTLED
+from distillspec.serving.online.training.process import OCCUPIED, QUARANTINED, write_settings
+
+
+def fewest_answers(config: AdaptConfig) -> int | None:
+    """Return the fewest new training answers that make an update due. None: only updates by hand are due."""
+    triggers = [] if config.every_requests is None else [config.every_requests]
+    triggers += [] if config.every_s is None else [config.min_requests]
+    triggers += [SETTLED] if config.on_drift else []
+    return max(config.min_requests, min(triggers)) if triggers else None
+
+
+log = logging.getLogger(__name__)
+
+FIRST_WAIT_S, LONGEST_WAIT_S, OCCUPIED_WAIT_S = 1.0, 60.0, 15.0
+BUSY_S = 10.0  # that a start waits for running requests, since its imports take seconds of CPU
+TOO_OFTEN = 5  # ends in a row without an update in between
+SECRETS = ("DISTILLSPEC_API_KEY", "DISTILLSPEC_ADMIN_KEY")  # not passed on to the trainer
+
+
+class Supervisor:
+    """Runs the trainer as a process. Call `poll` regularly. Nothing here waits for the trainer.
+
+    Args:
+        needed: returns True if a trainer has work. Called while none runs.
+        command: starts the trainer. Default: this package's module.
+    """
+
+    def __init__(
+        self,
+        settings: OnlineSettings,
+        *,
+        needed: Callable[[], bool] = lambda: True,
+        command: Sequence[str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings, self.layout, self._needed, self._clock = settings, settings.layout, needed, clock
+        module = "distillspec.serving.online.training.process"
+        self.command = list(command or (sys.executable, "-P", "-m", module, str(self.layout.root)))
+        self.process: subprocess.Popen | None = None
+        self._ends = 0
+        self._updates = 0
+        self.next_start_s = 0.0
+        self._needed_s: float | None = None  # since when a trainer is needed
+        self.absent = "waiting_for_text"  # stage while no process runs: this, starting or gone
+        self.starts = 0
+        self.problem: str | None = None  # why it is not started again
+        self.occupied = False  # another trainer works on the folder, and this one waits for its end
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the trainer while it runs."""
+        running = self.process is not None and self.process.poll() is None
+        return self.process.pid if running and self.process is not None else None
+
+    def poll(self, idle: bool = True) -> None:
+        """Start the trainer if none runs and one may start. Notice that it ended.
+
+        Args:
+            idle: no request runs now. Otherwise a start waits, at most `BUSY_S`.
+        """
+        if self.problem is not None:
+            return
+        if self.process is None:
+            if self._clock() >= self.next_start_s and self._may_start(idle):
+                self._start()
+            return
+        code = self.process.poll()
+        if code is not None:
+            self._ended(code)
+
+    def stop(self) -> None:
+        """End the trainer. An unfinished update is lost."""
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(5.0)
+            except subprocess.TimeoutExpired:
+                with suppress(ProcessLookupError):
+                    os.killpg(self.process.pid, signal.SIGKILL)
+        self._close()
+
+    def lift(self) -> None:
+        """Lift a quarantine. The operator has looked into it."""
+        state = TrainerState.read(self.layout.state)
+        if state.quarantined and self.process is None:
+            state.with_(quarantined=None, bad_updates=0, working=None).write(self.layout.state)
+        self.problem, self._ends, self.next_start_s = None, 0, 0.0
+
+    def _may_start(self, idle: bool) -> bool:
+        quarantined = TrainerState.read(self.layout.state).quarantined
+        if quarantined:
+            self._give_up(quarantined)
+            return False
+        if not self._needed():
+            self._needed_s, self.absent = None, "waiting_for_text"
+            return False
+        self.absent = "starting"
+        if self._needed_s is None:
+            self._needed_s = self._clock()
+        return idle or self._clock() - self._needed_s >= BUSY_S
+
+    def _start(self) -> None:
+        self._needed_s = None
+        private_folder(self.layout.trainer)
+        write_settings(self.settings)
+        threads = str(self.settings.adapt.threads)
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
+        environment = {**kept, "OMP_NUM_THREADS": threads}
+        if self.settings.adapt.device == "cpu":
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        private_file(self.layout.trainer / "trainer.log")
+        with (self.layout.trainer / "trainer.log").open("a") as output:
+            self.process = subprocess.Popen(
+                self.command,
+                stdin=subprocess.PIPE,  # closes when this process ends
+                stdout=output,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+        self.starts += 1
+        self._lower_priority(self.process.pid)
+
+    def _lower_priority(self, pid: int) -> None:
+        """Lower its priority before its first import, so that its threads inherit it."""
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        with suppress(ProcessLookupError):  # it has ended already
+            os.setpriority(os.PRIO_PROCESS, pid, min(19, own + self.settings.adapt.niceness))
+
+    def _ended(self, code: int) -> None:
+        self._close()
+        self.absent = "gone"
+        if code == OCCUPIED:
+            self._wait_for_other()
+            return
+        self.occupied = False
+        state = TrainerState.read(self.layout.state)
+        if code == QUARANTINED or state.quarantined:
+            self._give_up(state.quarantined or "see trainer.log")
+            return
+        self._ends = 1 if state.updates > self._updates else self._ends + 1
+        self._updates = state.updates
+        if self._ends >= TOO_OFTEN:
+            self._give_up(f"it ended {self._ends} times in a row (code {code}); see {self.layout.trainer}/trainer.log")
+            return
+        wait = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2 ** (self._ends - 1))
+        log.warning("the online trainer ended (code %s); it starts again in %.0f s", code, wait)
+        self.next_start_s = self._clock() + wait
+
+    def _wait_for_other(self) -> None:
+        """Wait until the other trainer ends. Its updates serve as well as ours."""
+        if not self.occupied:
+            log.warning("another trainer works on %s; the server's own waits for its end", self.layout.root)
+        self.occupied, self.next_start_s = True, self._clock() + OCCUPIED_WAIT_S
+
+    def _give_up(self, problem: str) -> None:
+        self.problem = problem
+        log.error("the online trainer is quarantined: %s", problem)
+
+    def _close(self) -> None:
+        assert self.process is not None
+        self.process.wait()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process = None

@@ -1,0 +1,260 @@
+"""Online trainer: reads the log, decides when an update is due, and registers candidates.
+
+It shares only files with the server. A kill costs the running update: a candidate is complete before it is visible, and
+the cursor in the log is written after it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from distillspec.errors import RunError
+from distillspec.models import LanguageModel, save_draft
+from distillspec.serving.online.log.records import LogEntry
+from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
+from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.state.version import Version
+from distillspec.serving.online.training.base_drafts import BaseDrafts
+from distillspec.serving.online.training.drift import DriftDetector
+from distillspec.serving.online.training.examples import TrainingExample, training_example_of
+from distillspec.serving.online.training.learning import UpdateResult, learn
+from distillspec.serving.online.training.selection import Selection, newest_that_fit, offline_samples, select
+
+log = logging.getLogger(__name__)
+
+LOOK_BACK = 1024  # answers. Earlier ones no longer weigh in the drift detector's long average.
+OLD_ANSWERS = 4096  # old answers among which an update's share of them is drawn
+Report = Callable[[dict[str, Any]], None]
+
+
+class OnlineTrainer:
+    """One trainer over one online folder.
+
+    Args:
+        report: takes the figures of every update.
+        on_stage: takes each stage as it begins: waiting, selecting, loading, learning, saving, registering.
+
+    Raises:
+        ConfigError: there is no log, or no draft is promoted yet.
+    """
+
+    def __init__(
+        self,
+        settings: OnlineSettings,
+        *,
+        report: Report | None = None,
+        on_stage: Callable[[str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.settings, self.config, self.layout = settings, settings.adapt, settings.layout
+        self.replay = ReplayLog(self.layout.replay)
+        self.registry = VersionRegistry(self.layout.versions)
+        self._drafts = BaseDrafts(self.registry, self.replay, self.config.device)
+        self.report = report or (lambda record: None)
+        self._on_stage, self._clock = on_stage or (lambda stage: None), clock
+        self.state = TrainerState.read(self.layout.state).with_(pid=os.getpid())
+        self.control = TrainerControl.read(self.layout.control)
+        self.drift = DriftDetector(self.config.drift_drop)
+        self._followed = self._look_back()  # number of the last answer given to the drift detector
+        self._drifted = False
+        self._since_s = self._waiting_since()
+        self._offline: list | None = None
+
+    def due(self) -> str | None:
+        """Return why an update is due now, or None."""
+        self.control = TrainerControl.read(self.layout.control)
+        new = self._new_entries()
+        self._follow()
+        if not new or self.control.paused:
+            return None
+        if self.control.asked > self.state.asked:
+            return "asked"
+        if len(new) < self.config.min_requests or (self.config.idle_only and not self.control.idle):
+            return None
+        if self.config.every_requests is not None and len(new) >= self.config.every_requests:
+            return "requests"
+        if self.config.every_s is not None and self._clock() - self._since_s >= self.config.every_s:
+            return "time"
+        return "drift" if self.config.on_drift and self._drifted else None
+
+    def update(self, reason: str) -> Version | None:
+        """Make one update. Return the new candidate, or None if training gave non-finite values.
+
+        Raises:
+            RunError: too many updates failed in a row and the trainer is quarantined (`state.quarantined`), or a tenant
+                whose answers it learnt from was deleted during the update.
+            ConfigError: the log and the draft do not fit.
+        """
+        began_s = self._clock()
+        self._stage("selecting")
+        up_to = self.replay.newest_number()
+        chosen, skipped = self._select(self._new_entries(up_to))
+        self._stage("loading")
+        parent = self.parent()
+        draft, anchor = self._drafts.load(parent), self._anchor()
+        examples = self._examples(chosen)
+        self._stage("learning")
+        result = self._learn(draft, examples, anchor)
+        version = None if result.problem else self._save(draft, parent, chosen, result, reason)
+        self._remember(up_to, result, version, chosen, skipped)
+        self._drifted, self._since_s = False, began_s
+        self.drift.restart()
+        self._tell(reason, chosen, result, version)
+        self._quarantine_if_failing(result)
+        self._stage("waiting")
+        return version
+
+    def _select(self, new: Sequence[LogEntry]) -> tuple[Selection, int]:
+        """Select the update's text. Return it with the number of new answers that there was no time for."""
+        config = self.config
+        room = config.max_steps * config.batch_tokens / config.epochs
+        if config.mode == "replay":
+            room *= 1 - config.replay_share - config.offline_share
+        kept = newest_that_fit(new, room)
+        old = self._old_entries(kept[0].number - 1 if kept else 0)
+        if self._offline is None:
+            target = self._drafts.target().identity
+            self._offline = offline_samples(config, target, self.replay.key.entries)
+        seed = self.settings.seed + self.state.updates
+        return select(kept, old, self._offline, config, seed), len(new) - len(kept)
+
+    def _old_entries(self, up_to: int) -> list[LogEntry]:
+        if self.config.mode == "flush" or self.config.replay_share == 0:
+            return []
+        old = self.replay.entries(up_to=up_to, split="train")
+        if len(old) <= OLD_ANSWERS:
+            return old
+        rng = random.Random(self.settings.seed + self.state.updates)
+        return sorted(rng.sample(old, OLD_ANSWERS), key=lambda entry: entry.number)
+
+    def _new_entries(self, up_to: int | None = None) -> list[LogEntry]:
+        return self.replay.entries(after=self.state.cursor, up_to=up_to, split="train")
+
+    def _waiting_since(self) -> float:
+        """Return when the oldest new answer was logged, by the trainer's own clock. Without one: now.
+
+        The process starts only when there is text to learn from, and that text has waited already.
+        """
+        new = self._new_entries()
+        return self._clock() - (self.replay.clock() - new[0].time_s if new else 0.0)
+
+    def _look_back(self) -> int:
+        """Give the drift detector the answers until the last update, which answered any drop among them."""
+        earlier = self.replay.entries(after=max(0, self.state.cursor - LOOK_BACK), up_to=self.state.cursor)
+        for entry in earlier:
+            self._detect(entry)
+        self.drift.restart()
+        return self.state.cursor
+
+    def _follow(self) -> None:
+        """Give the drift detector the answers since then, held-out ones too. Nothing is learnt here."""
+        for entry in self.replay.entries(after=self._followed):
+            self._drifted |= self._detect(entry)
+            self._followed = entry.number
+
+    def _detect(self, entry: LogEntry) -> bool:
+        cluster = entry.tenant if self.config.drift_by == "tenant" else entry.domain
+        return self.drift.add(cluster, entry.tried, entry.accepted)
+
+    def _examples(self, chosen: Selection) -> list[TrainingExample]:
+        answers = self.replay.load([*chosen.new, *chosen.old])
+        if not answers:
+            raise RunError(
+                "the chosen answers were deleted from the log, so nothing is learnt; the next update takes newer ones"
+            )
+        examples = [training_example_of(answer, self.config, chosen.weights[answer.tenant]) for answer in answers]
+        return examples + [TrainingExample(sample, torch.ones(len(sample.response_ids))) for sample in chosen.offline]
+
+    def parent(self) -> Version:
+        """Return the version to train on. See `BaseDrafts.parent`."""
+        return self._drafts.parent(self.state.working)
+
+    def _anchor(self) -> LanguageModel | None:
+        return self._drafts.load(self._drafts.current()) if self.config.anchor > 0 else None
+
+    def _learn(
+        self, draft: LanguageModel, examples: list[TrainingExample], anchor: LanguageModel | None
+    ) -> UpdateResult:
+        seed = self.settings.seed + self.state.updates
+        return learn(
+            draft,
+            examples,
+            self.config,
+            self.settings.loss,
+            anchor=anchor,
+            seed=seed,
+            on_step=lambda step: self._on_stage("learning") if step else None,
+        )
+
+    def _save(
+        self, draft: LanguageModel, parent: Version, chosen: Selection, result: UpdateResult, reason: str
+    ) -> Version:
+        self._stage("saving")
+        numbers = [entry.number for entry in (*chosen.old, *chosen.new)]
+        trained = {"update": self.state.updates, "reason": reason, "parent": parent.name, **result.to_json()}
+        draft.model.to("cpu")
+
+        def write(folder: Any) -> None:
+            save_draft(draft, folder, self._drafts.target(), {"online": trained})
+            self._stage("registering")
+
+        requests = min(numbers), max(numbers)
+        with self.replay.still_there([*chosen.old, *chosen.new]):
+            return self.registry.add(write, parent=parent.name, requests=requests, metrics=trained)
+
+    def _remember(
+        self, up_to: int, result: UpdateResult, version: Version | None, chosen: Selection, skipped: int
+    ) -> None:
+        state = self.state
+        self.state = state.with_(
+            cursor=up_to,
+            asked=self.control.asked,
+            updates=state.updates + 1,
+            bad_updates=0 if version is not None else state.bad_updates + 1,
+            learnt=state.learnt + len(chosen.new),
+            skipped=state.skipped + skipped,
+            capped=state.capped + chosen.capped,
+            cpu_s=state.cpu_s + result.cpu_s,
+            seconds=state.seconds + result.seconds,
+            working=version.name if version is not None else None,
+            last=result.to_json(),
+        )
+        self.state.write(self.layout.state)
+
+    def _tell(self, reason: str, chosen: Selection, result: UpdateResult, version: Version | None) -> None:
+        record = {
+            "event": "update",
+            "step": self.state.updates,
+            "reason": reason,
+            "version": version.name if version is not None else None,
+            "new": len(chosen.new),
+            "old": len(chosen.old),
+            "offline": len(chosen.offline),
+            "drop_rate": self.state.drop_rate,
+            **result.to_json(),
+        }
+        record |= {f"replay_{name}": value for name, value in self.replay.sizes().items()}
+        self.report(record)
+        log.info("update %d (%s): %s", self.state.updates, reason, result.problem or record["version"])
+
+    def _quarantine_if_failing(self, result: UpdateResult) -> None:
+        if self.state.bad_updates < self.config.max_bad_updates:
+            return
+        problem = f"{self.state.bad_updates} updates in a row gave no finite draft: {result.problem}"
+        self.state = self.state.with_(quarantined=problem)
+        self.state.write(self.layout.state)
+        raise RunError(f"the online trainer is quarantined: {problem}")
+
+    def _stage(self, stage: str) -> None:
+        drift = {name or "all": list(pair) for name, pair in self.drift.averages().items()}
+        self.state = self.state.with_(stage=stage, drift=drift)
+        self.state.write(self.layout.state)
+        self._on_stage(stage)

@@ -1,0 +1,99 @@
+"""Proposers by the names of `engine.proposer`, which are in `distillspec.config.registry.PROPOSERS`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distillspec.config.engine import EngineConfig
+from distillspec.config.registry import PROPOSERS, WITH_DRAFT, WITHOUT_DRAFT, ProposerChoice, check_options, find
+from distillspec.errors import ConfigError
+from distillspec.models import LanguageModel
+from distillspec.models.slot_cache import Attend
+from distillspec.serving.decoding.sampling import TokenSampler
+from distillspec.serving.execution.graphs import Recorder
+from distillspec.serving.execution.packed_linear import PackedLinears
+from distillspec.serving.proposers.base import Proposer
+from distillspec.serving.proposers.draft_model import ConfidenceThreshold, DraftModel
+from distillspec.serving.proposers.lookup_else_model import LookupElseModel
+from distillspec.serving.proposers.prompt_lookup import PromptLookup
+
+
+@dataclass(frozen=True)
+class ProposerParts:
+    """Parts that a new proposer is made from. Proposers without a draft read the settings alone."""
+
+    settings: EngineConfig
+    draft: LanguageModel | None
+    version: str  # of the draft, reported by the proposer, "" without one
+    sampler: TokenSampler
+    slots: int
+    max_len: int  # tokens a slot
+    packs: PackedLinears | None  # of the draft
+    recorder: Recorder | None
+    attend: Attend
+
+
+def make_proposer(parts: ProposerParts) -> Proposer | None:
+    """Build the proposer that the settings name, None for no speculation."""
+    name = proposer_name(parts.settings, with_draft=parts.draft is not None)
+    proposer: Proposer | None = PROPOSERS[name].load()(parts, **parts.settings.proposer_options)
+    return proposer
+
+
+def check_proposer(settings: EngineConfig, *, with_draft: bool) -> None:
+    """Refuse, before models are held, a proposer that could not be built.
+
+    Raises:
+        ConfigError: it needs a draft and there is none, or it lacks one of the options.
+    """
+    name = proposer_name(settings, with_draft=with_draft)
+    if not with_draft and "draft" in find("proposer", name, PROPOSERS).needs:
+        raise ConfigError(f"proposer={name} needs a draft; give draft=..., or use prompt_lookup")
+    check_options("proposer_options", name, PROPOSERS[name].load(), settings.proposer_options)
+
+
+def proposer_name(settings: EngineConfig, *, with_draft: bool) -> str:
+    """Return the chosen name: without a choice, the draft where there is one."""
+    return settings.proposer or (WITH_DRAFT if with_draft else WITHOUT_DRAFT)
+
+
+def uses_draft(settings: EngineConfig, *, with_draft: bool) -> bool:
+    """Return True if the chosen proposer runs a draft."""
+    return "draft" in PROPOSERS[proposer_name(settings, with_draft=with_draft)].needs
+
+
+def without_draft(settings: EngineConfig) -> str:
+    """Return the proposer to use in place of the chosen one while there is no draft."""
+    choice: ProposerChoice = PROPOSERS[proposer_name(settings, with_draft=False)]
+    return choice.without_draft
+
+
+def make_none(parts: ProposerParts) -> None:
+    """Propose nothing."""
+
+
+def make_prompt_lookup(parts: ProposerParts) -> PromptLookup:
+    """Look up n-grams of the settings' sizes."""
+    return PromptLookup(parts.settings.lookup_longest, parts.settings.lookup_shortest)
+
+
+def make_draft_model(parts: ProposerParts) -> DraftModel:
+    """Run the draft, gated by `draft_confidence` where that is above 0."""
+    assert parts.draft is not None, "the engine checks that there is a draft"
+    threshold = parts.settings.draft_confidence
+    return DraftModel(
+        parts.draft,
+        parts.sampler,
+        parts.slots,
+        parts.max_len,
+        version=parts.version,
+        rule=ConfidenceThreshold(threshold) if threshold > 0 else None,
+        packs=parts.packs,
+        recorder=parts.recorder,
+        attend=parts.attend,
+    )
+
+
+def make_lookup_else_model(parts: ProposerParts) -> LookupElseModel:
+    """Look up, and run the draft where nothing is found."""
+    return LookupElseModel(make_prompt_lookup(parts), make_draft_model(parts))

@@ -1,0 +1,1 @@
+"""Sequences: scheduling, slots, and text from tokens."""

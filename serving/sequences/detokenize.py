@@ -1,0 +1,86 @@
+"""Incremental text from token ids: no partial characters, no stop strings nor anything after them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+CONTEXT = 6  # prompt tokens decoded along, for tokenizers whose spaces depend on the tokens before
+INCOMPLETE = "\ufffd"
+
+
+class Detokenizer:
+    """Text of one answer, token by token.
+
+    `text` is all released text. A tail that may be the start of a stop string, and bytes of an unfinished character,
+    are held back until later tokens or `flush` decide. Without a tokenizer there is no text.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase | None, prompt_ids: Sequence[int], stop: Sequence[str] = ()
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.stop = tuple(stop)
+        self.text = ""
+        self.stopped_by: str | None = None
+        self._ids = list(prompt_ids[-CONTEXT:])
+        self._decoded = 0  # ids before this place are in `text` or held back
+        self._read = len(self._ids)
+        self._held = ""
+
+    def add(self, token: int, may_stop: bool = True) -> str:
+        """Append a token and return the text that it releases. Sets `stopped_by` when a stop string is complete."""
+        self._ids.append(token)
+        new = self._new_text(final=False)
+        return self._release(new) if may_stop else self._release_all(new)
+
+    def flush(self) -> str:
+        """End the text: return all that was held back, an unfinished character as a replacement character."""
+        if self.stopped_by is not None:
+            return ""
+        released = self._release(self._new_text(final=True))
+        rest, self._held = self._held, ""
+        self.text += rest
+        return released + rest
+
+    def _new_text(self, final: bool) -> str:
+        """Decode a window of recent tokens with and without the new ones, and return the difference."""
+        before = self._decode(self._ids[self._decoded : self._read])
+        after = self._decode(self._ids[self._decoded :])
+        if len(after) <= len(before) or (after.endswith(INCOMPLETE) and not final):
+            return ""
+        self._decoded, self._read = self._read, len(self._ids)
+        return after[len(before) :]
+
+    def _release(self, new: str) -> str:
+        pending = self._held + new
+        found = [(place, -len(stop), stop) for stop in self.stop if (place := pending.find(stop)) >= 0]
+        if found:
+            place, _, self.stopped_by = min(found)
+            certain, self._held = pending[:place], ""
+        else:
+            keep = _possible_start(pending, self.stop)
+            certain, self._held = pending[: len(pending) - keep], pending[len(pending) - keep :]
+        self.text += certain
+        return certain
+
+    def _release_all(self, new: str) -> str:
+        """Release text without looking for stop strings, as before `min_tokens`."""
+        certain, self._held = self._held + new, ""
+        self.text += certain
+        return certain
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        if self.tokenizer is None:
+            return ""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+def _possible_start(text: str, stops: Sequence[str]) -> int:
+    """Return the length of the longest tail of `text` that a stop string starts with."""
+    longest = max((len(stop) for stop in stops), default=1) - 1
+    for size in range(min(longest, len(text)), 0, -1):
+        if any(stop.startswith(text[-size:]) for stop in stops):
+            return size
+    return 0

@@ -1,0 +1,269 @@
+"""Unfinished sequences: which wait, which run, and in which slots."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+
+from transformers import PreTrainedTokenizerBase
+
+from distillspec.errors import ConfigError
+from distillspec.serving.base.outputs import delta, output
+from distillspec.serving.base.params import SamplingParams
+from distillspec.serving.base.requests import Request, RequestOutput, SequenceDelta, SequenceState, Status
+from distillspec.serving.execution.kv_cache import Move, SlotPool
+from distillspec.serving.sequences.detokenize import Detokenizer
+from distillspec.serving.sequences.scheduler import Limits, SchedulePlan, reservation, urgency
+
+MIN_PREFIX = 16  # shared tokens below which copying is not worth it
+
+
+class SequenceManager:
+    """All unfinished sequences and the slot pool.
+
+    Args:
+        pool: slots that sequences take.
+        limits: reservations are made by them.
+        tokenizer: None gives outputs without text.
+        stop_ids: the model's own end-of-text ids.
+        prefix_reuse: start sequences with prefixes that slots already hold.
+        on_moves: slots changed places, and their tensors must follow.
+        on_leaving: a sequence is about to leave its slot.
+        on_unjudged: a slot is left whose values were never checked for NaN.
+    """
+
+    def __init__(
+        self,
+        pool: SlotPool,
+        limits: Limits,
+        tokenizer: PreTrainedTokenizerBase | None,
+        stop_ids: Sequence[int],
+        *,
+        prefix_reuse: bool,
+        on_moves: Callable[[Sequence[Move]], None],
+        on_leaving: Callable[[SequenceState], None],
+        on_unjudged: Callable[[int], None],
+    ) -> None:
+        self.pool, self.limits, self.tokenizer, self.stop_ids = pool, limits, tokenizer, tuple(stop_ids)
+        self.prefix_reuse = prefix_reuse
+        self._on_moves, self._on_leaving, self._on_unjudged = on_moves, on_leaving, on_unjudged
+        self.unfinished: dict[str, SequenceState] = {}  # by id, in order of arrival
+        self.texts: dict[str, Detokenizer] = {}
+        self.waiting: list[SequenceState] = []  # most urgent first
+        self._deadlines: list[tuple[float, int, SequenceState]] = []  # a heap, in which finished sequences are skipped
+        self._groups: dict[str, list[SequenceState]] = {}  # request id → its answers
+        self._arrivals = 0
+        self.deltas: list[SequenceDelta] = []
+        self.done: list[RequestOutput] = []
+
+    @property
+    def running(self) -> list[SequenceState]:
+        """Sequences in slots, by slot."""
+        return [self.unfinished[owner] for owner in self.pool.owners]
+
+    @property
+    def decoding(self) -> list[SequenceState]:
+        """Sequences in slots whose text is read, by slot."""
+        return [s for s in self.running if s.status is Status.DECODE]
+
+    def enqueue(self, request: Request, now: float, bad_words: tuple[tuple[int, ...], ...] = ()) -> None:
+        """Queue a request's answers for slots.
+
+        Args:
+            request: not yet known.
+            now: time of its submission.
+            bad_words: result of `bad_words` for its parameters.
+        """
+        group = []
+        for index in range(request.params.n):
+            sequence = self._new(request, index, bad_words)
+            sequence.stats.submitted_s = now
+            self.unfinished[sequence.id] = sequence
+            self.texts[sequence.id] = Detokenizer(self.tokenizer, request.prompt_ids, request.params.stop)
+            self._wait(sequence)
+            if request.deadline_s is not None:
+                heappush(self._deadlines, (now + request.deadline_s, sequence.arrival, sequence))
+            group.append(sequence)
+        self._groups[request.id] = group
+
+    def bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """Return the bad words as token sequences, each spelt as at the start of a text and as after a space.
+
+        Callable from any thread.
+
+        Raises:
+            ConfigError: the tokenizer cannot encode a word, or the model has no tokenizer.
+        """
+        if self.tokenizer is None:
+            params.check_needs_no_text()
+        if self.tokenizer is None or not params.bad_words:
+            return params.banned_ids
+        words = set(params.banned_ids)
+        for word in params.bad_words:
+            for spelt in (word, f" {word.lstrip()}"):
+                try:
+                    words.add(tuple(self.tokenizer.encode(spelt, add_special_tokens=False)))
+                except (TypeError, UnicodeError) as error:
+                    raise ConfigError(f"bad_words: the tokenizer cannot read {word!r}; give plain text") from error
+        return tuple(sorted(words - {()}))  # a tokenizer may make nothing of a word
+
+    def follow(self, schedule: SchedulePlan, now: float) -> None:
+        """Preempt and admit as scheduled, and reserve room for the next step of all running sequences."""
+        for sequence_id in schedule.preempt:
+            self.preempt(self.unfinished[sequence_id])
+        for sequence_id in schedule.admit:
+            self.admit(self.unfinished[sequence_id], now)
+        self.reserve_ahead()
+
+    def admit(self, sequence: SequenceState, now: float) -> None:
+        """Give a waiting sequence the next slot, with the longest prefix that a slot of the same tenant holds."""
+        salt = sequence.request.cache_key
+        prefix = self.pool.longest_prefix(sequence.tokens[:-1], salt) if self.prefix_reuse else None
+        if prefix is not None and prefix.length < MIN_PREFIX:
+            prefix = None
+        if self.prefix_reuse:
+            self._on_moves(self.pool.bring(prefix))
+        slot = self.pool.take(sequence.id, reservation(sequence, self.limits), salt)
+        self._wait_no_more(sequence)
+        sequence.slot, sequence.status = slot, Status.PREFILL
+        if sequence.stats.admitted_s is None:
+            sequence.stats.admitted_s = now
+        if prefix is not None:
+            self.pool.record(slot, sequence.tokens[: prefix.length], 0)
+            sequence.computed = prefix.length
+            if sequence.stats.preemptions == 0:  # after a preemption it finds its own text, which is no reuse
+                sequence.stats.prefix_tokens = prefix.length
+
+    def has_read(self, sequence: SequenceState, tokens: int) -> bool:
+        """Record that the target has read the next `tokens` tokens of a prompt. Return True if that completes it."""
+        start, end = sequence.computed, sequence.computed + tokens
+        self.pool.record(sequence.held_slot, sequence.tokens[start:end], start)
+        sequence.computed = end
+        if end < len(sequence.tokens):
+            return False
+        sequence.status = Status.DECODE
+        sequence.computed -= 1  # as in any window, the newest token is its root
+        return True
+
+    def preempt(self, sequence: SequenceState) -> None:
+        """Take the slot away. The text stays and is read again later."""
+        self._leave_slot(sequence)
+        self._wait(sequence)
+        sequence.stats.preemptions += 1
+
+    def recover(self, now: float) -> None:
+        """Discard all slots after a step that raised: running sequences wait to be read again, finished ones leave."""
+        for slot in range(self.pool.slots):  # a copy of a prefix may be missing
+            self.pool.forget(slot)
+        for sequence in self.running:
+            if sequence.finish_reason is None:
+                self.preempt(sequence)
+            else:
+                self.finish(sequence, now)
+
+    def reserve_ahead(self) -> None:
+        """Reserve the tokens that the next step may add to each running sequence."""
+        for sequence in self.running:
+            self.pool.reserve(sequence.id, reservation(sequence, self.limits))
+
+    def end_request(self, request_id: str, now: float) -> None:
+        """End all answers of a request unfinished, reason `abort`. Unknown ids are ignored."""
+        for sequence in list(self._groups.get(request_id, ())):
+            if not sequence.finished:
+                self._cut(sequence, now)
+
+    def end_expired(self, now: float) -> None:
+        """End the sequences whose deadline has passed."""
+        while self._deadlines and self._deadlines[0][0] < now:
+            sequence = heappop(self._deadlines)[2]
+            if not sequence.finished:
+                self._cut(sequence, now)
+
+    def finish(self, sequence: SequenceState, now: float) -> None:
+        """Remove a sequence that has a finish reason. The last of a request makes its output."""
+        if sequence.status is Status.WAITING:
+            self._wait_no_more(sequence)
+        self._leave_slot(sequence)
+        sequence.status = Status.FINISHED
+        sequence.stats.finished_s = now
+        text = self.texts.pop(sequence.id).text
+        sequence.text = None if self.tokenizer is None else text
+        del self.unfinished[sequence.id]
+        group = self._groups[sequence.request.id]
+        if all(s.finished for s in group):
+            del self._groups[sequence.request.id]
+            self.done.append(output(sequence.request, group))
+
+    def forget_drafts(self) -> None:
+        """Reset all draft state after a draft swap: the next draft reads every sequence."""
+        for sequence in self.unfinished.values():
+            sequence.draft_computed, sequence.draft_ok, sequence.uses_draft = 0, True, True
+            sequence.proposer_failed = sequence.draft_unchecked = False
+
+    def take_results(self) -> tuple[tuple[SequenceDelta, ...], tuple[RequestOutput, ...]]:
+        """Return deltas and finished requests since the last call."""
+        results = tuple(self.deltas), tuple(self.done)
+        self.deltas, self.done = [], []
+        return results
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where slots, sequences and statuses disagree."""
+        self.pool.check_integrity()
+        running = self.running
+        assert all(s.slot == place for place, s in enumerate(running)), "a sequence is not in the slot it believes"
+        waiting = [s for s in self.unfinished.values() if s.status is Status.WAITING]
+        assert all(s.slot is None for s in waiting), "a waiting sequence holds a slot"
+        decoding = len(self.decoding)
+        assert all(s.status is Status.DECODE for s in running[:decoding]), "decoding sequences come first"
+        assert all(s.status is Status.PREFILL for s in running[decoding:]), "the others read their prompts"
+        for place, s in enumerate(running):
+            assert self.pool.contents[place] == s.tokens[: s.computed], f"slot {place} does not hold the text of {s.id}"
+            assert self.pool.salts[place] == s.request.cache_key, f"slot {place} is not salted as {s.id} is"
+        waiting = [s for s in self.unfinished.values() if s.status is Status.WAITING]
+        assert self.waiting == sorted(waiting, key=urgency), "the waiting list is not who waits, most urgent first"
+        listed = {s.id for group in self._groups.values() for s in group if not s.finished}
+        assert listed == set(self.unfinished) == set(self.texts), "groups, sequences and texts differ"
+
+    def _wait(self, sequence: SequenceState) -> None:
+        sequence.status = Status.WAITING
+        insort(self.waiting, sequence, key=urgency)
+
+    def _wait_no_more(self, sequence: SequenceState) -> None:
+        place = bisect_left(self.waiting, urgency(sequence), key=urgency)
+        assert self.waiting[place] is sequence, f"{sequence.id} is not where it should wait"
+        del self.waiting[place]
+
+    def _new(self, request: Request, index: int, bad_words: tuple[tuple[int, ...], ...]) -> SequenceState:
+        params = request.params
+        own = () if params.ignore_eos else self.stop_ids
+        room = min(self.pool.max_len, self.pool.token_budget) - len(request.prompt_ids)
+        self._arrivals += 1
+        return SequenceState(
+            id=f"{request.id}/{index}",
+            request=request,
+            index=index,
+            arrival=self._arrivals,
+            tokens=list(request.prompt_ids),
+            stop_ids=frozenset([*own, *params.stop_token_ids]),
+            max_output=room if params.max_tokens is None else min(room, params.max_tokens),
+            bad_words=bad_words,
+        )
+
+    def _cut(self, sequence: SequenceState, now: float) -> None:
+        sequence.finish_reason = "abort"
+        self.deltas.append(delta(sequence, sequence.output_length, self.texts[sequence.id].flush()))
+        self.finish(sequence, now)
+
+    def _leave_slot(self, sequence: SequenceState) -> None:
+        if sequence.slot is None:
+            return
+        if sequence.status is Status.PREFILL:
+            self._on_unjudged(sequence.slot)
+            self.pool.forget(sequence.slot)
+        self._on_leaving(sequence)
+        moves = self.pool.release(sequence.slot, len(self.decoding))
+        self._on_moves(moves)
+        sequence.slot, sequence.computed, sequence.draft_computed = None, 0, 0
+        for slot, owner in enumerate(self.pool.owners):
+            self.unfinished[owner].slot = slot

@@ -1,0 +1,43 @@
+"""Checks a request must pass before it is queued."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedTokenizerBase
+
+from distillspec.serving.base.requests import Request, RequestRefused
+from distillspec.serving.sequences.scheduler import Limits
+
+
+def check_request(
+    request: Request, limits: Limits, vocab_size: int, tokenizer: PreTrainedTokenizerBase | None, *, id_taken: bool
+) -> None:
+    """Refuse a request that could never run.
+
+    Raises:
+        RequestRefused: its id is taken, its prompt does not fit, or a value is out of range.
+        ConfigError: its parameters name tokens that do not exist, or need text and there is no tokenizer.
+    """
+    request.params.check_vocabulary(vocab_size)
+    if tokenizer is None:
+        request.params.check_needs_no_text()
+    problem = "a request with this id is running already" if id_taken else _problem(request, limits, vocab_size)
+    if problem is not None:
+        raise RequestRefused(f"request {request.id}: {problem}")
+
+
+def _problem(request: Request, limits: Limits, vocab_size: int) -> str | None:
+    length, most = len(request.prompt_ids), min(limits.max_len, limits.cache_tokens)
+    if request.deadline_s is not None and not request.deadline_s >= 0:
+        return f"deadline_s={request.deadline_s} must be at least 0"
+    if length == 0:
+        return "the prompt is empty; give at least one token"
+    if length >= most:
+        return (
+            f"a prompt of {length} tokens leaves no room to answer: prompt and output together may have "
+            f"{most} (max_model_len)"
+        )
+    if request.max_time_per_token_s is not None and not request.max_time_per_token_s > 0:
+        return f"max_time_per_token_s={request.max_time_per_token_s} must be above 0 seconds"
+    if bad := [token for token in request.prompt_ids if not 0 <= token < vocab_size]:
+        return f"token id {bad[0]} is not in the model's vocabulary (0…{vocab_size - 1})"
+    return None

@@ -1,0 +1,164 @@
+"""Scheduler: a pure plan of the next step, from waiting and running sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from distillspec.serving.base.requests import SequenceState, Status
+from distillspec.serving.control.base import AdmissionController, AdmissionView, LengthController, WaitingView
+from distillspec.serving.control.wrapped import innermost
+
+urgency = attrgetter("request.priority", "arrival")  # a smaller value runs first; no two are equal
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits that every plan keeps."""
+
+    slots: int
+    max_len: int  # tokens a slot
+    cache_tokens: int  # over all slots
+    prefill_chunk: int  # prompt tokens read a step
+    lookahead: int  # drafted tokens a row may add, reserved ahead
+    extra: int = 0  # further nodes of wide trees, which take places too
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """The next `tokens` unread tokens of a sequence, to be read in this step."""
+
+    sequence_id: str
+    tokens: int
+
+
+@dataclass(frozen=True)
+class SchedulePlan:
+    """First `preempt`, then `admit` (in order), then read `prefill` and decode the rest."""
+
+    preempt: tuple[str, ...] = ()
+    admit: tuple[str, ...] = ()
+    prefill: tuple[Chunk, ...] = ()
+
+
+def reservation(sequence: SequenceState, limits: Limits) -> int:
+    """Return the tokens to reserve for a sequence's next step: its text, drafted ones and one of the target's own."""
+    final = sequence.prompt_length + sequence.max_output
+    tokens = min(len(sequence.tokens) + limits.lookahead + 1, final)
+    if not limits.extra:
+        return tokens  # an answer is never given more than fits
+    return min(tokens + limits.extra, limits.max_len, max(tokens, limits.cache_tokens))
+
+
+def speculation_limit(sequence: SequenceState, limits: Limits) -> int:
+    """Return the most tokens that may be drafted for a sequence. The step adds one of the target's own."""
+    params = sequence.request.params
+    if not params.speculate or not sequence.draft_ok:
+        return 0
+    room = min(sequence.prompt_length + sequence.max_output, limits.max_len) - len(sequence.tokens) - 1
+    return max(0, room if params.max_speculation is None else min(room, params.max_speculation))
+
+
+def most_admitted(
+    controller: LengthController,
+    waiting: Sequence[SequenceState],
+    running: Sequence[SequenceState],
+    limits: Limits,
+    now: float,
+) -> int | None:
+    """Return how many waiting sequences the controller admits, None where it does not decide."""
+    deciding = innermost(controller)
+    if not waiting or not isinstance(deciding, AdmissionController):
+        return None
+    views = [WaitingView(s.id, len(s.tokens), now - s.stats.submitted_s) for s in waiting]
+    running_tokens = tuple([len(sequence.tokens) for sequence in running])
+    return deciding.admit(AdmissionView(running_tokens, tuple(views), limits.slots, limits.cache_tokens))
+
+
+def plan_step(
+    waiting: Sequence[SequenceState], running: Sequence[SequenceState], limits: Limits, most: int | None = None
+) -> SchedulePlan:
+    """Plan preemptions, admissions (at most `most`) and the prompt tokens to read. Changes nothing.
+
+    Lower `priority` goes first, equal ones in order of arrival. `waiting` is in that order. Running sequences are
+    preempted, the last first, if their next step does not fit the cache, or if a more urgent one waits and finds no
+    slot. The first in order always fits, for `submit` refuses requests larger than the cache.
+    """
+    needs = {s.id: reservation(s, limits) for s in running}
+    kept, preempted = _keep_what_fits(running, needs, limits)
+    admitted: list[SequenceState] = []
+    prefill_left = limits.prefill_chunk - sum(_unread(s) for s in kept if s.status is Status.PREFILL)
+    for sequence in waiting:
+        if len(admitted) == most:
+            break
+        if prefill_left <= 0 or (preempted and urgency(sequence) > min(map(urgency, preempted))):
+            break  # preempted sequences get the next slot before any that come after them
+        needs[sequence.id] = reservation(sequence, limits)
+        victims = _make_room(sequence, kept, admitted, needs, limits)
+        if victims is None:
+            break  # first come, first served: none overtakes the first that does not fit
+        preempted += victims
+        gone = {s.id for s in victims}
+        kept = [s for s in kept if s.id not in gone]
+        admitted.append(sequence)
+        prefill_left -= len(sequence.tokens)
+    prefilling = [s for s in kept if s.status is Status.PREFILL]
+    return SchedulePlan(
+        tuple(s.id for s in preempted),
+        tuple(s.id for s in admitted),
+        _chunks(sorted(prefilling, key=lambda s: s.held_slot) + admitted, limits.prefill_chunk),
+    )
+
+
+def _keep_what_fits(
+    running: Sequence[SequenceState], needs: Mapping[str, int], limits: Limits
+) -> tuple[list[SequenceState], list[SequenceState]]:
+    """Split running sequences into those that the cache holds, most urgent first, and those to preempt."""
+    if sum(needs.values()) <= limits.cache_tokens:
+        return list(running), []  # the usual case, without sorting
+    kept: list[SequenceState] = []
+    room, by_urgency = limits.cache_tokens, sorted(running, key=urgency)
+    for place, sequence in enumerate(by_urgency):
+        room -= needs[sequence.id]
+        if room < 0 and kept:
+            return kept, by_urgency[place:]
+        kept.append(sequence)
+    return kept, []
+
+
+def _make_room(
+    sequence: SequenceState,
+    kept: Sequence[SequenceState],
+    admitted: Sequence[SequenceState],
+    needs: Mapping[str, int],
+    limits: Limits,
+) -> list[SequenceState] | None:
+    """Return the sequences to preempt so that `sequence` fits, None if it has to wait."""
+    victims: list[SequenceState] = []
+    less_urgent = sorted((s for s in kept if s.request.priority > sequence.request.priority), key=urgency)
+    while True:
+        gone = {s.id for s in victims}
+        staying = [s for s in [*kept, *admitted] if s.id not in gone]
+        tokens = sum([needs[s.id] for s in staying]) + needs[sequence.id]
+        if len(staying) < limits.slots and tokens <= limits.cache_tokens:
+            return victims
+        if not less_urgent:
+            return None
+        victims.append(less_urgent.pop())
+
+
+def _chunks(sequences: Sequence[SequenceState], budget: int) -> tuple[Chunk, ...]:
+    """Distribute the step's prompt tokens in slot order, so that prompts finish in that order."""
+    chunks = []
+    for sequence in sequences:
+        tokens = min(budget, _unread(sequence))
+        if tokens <= 0:
+            break
+        chunks.append(Chunk(sequence.id, tokens))
+        budget -= tokens
+    return tuple(chunks)
+
+
+def _unread(sequence: SequenceState) -> int:
+    return len(sequence.tokens) - sequence.computed

@@ -1,0 +1,1 @@
+"""Generation requests, from the parsed body to the response."""

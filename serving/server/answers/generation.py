@@ -1,0 +1,189 @@
+"""One generation over HTTP: submit, stream or collect the answer, write the log line."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import ExitStack
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from distillspec.serving.base.requests import Request, RequestOutput
+from distillspec.serving.sequences.detokenize import Detokenizer
+from distillspec.serving.server.answers.app_state import AppState
+from distillspec.serving.server.answers.parsed_request import ParsedRequest, check_request, engine_requests, tokenise
+from distillspec.serving.server.answers.replies import Head, Json, Replies, chunk, full_body, speculation, usage
+from distillspec.serving.server.answers.stream import DONE, EventStream, event, unless_disconnected
+from distillspec.serving.server.bridge.request_stream import Delta, RequestStream
+from distillspec.serving.server.http.errors import ApiError
+from distillspec.serving.server.observability.logs import access
+
+CLIENT_LEFT = 499  # nginx's status for a client that went away
+
+
+def new_head(state: AppState, prefix: str) -> Head:
+    """Return the head of a new answer, with a fresh id."""
+    return Head(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), state.model)
+
+
+async def answer(state: AppState, http: HttpRequest, parsed: ParsedRequest, replies: Replies) -> Response:
+    """Return the response to a generation request.
+
+    Raises:
+        ApiError: the request was refused, or its answer was aborted or failed before anything was sent.
+    """
+    check_request(state, parsed)
+    with state.bridge.reserve(parsed.answers, parsed.tenant):
+        work = state.in_tokenizer_thread(lambda: tokenise(state, parsed))
+        tokenised = await unless_disconnected(http.receive, work)
+    if tokenised is None:
+        return Response(status_code=CLIENT_LEFT)
+    generation = Generation(state, tokenised, replies, engine_requests(state, tokenised, replies.head.id))
+    state.domains.accept(parsed.body.speculation_options.domain)
+    if parsed.body.stream:
+        return EventStream(generation.events(), generation.close)
+    try:
+        body = await unless_disconnected(http.receive, generation.collect())
+    finally:
+        generation.close()
+    return Response(status_code=CLIENT_LEFT) if body is None else JSONResponse(body)
+
+
+class Generation:
+    """A running generation. `close` must be called: it aborts unfinished answers and writes the log line."""
+
+    def __init__(self, state: AppState, parsed: ParsedRequest, replies: Replies, requests: Sequence[Request]) -> None:
+        self.state, self.parsed, self.replies = state, parsed, replies
+        self._open = ExitStack()
+        self._span = self._open.enter_context(state.tracing.span(**{"gen_ai.request.model": state.model}))
+        try:
+            self.stream: RequestStream = self._open.enter_context(state.bridge.open(requests, parsed.param))
+        except BaseException:
+            self._open.close()
+            raise
+        self._traced = parsed.body.speculation_options.trace
+        self._shows_ids = state.codec.tokenizer is None
+        self._detokenizers: dict[int, Detokenizer] = {}
+        self._started_s = time.monotonic()
+        self._failure: str | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        """Abort unfinished answers and write the log line. Further calls do nothing."""
+        if not self._closed:
+            self._closed = True
+            self._log(list(self.stream.outputs.values()))
+            self._open.close()
+
+    async def collect(self) -> Json:
+        """Wait for all answers and return the body."""
+        merged: dict[int, Delta] = {}
+        while deltas := await self._take():
+            for delta in deltas:
+                earlier = merged.get(delta.choice)
+                merged[delta.choice] = delta if earlier is None else earlier.and_then(delta)
+        choices = [self._with_trace(self.replies.choice(merged[i]), merged[i]) for i in range(self.stream.answers)]
+        return full_body(self.replies, choices, self._outputs())
+
+    async def events(self) -> AsyncGenerator[bytes]:
+        """Yield the events of a stream, up to [DONE]. A failure in the middle is an event too."""
+        with_usage = self.parsed.body.wants_usage
+        more: Json = {"usage": None} if with_usage else {}
+        try:
+            for opening in self.replies.opening:
+                yield event(chunk(self.replies, [opening], **more))
+            while deltas := await self._take():
+                last = self.stream.done
+                for place, delta in enumerate(deltas, 1):
+                    extra = {"speculation": speculation(self._outputs())} if last and place == len(deltas) else {}
+                    if self._is_shown(delta):
+                        choice = self._with_trace(self.replies.delta(delta), delta)
+                        yield event(chunk(self.replies, [choice], **more, **extra))
+            if with_usage:
+                yield event(chunk(self.replies, [], usage=usage(self._outputs())))
+        except ApiError as error:
+            yield event(error.body)
+        yield DONE
+
+    async def _take(self) -> list[Delta]:
+        try:
+            deltas = await self.stream.take()
+            for delta in deltas:
+                _raise_if_failed(delta, self.state.config.deadline_s)
+        except ApiError as error:
+            self._failure = error.code
+            raise
+        return deltas
+
+    def _is_shown(self, delta: Delta) -> bool:
+        """False for a delta that would be an empty event: its tokens made no text certain yet."""
+        has_content = bool(delta.text or delta.logprobs) or delta.finish_reason is not None
+        return has_content or self._traced or self._shows_ids
+
+    def _outputs(self) -> list[RequestOutput]:
+        return [self.stream.outputs[request.id] for request in self.stream.requests]
+
+    def _with_trace(self, choice: Json, delta: Delta) -> Json:
+        """Add each token's kind, and the text it made certain, if the client requested the trace."""
+        if not self._traced:
+            return choice
+        if delta.choice not in self._detokenizers:
+            request = self.stream.requests[delta.choice // self.parsed.params.n]
+            tokenizer = self.state.codec.tokenizer
+            self._detokenizers[delta.choice] = Detokenizer(tokenizer, request.prompt_ids, self.parsed.params.stop)
+        detokenizer = self._detokenizers[delta.choice]
+        tokens = [
+            {"id": token, "kind": kind, "text": "" if detokenizer.stopped_by is not None else detokenizer.add(token)}
+            for token, kind in zip(delta.token_ids, delta.kinds, strict=True)
+        ]
+        return {**choice, "speculation": {"tokens": tokens}}
+
+    def _log(self, outputs: Sequence[RequestOutput]) -> None:
+        finished = self.stream.done
+        if not finished and self._failure is None:
+            self.state.metrics.disconnects.inc()
+        outcome = "done" if finished and self._failure is None else self._failure or "client_left"
+        counts = usage(outputs)
+        fields = {
+            "event": "generation",
+            "id": self.replies.head.id,
+            "tenant": self.parsed.tenant,
+            "user": self.parsed.body.user,
+            "stream": bool(self.parsed.body.stream),
+            "outcome": outcome,
+            "prompt_tokens": counts["prompt_tokens"],
+            "completion_tokens": counts["completion_tokens"],
+            "first_token_s": _first_token_s(outputs),
+            "seconds": round(time.monotonic() - self._started_s, 4),
+            "proposed": sum(answer.stats.proposed for output in outputs for answer in output.completions),
+            "accepted": sum(answer.stats.accepted for output in outputs for answer in output.completions),
+        }
+        access.info("generation", extra={"fields": fields})
+        self._span.update(
+            {
+                "gen_ai.usage.input_tokens": counts["prompt_tokens"],
+                "gen_ai.usage.output_tokens": counts["completion_tokens"],
+                "distillspec.outcome": outcome,
+            }
+        )
+
+
+def _first_token_s(outputs: Sequence[RequestOutput]) -> float | None:
+    """Return the seconds to the first token of any answer, None if there is none yet."""
+    times = [output.stats.time_to_first_token_s for output in outputs]
+    return min((seconds for seconds in times if seconds is not None), default=None)
+
+
+def _raise_if_failed(delta: Delta, deadline_s: float) -> None:
+    """Raise ApiError if the answer was aborted (504) or failed (500)."""
+    if delta.finish_reason == "abort":
+        raise ApiError(
+            504,
+            f"the answer was not finished within {deadline_s:g} s (server.deadline_s)",
+            kind="server_error",
+            code="deadline_exceeded",
+        )
+    if delta.finish_reason == "error":
+        raise ApiError(500, f"the answer could not be finished: {delta.error}", kind="server_error", code="model_error")

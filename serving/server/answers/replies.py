@@ -1,0 +1,167 @@
+"""OpenAI's response bodies and stream chunks, made from the engine's outputs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from distillspec.serving.base.requests import RequestOutput, TokenLogprob
+from distillspec.serving.server.answers.text import TextCodec
+from distillspec.serving.server.bridge.request_stream import Delta
+
+Json = dict[str, Any]
+LOWEST = -9999.0  # OpenAI's value for minus infinity, which JSON lacks
+
+
+@dataclass(frozen=True)
+class Head:
+    """Fields that every body and chunk of one answer repeats."""
+
+    id: str
+    created: int  # seconds since 1970
+    model: str
+
+
+def usage(outputs: Sequence[RequestOutput]) -> Json:
+    """Return the token counts of all answers together."""
+    prompt = sum(len(output.prompt_ids) for output in outputs)
+    written = sum(len(answer.token_ids) for output in outputs for answer in output.completions)
+    cached = sum(output.stats.prefix_tokens for output in outputs)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def speculation(outputs: Sequence[RequestOutput]) -> Json:
+    """Return the speculation counts of all answers together. A position is tried if all before it were accepted."""
+    stats = [answer.stats for output in outputs for answer in output.completions]
+    tried: Counter[int] = Counter()
+    accepted: Counter[int] = Counter()
+    for own in stats:
+        tried.update(dict(enumerate(own.tried_per_position)))
+        accepted.update(dict(enumerate(own.accepted_per_position)))
+    return {
+        "proposed": sum(own.proposed for own in stats),
+        "accepted": sum(own.accepted for own in stats),
+        "tried_per_position": [tried[place] for place in range(len(tried))],
+        "accepted_per_position": [accepted[place] for place in range(len(tried))],
+        "steps": sum(own.steps for own in stats),
+        "draft_versions": list(dict.fromkeys(version for own in stats for version in own.draft_versions)),
+    }
+
+
+class CompletionReplies:
+    """Bodies of /v1/completions. `logprobs`: the client requested them."""
+
+    object, chunk_object = "text_completion", "text_completion"
+    opening: tuple[Json, ...] = ()
+
+    def __init__(self, head: Head, codec: TextCodec, answers: int, logprobs: bool) -> None:
+        self.head, self.codec, self.logprobs = head, codec, logprobs
+        self._offsets = [0] * answers
+
+    def choice(self, delta: Delta) -> Json:
+        """Return the choice of a finished answer."""
+        return self._choice(delta)
+
+    def delta(self, delta: Delta) -> Json:
+        """Return the choice of one chunk. The deltas of an answer must come in order."""
+        return self._choice(delta)
+
+    def _choice(self, delta: Delta) -> Json:
+        found = self._logprobs(delta) if self.logprobs else None
+        ids = {"token_ids": list(delta.token_ids)} if self.codec.tokenizer is None else {}  # the text is empty
+        return {
+            "index": delta.choice,
+            "text": delta.text,
+            **ids,
+            "logprobs": found,
+            "finish_reason": delta.finish_reason,
+        }
+
+    def _logprobs(self, delta: Delta) -> Json:
+        texts, offsets = [], []
+        for entry in delta.logprobs:
+            texts.append(self.codec.token_text(entry.token))
+            offsets.append(self._offsets[delta.choice])
+            self._offsets[delta.choice] += len(texts[-1])
+        best = [{self.codec.token_text(t): _finite(v) for t, v in entry.best.items()} for entry in delta.logprobs]
+        return {
+            "tokens": texts,
+            "token_logprobs": [_finite(entry.logprob) for entry in delta.logprobs],
+            "top_logprobs": best if any(best) else None,
+            "text_offset": offsets,
+        }
+
+
+class ChatReplies:
+    """Bodies of /v1/chat/completions."""
+
+    object, chunk_object = "chat.completion", "chat.completion.chunk"
+
+    def __init__(self, head: Head, codec: TextCodec, answers: int, logprobs: bool) -> None:
+        self.head, self.codec, self.logprobs = head, codec, logprobs
+        # The first chunk of each answer names the role.
+        first = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        self.opening: tuple[Json, ...] = tuple({"index": index, **first} for index in range(answers))
+
+    def choice(self, delta: Delta) -> Json:
+        """Return the choice of a finished answer."""
+        message = {"role": "assistant", "content": delta.text, "refusal": None}
+        return {"index": delta.choice, "message": message, **self._rest(delta)}
+
+    def delta(self, delta: Delta) -> Json:
+        """Return the choice of one chunk."""
+        return {"index": delta.choice, "delta": {"content": delta.text} if delta.text else {}, **self._rest(delta)}
+
+    def _rest(self, delta: Delta) -> Json:
+        found = {"content": [self._logprob(entry) for entry in delta.logprobs]} if self.logprobs else None
+        return {"logprobs": found, "finish_reason": delta.finish_reason}
+
+    def _logprob(self, entry: TokenLogprob) -> Json:
+        best = [self._token(token, value) for token, value in entry.best.items()]
+        return {**self._token(entry.token, entry.logprob), "top_logprobs": best}
+
+    def _token(self, token: int, logprob: float) -> Json:
+        text, spelt = self.codec.token_text(token), self.codec.token_bytes(token)
+        return {"token": text, "logprob": _finite(logprob), "bytes": spelt}
+
+
+Replies = CompletionReplies | ChatReplies
+
+
+def full_body(replies: Replies, choices: Sequence[Json], outputs: Sequence[RequestOutput]) -> Json:
+    """Return the body of an answer that is not streamed."""
+    head = replies.head
+    return {
+        "id": head.id,
+        "object": replies.object,
+        "created": head.created,
+        "model": head.model,
+        "choices": list(choices),
+        "usage": usage(outputs),
+        "speculation": speculation(outputs),
+    }
+
+
+def chunk(replies: Replies, choices: Sequence[Json], **more: Any) -> Json:
+    """Return the body of one event of a stream."""
+    head = replies.head
+    return {
+        "id": head.id,
+        "object": replies.chunk_object,
+        "created": head.created,
+        "model": head.model,
+        "choices": list(choices),
+        **more,
+    }
+
+
+def _finite(logprob: float) -> float:
+    return logprob if math.isfinite(logprob) else LOWEST

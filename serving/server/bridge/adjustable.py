@@ -1,0 +1,44 @@
+"""Length controller whose policy and bound operators may change while the engine runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from distillspec.serving.control.base import BatchView, LengthController, Plan
+from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.control.wrapped import WrappedController
+
+Policy = Literal["engine", "fixed", "off"]
+
+
+@dataclass(frozen=True)
+class LengthOverride:
+    """An operator's choice: the engine's own controller, one fixed length, or no speculation, and a bound."""
+
+    policy: Policy = "engine"
+    max_length: int | None = None
+
+
+class AdjustableController(WrappedController):
+    """Controller that plans with the inner one within an operator's bound, or with one fixed length.
+
+    The inner controller sees the bound as each row's limit. It observes every step under any policy, so it is up to
+    date when the operator goes back to it. `override` may be replaced from any thread. A step reads it once.
+    """
+
+    def __init__(self, inside: LengthController) -> None:
+        super().__init__(inside)
+        self.override = LengthOverride()
+
+    def plan(self, view: BatchView) -> Plan:
+        override = self.override
+        bound = self._bound(override)
+        if bound < self.longest:
+            view = replace(view, rows=tuple(row._replace(limit=min(row.limit, bound)) for row in view.rows))
+        return FixedLength(bound).plan(view) if override.policy == "fixed" else super().plan(view)
+
+    def _bound(self, override: LengthOverride) -> int:
+        if override.policy == "off":
+            return 0
+        return self.longest if override.max_length is None else min(self.longest, override.max_length)

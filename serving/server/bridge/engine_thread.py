@@ -1,0 +1,95 @@
+"""The thread that steps the engine."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from distillspec.serving.engine import Engine
+from distillspec.serving.step.output import StepOutput
+
+log = logging.getLogger(__name__)
+
+IDLE_POLL_S = 0.1  # an idle engine checks for requests this often, in case `wake` was not called
+FAILURES = 3  # steps in a row that may fail before the engine is given up
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """A step, and the engine's load after it."""
+
+    output: StepOutput
+    running: int  # answers that hold a slot
+    waiting: int  # answers that wait for one
+    cached_tokens: int  # tokens set aside in the cache
+    draft_version: str  # "" without a draft
+
+
+class EngineThread:
+    """Thread that steps the engine while there is work, and sleeps otherwise.
+
+    Args:
+        engine: no other thread may step it.
+        on_step: called in this thread after each step that did something. Must not block.
+        on_death: called in this thread, once, with the reason, after `FAILURES` failed steps in a row.
+    """
+
+    def __init__(self, engine: Engine, on_step: Callable[[StepReport], None], on_death: Callable[[str], None]) -> None:
+        self.engine = engine
+        self._on_step, self._on_death = on_step, on_death
+        self._work = threading.Event()
+        self._stopping = False
+        self._cores = torch.get_num_threads()  # of the thread that makes this one: other threads may be limited to one
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Check for work now."""
+        self._work.set()
+
+    def stop(self, timeout_s: float = 30.0) -> bool:
+        """Stop after the current step. Return True if it ended within `timeout_s`."""
+        self._stopping = True
+        self.wake()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        torch.set_num_threads(self._cores)
+        failures = 0
+        while not self._stopping:
+            if not self.engine.has_work:
+                self._work.wait(IDLE_POLL_S)
+                self._work.clear()
+                continue
+            try:
+                output = self.engine.step()
+                self._on_step(self._report(output))
+                failures = 0
+            except Exception as error:
+                failures += 1
+                log.exception("engine step failed (%d of %d in a row)", failures, FAILURES)
+                if failures >= FAILURES:
+                    self._on_death(f"{type(error).__name__}: {error}")
+                    return
+
+    def _report(self, output: StepOutput) -> StepReport:
+        sequences = self.engine.sequences
+        running = len(sequences.pool.owners)
+        return StepReport(
+            output,
+            running,
+            len(sequences.unfinished) - running,
+            sequences.pool.reserved_tokens,
+            self.engine.draft_version,
+        )

@@ -1,0 +1,120 @@
+"""Answers of one HTTP request on their way to the client, merged until they are read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from distillspec.serving.base.requests import Request, RequestOutput, SequenceDelta, TokenLogprob
+from distillspec.serving.control.base import RowResult
+from distillspec.serving.server.http.errors import ApiError
+
+Kind = Literal["accepted", "corrected", "bonus", "plain"]
+
+
+@dataclass(frozen=True)
+class Delta:
+    """New tokens and text of one answer since the last read. `kinds` has the origin of each token."""
+
+    choice: int
+    token_ids: tuple[int, ...]
+    kinds: tuple[Kind, ...]
+    text: str
+    logprobs: tuple[TokenLogprob, ...]
+    finish_reason: str | None
+    error: str | None
+
+    def and_then(self, later: Delta) -> Delta:
+        """Return this delta and a later one of the same answer as one."""
+        return replace(
+            later,
+            token_ids=self.token_ids + later.token_ids,
+            kinds=self.kinds + later.kinds,
+            text=self.text + later.text,
+            logprobs=self.logprobs + later.logprobs,
+        )
+
+
+class RequestStream:
+    """Mailbox of one HTTP request, which may be several engine requests. Used on the event loop alone.
+
+    A slow reader finds everything since its last read merged into one delta per answer, so memory is bounded by the
+    tokens of the answers.
+    """
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = tuple(requests)
+        self.tenant = self.requests[0].tenant
+        self._first = {}
+        answers = 0
+        for request in requests:
+            self._first[request.id] = answers
+            answers += request.params.n
+        self.answers = answers
+        self.outputs: dict[str, RequestOutput] = {}
+        self._pending: dict[int, Delta] = {}
+        self._failure: ApiError | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def done(self) -> bool:
+        """True when every answer is finished. Unread deltas may be left."""
+        return len(self.outputs) == len(self.requests)
+
+    def put(self, output: SequenceDelta, row: RowResult | None) -> None:
+        """Add the new tokens of an answer. `row` is its part of the step, None if it had none."""
+        delta = Delta(
+            self._first[output.request_id] + output.index,
+            output.token_ids,
+            kinds(len(output.token_ids), row),
+            output.text,
+            output.logprobs,
+            output.finish_reason,
+            output.error,
+        )
+        pending = self._pending.get(delta.choice)
+        self._pending[delta.choice] = delta if pending is None else pending.and_then(delta)
+        self._changed.set()
+
+    def finish(self, output: RequestOutput) -> None:
+        """Note that an engine request has all its answers."""
+        self.outputs[output.request_id] = output
+        self._changed.set()
+
+    def fail(self, failure: ApiError) -> None:
+        """End the stream. The reader gets `failure` after the unread deltas."""
+        self._failure = failure
+        self._changed.set()
+
+    async def take(self) -> list[Delta]:
+        """Wait for deltas and return them. An empty list means that all answers are finished and read.
+
+        Raises:
+            ApiError: the answers were aborted.
+        """
+        while not self._pending:
+            if self._failure is not None:
+                raise self._failure
+            if self.done:
+                return []
+            self._changed.clear()
+            await self._changed.wait()
+        deltas = list(self._pending.values())
+        self._pending = {}
+        return deltas
+
+
+def kinds(tokens: int, row: RowResult | None) -> tuple[Kind, ...]:
+    """Return the kind of each token of a step: the accepted ones first, then the target's own one.
+
+    The target's token is a correction if a drafted token was rejected, a bonus if all were accepted, plain if none was
+    drafted. There is no such token if the answer ended with an accepted one.
+    """
+    accepted = 0 if row is None else min(row.accepted, tokens)
+    last: Kind = "plain"
+    if row is not None and row.proposed:
+        last = "corrected" if row.accepted < row.depth else "bonus"
+    drafted: Kind = "accepted"
+    return tuple(drafted if place < accepted else last for place in range(tokens))

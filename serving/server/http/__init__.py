@@ -1,0 +1,1 @@
+"""Bodies, keys, limits and errors of the HTTP interface."""

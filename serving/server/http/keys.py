@@ -1,0 +1,117 @@
+"""API keys with their tenants, and the key of the admin routes."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from distillspec.config import ServerConfig
+from distillspec.errors import ConfigError
+from distillspec.serving.server.http.errors import ApiError
+
+API_KEYS, ADMIN_KEY = "DISTILLSPEC_API_KEYS", "DISTILLSPEC_ADMIN_KEY"
+SHORTEST = 8  # characters of a key
+
+
+@dataclass(frozen=True)
+class _Key:
+    tenant: str
+    digest: bytes
+
+
+class KeyRing:
+    """Set of keys, kept as digests so that no log, dump or traceback can contain one."""
+
+    def __init__(self, keys: Iterable[tuple[str, str]] = ()) -> None:
+        self._keys = tuple(_Key(tenant, _digest(key)) for tenant, key in keys)
+
+    def __bool__(self) -> bool:
+        return bool(self._keys)
+
+    def tenant(self, presented: str) -> str | None:
+        """Return the tenant of a key, or None. Compares all keys, each in constant time."""
+        digest, found = _digest(presented), None
+        for key in self._keys:
+            if hmac.compare_digest(key.digest, digest):
+                found = key.tenant
+        return found
+
+    def require(self, authorization: str | None) -> str:
+        """Return the tenant of an Authorization header, or "default" if there are no keys.
+
+        Raises:
+            ApiError: 401 for a missing or wrong key.
+        """
+        if not self._keys:
+            return "default"
+        scheme, _, key = (authorization or "").partition(" ")
+        tenant = self.tenant(key.strip()) if scheme.lower() == "bearer" else None
+        if tenant is None:
+            problem = "a wrong API key" if authorization else "no API key"
+            raise ApiError(
+                401,
+                f"{problem} was given; send the header Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+        return tenant
+
+
+def load_api_keys(config: ServerConfig) -> KeyRing:
+    """Read the keys of `server.api_key_file` and of the environment.
+
+    Raises:
+        ConfigError: the file cannot be read, or a key is too short (it is named by its number, never quoted).
+    """
+    keys = [] if config.api_key_file is None else _read_keys(Path(config.api_key_file))
+    keys += [("default", key.strip()) for key in os.environ.get(API_KEYS, "").split(",") if key.strip()]
+    for place, (_, key) in enumerate(keys, 1):
+        _check_length(key, f"API key {place}")
+    return KeyRing(keys)
+
+
+def load_admin_key(config: ServerConfig) -> KeyRing:
+    """Read the key of `server.admin_key_file` or of the environment. May raise ConfigError."""
+    key = os.environ.get(ADMIN_KEY, "").strip()
+    if config.admin_key_file is not None:
+        lines = _read(Path(config.admin_key_file)).splitlines()
+        key = lines[0].strip() if lines else ""
+        if not key:
+            raise ConfigError(f"server.admin_key_file={config.admin_key_file} is empty; its first line is the key")
+    if key:
+        _check_length(key, "the admin key")
+    elif config.metrics_key == "admin":
+        raise ConfigError(f"server.metrics_key=admin needs an admin key: server.admin_key_file=FILE or {ADMIN_KEY}")
+    return KeyRing([("admin", key)] if key else [])
+
+
+def _read_keys(file: Path) -> list[tuple[str, str]]:
+    keys = []
+    for line in _read(file).splitlines():
+        line = line.strip()
+        if line and not line.startswith("#"):
+            tenant, colon, key = line.partition(":")
+            keys.append((tenant.strip(), key.strip()) if colon else ("default", line))
+    if not keys:
+        raise ConfigError(f"server.api_key_file={file} holds no key; write NAME:KEY lines")
+    return keys
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the key file {file}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _check_length(key: str, name: str) -> None:
+    if len(key) < SHORTEST or not key.isascii() or not key.isprintable():
+        raise ConfigError(f"{name} must have at least {SHORTEST} printable ASCII characters")
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,56 @@
+"""Acceptance by draft version and domain, for Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter
+
+from distillspec.serving.control.base import RowResult
+
+VERSIONS = 20  # the newest draft versions: series of older ones are dropped
+
+
+class AcceptanceCounters:
+    """Prometheus counters of α = accepted / judged, by draft version and domain.
+
+    A window is judged up to and with its first rejected token. Tokens from prompt lookup count under the empty
+    version, which is never dropped.
+    """
+
+    def __init__(self, prefix: str, model: str, registry: CollectorRegistry) -> None:
+        labels = ["model_name", "draft_version", "domain"]
+        self._model = model
+        self._judged = Counter(
+            prefix + "draft_tokens_judged", "Drafted tokens up to the first rejection", labels, registry=registry
+        )
+        self._accepted = Counter(
+            prefix + "draft_tokens_accepted", "Of these, the accepted ones", labels, registry=registry
+        )
+        self._domains: dict[str, set[str]] = {}  # by version: domains that have a series
+
+    def observe(self, version: str, row: RowResult) -> None:
+        """Count one row of a step that used the draft `version`."""
+        if not row.proposed:
+            return
+        version = row.booked_to(version)
+        self._domains.setdefault(version, set()).add(row.domain)
+        labels = (self._model, version, row.domain)
+        self._judged.labels(*labels).inc(row.tried)
+        self._accepted.labels(*labels).inc(row.accepted)
+        versions = [name for name in self._domains if name]
+        if len(versions) > VERSIONS:
+            self._drop(versions[0])
+
+    def forget_domain(self, name: str) -> None:
+        """Drop a domain's series, of all versions."""
+        for version, domains in self._domains.items():
+            if name in domains:
+                domains.remove(name)
+                self._remove(version, name)
+
+    def _drop(self, version: str) -> None:
+        for domain in self._domains.pop(version):
+            self._remove(version, domain)
+
+    def _remove(self, version: str, domain: str) -> None:
+        self._judged.remove(self._model, version, domain)
+        self._accepted.remove(self._model, version, domain)

@@ -1,0 +1,178 @@
+"""Figures of the dashboard: one point a second for the last minutes, and latencies of recent answers."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy
+
+from distillspec.serving.base.requests import RequestOutput
+from distillspec.serving.control.base import RowResult, StepResult
+from distillspec.serving.server.bridge.engine_thread import StepReport
+from distillspec.serving.server.bridge.online_figures import OnlineFigures
+
+HISTORY_S = 300
+RECENT = 512  # answers that percentiles are taken over
+PERCENTILES = (50, 90, 99)
+VERSIONS = 20  # the newest draft versions that are kept
+
+
+@dataclass
+class _Second:
+    """Sums over the steps of one second."""
+
+    tokens: int = 0
+    decoded: int = 0  # tokens of steps without prefill
+    decoding_s: float = 0.0  # seconds of those steps
+    predicted: float = 0.0  # tokens that the plans of those steps predicted
+    predicted_s: float = 0.0  # seconds that they predicted
+    tried: int = 0  # drafted tokens up to and with the first rejected one
+    accepted: int = 0
+    lengths: Counter[int] = field(default_factory=Counter)
+
+
+@dataclass
+class _Acceptance:
+    """Tried and accepted drafted tokens, by position."""
+
+    tried: Counter[int] = field(default_factory=Counter)
+    accepted: Counter[int] = field(default_factory=Counter)
+
+    def add(self, row: RowResult) -> None:
+        self.tried.update(range(row.tried))
+        self.accepted.update(range(row.accepted))
+
+    def as_json(self) -> dict[str, Any]:
+        tried, accepted = sum(self.tried.values()), sum(self.accepted.values())
+        by_position = [self.accepted[position] / count for position, count in sorted(self.tried.items())]
+        return {"rate": _rate(accepted, tried), "tried": tried, "by_position": by_position}
+
+
+@dataclass
+class _Version:
+    """Acceptance of one draft version on all domains together, and on each."""
+
+    total: _Acceptance = field(default_factory=_Acceptance)
+    domains: dict[str, _Acceptance] = field(default_factory=dict)
+
+    def add(self, row: RowResult) -> None:
+        for acceptance in (self.total, self.domains.setdefault(row.domain, _Acceptance())):
+            acceptance.add(row)
+
+    def as_json(self) -> dict[str, Any]:
+        domains = {name: acceptance.as_json()["rate"] for name, acceptance in sorted(self.domains.items())}
+        return {**self.total.as_json(), "domains": domains}
+
+
+class Telemetry:
+    """Figures of one server for its dashboard. Used on the event loop alone. `point` is to be called every second."""
+
+    def __init__(self, slots: int, clock: Callable[[], float] = time.time) -> None:
+        self.slots, self.clock = slots, clock
+        self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY_S)
+        self.swaps: deque[dict[str, Any]] = deque(maxlen=VERSIONS)
+        self._second = _Second()
+        self._by_version: dict[str, _Version] = {}
+        self._latencies: deque[tuple[float, float, float]] = deque(maxlen=RECENT)
+        self._running = self._waiting = 0
+        self._version: str | None = None
+        self.tokens = self.requests = 0
+        self.online = OnlineFigures()
+
+    def observe_step(self, report: StepReport) -> None:
+        """Count a step."""
+        self._running, self._waiting = report.running, report.waiting
+        self._note_version(report.draft_version)
+        if report.output.result is not None:
+            self._observe_result(report.output.result, report.draft_version)
+
+    def _note_version(self, version: str) -> None:
+        if version != self._version:
+            if self._version is not None:
+                self.swaps.append({"t": self.clock(), "version": version})
+            self._version = version
+
+    def _observe_result(self, result: StepResult, draft_version: str) -> None:
+        second = self._second
+        emitted = sum(row.emitted for row in result.rows)
+        second.tokens += emitted
+        self.tokens += emitted
+        decoding = {row.sequence_id for row in result.view.rows}
+        second.lengths.update(row.proposed for row in result.rows if row.sequence_id in decoding)
+        if not result.prefill_tokens:
+            second.decoded, second.decoding_s = second.decoded + emitted, second.decoding_s + result.total_s
+            if result.plan.predicted_s is not None and result.plan.predicted_tokens is not None:
+                second.predicted += result.plan.predicted_tokens
+                second.predicted_s += result.plan.predicted_s
+        for row in result.rows:
+            if row.proposed:
+                second.tried += row.tried
+                second.accepted += row.accepted
+                self._version_of(row.booked_to(draft_version)).add(row)
+
+    def forget_domain(self, name: str) -> None:
+        """Drop a domain, of all versions."""
+        for version in self._by_version.values():
+            version.domains.pop(name, None)
+
+    def observe_finished(self, output: RequestOutput) -> None:
+        """Count a finished request and its latencies."""
+        self.requests += 1
+        for answer in output.completions:
+            first, total, written = answer.stats.time_to_first_token_s, answer.stats.total_s, len(answer.token_ids)
+            if first is not None and total is not None and answer.finish_reason in ("stop", "length"):
+                self._latencies.append((first, (total - first) / max(1, written - 1), total))
+
+    def point(self) -> dict[str, Any]:
+        """Close the current second, add it to the history and return it."""
+        second, self._second = self._second, _Second()
+        point = {
+            "t": self.clock(),
+            "tokens_per_s": second.tokens,
+            "goodput": _rate(second.decoded, second.decoding_s),
+            "predicted_goodput": _rate(second.predicted, second.predicted_s),
+            "acceptance": _rate(second.accepted, second.tried),
+            "lengths": {str(length): count for length, count in sorted(second.lengths.items())},
+            "running": self._running,
+            "waiting": self._waiting,
+        }
+        self.history.append(point)
+        return point
+
+    def state(self) -> dict[str, Any]:
+        """Return all figures but the history: totals, acceptance, swaps, percentiles."""
+        return {
+            "slots": self.slots,
+            "tokens": self.tokens,
+            "requests": self.requests,
+            "draft_version": self._version,
+            "acceptance": {name: version.as_json() for name, version in self._by_version.items()},
+            "swaps": list(self.swaps),
+            "online": asdict(self.online),
+            "latency": self._percentiles(),
+        }
+
+    def _version_of(self, version: str) -> _Version:
+        if version not in self._by_version:
+            self._by_version[version] = _Version()
+            while len(self._by_version) > VERSIONS:
+                del self._by_version[next(iter(self._by_version))]
+        return self._by_version[version]
+
+    def _percentiles(self) -> dict[str, Any] | None:
+        if not self._latencies:
+            return None
+        values = numpy.percentile(numpy.array(self._latencies), PERCENTILES, axis=0)
+        names = ("time_to_first_token_s", "time_per_output_token_s", "total_s")
+        return {
+            name: dict(zip(map(str, PERCENTILES), column.tolist(), strict=True))
+            for name, column in zip(names, values.T, strict=True)
+        }
+
+
+def _rate(part: float, whole: float) -> float | None:
+    return part / whole if whole > 0 else None

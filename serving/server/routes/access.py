@@ -1,0 +1,51 @@
+"""Access checks of the routes: API keys for models, the admin key for /admin, either for figures."""
+
+from __future__ import annotations
+
+from fastapi import Request as HttpRequest
+
+from distillspec.serving.server.answers.app_state import app_state_of
+from distillspec.serving.server.http.errors import ApiError
+from distillspec.serving.server.http.keys import ADMIN_KEY
+
+
+async def tenant(request: HttpRequest) -> str:
+    """Return the request's tenant. Raise ApiError 401 if keys are set and the request has none of them.
+
+    The admin key is accepted too.
+    """
+    state = app_state_of(request)
+    header = request.headers.get("authorization")
+    scheme, _, key = (header or "").partition(" ")
+    if state.keys and scheme.lower() == "bearer" and state.admin.tenant(key.strip()) is not None:
+        return "admin"
+    return state.keys.require(header)
+
+
+async def check_dashboard_access(request: HttpRequest) -> None:
+    """Check the key for the dashboard's figures, which cover all tenants."""
+    state = app_state_of(request)
+    if state.config.metrics_key == "admin":
+        await check_admin_access(request)
+    else:
+        await tenant(request)
+
+
+async def check_metrics_access(request: HttpRequest) -> None:
+    """Check the key for /metrics. None is needed for a local server or with `server.metrics_key=none`."""
+    config = app_state_of(request).config
+    if config.metrics_key == "admin" or (config.metrics_key == "any" and not config.is_local):
+        await check_dashboard_access(request)
+
+
+async def check_admin_access(request: HttpRequest) -> None:
+    """Raise ApiError 401 for a missing or wrong admin key, 403 if the server has none."""
+    state = app_state_of(request)
+    if not state.admin:
+        raise ApiError(
+            403,
+            f"the admin routes have no key: start with server.admin_key_file=FILE or {ADMIN_KEY} in the environment",
+            kind="permission_error",
+            code="admin_disabled",
+        )
+    state.admin.require(request.headers.get("authorization"))

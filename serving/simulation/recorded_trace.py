@@ -1,0 +1,70 @@
+"""Requests of a live run for the simulator: the same arrivals, lengths and acceptance (SmartSpec's Fig. 13)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy
+
+from distillspec.serving.bench.records import RequestRecord
+from distillspec.serving.control.base import LengthController, StepResult
+from distillspec.serving.control.wrapped import WrappedController
+from distillspec.serving.simulation.acceptance_trace import NEVER, AcceptanceTrace
+from distillspec.serving.simulation.workload import SimulatedRequest
+
+SHARED_TRIALS = 10.0  # weight of the acceptance over all requests, in trials of a request's own
+
+Trials = Mapping[str, Mapping[int, bool]]  # sequence → tokens before the drafted one → True if accepted
+
+
+class AcceptanceRecorder(WrappedController):
+    """Wrapper of a controller that records every step, and which drafted tokens were accepted."""
+
+    def __init__(self, inside: LengthController) -> None:
+        super().__init__(inside)
+        self.results: list[StepResult] = []
+        self.trials: dict[str, dict[int, bool]] = {}
+
+    def observe(self, result: StepResult) -> None:
+        super().observe(result)
+        self.results.append(result)
+        contexts = {row.sequence_id: row.context_tokens for row in result.view.rows}
+        for row in result.rows:
+            if row.proposed:
+                own, first = self.trials.setdefault(row.sequence_id, {}), contexts[row.sequence_id]
+                own.update({first + place: place < row.accepted for place in range(row.tried)})
+
+
+def recorded_requests(records: Sequence[RequestRecord], trials: Trials, seed: int = 0) -> list[SimulatedRequest]:
+    """Return the requests of a greedy live run in order of arrival, with the acceptance that was recorded.
+
+    In greedy runs a drafted token depends on the text before it alone, so trials of the same load under several
+    controllers may be merged. Places that were never tried (the target's own tokens after whole windows) are drawn
+    with the request's own rate.
+
+    Args:
+        records: of one run.
+        trials: of this run, or merged with those of other runs.
+        seed: for places that were never tried.
+    """
+    every = [accepted for own in trials.values() for accepted in own.values()]
+    shared = sum(every) / len(every) if every else 0.0
+    return [
+        SimulatedRequest(
+            record.id,
+            record.arrived_s,
+            record.prompt_tokens,
+            record.output_tokens,
+            _trace(record, trials.get(f"{record.id}/0", {}), shared, numpy.random.default_rng([seed, place])),
+        )
+        for place, record in enumerate(sorted(records, key=lambda record: record.arrived_s))
+    ]
+
+
+def _trace(
+    record: RequestRecord, own: Mapping[int, bool], shared: float, random: numpy.random.Generator
+) -> AcceptanceTrace:
+    rate = (sum(own.values()) + SHARED_TRIALS * shared) / (len(own) + SHARED_TRIALS)
+    drawn = (random.random(record.output_tokens) < rate).tolist()
+    accepted = [own.get(record.prompt_tokens + place, drawn[place]) for place in range(record.output_tokens)]
+    return AcceptanceTrace(numpy.where(accepted, 1, NEVER), numpy.full(record.output_tokens, rate))

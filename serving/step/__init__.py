@@ -1,0 +1,1 @@
+"""One engine step: plan, propose, run, verify, commit."""

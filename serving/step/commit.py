@@ -1,0 +1,222 @@
+"""Committing verdicts: new tokens, text, cache, statistics, and finished sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from distillspec.models.slot_cache import SlotCache
+from distillspec.serving.base.outputs import delta, token_logprobs
+from distillspec.serving.base.requests import SequenceState, TokenLogprob
+from distillspec.serving.base.transfer import rows_of, to_device
+from distillspec.serving.base.tree import TokenTree
+from distillspec.serving.control.base import RowResult
+from distillspec.serving.decoding.sampling import Judgement, VerificationWindow
+from distillspec.serving.decoding.verification import TreeVerdict
+from distillspec.serving.proposers.base import Proposer
+from distillspec.serving.sequences.manager import SequenceManager
+
+NOT_FINITE = "the target's logits are not finite (NaN or infinity) for this request"
+
+
+@dataclass(frozen=True)
+class Emission:
+    """New tokens of one sequence, with the tree and the rows of logits that decided them."""
+
+    sequence: SequenceState  # its last `len(rows)` tokens are the new ones
+    tree: TokenTree  # the drafted tokens
+    path: tuple[int, ...]  # accepted nodes, those behind a stop token included
+    rows: tuple[int, ...]  # for each new token its row in the step's logits
+    draft_version: str  # of the draft in use, "" without one and for trees of a lookup
+
+
+class Observer(Protocol):
+    """Sees the target's raw logits at every emitted token, to record signals and replay logs."""
+
+    def __call__(self, emissions: Sequence[Emission], logits: Tensor) -> None:
+        """Observe one step.
+
+        Args:
+            emissions: of all sequences with new tokens.
+            logits: `[n, V]` of the whole step, of any float dtype. Valid during the call, and not to be changed.
+        """
+        ...
+
+
+class Committer:
+    """Writes verdicts into sequences and the target's cache, and shows the step to `observer`."""
+
+    def __init__(self, sequences: SequenceManager, cache: SlotCache) -> None:
+        self.sequences, self.cache = sequences, cache
+        self.observer: Observer | None = None
+
+    def commit(
+        self,
+        windows: Sequence[VerificationWindow],
+        judgements: Sequence[Judgement],
+        logits: Tensor,
+        proposer: Proposer | None,
+        now: float,
+    ) -> tuple[RowResult, ...]:
+        """Write every verdict into its sequence and finish those that have ended.
+
+        Args:
+            windows: drafted trees, in the order of `judgements`.
+            judgements: verdicts, None where logits are NaN.
+            logits: `[Σ (1 + nodes), V]` rows of the windows, one after another.
+            proposer: receives the accepted tokens.
+            now: time of first tokens and ends.
+        """
+        results = []
+        emissions: list[Emission] = []
+        version = proposer.version if proposer is not None else ""
+        rows = _judging_rows(windows, judgements)
+        logprobs = _logprobs(windows, judgements, rows, logits)
+        for place, (window, judgement) in enumerate(zip(windows, judgements, strict=True)):
+            verdict = judgement.verdict
+            if verdict is None:
+                results.append(self._retry_without_draft(window) if len(window.tree) else self._fail(window))
+                continue
+            self._keep_path(window, verdict.path, logits.device)
+            result = self._keep(window, verdict, logprobs.get(place, []), proposer, now)
+            if not judgement.sound:  # a rejected token left NaN in the cache, and masked NaN is still NaN
+                self.cache.clear(window.sequence.held_slot, window.sequence.computed)
+            results.append(result)
+            judged = tuple(rows[place][: result.emitted])
+            own = version if window.tree.source == "draft" else ""
+            emissions.append(Emission(window.sequence, window.tree, verdict.path, judged, own))
+        if self.observer is not None and emissions:
+            self.observer(emissions, logits)
+        for window in windows:
+            if window.sequence.finish_reason is not None:
+                self.sequences.finish(window.sequence, now)
+        return tuple(results)
+
+    def _retry_without_draft(self, window: VerificationWindow) -> RowResult:
+        """End speculation for a row with NaN. A drafted token may be the cause, so the next step reads none."""
+        sequence = window.sequence
+        sequence.draft_ok = False
+        self.cache.clear(sequence.held_slot, sequence.computed)
+        return _result(window, (), 0)
+
+    def _fail(self, window: VerificationWindow) -> RowResult:
+        """End a request whose own logits are NaN, and clear its slot."""
+        sequence = window.sequence
+        sequence.finish_reason, sequence.error = "error", NOT_FINITE
+        self.cache.clear(sequence.held_slot)
+        self.sequences.pool.forget(sequence.held_slot)
+        self.sequences.deltas.append(delta(sequence, sequence.output_length, self.sequences.texts[sequence.id].flush()))
+        return _result(window, (), 0)
+
+    def _keep(
+        self,
+        window: VerificationWindow,
+        verdict: TreeVerdict,
+        logprobs: Sequence[TokenLogprob],
+        proposer: Proposer | None,
+        now: float,
+    ) -> RowResult:
+        """Append the accepted tokens and the target's own to the sequence."""
+        sequence, tree, path = window.sequence, window.tree, verdict.path
+        before = sequence.output_length
+        text = self._append(sequence, _tokens(window, verdict))
+        emitted = sequence.output_length - before
+        _count(window, verdict, emitted, proposer, now)
+        sequence.logprobs += logprobs[:emitted]
+        if proposer is not None:
+            proposer.committed(sequence, tree, path)
+        self.sequences.deltas.append(delta(sequence, before, text))
+        return _result(window, path, emitted)
+
+    def _keep_path(self, window: VerificationWindow, path: tuple[int, ...], device: torch.device) -> None:
+        """Keep the root and the accepted nodes in the cache, in order from the sequence's length on.
+
+        Only nodes that are not in place already are moved: path (0, 1, 5) moves one.
+        """
+        sequence, tree = window.sequence, window.tree
+        slot, start = sequence.held_slot, sequence.computed
+        moved = next((place for place, node in enumerate(path) if node != place), len(path))
+        if moved < len(path):
+            places = to_device([start + 1 + node for node in path[moved:]], device)
+            self.cache.gather(slot, places, start + 1 + moved)
+        self.sequences.pool.record(slot, [sequence.tokens[-1], *(tree.tokens[node] for node in path)], start)
+        sequence.computed = start + 1 + len(path)
+
+    def _append(self, sequence: SequenceState, tokens: Sequence[int]) -> str:
+        """Append tokens until one ends the answer. Return the text that they release."""
+        text, pieces = self.sequences.texts[sequence.id], []
+        for token in tokens:
+            sequence.tokens.append(token)
+            if token in sequence.stop_ids:
+                sequence.finish_reason, sequence.stop_reason = "stop", token
+            else:
+                pieces.append(text.add(token, may_stop=sequence.output_length >= sequence.params.min_tokens))
+                if text.stopped_by is not None:
+                    sequence.finish_reason, sequence.stop_reason = "stop", text.stopped_by
+            if sequence.finish_reason is None and sequence.room <= 0:
+                sequence.finish_reason = "length"
+            if sequence.finish_reason is not None:
+                pieces.append(text.flush())
+                break
+        return "".join(pieces)
+
+
+def _result(window: VerificationWindow, path: tuple[int, ...], emitted: int) -> RowResult:
+    sequence, tree = window.sequence, window.tree
+    levels = None if tree.is_chain else tree.depth_along(path)
+    return RowResult(
+        sequence.id, len(tree), len(path), emitted, domain=sequence.request.domain, source=tree.source, levels=levels
+    )
+
+
+def _tokens(window: VerificationWindow, verdict: TreeVerdict) -> list[int]:
+    return [*(window.tree.tokens[node] for node in verdict.path), verdict.next_token]
+
+
+def _judging_rows(windows: Sequence[VerificationWindow], judgements: Sequence[Judgement]) -> list[list[int]]:
+    """Return for each verdict the rows of logits that decided its tokens, empty without a verdict."""
+    found, first = [], 0
+    for window, judgement in zip(windows, judgements, strict=True):
+        path = None if judgement.verdict is None else judgement.verdict.path
+        found.append([] if path is None else [first, *(first + 1 + node for node in path)])
+        first += 1 + len(window.tree)
+    return found
+
+
+def _logprobs(
+    windows: Sequence[VerificationWindow],
+    judgements: Sequence[Judgement],
+    rows: Sequence[Sequence[int]],
+    logits: Tensor,
+) -> dict[int, list[TokenLogprob]]:
+    """Return log-probabilities of the verdicts' tokens by window, for requests that want them. One device read."""
+    wanted = {
+        place: (_tokens(window, judgement.verdict), window.sequence.params.logprobs)
+        for place, (window, judgement) in enumerate(zip(windows, judgements, strict=True))
+        if judgement.verdict is not None and window.sequence.params.logprobs is not None
+    }
+    if not wanted:
+        return {}
+    chosen = rows_of(logits, [row for place in wanted for row in rows[place]])
+    tokens = [token for own, _ in wanted.values() for token in own]
+    found = iter(token_logprobs(chosen, tokens, [best for own, best in wanted.values() for _ in own]))
+    return {place: list(islice(found, len(own))) for place, (own, _) in wanted.items()}
+
+
+def _count(
+    window: VerificationWindow, verdict: TreeVerdict, emitted: int, proposer: Proposer | None, now: float
+) -> None:
+    stats = window.sequence.stats
+    stats.steps += 1
+    if stats.first_token_s is None:
+        stats.first_token_s = now
+    if len(window.tree):
+        stats.record_verification(window.tree.depth, len(verdict.path), emitted)
+        version = proposer.version if proposer is not None and window.tree.source == "draft" else ""
+        if version and version not in stats.draft_versions:
+            stats.draft_versions.append(version)

@@ -1,0 +1,34 @@
+"""Timer of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+class StepTimer:
+    """Seconds a step spends drafting, in the target, and in all."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.started = clock()
+        self.draft_s = self.target_s = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Seconds since the step started."""
+        return self._clock() - self.started
+
+    @contextmanager
+    def drafting(self) -> Iterator[None]:
+        """Add the time inside the block to `draft_s`."""
+        started = self._clock()
+        yield
+        self.draft_s += self._clock() - started
+
+    @contextmanager
+    def verifying(self) -> Iterator[None]:
+        """Add the time inside the block to `target_s`."""
+        started = self._clock()
+        yield
+        self.target_s += self._clock() - started

@@ -1,0 +1,133 @@
+"""Settings that nothing reads are refused, and those that something reads are not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from distillspec import cli
+from distillspec.composition import compose
+from distillspec.config.unused import check_unused
+from distillspec.errors import ConfigError
+
+
+def refusal(line: str) -> str | None:
+    """Return the line that refuses one of the words; None if all have an effect."""
+    command, *words = line.split()
+    config = compose(command, words)
+    try:
+        check_unused(config, words)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("line", "needs"),
+    [
+        ("train draft=pretrained draft.path=d draft.layers=2", "draft.layers=2 needs draft=pruned or draft=scratch"),
+        ("train loss=fkl loss.kl=0.5", "loss.kl=0.5 needs loss=jsd_kl"),
+        ("train loss=fkl loss.beta=.5", "loss.beta=.5 needs loss=jsd or loss=jsd_kl"),
+        ("train loss=tvd loss.mix={fkl:1}", "loss=tvd needs loss.mix=null"),
+        ("train loss.name=tvd loss.mix={fkl:1}", "loss.name=tvd needs loss.mix=null"),
+        ("train loss.mix={fkl:1} +loss.params.scale=2", r"\+loss.params.scale=2 needs loss.mix=null"),
+        ("train data.refresh_prompts=9", "data.refresh_prompts=9 needs data=draft, data=mixed or data=fixed"),
+        ("generate data=draft draft.path=d data.refresh_steps=9", "data.refresh_steps=9 needs distill train"),
+        ("train data.split=test", "data.split=test needs data.prompts=FILE"),
+        ("train data.prompts=f.jsonl data.response_field=a", "data.response_field=a needs data=fixed, or data=mixed"),
+        ("train data=draft data.max_minutes=3", "data.max_minutes=3 needs samples written before training"),
+        ("train data.cache=d data.shard_sequences=3", "data.shard_sequences=3 needs samples written before training"),
+        ("serve loss=tvd", "loss=tvd needs online=on or online=decoupled"),
+        ("serve loss.temperature=1", "loss.temperature=1 needs online=on or online=decoupled"),
+        ("serve tracker=tensorboard", "tracker=tensorboard needs online=on or online=decoupled"),
+        ("serve online.folder=f", "online.folder=f needs online=on or online=decoupled"),
+        (
+            "serve engine.lookup_longest=3",
+            "lookup_longest=3 needs engine.proposer=prompt_lookup or engine.proposer=lookup_else_model",
+        ),
+        (
+            "serve engine.proposer=prompt_lookup engine.draft_confidence=.3",
+            "draft_confidence=.3 needs engine.proposer=draft_model or engine.proposer=lookup_else_model",
+        ),
+        ("serve engine.max_wait_s=3", "engine.max_wait_s=3 needs engine.controller=smartspec"),
+        ("serve engine.controller=fixed engine.lengths=request", "lengths=request needs engine.controller=goodput"),
+        ("adapt adapt.accepted_weight=.5", "adapt.accepted_weight=.5 needs adapt.positions=weighted"),
+        ("adapt adapt.mode=flush adapt.replay_share=.5", "adapt.replay_share=.5 needs adapt.mode=replay"),
+        ("adapt once=true max_updates=3", "max_updates=3 needs once=false"),
+        ("serve online=on replay.keep=fifo replay.fresh_share=.2", "fresh_share=.2 needs replay.keep=reservoir"),
+        ("bench bench.prompts=[p] bench.timeout_s=9", "bench.timeout_s=9 needs url="),
+        ("bench bench.prompts=[p] key_env=[A]", r"key_env=\[A\] needs url="),
+        ("simulate workload.trace=f workload.rates=[1]", r"workload.rates=\[1\] needs workload.trace=null"),
+        ("replay tenant=acme", "tenant=acme needs action=delete or action=export"),
+        ("versions version=v1", "version=v1 needs action=show or action=promote"),
+        ("versions keep=9", "keep=9 needs action=gc"),
+        ("train loss=lk loss.beta=.3", "loss.beta=.3 needs loss=jsd or loss=jsd_kl"),
+        ("train loss=jsd loss.eta=7", "loss.eta=7 needs loss=lk_hybrid"),
+        ("train loss.mix={fkl:1} loss.kl=.5", "loss.kl=.5 needs loss.mix=null"),
+        ("train data.signal=none data.tail_draws=9", "data.tail_draws=9 needs data.signal=topk"),
+        ("train data.signal=sampled data.tail_draws=9", "data.tail_draws=9 needs data.signal=topk"),
+        ("train data.signal=none data.signal_entries=9", "data.signal_entries=9 needs data.signal=topk or"),
+        ("train data=fixed data.prompts=f.jsonl data.temperature=.3", "data.temperature=.3 needs data=teacher,"),
+        ("generate data=fixed data.prompts=f.jsonl data.top_p=.3", "data.top_p=.3 needs data=teacher,"),
+        (
+            "train evaluation.measure_cost=false evaluation.cost_batches=[4]",
+            r"evaluation.cost_batches=\[4\] needs evaluation.measure_cost=true",
+        ),
+        ("eval drafts=[d] data.num_prompts=7", "data.num_prompts=7 needs distill train or distill generate"),
+        ("eval drafts=[d] data.temperature=.3", "data.temperature=.3 needs distill train or distill generate"),
+    ],
+)
+def test_a_setting_that_nothing_reads_is_refused(line: str, needs: str) -> None:
+    said = refusal(line)
+    assert said is not None
+    assert re.search(f"{needs}.*; it has no effect here", said)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train loss.kl=0.5 loss.beta=.3",
+        "train loss.mix={fkl:1} loss.temperature=1 loss.chunk_tokens=9",
+        "train data.refresh_prompts=9 data=fixed data.prompts=f.jsonl",
+        "generate data=draft draft.path=d data.max_minutes=3 data.shard_sequences=3",
+        "train data=mixed data.prompts=f.jsonl data.mixed_with=fixed data.response_field=a data.split=b",
+        "serve loss=tvd online=on online.folder=f tracker=none adapt.niceness=3",
+        "serve engine.draft_confidence=.3 engine.lengths=step",
+        "serve engine.proposer=lookup_else_model engine.draft_confidence=.3 engine.lookup_longest=3",
+        "adapt adapt.niceness=3",  # one line of settings for a server and its trainer elsewhere
+        "adapt adapt.positions=weighted adapt.accepted_weight=.5 max_updates=3",
+        "generate data=draft draft.path=d data.temperature=.5",
+        "bench bench.prompts=[p] url=http://h:1 bench.timeout_s=9 key_env=[A]",
+        "replay action=export tenant=acme",
+        "versions action=gc keep=9",
+        "train loss=lk_hybrid loss.eta=7",
+        "train data.tail_draws=9 evaluation.cost_batches=[4]",
+        "train data.signal=sampled data.signal_entries=9",
+        "train data.temperature=.3 data.num_prompts=7",
+        # The target answers a few training prompts, to choose the vocabulary by.
+        "train data=fixed data.prompts=f.jsonl data.signal=none draft.vocabulary=64 data.temperature=.3",
+        "init-draft data=fixed data.prompts=f.jsonl draft.vocabulary=64 data.temperature=.3",
+        "eval drafts=[d] data.max_new_tokens=9 data.eval_prompts=7 sampling.temperature=.3",
+    ],
+)
+def test_a_setting_with_an_effect_is_taken(line: str) -> None:
+    assert refusal(line) is None
+
+
+def test_a_run_goes_on_with_the_settings_it_was_begun_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "overrides.yaml").write_text("- loss=fkl\n- loss.kl=0.5\n")
+    monkeypatch.setattr(cli, "run_with_hydra", lambda *args: 0)
+    assert cli._run("train", [f"resume={tmp_path}"]) == 0
+    with pytest.raises(ConfigError, match=r"loss\.eta=7 needs"):
+        cli._run("train", [f"resume={tmp_path}", "loss.eta=7"])
+
+
+def test_settings_of_online_learning_stay_beside_a_typed_online_off() -> None:
+    """Service files switch learning off and on with one word."""
+    words = ["target=tiny", "loss=fkl", "online.folder=f"]
+    check_unused(compose("serve", [*words, "online=off"]), [*words, "online=off"])
+    with pytest.raises(ConfigError, match="loss=fkl needs online=on or online=decoupled"):
+        check_unused(compose("serve", words), words)

@@ -1,0 +1,125 @@
+"""README and ARCHITECTURE.md stay short and true: sizes, packages in the order of their arrows, places, figures."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ..test_import_arrows import ARROWS
+from .pages import ROOT, page
+
+RESULTS = ROOT / "benchmarks" / "results"
+LONGEST_CELL = 120
+FIGURES = [row for row in page("README.md").rows if row[-1].endswith(".json`")]
+
+# Question's first words in ARCHITECTURE.md → what the file it names must hold.
+ANSWERS = {
+    "a token accepted": r"def residual_probs",
+    "the loss divided": r"process_count",
+    "a 429": r"full_status",
+    "a loss, draft kind": r"## A loss",
+    "a machine's hardware profile": r"class Profile\b",
+    "a metric": r"spec_decode_num_draft_tokens",
+    "a tenant's data": r"def delete_tenant",
+    "NaN in a draft's": r"finite",
+    "NaN in a target's": r"not finite \(NaN",
+    "the learning rate": r"def learning_rate_factor",
+    "it decided to draft nothing": r"not worth it",
+    "a request's life": r"class Request\b",
+    "the order of work": r"def step\b",
+}
+
+
+def test_the_pages_are_short() -> None:
+    assert page("README.md").text.count("\n") <= 150
+    assert page("ARCHITECTURE.md").text.count("\n") <= 150
+    cells = [cell for row in page("ARCHITECTURE.md").rows for cell in row]
+    assert len(cells) > 50
+    assert [cell for cell in cells if len(cell) > LONGEST_CELL] == []
+
+
+def packages_in_order() -> list[str]:
+    """Return the rows of `ARROWS` that the table of packages names, from the top."""
+    names: list[str] = []
+    for row in page("ARCHITECTURE.md").text.split("## Where is")[0].splitlines():
+        if row.startswith("| `"):
+            spans = re.findall(r"`([^`]+)`", row.split("|")[1])
+            names += [_part(span) for span in spans if "/" in span or span in ARROWS]
+    return names
+
+
+def _part(path: str) -> str:
+    name = path.removeprefix("distillspec/").removesuffix(".py").rstrip("/")
+    return name.replace("/", ".")
+
+
+def wrongly_placed(order: list[str], arrows: dict[str, set[str]]) -> list[str]:
+    """Return imports from a package further down."""
+    place = {name: i for i, name in enumerate(order)}
+    pairs = [(part, other) for part in order for other in arrows[part] if other in place]
+    return [f"{part} imports {other}" for part, other in pairs if place[other] > place[part]]
+
+
+def test_the_table_of_packages_is_whole_and_in_the_order_of_imports() -> None:
+    order = packages_in_order()
+    assert sorted(order) == sorted(part for part in ARROWS if part)
+    assert wrongly_placed(order, ARROWS) == []
+    assert wrongly_placed(["losses", "sampling"], ARROWS) == ["losses imports sampling"]
+
+
+def test_the_questions_of_a_newcomer_lead_to_the_right_file() -> None:
+    rows = [row for row in page("ARCHITECTURE.md").rows if row[0].endswith("?")]
+    assert len(rows) == len(ANSWERS)
+    for words, held in ANSWERS.items():
+        found = [row for row in rows if row[0].startswith(words)]
+        assert len(found) == 1, words
+        file = ROOT / found[0][1].strip("`")
+        assert re.search(held, file.read_text(encoding="utf-8")), f"{words}: {file.name} does not hold {held}"
+
+
+def figures() -> dict[str, list[str]]:
+    """Return the README's figures as the results have them, by the first words of their row."""
+    exact, plain, spec = _result("exactness"), _result("engine_plain"), _result("engine_speculation")
+    server, data = _result("server_overhead")["tokens_per_s_ratio"], _result("data_source")
+    one, eight, lookup = (spec["batch"][key] for key in ("1", "8", "lookup"))
+    outputs = f"{exact['identical']} of {exact['outputs']} outputs, {exact['combinations']} combinations"
+    ratios = [f"{plain['batch'][key]['ratio']:.2f} at batch {key}" for key in ("1", "8")]
+    return {
+        "greedy output identical": [outputs],
+        "engine without speculation": ratios,
+        "best fixed length": [f"{one['ratio']:.2f} at batch 1", f"**{eight['ratio']:.2f}** at batch 8"],
+        "lengths by goodput": [f"{one['goodput']:.2f} at batch 1", f"**{eight['goodput']:.2f}** at batch 8"],
+        "prompt lookup": [
+            f"{lookup['ratio']:.2f} with {lookup['best_length']} tokens",
+            f"{lookup['goodput']:.2f} by goodput",
+        ],
+        "server": [f"{server['median']:.2f} [{server['low']:.2f}, {server['high']:.2f}]"],
+        "sampling training data": [f"{data['ratio']:.2f}"],
+    }
+
+
+def test_the_readmes_figures_are_those_of_the_results() -> None:
+    expected = figures()
+    assert len(FIGURES) == len(expected)
+    for words, values in expected.items():
+        (row,) = [row for row in FIGURES if row[0].startswith(words)]
+        assert row[1] == ", ".join(values)
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in page("README.md").rows if row[-1].endswith(".json`")], ids=lambda r: r[0]
+)
+def test_the_readme_quotes_only_results_of_known_code_on_two_cores(row: list[str]) -> None:
+    known = json.loads((RESULTS / row[2].strip("`")).read_text())["provenance"]
+    assert known["git_commit"] is not None
+    assert known["git_dirty"] is False
+    assert known["hardware"]["cores"] == 2
+    assert known["hardware"]["gpus"] == []
+
+
+def _result(name: str) -> dict[str, Any]:
+    return json.loads((Path(RESULTS) / f"{name}.json").read_text())

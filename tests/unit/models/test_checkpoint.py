@@ -1,0 +1,143 @@
+"""Drafts on disk: what is saved comes back, and damage is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from distillspec.config import DraftConfig
+from distillspec.errors import ConfigError
+from distillspec.files import sha256_of
+from distillspec.models import LanguageModel, initialise_draft, load_draft, read_metadata, save_draft
+from distillspec.models.target import wrap
+from distillspec.models.tiny import tiny_model
+from distillspec.models.tokenizers import tokenizer_size
+
+from .draft_folders import plain_folder
+
+IDS = torch.tensor([[1, 20, 30, 40, 50, 60]])
+
+
+def test_a_truncated_draft_gives_its_rows_of_the_whole_head(target: LanguageModel, truncated: LanguageModel) -> None:
+    whole = initialise_draft(DraftConfig(layers=2), target)
+    assert truncated.kept_ids is not None
+    assert truncated.width == 40
+    torch.testing.assert_close(truncated.logits(IDS), whole.logits(IDS)[..., truncated.kept_ids])
+    full = truncated.full_width(truncated.logits(IDS))
+    assert full.shape[-1] == target.identity.vocab_size
+    assert int(torch.isfinite(full[0, 0]).sum()) == 40
+    assert truncated.absolute_ids(torch.tensor([0, 39])).tolist() == truncated.kept_ids[[0, 39]].tolist()
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_saved_draft_comes_back_bit_for_bit(
+    target: LanguageModel, truncated: LanguageModel, tmp_path: Path, cut: bool
+) -> None:
+    draft = truncated if cut else initialise_draft(DraftConfig(keep=[0, 2]), target)
+    save_draft(draft, tmp_path / "draft", target, {"note": 1})
+    again = load_draft(tmp_path / "draft", target)
+    ours, theirs = draft.model.state_dict(), again.model.state_dict()
+    assert list(ours) == list(theirs)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    assert torch.equal(again.logits(IDS), draft.logits(IDS))
+    assert again.identity.tokenizer_hash == target.identity.tokenizer_hash
+    assert again.lineage == draft.lineage
+    if cut:
+        assert again.kept_ids is not None
+        assert truncated.kept_ids is not None
+        assert torch.equal(again.kept_ids, truncated.kept_ids)
+    record = read_metadata(tmp_path / "draft")
+    assert record["note"] == 1
+    assert record["kept_vocabulary"] == (40 if cut else None)
+    assert record["target"]["weights_hash"] == target.identity.weights_hash
+
+
+def test_any_loader_reads_a_truncated_draft_at_full_width(
+    target: LanguageModel, truncated: LanguageModel, tmp_path: Path
+) -> None:
+    save_draft(truncated, tmp_path / "draft", target)
+    plain, loading = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "draft", dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(loading[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert truncated.kept_ids is not None
+    head = plain.get_output_embeddings().weight
+    assert head.shape[0] == plain.config.vocab_size == plain.get_input_embeddings().weight.shape[0]
+    assert torch.equal(head[truncated.kept_ids], truncated.model.get_output_embeddings().weight)
+    logits = plain(IDS).logits
+    assert torch.equal(logits[..., truncated.kept_ids], truncated.logits(IDS))
+    others = torch.ones(head.shape[0], dtype=torch.bool).index_fill(0, truncated.kept_ids, False)
+    assert not logits[..., others].any()
+    assert AutoTokenizer.from_pretrained(tmp_path / "draft").get_vocab() == target.tokenizer.get_vocab()
+
+
+def test_saving_over_an_older_draft_leaves_only_the_new_one(
+    target: LanguageModel, truncated: LanguageModel, tmp_path: Path
+) -> None:
+    save_draft(truncated, tmp_path / "draft", target)
+    save_draft(initialise_draft(DraftConfig(layers=2), target), tmp_path / "draft", target)
+    assert load_draft(tmp_path / "draft", target).kept_ids is None
+    assert [p.name for p in tmp_path.iterdir()] == ["draft"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "missing"])
+def test_a_damaged_draft_is_refused(
+    target: LanguageModel, truncated: LanguageModel, tmp_path: Path, damage: str
+) -> None:
+    save_draft(truncated, tmp_path / "draft", target)
+    file = tmp_path / "draft" / "model.safetensors"
+    content = file.read_bytes()
+    if damage == "cut":
+        file.write_bytes(content[:-1000])
+    elif damage == "flip":
+        file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    else:
+        file.unlink()
+    with pytest.raises(ConfigError, match=r"draft is damaged: .*model\.safetensors"):
+        load_draft(tmp_path / "draft", target)
+
+
+def test_a_draft_of_another_tokenizer_is_refused(target: LanguageModel, tmp_path: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(plain_folder(target, tmp_path / "plain"))
+    tokenizer.add_tokens(["<new>"])
+    other = wrap(tiny_model(tokenizer_size(tokenizer), layers=1), tokenizer, "other")
+    save_draft(other, tmp_path / "other", other)
+    with pytest.raises(ConfigError, match="id 259 is '<new>' in the draft and None in the target"):
+        load_draft(tmp_path / "other", target)
+    with pytest.raises(ConfigError, match="do not share a tokenizer"):
+        initialise_draft(DraftConfig(kind="pretrained", path=str(tmp_path / "other")), target)
+
+
+def test_a_folder_that_is_no_draft_is_refused(target: LanguageModel, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is not a distillspec draft: it has no distillspec\.json"):
+        load_draft(plain_folder(target, tmp_path / "plain"), target)
+    with pytest.raises(ConfigError, match="is not a distillspec draft"):
+        read_metadata(tmp_path / "nowhere")
+
+
+def test_a_tied_whole_draft_survives_saving(random_model, tmp_path: Path) -> None:
+    target = random_model("gemma3_text")
+    draft = initialise_draft(DraftConfig(layers=2), target)
+    save_draft(draft, tmp_path / "draft", target)
+    again = load_draft(tmp_path / "draft", target)
+    assert torch.equal(again.logits(IDS), draft.logits(IDS))
+    assert "lm_head.weight" not in load_file(tmp_path / "draft" / "model.safetensors")
+
+
+def test_the_recorded_digests_are_the_files(target: LanguageModel, truncated: LanguageModel, tmp_path: Path) -> None:
+    save_draft(truncated, tmp_path / "draft", target)
+    digests = json.loads((tmp_path / "draft" / "sha256.json").read_text())
+    assert {"model.safetensors", "config.json", "d2t.json", "distillspec.json"} <= set(digests)
+    assert digests["config.json"] == sha256_of(tmp_path / "draft" / "config.json")
+
+
+def test_a_moved_draft_still_loads(target: LanguageModel, truncated: LanguageModel, tmp_path: Path) -> None:
+    save_draft(truncated, tmp_path / "draft", target)
+    shutil.move(tmp_path / "draft", tmp_path / "elsewhere")
+    assert load_draft(tmp_path / "elsewhere", target).width == 40

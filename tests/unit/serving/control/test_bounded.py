@@ -1,0 +1,133 @@
+"""Bounds on the time per token: against brute force, where they can be kept and where not."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distillspec.errors import ConfigError
+from distillspec.models import LanguageModel
+from distillspec.serving import Request, SamplingParams
+from distillspec.serving.base.requests import RequestRefused
+from distillspec.serving.control.allocation import Allocation, Batch, best_by_row, best_for_all, expected
+from distillspec.serving.control.base import BatchView, RowView
+from distillspec.serving.control.bounded import best_by_row_within, best_for_all_within, row_tokens, violation
+from distillspec.serving.control.goodput import GoodputController
+from distillspec.serving.control.latency import ForwardCost, LatencyModel
+
+from ..conftest import MakeEngine, hf_greedy, prompts
+from ..machine import CPU, Machine
+
+HAZARDS = st.lists(st.floats(0, 1), min_size=3, max_size=3)
+ROWS = st.lists(st.tuples(HAZARDS, st.integers(0, 3), st.integers(0, 50), st.floats(0.1, 8)), min_size=1, max_size=3)
+
+
+def worst(batch: Batch, found: Allocation, bounds: numpy.ndarray) -> float:
+    tokens = row_tokens(batch)[numpy.arange(len(bounds)), found.lengths]
+    return violation(tokens, found.seconds, bounds)
+
+
+@settings(max_examples=150, deadline=None)
+@given(ROWS, st.floats(0, 0.5), st.floats(0, 2), st.booleans(), st.just(0.0) | st.floats(0, 1))
+def test_the_best_within_bounds_is_brute_forces(
+    rows: list[tuple[list[float], int, int, float]], per_token: float, fixed: float, bounded: bool, per_expert: float
+) -> None:
+    # A further token costs the same in every row, so that the optimum is exact, experts or not.
+    target = ForwardCost(0.01, per_token, 0.1 + fixed, per_expert=per_expert, experts=8, active=2)
+    latency = LatencyModel(target, ForwardCost(0, per_token / 4, fixed / 3))
+    survival = numpy.cumprod(numpy.array([hazards for hazards, _, _, _ in rows]), 1)
+    limits = numpy.array([limit for _, limit, _, _ in rows])
+    contexts = numpy.array([context for _, _, context, _ in rows])
+    bounds = numpy.array([bound if bounded or i else numpy.inf for i, (_, _, _, bound) in enumerate(rows)])
+    batch = Batch(survival, limits, contexts, latency)
+    every = [expected(batch, numpy.array(k)) for k in product(*(range(limit + 1) for limit in limits))]
+    alike = [expected(batch, numpy.minimum(limits, k)) for k in range(4)]
+    by_row = best_by_row_within(batch, bounds, best_by_row(batch))
+    for found, choices in ((by_row, every), (best_for_all_within(batch, bounds, best_for_all(batch)), alike)):
+        assert (found.lengths <= limits).all()
+        within = [one for one in choices if worst(batch, one, bounds) <= 1]
+        if within:
+            assert worst(batch, found, bounds) <= 1 + 1e-9
+            assert found.goodput == pytest.approx(max(one.goodput for one in within))
+        else:
+            assert worst(batch, found, bounds) == pytest.approx(min(worst(batch, one, bounds) for one in choices))
+
+
+def test_bounds_hold_where_tokens_cost_differently_too() -> None:
+    generator, kept = numpy.random.default_rng(0), 0
+    for _ in range(60):
+        latency = LatencyModel(ForwardCost(1e-4, 0.02, 0.3), ForwardCost(1e-4, 0.01, 0.05))
+        survival, contexts = generator.random((6, 4)).cumprod(1), generator.integers(0, 400, 6)
+        batch = Batch(survival, numpy.full(6, 4), contexts, latency)
+        bounds, free = generator.uniform(0.5, 1.2, 6), best_by_row(batch)
+        found = best_by_row_within(batch, bounds, free)
+        if any(worst(batch, expected(batch, numpy.full(6, k)), bounds) <= 1 for k in range(5)):
+            assert worst(batch, found, bounds) <= 1 + 1e-9
+            kept += worst(batch, free, bounds) > 1
+    assert kept > 10, "bounds that can be kept, and that the best lengths without bounds break"
+
+
+def test_little_is_lost_where_tokens_cost_differently() -> None:
+    generator, kept = numpy.random.default_rng(0), []
+    for trial in range(200):
+        experts = ForwardCost(1e-4, 0.02, 0.3, per_expert=0.05 * (trial % 2), experts=8, active=2)
+        latency = LatencyModel(experts, ForwardCost(1e-3, 0.01, 0.05))
+        survival, contexts = generator.random((3, 3)).cumprod(1), generator.integers(0, 400, 3)
+        batch = Batch(survival, numpy.full(3, 3), contexts, latency)
+        bounds = generator.uniform(0.4, 1.2, 3)
+        every = [expected(batch, numpy.array(k)) for k in product(range(4), repeat=3)]
+        within = [one.goodput for one in every if worst(batch, one, bounds) <= 1]
+        if within:
+            found = best_by_row_within(batch, bounds, best_by_row(batch))
+            assert worst(batch, found, bounds) <= 1 + 1e-9
+            kept.append(found.goodput / max(within))
+    assert len(kept) > 50
+    assert min(kept) > 0.98
+
+
+def test_the_controller_keeps_bounds_and_says_when_it_cannot() -> None:
+    rows = tuple(RowView(f"r{i}", 100 + 300 * i, 6) for i in range(4))
+    loose = GoodputController(6, CPU, max_time_per_token_s=10.0).decide(BatchView(rows))
+    assert loose.mode == "speculating"
+    assert loose.slo_violation is not None
+    assert loose.slo_violation <= 1
+    assert loose.lengths == GoodputController(6, CPU).decide(BatchView(rows)).lengths
+    tight = GoodputController(6, CPU, max_time_per_token_s=1e-4).decide(BatchView(rows))
+    assert tight.mode == "bounds out of reach"
+    assert tight.slo_violation is not None
+    assert tight.slo_violation > 1
+    # One row that is in a hurry, and none of the others are.
+    free = GoodputController(6, CPU, lengths="request").decide(BatchView(rows))
+    bound = 0.9 * free.predicted_s / (1 + 0.6 + 0.36 + 0.216)
+    hurried = (RowView("r0", 100, 6, max_time_per_token_s=bound), *rows[1:])
+    found = GoodputController(6, CPU).decide(BatchView(hurried))
+    assert found.slo_violation is not None
+    assert sum(found.lengths[1:]) < sum(free.lengths[1:])
+    with pytest.raises(ConfigError, match="max_time_per_token_s=0"):
+        GoodputController(6, CPU, max_time_per_token_s=0)
+
+
+def test_under_bounds_too_speculation_that_does_not_pay_stops_and_comes_back() -> None:
+    machine, controller = Machine(CPU, 0.0), GoodputController(8, CPU, max_time_per_token_s=10.0)
+    machine.run(controller, 600)
+    view = BatchView((RowView("r0", 100, 8),))
+    assert controller.decide(view).mode in ("not worth it", "trial")
+    machine.alpha = 0.9
+    machine.run(controller, 3000)
+    assert controller.decide(view).mode in ("speculating", "measuring plain")
+
+
+def test_an_engine_under_bounds_writes_the_same_text(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine
+) -> None:
+    wanted = [hf_greedy(target, prompt, 40) for prompt in prompts(3)]
+    engine = make_engine(draft, controller="goodput", speculation_length=4, max_time_per_token_s=1e-6)
+    outputs = engine.generate(prompts(3), SamplingParams(temperature=0.0, max_tokens=40))
+    assert [list(output.token_ids) for output in outputs] == wanted
+    assert engine.explain_last_plan().slo_violation is not None
+    with pytest.raises(RequestRefused, match="max_time_per_token_s=-1"):
+        engine.submit(Request("hurry", (5,), max_time_per_token_s=-1))

@@ -1,0 +1,91 @@
+"""controller=goodput in an engine: the same text, its reasons, and what it learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distillspec.models import LanguageModel, save_draft
+from distillspec.serving import Request, SamplingParams
+from distillspec.serving.control.goodput import GoodputController
+
+from ..conftest import MakeEngine, hf_greedy, prompts
+
+
+def test_an_engine_with_it_writes_the_same_text_and_explains_itself(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine
+) -> None:
+    wanted = [hf_greedy(target, prompt, 40) for prompt in prompts()]
+    engine = make_engine(draft, controller="goodput", speculation_length=5)
+    assert engine.explain_last_plan() is None
+    outputs = engine.generate(prompts(), SamplingParams(temperature=0.0, max_tokens=40))
+    assert [list(output.token_ids) for output in outputs] == wanted
+    why, result = engine.explain_last_plan(), engine.last_result
+    assert result is not None
+    assert why is result.plan.why
+    assert why.lengths == tuple(row.length for row in result.plan.rows)
+    assert (why.predicted_tokens, why.predicted_s) == (result.plan.predicted_tokens, result.plan.predicted_s)
+    guess = engine.guessed_costs(5)
+    assert why.target != guess.target, "costs were learnt"
+    assert why.draft != guess.draft
+    assert why.hazards != pytest.approx([0.6] * 5), "and acceptance"
+    assert sum(output.stats.proposed for output in outputs) > 0
+
+
+@pytest.mark.parametrize("lengths", ["step", "global"])
+def test_an_engine_may_have_one_length_for_all_rows(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, lengths: str
+) -> None:
+    wanted = [hf_greedy(target, prompt, 30) for prompt in prompts()]
+    engine = make_engine(draft, controller="goodput", speculation_length=4, lengths=lengths)
+    controller = engine.controller
+    assert isinstance(controller, GoodputController)
+    assert (controller.acceptance.strength == float("inf")) == (lengths == "global")
+    requests = [
+        Request(str(i), tuple(p), SamplingParams(temperature=0.0, max_tokens=30)) for i, p in enumerate(prompts())
+    ]
+    for request in requests:
+        engine.submit(request)
+    outputs, unlike, drafted = {}, 0, 0
+    while engine.has_work:
+        outputs.update({output.request_id: list(output.token_ids) for output in engine.step().finished})
+        result = engine.last_result
+        free = [row for row in result.view.rows if row.limit >= 4] if result is not None else []
+        planned = {row.sequence_id: row.length for row in result.plan.rows} if result is not None else {}
+        unlike += len({planned[row.sequence_id] for row in free}) > 1
+        drafted += sum(planned.values())
+    assert [outputs[request.id] for request in requests] == wanted
+    assert (unlike, drafted > 0) == (0, True)
+
+
+def test_rows_without_a_match_are_not_counted_on(target: LanguageModel, make_engine: MakeEngine) -> None:
+    engine = make_engine(
+        None, proposer="prompt_lookup", lookup_shortest=1, controller="goodput", speculation_length=4, max_model_len=300
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, bad_word_ids=[[5]])
+    engine.submit(Request("found", tuple(range(3, 250)), params))  # whatever comes next is in the prompt
+    engine.submit(Request("new", (5,), params))  # the next token is another one
+    engine.step()
+    output = engine.step()
+    found, new = engine.last_result.view.rows  # type: ignore[union-attr]
+    assert not found.drafted_by_model
+    assert not new.drafted_by_model
+    assert found.match > 0
+    assert found.limit > 0
+    assert (new.match, new.limit) == (0, 0)
+    assert [row.proposed for row in output.result.rows if row.sequence_id == "new/0"] == [0]  # type: ignore[union-attr]
+
+
+def test_a_swapped_draft_starts_with_a_clean_record(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    save_draft(draft, tmp_path / "next", target)
+    engine = make_engine(draft, controller="goodput", speculation_length=3)
+    engine.generate(prompts(3), SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
+    controller = engine.controller
+    assert isinstance(controller, GoodputController)
+    assert controller.acceptance.trials > 0
+    engine.load_draft(tmp_path / "next")
+    engine.step()
+    assert controller.acceptance.trials == 0

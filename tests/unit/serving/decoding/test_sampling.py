@@ -1,0 +1,220 @@
+"""The engine's batched verdicts: the reference's own, and the target's distribution on wide and narrow vocabularies."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from distillspec.serving import SamplingParams
+from distillspec.serving.base.requests import Request, SequenceState
+from distillspec.serving.base.tree import ROOT, TokenTree
+from distillspec.serving.decoding import sampling
+from distillspec.serving.decoding.chains import Chains, _Lot
+from distillspec.serving.decoding.logits import Columns, Place
+from distillspec.serving.decoding.sampling import TokenSampler, VerificationWindow
+from distillspec.serving.decoding.verification import verify_tree
+
+CPU = torch.device("cpu")
+
+
+def row(name: str, params: SamplingParams) -> SequenceState:
+    return SequenceState(name, Request(name, (1,), params), 0, 0, [1], frozenset(), 64)
+
+
+@pytest.mark.parametrize("look", [True, False])
+@pytest.mark.parametrize("filters", [{"top_p": 0.9}, {"top_k": 7, "min_p": 0.05}, {}])
+def test_many_chains_at_once_are_judged_as_the_reference_judges_each(look: bool, filters: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(2)
+    vocab, kept = 30, torch.arange(0, 30, 2)
+    params = SamplingParams(temperature=0.8, **filters)
+    windows, logits = [], []
+    for b in range(40):
+        length = b % 4
+        probs = torch.softmax(torch.randn(length, len(kept), generator=generator), -1)
+        tokens = [int(kept[torch.multinomial(p, 1, generator=generator)]) for p in probs]
+        tree = TokenTree.chain(tokens, probs, kept) if b % 3 else TokenTree.chain(tokens)
+        windows.append(VerificationWindow(row(str(b), params), tree))
+        logits.append(2 * torch.randn(length + 1, vocab, generator=generator))
+    found = TokenSampler(vocab, CPU, seed=3, look=look).verify(torch.cat(logits), windows)
+    accept = torch.rand(40 * 3, generator=torch.Generator().manual_seed(10), dtype=torch.float64).view(40, 3)
+    residual = torch.rand(40, generator=torch.Generator().manual_seed(11), dtype=torch.float64)
+    for b, (window, rows, judgement) in enumerate(zip(windows, logits, found, strict=True)):
+        probs = torch.softmax(sampling.filtered_logits(rows, params.policy), -1)
+        assert judgement.verdict == verify_tree(probs, window.tree, accept[b, : len(window.tree)], residual[b])
+
+
+def emitted_first(
+    vocab: int, trials: int, params: SamplingParams, lot: int, look: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Count the first ids emitted by chains of one drafted token, and return p. The draft is the target upside down."""
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(1))
+    draft_probs = torch.softmax(-logits, -1)
+    sampler, generator = TokenSampler(vocab, CPU, seed=5, look=look), torch.Generator().manual_seed(6)
+    counts, owner, rows = torch.zeros(vocab), row("x", params), logits.expand(2 * lot, -1)
+    for _ in range(trials // lot):
+        drafted = torch.multinomial(draft_probs, lot, replacement=True, generator=generator).tolist()
+        windows = [VerificationWindow(owner, TokenTree.chain([token], draft_probs[None])) for token in drafted]
+        first = [
+            token if judgement.verdict.path else judgement.verdict.next_token  # type: ignore[union-attr]
+            for token, judgement in zip(drafted, sampler.verify(rows, windows), strict=True)
+        ]
+        counts += torch.bincount(torch.tensor(first), minlength=vocab)
+    return counts, torch.softmax(logits, -1)
+
+
+def chi_square(counts: Tensor, probs: Tensor) -> tuple[float, int]:
+    """χ² and its degrees of freedom, ids expected less than 5 times merged."""
+    wanted = probs * counts.sum()
+    rare = wanted < 5
+    seen, wanted = (
+        torch.cat([counts[~rare], counts[rare].sum()[None]]),
+        torch.cat([wanted[~rare], wanted[rare].sum()[None]]),
+    )
+    keep = wanted > 0
+    return float(((seen - wanted)[keep] ** 2 / wanted[keep]).sum()), max(int(keep.sum()) - 1, 0)
+
+
+def excess(counts: Tensor, probs: Tensor) -> float:
+    """(χ² − df) / √(2 df), summed over the rows of `counts`, `probs` `[..., V]`."""
+    rows = zip(counts.view(-1, counts.shape[-1]), probs.view(-1, probs.shape[-1]), strict=True)
+    parts = [chi_square(own, law) for own, law in rows]
+    degrees = sum(df for _, df in parts)
+    return (sum(statistic for statistic, _ in parts) - degrees) / (2 * degrees) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("vocab", "trials", "lot", "look"), [(4096, 40_000, 80, True), (16, 200_000, 1000, True), (16, 20_000, 1000, False)]
+)
+def test_wide_and_narrow_vocabularies(vocab: int, trials: int, lot: int, look: bool) -> None:
+    assert excess(*emitted_first(vocab, trials, SamplingParams(), lot, look)) < 5
+
+
+def emitted_in_chains(vocab: int, trials: int, lot: int, look: bool) -> tuple[Tensor, Tensor]:
+    """Count what chains of two and three drafted tokens emit: `[3, V, V]`, each token (last) after each other one at
+    the first three emitted positions, and the law p(token | token before) `[V, V]`; the text ends with token 0.
+
+    Whether a token stands depends on nothing that comes after it, so what is emitted next follows p as if alone.
+    """
+    generator = torch.Generator().manual_seed(1)
+    logits = 1.5 * torch.randn(vocab, vocab, generator=generator)
+    q = torch.softmax(logits + torch.randn(vocab, vocab, generator=generator), -1)
+    sampler, counts = TokenSampler(vocab, CPU, seed=5, look=look), torch.zeros(3, vocab, vocab)
+    owner, lengths = row("x", SamplingParams()), [2 + b % 2 for b in range(lot)]
+    for _ in range(trials // lot):
+        texts = [torch.zeros(lot, dtype=torch.int64)]
+        for _ in range(3):
+            texts.append(torch.multinomial(q[texts[-1]], 1, generator=generator)[:, 0])
+        drafted = torch.stack(texts, 1)
+        windows = [
+            VerificationWindow(owner, TokenTree.chain(tokens[1 : 1 + length].tolist(), q[tokens[:length]]))
+            for tokens, length in zip(drafted, lengths, strict=True)
+        ]
+        rows = torch.cat([logits[tokens[: 1 + length]] for tokens, length in zip(drafted, lengths, strict=True)])
+        for window, judgement in zip(windows, sampler.verify(rows, windows), strict=True):
+            assert judgement.verdict is not None
+            path, own = judgement.verdict
+            written = [0, *(window.tree.tokens[node] for node in path), own]
+            for place, (before, after) in enumerate(pairwise(written[:4])):
+                counts[place, before, after] += 1
+    return counts, torch.softmax(logits, -1)
+
+
+@pytest.mark.parametrize(("trials", "look"), [(20_000, True), (8_000, False)])
+def test_every_token_that_chains_emit_follows_the_target(trials: int, look: bool) -> None:
+    counts, law = emitted_in_chains(16, trials, 500, look)
+    assert bool((counts.sum((1, 2)) > trials / 4).all()), "many tokens stand"
+    assert [excess(own, law) < 5 for own in counts] == [True] * 3
+
+
+def test_second_tokens_from_the_wrong_row_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The residual of a chain's second token taken from the first one's draft distribution."""
+    original = _Lot.residual
+    monkeypatch.setattr(_Lot, "residual", lambda self, probs, node: original(self, probs, torch.zeros_like(node)))
+    counts, law = emitted_in_chains(16, 10_000, 500, True)
+    assert excess(counts[0], law) < 5
+    assert excess(counts[1], law) > 20
+
+
+def emitted_by_trees(vocab: int, trials: int, lot: int) -> tuple[Tensor, Tensor]:
+    """As `emitted_first`, from two drafted tokens side by side, drawn without replacement."""
+    logits = torch.randn(vocab, generator=torch.Generator().manual_seed(1))
+    draft_probs = torch.softmax(-logits, -1)
+    sampler, generator = TokenSampler(vocab, CPU, seed=5), torch.Generator().manual_seed(6)
+    counts, owner, rows = torch.zeros(vocab), row("x", SamplingParams()), logits.expand(3 * lot, -1)
+    for _ in range(trials // lot):
+        drafted = torch.multinomial(draft_probs.expand(lot, -1), 2, generator=generator).tolist()
+        trees = [TokenTree(tuple(two), (ROOT, ROOT), "sampled", draft_probs[None], {ROOT: 0}) for two in drafted]
+        judgements = sampler.verify(rows, [VerificationWindow(owner, tree) for tree in trees])
+        verdicts = [judgement.verdict for judgement in judgements if judgement.verdict is not None]
+        first = [
+            tree.tokens[verdict.path[0]] if verdict.path else verdict.next_token
+            for tree, verdict in zip(trees, verdicts, strict=True)
+        ]
+        counts += torch.bincount(torch.tensor(first), minlength=vocab)
+    return counts, torch.softmax(logits, -1)
+
+
+def test_trees_over_a_wide_vocabulary() -> None:
+    assert excess(*emitted_by_trees(4096, 40_000, 100)) < 5
+
+
+def test_a_verifier_that_forgets_the_residual_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Chains, "take_away_rejected", lambda self, last, count: last)
+    assert excess(*emitted_first(16, 20_000, SamplingParams(), 1000)) > 20
+
+
+def test_a_residual_on_the_acceptance_stream_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = TokenSampler._uniforms
+    last: list[Tensor] = []
+
+    def shared(stream: torch.Generator, count: int, like: Tensor) -> Tensor:
+        if last:
+            return last.pop()
+        last.append(original(stream, count, like))
+        return last[0]
+
+    monkeypatch.setattr(TokenSampler, "_uniforms", staticmethod(shared))
+    assert excess(*emitted_first(16, 20_000, SamplingParams(), 1000)) > 20
+
+
+def test_drafts_on_their_own_columns_name_absolute_ids() -> None:
+    kept = torch.tensor([3, 8, 20])
+    logits = torch.tensor([[0.0, 9.0, 0.0], [torch.nan, 0.0, 0.0], [0.0, 0.0, 9.0]])
+    places = [
+        Place(row("a", SamplingParams(temperature=0.0))),
+        Place(row("b", SamplingParams())),
+        Place(row("c", SamplingParams(seed=1, logit_bias={20: -100.0}))),
+    ]
+    drafted = TokenSampler(30, CPU).propose(logits, places, Columns(30, kept))
+    assert drafted.tokens[0] == 8
+    assert drafted.finite == [True, False, True]
+    assert drafted.tokens[2] in (3, 8)
+    assert drafted.probs[0] is None
+    assert drafted.probs[2] is None  # seeded rows are judged by choice
+
+
+@pytest.mark.parametrize("look", [True, False])
+def test_nothing_left_to_write_is_that_requests_failure_alone(look: bool) -> None:
+    params = [SamplingParams(allowed_token_ids=[4], bad_word_ids=[[4]]), SamplingParams()]
+    rows = [row("a", params[0]), row("b", params[1])]
+    rows[0].bad_words = ((4,),)
+    judgements = TokenSampler(10, CPU, look=look).verify(
+        torch.randn(2, 10), [VerificationWindow(r, TokenTree()) for r in rows]
+    )
+    assert [judgement.verdict is None for judgement in judgements] == [True, False]
+
+
+@pytest.mark.parametrize("look", [True, False])
+def test_numbers_that_are_none_off_the_path_are_reported_and_harmless(look: bool) -> None:
+    """The drafted token is rejected, so what the target thinks after it does not matter, but was written."""
+    logits = torch.zeros(2, 10)
+    logits[0, 3] = 50.0
+    logits[1] = torch.nan
+    window = VerificationWindow(row("a", SamplingParams(temperature=0.0)), TokenTree.chain([7]))
+    (judgement,) = TokenSampler(10, CPU, look=look).verify(logits, [window])
+    assert judgement.verdict == ((), 3)
+    assert not judgement.sound

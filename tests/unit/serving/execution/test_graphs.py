@@ -1,0 +1,153 @@
+"""Recorded passes give what plain passes give. The recorder is a fake that replays by running again."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from distillspec.config import DraftConfig
+from distillspec.models import LanguageModel, initialise_draft
+from distillspec.serving import Engine, EngineSettings, SamplingParams
+from distillspec.serving.execution.graphs import CACHE_VARIABLE, CompiledRecorder
+
+from ..conftest import hf_greedy, prompts
+
+Output = TypeVar("Output")
+
+
+class FakeRecorder:
+    """Counts recordings. A replay runs the computation on the present buffers.
+
+    As with CUDA graphs of one memory pool, a replay overwrites the output of earlier ones. Here that is poisoned, so
+    that code which reads it too late fails.
+    """
+
+    most = 256
+
+    def __init__(self, pads: bool = True, after_s: float = 0.0) -> None:
+        self.pads, self.after_s = pads, after_s
+        self.recorded = 0
+        self.replayed = 0
+        self._outputs: list[Tensor] = []
+
+    def record(self, run: Callable[[], Output]) -> Callable[[], Output]:
+        self.recorded += 1
+        output = run()
+        self._outputs += _tensors(output)
+
+        def replay() -> Output:
+            self.replayed += 1
+            for held in self._outputs:
+                held.fill_(torch.nan if held.is_floating_point() else -1)
+            for held, new in zip(_tensors(output), _tensors(run()), strict=True):
+                held.copy_(new)
+            return output
+
+        return replay
+
+
+def _tensors(output: object) -> list[Tensor]:
+    """A pass gives one tensor, a draft's loop several."""
+    parts = output if isinstance(output, tuple) else (output,)
+    return [part for part in parts if isinstance(part, Tensor)]
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma3_text"])
+@pytest.mark.parametrize("pads", [True, False])
+def test_replayed_passes_write_the_same_text(
+    random_model: Callable[[str], LanguageModel], kind: str, pads: bool
+) -> None:
+    model = random_model(kind)
+    asked = prompts(6)
+    wanted = [hf_greedy(model, prompt, 20) for prompt in asked]
+    recorder = FakeRecorder(pads)
+    draft = initialise_draft(DraftConfig(layers=2), model)
+    settings = EngineSettings(max_slots=3, max_model_len=256, controller="fixed", speculation_length=3)
+    engine = Engine(model, draft, settings, recorder=recorder)
+    outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=20))
+    assert [list(output.token_ids) for output in outputs] == wanted
+    assert recorder.replayed > 3 * recorder.recorded
+    # Rows in powers of two up to the slots, widths in powers of two, lengths in buckets: few shapes.
+    assert recorder.recorded <= 2 * 3 * 3 * 4
+    assert engine.runner.graphs is not None
+    assert engine.runner.graphs.shapes > 0
+    loop = engine.proposer.loop  # type: ignore[union-attr]
+    assert (loop.shapes > 0) == pads  # a draft's whole loop is one recording, where padding is cheap
+    engine.close()
+    assert engine.runner.graphs is None, "recordings hold memory"
+    assert not engine.runner.cache.layers
+    assert loop.shapes == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_recorded_draft_loop_drafts_as_the_passes_one_by_one(
+    random_model: Callable[[str], LanguageModel], temperature: float
+) -> None:
+    model = random_model("llama")
+    params = SamplingParams(temperature=temperature, max_tokens=30, ignore_eos=True)
+    settings = EngineSettings(max_slots=3, max_model_len=64, controller="fixed", speculation_length=4)
+    found = []
+    for recorder in (FakeRecorder(), None):
+        engine = Engine(model, initialise_draft(DraftConfig(layers=2), model), settings, recorder=recorder)
+        # The same draws in the same order, also where rows want different lengths.
+        engine.proposer._can_draft_at_once = lambda rows: True  # type: ignore[union-attr]
+        outputs = engine.generate([p[:20] for p in prompts(6)], params)
+        engine.close()
+        found.append([(output.token_ids, output.stats.proposed, output.stats.accepted) for output in outputs])
+    assert found[0] == found[1]
+    assert sum(accepted for _, _, accepted in found[0]) > 0
+
+
+def test_only_hot_shapes_are_recorded(target: LanguageModel) -> None:
+    recorder = FakeRecorder(pads=False, after_s=3600.0)
+    engine = Engine(target, None, EngineSettings(max_slots=2, max_model_len=256), recorder=recorder)
+    engine.generate(prompts(3), SamplingParams(temperature=0.0, max_tokens=8))
+    engine.close()
+    assert recorder.recorded == 0
+
+
+def test_a_recorder_that_fails_is_not_asked_again_and_the_text_is_right(
+    target: LanguageModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(FakeRecorder):
+        def record(self, run: Callable[[], Output]) -> Callable[[], Output]:
+            self.recorded += 1
+            raise RuntimeError("no compiler after all")
+
+    recorder = Broken()
+    asked = prompts(3)
+    wanted = [hf_greedy(target, prompt, 8) for prompt in asked]
+    engine = Engine(target, None, EngineSettings(max_slots=2, max_model_len=256), recorder=recorder)
+    outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=8))
+    engine.close()
+    assert [list(output.token_ids) for output in outputs] == wanted
+    assert recorder.recorded == 1
+    assert "no compiler after all" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # the compiler's own affair
+@pytest.mark.skipif(not CompiledRecorder.works(), reason="needs a C++ compiler")
+def test_compiled_passes_write_the_same_text_and_are_kept_on_disk(
+    target: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CACHE_VARIABLE, "")  # so that it is taken back afterwards, whatever it was
+    monkeypatch.delenv(CACHE_VARIABLE)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    asked = prompts(2)[1:]  # too long a prompt to be compiled: one shape
+    wanted = [hf_greedy(target, prompt, 12) for prompt in asked]
+    settings = EngineSettings(max_slots=1, max_model_len=96, compile=True)
+    engine = Engine(target, None, settings)
+    outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=12))
+    assert engine.runner.graphs is not None
+    assert engine.runner.graphs.shapes == 1
+    engine.close()
+    assert [list(output.token_ids) for output in outputs] == wanted
+    assert Path(os.environ[CACHE_VARIABLE]) == tmp_path / "distillspec" / "compiled"
+    written = {path.suffix for path in tmp_path.rglob("*") if path.is_file()}
+    assert ".so" in written, "the compiled code itself"

@@ -1,0 +1,84 @@
+"""Acceptance in service: kept over restarts, weighted by domain, and watched for a collapse."""
+
+from __future__ import annotations
+
+import pytest
+
+from distillspec.config import GateConfig
+from distillspec.serving.online.gate.monitor import ServedAcceptance
+from distillspec.serving.online.state.layout import OnlineSettings
+from distillspec.serving.online.state.registry import VersionRegistry
+
+from .conftest import feed
+
+
+def test_a_restart_knows_the_acceptance_that_was_served_before(
+    settings: OnlineSettings, registry: VersionRegistry
+) -> None:
+    """A rollback compares with the predecessor, which may have served under an earlier process."""
+    before = ServedAcceptance(settings.gate)
+    for i in range(40):
+        feed(before, "old", "a", 10, 8 + i % 2)
+    registry.keep_served(before.take_changed())
+    assert before.take_changed() == []
+    after = ServedAcceptance(settings.gate)
+    after.restore(VersionRegistry(settings.layout.versions).served())
+    assert after.acceptance("old") == before.acceptance("old")
+    assert after.figures()["versions"]["old"]["tried"] == 400
+    for _ in range(10):
+        feed(after, "new", "a", 10, 3)
+    assert "with old" in str(after.regression("new", "old"))
+    assert after.accepted_gain("old") == pytest.approx(30 - 0.85 * 100)
+    registry.keep_served(after.take_changed())
+    assert {record.version: record.totals["requests"] for record in registry.served()} == {"old": 40, "new": 10}
+    registry.clear_away(keep=0)  # neither is a version here: their figures stay, what is compared with goes
+    assert [(record.recent, record.totals["tried"]) for record in registry.served()] == [([], 400), ([], 100)]
+
+
+def test_what_a_version_served_before_it_was_promoted_again_does_not_count(settings: OnlineSettings) -> None:
+    served = ServedAcceptance(settings.gate)
+    for version, accepted in (("old", 6), ("new", 1)):
+        for _ in range(40):
+            feed(served, version, "a", 10, accepted)
+    assert served.regression("new", "old") is not None
+    served.begin_service("new")
+    served.begin_service("another")
+    assert served.accepted_gain("old") == 40 * (1 - 6)  # what has served nothing gains nothing
+    assert served.regression("new", "old") is None
+    restarted = ServedAcceptance(settings.gate)
+    restarted.restore(served.take_changed())
+    for again in (served, restarted):
+        for _ in range(10):
+            feed(again, "new", "a", 10, 6)
+        assert again.regression("new", "old") is None
+        for _ in range(30):
+            feed(again, "new", "a", 10, 1)
+        assert again.regression("new", "old") is not None
+
+
+def test_a_shift_of_traffic_is_no_regression() -> None:
+    served = ServedAcceptance(GateConfig(rollback_requests=8, domain_requests=4, bootstrap_samples=200))
+    for version, easy, hard in (("old", 40, 8), ("new", 8, 40)):
+        for domain, accepted, times in (("easy", 9, easy), ("hard", 2, hard)):
+            for i in range(times):
+                feed(served, version, domain, 10, accepted + i % 2)
+    assert served.regression("new", "old") is None
+    for _ in range(40):
+        feed(served, "worse", "hard", 10, 0)
+    assert "acceptance 0.000" in str(served.regression("worse", "old"))
+
+
+def test_a_collapse_raises_the_alarm_once() -> None:
+    alarms: list[str] = []
+    served = ServedAcceptance(GateConfig(collapse=0.5), alarms.append)
+    for i in range(200):
+        feed(served, "one", "a", 10, 6 if i < 150 else 0)
+    assert len(alarms) == 1
+    assert "collapsed" in alarms[0]
+
+
+def test_answers_to_one_request_count_as_one(settings: OnlineSettings) -> None:
+    served = ServedAcceptance(settings.gate)
+    feed(served, "one", "a", *[(10, 4), (5, 1)])
+    figures = served.figures()["versions"]["one"]
+    assert (figures["requests"], figures["tried"], figures["accepted"]) == (1, 15, 5)

@@ -1,0 +1,272 @@
+"""The embedded trainer is a process only when there is something to learn, and out of the way from its first import."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from distillspec.config import AdaptConfig
+from distillspec.models import LanguageModel, save_draft
+from distillspec.serving.commands.online_serving import AdaptationControl
+from distillspec.serving.online.adaptation import Adaptation, first_draft
+from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
+from distillspec.serving.online.state.lock import held
+from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.training.process import OCCUPIED
+from distillspec.serving.online.training.supervisor import BUSY_S, TOO_OFTEN, Supervisor, fewest_answers
+from distillspec.serving.online.training.trainer import OnlineTrainer
+
+from ...conftest import MakeEngine
+from ..conftest import Answer
+from ..test_adaptation import Traffic, engine_with
+from .conftest import changed, fill
+
+ENDLESS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
+
+
+@pytest.fixture
+def embedded(settings: OnlineSettings, small_draft: LanguageModel, target: LanguageModel) -> OnlineSettings:
+    """With online=on, a first draft, and nothing held out, so that every answer counts."""
+    settings = replace(
+        settings,
+        online=replace(settings.online, mode="on"),
+        replay=replace(settings.replay, held_out=0.0),
+        adapt=replace(settings.adapt, every_requests=6, min_requests=4),
+    )
+    given = settings.layout.root.parent / "given"
+    save_draft(small_draft, given, target)
+    first_draft(settings, target, given)
+    return settings
+
+
+class House:
+    """An adaptation polled by the test, with a trainer that waits for its end."""
+
+    def __init__(self, settings: OnlineSettings, target: LanguageModel, make_engine: MakeEngine) -> None:
+        self.engine = engine_with(first_draft(settings, target), target, make_engine)
+        self.adaptation = Adaptation(self.engine, settings)
+        assert self.adaptation.supervisor is not None
+        self.supervisor = self.adaptation.supervisor
+        self.supervisor.command = ENDLESS
+        self.adaptation.writer.start()
+        self.engine.observer = self.adaptation.observe
+        self.traffic = Traffic(self.engine, self.adaptation)
+
+    def serve(self, requests: int) -> None:
+        self.traffic.serve(requests)
+        self.adaptation.writer.flush()
+
+    def keep(self) -> int:
+        """Poll the trainer once, with no request running. Return the number of starts so far."""
+        self.adaptation.trainer.poll(idle=True)
+        return self.supervisor.starts
+
+    @property
+    def stage(self) -> str:
+        figures = AdaptationControl(self.adaptation).figures()
+        assert self.adaptation.stats()["trainer"]["stage"] == figures.stage
+        return figures.stage
+
+    def end(self) -> None:
+        self.adaptation.stop()
+        self.engine.close()
+
+
+def test_no_trainer_exists_until_there_is_text_for_its_first_update(
+    embedded: OnlineSettings, target: LanguageModel, make_engine: MakeEngine
+) -> None:
+    house = House(embedded, target, make_engine)
+    assert (house.keep(), house.supervisor.pid, house.stage) == (0, None, "waiting_for_text")
+    house.serve(5)
+    assert (house.keep(), house.supervisor.pid, house.stage) == (0, None, "waiting_for_text")
+    house.serve(1)
+    assert house.keep() == 1
+    assert house.supervisor.pid is not None
+    assert house.stage == "starting"
+    house.end()
+    assert house.supervisor.pid is None
+    # What is on disk is enough for the next start.
+    again = House(embedded, target, make_engine)
+    assert again.keep() == 1
+    again.end()
+    # Once an update has considered it, the next start waits for new text.
+    newest = ReplayLog(embedded.layout.replay).newest_number()
+    TrainerState(cursor=newest).write(embedded.layout.state)
+    later = House(embedded, target, make_engine)
+    assert (later.keep(), later.stage) == (0, "waiting_for_text")
+    later.end()
+
+
+def test_an_update_asked_for_by_hand_starts_it_with_any_text(
+    embedded: OnlineSettings, target: LanguageModel, make_engine: MakeEngine
+) -> None:
+    house = House(embedded, target, make_engine)
+    house.adaptation.trigger()
+    assert house.keep() == 0  # nothing to learn from
+    house.serve(1)
+    assert house.keep() == 1
+    house.end()
+    # The trainer that was started for it knows that it was asked, and answers once.
+    trainer = OnlineTrainer(embedded)
+    assert trainer.due() == "asked"
+    trainer.update("asked")
+    fill_one(embedded)
+    assert OnlineTrainer(embedded).due() is None
+
+
+def fill_one(settings: OnlineSettings) -> None:
+    """Copy the log's only answer, as if it had come again."""
+    log = ReplayLog(settings.layout.replay)
+    log.append(log.load(log.entries()))
+
+
+def test_a_pause_outlives_a_restart_and_starts_no_trainer(
+    embedded: OnlineSettings, target: LanguageModel, make_engine: MakeEngine
+) -> None:
+    house = House(embedded, target, make_engine)
+    house.serve(6)
+    house.adaptation.pause()
+    assert (house.keep(), house.stage) == (0, "paused")
+    house.end()
+    again = House(embedded, target, make_engine)
+    assert again.adaptation.paused
+    again.serve(2)
+    assert (again.keep(), again.stage) == (0, "paused")
+    assert len(again.adaptation.replay.entries()) == 6
+    again.adaptation.resume()
+    again.serve(1)
+    assert len(again.adaptation.replay.entries()) == 7
+    assert again.keep() == 1
+    again.end()
+
+
+def test_where_another_trains_ours_is_said_to_be_elsewhere(
+    embedded: OnlineSettings, target: LanguageModel, make_engine: MakeEngine
+) -> None:
+    house = House(embedded, target, make_engine)
+    with held(embedded.layout.trainer / "trainer.lock"):
+        assert (house.keep(), house.stage) == (0, "elsewhere")
+    assert house.stage == "waiting_for_text"
+    house.end()
+
+
+def test_a_start_waits_for_running_requests_but_not_for_ever(settings: OnlineSettings) -> None:
+    now, needed = [100.0], [False]
+    supervisor = Supervisor(settings, needed=lambda: needed[0], command=ENDLESS, clock=lambda: now[0])
+    supervisor.poll(idle=False)
+    now[0] += 10 * BUSY_S
+    supervisor.poll(idle=False)
+    assert (supervisor.starts, supervisor.absent) == (0, "waiting_for_text")
+    needed[0] = True
+    supervisor.poll(idle=False)
+    now[0] += BUSY_S / 2
+    supervisor.poll(idle=False)
+    assert (supervisor.starts, supervisor.absent) == (0, "starting")
+    now[0] += BUSY_S / 2
+    supervisor.poll(idle=False)
+    assert supervisor.starts == 1
+    supervisor.stop()
+    calm = Supervisor(settings, command=ENDLESS)
+    calm.poll(idle=True)
+    assert calm.starts == 1
+    calm.stop()
+
+
+def test_it_imports_at_low_priority_too(settings: OnlineSettings) -> None:
+    supervisor = Supervisor(changed(settings, niceness=3), command=ENDLESS)
+    supervisor.poll()
+    assert supervisor.pid is not None
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    assert os.getpriority(os.PRIO_PROCESS, supervisor.pid) == min(19, own + 3)
+    supervisor.stop()
+
+
+def test_the_fewest_answers_are_those_of_the_first_trigger() -> None:
+    def fewest(**adapt: object) -> int | None:
+        return fewest_answers(AdaptConfig(**adapt))  # type: ignore[arg-type]
+
+    assert fewest(every_requests=20, on_drift=False) == 20
+    assert fewest(every_requests=2, on_drift=False, min_requests=16) == 16
+    assert fewest(every_requests=256, every_s=60.0, on_drift=False) == 16
+    assert fewest(every_requests=256) == 48  # drift cannot be seen before
+    assert fewest(every_requests=None, on_drift=False) is None
+
+
+def test_text_that_waited_for_the_trainer_has_waited(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    """The process starts only when there is text: `every_s` counts from that text, not from the start."""
+    now = [0.0]
+    newest_s = 1e11  # in the far future: a log's clock starts at its newest record
+    fill(replay, answer, 1, time_s=newest_s - 40.0)
+    fill(replay, answer, 3, 1, time_s=newest_s)
+    trainer = OnlineTrainer(changed(settings, every_requests=None, every_s=60.0), clock=lambda: now[0])
+    assert trainer.due() is None
+    now[0] = 30.0
+    assert trainer.due() == "time"
+
+
+def test_no_update_is_due_below_the_fewest(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer, tmp_path: Path
+) -> None:
+    """The process would have nothing to do."""
+    config = changed(settings, every_requests=8, on_drift=True, every_s=None)
+    fewest = fewest_answers(config.adapt)
+    assert fewest == 8
+    fill(replay, answer, fewest - 1)
+    assert OnlineTrainer(config).due() is None
+    fill(replay, answer, 1, fewest)
+    assert OnlineTrainer(config).due() == "requests"
+
+
+def test_a_servers_trainer_waits_for_one_that_somebody_started_by_hand(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    fill(replay, answer, 5)
+    now = [0.0]
+    real = Supervisor(changed(settings))
+    with held(settings.layout.trainer / "trainer.lock"):
+        real.poll()
+        assert real.process is not None
+        assert real.process.wait(60) == OCCUPIED
+        real.poll()
+    assert real.occupied
+    said = (settings.layout.trainer / "trainer.log").read_text()
+    assert f"another trainer works on {settings.online.folder}" in said
+
+    command = [sys.executable, "-c", f"raise SystemExit({OCCUPIED})"]
+    supervisor = Supervisor(changed(settings), command=command, clock=lambda: now[0])
+    for _ in range(TOO_OFTEN + 1):
+        supervisor.poll()
+        assert supervisor.process is not None
+        supervisor.process.wait()
+        supervisor.poll()
+        assert supervisor.next_start_s > now[0]
+        now[0] = supervisor.next_start_s
+    assert supervisor.occupied
+    assert supervisor.problem is None
+    assert supervisor.starts == TOO_OFTEN + 1
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_trainer_that_keeps_ending_is_given_up(settings: OnlineSettings, code: int) -> None:
+    now = [0.0]
+    supervisor = Supervisor(settings, command=[sys.executable, "-c", f"raise SystemExit({code})"], clock=lambda: now[0])
+    waits = []
+    for _ in range(TOO_OFTEN):
+        supervisor.poll()
+        assert supervisor.process is not None
+        supervisor.process.wait()
+        supervisor.poll()
+        waits.append(supervisor.next_start_s - now[0])
+        now[0] = max(now[0], supervisor.next_start_s)
+    assert f"{TOO_OFTEN} times in a row" in str(supervisor.problem)
+    assert waits[:3] == [1.0, 2.0, 4.0]
+    supervisor.poll()
+    assert supervisor.pid is None
+    supervisor.stop()

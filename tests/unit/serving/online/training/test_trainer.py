@@ -1,0 +1,275 @@
+"""The trainer in its files: when it learns, from what, and what it leaves."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from distillspec.errors import ConfigError, RunError
+from distillspec.models import LanguageModel
+from distillspec.serving.online.log.records import LogKey
+from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
+from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.training.process import run_trainer
+from distillspec.serving.online.training.supervisor import Supervisor
+from distillspec.serving.online.training.trainer import OnlineTrainer
+
+from ...test_engine_draft_swap import rewrite
+from ..conftest import Answer
+from .conftest import changed, fill
+
+
+def test_an_update_leaves_a_candidate_that_says_where_it_comes_from(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer, target: LanguageModel
+) -> None:
+    fill(replay, answer, 6)
+    replay.append([answer("held", split="held_out")])
+    (version,) = run_trainer(changed(settings), lambda: False, once=True)
+    first = registry.current()
+    assert first is not None
+    assert (version.status, version.parent) == ("candidate", first.name)
+    assert (version.first_request, version.last_request) == (1, 6)  # the held-out one is not among them
+    assert version.metrics["steps"] > 0
+    assert registry.current() == first
+    state = TrainerState.read(settings.layout.state)
+    assert (state.cursor, state.updates, state.working) == (7, 1, version.name)
+
+
+def test_updates_are_due_by_requests_time_and_when_asked(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    now = [0.0]
+    trainer = OnlineTrainer(changed(settings, every_requests=8, every_s=60.0), clock=lambda: now[0])
+    assert trainer.due() is None
+    fill(replay, answer, 3)
+    now[0] = 100.0
+    assert trainer.due() is None  # too few to be worth it
+    fill(replay, answer, 3, 3)
+    assert trainer.due() == "time"
+    now[0] = 10.0
+    assert trainer.due() is None
+    fill(replay, answer, 3, 6)
+    assert trainer.due() == "requests"
+    TrainerControl(paused=True).write(settings.layout.control)
+    assert trainer.due() is None
+    TrainerControl(asked=1).write(settings.layout.control)
+    assert trainer.due() == "asked"
+    trainer.update("asked")
+    assert trainer.due() is None
+    idle = OnlineTrainer(changed(settings, every_requests=1, min_requests=1, idle_only=True))
+    fill(replay, answer, 3, 9)
+    TrainerControl(idle=False).write(settings.layout.control)
+    assert idle.due() is None
+    TrainerControl(idle=True).write(settings.layout.control)
+    assert idle.due() == "requests"
+
+
+def test_an_update_is_due_when_acceptance_falls(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    good = torch.zeros(20, dtype=torch.uint8)
+    trainer = OnlineTrainer(changed(settings, every_requests=None, on_drift=True, drift_drop=0.1))
+    fill(replay, answer, 100, outcomes=good)
+    assert trainer.due() is None
+    fill(replay, answer, 40, 100, outcomes=good + 1)
+    assert trainer.due() == "drift"
+
+
+def test_a_trainer_slower_than_traffic_skips_and_says_how_many(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    fill(replay, answer, 50)
+    small = changed(settings, max_steps=1, batch_tokens=256, row_tokens=256, replay_share=0.0)
+    (version,) = run_trainer(small, lambda: False, once=True)
+    state = TrainerState.read(settings.layout.state)
+    assert state.cursor == 50  # it never falls behind
+    assert version.last_request == 50
+    assert version.first_request == 50 - 12 + 1  # 256 tokens of answers
+    assert state.skipped == 38
+
+
+def test_lag_stays_bounded_and_the_drop_rate_is_shown(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    small = changed(settings, max_steps=1, batch_tokens=256, row_tokens=256, replay_share=0.0, every_requests=20)
+    records: list[dict] = []
+    trainer = OnlineTrainer(small, report=records.append)
+    lags = []
+    for lot in range(3):
+        fill(replay, answer, 40, 40 * lot)
+        assert trainer.due() == "requests"
+        trainer.update("requests")
+        lags.append(replay.newest_number() - trainer.state.cursor)
+    assert lags == [0, 0, 0]
+    assert (trainer.state.learnt, trainer.state.skipped) == (3 * 12, 3 * 28)
+    assert records[-1]["drop_rate"] == TrainerState.read(settings.layout.state).drop_rate == pytest.approx(0.7)
+
+
+def test_small_gains_add_up_and_a_refusal_starts_over(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    first = registry.current()
+    assert first is not None
+    made = []
+    for i, verdict in enumerate(["inconclusive", "refused", None]):
+        fill(replay, answer, 5, 5 * i)
+        (version,) = run_trainer(changed(settings), lambda: False, once=True)
+        if verdict is not None:
+            registry.judged(version.name, verdict, {}, "")
+        made.append(version)
+    assert [version.parent for version in made] == [first.name, made[0].name, first.name]
+
+
+def test_what_led_to_a_version_that_was_taken_back_is_not_gone_on_from(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    first = registry.current()
+    assert first is not None
+    made = []
+    for i in range(3):
+        fill(replay, answer, 5, 5 * i)
+        (version,) = run_trainer(changed(settings), lambda: False, once=True)
+        made.append(version)
+        if i == 0:
+            registry.promote(version.name, "passed the gate")
+        if i == 1:
+            registry.rollback("worse in service")  # the second, a candidate still, was made from the first
+    assert [version.parent for version in made] == [first.name, made[0].name, first.name]
+
+
+def test_a_fall_that_was_answered_is_not_answered_again_after_a_restart(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    good, drifting = torch.zeros(20, dtype=torch.uint8), changed(settings, every_requests=None, on_drift=True)
+    fill(replay, answer, 100, outcomes=good)
+    fill(replay, answer, 60, 100, outcomes=good + 1)
+    trainer = OnlineTrainer(drifting)
+    assert trainer.due() == "drift"
+    trainer.update("drift")
+    restarted = OnlineTrainer(drifting)
+    fill(replay, answer, 10, 160, outcomes=good + 1)
+    assert trainer.due() is None
+    assert restarted.due() is None
+    assert restarted.drift.averages() == trainer.drift.averages()
+    fill(replay, answer, 60, 170, outcomes=good)
+    fill(replay, answer, 30, 230, outcomes=good + 1)
+    assert restarted.due() == "drift"  # another one is
+
+
+def test_an_update_that_comes_to_nothing_is_still_due(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    """By hand, by drift, by time: each reason holds until something was learnt."""
+    now = [0.0]
+    config = changed(settings, every_requests=None, every_s=60.0, on_drift=True)
+    trainer = OnlineTrainer(config, clock=lambda: now[0])
+    good = torch.zeros(20, dtype=torch.uint8)
+    fill(replay, answer, 100, outcomes=good)
+    fill(replay, answer, 60, 100, outcomes=good + 1)
+    serving = registry.current()
+    assert serving is not None
+    weights = serving.path / "model.safetensors"
+    whole = weights.read_bytes()
+    for reason, asked, now_s in (("asked", 1, 0.0), ("drift", 0, 0.0), ("time", 0, 100.0)):
+        TrainerControl(asked=asked).write(settings.layout.control)
+        now[0] = now_s
+        weights.write_bytes(whole[:-8])
+        assert trainer.due() == reason
+        with pytest.raises(RunError, match="cannot be trained on"):
+            trainer.update(reason)
+        assert trainer.due() == reason
+        assert TrainerState.read(settings.layout.state).asked == 0
+    weights.write_bytes(whole)
+    TrainerControl(asked=1).write(settings.layout.control)
+    assert trainer.due() == "asked"
+    trainer.update("asked")
+    fill(replay, answer, 4, 160)
+    assert trainer.due() is None
+    assert TrainerState.read(settings.layout.state).asked == 1
+
+
+@pytest.mark.parametrize("stage", ["loading", "learning"])
+def test_no_version_comes_of_a_tenant_deleted_while_it_was_learnt_from(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer, stage: str
+) -> None:
+    fill(replay, answer, 5, tenant="stays")
+    fill(replay, answer, 5, 5, tenant="gone")
+    log = ReplayLog(settings.layout.replay)
+
+    def delete(reached: str) -> None:
+        if reached == stage and log.tenants().get("gone"):
+            log.delete_tenant("gone")
+
+    trainer = OnlineTrainer(changed(settings), on_stage=delete)
+    with pytest.raises(RunError, match="was deleted while"):
+        trainer.update("asked")
+    assert registry.versions("candidate") == []
+    assert TrainerState.read(settings.layout.state).bad_updates == 0
+    version = trainer.update("asked")
+    assert version is not None
+    assert (version.first_request, version.last_request) == (1, 5)
+
+
+def test_flush_mode_forgets(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    for i in range(2):
+        fill(replay, answer, 5, 5 * i)
+        (version,) = run_trainer(changed(settings, mode="flush"), lambda: False, once=True)
+    assert (version.first_request, version.last_request) == (6, 10)
+
+
+def test_updates_without_numbers_quarantine_the_trainer(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer, target: LanguageModel
+) -> None:
+    serving = registry.current()
+    assert serving is not None
+    bad = registry.add(lambda folder: _copy_spoilt(serving.path, folder))
+    registry.promote(bad.name, "by hand")
+    trainer = OnlineTrainer(changed(settings, max_bad_updates=2))
+    fill(replay, answer, 5)
+    assert trainer.update("asked") is None
+    fill(replay, answer, 5, 5)
+    with pytest.raises(RunError, match="quarantined: 2 updates in a row"):
+        trainer.update("asked")
+    assert "no step was finite" in str(TrainerState.read(settings.layout.state).quarantined)
+    assert registry.versions("candidate") == []
+    supervisor = Supervisor(settings, command=[sys.executable, "-c", "pass"])
+    supervisor.poll()
+    assert "2 updates in a row" in str(supervisor.problem)
+    assert supervisor.pid is None
+    supervisor.lift()
+    assert TrainerState.read(settings.layout.state).quarantined is None
+
+
+def _copy_spoilt(source: Path, folder: Path) -> None:
+    shutil.copytree(source, folder)
+    state = load_file(folder / "model.safetensors")
+    state["model.norm.weight"][:] = torch.nan
+    rewrite(folder, lambda: save_file(state, folder / "model.safetensors", metadata={"format": "pt"}))
+
+
+def test_a_draft_with_another_tokenizer_than_the_logs_is_refused(
+    settings: OnlineSettings, registry: VersionRegistry, target: LanguageModel, answer: Answer
+) -> None:
+    key = LogKey(target.identity.weights_hash, "another", target.identity.vocab_size, 16)
+    foreign = ReplayLog(settings.layout.replay, key, settings.replay, clock=lambda: 2000.0)
+    fill(foreign, answer, 5)
+    with pytest.raises(ConfigError, match="different tokenizers"):
+        run_trainer(changed(settings), lambda: False, once=True)
+
+
+def test_an_update_beside_its_anchor_leaves_a_candidate(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    fill(replay, answer, 5)
+    (version,) = run_trainer(changed(settings, anchor=0.5), lambda: False, once=True)
+    assert version.metrics["problem"] == ""
+    assert version.metrics["steps"] > 0
+    assert registry.problem_of(version) is None

@@ -1,0 +1,39 @@
+"""A proposer of known acceptance, and the prompt that it drafts for."""
+
+from __future__ import annotations
+
+from distillspec.serving import SamplingParams
+from distillspec.serving.base.tree import TokenTree
+from distillspec.serving.proposers.base import ProposalRequest
+
+from .conftest import prompts
+
+PROMPT = prompts()[1]
+
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+
+
+class Oracle:
+    """Proposes what greedy decoding will write (`always`), never that, or that in every second position."""
+
+    version = "oracle"
+
+    def __init__(self, continuation: list[int], mode: str = "always") -> None:
+        self.continuation, self.mode = continuation, mode
+
+    def propose(self, requests: list[ProposalRequest]) -> list[TokenTree]:
+        return [self._tree(request) for request in requests]
+
+    def _tree(self, request: ProposalRequest) -> TokenTree:
+        done = request.sequence.output_length
+        tokens = self.continuation[done : done + request.length]
+        wrong = [(token + 1) % 250 for token in tokens]
+        chosen = {"always": tokens, "never": wrong, "sometimes": tokens[:1] + wrong[1:]}[self.mode]
+        return TokenTree.chain(chosen)
+
+    def committed(self, sequence: object, tree: TokenTree, path: object) -> None: ...
+
+    def move(self, moves: object) -> None: ...
+
+    def forget(self, sequence_id: str) -> None: ...

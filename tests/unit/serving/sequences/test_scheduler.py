@@ -1,0 +1,208 @@
+"""Slots have one owner each and planning stays within its limits, whatever happens."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distillspec.serving.base.params import SamplingParams
+from distillspec.serving.base.requests import Request, SequenceState, Status
+from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.control.latency import ForwardCost, LatencyModel
+from distillspec.serving.control.smartspec import SmartSpecController
+from distillspec.serving.control.wrapped import WrappedController
+from distillspec.serving.execution.kv_cache import Move, SlotPool
+from distillspec.serving.sequences.scheduler import Chunk, Limits, most_admitted, plan_step, reservation, urgency
+
+LIMITS = Limits(slots=3, max_len=64, cache_tokens=150, prefill_chunk=32, lookahead=4)
+
+
+def sequence(
+    name: str,
+    *,
+    prompt: int = 10,
+    priority: int = 0,
+    arrival: int = 0,
+    status: Status = Status.WAITING,
+    slot: int | None = None,
+    output: int = 0,
+    max_output: int = 20,
+) -> SequenceState:
+    request = Request(name, tuple(range(prompt)), SamplingParams(max_tokens=max_output), priority=priority)
+    tokens = list(range(prompt + output))
+    return SequenceState(name, request, 0, arrival, tokens, frozenset(), max_output, status=status, slot=slot)
+
+
+def running(name: str, slot: int, **extra: int) -> SequenceState:
+    made = sequence(name, status=Status.DECODE, slot=slot, arrival=slot, **extra)
+    made.computed = len(made.tokens) - 1
+    return made
+
+
+def test_first_come_first_served_within_slots() -> None:
+    waiting = [sequence(name, arrival=i) for i, name in enumerate("abcd")]
+    plan = plan_step(waiting, [], LIMITS)
+    assert plan.admit == ("a", "b", "c")
+    assert plan.prefill == (Chunk("a", 10), Chunk("b", 10), Chunk("c", 10))
+
+
+def test_a_controller_may_hold_requests_back_but_not_for_long() -> None:
+    dear = LatencyModel(ForwardCost(1e-2, 1e-3, 1e-2))
+    controller = SmartSpecController(4, dear, max_wait_s=1.0)
+    limits = replace(LIMITS, slots=8, cache_tokens=400)
+    slots = [running(name, slot, prompt=1) for slot, name in enumerate("ab")]
+    waiting = [sequence("long", prompt=60, arrival=8), sequence("next", prompt=60, arrival=9)]
+    assert most_admitted(FixedLength(2), waiting, slots, limits, 0.5) is None
+    assert most_admitted(controller, [], slots, limits, 0.5) is None
+    assert most_admitted(controller, waiting, slots, limits, 0.5) == 0
+    assert most_admitted(WrappedController(controller), waiting, slots, limits, 0.5) == 0
+    assert plan_step(waiting, slots, limits, 0).admit == ()
+    waiting[1].stats.submitted_s = 1.0
+    late = most_admitted(controller, waiting, slots, limits, 1.5)  # the first has waited too long, the next has not
+    assert plan_step(waiting, slots, limits, late).admit == ("long",)
+
+
+def test_a_long_prompt_is_read_in_chunks_and_others_wait_behind_it() -> None:
+    long = sequence("long", prompt=50)
+    plan = plan_step([long, sequence("short", arrival=1)], [], LIMITS)
+    assert plan.admit == ("long",)
+    assert plan.prefill == (Chunk("long", 32),)
+    long.status, long.slot, long.computed = Status.PREFILL, 0, 32
+    plan = plan_step([sequence("short", arrival=1)], [long], LIMITS)
+    assert plan.prefill == (Chunk("long", 18), Chunk("short", 10))
+
+
+def test_priorities_come_first_and_preempt_the_last_of_the_less_urgent() -> None:
+    slots = [running("a", 0, priority=1), running("b", 1, priority=2), running("c", 2, priority=2)]
+    plan = plan_step([sequence("urgent", arrival=10), sequence("late", arrival=9, priority=2)], slots, LIMITS)
+    assert plan.preempt == ("c",)
+    assert plan.admit == ("urgent",)
+
+
+def test_what_does_not_fit_the_cache_is_preempted_the_last_first_and_the_first_never() -> None:
+    tight = Limits(slots=3, max_len=64, cache_tokens=40, prefill_chunk=32, lookahead=4)
+    slots = [running("a", 0, output=10), running("b", 1, output=10)]
+    assert plan_step([], slots, tight).preempt == ("b",)
+    assert plan_step([], slots[:1], Limits(3, 64, 10, 32, 4)).preempt == ()
+
+
+def test_nobody_overtakes_the_first_that_does_not_fit() -> None:
+    tight = Limits(slots=3, max_len=64, cache_tokens=55, prefill_chunk=64, lookahead=4)
+    waiting = [sequence("big", prompt=40, arrival=0), sequence("small", prompt=2, arrival=1)]
+    plan = plan_step(waiting, [running("a", 0)], tight)
+    assert plan.admit == ()
+
+
+sequences_in = st.lists(st.tuples(st.integers(1, 50), st.integers(0, 13), st.integers(0, 2)), min_size=0, max_size=8)
+
+
+@given(waiting=sequences_in, held=sequences_in, budget=st.integers(64, 192), chunk=st.integers(1, 64))
+def test_plans_stay_within_their_limits(
+    waiting: list[tuple[int, int, int]], held: list[tuple[int, int, int]], budget: int, chunk: int
+) -> None:
+    limits = Limits(slots=4, max_len=64, cache_tokens=budget, prefill_chunk=chunk, lookahead=3)
+    running_ = [
+        running(f"r{slot}", slot, prompt=prompt, output=output, priority=priority, max_output=14)
+        for slot, (prompt, output, priority) in enumerate(held[:4])
+    ]
+    waiting_ = [
+        sequence(f"w{i}", prompt=prompt, priority=priority, arrival=10 + i)
+        for i, (prompt, _, priority) in enumerate(waiting)
+    ]
+    waiting_.sort(key=urgency)
+    before = deepcopy((waiting_, running_))
+    plan = plan_step(waiting_, running_, limits)
+    assert (waiting_, running_) == before, "planning changes nothing"
+    kept = [s for s in running_ if s.id not in plan.preempt]
+    admitted = [s for s in waiting_ if s.id in plan.admit]
+    assert len(kept) + len(admitted) <= 4
+    if len(kept) + len(admitted) > 1:
+        assert sum(reservation(s, limits) for s in [*kept, *admitted]) <= budget
+    assert sum(c.tokens for c in plan.prefill) <= chunk
+    assert all(c.tokens >= 1 for c in plan.prefill)
+    if waiting_ and not kept:
+        assert plan.admit, "something always goes on"
+
+
+def test_releasing_a_slot_keeps_owners_together_and_decoding_ones_first() -> None:
+    pool = SlotPool(5, 16)
+    for name in "abcde":
+        slot = pool.take(name, 4)
+        pool.record(slot, [slot] * (slot + 1), 0)
+    moves = pool.release(0, first_prefilling=3)  # c decodes last, e reads its prompt last
+    assert moves == [Move(2, 0, 3), Move(4, 2, 5)]
+    assert pool.owners == ["c", "b", "e", "d"]
+    assert pool.contents[2] == [4] * 5
+    assert pool.contents[4] == []
+    pool.check_integrity()
+
+
+def test_prefixes_are_found_in_free_slots_too_and_never_in_forgotten_ones() -> None:
+    pool = SlotPool(2, 16)
+    pool.record(pool.take("a", 8), [1, 2, 3, 4], 0)
+    pool.release(0, 1)
+    assert pool.longest_prefix([1, 2, 3, 9]) == (0, 3)
+    pool.forget(0)
+    assert pool.longest_prefix([1, 2, 3, 9]) is None
+
+
+def test_a_prefix_is_found_by_requests_of_the_same_salt_alone() -> None:
+    pool = SlotPool(3, 16)
+    for salt, text in (("a", [1, 2, 3, 4]), ("b", [1, 2, 9, 9])):
+        pool.record(pool.take(salt, 8, salt), text, 0)
+    assert pool.longest_prefix([1, 2, 3, 4], "a") == (0, 4)
+    assert pool.longest_prefix([1, 2, 3, 4], "b") == (1, 2)
+    assert pool.longest_prefix([1, 2, 3, 4], "c") is None
+    assert pool.longest_prefix([1, 2, 3, 4]) is None
+    pool.release(0, 2)  # b's text moves to slot 0, and its salt with it
+    assert pool.longest_prefix([1, 2, 3, 4], "a") is None
+    assert pool.longest_prefix([1, 2, 3, 4], "b") == (0, 2)
+    pool.release(0, 1)
+    pool.record(pool.take("c", 8, "c"), [1, 2, 3], 0)  # slot 0 is c's now
+    assert pool.longest_prefix([1, 2, 3, 4], "b") is None
+
+
+def test_salts_follow_texts_that_change_places() -> None:
+    pool = SlotPool(3, 16)
+    for salt in "abc":
+        pool.record(pool.take(salt, 8, salt), [7] * 6, 0)
+    for _ in range(3):
+        pool.release(len(pool.owners) - 1, len(pool.owners))
+    assert pool.longest_prefix([7] * 6, "c") == (2, 6)
+    pool.bring(pool.longest_prefix([7] * 6, "c"))  # exchanged with slot 0, where the next one is taken
+    assert [pool.longest_prefix([7], salt) for salt in "abc"] == [(2, 1), (1, 1), (0, 1)]
+
+
+def test_an_idle_pool_remembers_as_many_texts_as_it_has_slots() -> None:
+    pool = SlotPool(3, 16)
+    moves = []
+    for text in ([1] * 4, [2] * 5, [3] * 6, [4] * 7):
+        moves += pool.bring(pool.longest_prefix(text))
+        pool.record(pool.take("x", 8), text, 0)
+        pool.release(0, 1)
+    assert moves == [Move(0, 1, 4), Move(0, 2, 5), Move(0, 1, 6)]  # the first text went, the oldest
+    assert pool.longest_prefix([1]) is None
+    assert pool.longest_prefix([2, 2]) == (2, 2)
+    assert pool.bring(pool.longest_prefix([4] * 7)) == []  # taken over where it lies
+    assert pool.bring(pool.longest_prefix([3] * 6)) == [Move(1, 0, 6, back=7)]  # it changes places
+    assert pool.contents == [[3] * 6, [4] * 7, [2] * 5]
+    # A short beginning is copied; what stood there goes where the oldest text was that is not copied from.
+    assert pool.bring(pool.longest_prefix([2, 2, 9])) == [Move(0, 1, 6), Move(2, 0, 2)]
+
+
+def test_misuse_of_the_pool_is_found() -> None:
+    pool = SlotPool(1, 8)
+    pool.take("a", 8)
+    with pytest.raises(AssertionError, match="no free slot"):
+        pool.take("b", 1)
+    with pytest.raises(AssertionError, match="wants 9 tokens"):
+        pool.reserve("a", 9)
+    with pytest.raises(AssertionError, match="cannot write at 5"):
+        pool.record(0, [1], 5)
+    pool.owners.append("a")
+    with pytest.raises(AssertionError, match="owns two slots"):
+        pool.check_integrity()

@@ -1,0 +1,43 @@
+"""A client that reads nothing is cut off."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+
+import pytest
+
+from ..conftest import Serve, wait_for
+
+LARGE = "some words " * 8_000  # its token ids are more than the sockets hold between the two
+
+
+@pytest.mark.parametrize("close", [False, True], ids=["kept alive", "to be closed"])
+def test_a_client_that_reads_nothing_is_cut_off(serve: Serve, close: bool) -> None:
+    running = serve(write_timeout_s=0.3)
+    host, port = running.url.removeprefix("http://").split(":")
+    body = json.dumps({"prompt": LARGE}).encode()
+    head = f"POST /tokenize HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
+    head += ("Connection: close\r\n" if close else "") + f"Content-Length: {len(body)}\r\n\r\n"
+    with socket.socket() as raw:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        listening = running.server.servers[0].sockets[0]
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # of connections to come
+        raw.connect((host, int(port)))
+        raw.sendall(head.encode() + body)
+        wait_for(lambda: running.server.server_state.total_requests == 1)
+        wait_for(lambda: not running.server.server_state.connections)
+        reply = received(raw)
+    announced = re.search(rb"content-length: (\d+)", reply)
+    assert announced is not None
+    assert len(reply) < int(announced[1]) / 2
+    assert running.complete().status_code == 200
+
+
+def received(raw: socket.socket) -> bytes:
+    """Read until the server closes."""
+    reply = b""
+    while piece := raw.recv(1 << 20):
+        reply += piece
+    return reply

@@ -1,0 +1,27 @@
+"""Addresses the server may listen on."""
+
+from __future__ import annotations
+
+import pytest
+
+from distillspec.config import ServerConfig
+from distillspec.errors import ConfigError
+from distillspec.serving.server.listening import bind, check_exposure
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "example.org", "192.0.2.1"])
+def test_listening_wider_needs_a_key(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"server\.allow_open"):
+        check_exposure(ServerConfig(host=host), has_keys=False)
+    check_exposure(ServerConfig(host=host), has_keys=True)
+    check_exposure(ServerConfig(host=host, allow_open=True), has_keys=False)
+    check_exposure(ServerConfig(host="::1"), has_keys=False)
+
+
+def test_a_port_in_use_is_named() -> None:
+    with bind(ServerConfig(port=0)) as first:
+        port = first.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"{port} is in use"):
+            bind(ServerConfig(port=port))
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
+        bind(ServerConfig(host="192.0.2.1", port=0))

@@ -1,0 +1,54 @@
+"""Recorded requests: the same lengths and arrivals, and the same drafted tokens accepted."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+
+from distillspec.config import WorkloadConfig
+from distillspec.serving.bench.records import RequestRecord
+from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.simulation import Policy, SimulatedRequest, Simulation, load_hardware, make_workload
+from distillspec.serving.simulation.recorded_trace import AcceptanceRecorder, recorded_requests
+
+MACHINE = load_hardware("a100-7b")
+
+
+def served(
+    requests: list[SimulatedRequest], length: int
+) -> tuple[AcceptanceRecorder, list[RequestRecord], list[float]]:
+    """A simulation in the place of a live run: what a recorder saw, the records, the latencies."""
+    recorder = AcceptanceRecorder(FixedLength(length))
+    result = Simulation(requests, Policy("seen", recorder), MACHINE).run()
+    records = [
+        RequestRecord(r.id, "", r.arrival_s, s.first_token_s or 0, s.finished_s or 0, r.prompt_tokens, r.output_tokens)
+        for r, s in zip(result.requests, result.stats, strict=True)
+    ]
+    return recorder, records, [s.total_s or 0.0 for s in result.stats]
+
+
+@pytest.mark.parametrize("length", [0, 1, 3])
+def test_a_run_served_again_as_it_was_seen_takes_as_long(length: int) -> None:
+    requests = make_workload(WorkloadConfig(requests=30, output_tokens=40, output_spread=0.5, alpha=0.6), 10.0)
+    recorder, records, latencies = served(requests, length)
+    again = recorded_requests(records[::-1], recorder.trials)
+    assert [r.id for r in again] == [r.id for r in requests]
+    assert served(again, length)[2] == latencies
+
+
+def test_what_was_seen_stands_and_the_rest_is_drawn_with_the_requests_own_rate() -> None:
+    requests = make_workload(WorkloadConfig(requests=40, output_tokens=200, alpha=0.5, request_spread=0.25), 10.0)
+    recorder, records, _ = served(requests, 3)
+    for before, after in zip(requests, recorded_requests(records, recorder.trials), strict=True):
+        own = recorder.trials[f"{before.id}/0"]
+        for place, rank in enumerate(after.trace.ranks):
+            if place + before.prompt_tokens in own:
+                assert (rank == 1) == (before.trace.ranks[place] == 1)
+    rates = [numpy.mean(numpy.array(r.trace.ranks) == 1) for r in requests]
+    seen = [numpy.mean(numpy.array(r.trace.ranks) == 1) for r in recorded_requests(records, recorder.trials)]
+    assert numpy.corrcoef(rates, seen)[0, 1] > 0.9
+
+
+def test_without_any_trial_nothing_stands() -> None:
+    (request,) = recorded_requests([RequestRecord("a", "", 0.0, 1.0, 2.0, 5, 8)], {})
+    assert request.trace.runs == [0] * 9
