@@ -83,9 +83,10 @@ class Worker:
         """Processor time of planning: a busy machine counts little."""
         from distillspec.serving.control.base import BatchView, RowView
         from distillspec.serving.control.goodput import GoodputController
-        from distillspec.serving.control.latency import ForwardCost, LatencyModel
+        from distillspec.serving.costs.latency import LatencyModel
+        from distillspec.serving.costs.table import CostTable
 
-        cost = LatencyModel(ForwardCost(1e-6, 1.5e-3, 4e-2), ForwardCost(1e-7, 2e-4, 5e-3))
+        cost = LatencyModel(CostTable.line(1e-6, 1.5e-3, 4e-2), CostTable.line(1e-7, 2e-4, 5e-3))
         controller = GoodputController(6, cost)
         view = BatchView(tuple(RowView(f"r{row}", 200 + row, 6) for row in range(64)))
         began = time.thread_time()

@@ -19,11 +19,12 @@ from common import write_result
 
 from distillspec.serving.control.base import BatchView, LengthController, RowResult, RowView, StepResult
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.control.latency import ForwardCost, LatencyModel
 from distillspec.serving.control.smartspec import SmartSpecController
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import CostTable
 
 LONGEST, ALPHA, BLOCK = 6, 0.7, 16
-CPU = LatencyModel(ForwardCost(1e-6, 1.5e-3, 4e-2), ForwardCost(1e-7, 2e-4, 5e-3))
+CPU = LatencyModel(CostTable.line(1e-6, 1.5e-3, 4e-2), CostTable.line(1e-7, 2e-4, 5e-3))
 GOALS = {"64": 200.0, "1": 60.0}  # µs a step with controller=goodput
 
 

@@ -35,8 +35,8 @@ from distillspec.serving.bench.records import RequestRecord
 from distillspec.serving.bench.summary import summarise
 from distillspec.serving.commands.profile import plot
 from distillspec.serving.control.base import StepResult
-from distillspec.serving.control.hardware_profile import Profile
 from distillspec.serving.control.named import named_controller
+from distillspec.serving.costs.hardware_profile import Profile
 from distillspec.serving.profiler import Grid, measure
 from distillspec.serving.simulation import Hardware, Policy, Simulation, derive_hardware
 from distillspec.serving.simulation.recorded_trace import AcceptanceRecorder, recorded_requests
@@ -279,7 +279,7 @@ def _parts(results: Sequence[StepResult]) -> dict[str, Any]:
 
 
 def _judge_profile(profile: Profile) -> dict[str, Any]:
-    parts = {"verification": profile.verification, "prefill": profile.prefill, "drafting": profile.drafting}
+    parts = {"target": profile.target_cost, "draft": profile.draft_cost}
     errors = {name: part.held_out_error for name, part in parts.items() if part is not None}
     return {
         "held_out_error": errors,

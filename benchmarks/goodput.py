@@ -34,9 +34,9 @@ from distillspec.serving.bench.plot import plot_load
 from distillspec.serving.bench.records import LoadRecord
 from distillspec.serving.bench.rounds import Records, Side, take_turns
 from distillspec.serving.bench.summary import LoadSummary, summarise
-from distillspec.serving.control.hardware_profile import Profile
-from distillspec.serving.control.latency import LatencyModel
 from distillspec.serving.control.named import named_controller
+from distillspec.serving.costs.hardware_profile import Profile
+from distillspec.serving.costs.latency import LatencyModel
 from distillspec.types import Prompt
 
 GOALS = {"share_of_best": 0.97, "against_best_fixed": 1.05, "step_time_error": 0.09, "useless": 0.98}
@@ -115,7 +115,7 @@ def in_turn(
 
     def side(name: str) -> Side[Any]:
         longest = max(options.fixed)
-        controller = named_controller(name, longest, latency, guess=engine.guessed_costs(longest))
+        controller = named_controller(name, longest, latency or engine.costs)
 
         def bear(arrivals: Sequence[Arrival[Any]], _: str) -> LoadRecord:
             engine.use_controller(controller)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Sequence
 from itertools import count
 from pathlib import Path
@@ -16,18 +17,21 @@ from distillspec.models import LanguageModel, load_target
 from distillspec.models.memory import return_freed_memory
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, RequestOutput
-from distillspec.serving.control.base import LengthController
-from distillspec.serving.control.latency import LatencyModel
+from distillspec.serving.control.base import LengthController, TakesCosts
+from distillspec.serving.control.wrapped import innermost
+from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.draft_loading import check_finite, check_target, load_draft, version_of
-from distillspec.serving.engine_builder import build_parts, guess_costs
+from distillspec.serving.engine_builder import build_parts
 from distillspec.serving.engine_view import EngineView
 from distillspec.serving.execution.graphs import Recorder
 from distillspec.serving.execution.memory import check_draft_fits, check_reads
 from distillspec.serving.execution.servable import check_servable
 from distillspec.serving.proposers.base import Proposer
 from distillspec.serving.proposers.named import uses_draft
+from distillspec.serving.start_costs import measure_at_start
 from distillspec.serving.step.output import StepOutput
+from distillspec.serving.timed_passes import TimedPasses
 
 
 class Engine(EngineView):
@@ -37,7 +41,8 @@ class Engine(EngineView):
         outputs = engine.generate(["Why is the sky blue?"], SamplingParams(max_tokens=64))
 
     `generate` answers a list and returns. A server calls `submit` and `abort` from any thread and `step` in a loop on
-    one. The engine holds the models until `close`.
+    one. The engine holds the models until `close`. `costs` are the costs of steps by the profile, or measured at the
+    start; None if neither was.
 
     Args:
         target, draft: loaded models. A draft is needed where `settings.proposer` names one that drafts with a model.
@@ -74,6 +79,7 @@ class Engine(EngineView):
         super().__init__(parts.core)
         self._models, self._proposers = parts.models, parts.proposers
         self._ids = count()
+        self.costs = parts.costs or self._measured_costs()
 
     @classmethod
     def from_pretrained(
@@ -247,10 +253,6 @@ class Engine(EngineView):
         """See `EngineCore.use_controller`. Call between steps, from the thread that steps."""
         self._core.use_controller(controller)
 
-    def guessed_costs(self, longest: int) -> LatencyModel:
-        """Return assumed costs of steps that draft up to `longest` tokens a row, before any step was measured."""
-        return guess_costs(self.settings, self.target, self.slots, longest)
-
     def forget_prompts(self) -> None:
         """Drop the prefixes that idle slots remember, between steps: the next prompts are read whole."""
         self.sequences.pool.forget_free()
@@ -260,6 +262,21 @@ class Engine(EngineView):
         self._models.release_all()
         self._core.release()
         return_freed_memory()
+
+    def timed_passes(self, clock: Callable[[], float] = time.perf_counter) -> TimedPasses:
+        """Return passes of target and draft to be timed, for an idle engine."""
+        return TimedPasses(self.target, self.runner, self.sampler, self.proposer, clock)
+
+    def _measured_costs(self) -> LatencyModel | None:
+        """Measure what steps cost for a controller that would else have to learn it. None: it has."""
+        controller, budget_s = innermost(self.controller), self.settings.measure_costs_s
+        if not isinstance(controller, TakesCosts) or not budget_s or not controller.longest or self.proposer is None:
+            return None
+        with_draft = uses_draft(self.settings, with_draft=self.draft is not None)
+        costs = measure_at_start(self.timed_passes(), self.limits, controller.longest, budget_s, with_draft=with_draft)
+        if costs is not None:
+            controller.use_costs(costs)
+        return costs
 
     def _check_open(self) -> None:
         if not self._models:

@@ -10,16 +10,16 @@ from distillspec.config.engine import EngineConfig
 from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import Attend
 from distillspec.serving.control.base import LengthController
-from distillspec.serving.control.hardware_profile import Profile, experts_of
-from distillspec.serving.control.latency import LatencyModel, guessed
 from distillspec.serving.control.named import ControllerParts, make_controller
+from distillspec.serving.costs.hardware_profile import Profile
+from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.draft_loading import version_of
 from distillspec.serving.execution.attention import choose_attention
 from distillspec.serving.execution.graphs import CompiledRecorder, CudaRecorder, Recorder
 from distillspec.serving.execution.kv_cache import SlotPool
 from distillspec.serving.execution.memory import choose_model_len, choose_slots
-from distillspec.serving.execution.packed_linear import PackedLinears, padded, row_counts
+from distillspec.serving.execution.packed_linear import PackedLinears, row_counts
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.execution.servable import check_servable
 from distillspec.serving.held_models import HeldModels
@@ -65,6 +65,7 @@ class EngineParts:
     proposers: ProposerBuilder
     slots: int
     max_model_len: int
+    costs: LatencyModel | None  # a profile's
 
 
 def build_parts(
@@ -89,7 +90,8 @@ def build_parts(
     for model in models:
         check_servable(model, max_model_len)
     # These may refuse too (another machine's profile, a kernel that does not run), so models are held after them.
-    controller = controller or choose_controller(settings, target, draft, slots)
+    costs = profiled_costs(settings, target, draft)
+    controller = controller or choose_controller(settings, costs)
     attend, attention = choose_attention(settings.attention, models)
     held = HeldModels(pack_weights=settings.pack_weights, row_counts=row_counts(slots, controller.longest))
     for model in models:
@@ -116,32 +118,26 @@ def build_parts(
         max_model_len,
         _describe_passes(attention, held.packs_of(target), recorder),
     )
-    return EngineParts(core, held, proposers, slots, max_model_len)
+    return EngineParts(core, held, proposers, slots, max_model_len, costs)
 
 
-def choose_controller(
-    settings: EngineConfig, target: LanguageModel, draft: LanguageModel | None, slots: int
-) -> LengthController:
-    """Build the length controller that settings name.
+def profiled_costs(settings: EngineConfig, target: LanguageModel, draft: LanguageModel | None) -> LatencyModel | None:
+    """Read the costs of the profile that settings name, None without one.
 
     Raises:
-        ConfigError: the profile cannot be read, or was measured with other models or on another machine.
+        ConfigError: it cannot be read, or was measured with other models or on another machine.
     """
-    longest = settings.speculation_length
+    if settings.profile is None:
+        return None
+    profiled = draft if uses_draft(settings, with_draft=True) else None
+    return Profile.load(Path(settings.profile), target, profiled, settings).latency
+
+
+def choose_controller(settings: EngineConfig, costs: LatencyModel | None) -> LengthController:
+    """Build the length controller that settings name."""
     with_model = uses_draft(settings, with_draft=True)  # a draft may be loaded later
-    latency = None
-    if settings.profile is not None:
-        profiled = draft if with_model else None
-        latency = Profile.load(Path(settings.profile), target, profiled, settings).latency
-    guess = guess_costs(settings, target, slots, longest)
-    parts = ControllerParts(longest, latency, guess, with_model, settings)
+    parts = ControllerParts(settings.speculation_length, costs, with_model, settings)
     return make_controller(settings.controller, parts, settings.controller_options)
-
-
-def guess_costs(settings: EngineConfig, target: LanguageModel, slots: int, longest: int) -> LatencyModel:
-    """Return assumed costs of steps that draft up to `longest` tokens a row, before any step was measured."""
-    packed = settings.pack_weights and PackedLinears.helps(target)
-    return guessed(experts_of(target), padded(row_counts(slots, longest) if packed else ()))
 
 
 def _choose_recorder(settings: EngineConfig, target: LanguageModel) -> Recorder | None:

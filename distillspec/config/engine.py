@@ -31,7 +31,8 @@ class EngineConfig:
     lengths: str = "request"  # goodput: a length a request | a step (one for all rows) | global (one acceptance, too)
     max_time_per_token_s: float | None = None  # goodput: bound on a request's expected seconds per output token
     max_wait_s: float = 1.0  # smartspec: requests that waited longer are admitted regardless
-    profile: str | None = None  # folder or file of `distill profile`; null: costs are learnt from the first steps
+    profile: str | None = None  # folder or file of `distill profile`; null: costs are measured at the start
+    measure_costs_s: float = 2.0  # goodput without a profile: the most seconds to time passes at the start; 0: none
     draft_confidence: float = 0.0  # stop drafting at this best probability of the draft; 0: never
     lookup_longest: int = 4  # prompt_lookup: tokens of the longest n-gram
     lookup_shortest: int = 2  # prompt_lookup: tokens of the shortest n-gram
@@ -73,6 +74,8 @@ class EngineConfig:
             f"profile={self.profile} is not used by controller={self.controller}; "
             "add controller=goodput, or leave it out",
         )
+        seconds = self.measure_costs_s
+        require(0 <= seconds < float("inf"), f"measure_costs_s={seconds} must be finite and at least 0 seconds")
         require(0 <= self.draft_confidence < 1, f"draft_confidence={self.draft_confidence} must be in [0, 1)")
         require(
             1 <= self.lookup_shortest <= self.lookup_longest,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from distillspec.files import write_csv
 from distillspec.recipes.smartspec.claims import Claim
-from distillspec.serving.control.expected_length import full_tree, paper_eq10
+from distillspec.recipes.smartspec.expected_length import full_tree, paper_eq10
 from distillspec.serving.simulation.policies import HEADS, MOST_CANDIDATES
 
 ALPHAS = (0.6, 0.8)  # of Figs. 15 and 16

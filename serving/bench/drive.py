@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from distillspec.serving.base.requests import Request, RequestOutput
 from distillspec.serving.bench.load import Arrival
 from distillspec.serving.bench.records import LoadRecord, RequestRecord
-from distillspec.serving.control.step_record import StepRecord
+from distillspec.serving.bench.step_record import StepRecord
 from distillspec.serving.engine import Engine
 from distillspec.types import Prompt
 

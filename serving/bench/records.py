@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from distillspec.serving.control.step_record import StepRecord
+from distillspec.serving.bench.step_record import StepRecord
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from distillspec.serving.bench.rounds import Records, Side, as_json, figures, ta
 from distillspec.serving.bench.table import engine_table, server_table
 from distillspec.serving.commands.bench_prompts import read_prompts, read_questions
 from distillspec.serving.control.base import LengthController
-from distillspec.serving.control.hardware_profile import Profile
 from distillspec.serving.control.named import named_controller
 from distillspec.serving.draft_loading import load_draft
 from distillspec.serving.engine import Engine
@@ -107,14 +106,9 @@ def _report_errors(records: Records) -> None:
 
 def _policies(config: BenchCommand, engine: Engine) -> dict[str, LengthController]:
     settings, with_model = config.engine, engine.draft is not None
-    latency = None
-    if settings.profile is not None:
-        latency = Profile.load(Path(settings.profile), engine.target, engine.draft, settings).latency
     longest = settings.speculation_length
     policies = {
-        name: named_controller(
-            name, longest, latency, drafts_with_model=with_model, guess=engine.guessed_costs(longest)
-        )
+        name: named_controller(name, longest, engine.costs, drafts_with_model=with_model)
         for name in config.bench.policies
     }
     for name, controller in policies.items():

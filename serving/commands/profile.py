@@ -14,7 +14,7 @@ from distillspec.errors import ConfigError
 from distillspec.files import write_atomic
 from distillspec.models import load_target
 from distillspec.progress import progress
-from distillspec.serving.control.hardware_profile import FILE, Fitted, Profile
+from distillspec.serving.costs.hardware_profile import FILE, Fitted, Profile
 from distillspec.serving.draft_loading import load_draft
 from distillspec.serving.engine import Engine
 from distillspec.serving.profiler import Grid, measure
@@ -80,18 +80,16 @@ def _draw(axes: Any, name: str, fitted: Fitted) -> None:
 
 
 def _parts(profile: Profile) -> dict[str, Fitted]:
-    parts = {"verification": profile.verification, "prefill": profile.prefill}
-    return parts if profile.drafting is None else {**parts, "drafting": profile.drafting}
+    parts = {"target": profile.target_cost}
+    return parts if profile.draft_cost is None else {**parts, "draft": profile.draft_cost}
 
 
-def _figures(fitted: Fitted) -> dict[str, float]:
+def _figures(fitted: Fitted) -> dict[str, Any]:
     cost = fitted.cost
     return {
+        "seconds_by_tokens": {f"{tokens:g}": seconds for tokens, seconds in cost.knots},
         "per_context_s": cost.per_context,
-        "per_token_s": cost.per_token,
-        "fixed_s": cost.fixed,
-        "per_expert_s": cost.per_expert,
-        "bumps": len(cost.bumps),
+        "per_row_s": cost.per_row,
         "held_out_error": fitted.held_out_error,
         "points": len(fitted.points),
     }
@@ -100,7 +98,7 @@ def _figures(fitted: Fitted) -> dict[str, float]:
 def _over_plain(profile: Profile) -> list[str]:
     """Describe costs of verification relative to plain passes, shortest contexts first."""
     lines = ["verification over the plain pass beside it, median of rounds [95 % interval]"]
-    for point in profile.verification.points:
+    for point in profile.target_cost.points:
         if point.over_plain is not None:
             mean, low, high = point.over_plain
             told = "; below 1 is noise or a slow plain pass, and counts as 1" if mean < 1 else ""
@@ -112,9 +110,10 @@ def _over_plain(profile: Profile) -> list[str]:
 
 
 def _table(profile: Profile) -> str:
-    lines = [f"{'pass':<14}{'per 1,000 context':>18}{'per token':>12}{'fixed':>12}{'held-out error':>16}"]
+    lines = [f"{'pass':<8}{'per 1,000 context':>18}{'per row':>12}{'held-out error':>16}  ms by tokens"]
     for name, fitted in _parts(profile).items():
         cost = fitted.cost
-        times = f"{1e6 * cost.per_context:>15.3f} ms{1e3 * cost.per_token:>9.3f} ms{1e3 * cost.fixed:>9.2f} ms"
-        lines.append(f"{name:<14}{times}{100 * fitted.held_out_error:>14.1f} %")
+        knots = ", ".join(f"{tokens:g}: {1e3 * seconds:.1f}" for tokens, seconds in cost.knots)
+        times = f"{1e6 * cost.per_context:>15.3f} ms{1e3 * cost.per_row:>9.3f} ms"
+        lines.append(f"{name:<8}{times}{100 * fitted.held_out_error:>14.1f} %  {knots}")
     return "\n".join(lines)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from distillspec.serving.base.acceptance import count_trials
 from distillspec.serving.base.tree import Source
+from distillspec.serving.costs.latency import LatencyModel
 
 
 class RowView(NamedTuple):
@@ -162,3 +163,13 @@ class AdmissionController(Protocol):
     def admit(self, view: AdmissionView) -> int:
         """Return how many of the first in `view.waiting` may start. The scheduler admits those that fit. Pure."""
         ...
+
+
+@runtime_checkable
+class TakesCosts(Protocol):
+    """A length controller that predicts times and can go on from measured costs."""
+
+    @property
+    def longest(self) -> int: ...
+
+    def use_costs(self, latency: LatencyModel) -> None: ...

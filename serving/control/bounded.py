@@ -5,11 +5,9 @@ b · l of a batch must not be below T. That product takes few values τ, one for
 need at least the lengths that reach it, and the step may take τ: what is left is the best ratio above a floor and
 within a budget.
 
-Exact where a further token costs the same in every row, also with experts and padded products: they cost by the number
-of tokens alone, so that of each number the best are those with the highest gain. Elsewhere the bound holds, and goodput
-may fall short of the optimum by about what one token gives: the rest of a budget that the next item does not fit (a
-knapsack's), and with experts the order of items, which is that without their cost. In random batches with contexts from
-0 to 400 this lost nothing (`tests/unit/serving/control/test_bounded.py`).
+Exact where a further token costs the same in every row. Elsewhere the bound holds, and goodput may fall short of the
+optimum by about what one token gives: the rest of a budget that the next item does not fit (a knapsack's). In random
+batches with contexts from 0 to 400 this lost nothing (`tests/unit/serving/control/test_bounded.py`).
 """
 
 from __future__ import annotations
@@ -19,12 +17,13 @@ import numpy
 from distillspec.serving.control.allocation import (
     Allocation,
     Batch,
-    Floats,
-    best_from,
+    best_at,
     every_length,
     expected,
     plain,
+    prices_of,
 )
+from distillspec.serving.costs.table import Floats
 
 MOST_LEVELS = 48  # values of τ that are tried, evenly chosen where there are more
 
@@ -43,7 +42,7 @@ def best_by_row_within(batch: Batch, bounds: Floats, free: Allocation) -> Alloca
     tokens = row_tokens(batch)
     if violation(_at(tokens, free), free.seconds, bounds) <= 1:
         return free
-    nothing, products = plain(batch), bounds[:, None] * tokens
+    nothing, prices, products = plain(batch), prices_of(batch), bounds[:, None] * tokens
     reachable = products[:, -1].min()
     levels = numpy.unique(products[products <= reachable])
     if len(levels) > MOST_LEVELS:
@@ -57,7 +56,7 @@ def best_by_row_within(batch: Batch, bounds: Floats, free: Allocation) -> Alloca
             least, smallest = found, excess
         if found.seconds > level:
             continue
-        for candidate in (found, best_from(batch, nothing, floor, level)):
+        for candidate in (found, best_at(batch, prices, nothing, free.goodput, floor, level)):
             if candidate is not None and (best is None or candidate.goodput > best.goodput):
                 best = candidate
     return least if best is None else best
@@ -75,9 +74,7 @@ def best_for_all_within(batch: Batch, bounds: Floats, free: Allocation) -> Alloc
 
 def row_tokens(batch: Batch) -> Floats:
     """Return the expected tokens of each row by length `[n, V + 1]`. Beyond a row's limit, those of the limit."""
-    rows, deepest = batch.survival.shape
-    gain = numpy.where(numpy.arange(1, deepest + 1) <= batch.limits[:, None], batch.survival, 0.0)
-    return numpy.concatenate([numpy.ones((rows, 1)), 1 + numpy.cumsum(gain, 1)], 1)
+    return numpy.cumsum(numpy.concatenate([numpy.ones((len(batch.limits), 1)), batch.gains], 1), 1)
 
 
 def _at(tokens: Floats, allocation: Allocation) -> Floats:

@@ -17,8 +17,8 @@ from distillspec.errors import ConfigError
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.control.latency import LatencyModel
 from distillspec.serving.control.smartspec import SmartSpecController
+from distillspec.serving.costs.latency import LatencyModel
 
 # Variant → the controller and its options, and a line about it.
 VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -43,8 +43,7 @@ class ControllerParts:
     """Parts that a new controller is made from."""
 
     longest: int  # the most tokens a row may draft
-    latency: LatencyModel | None = None  # costs from a profile, None to learn them
-    guess: LatencyModel | None = None  # costs to start from where there is no profile
+    latency: LatencyModel | None = None  # measured costs, None to learn them
     drafts_with_model: bool = True  # False: proposals cost next to nothing
     settings: EngineConfig = field(default_factory=EngineConfig)
 
@@ -67,14 +66,12 @@ def named_controller(
     latency: LatencyModel | None,
     *,
     drafts_with_model: bool = True,
-    guess: LatencyModel | None = None,
 ) -> LengthController:
     """Build a controller for a comparison: a name of the table, of `VARIANTS`, `none` or `fixed-K`.
 
     Args:
         longest: the most tokens a row drafts where the controller chooses.
-        latency: step costs from a profile, None to learn them.
-        guess: costs that goodput starts from, see `guessed`.
+        latency: measured step costs, None to learn them.
 
     Raises:
         ConfigError: an unknown name, or a controller that needs costs without them.
@@ -89,7 +86,7 @@ def named_controller(
         raise ConfigError(f"policy {name} is not known; use one of {', '.join(known)}")
     if "profile" in CONTROLLERS[base].needs and latency is None:
         raise ConfigError(f"policy {name} needs costs: measure this machine with distill profile")
-    parts = ControllerParts(longest, latency, guess, drafts_with_model)
+    parts = ControllerParts(longest, latency, drafts_with_model)
     return make_controller(base, parts, options)
 
 
@@ -106,7 +103,6 @@ def make_goodput(parts: ControllerParts, lengths: str | None = None) -> GoodputC
         lengths=lengths or parts.settings.lengths,
         drafts_with_model=parts.drafts_with_model,
         max_time_per_token_s=parts.settings.max_time_per_token_s,
-        guess=parts.guess,
     )
 
 

@@ -2,29 +2,7 @@
 
 from __future__ import annotations
 
-SPIKE = 4.0  # residuals are clipped to so many times the usual one
-QUICK = 0.1  # weight of a new residual in the usual one
-LEAST = 1e-6  # residuals below are never clipped
-
-
-class OutlierClip:
-    """Clips residuals to a few times their usual size, which is learnt.
-
-    Args:
-        usual: initial size of a usual residual, None for that of the first.
-    """
-
-    def __init__(self, usual: float | None = None) -> None:
-        self._usual = usual
-
-    def __call__(self, residual: float) -> float:
-        """The residual, no further from zero than a few usual ones."""
-        if self._usual is None:
-            self._usual = abs(residual)
-        limit = SPIKE * max(self._usual, LEAST)
-        self._usual += QUICK * (min(abs(residual), 2 * limit) - self._usual)
-        return min(max(residual, -limit), limit)
-
+from distillspec.serving.costs.live_costs import OutlierClip
 
 MEMORY = 0.998  # weight of a step's errors after the next step
 FIRST_MISS = 0.5  # usual relative error before any was measured

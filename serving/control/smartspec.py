@@ -17,33 +17,34 @@ from dataclasses import dataclass, replace
 import numpy
 
 from distillspec.errors import ConfigError
-from distillspec.serving.control.allocation import Batch, every_length, expected
+from distillspec.serving.control.allocation import Batch, every_length
 from distillspec.serving.control.base import AdmissionView, BatchView, Plan, RowPlan, RowResult, StepResult
-from distillspec.serving.control.expected_length import chain
-from distillspec.serving.control.latency import LatencyModel
+from distillspec.serving.costs.latency import LatencyModel
 
 IDLE_SHARE = 0.7  # of recent steps that propose nothing, past which new texts are not read by the draft
 RECENT_STEPS = 100
 HORIZON_STEPS = 64  # over which reading a prompt is spread when it is weighed against decoding
 
 
+def chain(alpha: float, length: int) -> float:
+    """Return (1 − α^(k+1)) / (1 − α), the tokens of a step that drafts `length`, the target's own included (Eq. 4)."""
+    return float(length + 1) if alpha == 1 else (1 - alpha ** (length + 1)) / (1 - alpha)
+
+
 class MovingAcceptance:
     """α per trial over recent steps, of all requests and of each: accepted / (accepted + first rejections).
 
     Args:
-        window: steps with drafted tokens that count; None: all, fading.
-        decay: weight of a step after the next one, where there is no window.
+        window: steps with drafted tokens that count.
         prior: α before anything was seen, worth one trial.
     """
 
-    def __init__(self, window: int | None = 50, *, decay: float = 0.95, prior: float = 0.7) -> None:
-        if window is not None and window < 1:
-            raise ConfigError(f"window={window} must be at least 1 step, or None")
-        if not 0 < decay < 1:
-            raise ConfigError(f"decay={decay} must be between 0 and 1")
+    def __init__(self, window: int = 50, *, prior: float = 0.7) -> None:
+        if window < 1:
+            raise ConfigError(f"window={window} must be at least 1 step")
         if not 0 <= prior <= 1:
             raise ConfigError(f"prior={prior} must be in [0, 1]")
-        self.window, self.decay, self.prior = window, decay, prior
+        self.window, self.prior = window, prior
         self.reset()
 
     def reset(self) -> None:
@@ -62,16 +63,10 @@ class MovingAcceptance:
         trials = {row.sequence_id: (row.accepted, row.tried) for row in rows if row.proposed}
         if not trials:
             return
-        if self.window is None:
-            for sums in [self._all, *self._own.values()]:
-                sums[:] = [self.decay * value for value in sums]
-            self._own = {name: sums for name, sums in self._own.items() if sums[1] > 1e-3}
         self._add(trials, 1)
         self._steps.append(trials)
-        while len(self._steps) > (self.window or 0):
-            gone = self._steps.popleft()
-            if self.window is not None:
-                self._add(gone, -1)
+        if len(self._steps) > self.window:
+            self._add(self._steps.popleft(), -1)
 
     def _add(self, trials: dict[str, tuple[int, int]], sign: int) -> None:
         for name, (accepted, tried) in trials.items():
@@ -127,8 +122,7 @@ class SmartSpecController:
     def plan(self, view: BatchView) -> Plan:
         """Algorithm 1: the length of highest goodput by trying all.
 
-        Prompt tokens read in the same step are left out of the choice, as in `GoodputController`: the paper's engine
-        read prompts in steps of their own.
+        The time of prompts read in the same step is left out of the choice, as in `GoodputController`.
         """
         batch = self._batch(view)
         gate_s = self._gate_s(batch)
@@ -136,13 +130,12 @@ class SmartSpecController:
         goodputs = [one.tokens / (one.seconds + gate_s * (k > 0)) for k, one in enumerate(every)]
         verified = goodputs.index(max(goodputs))
         best = every[verified]
-        if view.prefill_tokens:
-            best = expected(batch._replace(prefill_tokens=view.prefill_tokens), best.lengths)
         drafted = self.longest if self.gated and verified else verified
         reads = self.idle_share <= IDLE_SHARE
         rows = tuple([RowPlan(row.sequence_id, min(drafted, row.limit), reads) for row in view.rows])
         why = Choice(drafted, self.acceptance.rate(), tuple(goodputs), self.idle_share, self.latency, verified)
-        return Plan(rows, best.tokens, best.seconds + gate_s * (verified > 0), why)
+        prompts_s = self.latency.prompts_s(len(rows), view.prefill_tokens)
+        return Plan(rows, best.tokens, best.seconds + prompts_s + gate_s * (verified > 0), why)
 
     def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
         most = plan.why.verified if isinstance(plan.why, Choice) else self.longest
@@ -195,7 +188,8 @@ class SmartSpecController:
             numpy.array([min(self.longest, row.limit) for row in rows], dtype=numpy.int64),
             numpy.array([row.context_tokens for row in rows], dtype=numpy.int64),
             replace(self.latency, draft=None, draft_free_s=0.0) if self.gated else self.latency,
-            by_model=None if all(by_model) else numpy.array(by_model),
+            view.prefill_tokens,
+            None if all(by_model) else numpy.array(by_model),
         )
 
     def _gate_s(self, batch: Batch) -> float:
@@ -205,7 +199,7 @@ class SmartSpecController:
     def _goodput_over_horizon(self, rows: int, context: int, reading: int, cache_tokens: int) -> float | None:
         """Return the best goodput over all lengths, None if not even length 0 fits. `context` is of all rows."""
         alpha = self.acceptance.rate()
-        prefill_s = self.latency.target_s([], [], reading) if reading else 0.0
+        prefill_s = self.latency.prompts_s(0, reading)
         goodputs = [
             HORIZON_STEPS
             * rows

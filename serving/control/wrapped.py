@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distillspec.serving.control.base import BatchView, LengthController, Plan, StepResult
-from distillspec.serving.control.latency import LatencyModel
+from distillspec.serving.costs.latency import LatencyModel
 
 
 class WrappedController:

@@ -12,8 +12,8 @@ from distillspec.errors import ConfigError
 from distillspec.serving.base.acceptance import count_trials
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, RequestStats, SequenceState
+from distillspec.serving.bench.step_record import StepRecord
 from distillspec.serving.control.base import BatchView, Plan, RowResult, RowView, StepResult
-from distillspec.serving.control.step_record import StepRecord
 from distillspec.serving.execution.kv_cache import SlotPool
 from distillspec.serving.sequences.manager import SequenceManager
 from distillspec.serving.sequences.scheduler import Limits, SchedulePlan, most_admitted, plan_step, speculation_limit

@@ -7,8 +7,11 @@ from pathlib import Path
 
 from distillspec.config.simulation import HardwareConfig, ModelFigures
 from distillspec.errors import ConfigError
-from distillspec.serving.control.hardware_profile import Profile
-from distillspec.serving.control.latency import ForwardCost, LatencyModel
+from distillspec.serving.costs.hardware_profile import Profile
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import CostTable
+
+EXPERT_KNOTS = (*range(33), *range(36, 64, 4), *range(64, 128, 8), *range(128, 513, 32))
 
 
 @dataclass(frozen=True)
@@ -48,19 +51,24 @@ def derive_hardware(config: HardwareConfig) -> Hardware:
     )
 
 
-def forward_cost(config: HardwareConfig, model: ModelFigures) -> ForwardCost:
-    """Return a model's cost coefficients from its figures."""
+def forward_cost(config: HardwareConfig, model: ModelFigures) -> CostTable:
+    """Return a model's costs from its figures: a line, and in a mixture the experts that are read besides."""
     read, multiplied = config.bandwidth * config.bandwidth_share, config.flops * config.flops_share
     shared = model.params - model.experts * model.expert_params
-    used = shared + model.active * model.expert_params
-    return ForwardCost(
-        per_context=model.kv_bytes / read,
-        per_token=2 * used / multiplied,
-        fixed=shared * model.bytes_per_param / read + model.overhead_s,
-        per_expert=model.expert_params * model.bytes_per_param / read,
-        experts=model.experts,
-        active=model.active,
-    )
+    per_token = 2 * (shared + model.active * model.expert_params) / multiplied
+    fixed = shared * model.bytes_per_param / read + model.overhead_s
+    per_context = model.kv_bytes / read
+    if not model.experts:
+        return CostTable.line(per_context, per_token, fixed)
+    per_expert = model.expert_params * model.bytes_per_param / read
+    experts = [per_expert * loaded_experts(model.experts, model.active, tokens) for tokens in EXPERT_KNOTS]
+    knots = zip(EXPERT_KNOTS, experts, strict=True)
+    return CostTable.rising([(float(n), fixed + per_token * n + read_s) for n, read_s in knots], per_context)
+
+
+def loaded_experts(experts: int, active: int, tokens: float) -> float:
+    """Return the experts of a layer expected to be used by any of `tokens`: E · (1 − ((E − a) / E)^tokens)."""
+    return experts * (1 - (1 - active / experts) ** tokens)
 
 
 def _latency(config: HardwareConfig) -> LatencyModel:

@@ -13,9 +13,9 @@ from distillspec.config.registry import CONTROLLERS
 from distillspec.errors import ConfigError
 from distillspec.serving.control.allocation import Batch, best_by_row
 from distillspec.serving.control.base import BatchView, LengthController, Plan, RowPlan, StepResult
-from distillspec.serving.control.latency import LatencyModel
 from distillspec.serving.control.named import CONTROLLER_NAMES, named_controller
 from distillspec.serving.control.smartspec import SmartSpecController
+from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.simulation.trees import FixedTree, GoodputTree
 from distillspec.serving.simulation.workload import SimulatedRequest
 
@@ -117,7 +117,8 @@ class Oracle:
         limits = numpy.array([min(row.limit, self.longest) for row in view.rows], dtype=numpy.int64)
         contexts = numpy.array([row.context_tokens for row in view.rows], dtype=numpy.int64)
         best = best_by_row(Batch(survival, limits, contexts, self.latency, view.prefill_tokens))
-        return _plan(view, best.lengths.tolist(), best.tokens, best.seconds)
+        prompts_s = self.latency.prompts_s(len(view.rows), view.prefill_tokens)
+        return _plan(view, best.lengths.tolist(), best.tokens, best.seconds + prompts_s)
 
     def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
         return tuple(row.length for row in plan.rows)

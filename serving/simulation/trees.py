@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from distillspec.errors import ConfigError
 from distillspec.serving.control.base import BatchView, Plan, RowPlan, StepResult
-from distillspec.serving.control.latency import LatencyModel
+from distillspec.serving.costs.latency import LatencyModel
 
 PRIOR, PRIOR_TRIALS = 0.4, 4.0  # acceptance of a head's first candidate, and its weight in trials
 FORGETTING = 0.999  # weight of a step's trials after the next step

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from distillspec.config import GateConfig
 from distillspec.evaluation.bootstrap import interval, relative_gain
 from distillspec.models import LanguageModel
-from distillspec.serving.control.latency import LatencyModel
+from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.online.gate.shadow import Score
 from distillspec.types import Interval
 

@@ -7,9 +7,10 @@ from collections.abc import Callable
 import numpy
 
 from distillspec.serving.control.base import BatchView, LengthController, RowResult, RowView, StepResult
-from distillspec.serving.control.latency import ForwardCost, LatencyModel
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import CostTable
 
-CPU = LatencyModel(ForwardCost(1e-6, 1.5e-3, 4e-2), ForwardCost(1e-7, 2e-4, 5e-3))
+CPU = LatencyModel(CostTable.line(1e-6, 1.5e-3, 4e-2), CostTable.line(1e-7, 2e-4, 5e-3))
 
 
 class Machine:
@@ -61,10 +62,10 @@ class Machine:
             if self.catches_up:
                 rows_done = zip(self.unread_tokens, lengths, accepted, strict=True)
                 self.unread_tokens = [1 if k else unread + count + 1 for unread, k, count in rows_done]
-            target_s = self.latency.target_s(contexts, lengths) * noise
+            prompts_s = noise * self.latency.prompts_s(self.rows, view.prefill_tokens)
+            target_s = noise * self.latency.target_s(contexts, lengths, view.prefill_tokens) - prompts_s
             outcomes = enumerate(zip(lengths, accepted, strict=True))
             rows = tuple(RowResult(f"r{i}", k, count, count + 1) for i, (k, count) in outcomes)
-            prompts_s = self.latency.target_s([], [], view.prefill_tokens) * noise if view.prefill_tokens else 0.0
             times = (draft_s, target_s + prompts_s, draft_s + target_s + prompts_s)
             controller.observe(StepResult(rows, view, plan, view.prefill_tokens, *times))
             tokens += sum(row.emitted for row in rows)

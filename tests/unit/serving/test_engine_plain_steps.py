@@ -9,13 +9,14 @@ from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.control.latency import ForwardCost, LatencyModel
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import CostTable
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.lookup_else_model import LookupElseModel
 
 from .conftest import MakeEngine, prompts
 
-DEAR = LatencyModel(ForwardCost(1e-7, 1e-4, 1e-2), ForwardCost(1e-7, 1.0, 10.0))
+DEAR = LatencyModel(CostTable.line(1e-7, 1e-4, 1e-2), CostTable.line(1e-7, 1.0, 10.0))
 CONTROLLERS = {
     "never": lambda: FixedLength(0),
     "goodput that learns": lambda: GoodputController(4),

@@ -8,7 +8,8 @@ from distillspec.models import LanguageModel
 from distillspec.serving import Request, SamplingParams
 from distillspec.serving.base.catch_up import ALONG, MOST, catch_up_cost
 from distillspec.serving.control.fixed import FixedLength
-from distillspec.serving.control.latency import ForwardCost, LatencyModel
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import CostTable
 from distillspec.serving.proposers.draft_model import DraftModel
 
 from ..conftest import MakeEngine, prompts
@@ -23,8 +24,8 @@ def test_tokens_and_passes_of_catch_up_prefill(unread: list[int], expected: tupl
 
 
 def test_catch_up_prefill_is_priced_as_a_pass_of_its_own() -> None:
-    target = ForwardCost(0.0, 1e-3, 1e-2)
-    assert LatencyModel(target, ForwardCost(0.0, 1e-4, 5e-3)).catch_up_s([21, 1]) == pytest.approx(5e-3 + 20e-4)
+    target = CostTable.line(0.0, 1e-3, 1e-2)
+    assert LatencyModel(target, CostTable.line(0.0, 1e-4, 5e-3)).catch_up_s([21, 1]) == pytest.approx(5e-3 + 20e-4)
     assert LatencyModel(target, None).catch_up_s([21]) == 0.0
 
 

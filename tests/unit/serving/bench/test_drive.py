@@ -16,8 +16,8 @@ from distillspec.serving.bench.drive import drive
 from distillspec.serving.bench.load import poisson_load
 from distillspec.serving.bench.plot import plot_load
 from distillspec.serving.bench.records import LoadRecord, RequestRecord
+from distillspec.serving.bench.step_record import StepRecord
 from distillspec.serving.bench.summary import summarise
-from distillspec.serving.control.step_record import StepRecord
 from distillspec.types import Prompt
 
 PROMPTS = [Prompt(f"p{i}", tuple(range(3 + i, 11 + i)), domain=("code", "chat")[i % 2]) for i in range(5)]

@@ -17,13 +17,21 @@ from distillspec.serving.control.allocation import Allocation, Batch, best_by_ro
 from distillspec.serving.control.base import BatchView, RowView
 from distillspec.serving.control.bounded import best_by_row_within, best_for_all_within, row_tokens, violation
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.control.latency import ForwardCost, LatencyModel
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import CostTable
+from distillspec.serving.simulation.hardware import loaded_experts
 
 from ..conftest import MakeEngine, hf_greedy, prompts
 from ..machine import CPU, Machine
 
 HAZARDS = st.lists(st.floats(0, 1), min_size=3, max_size=3)
 ROWS = st.lists(st.tuples(HAZARDS, st.integers(0, 3), st.integers(0, 50), st.floats(0.1, 8)), min_size=1, max_size=3)
+
+
+def mixture(per_context: float, per_token: float, fixed: float, per_expert: float) -> CostTable:
+    """Costs of a target with eight experts, two a token."""
+    costs = ((float(n), fixed + per_token * n + per_expert * loaded_experts(8, 2, n)) for n in range(1, 13))
+    return CostTable.rising(costs, per_context)
 
 
 def worst(batch: Batch, found: Allocation, bounds: numpy.ndarray) -> float:
@@ -37,8 +45,8 @@ def test_the_best_within_bounds_is_brute_forces(
     rows: list[tuple[list[float], int, int, float]], per_token: float, fixed: float, bounded: bool, per_expert: float
 ) -> None:
     # A further token costs the same in every row, so that the optimum is exact, experts or not.
-    target = ForwardCost(0.01, per_token, 0.1 + fixed, per_expert=per_expert, experts=8, active=2)
-    latency = LatencyModel(target, ForwardCost(0, per_token / 4, fixed / 3))
+    target = mixture(0.01, per_token, 0.1 + fixed, per_expert)
+    latency = LatencyModel(target, CostTable.line(0, per_token / 4, fixed / 3))
     survival = numpy.cumprod(numpy.array([hazards for hazards, _, _, _ in rows]), 1)
     limits = numpy.array([limit for _, limit, _, _ in rows])
     contexts = numpy.array([context for _, _, context, _ in rows])
@@ -60,7 +68,7 @@ def test_the_best_within_bounds_is_brute_forces(
 def test_bounds_hold_where_tokens_cost_differently_too() -> None:
     generator, kept = numpy.random.default_rng(0), 0
     for _ in range(60):
-        latency = LatencyModel(ForwardCost(1e-4, 0.02, 0.3), ForwardCost(1e-4, 0.01, 0.05))
+        latency = LatencyModel(CostTable.line(1e-4, 0.02, 0.3), CostTable.line(1e-4, 0.01, 0.05))
         survival, contexts = generator.random((6, 4)).cumprod(1), generator.integers(0, 400, 6)
         batch = Batch(survival, numpy.full(6, 4), contexts, latency)
         bounds, free = generator.uniform(0.5, 1.2, 6), best_by_row(batch)
@@ -74,8 +82,7 @@ def test_bounds_hold_where_tokens_cost_differently_too() -> None:
 def test_little_is_lost_where_tokens_cost_differently() -> None:
     generator, kept = numpy.random.default_rng(0), []
     for trial in range(200):
-        experts = ForwardCost(1e-4, 0.02, 0.3, per_expert=0.05 * (trial % 2), experts=8, active=2)
-        latency = LatencyModel(experts, ForwardCost(1e-3, 0.01, 0.05))
+        latency = LatencyModel(mixture(1e-4, 0.02, 0.3, 0.05 * (trial % 2)), CostTable.line(1e-3, 0.01, 0.05))
         survival, contexts = generator.random((3, 3)).cumprod(1), generator.integers(0, 400, 3)
         batch = Batch(survival, numpy.full(3, 3), contexts, latency)
         bounds = generator.uniform(0.4, 1.2, 3)

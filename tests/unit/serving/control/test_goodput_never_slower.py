@@ -15,7 +15,8 @@ from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.control.base import BatchView, LengthController, Plan, RowPlan, RowResult, RowView, StepResult
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import Decision, GoodputController
-from distillspec.serving.control.latency import ForwardCost, LatencyModel
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import CostTable
 from distillspec.serving.execution.kv_cache import Move
 from distillspec.serving.execution.runner import RowInput
 from distillspec.serving.proposers.base import ProposalRequest
@@ -23,8 +24,8 @@ from distillspec.serving.proposers.base import ProposalRequest
 from ..conftest import MakeEngine
 from ..machine import CPU, Machine
 
-SLOW = replace(CPU, prefill=ForwardCost(0, 1.2e-3, 4e-2))
-FAST = LatencyModel(ForwardCost(1e-7, 5e-5, 5e-3), ForwardCost(1e-8, 1e-5, 1e-3), prefill=ForwardCost(0, 4e-5, 5e-3))
+SLOW = CPU
+FAST = LatencyModel(CostTable.line(1e-7, 5e-5, 5e-3), CostTable.line(1e-8, 1e-5, 1e-3))
 MACHINES = pytest.mark.parametrize("latency", [SLOW, FAST], ids=["slower than guessed", "faster than guessed"])
 PROMPTS: dict[str, Callable[[int], int]] = {
     "16 a step": lambda step: 16,
@@ -43,7 +44,7 @@ def test_a_useless_draft_is_found_out_while_every_step_reads_prompts(latency: La
     controller = GoodputController(8)
     assert machine.run(controller, 1000) > 0.96 * plain, "learning included"
     drafting = [any(lengths) for lengths in machine.lengths]
-    assert sum(drafting[:150]) > 10, "it was tried"
+    assert any(drafting[:150]), "it was tried"
     assert sum(drafting[150:]) < 40, "trials alone"
     # Where all steps read equally many prompt tokens, decoding may be believed to take longer than it does.
     assert machine.run(controller, 1500) > 0.97 * plain
@@ -57,7 +58,7 @@ def test_a_good_draft_is_used_while_every_step_reads_prompts(latency: LatencyMod
     assert Machine(latency, 0.9, catches_up=True, prompts=reads).run(GoodputController(8), 800) > 0.9 * best
 
 
-DEAR = [replace(FAST, draft=ForwardCost(1e-8, 1e-5, 4e-3)), replace(SLOW, draft=ForwardCost(1e-7, 2e-4, 2.5e-2))]
+DEAR = [replace(FAST, draft=CostTable.line(1e-8, 1e-5, 4e-3)), replace(SLOW, draft=CostTable.line(1e-7, 2e-4, 2.5e-2))]
 
 
 @pytest.mark.parametrize("first", [[512, 512, 512], [20, 512, 100]], ids=["alike", "any"])
@@ -85,14 +86,13 @@ def read_alone(controller: GoodputController, latency: LatencyModel, prompts: Se
 def test_costs_of_prompts_are_learnt_beside_those_of_decoding() -> None:
     controller = GoodputController(8)
     Machine(SLOW, 0.5, prompts=PROMPTS["any number"]).run(controller, 300)
-    assert controller.latency.prefill is not None
     for tokens in (50, 500):
-        assert controller.latency.prefill.seconds(0, tokens) == pytest.approx(SLOW.prefill.seconds(0, tokens), rel=0.1)  # type: ignore[union-attr]
+        assert controller.latency.prompts_s(4, tokens) == pytest.approx(SLOW.prompts_s(4, tokens), rel=0.1)
     assert controller.latency.target.seconds(1000, 12) == pytest.approx(SLOW.target.seconds(1000, 12), rel=0.15)
 
 
-def test_a_profile_without_prompts_prices_them_in_the_targets_pass() -> None:
-    """Known costs are not learnt again, but the gain of speculation is measured."""
+def test_the_gain_of_speculation_is_measured_beside_prompts() -> None:
+    """Costs are known, and predictions still fall short."""
 
     class Slow(Machine):
         """Speculating steps take twice what their parts say, reading prompts apart."""
@@ -101,8 +101,8 @@ def test_a_profile_without_prompts_prices_them_in_the_targets_pass() -> None:
             observe = controller.observe
 
             def slow(result: StepResult) -> None:
-                prompts_s = CPU.target.per_token * result.prefill_tokens
-                decoding_s = result.total_s - prompts_s - CPU.target.fixed  # the machine reads prompts in a pass
+                prompts_s = CPU.prompts_s(len(result.view.rows), result.prefill_tokens)
+                decoding_s = result.total_s - prompts_s
                 factor = 2.0 if any(row.proposed for row in result.rows) else 1.0
                 observe(replace(result, total_s=prompts_s + factor * decoding_s))
 

@@ -13,13 +13,14 @@ from distillspec.serving import EngineSettings, SamplingParams
 from distillspec.serving.control.base import BatchView, LengthController, Plan, RowResult, RowView, StepResult
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import Decision, GoodputController
-from distillspec.serving.control.latency import ForwardCost, LatencyModel
 from distillspec.serving.control.named import CONTROLLER_NAMES, named_controller
 from distillspec.serving.control.smartspec import MovingAcceptance
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import CostTable
 
 from ..conftest import MakeEngine, hf_greedy, prompts
 
-CPU = LatencyModel(ForwardCost(1e-6, 1.5e-3, 4e-2), ForwardCost(1e-7, 2e-4, 5e-3))
+CPU = LatencyModel(CostTable.line(1e-6, 1.5e-3, 4e-2), CostTable.line(1e-7, 2e-4, 5e-3))
 NAMES = [name.replace("K", "3") for name in CONTROLLER_NAMES]
 ONE = BatchView((RowView("a", 100, 8),))
 
@@ -59,9 +60,9 @@ def test_one_request_alone_comes_to_the_length_that_pays(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["goodput", "goodput-step", "smartspec"])
-@pytest.mark.parametrize("target", [CPU.target, ForwardCost(0, 0, 0)])
-def test_drafts_that_cost_nothing_are_taken_as_far_as_they_go(name: str, target: ForwardCost) -> None:
-    free = LatencyModel(replace(target, per_token=0.0), ForwardCost(0, 0, 0))
+@pytest.mark.parametrize("target", [CPU.target, CostTable.line(0, 0, 0)])
+def test_drafts_that_cost_nothing_are_taken_as_far_as_they_go(name: str, target: CostTable) -> None:
+    free = LatencyModel(replace(target, per_token=0.0), CostTable.line(0, 0, 0))
     plan = named_controller(name, 6, free).plan(ONE)
     assert plan.rows[0].length == 6
     assert plan.predicted_s is not None

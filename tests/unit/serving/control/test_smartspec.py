@@ -12,17 +12,18 @@ import pytest
 
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
+from distillspec.recipes.smartspec.expected_length import chain, full_tree, paper_eq10
 from distillspec.serving import EngineSettings, SamplingParams
 from distillspec.serving.control.base import AdmissionView, BatchView, RowResult, RowView, StepResult, WaitingView
-from distillspec.serving.control.expected_length import chain, full_tree, paper_eq10
-from distillspec.serving.control.hardware_profile import Fitted, ModelKey, PassKey, Profile, machine
-from distillspec.serving.control.latency import ForwardCost, LatencyModel
 from distillspec.serving.control.smartspec import RECENT_STEPS, Choice, MovingAcceptance, SmartSpecController
+from distillspec.serving.costs.hardware_profile import Fitted, ModelKey, PassKey, Profile, machine
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import CostTable
 
 from ..conftest import MakeEngine, hf_greedy, prompts
 from ..test_engine_sampling import POLICIES, excess
 
-CPU = LatencyModel(ForwardCost(1e-6, 1.5e-3, 4e-2), ForwardCost(1e-7, 2e-4, 5e-3))
+CPU = LatencyModel(CostTable.line(1e-6, 1.5e-3, 4e-2), CostTable.line(1e-7, 2e-4, 5e-3))
 
 
 def test_expected_lengths_of_chains_and_trees() -> None:
@@ -94,7 +95,7 @@ def test_the_length_is_the_best_of_all() -> None:
 
 
 def test_a_gated_draft_goes_as_far_as_it_may_and_goodput_says_what_is_verified() -> None:
-    dear = LatencyModel(ForwardCost(0, 2e-2, 4e-2), ForwardCost(0, 0, 1e-4))
+    dear = LatencyModel(CostTable.line(0, 2e-2, 4e-2), CostTable.line(0, 0, 1e-4))
     controller, batch = SmartSpecController(8, dear, gated=True), view(10, 10)
     plan = controller.plan(batch)
     assert [row.length for row in plan.rows] == [8, 8]
@@ -108,7 +109,7 @@ def waiting(*requests: tuple[int, float]) -> tuple[WaitingView, ...]:
 
 
 def test_requests_are_admitted_while_goodput_rises() -> None:
-    costly_context = LatencyModel(ForwardCost(1e-3, 1e-3, 1e-2), None)
+    costly_context = LatencyModel(CostTable.line(1e-3, 1e-3, 1e-2), None)
     controller = SmartSpecController(4, costly_context, max_wait_s=5)
     running = (20, 20)
     assert controller.admit(AdmissionView(running, waiting((20, 0), (20, 0)), 8, 10_000)) == 2
@@ -159,12 +160,12 @@ def test_impossible_settings_are_refused_by_name() -> None:
 @pytest.fixture
 def profile(target: LanguageModel, draft: LanguageModel, tmp_path: Path) -> str:
     """Costs with which speculation pays."""
-    cheap = Fitted(ForwardCost(0, 1e-6, 1e-5), 0.0, ())
+    cheap = Fitted(CostTable.line(0, 1e-6, 1e-5), 0.0, ())
     costs = Profile(
         machine(target.device),
         PassKey(),
         ModelKey.of(target),
-        Fitted(ForwardCost(0, 1e-5, 1e-2), 0.0, ()),
+        Fitted(CostTable.line(0, 1e-5, 1e-2), 0.0, ()),
         cheap,
         ModelKey.of(draft),
         cheap,

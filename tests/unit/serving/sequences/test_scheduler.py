@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, SequenceState, Status
 from distillspec.serving.control.fixed import FixedLength
-from distillspec.serving.control.latency import ForwardCost, LatencyModel
 from distillspec.serving.control.smartspec import SmartSpecController
 from distillspec.serving.control.wrapped import WrappedController
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import CostTable
 from distillspec.serving.execution.kv_cache import Move, SlotPool
 from distillspec.serving.sequences.scheduler import Chunk, Limits, most_admitted, plan_step, reservation, urgency
 
@@ -51,7 +52,7 @@ def test_first_come_first_served_within_slots() -> None:
 
 
 def test_a_controller_may_hold_requests_back_but_not_for_long() -> None:
-    dear = LatencyModel(ForwardCost(1e-2, 1e-3, 1e-2))
+    dear = LatencyModel(CostTable.line(1e-2, 1e-3, 1e-2))
     controller = SmartSpecController(4, dear, max_wait_s=1.0)
     limits = replace(LIMITS, slots=8, cache_tokens=400)
     slots = [running(name, slot, prompt=1) for slot, name in enumerate("ab")]

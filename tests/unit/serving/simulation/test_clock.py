@@ -9,7 +9,8 @@ import pytest
 
 from distillspec.config import WorkloadConfig
 from distillspec.errors import ConfigError
-from distillspec.serving.control.latency import ForwardCost, LatencyModel
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import CostTable
 from distillspec.serving.simulation import (
     Hardware,
     SimulatedRequest,
@@ -21,10 +22,10 @@ from distillspec.serving.simulation import (
 from distillspec.serving.simulation.acceptance_trace import AcceptanceTrace
 from distillspec.serving.simulation.figures import figures_of
 
-COSTS = LatencyModel(ForwardCost(1e-3, 1e-2, 1.0), ForwardCost(0.0, 0.0, 0.1))
+COSTS = LatencyModel(CostTable.line(1e-3, 1e-2, 1.0), CostTable.line(0.0, 0.0, 0.1))
 SMALL = Hardware(COSTS, cache_tokens=1000, slots=4, max_len=200, prefill_chunk=64)
 FAST = Hardware(
-    LatencyModel(ForwardCost(3e-7, 1.2e-4, 1e-2), ForwardCost(2e-8, 3e-6, 1.5e-3)), cache_tokens=100_000, slots=64
+    LatencyModel(CostTable.line(3e-7, 1.2e-4, 1e-2), CostTable.line(2e-8, 3e-6, 1.5e-3)), cache_tokens=100_000, slots=64
 )
 POLICIES = ("none", "fixed-3", "goodput", "goodput-global", "random", "random-request", "confidence", "medusa")
 
@@ -61,7 +62,7 @@ def test_two_requests_with_speculation_by_hand() -> None:
 
 
 def test_a_draft_catches_up_on_text_it_missed() -> None:
-    costs = LatencyModel(ForwardCost(0.0, 0.0, 1.0), ForwardCost(0.0, 0.01, 0.1))
+    costs = LatencyModel(CostTable.line(0.0, 0.0, 1.0), CostTable.line(0.0, 0.01, 0.1))
     result = served("fixed-1", [request("a", 0.0, 20, 5)], replace(SMALL, latency=costs))
     # 21 tokens for the first draft, 20 of them in a pass before; then two, since the accepted token is drafted last and
     # was never read.

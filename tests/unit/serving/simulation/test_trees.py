@@ -9,14 +9,15 @@ import pytest
 
 from distillspec.config import WorkloadConfig
 from distillspec.errors import ConfigError
+from distillspec.recipes.smartspec.expected_length import full_tree, paper_eq10
 from distillspec.serving.control.base import BatchView, RowView
-from distillspec.serving.control.expected_length import full_tree, paper_eq10
-from distillspec.serving.control.latency import ForwardCost, LatencyModel
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import CostTable
 from distillspec.serving.simulation import Hardware, Simulation, make_policy, make_workload
 from distillspec.serving.simulation.figures import figures_of
 from distillspec.serving.simulation.trees import FixedTree, GoodputTree, TreePlan, tree_nodes
 
-COSTS = LatencyModel(ForwardCost(3e-7, 1.2e-4, 1e-2), draft_free_s=0.0)
+COSTS = LatencyModel(CostTable.line(3e-7, 1.2e-4, 1e-2), draft_free_s=0.0)
 
 
 def test_nodes_are_counted_with_the_root() -> None:

@@ -10,15 +10,6 @@ from operator import mul
 from distillspec.errors import ConfigError
 
 
-def chain(alpha: float, length: int) -> float:
-    """Return (1 − α^(k+1)) / (1 − α) for a chain of `length` tokens, each accepted with probability `alpha`.
-
-    SmartSpec (Liu et al. 2024), Eq. 4. k + 1 at α = 1. Raises ConfigError for an α outside [0, 1].
-    """
-    _check([alpha])
-    return float(length + 1) if alpha == 1 else (1 - alpha ** (length + 1)) / (1 - alpha)
-
-
 def full_tree(acceptances: Sequence[Sequence[float]], widths: Sequence[int] | None = None) -> float:
     """A full tree, as Medusa's: 1 + Σ_i Π_{j ≤ i} Σ_{r < k_j} a_{j,r}, the target's own token included.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +17,27 @@ from distillspec.errors import ConfigError
 from distillspec.files import write_json
 from distillspec.models import LanguageModel
 from distillspec.provenance import hardware
-from distillspec.serving.control.latency import ForwardCost, LatencyModel
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import CostTable
 
-VERSION = 3
-SMOOTH = 0.03  # median error of a line on the points it was fitted to, up to which it is taken as it is
+VERSION = 4
 FILE = "profile.json"
+APART = 1.15  # least ratio of two knots of a fitted table
+ROWS_MATTER = 0.8  # of the error without a cost of rows: a fit with one is taken where it is below
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Work that was timed: `passes` forward passes over `tokens` tokens with `context` tokens cached, all summed."""
+    """Work that was timed: `passes` forward passes over `tokens` tokens of `rows` rows with `context` tokens cached.
+
+    All are sums over the passes.
+    """
 
     context: float
     tokens: float
     passes: float
     seconds: float  # median over rounds
+    rows: float = 0
     held_out: bool = False  # not seen by the fit
     # Of a verification: seconds over those of the plain pass beside it, with its 95 % interval.
     over_plain: tuple[float, float, float] | None = None
@@ -39,16 +45,16 @@ class Timed:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Coefficients, and how far they are off where they were not fitted."""
+    """A model's cost table, and how far it is off where it was not fitted."""
 
-    cost: ForwardCost
+    cost: CostTable
     held_out_error: float  # median of |predicted / measured − 1| on the held-out points
     points: tuple[Timed, ...]
 
     def predicted(self, point: Timed) -> float:
-        """Seconds that the coefficients give for a point's work."""
-        even = float(_work([point], self.cost.experts, self.cost.active)[0] @ _coefficients(self.cost))
-        return even + point.passes * self.cost.bump_s(point.tokens / point.passes)
+        """Seconds that the table gives for a point's work."""
+        every = (point.context, point.tokens, point.rows)
+        return point.passes * self.cost.seconds(*[one / point.passes for one in every])
 
 
 @dataclass(frozen=True)
@@ -93,20 +99,18 @@ class PassKey:
 
 @dataclass(frozen=True)
 class Profile:
-    """Measured costs. `drafting` is None without a draft."""
+    """Measured costs of passes. `draft` and `draft_cost` are None without a draft."""
 
     machine: Mapping[str, Any]
     passes: PassKey
     target: ModelKey
-    verification: Fitted  # the target's pass over newest and drafted tokens, verdicts included
-    prefill: Fitted  # its pass over prompts
+    target_cost: Fitted  # newest and drafted tokens with verdicts, and prompts
     draft: ModelKey | None = None
-    drafting: Fitted | None = None
+    draft_cost: Fitted | None = None
 
     @property
     def latency(self) -> LatencyModel:
-        draft = None if self.drafting is None else self.drafting.cost
-        return LatencyModel(self.verification.cost, draft, prefill=self.prefill.cost)
+        return LatencyModel(self.target_cost.cost, None if self.draft_cost is None else self.draft_cost.cost)
 
     def save(self, path: Path) -> None:
         write_json(path, {"version": VERSION, **asdict(self)})
@@ -129,10 +133,9 @@ class Profile:
                     stored["machine"],
                     PassKey(**stored["passes"]),
                     ModelKey(**stored["target"]),
-                    _fitted(stored["verification"]),
-                    _fitted(stored["prefill"]),
+                    _fitted(stored["target_cost"]),
                     None if stored["draft"] is None else ModelKey(**stored["draft"]),
-                    None if stored["drafting"] is None else _fitted(stored["drafting"]),
+                    None if stored["draft_cost"] is None else _fitted(stored["draft_cost"]),
                 )
         except (ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
             raise ConfigError(f"profile={path} cannot be read ({error}); measure again with distill profile") from error
@@ -168,90 +171,64 @@ def machine(device: torch.device) -> dict[str, Any]:
     return {"device": device.type, "cpu": found["cpu"], "cores": found["cores"], "threads": found["torch_threads"]}
 
 
-def experts_of(model: LanguageModel) -> tuple[int, int]:
-    """Return experts a layer and experts that a token uses, (0, 0) for dense models."""
-    config = model.model.config.get_text_config()
-    names = ("num_local_experts", "num_experts", "n_routed_experts")
-    experts = next((int(getattr(config, name)) for name in names if getattr(config, name, None)), 0)
-    active = int(getattr(config, "num_experts_per_tok", None) or 0)
-    return (experts, min(active, experts)) if experts and active else (0, 0)
+def fit(points: Sequence[Timed]) -> Fitted:
+    """Fit a table of least squared relative error to the points that are not held out, with no cost below 0.
 
-
-def fit(points: Sequence[Timed], experts: int = 0, active: int = 0, *, may_bump: bool = False) -> Fitted:
-    """Non-negative coefficients of least squared relative error on the points that are not held out (SmartSpec, Eq. 7).
-
-    `may_bump`: where that line is off by more than noise, what it is off by is told by the number of tokens.
-    Raises ValueError where there is no point to fit, or a time is not above 0.
+    Knots are numbers of tokens that were timed. A cost of rows is fitted where it clearly lowers the error. Raises
+    ValueError where there are less than two numbers of tokens, or a time is not above 0.
     """
     seen = [point for point in points if not point.held_out]
     if not seen or min(point.seconds for point in points) <= 0:
         raise ValueError("nothing to fit: no points, or times that are not above 0")
-    work = _work(seen, experts, active) / numpy.array([point.seconds for point in seen])[:, None]
-    scale = numpy.maximum(work.max(0), 1e-12)
-    found, _ = nnls(work / scale, numpy.ones(len(seen)))
-    context, token, fixed, *expert = (found / scale).tolist()
-    cost = ForwardCost(context, token, fixed, expert[0] if expert else 0.0, experts, active)
-    if may_bump and _error(cost, seen) > SMOOTH:
-        cost = _with_bumps(cost, seen)
+    cost, with_rows = (_fitted_table(seen, by_row) for by_row in (False, True))
+    if _error(with_rows, seen) < ROWS_MATTER * _error(cost, seen):
+        cost = with_rows
     return Fitted(cost, _error(cost, [point for point in points if point.held_out] or seen), tuple(points))
 
 
-def _error(cost: ForwardCost, points: Sequence[Timed]) -> float:
+def _fitted_table(points: Sequence[Timed], by_row: bool) -> CostTable:
+    """Fit the seconds of the first knot and the rise to each further one, each ≥ 0."""
+    knots = _knots([point.tokens / point.passes for point in points])
+    eye = [CostTable(tuple((at, float(at >= knot)) for at in knots)) for knot in knots]
+    work = [
+        [p.context, p.rows * by_row, *(p.passes * rise.seconds(0, p.tokens / p.passes) for rise in eye)] for p in points
+    ]
+    relative = numpy.array(work) / numpy.array([[point.seconds] for point in points])
+    scale = numpy.maximum(relative.max(0), 1e-12)
+    per_context, per_row, *rises = (nnls(relative / scale, numpy.ones(len(points)))[0] / scale).tolist()
+    return CostTable.rising(zip(knots, numpy.cumsum(rises).tolist(), strict=True), per_context, per_row)
+
+
+def _knots(tokens: Sequence[float]) -> list[float]:
+    """Return numbers of tokens that lie apart, the least and the largest among them."""
+    known = sorted(set(tokens))
+    if len(known) < 2:
+        raise ValueError(f"nothing to fit: {known} is one number of tokens, which shows no slope")
+    found = [known[0]]
+    for one in known[1:-1]:
+        if one >= APART * found[-1] and APART * one <= known[-1]:
+            found.append(one)
+    return [*found, known[-1]]
+
+
+def _error(cost: CostTable, points: Sequence[Timed]) -> float:
     """Median of |predicted / measured − 1|."""
     fitted = Fitted(cost, 0.0, ())
     return float(numpy.median([abs(fitted.predicted(point) / point.seconds - 1) for point in points]))
 
 
-def _with_bumps(line: ForwardCost, points: Sequence[Timed]) -> ForwardCost:
-    """Fit seconds at each number of tokens in place of a line. Differences from the line are the bumps.
-
-    Fits the increases between neighbouring sizes, each ≥ 0.
-    """
-    knots = sorted({point.tokens / point.passes for point in points})
-    if len(knots) < 2:
-        return line
-    hats = numpy.array(
-        [numpy.interp([p.tokens / p.passes for p in points], knots, hat) for hat in numpy.eye(len(knots))]
-    )
-    steps = hats[::-1].cumsum(0)[::-1]  # what one second more from a knot on adds
-    passes, context = (numpy.array([getattr(point, name) for point in points]) for name in ("passes", "context"))
-    work = numpy.stack([context, *(passes * steps)], 1) / numpy.array([point.seconds for point in points])[:, None]
-    scale = numpy.maximum(work.max(0), 1e-12)
-    per_context, *rises = (nnls(work / scale, numpy.ones(len(points)))[0] / scale).tolist()
-    seconds = numpy.cumsum(rises).tolist()
-    bent = replace(line, per_context=per_context)
-    bumps = tuple((tokens, s - bent.seconds(0, tokens)) for tokens, s in zip(knots, seconds, strict=True))
-    return replace(bent, bumps=bumps)
-
-
-def _work(points: Sequence[Timed], experts: int, active: int) -> numpy.ndarray[Any, numpy.dtype[numpy.float64]]:
-    """`[n, 3]`, with experts `[n, 4]`: what each coefficient is multiplied by."""
-    rows = [[point.context, point.tokens, point.passes] for point in points]
-    if experts:
-        shape = ForwardCost(0, 0, 0, 0, experts, active)
-        for row, point in zip(rows, points, strict=True):
-            row.append(point.passes * shape.loaded_experts(point.tokens / point.passes))
-    return numpy.array(rows, dtype=numpy.float64)
-
-
-def _coefficients(cost: ForwardCost) -> numpy.ndarray[Any, numpy.dtype[numpy.float64]]:
-    dense = [cost.per_context, cost.per_token, cost.fixed]
-    return numpy.array([*dense, cost.per_expert] if cost.experts else dense)
+def _fitted(stored: Mapping[str, Any]) -> Fitted:
+    points = tuple(Timed(**{**point, "over_plain": _interval(point["over_plain"])}) for point in stored["points"])
+    knots = tuple((float(tokens), float(seconds)) for tokens, seconds in stored["cost"]["knots"])
+    return Fitted(CostTable(**{**stored["cost"], "knots": knots}), float(stored["held_out_error"]), points)
 
 
 def _interval(stored: Any) -> tuple[float, float, float] | None:
-    """Read an interval, a list in JSON. None in old profiles."""
+    """Read an interval, a list in JSON."""
     if stored is None:
         return None
     median, low, high = stored
     return float(median), float(low), float(high)
-
-
-def _fitted(stored: Mapping[str, Any]) -> Fitted:
-    points = tuple(Timed(**{**point, "over_plain": _interval(point.get("over_plain"))}) for point in stored["points"])
-    bumps = tuple((float(tokens), float(seconds)) for tokens, seconds in stored["cost"]["bumps"])
-    cost = ForwardCost(**{**stored["cost"], "bumps": bumps}).rising()  # earlier versions did not see to it
-    return Fitted(cost, float(stored["held_out_error"]), points)
 
 
 def _other_machine(measured: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:

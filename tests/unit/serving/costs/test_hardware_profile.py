@@ -17,8 +17,8 @@ from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.serving import EngineSettings
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.control.hardware_profile import VERSION, ModelKey, PassKey, Profile, Timed, fit
-from distillspec.serving.control.latency import ForwardCost
+from distillspec.serving.costs.hardware_profile import VERSION, ModelKey, PassKey, Profile, Timed, fit
+from distillspec.serving.costs.table import CostTable
 from distillspec.serving.profiler import Grid, measure, paired_ratio
 
 from ..conftest import MakeEngine
@@ -26,7 +26,7 @@ from ..conftest import MakeEngine
 SMALL = Grid(contexts=[8, 40], rows=[1, 3], lengths=[0, 2, 4], prompts=[8, 24, 60], rounds=1)
 
 
-def timed(cost: ForwardCost, noise: float = 0.0) -> list[Timed]:
+def timed(cost: CostTable, noise: float = 0.0) -> list[Timed]:
     """Return a grid of points whose seconds follow `cost`, every fourth held out."""
     generator = numpy.random.default_rng(0)
     works = [(c * r, r * k) for c in (50, 400) for r in (1, 4, 8) for k in (1, 3, 5)]
@@ -37,7 +37,7 @@ def timed(cost: ForwardCost, noise: float = 0.0) -> list[Timed]:
 
 
 def test_coefficients_are_found_and_judged_on_points_they_never_saw() -> None:
-    cost = ForwardCost(1e-5, 1e-3, 2e-2)
+    cost = CostTable.line(1e-5, 1e-3, 2e-2)
     exact = fit(timed(cost))
     assert exact.held_out_error < 1e-6
     assert exact.cost.per_token == pytest.approx(1e-3)
@@ -48,7 +48,7 @@ def test_coefficients_are_found_and_judged_on_points_they_never_saw() -> None:
 
 
 def test_experts_are_fitted_and_no_coefficient_is_negative() -> None:
-    cost = ForwardCost(0, 1e-4, 1e-2, per_expert=5e-3, experts=8, active=2)
+    cost = CostTable.line(0, 1e-4, 1e-2, per_expert=5e-3, experts=8, active=2)
     assert fit(timed(cost), 8, 2).cost.per_expert == pytest.approx(5e-3)
     falling = [Timed(100, tokens, 1, 1 / tokens) for tokens in (1, 2, 4)]
     assert fit(falling).cost.per_token == 0
@@ -68,7 +68,7 @@ def test_steps_that_no_line_follows_are_fitted_by_the_number_of_tokens(tmp_path:
     assert line.held_out_error > 0.04
     assert bent.held_out_error < 0.001
     assert bent.cost.seconds(0, 30) == pytest.approx(0.13)
-    assert not fit(timed(ForwardCost(1e-5, 1e-3, 2e-2)), may_bump=True).cost.bumps  # a line is left one
+    assert not fit(timed(CostTable.line(1e-5, 1e-3, 2e-2)), may_bump=True).cost.bumps  # a line is left one
     key = ModelKey("tiny", "0", "float32")
     profile = Profile({"device": "cpu"}, PassKey(), key, bent, line)
     profile.save(tmp_path / "profile.json")

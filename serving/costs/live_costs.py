@@ -1,0 +1,128 @@
+"""Costs that follow the machine: a Kalman filter on the knots of a cost table, fed with live step times."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy
+
+from distillspec.serving.costs.table import KNOTS, CostTable, Floats
+
+LEAST_S = 1e-6  # times below are not told apart
+FULL_CONTEXT = 20_000.0  # cached tokens that may cost as much as a whole pass over one token, where nothing is known
+NOISE = 0.05  # usual relative error of one step's time
+WANDER, KNOT_WANDER = 0.01, 0.002  # relative change a step: of the machine's speed, and of the knots that were seen
+ALERT, RENEW_EVERY = 64, 8  # the table is renewed after each of the first steps, later after so many
+SURE = 0.15  # relative standard error of a prediction that can be judged by
+
+SPIKE = 4.0  # residuals are clipped to so many times the usual one
+QUICK = 0.1  # weight of a new residual in the usual one
+
+
+class OutlierClip:
+    """Clips residuals to a few times their usual size, which is learnt.
+
+    Args:
+        usual: initial size of a usual residual, None for that of the first.
+    """
+
+    def __init__(self, usual: float | None = None) -> None:
+        self._usual = usual
+
+    def __call__(self, residual: float) -> float:
+        """The residual, no further from zero than a few usual ones."""
+        if self._usual is None:
+            self._usual = abs(residual)
+        limit = SPIKE * max(self._usual, LEAST_S)
+        self._usual += QUICK * (min(abs(residual), 2 * limit) - self._usual)
+        return min(max(residual, -limit), limit)
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Relative standard deviations of a table's errors, and of a usual first residual (None: the first one's own)."""
+
+    speed: float  # of all costs alike
+    parts: float  # of the fixed part and of the part by tokens, each
+    knot: float  # of each knot by itself
+    context: float
+    residual: float | None
+
+
+MEASURED, GUESSED = Trust(0.3, 0.05, 0.05, 0.3, 0.1), Trust(1.0, 1.0, 0.1, 1.0, None)
+
+
+class LiveCosts:
+    """One model's `CostTable`, corrected by the times of live steps.
+
+    The state are the seconds of each knot, of context and of rows, relative to the table's. All may be off together
+    (the machine's speed, which is followed fast), by the fixed part, by the part by tokens, or each alone (slowly).
+    A measurement corrects what it depends on, in proportion to how uncertain that is (Kalman 1960). Residuals far
+    beyond the usual are clipped: a pause of the machine is no new machine.
+
+    Args:
+        prior: measured or guessed costs.
+        trust: the errors that the prior may have.
+    """
+
+    def __init__(self, prior: CostTable, trust: Trust = MEASURED) -> None:
+        self._knots = numpy.array(KNOTS, dtype=numpy.float64)
+        start_s = prior.by_tokens(self._knots)
+        self._unit = numpy.maximum(numpy.append(start_s, [start_s[0] / FULL_CONTEXT, prior.per_row]), LEAST_S / 1e4)
+        self._unit[-2] = max(self._unit[-2], prior.per_context)
+        self._state = numpy.append(start_s, [prior.per_context, prior.per_row]) / self._unit
+        fixed = numpy.append(start_s[0] / numpy.maximum(start_s, LEAST_S), [0.0, 1.0])
+        by_tokens = numpy.append(1 - fixed[:-2], [0.0, 0.0])
+        speed = numpy.append(numpy.ones(len(KNOTS)), [self._state[-2], 1.0])
+        self._spread = trust.speed**2 * numpy.outer(speed, speed)
+        self._spread += trust.parts**2 * (numpy.outer(fixed, fixed) + numpy.outer(by_tokens, by_tokens))
+        self._spread += numpy.diag(numpy.append(numpy.full(len(KNOTS), trust.knot), [trust.context, 0.0])) ** 2
+        self._clip = OutlierClip(trust.residual)
+        self._table: CostTable | None = prior
+        self._observed, self._seen = 0, [0, 1]
+
+    @property
+    def table(self) -> CostTable:
+        """The present estimate."""
+        if self._table is None:
+            *seconds, per_context, per_row = numpy.maximum(self._state * self._unit, 0.0).tolist()
+            rising = accumulate(seconds, max)  # as in `CostTable.rising`
+            self._table = CostTable(tuple(zip(KNOTS, rising, strict=True)), per_context, per_row)
+        return self._table
+
+    def observe(self, context: float, passes: Sequence[float], seconds: float, rows: float = 0) -> bool:
+        """Learn what passes over so many tokens each took, with `context` tokens cached and `rows` rows in all.
+
+        Times that no clock should give (negative, not finite) are left out. Return True if the prediction was sure
+        enough to judge by.
+        """
+        if not passes or not 0 <= seconds < float("inf"):
+            return False
+        work = self._work(context, passes, rows)
+        predicted = max(float(work @ self._state), LEAST_S)
+        shift = self._spread @ work
+        variance = float(work @ shift)
+        gain = shift / (variance + (NOISE * predicted) ** 2)
+        self._state = self._state + gain * (predicted * self._clip(seconds / predicted - 1))
+        wandered = WANDER * self._state
+        self._spread += numpy.array([wandered, -gain]).T @ numpy.array([wandered, shift])
+        self._spread[self._seen, self._seen] += KNOT_WANDER**2
+        self._observed += 1
+        if self._observed <= ALERT or self._observed % RENEW_EVERY == 0:
+            self._table = None
+        return variance**0.5 < SURE * predicted
+
+    def _work(self, context: float, passes: Sequence[float], rows: float) -> Floats:
+        """Return the seconds that the passes take for each unit of the state, and note the knots they depend on."""
+        weights, self._seen = [0.0] * len(self._unit), []
+        for tokens in passes:
+            after = min(max(bisect_left(KNOTS, tokens), 1), len(KNOTS) - 1)
+            share = max(0.0, (tokens - KNOTS[after - 1]) / (KNOTS[after] - KNOTS[after - 1]))
+            weights[after - 1] += 1 - share
+            weights[after] += share
+            self._seen = [after - 1, after]
+        weights[-2:] = [context, rows]
+        return numpy.array(weights) * self._unit

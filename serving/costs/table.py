@@ -1,0 +1,103 @@
+"""Cost table: seconds of one forward pass by its tokens, rows and cached context."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+import numpy
+from numpy.typing import NDArray
+
+from distillspec.errors import ConfigError
+
+# Numbers of tokens that tables are measured and corrected at: close where costs change from flat to rising.
+KNOTS = (1, 2, 3, 5, 8, 12, 16, 24, 40, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+ROUNDING = 1e-9  # relative, of sums of seconds
+
+Floats = NDArray[numpy.float64]
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Seconds of one forward pass over N tokens: an interpolated part, and costs of rows and context added to it.
+
+    Args:
+        knots: (tokens, seconds), both ascending. Seconds are linear between two knots, follow the last two beyond them,
+            and are those of the first one before it. More tokens never cost less: fewer could be padded to as many.
+        per_context: seconds for each cached token of the pass's rows.
+        per_row: seconds for each row.
+
+    Raises:
+        ConfigError: a number is negative or not finite, knots do not ascend, or there are fewer than two.
+    """
+
+    knots: tuple[tuple[float, float], ...]
+    per_context: float = 0.0
+    per_row: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("per_context", "per_row"):
+            _check_seconds(name, getattr(self, name))
+        if len(self.knots) < 2:
+            raise ConfigError(f"knots={self.knots} must be at least two: one shows no slope")
+        before, before_s = -1.0, 0.0
+        for tokens, seconds in self.knots:
+            if not (before < tokens and before_s <= seconds * (1 + ROUNDING) and seconds < float("inf")):
+                raise ConfigError(f"{tokens:g} tokens in {seconds} s cannot follow {before:g} in {before_s} s")
+            before, before_s = tokens, seconds
+
+    @classmethod
+    def line(cls, per_context: float, per_token: float, fixed: float) -> CostTable:
+        """Return the table of a line: per_context · N_context + per_token · N + fixed (SmartSpec, Eq. 7)."""
+        _check_seconds("per_token", per_token)
+        _check_seconds("fixed", fixed)
+        return cls(((0.0, fixed), (1.0, fixed + per_token)), per_context)
+
+    @classmethod
+    def rising(cls, knots: Iterable[tuple[float, float]], per_context: float = 0.0, per_row: float = 0.0) -> CostTable:
+        """Return the table of measured knots. A time below that of fewer tokens is noise, and is lifted to it."""
+        tokens, seconds = zip(*knots, strict=True)
+        return cls(tuple(zip(tokens, accumulate(seconds, max), strict=True)), per_context, per_row)
+
+    def seconds(self, context: float, tokens: float, rows: float = 0) -> float:
+        """Return the seconds of a pass over `tokens` tokens of `rows` rows, with `context` tokens cached in all."""
+        return self._at(tokens) + self.per_context * context + self.per_row * rows
+
+    def by_tokens(self, tokens: Floats) -> Floats:
+        """Return the interpolated part of the seconds for many numbers of tokens, of any shape."""
+        known, seconds = self._arrays
+        beyond = numpy.maximum(tokens - known[-1], 0.0) * self._last_slope
+        return numpy.asarray(numpy.interp(tokens, known, seconds) + beyond)
+
+    def chord(self, fewest: float, most: float) -> tuple[float, float]:
+        """Return (fixed, per token) seconds of the line through the costs of `fewest` and `most` tokens."""
+        most = max(most, fewest + 1)
+        first, last = self._at(fewest), self._at(most)
+        per_token = (last - first) / (most - fewest)
+        return first - per_token * fewest, per_token
+
+    def _at(self, tokens: float) -> float:
+        knots = self.knots
+        if tokens <= knots[0][0]:
+            return knots[0][1]
+        place = min(bisect_right(knots, (tokens,)), len(knots) - 1)
+        (fewer, less_s), (more, more_s) = knots[place - 1], knots[place]
+        return less_s + (more_s - less_s) * (tokens - fewer) / (more - fewer)
+
+    @cached_property
+    def _arrays(self) -> tuple[Floats, Floats]:
+        known, seconds = numpy.array(self.knots, dtype=numpy.float64).T
+        return known, seconds
+
+    @cached_property
+    def _last_slope(self) -> float:
+        (fewer, less_s), (more, more_s) = self.knots[-2:]
+        return (more_s - less_s) / (more - fewer)
+
+
+def _check_seconds(name: str, value: float) -> None:
+    if not 0 <= value < float("inf"):
+        raise ConfigError(f"{name}={value} must be finite and at least 0 seconds")

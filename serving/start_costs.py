@@ -1,0 +1,97 @@
+"""Costs measured when an engine starts: a few passes of rising size, within a budget of seconds."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from statistics import median
+
+import torch
+
+from distillspec.serving.costs.hardware_profile import Timed, fit
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import KNOTS, CostTable
+from distillspec.serving.sequences.scheduler import Limits
+from distillspec.serving.timed_passes import TimedPasses, Work
+
+log = logging.getLogger(__name__)
+
+CONTEXT, LONG_CONTEXT = 32, 1024  # cached tokens a row, at most
+ROUNDS = 4  # the first warms up
+LARGEST_PROMPT = 256
+
+
+@torch.inference_mode()
+def measure_at_start(
+    passes: TimedPasses,
+    limits: Limits,
+    longest: int,
+    budget_s: float,
+    *,
+    with_draft: bool,
+) -> LatencyModel | None:
+    """Time passes of rising size in turn until the budget is spent, and fit cost tables. Larger ones are extrapolated.
+
+    Args:
+        passes: of an idle engine.
+        limits: its slots and tokens.
+        longest: the most tokens a row drafts.
+        budget_s: seconds. A pass that would not fit in them is not started.
+        with_draft: the proposer drafts with a model.
+
+    Returns:
+        The costs, None where not even two sizes could be timed.
+    """
+    works = _works(passes, limits, longest, with_draft)
+    seconds = _time_in_turn(passes, works, budget_s)
+    points: dict[bool, list[Timed]] = {False: [], True: []}
+    for work, times in zip(works, seconds, strict=True):
+        if times:
+            timed = median(times[1:] or times)
+            points[work.kind == "drafting"].append(replace(work.point, seconds=max(timed, 1e-9)))
+    target, draft = (_table(points[of_draft]) for of_draft in (False, True))
+    if target is None or (with_draft and draft is None):
+        return None
+    log.info("costs: %s", ", ".join(f"{tokens:g} tokens {1e3 * s:.1f} ms" for tokens, s in target.knots))
+    return LatencyModel(target, draft)
+
+
+def _works(passes: TimedPasses, limits: Limits, longest: int, with_draft: bool) -> list[Work]:
+    """Return the works, small passes first. Whole batches are timed without drafts and with long contexts too."""
+    room = limits.max_len - longest - 1
+    context, far = min(CONTEXT, room), min(LONG_CONTEXT, room)
+    most = limits.slots * (longest + 1)
+    sizes = [n for n in KNOTS if n < most] + [most]
+    rows = {n: -(-n // (longest + 1)) for n in sizes}
+    windows = {(r, round(n / r) - 1, context) for n, r in rows.items()}
+    windows |= {(r, 0, context) for r in sizes if r <= limits.slots}
+    windows |= {(limits.slots, 0, context), (limits.slots, 0, far), (1, 0, far)}
+    works = [passes.verification(*window) for window in sorted(windows)]
+    longest_prompt = min(room, limits.prefill_chunk, LARGEST_PROMPT)
+    works += [passes.prefill(n, ROUNDS) for n in KNOTS if most < n <= longest_prompt]
+    if with_draft and longest:
+        loops = {(r, 1, context) for r in [*(n for n in KNOTS if n < limits.slots), limits.slots]}
+        works += [passes.drafting(*loop) for loop in sorted(loops | {(limits.slots, 1, far)})]
+    return sorted(works, key=lambda work: work.point.tokens)
+
+
+def _time_in_turn(passes: TimedPasses, works: Sequence[Work], budget_s: float) -> list[list[float]]:
+    """Return the times of each work, by rounds, as far as the budget goes."""
+    clock: Callable[[], float] = time.perf_counter
+    seconds: list[list[float]] = [[] for _ in works]
+    until = clock() + budget_s
+    for _ in range(ROUNDS):
+        last_s = 0.0
+        for work, times in zip(works, seconds, strict=True):
+            if clock() + max(times[-1:] or [last_s]) > until:
+                break
+            last_s = passes.seconds(work)
+            times.append(last_s)
+    return seconds
+
+
+def _table(points: Sequence[Timed]) -> CostTable | None:
+    sizes = {point.tokens / point.passes for point in points}
+    return fit(points).cost if len(sizes) > 1 else None

@@ -1,0 +1,103 @@
+"""Passes of target and draft to be timed: by `distill profile`, and by an engine that starts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+
+from distillspec.models import LanguageModel
+from distillspec.serving.base.params import SamplingParams
+from distillspec.serving.base.requests import Request, SequenceState
+from distillspec.serving.base.tree import TokenTree
+from distillspec.serving.costs.hardware_profile import Timed
+from distillspec.serving.decoding.sampling import TokenSampler, VerificationWindow
+from distillspec.serving.execution.runner import ModelRunner, RowInput
+from distillspec.serving.proposers.base import ProposalRequest, Proposer
+
+TOKEN = 5  # any token costs the same
+
+
+@dataclass(frozen=True)
+class Work:
+    """One pass, or one draft loop, to time."""
+
+    kind: str
+    point: Timed  # without its seconds
+    run: Callable[[], object]
+    plain: int | None = None  # its plain pass is this many works earlier, None without one
+
+
+@dataclass(frozen=True)
+class TimedPasses:
+    """Makes works of an idle engine. Its slots must hold `context + length + 1` tokens."""
+
+    target: LanguageModel
+    runner: ModelRunner
+    sampler: TokenSampler
+    proposer: Proposer | None
+    clock: Callable[[], float] = time.perf_counter
+
+    def verification(self, rows: int, length: int, context: int, plain: int | None = None) -> Work:
+        """Return a pass of the target over newest and drafted tokens, up to the verdicts, as in a step."""
+        sequences, tree = _sequences(rows, context), TokenTree.chain([TOKEN] * length)
+        windows = [VerificationWindow(sequence, tree) for sequence in sequences]
+        inputs = [RowInput(s.held_slot, context - 1, [TOKEN] * (1 + length), 1 + length, tree) for s in sequences]
+
+        def run() -> object:
+            logits = self.target.full_width(self.runner.logits(self.runner.read(inputs)))
+            return self.sampler.verify(logits, windows)
+
+        return Work("verification", Timed(rows * context, rows * (1 + length), 1, 0.0, rows), run, plain)
+
+    def prefill(self, longest: int, rounds: int) -> Work:
+        """Return a pass of the target over a prompt.
+
+        Every pass is one token shorter than the one before: real prompts rarely repeat a length, so that libraries'
+        caches by shape do not help.
+        """
+        lengths: Iterator[int] = count(longest, -1)
+
+        def run() -> object:
+            inputs = [RowInput(0, 0, [TOKEN] * max(1, next(lengths)))]
+            return self.runner.logits(self.runner.read_uneven(inputs)).argmax(-1).tolist()
+
+        tokens = max(1.0, longest - (rounds + 1) / 2)  # mean over the rounds that count
+        return Work("prefill", Timed(0, tokens, 1, 0.0, 1), run)
+
+    def drafting(self, rows: int, length: int, context: int) -> Work:
+        """Return a whole draft loop, one pass a depth, for greedy requests."""
+        proposer = self.proposer
+        assert proposer is not None
+        requests = [ProposalRequest(sequence, length) for sequence in _sequences(rows, context)]
+
+        def run() -> object:
+            for request in requests:
+                request.sequence.draft_computed = context - 1
+            return proposer.propose(requests)
+
+        return Work("drafting", Timed(rows * context * length, rows * length, length, 0.0, rows * length), run)
+
+    def seconds(self, work: Work) -> float:
+        """Return the seconds that a work takes, synchronised with the device before and after."""
+        self._synchronise()
+        started = self.clock()
+        work.run()
+        self._synchronise()
+        return self.clock() - started
+
+    def _synchronise(self) -> None:
+        if self.target.device.type == "cuda":
+            torch.cuda.synchronize(self.target.device)
+
+
+def _sequences(rows: int, context: int) -> list[SequenceState]:
+    """Return greedy sequences with `context` tokens of text, in the first slots."""
+    request = Request("profile", (TOKEN,) * context, SamplingParams(temperature=0.0))
+    return [
+        SequenceState(f"profile/{slot}", request, slot, slot, [TOKEN] * context, frozenset(), 1 << 20, slot=slot)
+        for slot in range(rows)
+    ]
