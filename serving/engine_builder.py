@@ -11,7 +11,7 @@ from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import Attend
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.hardware_profile import Profile, experts_of
-from distillspec.serving.control.latency import LatencyModel, guessed
+from distillspec.serving.control.latency import guessed
 from distillspec.serving.control.named import ControllerParts, make_controller
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.draft_loading import version_of
@@ -19,7 +19,7 @@ from distillspec.serving.execution.attention import choose_attention
 from distillspec.serving.execution.graphs import CompiledRecorder, CudaRecorder, Recorder
 from distillspec.serving.execution.kv_cache import SlotPool
 from distillspec.serving.execution.memory import choose_model_len, choose_slots
-from distillspec.serving.execution.packed_linear import PackedLinears, padded, row_counts
+from distillspec.serving.execution.packed_linear import PackedLinears
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.execution.servable import check_servable
 from distillspec.serving.held_models import HeldModels
@@ -91,7 +91,7 @@ def build_parts(
     # These may refuse too (another machine's profile, a kernel that does not run), so models are held after them.
     controller = controller or choose_controller(settings, target, draft, slots)
     attend, attention = choose_attention(settings.attention, models)
-    held = HeldModels(pack_weights=settings.pack_weights, row_counts=row_counts(slots, controller.longest))
+    held = HeldModels(pack_weights=settings.pack_weights)
     for model in models:
         held.hold(model)
     recorder = recorder or _choose_recorder(settings, target)
@@ -133,15 +133,8 @@ def choose_controller(
     if settings.profile is not None:
         profiled = draft if with_model else None
         latency = Profile.load(Path(settings.profile), target, profiled, settings).latency
-    guess = guess_costs(settings, target, slots, longest)
-    parts = ControllerParts(longest, latency, guess, with_model, settings)
+    parts = ControllerParts(longest, latency, guessed(experts_of(target)), with_model, settings)
     return make_controller(settings.controller, parts, settings.controller_options)
-
-
-def guess_costs(settings: EngineConfig, target: LanguageModel, slots: int, longest: int) -> LatencyModel:
-    """Return assumed costs of steps that draft up to `longest` tokens a row, before any step was measured."""
-    packed = settings.pack_weights and PackedLinears.helps(target)
-    return guessed(experts_of(target), padded(row_counts(slots, longest) if packed else ()))
 
 
 def _choose_recorder(settings: EngineConfig, target: LanguageModel) -> Recorder | None:
@@ -155,8 +148,8 @@ def _choose_recorder(settings: EngineConfig, target: LanguageModel) -> Recorder 
 def _describe_passes(attention: str, packs: PackedLinears | None, recorder: Recorder | None) -> str:
     """Describe for the log how forward passes run."""
     words = [f"attention by {attention}"]
-    if packs is not None and packs.row_counts:
-        words.append(f"weights packed for {packs.row_counts} rows")
+    if packs:
+        words.append("packed weights")
     if recorder is None:
         words.append("passes run as they are")
     else:
