@@ -19,7 +19,7 @@ from distillspec.serving.execution.attention import choose_attention
 from distillspec.serving.execution.graphs import CompiledRecorder, CudaRecorder, Recorder
 from distillspec.serving.execution.kv_cache import SlotPool
 from distillspec.serving.execution.memory import choose_model_len, choose_slots
-from distillspec.serving.execution.packed_linear import PackedLinears, row_counts
+from distillspec.serving.execution.packed_linear import PackedLinears
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.execution.servable import check_servable
 from distillspec.serving.held_models import HeldModels
@@ -93,7 +93,7 @@ def build_parts(
     costs = profiled_costs(settings, target, draft)
     controller = controller or choose_controller(settings, costs)
     attend, attention = choose_attention(settings.attention, models)
-    held = HeldModels(pack_weights=settings.pack_weights, row_counts=row_counts(slots, controller.longest))
+    held = HeldModels(pack_weights=settings.pack_weights)
     for model in models:
         held.hold(model)
     recorder = recorder or _choose_recorder(settings, target)
@@ -151,8 +151,8 @@ def _choose_recorder(settings: EngineConfig, target: LanguageModel) -> Recorder 
 def _describe_passes(attention: str, packs: PackedLinears | None, recorder: Recorder | None) -> str:
     """Describe for the log how forward passes run."""
     words = [f"attention by {attention}"]
-    if packs is not None and packs.row_counts:
-        words.append(f"weights packed for {packs.row_counts} rows")
+    if packs:
+        words.append("packed weights")
     if recorder is None:
         words.append("passes run as they are")
     else:

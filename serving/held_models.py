@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distillspec.models import LanguageModel
@@ -32,11 +31,10 @@ class HeldModels:
 
     Args:
         pack_weights: False leaves all weights as they are.
-        row_counts: numbers of rows that weights are packed for.
     """
 
-    def __init__(self, *, pack_weights: bool, row_counts: Sequence[int]) -> None:
-        self._pack_weights, self._row_counts = pack_weights, row_counts
+    def __init__(self, *, pack_weights: bool) -> None:
+        self._pack_weights = pack_weights
         self._held: list[HeldModel] = []
 
     def __bool__(self) -> bool:
@@ -48,7 +46,7 @@ class HeldModels:
         if (held := self._find(model)) is not None:
             held.holds += 1
             return
-        packs = PackedLinears(model, self._row_counts) if self._pack_weights and PackedLinears.helps(model) else None
+        packs = PackedLinears(model) if self._pack_weights and PackedLinears.helps(model) else None
         self._held.append(HeldModel(model, model.model.training, packs))
         model.model.eval()
         hook(model.model)

@@ -15,7 +15,8 @@ from distillspec.serving.base.requests import Request, SequenceState
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.costs.hardware_profile import Timed
 from distillspec.serving.decoding.sampling import TokenSampler, VerificationWindow
-from distillspec.serving.execution.runner import ModelRunner, RowInput
+from distillspec.serving.execution.flat_batch import RowInput
+from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.base import ProposalRequest, Proposer
 
 TOKEN = 5  # any token costs the same
@@ -63,7 +64,7 @@ class TimedPasses:
 
         def run() -> object:
             inputs = [RowInput(0, 0, [TOKEN] * max(1, next(lengths)))]
-            return self.runner.logits(self.runner.read_uneven(inputs)).argmax(-1).tolist()
+            return self.runner.logits(self.runner.read(inputs)).argmax(-1).tolist()
 
         tokens = max(1.0, longest - (rounds + 1) / 2)  # mean over the rounds that count
         return Work("prefill", Timed(0, tokens, 1, 0.0, 1), run)

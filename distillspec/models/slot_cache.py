@@ -162,6 +162,18 @@ class SlotView:
         """Write `new [B, kv, q, d]` into a layer's keys or values."""
         held[self.slots[:, None], self.places] = new.transpose(1, 2)
 
+    def attend(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scaling: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """Return `[B, q, heads, d]` of `query [B, heads, q, d]`, by the cache's attention."""
+        return self.cache.attend(query, keys, values, self, scaling, window, softcap)
+
     def read(self, held: Tensor) -> Tensor:
         """Return `[B, kv, reach, d]` of a layer's keys or values, a view if the rows are contiguous."""
         if self.first is None:
@@ -196,6 +208,29 @@ class SlotView:
         return seen & (position[:, None] > self.positions[..., None] - window)
 
 
+class CacheView(Protocol):
+    """Use of a cache by one pass: rectangles of tokens (`SlotView`), or a flat batch (`FlatView`)."""
+
+    @property
+    def cache(self) -> SlotCache: ...
+
+    def write(self, held: Tensor, new: Tensor) -> None:
+        """Write new keys or values of a layer at their places."""
+        ...
+
+    def attend(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scaling: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """Return the attention over a layer's keys and values, which hold this pass's tokens already."""
+        ...
+
+
 def slot_attention(
     module: nn.Module,
     query: Tensor,  # [B, heads, q, d]
@@ -205,7 +240,7 @@ def slot_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    slot_view: SlotView | None = None,
+    slot_view: CacheView | None = None,
     s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
@@ -216,7 +251,7 @@ def slot_attention(
     keys, values = slot_view.cache.layer(int(module.layer_idx), key)  # type: ignore[arg-type]
     slot_view.write(keys, key)
     slot_view.write(values, value)
-    return slot_view.cache.attend(query, keys, values, slot_view, scaling, sliding_window, softcap), None
+    return slot_view.attend(query, keys, values, scaling, sliding_window, softcap), None
 
 
 @contextmanager

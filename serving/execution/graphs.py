@@ -1,7 +1,7 @@
 """Forward passes recorded once per shape and replayed: CUDA graphs, or compiled code on CPUs.
 
-A pass over B rows of q tokens reads its inputs from buffers of its shape (graphs: of the next larger bucket). Rows and
-tokens that only pad write to the cache's spare place and read what they like; their outputs are dropped.
+A pass over N tokens reads its inputs from buffers of its shape (graphs: of the next larger bucket). Rows and tokens
+that only pad write to the cache's spare place and read what they like. Their outputs are dropped.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from distillspec.errors import in_one_line
 from distillspec.models import LanguageModel
+from distillspec.models.flat_view import FlatView, RowGroup
 from distillspec.models.numerics import power_of_two
 from distillspec.models.slot_cache import SlotCache, SlotView
 
@@ -143,18 +144,84 @@ class Recordings(Generic[Recording]):
 
 
 @dataclass(frozen=True)
-class _Shape:
-    """Rows, tokens a row, keys read a row."""
+class PassShape:
+    """Tokens of a pass, and of its attention: rows, tokens a row, keys read a row.
 
+    even: all rows have `width` tokens, so that nothing is gathered for attention.
+    """
+
+    tokens: int
     rows: int
     width: int
     reach: int
+    even: bool
+
+    @classmethod
+    def of(cls, view: FlatView, reach: int, *, pads: bool) -> PassShape | None:
+        """Return the shape to record for a pass that reads `reach` keys a row, None for one that is not recorded.
+
+        Trees, prompts, and rows that are not the first slots are not. With `pads` numbers are powers of two.
+        """
+        group = view.groups[0]
+        rows, width = group.view.places.shape
+        if len(view.groups) > 1 or group.view.first != 0 or group.view.ancestors is not None or width > WIDEST:
+            return None
+        reach = recorded_reach(reach, view.cache)
+        if not pads:
+            return cls(group.count, rows, width, reach, group.queries is None)
+        rows = min(power_of_two(rows), view.cache.slots)
+        return cls(power_of_two(group.count), rows, power_of_two(width), reach, False)
+
+
+class PassInputs:
+    """Input buffers of recorded passes of one shape. What only pads writes to the cache's spare place."""
+
+    def __init__(self, cache: SlotCache, shape: PassShape, device: torch.device) -> None:
+        self.cache, self.shape = cache, shape
+        self.tokens = torch.zeros(1, shape.tokens, dtype=torch.int64, device=device)
+        self._slots = torch.zeros_like(self.tokens[0])
+        self._places = torch.full_like(self._slots, cache.max_len)
+        self._back = torch.zeros_like(self._slots)
+        self._queries = torch.zeros(shape.rows, shape.width, dtype=torch.int64, device=device)
+        self._rectangle = torch.full_like(self._queries, cache.max_len)
+        self.rows = torch.arange(shape.rows, device=device)
+
+    def view(self) -> FlatView:
+        """Return the view of a pass over the buffers. Make it inside the recording."""
+        last, shape = self.cache.max_len - 1, self.shape
+        positions = self._places.clamp(max=last)
+        queries, back = (None, None) if shape.even else (self._queries.view(-1), self._back)
+        places = self._places.view(shape.rows, shape.width) if shape.even else self._rectangle
+        rows = SlotView(self.cache, places, places.clamp(max=last), shape.reach, self.rows, first=0)
+        group = RowGroup(rows, 0, shape.tokens, queries, back)
+        return FlatView(self.cache, self._slots, self._places, positions[None], (group,))
+
+    def load(self, tokens: Tensor, view: FlatView) -> int:
+        """Copy the input of a pass into the buffers. Return its number of tokens."""
+        count, group = tokens.shape[1], view.groups[0]
+        self.tokens[:, :count].copy_(tokens)
+        self._slots[:count].copy_(view.slots)
+        self._places.fill_(self.cache.max_len)
+        self._places[:count].copy_(view.places)
+        if not self.shape.even:
+            self._load_rectangle(group, count)
+        return count
+
+    def _load_rectangle(self, group: RowGroup, count: int) -> None:
+        rows, width = group.view.places.shape
+        order = torch.arange(count, device=self.tokens.device)
+        queries, back = (order, order) if group.queries is None or group.back is None else (group.queries, group.back)
+        self._rectangle.fill_(self.cache.max_len)
+        self._rectangle[:rows, :width].copy_(group.view.places)
+        self._queries.zero_()
+        self._queries[:rows, :width].copy_(queries.view(rows, width))
+        self._back.zero_()
+        self._back[:count].copy_(back // width * self.shape.width + back % width)
 
 
 @dataclass(frozen=True)
 class _Recorded:
-    tokens: Tensor  # [rows, width] int64
-    places: Tensor  # [rows, width] int64
+    inputs: PassInputs
     replay: Callable[[], Tensor]
 
 
@@ -170,43 +237,26 @@ class GraphedPasses:
         """Number of recorded shapes."""
         return len(self._recordings)
 
-    def hidden(self, tokens: Tensor, view: SlotView) -> Tensor:
-        """Final hidden states `[B, q, D]` of `tokens [B, q]` int64, valid until the next call."""
-        shape = self._shape(view)
+    def hidden(self, tokens: Tensor, view: FlatView) -> Tensor:
+        """Final hidden states `[N, D]` of `tokens [1, N]` int64, valid until the next call."""
+        shape = PassShape.of(view, view.groups[0].view.reach, pads=self.recorder.pads)
         if shape is None:
-            return self.model.hidden(tokens, view.positions, slot_view=view)
+            return self.model.hidden(tokens, view.positions, slot_view=view)[0]
         recorded = self._recordings.get(shape, lambda: self._record(shape))
         if recorded is None:
             with self._recordings.timed(shape):
-                return self.model.hidden(tokens, view.positions, slot_view=view)
-        rows, width = tokens.shape
-        recorded.places.fill_(self.cache.max_len)
-        recorded.tokens[:rows, :width].copy_(tokens)
-        recorded.places[:rows, :width].copy_(view.places)
-        return recorded.replay()[:rows, :width]
+                return self.model.hidden(tokens, view.positions, slot_view=view)[0]
+        count = recorded.inputs.load(tokens, view)
+        return recorded.replay()[:count]
 
-    def _shape(self, view: SlotView) -> _Shape | None:
-        """Return the shape to replay, None for trees, prompts, and rows that are not the first slots."""
-        rows, width = view.places.shape
-        if view.first != 0 or view.ancestors is not None or width > WIDEST:
-            return None
-        if self.recorder.pads:
-            rows, width = min(power_of_two(rows), self.cache.slots), power_of_two(width)
-        return _Shape(rows, width, recorded_reach(view.reach, self.cache))
-
-    def _record(self, shape: _Shape) -> _Recorded:
-        device = self.model.device
-        tokens = torch.zeros(shape.rows, shape.width, dtype=torch.int64, device=device)
-        places = torch.full_like(tokens, self.cache.max_len)
-        slots = torch.arange(shape.rows, device=device)
-        reach, last = shape.reach, self.cache.max_len - 1
+    def _record(self, shape: PassShape) -> _Recorded:
+        inputs = PassInputs(self.cache, shape, self.model.device)
 
         def run() -> Tensor:
-            positions = places.clamp(max=last)
-            view = SlotView(self.cache, places, positions, reach, slots, first=0)
-            return self.model.hidden(tokens, positions, slot_view=view)
+            view = inputs.view()
+            return self.model.hidden(inputs.tokens, view.positions, slot_view=view)[0]
 
-        return _Recorded(tokens, places, self.recorder.record(run))
+        return _Recorded(inputs, self.recorder.record(run))
 
 
 def _cache_home() -> Path:
