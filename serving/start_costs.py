@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import median
 
 import torch
 
@@ -19,7 +18,7 @@ from distillspec.serving.timed_passes import TimedPasses, Work
 log = logging.getLogger(__name__)
 
 CONTEXT, LONG_CONTEXT = 32, 1024  # cached tokens a row, at most
-ROUNDS = 4  # the first warms up
+ROUNDS = 4
 LARGEST_PROMPT = 256
 
 
@@ -49,8 +48,8 @@ def measure_at_start(
     points: dict[bool, list[Timed]] = {False: [], True: []}
     for work, times in zip(works, seconds, strict=True):
         if times:
-            timed = median(times[1:] or times)
-            points[work.kind == "drafting"].append(replace(work.point, seconds=max(timed, 1e-9)))
+            # The least, since pauses only add, and there are few rounds. Live steps correct the speed.
+            points[work.kind == "drafting"].append(replace(work.point, seconds=max(min(times), 1e-9)))
     target, draft = (_table(points[of_draft]) for of_draft in (False, True))
     if target is None or (with_draft and draft is None):
         return None

@@ -23,6 +23,7 @@ class LiveLatency:
         self.drafts_with_model = drafts_with_model
         self._target = LiveCosts(start.target, trust)
         self._draft = LiveCosts(start.draft, trust) if drafts_with_model and start.draft is not None else None
+        self._guess = start if known is None else None  # until the draft was measured
         self._draft_free_s = start.draft_free_s
         self._latency: LatencyModel | None = None
 
@@ -46,8 +47,12 @@ class LiveLatency:
         self._latency = None
         tokens = sum(proposed) + rows + result.prefill_tokens
         sure = self._target.observe(sum(contexts), [tokens] if tokens else [], result.target_s, rows)
-        if self._draft is None or not any(proposed):
+        if self._draft is None:
             return sure
+        if not any(proposed):
+            self._guess_draft(tokens)
+            return sure
+        self._guess = None
         by_model = [k if row.drafted_by_model else 0 for k, row in zip(proposed, view.rows, strict=True)]
         read = sum([context * k for context, k in zip(contexts, by_model, strict=True)])
         passes: list[float] = [*rows_by_depth(by_model)]
@@ -57,6 +62,12 @@ class LiveLatency:
         elif further:
             passes[0] += further
         return self._draft.observe(read, passes, result.draft_s, sum(by_model)) and sure
+
+    def _guess_draft(self, tokens: int) -> None:
+        """Take a draft that was never measured for as much faster than guessed as the target is."""
+        if self._guess is not None and self._guess.draft is not None and tokens:
+            factor = self._target.table.seconds(0, tokens) / self._guess.target.seconds(0, tokens)
+            self._draft = LiveCosts(self._guess.draft.scaled(factor), GUESSED)
 
 
 def unread_of(rows: Sequence[RowView], lengths: Sequence[int]) -> list[int]:

@@ -7,6 +7,7 @@ from distillspec.serving.control.prediction_bias import PredictionBias
 
 PLAIN_EVERY = 100  # speculating steps between two plain ones, which measure the cost of plain decoding
 TRIALS_COST = 0.008  # share of all tokens that trials may lose where speculation does not pay
+FIRST_TRIAL_COST = 2.0  # plain steps that the first trial of a draft may lose: nothing is known of it yet
 TRY_EVERY = 10  # plain steps between two points where a trial may start
 FEWEST_TRIED, MOST_TRIED = 4, 32  # steps of a trial. It continues until it has lost as much as its catch-up prefill
 FEWEST_TO_JUDGE = 100  # speculating steps before speculation may be switched off
@@ -22,6 +23,7 @@ class SpeculationPolicy:
         self._spec_tokens, self._spec_s, self._plain_s = PredictionBias(), PredictionBias(), PredictionBias()
         self.speculates = True  # not switched off
         self._since_plain = self._since_speculation = 0
+        self._was_tried = False
         self._tried, self._catch_up_s = 0, 0.0  # steps of the current trial, seconds of its catch-up prefill
 
     @property
@@ -46,17 +48,19 @@ class SpeculationPolicy:
     @property
     def trial_is_due(self) -> bool:
         """True during a trial, and when one may start."""
-        return self._tried > 0 or (self._since_speculation > 0 and self._since_speculation % TRY_EVERY == 0)
+        started = self._tried > 0 or not self._was_tried
+        return started or (self._since_speculation > 0 and self._since_speculation % TRY_EVERY == 0)
 
     def affords(self, tried: Allocation, nothing: Allocation, catch_up_s: float) -> bool:
         """Return True if a trial starts or takes another step.
 
-        It starts if its expected loss, catch-up prefill included, is a small share of the time since the last one. It
-        may then lose as much as its catch-up prefill took.
+        It starts if its expected loss, catch-up prefill included, is a small share of the time since the last one; the
+        first one if it is a few steps. It may then lose as much as its catch-up prefill took.
         """
         if not self._tried:
             lost_s = catch_up_s + max(FEWEST_TRIED * self._lost_s(tried, nothing), catch_up_s)
-            return lost_s <= TRIALS_COST * self._since_speculation * nothing.seconds * self._plain_s.factor
+            steps = TRIALS_COST * self._since_speculation if self._was_tried else FIRST_TRIAL_COST
+            return lost_s <= steps * nothing.seconds * self._plain_s.factor
         if self._tried < FEWEST_TRIED:
             return True
         return self._tried < MOST_TRIED and self._tried * self._lost_s(tried, nothing) <= self._catch_up_s
@@ -68,6 +72,7 @@ class SpeculationPolicy:
             speculated: True if it drafted tokens.
             trial_catch_up_s: seconds of catch-up prefill in a step of a trial, None for other steps.
         """
+        self._was_tried |= speculated
         self._since_plain = self._since_plain + 1 if speculated else 0
         self._since_speculation = 0 if speculated else self._since_speculation + 1
         if not speculated:

@@ -62,6 +62,11 @@ class CostTable:
         tokens, seconds = zip(*knots, strict=True)
         return cls(tuple(zip(tokens, accumulate(seconds, max), strict=True)), per_context, per_row)
 
+    def scaled(self, factor: float) -> CostTable:
+        """Return the table of a machine that takes `factor` times as long."""
+        knots = tuple([(tokens, factor * seconds) for tokens, seconds in self.knots])
+        return CostTable(knots, factor * self.per_context, factor * self.per_row)
+
     def seconds(self, context: float, tokens: float, rows: float = 0) -> float:
         """Return the seconds of a pass over `tokens` tokens of `rows` rows, with `context` tokens cached in all."""
         return self._at(tokens) + self.per_context * context + self.per_row * rows

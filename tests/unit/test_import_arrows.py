@@ -32,13 +32,14 @@ ALL_BUT_SERVING = MODEL_SIDE | {
     "report",
 }
 
-ENGINE = {"serving", "serving.base", "serving.control", "serving.step"}  # what stands around an engine sees of it
+ENGINE = {"serving", "serving.base", "serving.costs", "serving.control", "serving.step"}  # what stands around an engine sees of it
 ONLINE = {"serving.online.state", "serving.online.log", "serving.online.training"}
 
 # The same for the packages of serving/, in the order of a step: a package imports from those above it alone.
 SERVING_ARROWS: dict[str, set[str]] = {
     "base": {"config", "sampling"},
-    "control": {"config", "models", "provenance", "serving.base"},
+    "costs": {"config", "models", "provenance", "serving.base"},
+    "control": {"config", "serving.base", "serving.costs"},
     "execution": {"config", "models", "serving.base"},
     "decoding": {"config", "sampling", "rejection_sampling", "serving.base"},
     "sequences": {"serving.base", "serving.control", "serving.execution"},
@@ -57,6 +58,7 @@ SERVING_ARROWS: dict[str, set[str]] = {
         "models",
         "recording",
         "serving.base",
+        "serving.costs",
         "serving.control",
         "serving.execution",
         "serving.decoding",
@@ -68,6 +70,7 @@ SERVING_ARROWS: dict[str, set[str]] = {
     "simulation": {
         "config",
         "serving.base",
+        "serving.costs",
         "serving.control",
         "serving.execution",
         "serving.sequences",

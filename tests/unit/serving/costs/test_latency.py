@@ -9,7 +9,7 @@ import pytest
 from distillspec.errors import ConfigError
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.latency import LatencyModel, rows_by_depth
 from distillspec.serving.costs.table import CostTable
 
 from ..machine import CPU
@@ -26,25 +26,28 @@ def test_costs_count_roots_and_a_draft_batch_that_shrinks() -> None:
         assert model.alike_s(3, 60, length) == model.step_s([10, 20, 30], [length] * 3)
 
 
-def test_experts_are_loaded_once_for_all_tokens() -> None:
-    mixtral = CostTable.line(0, 0, 1.0, per_expert=0.5, experts=8, active=2)
-    assert mixtral.loaded_experts(1.0) == pytest.approx(2)
-    assert mixtral.loaded_experts(6.0) == pytest.approx(6.58, abs=0.01)
-    # Two rows with two drafted tokens each: six tokens verified, roots included.
-    assert LatencyModel(mixtral).target_s([10, 20], [2, 2]) == pytest.approx(1 + 0.5 * mixtral.loaded_experts(6.0))
+def test_draft_passes_shrink_with_their_rows() -> None:
+    draft = CostTable(((1.0, 1.0), (2.0, 1.5), (3.0, 4.0)), 0.0, 0.25)
+    latency = LatencyModel(CostTable.line(0, 0, 0), draft)
+    assert latency.draft_s([5, 5, 5], [3, 1, 2]) == pytest.approx(4 + 1.5 + 1 + 6 * 0.25)
+    assert rows_by_depth([3, 1, 2]) == [3, 2, 1]
+
+
+def test_prompts_share_the_pass_of_the_rows() -> None:
+    latency = LatencyModel(CostTable(((1.0, 1.0), (5.0, 1.0), (105.0, 3.0))))
+    assert latency.target_s([10, 20], [1, 0], prefill_tokens=52) == pytest.approx(2.0)
+    assert latency.prompts_s(2, 53) == pytest.approx(1.0)
+    assert latency.prompts_s(0, 55) == pytest.approx(2.0)
+    assert latency.prompts_s(2, 0) == 0
 
 
 def test_impossible_settings_are_refused_by_name() -> None:
     for make, name in (
         (lambda: CostTable.line(-1, 0, 0), "per_context=-1"),
         (lambda: CostTable.line(0, float("nan"), 0), "per_token=nan"),
-        (lambda: CostTable.line(0, 0, 0, per_expert=1.0), r"per_expert=1\.0"),
-        (lambda: CostTable.line(0, 0, 0, experts=2, active=3), "active=3"),
-        (lambda: LatencyModel(CPU.target, CostTable.line(0, 0, 0, experts=8, active=2)), "experts=8"),
         (lambda: LatencyModel(CPU.target, draft_free_s=-1.0), r"draft_free_s=-1\.0"),
         (lambda: GoodputController(-1), "longest=-1"),
         (lambda: AcceptanceEstimate(4, prior=1.0), r"prior=1\.0"),
-        (lambda: CostCalibration(CostTable.line(0, 0, 0), forgetting=0.0), r"forgetting=0\.0"),
     ):
         with pytest.raises(ConfigError, match=name):
             make()

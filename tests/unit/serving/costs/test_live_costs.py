@@ -1,84 +1,108 @@
-"""Costs learnt from steps: lines, experts, bumps, and outliers that teach nothing."""
+"""Costs that follow the machine: learnt from nothing, corrected where they are off, and outliers that teach nothing."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
 
 import numpy
 import pytest
 
+from distillspec.serving.costs.latency import guessed
+from distillspec.serving.costs.live_costs import GUESSED, MEASURED, LiveCosts
 from distillspec.serving.costs.table import CostTable
 
-
-def work(generator: numpy.random.Generator) -> tuple[float, float, float]:
-    return float(generator.integers(100, 4000)), float(generator.integers(1, 40)), 1.0
+FLAT = CostTable(((1.0, 2e-2), (5.0, 2.1e-2), (24.0, 4e-2), (64.0, 9e-2), (512.0, 0.7)), 2e-7)
 
 
-def test_costs_are_learnt_and_followed_and_spikes_are_not() -> None:
-    generator = numpy.random.default_rng(1)
+def follow(
+    learnt: LiveCosts, truth: Callable[[float, float], float], steps: int, *, spikes: bool = False, seed: int = 1
+) -> float:
+    """Return the median relative error of predictions in the second half, each made before its step is seen."""
+    generator, errors = numpy.random.default_rng(seed), []
+    for step in range(steps):
+        context, tokens = float(generator.integers(100, 4000)), float(generator.integers(1, 40))
+        seconds = truth(context, tokens) * float(generator.normal(1, 0.02))
+        errors.append(abs(learnt.table.seconds(context, tokens) / seconds - 1))
+        learnt.observe(context, [tokens], 3.0 if spikes and step % 40 == 20 else seconds)
+    return float(numpy.median(errors[steps // 2 :]))
+
+
+def test_costs_are_learnt_from_a_guess_and_followed_and_spikes_are_not() -> None:
     truth = CostTable.line(2e-6, 8e-4, 4e-2)
-    learnt = CostCalibration(CostTable.line(1e-7, 1e-3, 2e-2), confidence=1e-2)
-
-    def watch(steps: int, truth: CostTable, spikes: bool = False) -> float:
-        """The median relative error of predictions, made before each step is seen."""
-        errors = []
-        for step in range(steps):
-            context, tokens, passes = work(generator)
-            seconds = truth.seconds(context, tokens) * float(generator.normal(1, 0.02))
-            errors.append(abs(learnt.cost.seconds(context, tokens) / seconds - 1))
-            learnt.observe(context, tokens, passes, 3.0 if spikes and step % 40 == 20 else seconds)
-        return float(numpy.median(errors[steps // 2 :]))
-
-    assert watch(200, truth) < 0.03
-    assert watch(200, truth, spikes=True) < 0.06
+    learnt = LiveCosts(guessed().target, GUESSED)
+    assert follow(learnt, truth.seconds, 200) < 0.03
+    assert follow(learnt, truth.seconds, 200, spikes=True) < 0.06
     slower = CostTable.line(4e-6, 1.6e-3, 8e-2)
-    assert watch(400, slower) < 0.04
+    assert follow(learnt, slower.seconds, 400) < 0.04
 
 
-def test_the_cost_of_experts_is_learnt() -> None:
-    generator = numpy.random.default_rng(2)
-    truth = CostTable.line(0, 1e-4, 5e-3, per_expert=4e-3, experts=8, active=2)
-    learnt = CostCalibration(replace(truth, per_expert=0.0, fixed=2e-2), confidence=1e-2)
+@pytest.mark.parametrize("factor", [0.7, 1.5, 5.0])
+def test_a_machine_of_another_speed_is_found_out_in_a_few_steps(factor: float) -> None:
+    """From one size alone: all measured costs move together."""
+    learnt = LiveCosts(FLAT)
+    for _ in range(30):
+        learnt.observe(500, [4], factor * FLAT.seconds(500, 4))
+    assert learnt.table.seconds(500, 4) == pytest.approx(factor * FLAT.seconds(500, 4), rel=0.03)
+    assert learnt.table.seconds(500, 30) == pytest.approx(factor * FLAT.seconds(500, 30), rel=0.1)
+
+
+def test_a_knot_that_is_off_by_itself_is_corrected_by_itself() -> None:
+    """A machine whose costs have a step where the table has none."""
+
+    def truth(context: float, tokens: float) -> float:
+        return FLAT.seconds(context, tokens) * (1.5 if tokens > 20 else 1.0)
+
+    learnt = LiveCosts(FLAT)
+    assert follow(learnt, truth, 400) < 0.05
+    for tokens in (2.0, 12.0, 30.0, 38.0):
+        assert learnt.table.seconds(0, tokens) == pytest.approx(truth(0, tokens), rel=0.08)
+
+
+def test_several_passes_of_one_measurement_are_told_apart_by_their_sizes() -> None:
+    """A draft loop over rows that stop one after another."""
+    generator, truth = numpy.random.default_rng(0), CostTable(((1.0, 2e-3), (4.0, 2.2e-3), (16.0, 6e-3)))
+    learnt = LiveCosts(guessed().draft or FLAT, GUESSED)
     for _ in range(300):
-        tokens = float(generator.integers(1, 40))
-        learnt.observe(100, tokens, 1, truth.seconds(100, tokens))
-    for tokens in (1.0, 4.0, 30.0):
-        assert learnt.cost.seconds(100, tokens) == pytest.approx(truth.seconds(100, tokens), rel=0.02)
+        passes = sorted((float(n) for n in generator.integers(1, 16, generator.integers(1, 5))), reverse=True)
+        learnt.observe(0, passes, sum(truth.seconds(0, rows) for rows in passes) * float(generator.normal(1, 0.02)))
+    for rows in (1, 5, 8, 16):
+        assert learnt.table.seconds(0, rows) == pytest.approx(truth.seconds(0, rows), rel=0.1)
 
 
-@pytest.mark.parametrize("slower", [1.0, 2.0])
-def test_a_line_that_is_off_is_followed_as_it_is_off(slower: float) -> None:
-    generator = numpy.random.default_rng(3)
-    profile = CostTable.line(1e-6, 1e-3, 2e-2, bumps=((1.0, -5e-3), (4.0, 2e-2), (8.0, 1.7e-2)))
-    assert profile.seconds(0, 6) == pytest.approx(2e-2 + 6e-3 + 1.85e-2)  # halfway down from 4 to 8
-    bumps = tuple((tokens, slower * seconds) for tokens, seconds in profile.bumps)
-    truth = CostTable.line(slower * 1e-6, slower * 1e-3, slower * 2e-2, bumps=bumps)
-    learnt = CostCalibration(profile, confidence=1.0)
-    for _ in range(200):
-        tokens = float(generator.integers(1, 12))
-        learnt.observe(100, tokens, 1, truth.seconds(100, tokens))
-    for tokens in (1.0, 4.0, 11.0):
-        assert learnt.cost.seconds(100, tokens) == pytest.approx(truth.seconds(100, tokens), rel=0.02)
+def test_costs_of_rows_and_context_follow_the_machine() -> None:
+    prior = CostTable(FLAT.knots, 2e-6, 1e-3)
+    learnt = LiveCosts(prior)
+    for _ in range(50):
+        learnt.observe(3000, [8], 2 * prior.seconds(3000, 8, 8), 8)
+    assert learnt.table.seconds(3000, 8, 8) == pytest.approx(2 * prior.seconds(3000, 8, 8), rel=0.02)
+    assert learnt.table.per_row == pytest.approx(2e-3, rel=0.2)
+    assert learnt.table.per_context == pytest.approx(4e-6, rel=0.3)
 
 
 def test_more_tokens_are_never_believed_to_cost_less_than_fewer() -> None:
-    """Steps of a machine that is slow on one token, and of one whose line flattens under the profile's bumps."""
-    generator = numpy.random.default_rng(4)
-    slow_on_one = CostTable.line(1e-6, 1e-3, 2e-2, bumps=((1.0, 8e-3), (2.0, 0.0), (8.0, 2e-2)))
-    stairs = CostTable.line(1e-6, 2e-3, 2e-2, bumps=((1.0, 0.0), (4.0, 6e-3), (8.0, -2e-3), (9.0, 9e-3)))
-    for profile, seconds in ((slow_on_one, slow_on_one.seconds), (stairs, lambda context, tokens: 3e-2)):
-        learnt = CostCalibration(profile, confidence=1.0)
+    """Steps of a machine that is slow on one token, and of one whose costs are flat."""
+    for seconds in (lambda tokens: 5e-2 if tokens == 1 else FLAT.seconds(0, tokens), lambda tokens: 3e-2):
+        learnt, generator = LiveCosts(FLAT), numpy.random.default_rng(4)
         for _ in range(100):
             tokens = float(generator.integers(1, 12))
-            learnt.observe(100, tokens, 1, seconds(100, tokens))
-        costs = [learnt.cost.seconds(100, tokens) for tokens in range(1, 12)]
+            learnt.observe(100, [tokens], seconds(tokens))
+        costs = [learnt.table.seconds(100, tokens) for tokens in range(1, 600)]
         assert costs == pytest.approx(numpy.maximum.accumulate(costs).tolist())
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
 def test_times_that_no_clock_gives_are_left_out(seconds: float) -> None:
-    learnt = CostCalibration(CostTable.line(1e-6, 1e-3, 1e-2))
-    before = learnt.cost
-    learnt.observe(100, 5, 1, seconds)
-    learnt.observe(100, 5, 0, 1.0)
-    assert learnt.cost == before
+    learnt = LiveCosts(FLAT)
+    before = learnt.table
+    assert not learnt.observe(100, [5], seconds)
+    assert not learnt.observe(100, [], 1.0)
+    assert learnt.table == before
+
+
+def test_a_guess_is_no_measure_of_a_prediction_until_it_was_corrected() -> None:
+    learnt = LiveCosts(FLAT, GUESSED)
+    sure = [learnt.observe(100, [4], FLAT.seconds(100, 4)) for _ in range(10)]
+    assert not sure[0]
+    assert sure[-1]
+    assert not learnt.observe(100, [400], FLAT.seconds(100, 400)), "nothing of that size was seen"
+    assert LiveCosts(FLAT, MEASURED).observe(100, [4], 1.0) is False

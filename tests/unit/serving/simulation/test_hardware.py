@@ -11,6 +11,7 @@ from distillspec.config import HardwareConfig, ModelFigures
 from distillspec.errors import ConfigError
 from distillspec.serving.control.base import BatchView, RowView
 from distillspec.serving.simulation import POLICY_NAMES, derive_hardware, load_hardware, load_workload, make_policy
+from distillspec.serving.simulation.hardware import loaded_experts
 
 MACHINES = sorted(file.stem for file in (Path(next(iter(distillspec.conf.__path__))) / "hardware").glob("*.yaml"))
 
@@ -29,17 +30,24 @@ def test_costs_follow_from_figures() -> None:
         )
     )
     target = hardware.latency.target
-    assert (target.fixed, target.per_token, target.per_context) == pytest.approx((0.021, 2e-4, 2e-6))
+    assert (*target.chord(0, 1), target.per_context) == pytest.approx((0.021, 2e-4, 2e-6))
     assert hardware.latency.draft is None
     assert hardware.cache_tokens == 20_000
 
 
 def test_experts_are_loaded_as_they_are_needed() -> None:
+    assert loaded_experts(8, 2, 1) == pytest.approx(2)
+    assert loaded_experts(8, 2, 6) == pytest.approx(6.58, abs=0.01)
     target = load_hardware("mixtral-8x7b").latency.target
-    assert target.loaded_experts(1) == pytest.approx(2)
-    assert target.loaded_experts(6) == pytest.approx(6.58, abs=0.01)
+    per_token = (target.seconds(0, 1000) - target.seconds(0, 900)) / 100
     all_weights = 46.7e9 * 2 / (4.078e12 * 0.75)
-    assert target.seconds(0, 1000) - target.per_token * 1000 - 0.0043 == pytest.approx(all_weights, rel=1e-3)
+    assert target.seconds(0, 1000) - per_token * 1000 - 0.0043 == pytest.approx(all_weights, rel=1e-3)
+    without_experts = target.seconds(0, 0)
+    read_s = (all_weights + 0.0043 - without_experts) / 8
+    for tokens in (1, 2, 6, 17, 40):
+        assert target.seconds(0, tokens) == pytest.approx(
+            without_experts + per_token * tokens + read_s * loaded_experts(8, 2, tokens), rel=1e-3
+        )
 
 
 # What the files' comments work out by hand: fixed ms, µs a token, thousands of cached tokens.
@@ -56,8 +64,9 @@ def test_experts_are_loaded_as_they_are_needed() -> None:
 )
 def test_the_comments_arithmetic_is_right(name: str, fixed: float, per_token: float, cache: float) -> None:
     hardware = load_hardware(name)
-    assert 1e3 * hardware.latency.target.fixed == pytest.approx(fixed, abs=0.01)
-    assert 1e6 * hardware.latency.target.per_token == pytest.approx(per_token, abs=0.5)
+    target = hardware.latency.target
+    assert 1e3 * target.seconds(0, 0) == pytest.approx(fixed, abs=0.01)
+    assert 1e6 * (target.seconds(0, 1001) - target.seconds(0, 1000)) == pytest.approx(per_token, abs=0.5)
     assert hardware.cache_tokens / 1e3 == pytest.approx(cache, abs=0.1)
 
 

@@ -19,7 +19,7 @@ def test_lengths_do_not_depend_on_prompts_read_in_the_same_step() -> None:
     assert [row.length for row in beside.rows] == [row.length for row in alone.rows]
     assert beside.predicted_s is not None
     assert alone.predicted_s is not None
-    assert beside.predicted_s - alone.predicted_s == pytest.approx(1000 * latency.target.per_token)
+    assert beside.predicted_s - alone.predicted_s == pytest.approx(latency.prompts_s(40, 1000))
 
 
 @pytest.mark.parametrize("rate", [16.0])
