@@ -81,13 +81,14 @@ def _time_in_turn(passes: TimedPasses, works: Sequence[Work], budget_s: float) -
     clock: Callable[[], float] = time.perf_counter
     seconds: list[list[float]] = [[] for _ in works]
     until = clock() + budget_s
+    a_token = {True: 0.0, False: 0.0}  # seconds, of the last pass of draft and target
     for _ in range(ROUNDS):
-        last_s = 0.0
         for work, times in zip(works, seconds, strict=True):
-            if clock() + max(times[-1:] or [last_s]) > until:
-                break
-            last_s = passes.seconds(work)
-            times.append(last_s)
+            drafts = work.kind == "drafting"
+            if clock() + max(times, default=work.point.tokens * a_token[drafts]) > until:
+                continue
+            times.append(passes.seconds(work))
+            a_token[drafts] = times[-1] / work.point.tokens
     return seconds
 
 

@@ -16,7 +16,7 @@ FULL_CONTEXT = 20_000.0  # cached tokens that may cost as much as a whole pass o
 NOISE = 0.05  # usual relative error of one step's time
 WANDER, KNOT_WANDER = 0.01, 0.002  # relative change a step: of the machine's speed, and of the knots that were seen
 ALERT, RENEW_EVERY = 64, 8  # the table is renewed after each of the first steps, later after so many
-SURE = 0.15  # relative standard error of a prediction that can be judged by
+SURE = 0.35  # relative standard error of a prediction that can be judged by
 
 SPIKE = 4.0  # residuals are clipped to so many times the usual one
 QUICK = 0.1  # weight of a new residual in the usual one

@@ -32,7 +32,13 @@ ALL_BUT_SERVING = MODEL_SIDE | {
     "report",
 }
 
-ENGINE = {"serving", "serving.base", "serving.costs", "serving.control", "serving.step"}  # what stands around an engine sees of it
+ENGINE = {
+    "serving",
+    "serving.base",
+    "serving.costs",
+    "serving.control",
+    "serving.step",
+}  # what stands around an engine sees of it
 ONLINE = {"serving.online.state", "serving.online.log", "serving.online.training"}
 
 # The same for the packages of serving/, in the order of a step: a package imports from those above it alone.

@@ -9,7 +9,6 @@ import pytest
 from distillspec.models import LanguageModel, save_draft
 from distillspec.serving import Request, SamplingParams
 from distillspec.serving.control.goodput import GoodputController
-
 from distillspec.serving.costs.latency import guessed
 
 from ..conftest import MakeEngine, hf_greedy, prompts

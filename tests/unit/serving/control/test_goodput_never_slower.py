@@ -75,6 +75,36 @@ def test_a_dear_draft_is_found_out_while_every_step_reads_as_many_prompt_tokens(
     assert Machine(latency, alpha, catches_up=True, prompts=prompts).run(controller, 1500) > 0.95 * plain
 
 
+FEW = LatencyModel(
+    CostTable(((1.0, 0.027), (5.0, 0.0285), (16.0, 0.035), (64.0, 0.07), (512.0, 0.5)), 2e-7),
+    CostTable(((1.0, 0.006), (8.0, 0.007), (64.0, 0.02)), 1e-7),
+)  # SmolLM2 on two cores: up to five tokens cost about the same
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("alpha", [0.0, 0.32, 0.9])
+@pytest.mark.parametrize("known", [FEW, None], ids=["measured", "guessed"])
+def test_the_first_answer_is_no_slower_than_the_best_length(
+    rows: int, alpha: float, known: LatencyModel | None
+) -> None:
+    """An answer of 128 tokens, none included among the lengths. Nothing is known of the draft before."""
+    steps, seeds = 110, range(6)
+    best = max(Machine(FEW, alpha, rows).run(FixedLength(k), 300) for k in range(5))
+    rates = [Machine(FEW, alpha, rows, seed, catches_up=True).run(GoodputController(4, known), steps) for seed in seeds]
+    assert sum(rates) / len(rates) > 0.95 * best
+
+
+@pytest.mark.parametrize("prompts", ["none", "any number"])
+def test_a_worse_draft_is_found_out_after_a_swap(prompts: str) -> None:
+    reads = PROMPTS.get(prompts, lambda step: 0)
+    machine, controller = Machine(FEW, 0.9, catches_up=True, prompts=reads), GoodputController(4, FEW)
+    machine.run(controller, 400)
+    machine.alpha = 0.05
+    controller.draft_changed()
+    plain = Machine(FEW, 0.05, prompts=reads).run(FixedLength(0), 400)
+    assert machine.run(controller, 110) > 0.96 * plain
+
+
 def read_alone(controller: GoodputController, latency: LatencyModel, prompts: Sequence[int]) -> None:
     """Steps that read prompts while nothing decodes."""
     for tokens in prompts:

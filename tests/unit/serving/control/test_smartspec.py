@@ -12,7 +12,6 @@ import pytest
 
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
-from distillspec.recipes.smartspec.expected_length import full_tree, paper_eq10
 from distillspec.serving import EngineSettings, SamplingParams
 from distillspec.serving.control.base import AdmissionView, BatchView, RowResult, RowView, StepResult, WaitingView
 from distillspec.serving.control.smartspec import RECENT_STEPS, Choice, MovingAcceptance, SmartSpecController, chain
@@ -26,17 +25,9 @@ from ..test_engine_sampling import POLICIES, excess
 CPU = LatencyModel(CostTable.line(1e-6, 1.5e-3, 4e-2), CostTable.line(1e-7, 2e-4, 5e-3))
 
 
-def test_expected_lengths_of_chains_and_trees() -> None:
+def test_expected_tokens_of_a_chain() -> None:
     assert chain(0.7, 5) == pytest.approx(2.94, abs=0.01)
     assert (chain(0.0, 4), chain(1.0, 4), chain(0.5, 0)) == (1, 5, 1)
-    assert full_tree([[0.6], [0.5]]) == pytest.approx(1 + 0.6 + 0.3)
-    assert full_tree([[0.6, 0.2], [0.5, 0.1]]) == pytest.approx(1 + 0.8 + 0.8 * 0.6)
-    # One head, one candidate: its token and the target's own if it is accepted, nothing if not.
-    assert paper_eq10([0.6], [1]) == pytest.approx(2 * 0.6)
-    assert paper_eq10([0.6, 0.5], [2, 1]) == pytest.approx(2 * 0.5 * 0.84 + 3 * 0.84 * 0.5)
-    for impossible in (lambda: full_tree([[0.7, 0.5]]), lambda: paper_eq10([0.5], [1, 2])):
-        with pytest.raises(ConfigError):
-            impossible()
 
 
 def test_acceptance_by_trial_follows_change() -> None:

@@ -105,4 +105,4 @@ def test_a_guess_is_no_measure_of_a_prediction_until_it_was_corrected() -> None:
     assert not sure[0]
     assert sure[-1]
     assert not learnt.observe(100, [400], FLAT.seconds(100, 400)), "nothing of that size was seen"
-    assert LiveCosts(FLAT, MEASURED).observe(100, [4], 1.0) is False
+    assert LiveCosts(FLAT, MEASURED).observe(100, [400], 1.0), "measured before"

@@ -1,0 +1,129 @@
+"""Costs measured at the start: within the budget, on passes that leave no trace, and used by the controller."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from distillspec.errors import ConfigError
+from distillspec.models import LanguageModel
+from distillspec.serving import EngineSettings, SamplingParams
+from distillspec.serving.control.goodput import GoodputController
+from distillspec.serving.costs.hardware_profile import Timed
+from distillspec.serving.costs.table import CostTable
+from distillspec.serving.sequences.scheduler import Limits
+from distillspec.serving.start_costs import measure_at_start
+from distillspec.serving.timed_passes import TimedPasses, Work
+
+from .conftest import MakeEngine, hf_greedy, prompts
+
+TARGET = CostTable(((1.0, 0.02), (5.0, 0.021), (40.0, 0.06), (512.0, 0.6)), 1e-6)
+DRAFT = CostTable(((1.0, 0.003), (8.0, 0.004)), 1e-7)
+LIMITS = Limits(8, 2048, 8 * 2048, 512, 4)
+
+
+class Passes(TimedPasses):
+    """Passes that take what two tables say, on a clock of their own."""
+
+    def __init__(self, now: list[float]) -> None:
+        object.__setattr__(self, "now", now)
+
+    def work(self, kind: str, context: int, tokens: int, passes: int, rows: int) -> Work:
+        return Work(kind, Timed(context, tokens, passes, 0.0, rows), lambda: None)
+
+    def verification(self, rows: int, length: int, context: int, plain: int | None = None) -> Work:
+        return self.work("verification", rows * context, rows * (1 + length), 1, rows)
+
+    def prefill(self, longest: int, rounds: int) -> Work:
+        return self.work("prefill", 0, longest, 1, 1)
+
+    def drafting(self, rows: int, length: int, context: int) -> Work:
+        return self.work("drafting", rows * context * length, rows * length, length, rows * length)
+
+    def seconds(self, work: Work) -> float:
+        table, point = DRAFT if work.kind == "drafting" else TARGET, work.point
+        took = point.passes * table.seconds(point.context / point.passes, point.tokens / point.passes)
+        self.now[0] += took  # type: ignore[attr-defined]
+        return took
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, budget_s: float, *, with_draft: bool = True) -> tuple[object, float]:
+    now = [0.0]
+    monkeypatch.setattr("distillspec.serving.start_costs.time.perf_counter", lambda: now[0])
+    found = measure_at_start(Passes(now), LIMITS, 4, budget_s, with_draft=with_draft)
+    return found, now[0]
+
+
+@pytest.mark.parametrize("budget_s", [1.0, 2.0, 20.0])
+def test_tables_are_found_within_the_budget(monkeypatch: pytest.MonkeyPatch, budget_s: float) -> None:
+    found, spent_s = measured(monkeypatch, budget_s)
+    assert spent_s <= budget_s
+    for tokens in (1, 3, 5, 8, 20, 40):
+        assert found.target.seconds(300, tokens) == pytest.approx(TARGET.seconds(300, tokens), rel=0.08)  # type: ignore[attr-defined]
+    assert found.target.seconds(0, 500) == pytest.approx(TARGET.seconds(0, 500), rel=0.25), "extrapolated"  # type: ignore[attr-defined]
+    for rows in (1, 4, 8):
+        assert found.draft.seconds(300, rows) == pytest.approx(DRAFT.seconds(300, rows), rel=0.08)  # type: ignore[attr-defined]
+
+
+def test_a_budget_of_two_passes_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert measured(monkeypatch, 0.02)[0] is None
+    found, _ = measured(monkeypatch, 0.5, with_draft=False)
+    assert found.draft is None  # type: ignore[attr-defined]
+
+
+def test_an_engine_measures_what_its_controller_does_not_know(draft: LanguageModel, make_engine: MakeEngine) -> None:
+    engine = make_engine(draft, controller="goodput", speculation_length=3)
+    assert engine.costs is not None
+    assert engine.costs.draft is not None
+    assert isinstance(engine.controller, GoodputController)
+    assert engine.controller.latency == engine.costs
+    for settings in ({"controller": "fixed"}, {"measure_costs_s": 0}, {"speculation_length": 0}):
+        other = make_engine(draft, **{"controller": "goodput", **settings})
+        assert other.costs is None
+        assert other.runner.passes == 0
+    with pytest.raises(ConfigError, match="measure_costs_s=-1"):
+        EngineSettings(measure_costs_s=-1)
+
+
+@pytest.mark.parametrize("proposer", ["draft_model", "prompt_lookup", "lookup_else_model"])
+def test_measuring_leaves_no_trace(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, proposer: str
+) -> None:
+    """Texts are the same, sampled ones too, and slots are free."""
+
+    wanted = hf_greedy(target, prompts(4)[0], 20)
+
+    def texts(seconds: float) -> list[tuple[int, ...]]:
+        with_model = None if proposer == "prompt_lookup" else draft
+        engine = make_engine(
+            with_model, proposer=proposer, controller="goodput", speculation_length=3, measure_costs_s=seconds
+        )
+        assert (engine.costs is None) == (seconds == 0)
+        engine.check_integrity()
+        sampled = SamplingParams(temperature=1.0, seed=3, max_tokens=12)
+        outputs = engine.generate(prompts(4), [SamplingParams(temperature=0.0, max_tokens=20), sampled] * 2)
+        assert list(outputs[0].token_ids) == wanted
+        engine.close()
+        return [output.token_ids for output in outputs]
+
+    assert texts(0.5) == texts(0)
+
+
+def test_limits_of_a_small_engine_are_kept(target: LanguageModel, make_engine: MakeEngine) -> None:
+    engine = make_engine(
+        None, proposer="prompt_lookup", controller="goodput", speculation_length=4, max_slots=1, max_model_len=16
+    )
+    limits = replace(engine.limits)
+    seen: list[Timed] = []
+    time_of: Callable[[Work], float] = engine.timed_passes().seconds
+
+    class Seen(TimedPasses):
+        def seconds(self, work: Work) -> float:
+            seen.append(work.point)
+            return time_of(work)
+
+    passes = Seen(engine.target, engine.runner, engine.sampler, engine.proposer)
+    assert measure_at_start(passes, limits, 4, 1.0, with_draft=False) is not None
+    assert max(point.context + point.tokens for point in seen) <= 16
