@@ -50,6 +50,7 @@ class Batch(NamedTuple):
     prefill_tokens: prompt tokens in the target's pass.
     by_model: `[n]`, False where a row's drafts come without the draft model; None: as `latency` has a draft or not.
     further_s: seconds that every allocation takes besides.
+    price: tokens a second that the search starts from, such as the last step's best. 0: those of plain decoding.
     """
 
     survival: Floats
@@ -59,18 +60,21 @@ class Batch(NamedTuple):
     prefill_tokens: int = 0
     by_model: Bools | None = None
     further_s: float = 0.0
+    price: float = 0.0
 
     @property
     def gains(self) -> Floats:
         """The expected tokens of each item `[n, V]`, 0 beyond a row's limit."""
-        depth = numpy.arange(1, self.survival.shape[1] + 1)
-        return numpy.where(depth <= self.limits[:, None], self.survival, 0.0)
+        if (self.limits >= self.survival.shape[1]).all():
+            return self.survival
+        return numpy.where(numpy.arange(self.survival.shape[1]) < self.limits[:, None], self.survival, 0.0)
 
 
 class Prices(NamedTuple):
     """What items add to plain decoding, in seconds."""
 
     by_count: Floats  # to the target's pass, by the number of items from 0 on
+    least: float  # for one more item to the target's pass, whatever the number
     item: Floats  # `[n]`, to draft passes, for an item of each row
     draft_pass: float  # for each draft pass
     model: Bools  # `[n]`, which rows take part in draft passes
@@ -78,17 +82,38 @@ class Prices(NamedTuple):
 
 def best_by_row(batch: Batch) -> Allocation:
     """The lengths of highest goodput, each row its own."""
-    best, nothing = plain(batch), plain(batch)
+    best = nothing = plain(batch)
     if not batch.limits.any() or not batch.survival.size:
         return nothing
-    prices = prices_of(batch)
-    while (found := best_at(batch, prices, nothing, best.goodput)) and found.goodput > best.goodput * NEARLY:
-        best = found
-        if (prices.item == prices.item[0]).all():
-            break  # the order of items is the same at any price
-    bent = batch.latency.draft is not None and len(batch.latency.draft.knots) > 2
-    exact = expected(batch, best.lengths) if bent else best
+    if len(batch.limits) == 1:
+        return _best_of_one(batch, nothing)
+    prices, price = prices_of(batch), batch.price or nothing.goodput
+    before = numpy.array([-1])  # no order
+    while not numpy.array_equal(order := order_at(batch, prices, price), before):
+        found = best_in(batch, prices, nothing, order)
+        if found is not None and found.goodput > best.goodput * NEARLY:
+            best = found
+        elif price == best.goodput:
+            break
+        price, before = best.goodput, order
+    draft = batch.latency.draft
+    exact = expected(batch, best.lengths) if draft is not None and len(draft.knots) > 2 else best
     return exact if exact.goodput > nothing.goodput else nothing
+
+
+def _best_of_one(batch: Batch, nothing: Allocation) -> Allocation:
+    """A single row: all lengths in turn, in plain numbers, since arrays of a few are slower."""
+    latency, context, read = batch.latency, int(batch.contexts[0]), 1 + batch.prefill_tokens
+    draft = latency.draft if batch.by_model is None or bool(batch.by_model[0]) else None
+    a_pass_s = 0.0 if draft is None else draft.seconds(context, 1, 1)
+    once_s = nothing.seconds - latency.target.seconds(0, read) + latency.draft_free_s * (draft is None)
+    best, tokens = nothing, 1.0
+    for length, survives in enumerate(batch.survival[0, : int(batch.limits[0])].tolist(), 1):
+        tokens += survives
+        seconds = max(once_s + latency.target.seconds(0, read + length) + a_pass_s * length, LEAST_S)
+        if tokens / seconds > best.goodput:
+            best = Allocation(numpy.array([length]), tokens, seconds)
+    return best
 
 
 def best_for_all(batch: Batch) -> Allocation:
@@ -127,31 +152,43 @@ def expected(batch: Batch, lengths: Ints) -> Allocation:
     return Allocation(lengths, rows + float((batch.survival * drafted).sum()), max(seconds, LEAST_S))
 
 
-def best_at(
-    batch: Batch, prices: Prices, nothing: Allocation, price: float, floor: Ints | int = 0, budget_s: float = numpy.inf
-) -> Allocation | None:
-    """Return the lengths of the best ratio among the best sets at a price of a second, in tokens.
+def order_at(batch: Batch, prices: Prices, price: float, floor: Ints | None = None) -> Ints:
+    """Return the items `row · V + place` that may pay, the best at a price of a second in tokens first.
 
-    They draft something, are at least `floor [n]` and take at most `budget_s`. None if there are none.
+    Items of the lengths `floor [n]` come before all others. With a floor, none is left out for not paying.
+    """
+    value = batch.gains - price * (prices.item + prices.least)[:, None]
+    worthy = value > 0
+    if floor is not None:  # the price may be out of reach then
+        worthy = batch.gains > 0
+        must = numpy.arange(value.shape[1]) < floor[:, None]
+        value[must], worthy[must] = numpy.inf, True
+    value[~worthy] = -numpy.inf
+    order = numpy.argsort(-value, axis=None, kind="stable")
+    return order[: numpy.count_nonzero(worthy)]
+
+
+def best_in(
+    batch: Batch, prices: Prices, nothing: Allocation, order: Ints, forced: int = 0, budget_s: float = numpy.inf
+) -> Allocation | None:
+    """Return the lengths of the best ratio among the first items of `order`, the first of each case of draft passes.
+
+    They draft something, have at least the `forced` first items and take at most `budget_s`. None if there are none.
     """
     rows, deepest = batch.survival.shape
-    depth, gains = numpy.arange(1, deepest + 1), batch.gains
-    must = depth <= numpy.reshape(floor, (-1, 1))
-    value = numpy.where(must, numpy.inf, numpy.where(gains > 0, gains - price * prices.item[:, None], -numpy.inf))
-    order = numpy.argsort(-value, axis=None, kind="stable")
-    order = order[: numpy.count_nonzero(value > -numpy.inf)]
     if not len(order):
         return None
     owner, place = numpy.divmod(order, deepest)
-    within, passes_s = _cases(batch, prices, owner, place, depth)
-    tokens = nothing.tokens + (gains.ravel()[order] * within).cumsum(1)
-    seconds = nothing.seconds + passes_s[:, None] + (prices.item[owner] * within).cumsum(1)
-    seconds += prices.by_count[within.cumsum(1)]
+    within, seconds = _cases(batch, prices, owner, place)
+    tokens = nothing.tokens + (batch.survival.ravel()[order] * within).cumsum(1)
+    seconds = seconds + (prices.item[owner] * within).cumsum(1)
+    seconds += prices.by_count[within.cumsum(1)] + nothing.seconds
     ratio = tokens / numpy.maximum(seconds, LEAST_S)
-    if forced := int(numpy.count_nonzero(value == numpy.inf)):
+    if forced:
         ratio[:, : forced - 1] = 0.0
         ratio[~within[:, :forced].all(1)] = 0.0
-    ratio[seconds > budget_s] = 0.0
+    if budget_s < numpy.inf:
+        ratio[seconds > budget_s] = 0.0
     case, last = divmod(int(ratio.argmax()), len(order))
     if ratio[case, last] <= 0:
         return None
@@ -165,29 +202,30 @@ def prices_of(batch: Batch) -> Prices:
     counts = rows + batch.prefill_tokens + numpy.arange(rows * deepest + 1, dtype=numpy.float64)
     by_count = latency.target.by_tokens(counts)
     by_count -= by_count[0]
+    least = float((by_count[1:] - by_count[:-1]).min(initial=numpy.inf))
     draft = latency.draft
     if draft is None:
-        return Prices(by_count, numpy.zeros(rows), 0.0, numpy.zeros(rows, dtype=numpy.bool_))
+        return Prices(by_count, least, numpy.zeros(rows), 0.0, numpy.zeros(rows, dtype=numpy.bool_))
     model = numpy.ones(rows, dtype=numpy.bool_) if batch.by_model is None else batch.by_model
     fixed, per_token = draft.chord(1, float(numpy.count_nonzero(model)))
     item = model * (per_token + draft.per_row + draft.per_context * batch.contexts)
-    return Prices(by_count, item, fixed, model)
+    return Prices(by_count, least, item, fixed, model)
 
 
-def _cases(batch: Batch, prices: Prices, owner: Ints, place: Ints, depth: Ints) -> tuple[Bools, Floats]:
-    """Return which items each case of paid draft passes allows `[cases, items]`, and what these cost `[cases]`.
+def _cases(batch: Batch, prices: Prices, owner: Ints, place: Ints) -> tuple[Bools, Floats]:
+    """Return which items each case of paid draft passes allows `[cases, items]`, and what it costs `[cases, 1]`.
 
     Item: token `place` of row `owner`, from 0 on.
     """
     free_s = batch.latency.draft_free_s
     if not prices.model.any():
-        return numpy.ones((1, len(owner)), dtype=numpy.bool_), numpy.array([free_s])
-    within = place < depth[:, None]
-    passes_s = numpy.asarray(depth * prices.draft_pass, dtype=numpy.float64)
+        return numpy.ones((1, len(owner)), dtype=numpy.bool_), numpy.array([[free_s]])
+    depth = numpy.arange(1, int(place.max()) + 2)[:, None]
+    within, passes_s = place < depth, numpy.asarray(depth * prices.draft_pass, dtype=numpy.float64)
     if prices.model.all():
         return within, passes_s
     own = prices.model[owner]
     return (
         numpy.concatenate([within & own, within | ~own, ~own[None, :]]),
-        numpy.concatenate([passes_s, passes_s + free_s, [free_s]]),
+        numpy.concatenate([passes_s, passes_s + free_s, [[free_s]]]),
     )

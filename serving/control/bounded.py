@@ -17,9 +17,10 @@ import numpy
 from distillspec.serving.control.allocation import (
     Allocation,
     Batch,
-    best_at,
+    best_in,
     every_length,
     expected,
+    order_at,
     plain,
     prices_of,
 )
@@ -56,7 +57,8 @@ def best_by_row_within(batch: Batch, bounds: Floats, free: Allocation) -> Alloca
             least, smallest = found, excess
         if found.seconds > level:
             continue
-        for candidate in (found, best_at(batch, prices, nothing, free.goodput, floor, level)):
+        order = order_at(batch, prices, free.goodput, floor)
+        for candidate in (found, best_in(batch, prices, nothing, order, int(floor.sum()), level)):
             if candidate is not None and (best is None or candidate.goodput > best.goodput):
                 best = candidate
     return least if best is None else best

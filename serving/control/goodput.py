@@ -96,7 +96,7 @@ class GoodputController:
         self._costs = LiveLatency(latency, drafts_with_model=drafts_with_model)
         shared = {"strength": float("inf")} if lengths == "global" else {}
         self.acceptance = AcceptanceEstimate(longest, **shared) if acceptance is None else acceptance
-        self._steps = 0
+        self._steps, self._price = 0, 0.0
         self._speculation = SpeculationPolicy()
 
     @property
@@ -160,6 +160,8 @@ class GoodputController:
         if rows:
             self._compare_with_prediction(result, rows, prompts_s, sure)
         self._steps += 1
+        if isinstance(result.plan.why, Decision):
+            self._price = result.plan.why.raw[1]
         if self._steps % FORGET_ROWS_EVERY == 0:
             self.acceptance.keep_only([row.sequence_id for row in result.view.rows])
 
@@ -178,6 +180,7 @@ class GoodputController:
             self.latency,
             view.prefill_tokens,
             None if all(by_model) else numpy.array(by_model),
+            price=self._price,
         )
 
     def _pick(self, view: BatchView, batch: Batch, best: Allocation, nothing: Allocation) -> tuple[Mode, Allocation]:

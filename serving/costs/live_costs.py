@@ -15,7 +15,10 @@ LEAST_S = 1e-6  # times below are not told apart
 FULL_CONTEXT = 20_000.0  # cached tokens that may cost as much as a whole pass over one token, where nothing is known
 NOISE = 0.05  # usual relative error of one step's time
 WANDER, KNOT_WANDER = 0.01, 0.002  # relative change a step: of the machine's speed, and of the knots that were seen
-ALERT, RENEW_EVERY = 64, 8  # the table is renewed after each of the first steps, later after so many
+ALERT, TAKEN_EVERY = (
+    64,
+    4,
+)  # all of the first steps are taken in. Later, of steps that are like the last, one of so many
 SURE = 0.35  # relative standard error of a prediction that can be judged by
 
 SPIKE = 4.0  # residuals are clipped to so many times the usual one
@@ -82,7 +85,8 @@ class LiveCosts:
         self._spread += numpy.diag(numpy.append(numpy.full(len(KNOTS), trust.knot), [trust.context, 0.0])) ** 2
         self._clip = OutlierClip(trust.residual)
         self._table: CostTable | None = prior
-        self._observed, self._seen = 0, [0, 1]
+        self._observed, self._seen, self._sure = 0, [0, 1], False
+        self._last: Sequence[float] = ()
 
     @property
     def table(self) -> CostTable:
@@ -101,6 +105,10 @@ class LiveCosts:
         """
         if not passes or not 0 <= seconds < float("inf"):
             return False
+        self._observed += 1
+        if self._observed > ALERT and passes == self._last and self._observed % TAKEN_EVERY:
+            return self._sure
+        self._last = passes
         work = self._work(context, passes, rows)
         predicted = max(float(work @ self._state), LEAST_S)
         shift = self._spread @ work
@@ -110,10 +118,9 @@ class LiveCosts:
         wandered = WANDER * self._state
         self._spread += numpy.array([wandered, -gain]).T @ numpy.array([wandered, shift])
         self._spread[self._seen, self._seen] += KNOT_WANDER**2
-        self._observed += 1
-        if self._observed <= ALERT or self._observed % RENEW_EVERY == 0:
-            self._table = None
-        return variance**0.5 < SURE * predicted
+        self._table = None
+        self._sure = variance**0.5 < SURE * predicted
+        return self._sure
 
     def _work(self, context: float, passes: Sequence[float], rows: float) -> Floats:
         """Return the seconds that the passes take for each unit of the state, and note the knots they depend on."""

@@ -80,6 +80,8 @@ def test_the_optimum_is_brute_forces(
     brute = max(map(rate, every))
     assert rate(tuple(best.lengths.tolist())) == pytest.approx(brute)
     assert best.goodput == pytest.approx(brute)
+    for price in (brute / 3, brute, 3 * brute):
+        assert best_by_row(batch._replace(price=price)).goodput == pytest.approx(brute)
     common = best_for_all(batch)
     assert common.goodput <= brute * (1 + 1e-9)
     alike = (rate(tuple(numpy.minimum(limits, k).tolist())) for k in range(4))

@@ -27,6 +27,6 @@ def test_predicted_step_times_are_near_at_every_load(rate: float, known: Latency
     policy = Policy("goodput", GoodputController(4, known))
     steps = Simulation(make_workload(load, rate, seed=1), policy, hardware).run().steps
     errors = [abs((step.predicted_s or 0.0) / step.seconds - 1) for step in steps if step.rows]
-    assert len(errors) > 200
+    assert len(errors) > 150
     assert float(numpy.median(errors)) < 0.08
     assert float(numpy.mean([step.proposed > 0 for step in steps])) > 0.3
