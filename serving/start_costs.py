@@ -37,7 +37,7 @@ def measure_at_start(
         passes: of an idle engine.
         limits: its slots and tokens.
         longest: the most tokens a row drafts.
-        budget_s: seconds. A pass that would not fit in them is not started.
+        budget_s: seconds, besides the first pass of each model. A pass that would not fit in them is not started.
         with_draft: the proposer drafts with a model.
 
     Returns:
@@ -80,6 +80,9 @@ def _time_in_turn(passes: TimedPasses, works: Sequence[Work], budget_s: float) -
     """Return the times of each work, by rounds, as far as the budget goes."""
     clock: Callable[[], float] = time.perf_counter
     seconds: list[list[float]] = [[] for _ in works]
+    for drafts in (False, True):  # the first pass of each model makes its cache, and is no measure
+        if first := next((work for work in works if (work.kind == "drafting") == drafts), None):
+            passes.seconds(first)
     until = clock() + budget_s
     a_token = {True: 0.0, False: 0.0}  # seconds, of the last pass of draft and target
     for _ in range(ROUNDS):

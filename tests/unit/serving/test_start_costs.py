@@ -59,7 +59,7 @@ def measured(monkeypatch: pytest.MonkeyPatch, budget_s: float, *, with_draft: bo
 @pytest.mark.parametrize("budget_s", [1.0, 2.0, 20.0])
 def test_tables_are_found_within_the_budget(monkeypatch: pytest.MonkeyPatch, budget_s: float) -> None:
     found, spent_s = measured(monkeypatch, budget_s)
-    assert spent_s <= budget_s
+    assert spent_s <= budget_s + TARGET.seconds(32, 1) + DRAFT.seconds(32, 1)
     for tokens in (1, 3, 5, 8, 20, 40):
         assert found.target.seconds(300, tokens) == pytest.approx(TARGET.seconds(300, tokens), rel=0.08)  # type: ignore[attr-defined]
     assert found.target.seconds(0, 500) == pytest.approx(TARGET.seconds(0, 500), rel=0.25), "extrapolated"  # type: ignore[attr-defined]
@@ -67,7 +67,7 @@ def test_tables_are_found_within_the_budget(monkeypatch: pytest.MonkeyPatch, bud
         assert found.draft.seconds(300, rows) == pytest.approx(DRAFT.seconds(300, rows), rel=0.08)  # type: ignore[attr-defined]
 
 
-def test_a_budget_of_two_passes_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_budget_of_one_pass_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert measured(monkeypatch, 0.02)[0] is None
     found, _ = measured(monkeypatch, 0.5, with_draft=False)
     assert found.draft is None  # type: ignore[attr-defined]
