@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -12,7 +13,7 @@ from distillspec.models.slot_cache import Attend, SlotCache, masked_attention
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 from distillspec.serving.execution.graphs import GraphedPasses, Recorder
 from distillspec.serving.execution.kv_cache import Move
-from distillspec.serving.execution.packed_linear import PackedLinears
+from distillspec.serving.execution.prepared import PreparedModel
 
 
 class ModelRunner:
@@ -26,12 +27,12 @@ class ModelRunner:
         model: LanguageModel,
         slots: int,
         max_len: int,
-        packs: PackedLinears | None = None,
+        prepared: PreparedModel | None = None,
         recorder: Recorder | None = None,
         attend: Attend = masked_attention,
     ) -> None:
         self.model = model
-        self.packs = packs
+        self.prepared = prepared
         self.cache = SlotCache(slots, max_len, attend)
         self.graphs = GraphedPasses(model, self.cache, recorder) if recorder is not None else None
         self.passes = 0
@@ -51,11 +52,16 @@ class ModelRunner:
         self.passes += 1
         if self.graphs is not None:
             return self.graphs.hidden(batch.tokens, batch.view)
-        return self.model.hidden(batch.tokens, batch.view.positions, slot_view=batch.view)[0]
+        started = time.perf_counter()
+        hidden = self.model.hidden(batch.tokens, batch.view.positions, slot_view=batch.view)[0]
+        if self.prepared is not None and self.prepared.layers is not None:
+            self.prepared.layers.spent(time.perf_counter() - started)
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits `[n, width]` of hidden states `[n, D]` in the model's dtype, columns as in `model.kept_ids`."""
-        return self.model.head.logits(hidden, linear if self.packs is None else self.packs.linear)
+        packs = None if self.prepared is None else self.prepared.packs
+        return self.model.head.logits(hidden, linear if packs is None else packs.linear)
 
     def move(self, moves: Sequence[Move]) -> None:
         """Carry out the pool's moves."""

@@ -38,13 +38,11 @@ class Draws(NamedTuple):
 
 
 class DraftLoop:
-    """Runs the loop on a draft's runner, recorded as a whole where the recorder pads (CUDA), else pass by pass."""
+    """Runs the loop on a draft's runner, recorded as a whole on CUDA, else pass by pass."""
 
     def __init__(self, runner: ModelRunner, columns: Columns, recorder: Recorder | None) -> None:
         self.runner, self.columns = runner, columns
-        self._recordings: Recordings[_Recorded] | None = None
-        if recorder is not None and recorder.pads:
-            self._recordings = Recordings(recorder)
+        self._recordings: Recordings[_Recorded] | None = None if recorder is None else Recordings(recorder)
 
     @property
     def records(self) -> bool:
@@ -78,7 +76,7 @@ class DraftLoop:
     def _recorded(self, batch: FlatBatch, reach: int, count: int, drawn: bool) -> _Recorded | None:
         if self._recordings is None:
             return None
-        shape = PassShape.of(batch.view, reach, pads=True)
+        shape = PassShape.of(batch.view, reach)
         if shape is None:
             return None
         return self._recordings.get((shape, count, drawn), lambda: self._record(shape, count, drawn))

@@ -20,7 +20,7 @@ from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.graphs import Recorder
 from distillspec.serving.execution.kv_cache import Move
-from distillspec.serving.execution.packed_linear import PackedLinears
+from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Prospect
 from distillspec.serving.proposers.draft_loop import DraftLoop, Draws
@@ -82,11 +82,11 @@ class DraftModel:
         *,
         version: str = "",
         rule: ContinueRule | None = None,
-        packs: PackedLinears | None = None,
+        prepared: PreparedModel | None = None,
         recorder: Recorder | None = None,
         attend: Attend = masked_attention,
     ) -> None:
-        self.runner = ModelRunner(model, slots, max_len, packs, recorder, attend)
+        self.runner = ModelRunner(model, slots, max_len, prepared, recorder, attend)
         self.sampler = sampler
         kept_ids = None if model.kept_ids is None else model.kept_ids.to(model.device)
         self.columns = Columns(model.identity.vocab_size, kept_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distillspec.models import LanguageModel
-from distillspec.models.slot_cache import IMPLEMENTATION
+from distillspec.models.slot_attention import IMPLEMENTATION
 from distillspec.serving import SamplingParams
 from distillspec.serving.held_models import HeldModels
 
