@@ -61,7 +61,7 @@ def slot_attention(
     """Attend in place of transformers' own function, which every layer calls. Returns `[B, q, heads, d]`."""
     if s_aux is not None:
         raise NotImplementedError("attention with sinks")
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         layer = getattr(module, LAYER)
         return torch.ops.distillspec.slot_attention(query, key, value, layer, scaling, sliding_window, softcap), None
     assert slot_view is not None, "the slot attention needs slot_view passed to the model"

@@ -92,7 +92,7 @@ def product(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Compilers see one operator of ours, for inductor's own lowering wants constant weights.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         out: Tensor = torch.ops.distillspec.packed_linear(x, packed, bias)
         return out
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
