@@ -11,7 +11,8 @@ by sorting whole rows. Valid rows give the same either way.
 
 from distillspec.sampling.checks import NonFiniteLogits, bad_row, check_logits, check_policy
 from distillspec.sampling.drawing import best_ids, draw, draw_each, draw_unchecked
-from distillspec.sampling.policy import filtered_logits, policy_probs
+from distillspec.sampling.nucleus import largest_probs
+from distillspec.sampling.policy import policy_probs
 
 __all__ = [
     "NonFiniteLogits",
@@ -22,6 +23,6 @@ __all__ = [
     "draw",
     "draw_each",
     "draw_unchecked",
-    "filtered_logits",
+    "largest_probs",
     "policy_probs",
 ]

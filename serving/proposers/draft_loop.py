@@ -1,6 +1,6 @@
 """Draft loop: many tokens a row without a device read. Each token is drawn on the device and fed to the next pass.
 
-On CUDA the whole loop is one graph. It serves rows whose tokens need nothing but temperature (`DraftModel` decides).
+On CUDA the whole loop is one graph. Rows of all kinds share it (`decoding.drafting`).
 Tokens past a stop, or beyond a row's length, are cut off afterwards.
 """
 
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from distillspec.models.numerics import power_of_two
 from distillspec.models.slot_cache import SlotView
-from distillspec.sampling import draw_unchecked
 from distillspec.serving.base.transfer import to_device
+from distillspec.serving.decoding.drafting import Draws, choose
 from distillspec.serving.decoding.logits import Columns
+from distillspec.serving.decoding.noise import hashed_ids
 from distillspec.serving.execution.graphs import Recorder, Recordings, recorded_reach
 from distillspec.serving.execution.runner import ModelRunner, RowInput
 
@@ -32,18 +33,12 @@ class Drafts(NamedTuple):
     probs: Tensor | None  # [B, count, width] float32 that tokens were drawn from, None if all rows are greedy
 
 
-class Draws(NamedTuple):
-    """Random numbers of rows: `temperatures [B]` float32, 0 if greedy, and `uniforms [B, count]` float64 in [0, 1)."""
-
-    temperatures: Tensor
-    uniforms: Tensor
-
-
 class DraftLoop:
     """Runs the loop on a draft's runner, recorded as a whole where the recorder pads (CUDA), else pass by pass."""
 
     def __init__(self, runner: ModelRunner, columns: Columns, recorder: Recorder | None) -> None:
         self.runner, self.columns = runner, columns
+        self.hashed = hashed_ids(columns.ids(torch.arange(columns.width, device=runner.model.device)))
         self._recordings: Recordings[_Recorded] | None = None
         if recorder is not None and recorder.pads:
             self._recordings = Recordings(recorder)
@@ -62,35 +57,31 @@ class DraftLoop:
         """Number of recorded loops."""
         return 0 if self._recordings is None else len(self._recordings)
 
-    def run(self, rows: Sequence[RowInput], count: int, draws: Draws | None) -> Drafts:
-        """Read `rows` (each wants its last token's logits) and draft `count` tokens after each.
-
-        Args:
-            draws: None where every row is greedy.
-        """
+    def run(self, rows: Sequence[RowInput], count: int, draws: Draws) -> Drafts:
+        """Read `rows` (each wants its last token's logits) and draft `count` tokens after each."""
         tokens, view = self.runner.prepare(rows)
         last = to_device([len(row.tokens) - 1 for row in rows], tokens.device)
         reach = self.runner.cache.reach(max(row.start + len(row.tokens) for row in rows) + count)
-        recorded = self._recorded(tokens, view, reach, count, draws is not None)
+        recorded = self._recorded(tokens, view, reach, count, draws)
         if recorded is None:
             return self._loop(self.runner.hidden, tokens, view, last, reach, count, draws)
         self.runner.passes += count
         return recorded.run(tokens, view.places, last, draws)
 
-    def _recorded(self, tokens: Tensor, view: SlotView, reach: int, count: int, drawn: bool) -> _Recorded | None:
+    def _recorded(self, tokens: Tensor, view: SlotView, reach: int, count: int, draws: Draws) -> _Recorded | None:
         if self._recordings is None or view.first != 0:
             return None
         cache = self.runner.cache
         rows, width = min(power_of_two(tokens.shape[0]), cache.slots), power_of_two(tokens.shape[1])
-        shape = (rows, width, recorded_reach(reach, cache), count, drawn)
-        return self._recordings.get(shape, lambda: self._record(*shape))
+        shape = (rows, width, recorded_reach(reach, cache), count)
+        return self._recordings.get((*shape, draws.kind), lambda: self._record(*shape, draws))
 
-    def _record(self, rows: int, width: int, reach: int, count: int, drawn: bool) -> _Recorded:
+    def _record(self, rows: int, width: int, reach: int, count: int, like: Draws) -> _Recorded:
         model, cache = self.runner.model, self.runner.cache
         tokens = torch.zeros(rows, width, dtype=torch.int64, device=model.device)
         places = torch.full_like(tokens, cache.max_len)
         last = torch.zeros(rows, dtype=torch.int64, device=model.device)
-        draws = Draws(last.float(), last.double()[:, None].repeat(1, count)) if drawn else None
+        draws = Draws(*(None if part is None else part.new_zeros(rows, *part.shape[1:]) for part in like))
         slots = torch.arange(rows, device=model.device)
 
         def one_pass(tokens: Tensor, view: SlotView) -> Tensor:
@@ -111,7 +102,7 @@ class DraftLoop:
         last: Tensor,
         reach: int,
         count: int,
-        draws: Draws | None,
+        draws: Draws,
     ) -> Drafts:
         cache, every = view.cache, torch.arange(len(last), device=last.device)
         end = view.places[every, last] + 1  # position of the first drafted token
@@ -119,11 +110,11 @@ class DraftLoop:
         ids, finite, probs = [], [], []
         for step in range(count):
             logits = self.runner.logits(hidden).float()
-            finite.append(torch.isfinite(logits.amax(-1)))
-            column, drawn_from = _choose(logits, draws, step)
-            ids.append(self.columns.ids(column))
-            if drawn_from is not None:
-                probs.append(drawn_from)
+            choice = choose(logits, draws, step, self.hashed)
+            finite.append(choice.finite)
+            ids.append(self.columns.ids(choice.columns))
+            if choice.probs is not None:
+                probs.append(choice.probs)
             if step + 1 < count:
                 # Rows near the context's end write to the spare place, and their excess tokens are cut off afterwards.
                 places = (end + step).clamp(max=cache.max_len)[:, None]
@@ -143,29 +134,18 @@ class _Recorded:
     tokens: Tensor  # [rows, width] int64
     places: Tensor  # [rows, width] int64
     last: Tensor  # [rows] int64
-    draws: Draws | None
+    draws: Draws
     spare: int
     replay: Callable[[], Drafts]
 
-    def run(self, tokens: Tensor, places: Tensor, last: Tensor, draws: Draws | None) -> Drafts:
+    def run(self, tokens: Tensor, places: Tensor, last: Tensor, draws: Draws) -> Drafts:
         rows, width = tokens.shape
         self.places.fill_(self.spare)
         self.tokens[:rows, :width].copy_(tokens)
         self.places[:rows, :width].copy_(places)
         self.last[:rows].copy_(last)
-        if self.draws is not None and draws is not None:
-            self.draws.temperatures[:rows].copy_(draws.temperatures)
-            self.draws.uniforms[:rows].copy_(draws.uniforms)
+        for held, part in zip(self.draws, draws, strict=True):
+            if held is not None and part is not None:
+                held[:rows].copy_(part)
         ids, finite, probs = self.replay()
         return Drafts(ids[:rows], finite[:rows], None if probs is None else probs[:rows])
-
-
-def _choose(logits: Tensor, draws: Draws | None, step: int) -> tuple[Tensor, Tensor | None]:
-    """Columns `[B]` of the next tokens from `logits [B, width]` float32, and what the drawn ones were drawn from."""
-    best = logits.argmax(-1)
-    if draws is None:
-        return best, None
-    greedy = draws.temperatures == 0
-    scale = torch.where(greedy, 1.0, draws.temperatures)[:, None]
-    probs = torch.softmax((logits - logits.amax(-1, keepdim=True)) / scale, -1)
-    return torch.where(greedy, best, draw_unchecked(probs, draws.uniforms[:, step])), probs

@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from distillspec.sampling import policy_probs
 from distillspec.serving import SamplingParams
 from distillspec.serving.base.requests import Request, SequenceState
 from distillspec.serving.base.tree import ROOT, TokenTree
-from distillspec.serving.decoding import sampling
 from distillspec.serving.decoding.chains import Chains, _Lot
-from distillspec.serving.decoding.logits import Columns, Place
 from distillspec.serving.decoding.sampling import TokenSampler, VerificationWindow
 from distillspec.serving.decoding.verification import verify_tree
 
@@ -43,7 +42,7 @@ def test_many_chains_at_once_are_judged_as_the_reference_judges_each(look: bool,
     accept = torch.rand(40 * 3, generator=torch.Generator().manual_seed(10), dtype=torch.float64).view(40, 3)
     residual = torch.rand(40, generator=torch.Generator().manual_seed(11), dtype=torch.float64)
     for b, (window, rows, judgement) in enumerate(zip(windows, logits, found, strict=True)):
-        probs = torch.softmax(sampling.filtered_logits(rows, params.policy), -1)
+        probs = policy_probs(rows, params.policy)
         assert judgement.verdict == verify_tree(probs, window.tree, accept[b, : len(window.tree)], residual[b])
 
 
@@ -179,22 +178,6 @@ def test_a_residual_on_the_acceptance_stream_is_found_out(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(TokenSampler, "_uniforms", staticmethod(shared))
     assert excess(*emitted_first(16, 20_000, SamplingParams(), 1000)) > 20
-
-
-def test_drafts_on_their_own_columns_name_absolute_ids() -> None:
-    kept = torch.tensor([3, 8, 20])
-    logits = torch.tensor([[0.0, 9.0, 0.0], [torch.nan, 0.0, 0.0], [0.0, 0.0, 9.0]])
-    places = [
-        Place(row("a", SamplingParams(temperature=0.0))),
-        Place(row("b", SamplingParams())),
-        Place(row("c", SamplingParams(seed=1, logit_bias={20: -100.0}))),
-    ]
-    drafted = TokenSampler(30, CPU).propose(logits, places, Columns(30, kept))
-    assert drafted.tokens[0] == 8
-    assert drafted.finite == [True, False, True]
-    assert drafted.tokens[2] in (3, 8)
-    assert drafted.probs[0] is None
-    assert drafted.probs[2] is None  # seeded rows are judged by choice
 
 
 @pytest.mark.parametrize("look", [True, False])
