@@ -125,7 +125,7 @@ class TokenSampler:
         accept = self._uniforms(self._accept, len(windows) * chains.longest, logits).view(len(windows), -1)
         decide = chains.accept_by_level if self.look else chains.accept
         count, last = decide(logits, policy, accept)
-        tokens = next_tokens(chains, last, count, self._uniforms(self._residual, len(windows), logits))
+        tokens = next_tokens(chains, last, count, self._uniforms(self._residual, len(windows), logits), self.look)
 
         def verdicts(numbers: list[int]) -> list[TreeVerdict]:
             counts, own = numbers[: len(windows)], numbers[len(windows) :]
@@ -224,7 +224,7 @@ def _draft_probs(windows: Sequence[VerificationWindow], like: Tensor) -> Iterato
 def _transformed(logits: Tensor, places: Sequence[Place], columns: Columns) -> Tensor:
     if not any(needs_transform(place.sequence) for place in places):
         return logits
-    logits = logits.float().clone()
+    logits = logits.to(torch.float32, copy=True)
     transform(logits, places, columns)
     return logits
 
