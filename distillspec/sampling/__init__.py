@@ -6,7 +6,7 @@ renormalised result of the one before (as in transformers).
 
 Functions with `sync` read from the device: whether rows are distributions, and how many tokens a nucleus needs. With
 `sync=False` they read nothing. A row that defines no distribution then gives meaningless numbers, and nuclei are found
-by sorting whole rows. Valid rows give the same either way.
+by bisection. Valid rows give the same either way.
 """
 
 from distillspec.sampling.checks import NonFiniteLogits, bad_row, check_logits, check_policy

@@ -49,6 +49,35 @@ def test_transforms_are_those_of_transformers(
     torch.testing.assert_close(policy_probs(logits, policy), transformers_probs(logits, policy))
 
 
+def sorted_nucleus(probs: Tensor, top_p: float) -> Tensor:
+    """The definition as bool `[R, V]`, one row after another, sums in float64."""
+    found = torch.zeros_like(probs, dtype=torch.bool)
+    for row, inside in zip(probs.tolist(), found, strict=True):
+        mass = 0.0
+        for token in sorted(range(len(row)), key=lambda i: (-row[i], i)):
+            if mass < top_p:
+                inside[token] = True
+            mass += row[token]
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(top_p=st.floats(0.01, 0.999), scale=st.sampled_from([0.0, 0.3, 2.0, 9.0]), seed=st.integers(0, 1000))
+def test_every_way_to_a_nucleus_gives_the_definition(top_p: float, scale: float, seed: int) -> None:
+    """By a prefix, in place, and by bisection. Rounded logits tie often."""
+    probs = torch.softmax((noise(4, 90, seed=seed) * scale).round(), -1)
+    wanted = sorted_nucleus(probs, top_p)
+    assert torch.equal(mask_nucleus(probs, top_p, prefix=4), wanted)
+    assert torch.equal(keep_nucleus(probs.clone(), top_p, sync=True), probs * wanted)
+    assert torch.equal(keep_nucleus(probs.clone(), top_p, sync=False), probs * wanted)
+
+
+@pytest.mark.parametrize(("top_p", "inside"), [(0.5, 4), (0.500001, 5), (0.125, 1), (0.9999999, 8)])
+def test_bisection_counts_equal_tokens_as_sums_do(top_p: float, inside: int) -> None:
+    kept = keep_nucleus(torch.full((1, 8), 0.125), top_p, sync=False)
+    assert (kept > 0).tolist() == [[token < inside for token in range(8)]]
+
+
 @settings(max_examples=25, deadline=None)
 @given(top_p=st.floats(0.01, 0.999), scale=st.sampled_from([0.0, 0.3, 2.0]), seed=st.integers(0, 1000))
 def test_nucleus_found_from_a_prefix_equals_the_one_from_a_full_sort(top_p: float, scale: float, seed: int) -> None:
