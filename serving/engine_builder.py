@@ -9,6 +9,7 @@ from pathlib import Path
 from distillspec.config.engine import EngineConfig
 from distillspec.models import LanguageModel
 from distillspec.models.features import check_feature_ids
+from distillspec.models.memory import keep_freed_memory
 from distillspec.models.slot_cache import Attend
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.hardware_profile import Profile, experts_of
@@ -81,6 +82,7 @@ def build_parts(
     Raises:
         ConfigError: the models, the settings or the machine do not fit together. The models are then as before.
     """
+    keep_freed_memory()
     models = [target] if draft is None else [target, draft]
     check_proposer(settings, with_draft=draft is not None)
     max_model_len = choose_model_len(settings, models)
