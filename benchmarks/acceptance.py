@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from common import write_result
@@ -26,7 +27,7 @@ PRESET_MINUTES = 10
 
 
 def main() -> int:
-    options = _options()
+    options = read_options()
     run = options.work / f"train-{options.minutes:g}"
     if not (run / "summary.json").is_file():
         code = distill(["train", *train_words(options), f"hydra.run.dir={run}"])
@@ -94,7 +95,8 @@ def _generated(run: Path, config: DictConfig) -> dict[str, int]:
     return {"samples": len(samples), "response_tokens": sum(len(sample.response_ids) for sample in samples)}
 
 
-def _options() -> argparse.Namespace:
+def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options of this command. Default: those it was called with."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", required=True)
     parser.add_argument("--minutes", type=float, default=10.0)
@@ -102,7 +104,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--first", type=Path, help="an earlier run, whose draft to go on with")
     parser.add_argument("--work", type=Path, default=Path("runs/benchmark"))
     parser.add_argument("overrides", nargs="*", help="more settings for distill train")
-    return parser.parse_args()
+    return parser.parse_args(words)
 
 
 if __name__ == "__main__":

@@ -116,13 +116,15 @@ def test_a_setting_with_an_effect_is_taken(line: str) -> None:
     assert refusal(line) is None
 
 
-def test_a_run_goes_on_with_the_settings_it_was_begun_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_with_the_settings_it_was_begun_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text("- loss=fkl\n- loss.kl=0.5\n")
     monkeypatch.setattr(cli, "run_with_hydra", lambda *args: 0)
-    assert cli._run("train", [f"resume={tmp_path}"]) == 0
-    with pytest.raises(ConfigError, match=r"loss\.eta=7 needs"):
-        cli._run("train", [f"resume={tmp_path}", "loss.eta=7"])
+    assert cli.main(["train", f"resume={tmp_path}"]) == 0
+    assert cli.main(["train", f"resume={tmp_path}", "loss.eta=7"]) == 2
+    assert "loss.eta=7 needs" in capsys.readouterr().err
 
 
 def test_settings_of_online_learning_stay_beside_a_typed_online_off() -> None:
