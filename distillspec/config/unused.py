@@ -28,6 +28,10 @@ OF_THE_SAMPLES = (
     "data.shard_sequences",
 )
 LEARNING = "online=on or online=decoupled"
+OF_LEARNING = (
+    *("loss", "loss.*", "tracker.*", "replay.*", "adapt.*", "gate.*"),
+    *("online.folder", "online.metrics_s", "online.keep_versions"),
+)
 OF_THE_TRACE = (
     "workload.rates",
     "workload.prompt_tokens",
@@ -152,7 +156,7 @@ RULES = (
         "tracker=wandb or tracker=tensorboard",
     ),
     Rule(
-        ("loss", "loss.*", "tracker.*", "online.folder", "online.metrics_s", "online.keep_versions"),
+        OF_LEARNING,
         _learns_online,
         LEARNING,
         unless="online=off",  # service files switch learning off and on with this one word

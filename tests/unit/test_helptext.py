@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, field
 from subprocess import run as run_process
 
 import pytest
@@ -67,6 +68,42 @@ def test_choices_and_their_lines_come_from_the_table(capsys: Capture, monkeypatc
     assert "ce | tvdpp | toy" in told(capsys, "train", "--help")
     assert "      toy                a toy\n" in told(capsys, "train", "--help=all")
     assert "experiment=null  (a preset: smoke | ten-minutes)" in told(capsys, "train", "--help")
+
+
+@dataclass
+class Wrapped:
+    """A group of a test."""
+
+    plain: int = 1  # said on one line
+    wrapped: int = 2  # a comment that is too long for its line
+    # goes on below it,
+    # twice
+    spread: list[int] = field(
+        default_factory=list,
+    )  # beside the end of a field that takes more lines
+    silent: int = 3
+
+    # of the method below, not of the field
+    def method(self) -> None: ...
+
+
+@dataclass
+class Heir(Wrapped):
+    """A command of a test."""
+
+    silent: int = 4  # said by the heir
+
+
+def test_a_wrapped_comment_is_shown_whole(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COMMANDS, "report", Heir)
+    lines = told(capsys, "report", "--help=all").splitlines()
+    assert lines[-4:] == [
+        "plain=1  (said on one line)",
+        "wrapped=2  (a comment that is too long for its line goes on below it, twice)",
+        "spread=[]  (beside the end of a field that takes more lines)",
+        "silent=4  (said by the heir)",
+    ]
+    assert {setting.name: setting.comment for setting in settings(Wrapped)}["silent"] == ""
 
 
 @pytest.mark.parametrize("command", COMMANDS)

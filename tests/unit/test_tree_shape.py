@@ -95,6 +95,8 @@ def test_source_files_are_small() -> None:
     lines = {str(file.relative_to(ROOT)): len(file.read_text().splitlines()) for file in MODULES}
     assert {file: count for file, count in lines.items() if count > LARGEST_FILE} == {}
     assert statistics.median(lines.values()) <= MEDIAN_FILE
+    benchmarks = {file.name: len(file.read_text().splitlines()) for file in (ROOT / "benchmarks").rglob("*.py")}
+    assert {file: count for file, count in benchmarks.items() if count > LARGEST_FILE} == {}
 
 
 def test_test_files_are_small() -> None:

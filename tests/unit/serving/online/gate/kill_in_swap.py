@@ -19,6 +19,7 @@ from distillspec.models import LanguageModel, load_target
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine, EngineSettings
 from distillspec.serving.online.gate.gatekeeper import Gatekeeper
+from distillspec.serving.online.gate.judge import CandidateJudge
 from distillspec.serving.online.gate.shadow import ServedStates, Shadow
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.registry import VersionRegistry
@@ -80,7 +81,8 @@ def _gatekeeper(root: Path, target: LanguageModel, reached: Callable[[str], None
 
     registry.judged = recording  # type: ignore[method-assign]
     shadow = Shadow(target, ServedStates(target), settings.gate.max_gamma)
-    return Gatekeeper(settings, registry, ReplayLog(settings.layout.replay), shadow, swap=swap)
+    judge = CandidateJudge(settings, registry, ReplayLog(settings.layout.replay), shadow)
+    return Gatekeeper(settings, registry, judge, swap=swap)
 
 
 if __name__ == "__main__":
