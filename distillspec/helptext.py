@@ -18,6 +18,7 @@ from distillspec.composition_errors import conf_folder, yaml_options
 from distillspec.config import COMMANDS
 from distillspec.config.everyday import EVERYDAY
 from distillspec.config.registry import Choice
+from distillspec.config.removed import removed
 from distillspec.errors import ConfigError
 
 EXAMPLES = {
@@ -71,7 +72,7 @@ def general_help() -> str:
 def command_help(command: str, *, everything: bool = False) -> str:
     """Return a command's settings with defaults and meaning: those of `EVERYDAY`, or all of them."""
     schema = COMMANDS[command]
-    known = list(settings(schema))
+    known = list(settings_of(command))
     shown = known if everything else [setting for setting in known if setting.name in EVERYDAY[command]]
     lines = [inspect.getdoc(schema) or "", "", f"Example: {EXAMPLES[command]}"]
     kinds = get_type_hints(schema)
@@ -85,6 +86,11 @@ def command_help(command: str, *, everything: bool = False) -> str:
     if left := len(known) - len(shown):
         lines += ["", f"{left} more settings: distill {command} --help=all"]
     return "\n".join(lines)
+
+
+def settings_of(command: str) -> Iterator[Setting]:
+    """Yield every setting that a command takes. Fields that only Python may set are left out."""
+    return (setting for setting in settings(COMMANDS[command]) if removed(command, setting.name) is None)
 
 
 def settings(schema: type, prefix: str = "", defaults: Any = None) -> Iterator[Setting]:

@@ -107,13 +107,13 @@ class Adaptation:
         self._threads: list[threading.Thread] = []
 
     def _make_gatekeeper(self) -> Gatekeeper:
-        engine, gate = self.engine, self.settings.gate
+        engine = self.engine
         judge = CandidateJudge(
             self.settings,
             self.registry,
             self.replay,
             self._shadow,
-            costs=lambda draft: estimate_costs(engine.target, draft, gate, known_costs(engine.controller)),
+            costs=lambda draft: estimate_costs(engine.target, draft, known_costs(engine.controller)),
         )
         return Gatekeeper(
             self.settings, self.registry, judge, swap=self._swap, served=self.served, report=self.reporter.tell

@@ -13,7 +13,7 @@ from distillspec.composition import compose
 from distillspec.config import COMMANDS
 from distillspec.config.everyday import EVERYDAY
 from distillspec.config.registry import LOSSES, LossChoice
-from distillspec.helptext import settings
+from distillspec.helptext import settings, settings_of
 
 Capture = pytest.CaptureFixture[str]
 
@@ -37,7 +37,7 @@ def test_help_names_every_command(capsys: Capture, words: tuple[str, ...]) -> No
 def test_all_of_the_help_shows_every_setting(capsys: Capture, command: str) -> None:
     out = told(capsys, command, "--help=all")
     lines = [line.strip() for line in out.splitlines()]
-    for setting in settings(COMMANDS[command]):
+    for setting in settings_of(command):
         assert any(line.startswith(f"{setting.name}=") for line in lines), setting.name
     assert f"Example: distill {command}" in out
     assert "more settings" not in out
@@ -45,7 +45,7 @@ def test_all_of_the_help_shows_every_setting(capsys: Capture, command: str) -> N
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_shows_the_common_settings(capsys: Capture, command: str) -> None:
-    known = [setting.name for setting in settings(COMMANDS[command])]
+    known = [setting.name for setting in settings_of(command)]
     common = EVERYDAY[command]
     assert len(set(common)) == len(common)
     assert set(common) <= set(known)

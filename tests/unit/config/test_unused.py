@@ -40,7 +40,7 @@ def refusal(line: str) -> str | None:
         ("train data=draft data.max_minutes=3", "data.max_minutes=3 needs samples written before training"),
         ("train data.cache=d data.shard_sequences=3", "data.shard_sequences=3 needs samples written before training"),
         ("serve loss=tvd", "loss=tvd needs online=on or online=decoupled"),
-        ("serve loss.temperature=1", "loss.temperature=1 needs online=on or online=decoupled"),
+        ("serve loss.chunk_tokens=9", "loss.chunk_tokens=9 needs online=on or online=decoupled"),
         ("serve tracker=tensorboard", "tracker=tensorboard needs online=on or online=decoupled"),
         ("serve online.folder=f", "online.folder=f needs online=on or online=decoupled"),
         (
@@ -56,7 +56,6 @@ def refusal(line: str) -> str | None:
         ("adapt adapt.accepted_weight=.5", "adapt.accepted_weight=.5 needs adapt.positions=weighted"),
         ("adapt adapt.mode=flush adapt.replay_share=.5", "adapt.replay_share=.5 needs adapt.mode=replay"),
         ("adapt once=true max_updates=3", "max_updates=3 needs once=false"),
-        ("serve online=on replay.keep=fifo replay.fresh_share=.2", "fresh_share=.2 needs replay.keep=reservoir"),
         ("bench bench.prompts=[p] bench.timeout_s=9", "bench.timeout_s=9 needs url="),
         ("bench bench.prompts=[p] key_env=[A]", r"key_env=\[A\] needs url="),
         ("simulate workload.trace=f workload.rates=[1]", r"workload.rates=\[1\] needs workload.trace=null"),
