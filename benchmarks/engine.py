@@ -50,7 +50,7 @@ from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.decoding.sampling import TokenSampler, VerificationWindow
 from distillspec.serving.draft_loading import load_draft
-from distillspec.serving.execution.runner import RowInput
+from distillspec.serving.execution.flat_batch import RowInput
 
 GOALS = {
     "plain": {"1": 1.3, "8": 1.5},

@@ -115,7 +115,7 @@ def in_turn(
 
     def side(name: str) -> Side[Any]:
         longest = max(options.fixed)
-        controller = named_controller(name, longest, latency, guess=engine.guessed_costs(longest))
+        controller = named_controller(name, longest, latency, guess=engine.guessed_costs())
 
         def bear(arrivals: Sequence[Arrival[Any]], _: str) -> LoadRecord:
             engine.use_controller(controller)

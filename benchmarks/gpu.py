@@ -31,7 +31,7 @@ from distillspec.models.tiny import tiny_tokenizer
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.decoding.synthetic import SyntheticAcceptance
-from distillspec.serving.execution.runner import RowInput
+from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.types import ModelIdentity
 
 # hidden, feed-forward, layers, heads, key/value heads, vocabulary: Llama 3.2 1B and 3.1 8B, and one for a trial
@@ -198,10 +198,10 @@ def _pass_seconds(engine: Engine, batch: int, tokens: int) -> float:
     rows = [RowInput(slot, 2 * CONTEXT, [7] * tokens, tokens) for slot in range(batch)]
 
     def run() -> None:
-        runner.logits(runner.hidden(ids, view).flatten(0, 1)).argmax(-1)
+        runner.logits(runner.hidden(inputs)).argmax(-1)
 
     with torch.inference_mode():
-        ids, view = runner.prepare(rows)
+        inputs = runner.prepare(rows)
         return _device_seconds(run, engine.target.device, 20)
 
 

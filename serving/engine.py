@@ -17,10 +17,11 @@ from distillspec.models.memory import return_freed_memory
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, RequestOutput
 from distillspec.serving.control.base import LengthController
-from distillspec.serving.control.latency import LatencyModel
+from distillspec.serving.control.hardware_profile import experts_of
+from distillspec.serving.control.latency import LatencyModel, guessed
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.draft_loading import check_finite, check_target, load_draft, version_of
-from distillspec.serving.engine_builder import build_parts, guess_costs
+from distillspec.serving.engine_builder import build_parts
 from distillspec.serving.engine_view import EngineView
 from distillspec.serving.execution.graphs import Recorder
 from distillspec.serving.execution.memory import check_draft_fits, check_reads
@@ -247,9 +248,9 @@ class Engine(EngineView):
         """See `EngineCore.use_controller`. Call between steps, from the thread that steps."""
         self._core.use_controller(controller)
 
-    def guessed_costs(self, longest: int) -> LatencyModel:
-        """Return assumed costs of steps that draft up to `longest` tokens a row, before any step was measured."""
-        return guess_costs(self.settings, self.target, self.slots, longest)
+    def guessed_costs(self) -> LatencyModel:
+        """Return assumed costs of steps before any was measured."""
+        return guessed(experts_of(self.target))
 
     def forget_prompts(self) -> None:
         """Drop the prefixes that idle slots remember, between steps: the next prompts are read whole."""

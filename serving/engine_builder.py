@@ -11,15 +11,15 @@ from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import Attend
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.hardware_profile import Profile, experts_of
-from distillspec.serving.control.latency import LatencyModel, guessed
+from distillspec.serving.control.latency import guessed
 from distillspec.serving.control.named import ControllerParts, make_controller
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.draft_loading import version_of
 from distillspec.serving.execution.attention import choose_attention
-from distillspec.serving.execution.graphs import CompiledRecorder, CudaRecorder, Recorder
+from distillspec.serving.execution.graphs import CudaRecorder, Recorder
 from distillspec.serving.execution.kv_cache import SlotPool
 from distillspec.serving.execution.memory import choose_model_len, choose_slots
-from distillspec.serving.execution.packed_linear import PackedLinears, padded, row_counts
+from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.execution.servable import check_servable
 from distillspec.serving.held_models import HeldModels
@@ -28,8 +28,6 @@ from distillspec.serving.proposers.named import ProposerParts, check_proposer, m
 from distillspec.serving.step.core import EngineCore
 
 log = logging.getLogger(__name__)
-
-COMPILE_AFTER_S = 30.0  # about the cost of compiling a shape: passes that never reach it are not worth compiling
 
 
 @dataclass(frozen=True)
@@ -51,8 +49,8 @@ class ProposerBuilder:
             draft: a model that `models` hold already.
             version: reported by the proposer.
         """
-        packs = None if draft is None else self.models.packs_of(draft)
-        parts = (draft, version, self.sampler, self.slots, self.max_model_len, packs, self.recorder, self.attend)
+        prepared = None if draft is None else self.models.prepared(draft)
+        parts = (draft, version, self.sampler, self.slots, self.max_model_len, prepared, self.recorder, self.attend)
         return make_proposer(ProposerParts(self.settings, *parts))
 
 
@@ -91,7 +89,7 @@ def build_parts(
     # These may refuse too (another machine's profile, a kernel that does not run), so models are held after them.
     controller = controller or choose_controller(settings, target, draft, slots)
     attend, attention = choose_attention(settings.attention, models)
-    held = HeldModels(pack_weights=settings.pack_weights, row_counts=row_counts(slots, controller.longest))
+    held = HeldModels(pack_weights=settings.pack_weights, compile=settings.compile)
     for model in models:
         held.hold(model)
     recorder = recorder or _choose_recorder(settings, target)
@@ -99,7 +97,7 @@ def build_parts(
     proposers = ProposerBuilder(settings, held, sampler, slots, max_model_len, recorder, attend)
     core = EngineCore(
         target,
-        ModelRunner(target, slots, max_model_len, held.packs_of(target), recorder, attend),
+        ModelRunner(target, slots, max_model_len, held.prepared(target), recorder, attend),
         SlotPool(slots, max_model_len, settings.max_cache_tokens),
         sampler,
         controller,
@@ -114,7 +112,7 @@ def build_parts(
         str(target.dtype).removeprefix("torch."),
         slots,
         max_model_len,
-        _describe_passes(attention, held.packs_of(target), recorder),
+        _describe_passes(attention, held.prepared(target), recorder),
     )
     return EngineParts(core, held, proposers, slots, max_model_len)
 
@@ -133,32 +131,23 @@ def choose_controller(
     if settings.profile is not None:
         profiled = draft if with_model else None
         latency = Profile.load(Path(settings.profile), target, profiled, settings).latency
-    guess = guess_costs(settings, target, slots, longest)
-    parts = ControllerParts(longest, latency, guess, with_model, settings)
+    parts = ControllerParts(longest, latency, guessed(experts_of(target)), with_model, settings)
     return make_controller(settings.controller, parts, settings.controller_options)
 
 
-def guess_costs(settings: EngineConfig, target: LanguageModel, slots: int, longest: int) -> LatencyModel:
-    """Return assumed costs of steps that draft up to `longest` tokens a row, before any step was measured."""
-    packed = settings.pack_weights and PackedLinears.helps(target)
-    return guessed(experts_of(target), padded(row_counts(slots, longest) if packed else ()))
-
-
 def _choose_recorder(settings: EngineConfig, target: LanguageModel) -> Recorder | None:
-    if target.device.type == "cuda":
-        return CudaRecorder() if settings.cuda_graphs else None
-    if target.device.type != "cpu" or settings.compile is False or not CompiledRecorder.works():
-        return None
-    return CompiledRecorder(after_s=0.0 if settings.compile is True else COMPILE_AFTER_S)
+    return CudaRecorder() if target.device.type == "cuda" and settings.cuda_graphs else None
 
 
-def _describe_passes(attention: str, packs: PackedLinears | None, recorder: Recorder | None) -> str:
+def _describe_passes(attention: str, target: PreparedModel, recorder: Recorder | None) -> str:
     """Describe for the log how forward passes run."""
     words = [f"attention by {attention}"]
-    if packs is not None and packs.row_counts:
-        words.append(f"weights packed for {packs.row_counts} rows")
-    if recorder is None:
-        words.append("passes run as they are")
+    if target.packs:
+        words.append("packed weights")
+    if recorder is not None:
+        words.append("graphs")
+    elif target.layers is None:
+        words.append("layers run as they are")
     else:
-        words.append("graphs" if recorder.pads else "hot shapes compiled")
+        words.append("compiled layers" if target.layers.ready else "layers to be compiled")
     return ", ".join(words)

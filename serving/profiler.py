@@ -17,7 +17,7 @@ from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.control.hardware_profile import ModelKey, PassKey, Profile, Timed, experts_of, fit, machine
 from distillspec.serving.decoding.sampling import VerificationWindow
 from distillspec.serving.engine import Engine
-from distillspec.serving.execution.runner import RowInput
+from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.proposers.base import ProposalRequest
 
 TOKEN = 5  # any token costs the same
@@ -139,7 +139,7 @@ def _prefills(engine: Engine, grid: Grid) -> list[Work]:
 
         def run(lengths: Iterator[int] = lengths) -> object:
             inputs = [RowInput(0, 0, [TOKEN] * max(1, next(lengths)))]
-            return engine.runner.logits(engine.runner.read_uneven(inputs)).argmax(-1).tolist()
+            return engine.runner.logits(engine.runner.read(inputs)).argmax(-1).tolist()
 
         tokens = max(1.0, longest - (grid.rounds + 1) / 2)  # mean over the rounds that count
         found.append(Work("prefill", Timed(0, tokens, 1, 0.0), run))

@@ -1,4 +1,4 @@
-"""Static key/value cache of slots, hooked into any decoder-only transformers model as its attention.
+"""Static key/value cache of slots, for any decoder-only transformers model (`slot_attention` hooks it in).
 
 Each layer holds `[slot, place, kv_head, head_dim]`. Nothing is copied to grow: a forward pass writes each token at its
 own place of its row's slot and reads a view of the slots' first places. Rolling back means not counting the last
@@ -7,18 +7,14 @@ places.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, PreTrainedModel
 
-IMPLEMENTATION = "distillspec_slots"
 BUCKET = 64  # the number of keys read is rounded up to this, so that few shapes occur
 
 
@@ -162,6 +158,18 @@ class SlotView:
         """Write `new [B, kv, q, d]` into a layer's keys or values."""
         held[self.slots[:, None], self.places] = new.transpose(1, 2)
 
+    def attend(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        scaling: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """Return `[B, q, heads, d]` of `query [B, heads, q, d]`, by the cache's attention."""
+        return self.cache.attend(query, keys, values, self, scaling, window, softcap)
+
     def read(self, held: Tensor) -> Tensor:
         """Return `[B, kv, reach, d]` of a layer's keys or values, a view if the rows are contiguous."""
         if self.first is None:
@@ -194,66 +202,3 @@ class SlotView:
             return seen
         position = torch.where(inside, self.positions.gather(1, safe), place)
         return seen & (position[:, None] > self.positions[..., None] - window)
-
-
-def slot_attention(
-    module: nn.Module,
-    query: Tensor,  # [B, heads, q, d]
-    key: Tensor,  # [B, kv_heads, q, d]
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    slot_view: SlotView | None = None,
-    s_aux: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """Attend in place of transformers' own function, which every layer calls. Returns `[B, q, heads, d]`."""
-    if s_aux is not None:
-        raise NotImplementedError("attention with sinks")
-    assert slot_view is not None, "the slot attention needs slot_view passed to the model"
-    keys, values = slot_view.cache.layer(int(module.layer_idx), key)  # type: ignore[arg-type]
-    slot_view.write(keys, key)
-    slot_view.write(values, value)
-    return slot_view.cache.attend(query, keys, values, slot_view, scaling, sliding_window, softcap), None
-
-
-@contextmanager
-def slot_attention_in(model: PreTrainedModel) -> Iterator[None]:
-    """Run the model with slot attention inside the block."""
-    hook(model)
-    try:
-        yield
-    finally:
-        unhook(model)
-
-
-def hook(model: PreTrainedModel) -> None:
-    """Give the model slot attention until as many `unhook` calls have followed: several users may share one model."""
-    users, before = _hooked.get(model, (0, model.config._attn_implementation))
-    if users == 0:
-        model.set_attn_implementation(IMPLEMENTATION)
-    _hooked[model] = (users + 1, before)
-
-
-def is_hooked(model: PreTrainedModel) -> bool:
-    """Return True if the model has slot attention now: it was hooked, or copied from one that was."""
-    return model.config._attn_implementation == IMPLEMENTATION
-
-
-def unhook(model: PreTrainedModel) -> None:
-    """Undo one `hook`. The last one restores the model."""
-    users, before = _hooked[model]
-    if users > 1:
-        _hooked[model] = (users - 1, before)
-        return
-    del _hooked[model]
-    model.set_attn_implementation(before)
-
-
-# Model → the number of its `hook`s, and the attention it had before.
-_hooked: WeakKeyDictionary[PreTrainedModel, tuple[int, str]] = WeakKeyDictionary()
-
-# Without a mask function transformers builds no mask and needs no device sync to detect packed position ids.
-AttentionInterface.register(IMPLEMENTATION, slot_attention)

@@ -112,9 +112,7 @@ def _policies(config: BenchCommand, engine: Engine) -> dict[str, LengthControlle
         latency = Profile.load(Path(settings.profile), engine.target, engine.draft, settings).latency
     longest = settings.speculation_length
     policies = {
-        name: named_controller(
-            name, longest, latency, drafts_with_model=with_model, guess=engine.guessed_costs(longest)
-        )
+        name: named_controller(name, longest, latency, drafts_with_model=with_model, guess=engine.guessed_costs())
         for name in config.bench.policies
     }
     for name, controller in policies.items():

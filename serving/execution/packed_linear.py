@@ -1,133 +1,182 @@
-"""Linear layers with weights packed in advance for few rows, for float32 on CPUs with MKL.
+"""Linear layers with weights packed in advance by oneDNN, for float32 and bfloat16 on CPUs.
 
-Between a matrix-vector and a large matrix product MKL repacks the weights at every call. Measured with SmolLM2 on two
-cores, a pass over 4 rows cost 1.8 times one over a single row although it reads the same bytes, and verification is
-that product. Packed for a fixed number of rows it costs 1.4 times one, and 40 rows cost half of the plain product.
-Fewer rows are padded to that number.
+The plain product repacks the weights at every call, or reads them in an order that few tokens do not profit from.
+Packed once, the same copy serves passes of any number of tokens. With SmolLM2 on two cores a product of five tokens
+takes 0.4 of the plain time in float32 and 0.6 in bfloat16, and no longer than one of a single token. Verification is
+that product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import partial
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from statistics import median
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear, pad
+from torch.nn.functional import linear
 
+from distillspec.errors import in_one_line
 from distillspec.models import LanguageModel
 from distillspec.models.memory import free_bytes
 
+log = logging.getLogger(__name__)
+
 SMALLEST = 1 << 16  # weights with fewer elements stay in the CPU's caches, and packing does not help
-SHARE = 0.25  # of the free memory, at most, for packed copies
-FEWEST = 4  # rows below which the plain product does not repack
-MOST = 3  # packed copies of a model
-LARGEST = 128  # rows from which the plain product is as good
-WASTE = 4.0  # most that rows are padded, as a factor (9 rows: 97 ms by the plain product, 71 ms padded to 24)
+SHARE = 0.5  # of the free memory, at most, for the packed copy
+DTYPES = (torch.float32, torch.bfloat16)
+TYPICAL_TOKENS = 16  # oneDNN chooses a layout for so many tokens. From 8 on it is the same
+TRIED_TOKENS = (1, 5, 32)  # plain decoding, verification, a batch
+TRIED_BYTES = 1 << 26  # weights to try on: more than the caches hold
+ROUNDS = 5
+
+
+class PackedLinear(nn.Linear):
+    """Linear layer that uses the packed copy of its weight. A class of its own, so that compiled layers share code."""
+
+    packed: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the product `[..., out]` of `x [..., in]`."""
+        return product(x, self.packed, self.bias)
 
 
 class PackedLinears:
-    """Packed copies of a model's weights, one for each number of rows in `row_counts`, ascending.
+    """A packed copy of a model's weights. Where packing does not help, all products are the plain ones.
 
-    `attach` uses them for the model's linear layers, `linear` for the head. One row, and more than the largest count,
-    use the plain product. Weights must not change while the copies exist.
+    `attach` uses it for the model's linear layers, `linear` for the head. Weights must not change while it exists.
     """
 
-    def __init__(self, model: LanguageModel, row_counts: Sequence[int]) -> None:
-        self.model = model
-        head = model.head.weight
-        self._layers = [m for m in model.decoder.modules() if isinstance(m, nn.Linear) and m.weight.numel() >= SMALLEST]
-        weights = [layer.weight for layer in self._layers] + ([head] if head.numel() >= SMALLEST else [])
-        self.row_counts = tuple(row_counts)[: _affordable(weights, model.device)]
-        self._packed = {weight.data_ptr(): self._pack(weight) for weight in weights} if self.row_counts else {}
-        self._sizes = dict(padded(self.row_counts))
+    def __init__(self, model: LanguageModel) -> None:
+        self._layers = [module for module in model.decoder.modules() if type(module) is nn.Linear]
+        weights = _unlike([*(layer.weight for layer in self._layers), model.head.weight])
+        self._packed = (
+            pack(weights) if _affordable(weights, model.device) and packing_is_faster(model.dtype, weights) else {}
+        )
+
+    def __bool__(self) -> bool:
+        """True if any weight is packed."""
+        return bool(self._packed)
 
     @staticmethod
     def helps(model: LanguageModel) -> bool:
-        """Return True if this device, dtype and build of torch have packed products."""
-        return (
-            model.device.type == "cpu"
-            and model.dtype == torch.float32
-            and torch.backends.mkl.is_available()
-            and hasattr(torch.ops.mkl, "_mkl_linear")
-        )
+        """Return True if this device and build of torch may have packed products of the model's dtype."""
+        return model.device.type == "cpu" and model.dtype in DTYPES and torch.backends.mkldnn.is_available()
 
     def attach(self) -> None:
         """Let the model's linear layers use the packed weights."""
         for layer in self._layers:
-            packed = self._packed.get(layer.weight.data_ptr(), {})
-            layer.forward = partial(self._product, packed, layer.weight, layer.bias)  # type: ignore[method-assign]
+            packed = self._packed.get(layer.weight.data_ptr())
+            if packed is not None:
+                layer.__class__ = PackedLinear
+                layer.__dict__["packed"] = packed  # no buffer: it belongs to no checkpoint
 
     def detach(self) -> None:
-        """Restore the layers' own product and free the packed copies."""
+        """Restore the layers' own product and free the packed copy."""
         for layer in self._layers:
-            layer.__dict__.pop("forward", None)
+            if isinstance(layer, PackedLinear):
+                layer.__class__ = nn.Linear  # type: ignore[assignment]
+                del layer.__dict__["packed"]
         self._packed.clear()
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return the product of `x [..., in]` and the weight, `[..., out]`."""
-        return self._product(self._packed.get(weight.data_ptr(), {}), weight, bias, x)
-
-    def _product(self, packed: dict[int, Tensor], weight: Tensor, bias: Tensor | None, x: Tensor) -> Tensor:
-        rows = x.numel() // x.shape[-1]
-        size = self._sizes.get(rows)
-        if size not in packed:
-            return linear(x, weight, bias)
-        flat = x.reshape(rows, -1)
-        if rows < size:
-            flat = pad(flat, (0, 0, 0, size - rows))
-        out = _packed_product(flat, packed[size], weight, bias, size)
-        return out[:rows].reshape(*x.shape[:-1], -1)
-
-    def _pack(self, weight: Tensor) -> dict[int, Tensor]:
-        plain = weight.detach().contiguous()
-        return {rows: torch.ops.mkl._mkl_reorder_linear_weight(plain, rows) for rows in self.row_counts}
+        packed = self._packed.get(weight.data_ptr())
+        return linear(x, weight, bias) if packed is None else product(x, packed, bias)
 
 
-def row_counts(slots: int, longest: int) -> tuple[int, ...]:
-    """Return the rows to pack for: all slots with 0, with half of `longest`, and with `longest` drafted tokens."""
-    counts = {slots, slots * (-(-longest // 2) + 1), slots * (longest + 1)}
-    return tuple(sorted(count for count in counts if FEWEST <= count <= LARGEST))
+def product(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return `x [..., in]` times packed weights plus the bias, `[..., out]` in the dtype of `x`.
 
-
-def padded(counts: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """Return pairs (rows of a pass, rows it is padded to), from one row to the largest of `counts`.
-
-    A pass that uses the plain product is not padded.
-    """
-    return tuple((rows, _size_for(rows, counts)) for rows in range(1, max(counts, default=0) + 1))
-
-
-def _size_for(rows: int, counts: Sequence[int]) -> int:
-    return next((size for size in counts if FEWEST <= rows <= size <= WASTE * rows), rows)
-
-
-def _packed_product(x: Tensor, packed: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tensor:
-    """Return `x [rows, in]` times packed weights.
-
-    Compilers see one operator, for inductor's own lowering fails for padded `x`.
+    Compilers see one operator of ours, for inductor's own lowering wants constant weights.
     """
     if torch.compiler.is_compiling():
-        return torch.ops.distillspec.packed_linear(x, packed, weight, bias, rows)
-    return torch.ops.mkl._mkl_linear(x, packed, weight, bias, rows)
+        out: Tensor = torch.ops.distillspec.packed_linear(x, packed, bias)
+        return out
+    result: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return result
 
 
-_library = torch.library.Library("distillspec", "DEF")
-_library.define("packed_linear(Tensor x, Tensor packed, Tensor weight, Tensor? bias, int rows) -> Tensor")
+_library = torch.library.Library("distillspec", "FRAGMENT")
+_library.define("packed_linear(Tensor x, Tensor packed, Tensor? bias) -> Tensor")
 
 
 @torch.library.impl(_library, "packed_linear", "MkldnnCPU")  # the dispatch key of packed weights
-def _packed_linear(x: Tensor, packed: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tensor:
-    return torch.ops.mkl._mkl_linear(x.contiguous(), packed, weight, bias, rows)
+def _packed_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
 
 
 @torch.library.register_fake("distillspec::packed_linear", lib=_library)
-def _packed_linear_shape(x: Tensor, packed: Tensor, weight: Tensor, bias: Tensor | None, rows: int) -> Tensor:
-    return x.new_empty(x.shape[0], weight.shape[0])
+def _packed_linear_shape(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], packed.shape[0])
 
 
-def _affordable(weights: Sequence[Tensor], device: torch.device) -> int:
-    """Return how many packed copies fit into the share of the free memory, at most `MOST`."""
+def _unlike(weights: Iterable[Tensor]) -> list[Tensor]:
+    """Return the weights that are large enough to pack, tied ones once."""
+    large = {weight.data_ptr(): weight.detach() for weight in weights if weight.numel() >= SMALLEST}
+    return list(large.values())
+
+
+def pack(weights: Sequence[Tensor]) -> dict[int, Tensor]:
+    """Return packed copies by the address of the weight."""
+    return {
+        weight.data_ptr(): torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), TYPICAL_TOKENS)
+        for weight in weights
+    }
+
+
+def _affordable(weights: Sequence[Tensor], device: torch.device) -> bool:
+    """Return True if there is something to pack, and a copy fits into the share of the free memory."""
     free = free_bytes(device)
     size = sum(weight.numel() * weight.element_size() for weight in weights)
-    return 0 if not size else MOST if free is None else min(MOST, int(SHARE * free // size))
+    return bool(weights) and (free is None or size <= SHARE * free)
+
+
+def packing_is_faster(dtype: torch.dtype, weights: Sequence[Tensor]) -> bool:
+    """Return True if packed products are faster here, tried once a process, dtype and number of threads."""
+    key = (dtype, torch.get_num_threads())
+    if key not in _tried:
+        _tried[key] = _try(weights)
+    return _tried[key]
+
+
+def forget_trials() -> None:
+    """Try again at the next model: tests change what is tried."""
+    _tried.clear()
+
+
+_tried: dict[tuple[torch.dtype, int], bool] = {}
+
+
+def _try(weights: Sequence[Tensor]) -> bool:
+    """Time plain and packed products in turn, over weights that the caches do not hold, and log the outcome."""
+    ends = accumulate(weight.numel() * weight.element_size() for weight in weights)
+    tried = [weight.detach() for weight, end in zip(weights, ends, strict=True) if end <= TRIED_BYTES] or weights[:1]
+    try:
+        packed = list(pack(tried).values())
+        ratio = median([_ratio(tried, packed, tokens) for tokens in TRIED_TOKENS])
+    except RuntimeError as error:  # the CPU has no instructions for it
+        log.info("weights are not packed: %s", in_one_line(error))
+        return False
+    log.info("packed products take %.2f times the plain ones' time here", ratio)
+    return ratio < 1
+
+
+def _ratio(weights: Sequence[Tensor], packed: Sequence[Tensor], tokens: int) -> float:
+    """Return packed over plain time for a pass over `tokens` tokens, the median of rounds."""
+    inputs = {weight.shape[1]: weight.new_ones(tokens, weight.shape[1]) for weight in weights}
+    ratios = []
+    for _ in range(ROUNDS):
+        plain_s = seconds(lambda: [linear(inputs[weight.shape[1]], weight) for weight in weights])
+        packed_s = seconds(lambda: [product(inputs[weight.shape[1]], weight) for weight in packed])
+        ratios.append(packed_s / plain_s)
+    return median(ratios)
+
+
+def seconds(run: Callable[[], object]) -> float:
+    """Time a call."""
+    started = time.perf_counter()
+    run()
+    return time.perf_counter() - started

@@ -13,15 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from distillspec.models.numerics import power_of_two
-from distillspec.models.slot_cache import SlotView
 from distillspec.sampling import draw_unchecked
-from distillspec.serving.base.transfer import to_device
 from distillspec.serving.decoding.logits import Columns
-from distillspec.serving.execution.graphs import Recorder, Recordings, recorded_reach
-from distillspec.serving.execution.runner import ModelRunner, RowInput
+from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
+from distillspec.serving.execution.graphs import PassInputs, PassShape, Recorder, Recordings
+from distillspec.serving.execution.runner import ModelRunner
 
-Pass = Callable[[Tensor, SlotView], Tensor]
+Pass = Callable[[FlatBatch], Tensor]
 
 
 class Drafts(NamedTuple):
@@ -40,13 +38,11 @@ class Draws(NamedTuple):
 
 
 class DraftLoop:
-    """Runs the loop on a draft's runner, recorded as a whole where the recorder pads (CUDA), else pass by pass."""
+    """Runs the loop on a draft's runner, recorded as a whole on CUDA, else pass by pass."""
 
     def __init__(self, runner: ModelRunner, columns: Columns, recorder: Recorder | None) -> None:
         self.runner, self.columns = runner, columns
-        self._recordings: Recordings[_Recorded] | None = None
-        if recorder is not None and recorder.pads:
-            self._recordings = Recordings(recorder)
+        self._recordings: Recordings[_Recorded] | None = None if recorder is None else Recordings(recorder)
 
     @property
     def records(self) -> bool:
@@ -68,54 +64,45 @@ class DraftLoop:
         Args:
             draws: None where every row is greedy.
         """
-        tokens, view = self.runner.prepare(rows)
-        last = to_device([len(row.tokens) - 1 for row in rows], tokens.device)
-        reach = self.runner.cache.reach(max(row.start + len(row.tokens) for row in rows) + count)
-        recorded = self._recorded(tokens, view, reach, count, draws is not None)
+        batch = self.runner.prepare(rows)
+        reach = self.runner.cache.reach(max(row.end for row in rows) + count)
+        recorded = self._recorded(batch, reach, count, draws is not None)
         if recorded is None:
-            return self._loop(self.runner.hidden, tokens, view, last, reach, count, draws)
+            ends = batch.view.places[batch.wanted] + 1
+            return self._loop(self.runner.hidden, batch, ends, reach, count, draws)
         self.runner.passes += count
-        return recorded.run(tokens, view.places, last, draws)
+        return recorded.run(batch, draws)
 
-    def _recorded(self, tokens: Tensor, view: SlotView, reach: int, count: int, drawn: bool) -> _Recorded | None:
-        if self._recordings is None or view.first != 0:
+    def _recorded(self, batch: FlatBatch, reach: int, count: int, drawn: bool) -> _Recorded | None:
+        if self._recordings is None:
             return None
-        cache = self.runner.cache
-        rows, width = min(power_of_two(tokens.shape[0]), cache.slots), power_of_two(tokens.shape[1])
-        shape = (rows, width, recorded_reach(reach, cache), count, drawn)
-        return self._recordings.get(shape, lambda: self._record(*shape))
+        shape = PassShape.of(batch.view, reach)
+        if shape is None:
+            return None
+        return self._recordings.get((shape, count, drawn), lambda: self._record(shape, count, drawn))
 
-    def _record(self, rows: int, width: int, reach: int, count: int, drawn: bool) -> _Recorded:
+    def _record(self, shape: PassShape, count: int, drawn: bool) -> _Recorded:
         model, cache = self.runner.model, self.runner.cache
-        tokens = torch.zeros(rows, width, dtype=torch.int64, device=model.device)
-        places = torch.full_like(tokens, cache.max_len)
-        last = torch.zeros(rows, dtype=torch.int64, device=model.device)
+        inputs = PassInputs(cache, shape, model.device)
+        last = torch.zeros(shape.rows, dtype=torch.int64, device=model.device)
+        ends = torch.full_like(last, cache.max_len)
         draws = Draws(last.float(), last.double()[:, None].repeat(1, count)) if drawn else None
-        slots = torch.arange(rows, device=model.device)
 
-        def one_pass(tokens: Tensor, view: SlotView) -> Tensor:
-            return model.hidden(tokens, view.positions, slot_view=view)
+        def one_pass(batch: FlatBatch) -> Tensor:
+            return model.hidden(batch.tokens, batch.view.positions, slot_view=batch.view)[0]
 
         def run() -> Drafts:
-            view = SlotView(cache, places, places.clamp(max=cache.max_len - 1), reach, slots, first=0)
-            return self._loop(one_pass, tokens, view, last, reach, count, draws)
+            batch = FlatBatch(inputs.tokens, inputs.view(), last)
+            return self._loop(one_pass, batch, ends, shape.reach, count, draws)
 
         assert self._recordings is not None
-        return _Recorded(tokens, places, last, draws, cache.max_len, self._recordings.recorder.record(run))
+        return _Recorded(inputs, last, ends, draws, self._recordings.recorder.record(run))
 
     def _loop(
-        self,
-        one_pass: Pass,
-        tokens: Tensor,
-        view: SlotView,
-        last: Tensor,
-        reach: int,
-        count: int,
-        draws: Draws | None,
+        self, one_pass: Pass, batch: FlatBatch, ends: Tensor, reach: int, count: int, draws: Draws | None
     ) -> Drafts:
-        cache, every = view.cache, torch.arange(len(last), device=last.device)
-        end = view.places[every, last] + 1  # position of the first drafted token
-        hidden = one_pass(tokens, view)[every, last]
+        """Draft `count` tokens a row, the first at place `ends [B]`."""
+        max_len, hidden = batch.view.cache.max_len, one_pass(batch)[batch.wanted]
         ids, finite, probs = [], [], []
         for step in range(count):
             logits = self.runner.logits(hidden).float()
@@ -126,9 +113,8 @@ class DraftLoop:
                 probs.append(drawn_from)
             if step + 1 < count:
                 # Rows near the context's end write to the spare place, and their excess tokens are cut off afterwards.
-                places = (end + step).clamp(max=cache.max_len)[:, None]
-                at = SlotView(cache, places, places.clamp(max=cache.max_len - 1), reach, view.slots, view.first)
-                hidden = one_pass(ids[-1][:, None], at)[:, 0]
+                at = batch.view.following((ends + step).clamp(max=max_len), reach)
+                hidden = one_pass(FlatBatch(ids[-1][None], at, batch.wanted))
         return Drafts(
             torch.stack(ids, 1),
             torch.stack(finite, 1).long().cumprod(1).bool(),
@@ -140,19 +126,18 @@ class DraftLoop:
 class _Recorded:
     """A recorded loop and the buffers it reads. Padding rows write to the cache's spare place."""
 
-    tokens: Tensor  # [rows, width] int64
-    places: Tensor  # [rows, width] int64
-    last: Tensor  # [rows] int64
+    inputs: PassInputs
+    last: Tensor  # [rows] int64: each row's last token
+    ends: Tensor  # [rows] int64: where drafted tokens begin
     draws: Draws | None
-    spare: int
     replay: Callable[[], Drafts]
 
-    def run(self, tokens: Tensor, places: Tensor, last: Tensor, draws: Draws | None) -> Drafts:
-        rows, width = tokens.shape
-        self.places.fill_(self.spare)
-        self.tokens[:rows, :width].copy_(tokens)
-        self.places[:rows, :width].copy_(places)
-        self.last[:rows].copy_(last)
+    def run(self, batch: FlatBatch, draws: Draws | None) -> Drafts:
+        rows = len(batch.wanted)
+        self.inputs.load(batch.tokens, batch.view)
+        self.last[:rows].copy_(batch.wanted)
+        self.ends.fill_(batch.view.cache.max_len)
+        self.ends[:rows].copy_(batch.view.places[batch.wanted] + 1)
         if self.draws is not None and draws is not None:
             self.draws.temperatures[:rows].copy_(draws.temperatures)
             self.draws.uniforms[:rows].copy_(draws.uniforms)

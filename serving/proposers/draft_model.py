@@ -17,10 +17,11 @@ from distillspec.serving.base.transfer import to_device, to_host
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.decoding.logits import Columns, Place, needs_transform
 from distillspec.serving.decoding.sampling import TokenSampler
+from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.graphs import Recorder
 from distillspec.serving.execution.kv_cache import Move
-from distillspec.serving.execution.packed_linear import PackedLinears
-from distillspec.serving.execution.runner import ModelRunner, RowInput
+from distillspec.serving.execution.prepared import PreparedModel
+from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Prospect
 from distillspec.serving.proposers.draft_loop import DraftLoop, Draws
 
@@ -81,11 +82,11 @@ class DraftModel:
         *,
         version: str = "",
         rule: ContinueRule | None = None,
-        packs: PackedLinears | None = None,
+        prepared: PreparedModel | None = None,
         recorder: Recorder | None = None,
         attend: Attend = masked_attention,
     ) -> None:
-        self.runner = ModelRunner(model, slots, max_len, packs, recorder, attend)
+        self.runner = ModelRunner(model, slots, max_len, prepared, recorder, attend)
         self.sampler = sampler
         kept_ids = None if model.kept_ids is None else model.kept_ids.to(model.device)
         self.columns = Columns(model.identity.vocab_size, kept_ids)
@@ -153,7 +154,7 @@ class DraftModel:
             if len(tokens) - row.sequence.draft_computed <= ALONG:
                 ready.append(row)
         if inputs:
-            self.runner.read_uneven(inputs)
+            self.runner.read(inputs)
         return ready
 
     def _can_draft_at_once(self, rows: Sequence[_Row]) -> bool:

@@ -35,7 +35,7 @@ from distillspec.serving.sequences.scheduler import Limits, SchedulePlan, most_a
 from distillspec.serving.step.commit import Committer
 from distillspec.serving.step.draft_health import DraftHealth
 from distillspec.serving.step.output import StepOutput
-from distillspec.serving.step.reading import read_chunks, read_windows
+from distillspec.serving.step.reading import read_step
 from distillspec.serving.step.timer import StepTimer
 
 
@@ -201,11 +201,8 @@ class EngineCore:
             trees = self._propose(decoding, plan, view)
         windows = [VerificationWindow(sequence, tree) for sequence, tree in zip(decoding, trees, strict=True)]
         with timer.verifying():
-            hidden = read_windows(self.runner, windows)
-            prompt_hidden, started = read_chunks(self.runner, self.sequences, chunks)
-            windows += started
-            states = torch.cat([hidden, prompt_hidden])
-            logits = self.target.full_width(self.runner.logits(states)) if windows else None
+            hidden, windows = read_step(self.runner, self.sequences, windows, chunks)
+            logits = self.target.full_width(self.runner.logits(hidden)) if windows else None
             # Reading the verdicts waits for the target.
             judgements = [] if logits is None else self.sampler.verify(logits, windows)
         rows: tuple[RowResult, ...] = ()

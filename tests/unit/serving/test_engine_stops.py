@@ -10,7 +10,8 @@ import torch
 from distillspec.models import LanguageModel
 from distillspec.serving import Request, SamplingParams
 from distillspec.serving.base.requests import SequenceDelta
-from distillspec.serving.execution.runner import ModelRunner, RowInput
+from distillspec.serving.execution.flat_batch import RowInput
+from distillspec.serving.execution.runner import ModelRunner
 
 from .conftest import MakeEngine
 from .oracle import GREEDY, PROMPT, Oracle
@@ -93,7 +94,6 @@ def dictate(runner: ModelRunner, words: list[int], prompt_length: int, monkeypat
         return logits
 
     monkeypatch.setattr(runner, "read", noting)
-    monkeypatch.setattr(runner, "read_uneven", noting)
     monkeypatch.setattr(runner, "logits", dictated)
 
 

@@ -14,8 +14,8 @@ from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.tree import ROOT, TokenTree
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.base import RowResult
+from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.kv_cache import Move
-from distillspec.serving.execution.runner import RowInput
 from distillspec.serving.online.log.outcomes import acceptance_in
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest
 from distillspec.serving.server.bridge.request_stream import kinds

@@ -26,7 +26,7 @@ def test_an_engine_with_it_writes_the_same_text_and_explains_itself(
     assert why is result.plan.why
     assert why.lengths == tuple(row.length for row in result.plan.rows)
     assert (why.predicted_tokens, why.predicted_s) == (result.plan.predicted_tokens, result.plan.predicted_s)
-    guess = engine.guessed_costs(5)
+    guess = engine.guessed_costs()
     assert why.target != guess.target, "costs were learnt"
     assert why.draft != guess.draft
     assert why.hazards != pytest.approx([0.6] * 5), "and acceptance"

@@ -16,8 +16,8 @@ from distillspec.serving.control.base import BatchView, LengthController, Plan, 
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import Decision, GoodputController
 from distillspec.serving.control.latency import ForwardCost, LatencyModel
+from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.kv_cache import Move
-from distillspec.serving.execution.runner import RowInput
 from distillspec.serving.proposers.base import ProposalRequest
 
 from ..conftest import MakeEngine

@@ -92,7 +92,7 @@ def test_an_engine_whose_clock_goes_back_writes_the_same_text(
     engine.clock = lambda: 1000.0 - 0.01 * next(ticks)
     outputs = engine.generate(prompts(3), SamplingParams(temperature=0.0, max_tokens=24))
     assert [list(output.token_ids) for output in outputs] == wanted
-    why, guess = engine.explain_last_plan(), engine.guessed_costs(4)
+    why, guess = engine.explain_last_plan(), engine.guessed_costs()
     assert (why.target, why.draft) == (guess.target, guess.draft), "times below 0 teach nothing"
     assert sum(output.stats.proposed for output in outputs) > 0
 
