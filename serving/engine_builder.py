@@ -8,6 +8,7 @@ from pathlib import Path
 
 from distillspec.config.engine import EngineConfig
 from distillspec.models import LanguageModel
+from distillspec.models.features import check_feature_ids
 from distillspec.models.slot_cache import Attend
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.hardware_profile import Profile, experts_of
@@ -83,6 +84,7 @@ def build_parts(
     models = [target] if draft is None else [target, draft]
     check_proposer(settings, with_draft=draft is not None)
     max_model_len = choose_model_len(settings, models)
+    check_feature_ids(target, settings.feature_ids)
     slots = choose_slots(settings, models, max_model_len)
     for model in models:
         check_servable(model, max_model_len)
@@ -97,7 +99,7 @@ def build_parts(
     proposers = ProposerBuilder(settings, held, sampler, slots, max_model_len, recorder, attend)
     core = EngineCore(
         target,
-        ModelRunner(target, slots, max_model_len, held.prepared(target), recorder, attend),
+        ModelRunner(target, slots, max_model_len, held.prepared(target), recorder, attend, settings.feature_ids),
         SlotPool(slots, max_model_len, settings.max_cache_tokens),
         sampler,
         controller,

@@ -7,7 +7,7 @@ places.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -70,13 +70,27 @@ def masked_attention(
 class SlotCache:
     """Keys and values of `slots` sequences of at most `max_len` tokens. Layers are made on first use.
 
-    One spare place a slot takes what padding writes and is never read.
+    One spare place a slot takes what padding writes and is never read. `features` are hidden states of the same tokens,
+    if `FeatureTap` keeps some.
     """
 
     slots: int
     max_len: int
     attend: Attend = masked_attention
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    features: Tensor | None = None  # [slots, max_len + 1, F]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield all that is held by slot and place, `[slots, max_len + 1, …]` each."""
+        for layer in self.layers.values():
+            yield from layer
+        if self.features is not None:
+            yield self.features
+
+    def release(self) -> None:
+        """Free everything."""
+        self.layers.clear()
+        self.features = None
 
     def layer(self, index: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return the layer's keys and values, `[slots, max_len + 1, kv_heads, head_dim]` each, typed as `like`."""
@@ -87,7 +101,7 @@ class SlotCache:
 
     def move(self, source: int, destination: int, length: int, back: int = 0) -> None:
         """Copy the first `length` places of one slot over another's, and `back` places of that one the other way."""
-        for held in (tensor for layer in self.layers.values() for tensor in layer):
+        for held in self.tensors():
             returned = held[destination, :back].clone()
             held[destination, :length] = held[source, :length]
             held[source, :back] = returned
@@ -97,14 +111,13 @@ class SlotCache:
 
         `places` lie on the cache's device, since every layer uses them.
         """
-        for held in (tensor for layer in self.layers.values() for tensor in layer):
+        for held in self.tensors():
             held[slot, start : start + len(places)] = held[slot].index_select(0, places)
 
     def clear(self, slot: int, start: int = 0) -> None:
         """Zero a slot from a place on, where NaNs were written: a masked NaN times weight 0 is NaN."""
-        for keys, values in self.layers.values():
-            keys[slot, start:].zero_()
-            values[slot, start:].zero_()
+        for held in self.tensors():
+            held[slot, start:].zero_()
 
     def reach(self, longest: int) -> int:
         """Return the number of places to read when the longest row holds `longest` tokens."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from distillspec.models import LanguageModel
+from distillspec.models.features import FeatureTap
 from distillspec.models.slot_cache import Attend, SlotCache, masked_attention
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 from distillspec.serving.execution.graphs import GraphedPasses, Recorder
@@ -19,7 +20,7 @@ from distillspec.serving.execution.prepared import PreparedModel
 class ModelRunner:
     """Runs `model` on rows of a slot cache. Call inside `slot_attention_in(model.model)` and `inference_mode`.
 
-    `passes` counts forward passes.
+    `passes` counts forward passes. The states `feature_ids` of all tokens are kept in `cache.features` (`FeatureTap`).
     """
 
     def __init__(
@@ -30,10 +31,12 @@ class ModelRunner:
         prepared: PreparedModel | None = None,
         recorder: Recorder | None = None,
         attend: Attend = masked_attention,
+        feature_ids: Sequence[int] = (),
     ) -> None:
         self.model = model
         self.prepared = prepared
         self.cache = SlotCache(slots, max_len, attend)
+        self._tap = FeatureTap(model, self.cache, feature_ids) if feature_ids else None
         self.graphs = GraphedPasses(model, self.cache, recorder) if recorder is not None else None
         self.passes = 0
 
@@ -70,5 +73,7 @@ class ModelRunner:
 
     def release(self) -> None:
         """Free the cache and recorded passes. Nothing can be read afterwards."""
-        self.cache.layers.clear()
+        if self._tap is not None:
+            self._tap.detach()
+        self.cache.release()
         self.graphs = None

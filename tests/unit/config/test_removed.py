@@ -11,7 +11,7 @@ from distillspec.config.removed import FIXED, LEARNING, removed
 from distillspec.errors import ConfigError
 from distillspec.helptext import settings, settings_of
 
-MOST_SETTINGS = 114  # of distill serve: a new one needs a reason, or takes another one's place
+MOST_SETTINGS = 120  # of distill serve, a few above today's: a new one should take another one's place
 
 
 @pytest.mark.parametrize("command", LEARNING)
