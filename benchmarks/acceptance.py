@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from common import write_result
@@ -27,7 +28,7 @@ PRESET_MINUTES = 10
 
 
 def main() -> int:
-    options = _options()
+    options = read_options()
     if options.compare:
         write_result("acceptance_losses", {"runs": [_compared(run) for run in options.compare]})
         return 0
@@ -114,7 +115,8 @@ def _generated(run: Path, config: DictConfig) -> dict[str, int]:
     return {"samples": len(samples), "response_tokens": sum(len(sample.response_ids) for sample in samples)}
 
 
-def _options() -> argparse.Namespace:
+def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options of this command. Default: those it was called with."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", help="JSON Lines; needed unless runs are compared")
     parser.add_argument("--minutes", type=float, default=10.0)
@@ -123,7 +125,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--compare", type=Path, nargs=2, metavar="RUN", help="two finished runs")
     parser.add_argument("--work", type=Path, default=Path("runs/benchmark"))
     parser.add_argument("overrides", nargs="*", help="more settings for distill train")
-    options = parser.parse_args()
+    options = parser.parse_args(words)
     if options.prompts is None and options.compare is None:
         parser.error("--prompts FILE is needed")
     return options
