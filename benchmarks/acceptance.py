@@ -4,6 +4,7 @@
 
 Reads the run's own `summary.json`. `--minutes 60` trains longer on the same ten minutes of text. `--data RUN` takes the
 text of an earlier run, `--first RUN` its draft too: training goes on from there, and its minutes count.
+`--compare RUN RUN` writes the figures of two runs side by side, that differ in their loss.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from common import write_result
@@ -26,7 +28,10 @@ PRESET_MINUTES = 10
 
 
 def main() -> int:
-    options = _options()
+    options = read_options()
+    if options.compare:
+        write_result("acceptance_losses", {"runs": [_compared(run) for run in options.compare]})
+        return 0
     run = options.work / f"train-{options.minutes:g}"
     if not (run / "summary.json").is_file():
         code = distill(["train", *train_words(options), f"hydra.run.dir={run}"])
@@ -88,21 +93,42 @@ def _result(run: Path, options: argparse.Namespace) -> dict:
     }
 
 
+def _compared(run: Path) -> dict:
+    """Return what tells two runs apart, and what came of them."""
+    trained, config = json.loads((run / "summary.json").read_text()), OmegaConf.load(run / "config.yaml")
+    provenance = json.loads((run / "provenance.json").read_text())
+    figures = {name: trained["after"][name] for name in ("alpha", "tau", "greedy_agreement")}
+    return {
+        "loss": OmegaConf.to_container(config.loss),
+        "steps": trained["steps"],
+        "tokens": trained["tokens"],
+        "minutes": trained["minutes"],
+        "generated": _generated(run, config),
+        **figures,
+        "commit": provenance["git_commit"],
+    }
+
+
 def _generated(run: Path, config: DictConfig) -> dict[str, int]:
     """Count the text that the run learnt from."""
     samples = read_samples(find_data_folder(config.data.cache or str(run)).samples)
     return {"samples": len(samples), "response_tokens": sum(len(sample.response_ids) for sample in samples)}
 
 
-def _options() -> argparse.Namespace:
+def read_options(words: Sequence[str] | None = None) -> argparse.Namespace:
+    """Return the options of this command. Default: those it was called with."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", required=True)
+    parser.add_argument("--prompts", help="JSON Lines; needed unless runs are compared")
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--data", type=Path, help="an earlier run, whose text to train on")
     parser.add_argument("--first", type=Path, help="an earlier run, whose draft to go on with")
+    parser.add_argument("--compare", type=Path, nargs=2, metavar="RUN", help="two finished runs")
     parser.add_argument("--work", type=Path, default=Path("runs/benchmark"))
     parser.add_argument("overrides", nargs="*", help="more settings for distill train")
-    return parser.parse_args()
+    options = parser.parse_args(words)
+    if options.prompts is None and options.compare is None:
+        parser.error("--prompts FILE is needed")
+    return options
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from distillspec.config import COMMANDS
 from distillspec.config.registry import GROUPS
+from distillspec.config.removed import removed
 
 CONFIG_MODULE = "distillspec.conf"
 
@@ -42,7 +43,7 @@ def one_line(command: str, error: Exception) -> str:
 
 def unknown_key(command: str, key: str) -> str:
     """Name a misspelt key and the nearest real one."""
-    known = list(keys_of(OmegaConf.structured(COMMANDS[command])))
+    known = [name for name in keys_of(OmegaConf.structured(COMMANDS[command])) if removed(command, name) is None]
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}?" if close else f"see distill {command} --help"
     return f"unknown setting {key}; {hint}"

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
-import re
+import io
+import textwrap
+import tokenize
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from itertools import count, takewhile
 from typing import Any, get_type_hints
 
 from distillspec.composition_errors import conf_folder, yaml_options
 from distillspec.config import COMMANDS
 from distillspec.config.everyday import EVERYDAY
 from distillspec.config.registry import Choice
+from distillspec.config.removed import removed
 from distillspec.errors import ConfigError
 
 EXAMPLES = {
@@ -66,7 +72,7 @@ def general_help() -> str:
 def command_help(command: str, *, everything: bool = False) -> str:
     """Return a command's settings with defaults and meaning: those of `EVERYDAY`, or all of them."""
     schema = COMMANDS[command]
-    known = list(settings(schema))
+    known = list(settings_of(command))
     shown = known if everything else [setting for setting in known if setting.name in EVERYDAY[command]]
     lines = [inspect.getdoc(schema) or "", "", f"Example: {EXAMPLES[command]}"]
     kinds = get_type_hints(schema)
@@ -80,6 +86,11 @@ def command_help(command: str, *, everything: bool = False) -> str:
     if left := len(known) - len(shown):
         lines += ["", f"{left} more settings: distill {command} --help=all"]
     return "\n".join(lines)
+
+
+def settings_of(command: str) -> Iterator[Setting]:
+    """Yield every setting that a command takes. Fields that only Python may set are left out."""
+    return (setting for setting in settings(COMMANDS[command]) if removed(command, setting.name) is None)
 
 
 def settings(schema: type, prefix: str = "", defaults: Any = None) -> Iterator[Setting]:
@@ -139,6 +150,28 @@ def _shown(value: Any) -> str:
 
 
 def _comment(schema: type, field: str) -> str:
-    """Return the comment beside the field in its source: the one place where a setting is explained."""
-    match = re.search(rf"^\s+{field}: [^#\n]*#\s*(.*)$", inspect.getsource(schema), re.MULTILINE)
-    return match[1] if match else ""
+    """Return the comment beside the field in its source: the one place where a setting is explained.
+
+    A long comment goes on in lines of its own below the field.
+    """
+    owner = next(kind for kind in schema.__mro__ if field in vars(kind).get("__annotations__", {}))
+    return _field_comments(owner).get(field, "")
+
+
+@cache
+def _field_comments(schema: type) -> dict[str, str]:
+    """Return field → comment, on one line, for the fields that the class itself declares."""
+    source = textwrap.dedent(inspect.getsource(schema))
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    comments = {token.start[0]: token for token in tokens if token.type == tokenize.COMMENT}
+    alone = {number for number, comment in comments.items() if comment.line.lstrip().startswith("#")}
+    (declaration,) = ast.parse(source).body
+    assert isinstance(declaration, ast.ClassDef)
+    found = {}
+    for node in declaration.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            end = node.end_lineno or node.lineno
+            below = takewhile(alone.__contains__, count(end + 1))
+            numbers = [*range(node.lineno, end + 1), *below]
+            found[node.target.id] = " ".join(comments[n].string[1:].strip() for n in numbers if n in comments)
+    return found

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from distillspec.config.engine import EngineConfig
 from distillspec.models import LanguageModel
+from distillspec.models.features import check_feature_ids
+from distillspec.models.memory import keep_freed_memory
 from distillspec.models.slot_cache import Attend
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.named import ControllerParts, make_controller
@@ -16,10 +18,10 @@ from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.draft_loading import version_of
 from distillspec.serving.execution.attention import choose_attention
-from distillspec.serving.execution.graphs import CompiledRecorder, CudaRecorder, Recorder
+from distillspec.serving.execution.graphs import CudaRecorder, Recorder
 from distillspec.serving.execution.kv_cache import SlotPool
 from distillspec.serving.execution.memory import choose_model_len, choose_slots
-from distillspec.serving.execution.packed_linear import PackedLinears
+from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.execution.servable import check_servable
 from distillspec.serving.held_models import HeldModels
@@ -28,8 +30,6 @@ from distillspec.serving.proposers.named import ProposerParts, check_proposer, m
 from distillspec.serving.step.core import EngineCore
 
 log = logging.getLogger(__name__)
-
-COMPILE_AFTER_S = 30.0  # about the cost of compiling a shape: passes that never reach it are not worth compiling
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class ProposerBuilder:
             draft: a model that `models` hold already.
             version: reported by the proposer.
         """
-        packs = None if draft is None else self.models.packs_of(draft)
-        parts = (draft, version, self.sampler, self.slots, self.max_model_len, packs, self.recorder, self.attend)
+        prepared = None if draft is None else self.models.prepared(draft)
+        parts = (draft, version, self.sampler, self.slots, self.max_model_len, prepared, self.recorder, self.attend)
         return make_proposer(ProposerParts(self.settings, *parts))
 
 
@@ -83,9 +83,11 @@ def build_parts(
     Raises:
         ConfigError: the models, the settings or the machine do not fit together. The models are then as before.
     """
+    keep_freed_memory()
     models = [target] if draft is None else [target, draft]
     check_proposer(settings, with_draft=draft is not None)
     max_model_len = choose_model_len(settings, models)
+    check_feature_ids(target, settings.feature_ids)
     slots = choose_slots(settings, models, max_model_len)
     for model in models:
         check_servable(model, max_model_len)
@@ -93,7 +95,7 @@ def build_parts(
     costs = profiled_costs(settings, target, draft)
     controller = controller or choose_controller(settings, costs)
     attend, attention = choose_attention(settings.attention, models)
-    held = HeldModels(pack_weights=settings.pack_weights)
+    held = HeldModels(pack_weights=settings.pack_weights, compile=settings.compile)
     for model in models:
         held.hold(model)
     recorder = recorder or _choose_recorder(settings, target)
@@ -101,7 +103,7 @@ def build_parts(
     proposers = ProposerBuilder(settings, held, sampler, slots, max_model_len, recorder, attend)
     core = EngineCore(
         target,
-        ModelRunner(target, slots, max_model_len, held.packs_of(target), recorder, attend),
+        ModelRunner(target, slots, max_model_len, held.prepared(target), recorder, attend, settings.feature_ids),
         SlotPool(slots, max_model_len, settings.max_cache_tokens),
         sampler,
         controller,
@@ -116,7 +118,7 @@ def build_parts(
         str(target.dtype).removeprefix("torch."),
         slots,
         max_model_len,
-        _describe_passes(attention, held.packs_of(target), recorder),
+        _describe_passes(attention, held.prepared(target), recorder),
     )
     return EngineParts(core, held, proposers, slots, max_model_len, costs)
 
@@ -141,20 +143,18 @@ def choose_controller(settings: EngineConfig, costs: LatencyModel | None) -> Len
 
 
 def _choose_recorder(settings: EngineConfig, target: LanguageModel) -> Recorder | None:
-    if target.device.type == "cuda":
-        return CudaRecorder() if settings.cuda_graphs else None
-    if target.device.type != "cpu" or settings.compile is False or not CompiledRecorder.works():
-        return None
-    return CompiledRecorder(after_s=0.0 if settings.compile is True else COMPILE_AFTER_S)
+    return CudaRecorder() if target.device.type == "cuda" and settings.cuda_graphs else None
 
 
-def _describe_passes(attention: str, packs: PackedLinears | None, recorder: Recorder | None) -> str:
+def _describe_passes(attention: str, target: PreparedModel, recorder: Recorder | None) -> str:
     """Describe for the log how forward passes run."""
     words = [f"attention by {attention}"]
-    if packs:
+    if target.packs:
         words.append("packed weights")
-    if recorder is None:
-        words.append("passes run as they are")
+    if recorder is not None:
+        words.append("graphs")
+    elif target.layers is None:
+        words.append("layers run as they are")
     else:
-        words.append("graphs" if recorder.pads else "hot shapes compiled")
+        words.append("compiled layers" if target.layers.ready else "layers to be compiled")
     return ", ".join(words)

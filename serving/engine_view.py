@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
+from distillspec.errors import ConfigError
 from distillspec.serving.control.base import LengthController, StepResult
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.runner import ModelRunner
@@ -86,6 +89,23 @@ class EngineView:
     def draft_version(self) -> str:
         """The version of the draft in use, "" without one."""
         return "" if self.proposer is None else self.proposer.version
+
+    def features(self, sequence_id: str) -> Tensor:
+        """Return the states `feature_ids` of the tokens that the target has read of a running sequence.
+
+        Returns:
+            `[n, len(feature_ids) · D]` in the target's dtype, see `FeatureTap`. A view: later steps may overwrite it.
+
+        Raises:
+            KeyError: the sequence (a request's id, a slash, and the answer's number) is not unfinished.
+            ConfigError: the engine keeps none, or the sequence holds no slot.
+        """
+        sequence, kept = self.sequences.unfinished[sequence_id], self.runner.cache.features
+        if kept is None or sequence.slot is None:
+            raise ConfigError(
+                f"no features of {sequence_id}: it needs feature_ids=[…], and a step that read its prompt"
+            )
+        return kept[sequence.slot, : sequence.computed]
 
     def explain_last_plan(self) -> Any:
         """Return the controller's reasons for the last plan, None before any plan and where it gives none."""

@@ -5,36 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distillspec.models import LanguageModel
-from distillspec.models.slot_cache import hook, unhook
-from distillspec.serving.execution.packed_linear import PackedLinears
+from distillspec.serving.execution.prepared import PreparedModel
 
 
 @dataclass
 class HeldModel:
-    """One model in use, and the mode it was in before."""
+    """One model in use, and by how many users."""
 
-    model: LanguageModel
-    was_training: bool
-    packs: PackedLinears | None
+    prepared: PreparedModel
     holds: int = 1
-
-    def restore(self) -> None:
-        """Undo the preparation."""
-        if self.packs is not None:
-            self.packs.detach()
-        unhook(self.model.model)
-        self.model.model.train(self.was_training)
 
 
 class HeldModels:
-    """Models with slot attention, packed weights where they help, and no dropout, until they are released.
+    """Models that are prepared until they are released. The arguments are those of `PreparedModel`."""
 
-    Args:
-        pack_weights: False leaves all weights as they are.
-    """
-
-    def __init__(self, *, pack_weights: bool) -> None:
-        self._pack_weights = pack_weights
+    def __init__(self, *, pack_weights: bool, compile: bool | str) -> None:
+        self._pack_weights, self._compile = pack_weights, compile
         self._held: list[HeldModel] = []
 
     def __bool__(self) -> bool:
@@ -46,12 +32,7 @@ class HeldModels:
         if (held := self._find(model)) is not None:
             held.holds += 1
             return
-        packs = PackedLinears(model) if self._pack_weights and PackedLinears.helps(model) else None
-        self._held.append(HeldModel(model, model.model.training, packs))
-        model.model.eval()
-        hook(model.model)
-        if packs is not None:
-            packs.attach()
+        self._held.append(HeldModel(PreparedModel(model, pack_weights=self._pack_weights, compile=self._compile)))
 
     def release(self, model: LanguageModel) -> None:
         """Give a held model back in the mode it came in."""
@@ -60,18 +41,18 @@ class HeldModels:
         held.holds -= 1
         if held.holds == 0:
             self._held.remove(held)
-            held.restore()
+            held.prepared.restore()
 
     def release_all(self) -> None:
         """Give all models back. More calls do nothing."""
         while self._held:
-            self._held.pop(0).restore()
+            self._held.pop(0).prepared.restore()
 
-    def packs_of(self, model: LanguageModel) -> PackedLinears | None:
-        """Return the packed weights of a held model, None where packing does not help it."""
+    def prepared(self, model: LanguageModel) -> PreparedModel:
+        """Return a held model as it was prepared."""
         held = self._find(model)
         assert held is not None, f"{model.name} is not held"
-        return held.packs
+        return held.prepared
 
     def _find(self, model: LanguageModel) -> HeldModel | None:
-        return next((held for held in self._held if held.model is model), None)
+        return next((held for held in self._held if held.prepared.model is model), None)

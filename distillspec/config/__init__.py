@@ -22,6 +22,7 @@ from distillspec.config.loss import LossConfig
 from distillspec.config.models import DraftConfig, DraftPathConfig, TargetConfig
 from distillspec.config.online import AdaptConfig, GateConfig, OnlineConfig, ReplayConfig
 from distillspec.config.online_commands import AdaptCommand, ReplayCommand, VersionsCommand
+from distillspec.config.online_groups import OnlineGroups
 from distillspec.config.profile import ProfileCommand, ProfileConfig
 from distillspec.config.serve import ServeCommand
 from distillspec.config.serving import ServerConfig
@@ -49,6 +50,7 @@ __all__ = [
     "LossConfig",
     "ModelFigures",
     "OnlineConfig",
+    "OnlineGroups",
     "ProfileCommand",
     "ProfileConfig",
     "ReplayCommand",

@@ -1,4 +1,7 @@
-"""Settings of online adaptation: the log of the traffic, the trainer, and the gate for new versions."""
+"""Settings of online adaptation: the log of the traffic, the trainer, and the gate for new versions.
+
+Those that `removed.FIXED` names are for Python alone.
+"""
 
 from __future__ import annotations
 
@@ -155,8 +158,6 @@ class GateConfig:
     domain_requests: int = 8  # the fewest held-out requests for a verdict on a domain
     offline_samples: int = 32  # samples of adapt.offline that a version is judged on
     max_gamma: int = 4  # longest speculation length considered
-    draft_cost: float | None = None  # cost of a draft step, in target steps; null: by the models' sizes
-    verify_cost: float = 0.05  # cost of each further verified token, in target steps
     busy_share: float = 0.05  # largest share of a busy engine's time for judging
     canary_requests: int = 0  # requests that a candidate serves before its promotion; 0: no canary
     rollback_requests: int = 32  # finished requests of a version before a rollback is considered
@@ -167,7 +168,7 @@ class GateConfig:
     def __post_init__(self) -> None:
         for name in ("requests", "min_requests", "domain_requests", "max_gamma", "rollback_requests"):
             require(getattr(self, name) >= 1, f"gate.{name}={getattr(self, name)} must be at least 1")
-        for name in ("offline_samples", "verify_cost", "canary_requests"):
+        for name in ("offline_samples", "canary_requests"):
             require(getattr(self, name) >= 0, f"gate.{name}={getattr(self, name)} must be at least 0")
         require(
             self.min_requests <= self.requests,
@@ -179,5 +180,3 @@ class GateConfig:
         require(0 <= self.collapse < 1, f"gate.collapse={self.collapse} must be in [0, 1)")
         require(self.window >= self.rollback_requests, f"gate.window={self.window} is below gate.rollback_requests")
         require(self.bootstrap_samples >= 100, f"gate.bootstrap_samples={self.bootstrap_samples} must be at least 100")
-        cost = self.draft_cost
-        require(cost is None or cost > 0, f"gate.draft_cost={cost} must be above 0, or null")

@@ -1,12 +1,36 @@
-"""Settings of earlier versions, and the line for users who still give them."""
+"""Settings of earlier versions, and the line for users who still give them.
+
+Some are fields of the dataclasses still: Python may set them, as tests do, the command line may not.
+"""
 
 from __future__ import annotations
 
 from dataclasses import fields
 
 from distillspec.config.engine import EngineConfig, SamplingEngineConfig
+from distillspec.config.online import AdaptConfig, GateConfig, ReplayConfig
 
 SAMPLING_ENGINE = ("train", "eval", "init-draft")  # commands with `SamplingEngineConfig`
+LEARNING = ("serve", "adapt")  # commands that learn online
+FIXED = {
+    "gate.draft_cost": "the cost of a draft step is measured by the engine, or estimated from the models' sizes",
+    "gate.verify_cost": "the cost of verification is measured by the engine, or taken as 0.05 of a target step a token",
+    "gate.domain_requests": f"a verdict on a domain takes {GateConfig.domain_requests} held-out requests",
+    "gate.offline_samples": f"{GateConfig.offline_samples} samples of adapt.offline judge a version",
+    "gate.window": f"the newest {GateConfig.window} requests of a version are compared",
+    "gate.collapse": f"the alarm is raised at {GateConfig.collapse} of the long average",
+    "adapt.drift_drop": f"a drift is a fall by {AdaptConfig.drift_drop}; adapt.on_drift=false ignores it",
+    "adapt.clip_norm": f"gradients are clipped at norm {AdaptConfig.clip_norm}, as in training",
+    "adapt.max_bad_steps": f"{AdaptConfig.max_bad_steps} steps with NaN or infinite values end an update",
+    "adapt.max_bad_updates": f"{AdaptConfig.max_bad_updates} failed updates in a row stop the trainer",
+    "replay.fresh_share": f"{ReplayConfig.fresh_share} of replay.max_mib is for the newest shards",
+    "replay.shard_positions": f"a shard holds {ReplayConfig.shard_positions} tokens; replay.flush_s writes one earlier",
+    "server.max_header_kib": "the request line and headers may take 16 KiB",
+    "loss.temperature": "the log holds the target's signal at temperature 1",
+    "loss.select_fraction": "online updates choose tokens by adapt.positions",
+    "loss.reference": "online updates choose tokens by adapt.positions",
+}
+"""Setting of the commands that learn online → what holds in its place, and thereby why nobody needs it."""
 NOT_RANDOM = ("export", "report", "replay", "versions")
 NOT_OF_SAMPLING = {"engine"} | {
     f"engine.{name}"
@@ -21,6 +45,8 @@ def removed(command: str, key: str) -> str | None:
             f"{key} is no longer a setting of distill {command}: the engine that samples there takes "
             "engine.max_slots and engine.speculation_length"
         )
+    if command in LEARNING and key in FIXED:
+        return f"{key} is no longer a setting of distill {command}: {FIXED[key]}"
     if command in NOT_RANDOM and key == "seed":
         return f"seed is no longer a setting of distill {command}: nothing in it is random"
     return None

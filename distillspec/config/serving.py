@@ -31,7 +31,6 @@ class ServerConfig:
     deadline_s: float = 600.0  # seconds after which a request ends
     drain_s: float = 30.0  # SIGTERM: seconds for running requests to end
     max_body_kib: int = 4096  # request body
-    max_header_kib: int = 16  # request line and headers
     max_connections: int = 1024
     header_timeout_s: float = 10.0  # for a client to send a request's headers
     body_timeout_s: float = 30.0  # for a client to send its body
@@ -47,7 +46,7 @@ class ServerConfig:
         require(0 < self.tenant_share <= 1, f"server.tenant_share={self.tenant_share} must be in (0, 1]")
         one_of("server.log_format", self.log_format, ("json", "text"))
         require(self.max_queue >= 0, f"server.max_queue={self.max_queue} must be at least 0")
-        for name in ("max_domains", "max_n", "max_prompts", "max_body_kib", "max_header_kib", "max_connections"):
+        for name in ("max_domains", "max_n", "max_prompts", "max_body_kib", "max_connections"):
             require(getattr(self, name) >= 1, f"server.{name}={getattr(self, name)} must be at least 1")
         for name in ("deadline_s", "header_timeout_s", "body_timeout_s", "write_timeout_s"):
             require(getattr(self, name) > 0, f"server.{name}={getattr(self, name)} must be above 0")

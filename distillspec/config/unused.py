@@ -28,6 +28,10 @@ OF_THE_SAMPLES = (
     "data.shard_sequences",
 )
 LEARNING = "online=on or online=decoupled"
+OF_LEARNING = (
+    *("loss", "loss.*", "tracker.*", "replay.*", "adapt.*", "gate.*"),
+    *("online.folder", "online.metrics_s", "online.keep_versions"),
+)
 OF_THE_TRACE = (
     "workload.rates",
     "workload.prompt_tokens",
@@ -152,7 +156,7 @@ RULES = (
         "tracker=wandb or tracker=tensorboard",
     ),
     Rule(
-        ("loss", "loss.*", "tracker.*", "online.folder", "online.metrics_s", "online.keep_versions"),
+        OF_LEARNING,
         _learns_online,
         LEARNING,
         unless="online=off",  # service files switch learning off and on with this one word
@@ -162,7 +166,6 @@ RULES = (
     *_of_choices(CONTROLLERS, "engine", "engine.controller", lambda c: [c.engine.controller]),
     Rule(("adapt.accepted_weight",), lambda c: c.adapt.positions == "weighted", "adapt.positions=weighted"),
     Rule(("adapt.replay_share",), lambda c: c.adapt.mode == "replay", "adapt.mode=replay"),
-    Rule(("replay.fresh_share",), lambda c: c.replay.keep == "reservoir", "replay.keep=reservoir"),
     Rule(("adapt.idle_only", "max_updates"), lambda c: not isinstance(c, AdaptCommand) or not c.once, "once=false"),
     Rule(("bench.timeout_s", "key_env"), lambda c: not isinstance(c, BenchCommand) or bool(c.urls), "url="),
     Rule(OF_THE_TRACE, lambda c: c.workload.trace is None, "workload.trace=null: a trace has times and lengths"),

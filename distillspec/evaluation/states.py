@@ -55,6 +55,15 @@ class TargetStates:
             self._known[key] = response_hidden(self.target, sample)
         return self._known[key].to(self.target.device)
 
+    @property
+    def count(self) -> int:
+        """Number of samples whose states are kept."""
+        return len(self._known)
+
+    def forget(self) -> None:
+        """Drop all states. Files that `save` wrote stay."""
+        self._known.clear()
+
     def save(self) -> None:
         """Write new states to the folder for later runs. Does nothing without a folder or new states."""
         if self.file is None or len(self._known) == self._saved:

@@ -14,7 +14,7 @@ from distillspec.errors import ConfigError
 from distillspec.generation.decoder import SlotDecoder
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.memory import slots_that_fit
-from distillspec.models.slot_cache import slot_attention_in
+from distillspec.models.slot_attention import slot_attention_in
 from distillspec.recording import SignalRecorder
 from distillspec.sampling import draw, policy_probs
 from distillspec.types import GenerationRequest, Sample, SamplingPolicy, SignalRequest

@@ -38,11 +38,12 @@ def unpack_gguf(path: Path) -> Path:
     folder = cache_root() / "gguf" / f"{path.stem}-{sha256_of(path)[:16]}"
     if verify_folder(folder) is None:
         return folder
-    write_folder(folder, lambda temporary: _convert(path, temporary))
+    write_folder(folder, lambda temporary: convert_gguf(path, temporary))
     return folder
 
 
-def _convert(path: Path, folder: Path) -> None:
+def convert_gguf(path: Path, folder: Path) -> None:
+    """Write a file's weights, dequantised to bfloat16 safetensors, and its tokenizer into `folder`."""
     tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name, trust_remote_code=False)
     model = AutoModelForCausalLM.from_pretrained(
         str(path.parent), gguf_file=path.name, dtype=torch.float32, trust_remote_code=False, **_dequantize()

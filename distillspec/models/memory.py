@@ -11,25 +11,40 @@ from pathlib import Path
 
 import torch
 
+from distillspec.models.features import feature_bytes_per_token
 from distillspec.models.language_model import LanguageModel, attention_heads
 
 SHARE = 0.5  # of the free memory. The rest is for activations and everything else
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
 
 
-def slots_that_fit(models: Sequence[LanguageModel], most: int, max_len: int, budget: float | None = None) -> int:
+def slots_that_fit(
+    models: Sequence[LanguageModel],
+    most: int,
+    max_len: int,
+    budget: float | None = None,
+    feature_ids: Sequence[int] = (),
+) -> int:
     """Return the number of slots of `max_len` tokens that fit, from 0 to `most`.
 
     Args:
-        models: each has a cache of all slots.
+        models: each has a cache of all slots. The target comes first.
+        most: the largest answer.
+        max_len: tokens of a slot.
         budget: bytes for all caches. None: half of the device's free memory, without limit if that is unknown.
+        feature_ids: hidden states of the target that are kept too.
     """
     budget = cache_budget(models[0].device) if budget is None else budget
-    return most if budget is None else min(most, int(budget // slot_bytes(models, max_len)))
+    return most if budget is None else min(most, int(budget // slot_bytes(models, max_len, feature_ids)))
 
 
-def slot_bytes(models: Sequence[LanguageModel], max_len: int) -> int:
-    """Return the bytes of one slot in the caches of all models, with the spare place that each slot has."""
-    return (max_len + 1) * sum(kv_bytes_per_token(model) for model in models)
+def slot_bytes(models: Sequence[LanguageModel], max_len: int, feature_ids: Sequence[int] = ()) -> int:
+    """Return the bytes of one slot in the caches of all models, with the spare place that each slot has.
+
+    The states `feature_ids` are those of the first model.
+    """
+    features = feature_bytes_per_token(models[0], feature_ids)
+    return (max_len + 1) * (features + sum(kv_bytes_per_token(model) for model in models))
 
 
 def cache_budget(device: torch.device) -> float | None:
@@ -71,6 +86,18 @@ def _free_in_cgroup(folder: Path = Path("/sys/fs/cgroup")) -> int | None:
         return max(0, int((folder / "memory.max").read_text()) - used + int(statistics.get("inactive_file", 0)))
     except (OSError, ValueError):  # no such files, or "max"
         return None
+
+
+def keep_freed_memory() -> None:
+    """Make the C library keep freed blocks of up to 32 MB, and up to 256 MB in all, instead of returning them at once.
+
+    A step frees and takes rows of 49,152 probabilities over and over. Fresh pages for them took half of a verdict.
+    """
+    if sys.platform == "linux":
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+        if mallopt is not None:
+            mallopt(M_MMAP_THRESHOLD, 32 << 20)
+            mallopt(M_TRIM_THRESHOLD, 256 << 20)
 
 
 def return_freed_memory() -> None:

@@ -1,4 +1,4 @@
-"""Static key/value cache of slots, hooked into any decoder-only transformers model as its attention.
+"""Static key/value cache of slots, for any decoder-only transformers model (`slot_attention` hooks it in).
 
 Each layer holds `[slot, place, kv_head, head_dim]`. Nothing is copied to grow: a forward pass writes each token at its
 own place of its row's slot and reads a view of the slots' first places. Rolling back means not counting the last
@@ -8,17 +8,13 @@ places.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-from weakref import WeakKeyDictionary
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, PreTrainedModel
 
-IMPLEMENTATION = "distillspec_slots"
 BUCKET = 64  # the number of keys read is rounded up to this, so that few shapes occur
 
 
@@ -74,13 +70,27 @@ def masked_attention(
 class SlotCache:
     """Keys and values of `slots` sequences of at most `max_len` tokens. Layers are made on first use.
 
-    One spare place a slot takes what padding writes and is never read.
+    One spare place a slot takes what padding writes and is never read. `features` are hidden states of the same tokens,
+    if `FeatureTap` keeps some.
     """
 
     slots: int
     max_len: int
     attend: Attend = masked_attention
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    features: Tensor | None = None  # [slots, max_len + 1, F]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield all that is held by slot and place, `[slots, max_len + 1, …]` each."""
+        for layer in self.layers.values():
+            yield from layer
+        if self.features is not None:
+            yield self.features
+
+    def release(self) -> None:
+        """Free everything."""
+        self.layers.clear()
+        self.features = None
 
     def layer(self, index: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return the layer's keys and values, `[slots, max_len + 1, kv_heads, head_dim]` each, typed as `like`."""
@@ -91,7 +101,7 @@ class SlotCache:
 
     def move(self, source: int, destination: int, length: int, back: int = 0) -> None:
         """Copy the first `length` places of one slot over another's, and `back` places of that one the other way."""
-        for held in (tensor for layer in self.layers.values() for tensor in layer):
+        for held in self.tensors():
             returned = held[destination, :back].clone()
             held[destination, :length] = held[source, :length]
             held[source, :back] = returned
@@ -101,14 +111,13 @@ class SlotCache:
 
         `places` lie on the cache's device, since every layer uses them.
         """
-        for held in (tensor for layer in self.layers.values() for tensor in layer):
+        for held in self.tensors():
             held[slot, start : start + len(places)] = held[slot].index_select(0, places)
 
     def clear(self, slot: int, start: int = 0) -> None:
         """Zero a slot from a place on, where NaNs were written: a masked NaN times weight 0 is NaN."""
-        for keys, values in self.layers.values():
-            keys[slot, start:].zero_()
-            values[slot, start:].zero_()
+        for held in self.tensors():
+            held[slot, start:].zero_()
 
     def reach(self, longest: int) -> int:
         """Return the number of places to read when the longest row holds `longest` tokens."""
@@ -206,89 +215,3 @@ class SlotView:
             return seen
         position = torch.where(inside, self.positions.gather(1, safe), place)
         return seen & (position[:, None] > self.positions[..., None] - window)
-
-
-class CacheView(Protocol):
-    """Use of a cache by one pass: rectangles of tokens (`SlotView`), or a flat batch (`FlatView`)."""
-
-    @property
-    def cache(self) -> SlotCache: ...
-
-    def write(self, held: Tensor, new: Tensor) -> None:
-        """Write new keys or values of a layer at their places."""
-        ...
-
-    def attend(
-        self,
-        query: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        scaling: float | None = None,
-        window: int | None = None,
-        softcap: float | None = None,
-    ) -> Tensor:
-        """Return the attention over a layer's keys and values, which hold this pass's tokens already."""
-        ...
-
-
-def slot_attention(
-    module: nn.Module,
-    query: Tensor,  # [B, heads, q, d]
-    key: Tensor,  # [B, kv_heads, q, d]
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-    slot_view: CacheView | None = None,
-    s_aux: Tensor | None = None,
-    **_: Any,
-) -> tuple[Tensor, None]:
-    """Attend in place of transformers' own function, which every layer calls. Returns `[B, q, heads, d]`."""
-    if s_aux is not None:
-        raise NotImplementedError("attention with sinks")
-    assert slot_view is not None, "the slot attention needs slot_view passed to the model"
-    keys, values = slot_view.cache.layer(int(module.layer_idx), key)  # type: ignore[arg-type]
-    slot_view.write(keys, key)
-    slot_view.write(values, value)
-    return slot_view.attend(query, keys, values, scaling, sliding_window, softcap), None
-
-
-@contextmanager
-def slot_attention_in(model: PreTrainedModel) -> Iterator[None]:
-    """Run the model with slot attention inside the block."""
-    hook(model)
-    try:
-        yield
-    finally:
-        unhook(model)
-
-
-def hook(model: PreTrainedModel) -> None:
-    """Give the model slot attention until as many `unhook` calls have followed: several users may share one model."""
-    users, before = _hooked.get(model, (0, model.config._attn_implementation))
-    if users == 0:
-        model.set_attn_implementation(IMPLEMENTATION)
-    _hooked[model] = (users + 1, before)
-
-
-def is_hooked(model: PreTrainedModel) -> bool:
-    """Return True if the model has slot attention now: it was hooked, or copied from one that was."""
-    return model.config._attn_implementation == IMPLEMENTATION
-
-
-def unhook(model: PreTrainedModel) -> None:
-    """Undo one `hook`. The last one restores the model."""
-    users, before = _hooked[model]
-    if users > 1:
-        _hooked[model] = (users - 1, before)
-        return
-    del _hooked[model]
-    model.set_attn_implementation(before)
-
-
-# Model → the number of its `hook`s, and the attention it had before.
-_hooked: WeakKeyDictionary[PreTrainedModel, tuple[int, str]] = WeakKeyDictionary()
-
-# Without a mask function transformers builds no mask and needs no device sync to detect packed position ids.
-AttentionInterface.register(IMPLEMENTATION, slot_attention)

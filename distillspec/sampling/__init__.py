@@ -6,12 +6,13 @@ renormalised result of the one before (as in transformers).
 
 Functions with `sync` read from the device: whether rows are distributions, and how many tokens a nucleus needs. With
 `sync=False` they read nothing. A row that defines no distribution then gives meaningless numbers, and nuclei are found
-by sorting whole rows. Valid rows give the same either way.
+by bisection. Valid rows give the same either way.
 """
 
 from distillspec.sampling.checks import NonFiniteLogits, bad_row, check_logits, check_policy
 from distillspec.sampling.drawing import best_ids, draw, draw_each, draw_unchecked
-from distillspec.sampling.policy import filtered_logits, policy_probs
+from distillspec.sampling.nucleus import largest_probs
+from distillspec.sampling.policy import policy_probs
 
 __all__ = [
     "NonFiniteLogits",
@@ -22,6 +23,6 @@ __all__ = [
     "draw",
     "draw_each",
     "draw_unchecked",
-    "filtered_logits",
+    "largest_probs",
     "policy_probs",
 ]

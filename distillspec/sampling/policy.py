@@ -9,7 +9,7 @@ from torch import Tensor
 
 from distillspec.sampling.checks import check_logits, check_policy
 from distillspec.sampling.drawing import best_ids
-from distillspec.sampling.nucleus import keep_nucleus, nucleus_mask
+from distillspec.sampling.nucleus import keep_nucleus
 from distillspec.types import SamplingPolicy
 
 # Below this temperature logits are shifted before they are divided.
@@ -41,17 +41,6 @@ def policy_probs(logits: Tensor, policy: SamplingPolicy, *, sync: bool = True) -
     if policy.min_p > 0.0:
         kept.masked_fill_(scaled < math.log(policy.min_p), 0.0)
     return _normalised(kept)
-
-
-def filtered_logits(logits: Tensor, policy: SamplingPolicy, *, sync: bool = True) -> Tensor:
-    """Return logits `[..., V]` float32 whose softmax is `policy_probs`: maximum 0, −inf where a filter removes.
-
-    Not for greedy policies. Raises what `policy_probs` raises.
-    """
-    scaled = _scaled(logits, policy, sync)
-    if policy.top_p < 1.0:
-        scaled.masked_fill_(~nucleus_mask(torch.softmax(scaled, -1), policy.top_p, sync), -torch.inf)
-    return _above_min_p(scaled, policy)
 
 
 def _warmed(logits: Tensor, policy: SamplingPolicy, sync: bool) -> Tensor:

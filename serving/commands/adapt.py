@@ -11,6 +11,7 @@ from distillspec.config import AdaptCommand
 from distillspec.evaluation.states import TargetStates
 from distillspec.models import load_target
 from distillspec.serving.online.gate.gatekeeper import Gatekeeper
+from distillspec.serving.online.gate.judge import CandidateJudge
 from distillspec.serving.online.gate.shadow import Shadow
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import Layout, OnlineSettings, TrainerState
@@ -23,14 +24,7 @@ from distillspec.training.interrupts import listen_for_stop
 
 def run(config: AdaptCommand, folder: Path) -> None:
     """Train until a signal or `max_updates`, or with `once` for one update. Candidates go to the registry."""
-    settings = OnlineSettings(
-        online=config.online,
-        adapt=config.adapt,
-        gate=config.gate,
-        loss=config.loss,
-        tracker=config.tracker,
-        seed=config.seed,
-    )
+    settings = OnlineSettings.of(config)
     ReplayLog(settings.layout.replay).close()  # no log, no run
     offline_folder(settings.adapt)
     open_run(folder, config)
@@ -59,7 +53,7 @@ def _judge(
     target = load_target(config.target)
     replay, registry = ReplayLog(settings.layout.replay), VersionRegistry(settings.layout.versions)
     shadow = Shadow(target, TargetStates(target), config.gate.max_gamma)
-    keeper = Gatekeeper(settings, registry, replay, shadow, report=report)
+    keeper = Gatekeeper(settings, registry, CandidateJudge(settings, registry, replay, shadow), report=report)
     verdict = keeper.judge_newest()
     if verdict is None:
         print(f"not judged: there are {keeper.waiting_for}")

@@ -76,9 +76,7 @@ def _online_settings(config: ServeCommand, draft: Path | None) -> OnlineSettings
     from distillspec.serving.online.bootstrap import check_bootstrap, load_redaction
     from distillspec.serving.online.state.layout import OnlineSettings
 
-    settings = OnlineSettings(
-        config.online, config.replay, config.adapt, config.gate, config.loss, config.tracker, config.seed
-    )
+    settings = OnlineSettings.of(config)
     check_bootstrap(settings, draft)
     load_redaction(settings)
     return settings

@@ -14,9 +14,9 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from distillspec.rejection_sampling import accepts, residual_probs
+from distillspec.rejection_sampling import accepts
 from distillspec.sampling import draw_unchecked, policy_probs
-from distillspec.serving.base.transfer import to_device, to_host
+from distillspec.serving.base.transfer import rows_of, to_device, to_host
 from distillspec.serving.base.tree import TokenTree
 from distillspec.types import SamplingPolicy
 
@@ -31,12 +31,27 @@ class _Lot:
     kept_ids: Tensor | None
     draft_at: Tensor  # [m, K] q(x) of the drafted tokens, 1 past a chain's end
 
-    def residual(self, target_probs: Tensor, node: Tensor) -> Tensor:
-        """Return max(0, p − q) `[m, V]` at the rejected nodes `node [m]` of the members."""
-        q = self.probs.index_select(0, (self.starts + node).clamp(max=len(self.probs) - 1)).to(target_probs)
+    def take_away(self, last: Tensor, count: Tensor, rejected: Tensor, sync: bool) -> None:
+        """Turn p into max(0, p − q) in place, in the rejected rows among `last [B, V]`.
+
+        Where nothing is left, p = q up to rounding, and q stands for p.
+        """
+        q = self.probs.index_select(0, (self.starts + count[self.members]).clamp(max=len(self.probs) - 1)).to(last)
+        q.mul_(rejected[self.members][:, None])
+        own = last if len(self.members) == len(last) else last.index_select(0, self.members)
+        part = own if self.kept_ids is None else own.index_select(1, self.kept_ids)
+        part.sub_(q).clamp_(min=0)
+        self._write(own, part)
+        left = own.sum(-1, keepdim=True) > 0
+        if not (sync and bool(left.all())):
+            part.add_(q.mul_(~left))
+            self._write(own, part)
+        if own is not last:
+            last.index_copy_(0, self.members, own)
+
+    def _write(self, own: Tensor, part: Tensor) -> None:
         if self.kept_ids is not None:
-            q = torch.zeros_like(target_probs).index_copy_(1, self.kept_ids, q)
-        return residual_probs(target_probs, q)
+            own.scatter_(1, self.kept_ids.expand(len(own), -1), part)
 
 
 class Chains:
@@ -46,10 +61,10 @@ class Chains:
         self.trees, self.device = trees, device
         self.counts = [len(tree) for tree in trees]
         self.longest = max(self.counts)
-        rows = list(accumulate((1 + count for count in self.counts), initial=0))
+        self.starts_of_windows = list(accumulate((1 + count for count in self.counts[:-1]), initial=0))
         padded = [
             [*tree.tokens, *[0] * (self.longest - count), count, first]
-            for tree, count, first in zip(trees, self.counts, rows, strict=False)
+            for tree, count, first in zip(trees, self.counts, self.starts_of_windows, strict=True)
         ]
         held = to_device(padded, device)
         self.tokens, self.lengths, self.firsts = held[:, : self.longest], held[:, -2], held[:, -1]
@@ -82,41 +97,41 @@ class Chains:
         Rows of logits behind a rejection are never turned into probabilities, which saves most of the work on CPUs.
         """
         draft_at = self.draft_at()
-        last = logits.new_empty(len(self.counts), logits.shape[-1], dtype=torch.float32)
         counts = [0] * len(self.counts)
         alive = list(range(len(counts)))
-        for level in range(self.longest + 1):
-            rows = self.firsts[alive] + level
-            # `index_select` copies whole rows. `[rows]` copies number by number, which took most of a verdict.
-            probs = policy_probs(logits if len(rows) == len(logits) else logits.index_select(0, rows), policy)
-            goes_on = [False] * len(alive)
-            if level < self.longest:
-                target_at = probs.gather(1, self.tokens[alive, level, None])[:, 0]
-                accepted = to_host(accepts(target_at, draft_at[alive, level], uniforms[alive, level])).tolist()
-                goes_on = [yes and self.counts[b] > level for b, yes in zip(alive, accepted, strict=True)]
-            ended = [i for i, yes in enumerate(goes_on) if not yes]
-            if ended:
-                places = to_device([[alive[i] for i in ended], ended], self.device)
-                last.index_copy_(0, places[0], probs.index_select(0, places[1]))
-            alive = [b for b, yes in zip(alive, goes_on, strict=True) if yes]
-            for b in alive:
-                counts[b] = level + 1
+        last = policy_probs(rows_of(logits, self.starts_of_windows), policy)
+        probs = last
+        for level in range(self.longest):
+            drafting = [b for b in alive if self.counts[b] > level]
+            if not drafting:
+                break
+            target_at = probs[[alive.index(b) for b in drafting], self.tokens[drafting, level]]
+            accepted = to_host(accepts(target_at, draft_at[drafting, level], uniforms[drafting, level])).tolist()
+            alive = [b for b, yes in zip(drafting, accepted, strict=True) if yes]
             if not alive:
                 break
+            for b in alive:
+                counts[b] = level + 1
+            # `rows_of` copies whole rows. Indexing copies number by number, which took most of a verdict.
+            probs = policy_probs(rows_of(logits, [self.starts_of_windows[b] + level + 1 for b in alive]), policy)
+            last.index_copy_(0, to_device(alive, self.device), probs)
         return torch.tensor(counts, device=self.device), last
 
-    def take_away_rejected(self, last: Tensor, count: Tensor) -> Tensor:
-        """Return the unnormalised residual `[B, V]` where a drafted token was rejected, `last` elsewhere."""
-        rejected = (count < self.lengths)[:, None]
+    def take_away_rejected(self, last: Tensor, count: Tensor, sync: bool = False) -> None:
+        """Turn p `[B, V]` into the unnormalised residual where a drafted token was rejected, in place.
+
+        Args:
+            sync: whether a look at the device costs nothing and may save work.
+        """
+        rejected = count < self.lengths
         if self.one_hot:
             token = self.tokens.gather(1, count.clamp(max=self.longest - 1)[:, None])
-            rest = last.scatter(1, token, 0.0)
-            last = torch.where(rejected & (rest.sum(-1, keepdim=True) > 0), rest, last)
+            at = last.gather(1, token)
+            last.scatter_(1, token, at.masked_fill(rejected[:, None], 0.0))
+            nothing_left = last.sum(-1, keepdim=True) <= 0
+            last.scatter_(1, token, at.masked_fill(rejected[:, None] & ~nothing_left, 0.0))
         for lot in self.lots:
-            own = last.index_select(0, lot.members)
-            rest = torch.where(rejected[lot.members], lot.residual(own, count[lot.members]), own)
-            last = rest if len(rest) == len(last) else last.index_copy(0, lot.members, rest)
-        return last
+            lot.take_away(last, count, rejected, sync)
 
     def _alike(self) -> list[list[int]]:
         """Group the sampled chains that are over the same columns."""
@@ -141,6 +156,7 @@ class Chains:
         return _Lot(at, to_device(starts, self.device), probs, kept_ids, draft_at)
 
 
-def next_tokens(chains: Chains, last: Tensor, count: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw the target's own token `[B]` after the accepted ones."""
-    return draw_unchecked(chains.take_away_rejected(last, count), uniforms)
+def next_tokens(chains: Chains, last: Tensor, count: Tensor, uniforms: Tensor, sync: bool = False) -> Tensor:
+    """Draw the target's own token `[B]` after the accepted ones. `last [B, V]`, p there, is used up."""
+    chains.take_away_rejected(last, count, sync)
+    return draw_unchecked(last, uniforms)

@@ -1,14 +1,15 @@
 """Biases, penalties and bans: changes of logits before temperature and filters.
 
-The same functions serve the target's logits, at every position of a speculated window, and the draft's, on its own
+The same changes serve the target's logits, at every position of a speculated window, and the draft's, on its own
 columns. Order, as in vLLM: allowed ids, bad words, minimum length, bias, then penalties. Banned means −inf. The ids are
-found on the host, without a device read.
+found on the host, and each kind of change is one scatter over all rows, without a device read.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -64,84 +65,119 @@ def needs_transform(sequence: SequenceState) -> bool:
 
 
 def transform(logits: Tensor, places: Sequence[Place], columns: Columns) -> None:
-    """Change `logits [N, width]` float32 in place, row n for the position `places[n]`."""
-    options: dict[str, _RowOptions] = {}  # shared by the rows of a window
-    for row, place in zip(logits, places, strict=True):
-        sequence = place.sequence
-        if not needs_transform(sequence):
-            continue
-        if sequence.id not in options:
-            options[sequence.id] = _RowOptions(sequence, columns, row.device)
-        options[sequence.id].apply(row, place.drafted)
+    """Change `logits [N, width]` float32 in place, row n for the position `places[n]`. They must be contiguous."""
+    changes = _Changes(columns)
+    numbered = groupby(enumerate(places), key=lambda pair: pair[1].sequence.id)
+    for _, group in numbered:  # the rows of a window follow each other
+        rows = [(row, place.drafted) for row, place in group]
+        sequence = places[rows[0][0]].sequence
+        if needs_transform(sequence):
+            changes.add(sequence, rows)
+    changes.apply(logits)
 
 
-class _RowOptions:
-    """Text and sampling parameters of one sequence as columns on the device, shared by its rows of a step."""
+class _Scatter:
+    """Places in the flattened logits, and a number for each, collected on the host."""
 
-    def __init__(self, sequence: SequenceState, columns: Columns, device: torch.device) -> None:
-        params = sequence.params
-        self.sequence, self.params, self.columns, self.device = sequence, params, columns, device
-        self.forbidden = None if params.allowed_token_ids is None else self._all_but(params.allowed_token_ids)
-        self.bias = self._uploaded(columns.of_values(params.logit_bias)) if params.logit_bias else None
-        self.seen: set[int] = set(sequence.tokens) if params.repetition_penalty != 1.0 else set()
-        counts = params.presence_penalty or params.frequency_penalty
-        self.written: Counter[int] = Counter(sequence.output_ids) if counts else Counter()
-        self.seen_columns = self._ids(self.seen)
-        self.losses = self._uploaded(columns.of_values(self._losses(self.written)))
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self._places: list[Tensor] = []
+        self._numbers: list[Tensor] = []
 
-    def apply(self, row: Tensor, drafted: tuple[int, ...]) -> None:
-        """Change the row `[width]` that follows the text and `drafted`."""
-        if self.forbidden is not None:
-            row.masked_fill_(self.forbidden, -torch.inf)
-        banned = self._banned(drafted)
-        if banned:
-            row[self._ids(banned)] = -torch.inf
-        if self.bias is not None:
-            row[self.bias[0]] += self.bias[1]
-        if self.params.repetition_penalty != 1.0:
-            self._repeat_less(row, set(drafted) - self.seen)
-        if self.params.presence_penalty or self.params.frequency_penalty:
-            self._write_less(row, drafted)
+    def add(self, rows: Sequence[int], values: Mapping[int, float]) -> None:
+        """Add the same columns, with their values, in all of `rows`. No place may be added twice."""
+        if values:
+            at = torch.tensor(list(rows))[:, None] * self.width + torch.tensor(list(values))
+            self._places.append(at.flatten())
+            self._numbers.append(torch.tensor(list(values.values()), dtype=torch.float32).repeat(len(rows)))
 
-    def _banned(self, drafted: tuple[int, ...]) -> set[int]:
-        banned = set(_ended_by_bad_word(self.sequence, drafted))
-        if self.sequence.output_length + len(drafted) < self.params.min_tokens:
-            banned |= self.sequence.stop_ids
-        return banned
+    def uploaded(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        """Return places `[n]` int64 and numbers `[n]` float32, None if there are none."""
+        if not self._places:
+            return None
+        return to_device(torch.cat(self._places), device), to_device(torch.cat(self._numbers), device)
 
-    def _repeat_less(self, row: Tensor, more: set[int]) -> None:
-        """Apply the repetition penalty (CTRL): make seen ids less likely."""
-        penalty = self.params.repetition_penalty
-        seen = torch.cat([self.seen_columns, self._ids(more)]) if more else self.seen_columns
-        values = row[seen]
-        row[seen] = torch.where(values > 0, values / penalty, values * penalty)
 
-    def _write_less(self, row: Tensor, drafted: tuple[int, ...]) -> None:
-        """Apply presence and frequency penalties: ids of the output lose a constant, and a constant per occurrence."""
+class _Changes:
+    """Changes of many rows, by kind in the order in which they apply."""
+
+    def __init__(self, columns: Columns) -> None:
+        self.columns = columns
+        self.limited: list[int] = []  # rows in which only `allowed` ids may be written
+        kinds = [_Scatter(columns.width) for _ in range(6)]
+        self.allowed, self.banned, self.bias, self.seen, self.written, self.written_again = kinds
+
+    def add(self, sequence: SequenceState, rows: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        """Add the changes of one sequence in rows that follow its text and `drafted` tokens."""
+        params, every = sequence.params, [row for row, _ in rows]
+        if params.allowed_token_ids is not None:
+            self.limited += every
+            self.allowed.add(every, self._same(params.allowed_token_ids, 0.0))
+        self.bias.add(every, self.columns.of_values(params.logit_bias))
+        for row, drafted in rows:
+            self.banned.add([row], self._same(_banned(sequence, drafted), -torch.inf))
+        if params.repetition_penalty != 1.0:
+            self._add_seen(sequence, rows)
+        if params.presence_penalty or params.frequency_penalty:
+            self._add_written(sequence, rows)
+
+    def _add_seen(self, sequence: SequenceState, rows: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        """Add the repetition penalty (CTRL), which makes ids of prompt and output less likely."""
+        penalty, seen = sequence.params.repetition_penalty, set(sequence.tokens)
+        self.seen.add([row for row, _ in rows], self._same(seen, penalty))
+        for row, drafted in rows:
+            self.seen.add([row], self._same(set(drafted) - seen, penalty))
+
+    def _add_written(self, sequence: SequenceState, rows: Sequence[tuple[int, tuple[int, ...]]]) -> None:
+        """Add presence and frequency penalties: ids of the output lose a constant, and a constant per occurrence."""
+        presence, frequency = sequence.params.presence_penalty, sequence.params.frequency_penalty
+        written = Counter(sequence.output_ids)
+
+        def losses(counts: Mapping[int, int]) -> dict[int, float]:
+            return self.columns.of_values({token: presence + frequency * n for token, n in counts.items()})
+
+        self.written.add([row for row, _ in rows], losses(written))
+        for row, drafted in rows:
+            self.written_again.add([row], losses({i: written[i] + n for i, n in Counter(drafted).items()}))
+
+    def apply(self, logits: Tensor) -> None:
+        """Change `logits [N, width]` float32 in place."""
+        flat, device = logits.view(-1), logits.device
+        if self.limited:
+            self._forbid_the_rest(logits, flat)
+        if (banned := self.banned.uploaded(device)) is not None:
+            flat.index_fill_(0, banned[0], -torch.inf)
+        if (bias := self.bias.uploaded(device)) is not None:
+            flat.index_copy_(0, bias[0], flat[bias[0]] + bias[1])
+        if (seen := self.seen.uploaded(device)) is not None:
+            values = flat[seen[0]]
+            flat.index_copy_(0, seen[0], torch.where(values > 0, values / seen[1], values * seen[1]))
         # Drafted ids lose what written ones lose, in one subtraction: two would round differently.
-        counts = Counter(drafted)
-        again = self._uploaded(
-            self.columns.of_values(self._losses({i: self.written[i] + n for i, n in counts.items()}))
-        )
-        before = row[again[0]]
-        row[self.losses[0]] -= self.losses[1]
-        row[again[0]] = before - again[1]
+        again = self.written_again.uploaded(device)
+        lowered = None if again is None else flat[again[0]] - again[1]
+        if (written := self.written.uploaded(device)) is not None:
+            flat.index_copy_(0, written[0], flat[written[0]] - written[1])
+        if again is not None and lowered is not None:
+            flat.index_copy_(0, again[0], lowered)
 
-    def _losses(self, counts: Mapping[int, int]) -> dict[int, float]:
-        presence, frequency = self.params.presence_penalty, self.params.frequency_penalty
-        return {token: presence + frequency * count for token, count in counts.items()}
+    def _forbid_the_rest(self, logits: Tensor, flat: Tensor) -> None:
+        allowed = self.allowed.uploaded(logits.device)
+        kept = None if allowed is None else flat[allowed[0]]
+        logits.index_fill_(0, to_device(self.limited, logits.device), -torch.inf)
+        if allowed is not None and kept is not None:
+            flat.index_copy_(0, allowed[0], kept)
 
-    def _all_but(self, ids: Iterable[int]) -> Tensor:
-        mask = torch.ones(self.columns.width, dtype=torch.bool)
-        mask[self.columns.of(ids)] = False
-        return to_device(mask, self.device)
+    def _same(self, ids: Iterable[int], value: float) -> dict[int, float]:
+        """Return the columns of `ids`, all with one value."""
+        return dict.fromkeys(self.columns.of(ids), value)
 
-    def _ids(self, ids: Iterable[int]) -> Tensor:
-        return to_device(self.columns.of(ids), self.device)
 
-    def _uploaded(self, values: Mapping[int, float]) -> tuple[Tensor, Tensor]:
-        """Upload columns and their values."""
-        return to_device(list(values), self.device), to_device(list(values.values()), self.device, torch.float32)
+def _banned(sequence: SequenceState, drafted: tuple[int, ...]) -> set[int]:
+    """Return the ids that may not follow the text and `drafted`."""
+    banned = set(_ended_by_bad_word(sequence, drafted))
+    if sequence.output_length + len(drafted) < sequence.params.min_tokens:
+        banned |= sequence.stop_ids
+    return banned
 
 
 def _ended_by_bad_word(sequence: SequenceState, drafted: tuple[int, ...]) -> list[int]:

@@ -15,14 +15,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from distillspec.sampling import best_ids, draw_unchecked, filtered_logits, policy_probs
+from distillspec.sampling import best_ids, policy_probs
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.transfer import rows_of, to_device, to_host, to_host_together
 from distillspec.serving.base.tree import ROOT, TokenTree
 from distillspec.serving.decoding.chains import Chains, next_tokens
+from distillspec.serving.decoding.drafting import Draws, make_draws, place_key
 from distillspec.serving.decoding.logits import Columns, Place, needs_transform, transform
-from distillspec.serving.decoding.noise import NoiseBank
-from distillspec.serving.decoding.verification import TreeVerdict, verify_choices, verify_tree
+from distillspec.serving.decoding.noise import exponentials, hashed_ids, key_tensor
+from distillspec.serving.decoding.verification import TreeVerdict, verify_by_level, verify_choices, verify_tree
 from distillspec.types import SamplingPolicy
 
 
@@ -49,15 +50,6 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class DraftedTokens:
-    """One drafted token a row: `tokens [B]` absolute ids. `probs[r]` is None unless row r draws."""
-
-    tokens: list[int]
-    probs: list[Tensor | None]  # [width] each, what the token was drawn from
-    finite: list[bool]  # False: the row's logits are NaN, and its token means nothing
-
-
-@dataclass(frozen=True)
 class PendingVerdicts:
     """Verdicts under way: `numbers [n]` int64 on the device, and what to make of them once they are read."""
 
@@ -66,7 +58,7 @@ class PendingVerdicts:
 
 
 class TokenSampler:
-    """Draws for both models. Proposal, acceptance and residual draws have streams of their own.
+    """Judges windows, and makes drafts' draws. Proposal, acceptance and residual draws have streams of their own.
 
     Args:
         look: whether reading a number from the device costs nothing; None: on CPUs it does not. Without looks every
@@ -76,34 +68,15 @@ class TokenSampler:
     def __init__(self, vocab_size: int, device: torch.device, seed: int = 0, *, look: bool | None = None) -> None:
         self.look = device.type == "cpu" if look is None else look
         self.columns = Columns(vocab_size)
-        self.noise = NoiseBank(vocab_size, device)
+        self.device = device
+        self._hashed = hashed_ids(torch.arange(vocab_size, device=device))
         self._propose, self._accept, self._residual = (torch.Generator().manual_seed(3 * seed + i) for i in range(3))
 
-    def propose(self, logits: Tensor, places: Sequence[Place], columns: Columns) -> DraftedTokens:
-        """Draft one token for each row of the draft's `logits [B, width]`, in one device read."""
-        logits, finite = self._made_finite(_transformed(logits, places, columns))
-        tokens = torch.zeros(len(places), dtype=torch.int64, device=logits.device)
-        probs: list[Tensor | None] = [None] * len(places)
-        for (policy, seeded), rows in _by_kind([place.sequence for place in places]):
-            scores = rows_of(logits, rows)
-            if policy.is_greedy:
-                chosen = best_ids(scores)
-            elif seeded:
-                noise = torch.stack([self._noise_at(places[row]) for row in rows])
-                noise = noise if columns.kept_ids is None else noise[:, columns.kept_ids]
-                chosen = (filtered_logits(scores, policy, sync=self.look) + noise).argmax(-1)
-            else:
-                drawn_from = policy_probs(scores, policy, sync=self.look)
-                chosen = draw_unchecked(drawn_from, self._uniforms(self._propose, len(rows), scores))
-                for row, row_probs in zip(rows, drawn_from, strict=True):
-                    probs[row] = row_probs
-            tokens[to_device(rows, logits.device)] = chosen
-        read = to_host(torch.stack([columns.ids(tokens), finite.long()])).tolist()
-        return DraftedTokens(read[0], probs, [bool(sound) for sound in read[1]])
-
-    def proposal_uniforms(self, rows: int, count: int, like: Tensor) -> Tensor:
-        """`[rows, count]` float64 of the proposals' own stream, on `like`'s device: for drafting many at once."""
-        return self._uniforms(self._propose, rows * count, like).view(rows, count)
+    def draws(self, places: Sequence[Place], count: int, columns: Columns) -> Draws:
+        """Return what a draft on `columns` chooses the next `count` tokens after `places` by."""
+        drawn = any(not place.sequence.params.is_greedy for place in places)
+        uniforms = torch.rand(len(places) if drawn else 0, count, generator=self._propose, dtype=torch.float64)
+        return make_draws(places, columns, count, to_device(uniforms, self.device))
 
     def verify(self, logits: Tensor, windows: Sequence[VerificationWindow]) -> list[Judgement]:
         """A judgement of each window.
@@ -127,16 +100,21 @@ class TokenSampler:
         self, logits: Tensor, windows: Sequence[VerificationWindow], policy: SamplingPolicy
     ) -> PendingVerdicts:
         places = [place for window in windows for place in window.places()]
+        keys = to_device(key_tensor(map(place_key, places)), logits.device)
+
+        def choose(logits: Tensor, keys: Tensor) -> Tensor:
+            probs = policy_probs(logits, policy, sync=self.look)
+            return best_ids(probs.div_(exponentials(keys, self._hashed)))
+
         if not self.look:
-            noise = torch.stack([self._noise_at(place) for place in places])
-            scores = filtered_logits(logits, policy, sync=False)
-            return _choices((scores + noise).argmax(-1), windows)
-
-        # Choices are made only where the path comes by.
-        def choose(row: int) -> int:
-            return int(best_ids(filtered_logits(logits[row], policy) + self._noise_at(places[row])))
-
-        return _known(logits, _walk(choose, windows))
+            return _choices(choose(logits, keys), windows)
+        # Choices are made only where the paths come by.
+        verdicts = verify_by_level(
+            lambda rows: to_host(choose(rows_of(logits, rows), keys[rows])).tolist(),
+            [window.tree for window in windows],
+            _firsts(windows),
+        )
+        return _known(logits, verdicts)
 
     def _ask_drawn(
         self, logits: Tensor, windows: Sequence[VerificationWindow], policy: SamplingPolicy
@@ -147,7 +125,7 @@ class TokenSampler:
         accept = self._uniforms(self._accept, len(windows) * chains.longest, logits).view(len(windows), -1)
         decide = chains.accept_by_level if self.look else chains.accept
         count, last = decide(logits, policy, accept)
-        tokens = next_tokens(chains, last, count, self._uniforms(self._residual, len(windows), logits))
+        tokens = next_tokens(chains, last, count, self._uniforms(self._residual, len(windows), logits), self.look)
 
         def verdicts(numbers: list[int]) -> list[TreeVerdict]:
             counts, own = numbers[: len(windows)], numbers[len(windows) :]
@@ -186,11 +164,6 @@ class TokenSampler:
         if self.look and not bool(finite.all()):
             logits = logits.masked_fill(~finite[:, None], 0.0)
         return logits, finite
-
-    def _noise_at(self, place: Place) -> Tensor:
-        sequence = place.sequence
-        assert sequence.params.seed is not None
-        return self.noise.gumbel(sequence.params.seed, sequence.index, sequence.output_length + len(place.drafted))
 
     @staticmethod
     def _uniforms(stream: torch.Generator, count: int, like: Tensor) -> Tensor:
@@ -251,7 +224,7 @@ def _draft_probs(windows: Sequence[VerificationWindow], like: Tensor) -> Iterato
 def _transformed(logits: Tensor, places: Sequence[Place], columns: Columns) -> Tensor:
     if not any(needs_transform(place.sequence) for place in places):
         return logits
-    logits = logits.float().clone()
+    logits = logits.to(torch.float32, copy=True)
     transform(logits, places, columns)
     return logits
 

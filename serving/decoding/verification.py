@@ -14,7 +14,7 @@ Residual and bonus draws take uniforms of their own: they must not depend on wha
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -77,6 +77,33 @@ def verify_choices(choice: Callable[[int], int], tree: TokenTree) -> TreeVerdict
             return TreeVerdict(tuple(path), token)
         path.append(match)
         node = match
+
+
+def verify_by_level(
+    choices: Callable[[list[int]], list[int]], trees: Sequence[TokenTree], firsts: Sequence[int]
+) -> list[TreeVerdict]:
+    """Verify many trees as `verify_choices` does each, all of them one level further at a time.
+
+    Args:
+        choices: returns the target's tokens at some rows. Called once a level, for the trees still on their way.
+        firsts: the row that follows the text, of each tree.
+    """
+    paths: list[list[int]] = [[] for _ in trees]
+    tokens = [0] * len(trees)
+    alive = list(range(len(trees)))
+    while alive:
+        nodes = [paths[t][-1] if paths[t] else ROOT for t in alive]
+        goes_on = []
+        for t, node, token in zip(
+            alive, nodes, choices([firsts[t] + 1 + n for t, n in zip(alive, nodes, strict=True)]), strict=True
+        ):
+            tokens[t] = token
+            match = next((child for child in trees[t].children.get(node, ()) if trees[t].tokens[child] == token), None)
+            if match is not None:
+                paths[t].append(match)
+                goes_on.append(t)
+        alive = goes_on
+    return [TreeVerdict(tuple(path), token) for path, token in zip(paths, tokens, strict=True)]
 
 
 def _node_draft_probs(tree: TokenTree, node: int, like: Tensor) -> Tensor | None:

@@ -1,19 +1,14 @@
-"""Forward passes recorded once per shape and replayed: CUDA graphs, or compiled code on CPUs.
+"""Forward passes recorded once per shape and replayed: CUDA graphs.
 
-A pass over N tokens reads its inputs from buffers of its shape (graphs: of the next larger bucket). Rows and tokens
-that only pad write to the cache's spare place and read what they like. Their outputs are dropped.
+A pass over N tokens reads its inputs from buffers of the next larger shape. Rows and tokens that only pad write to the
+cache's spare place and read what they like. Their outputs are dropped.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import shutil
-import time
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -31,8 +26,6 @@ WARM_UPS = 2
 WIDEST = 16  # tokens a row. Longer reads are prompts and are not recorded
 SHORTEST_REACH = 256  # keys read a row are rounded up to a power of two from here on
 
-CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-
 Output = TypeVar("Output")
 Recording = TypeVar("Recording")
 
@@ -40,8 +33,6 @@ Recording = TypeVar("Recording")
 class Recorder(Protocol):
     """Turns a computation into one that can be replayed on changed inputs."""
 
-    pads: bool  # whether shapes are rounded up to powers of two, because padding costs less than another recording
-    after_s: float  # seconds to have spent in a shape before recording it is worth its price
     most: int  # shapes to record at most
 
     def record(self, run: Callable[[], Output]) -> Callable[[], Output]:
@@ -52,8 +43,6 @@ class Recorder(Protocol):
 class CudaRecorder:
     """CUDA graphs that share one memory pool. An output is valid until the next replay."""
 
-    pads = True
-    after_s = 0.0
     most = 256
 
     def __init__(self) -> None:
@@ -78,99 +67,53 @@ class CudaRecorder:
         return replay
 
 
-class CompiledRecorder:
-    """`torch.compile` for CPUs: fuses what lies between the matrix products. A minute a shape the first time, seconds
-    when the compiler's cache on disk knows it, so only shapes that are used a lot are worth it.
-
-    The cache is `TORCHINDUCTOR_CACHE_DIR` where that is set, else a folder that, unlike torch's own choice, is still
-    there after the machine was restarted.
-    """
-
-    pads = False
-    most = 16
-
-    def __init__(self, after_s: float) -> None:
-        self.after_s = after_s
-        os.environ.setdefault(CACHE_VARIABLE, str(_cache_home() / "distillspec" / "compiled"))
-
-    @staticmethod
-    def works() -> bool:
-        """Return True if there is a C++ compiler."""
-        return any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++") if name)
-
-    def record(self, run: Callable[[], Output]) -> Callable[[], Output]:
-        started = time.perf_counter()
-        compiled = torch.compile(run, fullgraph=True, dynamic=False)
-        # Shapes are closures of one function, which dynamo would stop compiling after eight.
-        with torch._dynamo.config.patch(recompile_limit=4 * self.most):
-            compiled()
-        log.info("compiled a pass in %.0f s", time.perf_counter() - started)
-        return compiled
-
-
 class Recordings(Generic[Recording]):
-    """Recordings by shape: hot shapes are recorded, until one fails or there are enough."""
+    """Recordings by shape, until one fails or there are enough."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self._made: dict[Hashable, Recording] = {}
-        self._spent_s: dict[Hashable, float] = {}
         self._works = True
 
     def __len__(self) -> int:
         return len(self._made)
 
     def get(self, shape: Hashable, record: Callable[[], Recording]) -> Recording | None:
-        """Return the recording of a shape, made now if it is hot. None: run it unrecorded."""
+        """Return the recording of a shape, made now if there is none. None: run it unrecorded."""
         if shape in self._made:
             return self._made[shape]
-        hot = self._spent_s.get(shape, 0.0) >= self.recorder.after_s
-        if not (hot and self._works and len(self._made) < self.recorder.most):
+        if not (self._works and len(self._made) < self.recorder.most):
             return None
         try:
             self._made[shape] = record()
-        except Exception as error:  # a compiler has many ways to fail, and serving must go on
+        except Exception as error:  # recording has many ways to fail, and serving must go on
             self._works = False
             log.warning("passes run as they are: recording one failed (%s)", in_one_line(error, 300))
             return None
         return self._made[shape]
 
-    @contextmanager
-    def timed(self, shape: Hashable) -> Iterator[None]:
-        """Count the time of a pass that runs as it is: it makes its shape hot."""
-        started = time.perf_counter()
-        yield
-        self._spent_s[shape] = self._spent_s.get(shape, 0.0) + time.perf_counter() - started
-
 
 @dataclass(frozen=True)
 class PassShape:
-    """Tokens of a pass, and of its attention: rows, tokens a row, keys read a row.
-
-    even: all rows have `width` tokens, so that nothing is gathered for attention.
-    """
+    """Tokens of a pass, and of its attention: rows, tokens a row, keys read a row. Powers of two."""
 
     tokens: int
     rows: int
     width: int
     reach: int
-    even: bool
 
     @classmethod
-    def of(cls, view: FlatView, reach: int, *, pads: bool) -> PassShape | None:
+    def of(cls, view: FlatView, reach: int) -> PassShape | None:
         """Return the shape to record for a pass that reads `reach` keys a row, None for one that is not recorded.
 
-        Trees, prompts, and rows that are not the first slots are not. With `pads` numbers are powers of two.
+        Trees, prompts, and rows that are not the first slots are not.
         """
         group = view.groups[0]
         rows, width = group.view.places.shape
         if len(view.groups) > 1 or group.view.first != 0 or group.view.ancestors is not None or width > WIDEST:
             return None
-        reach = recorded_reach(reach, view.cache)
-        if not pads:
-            return cls(group.count, rows, width, reach, group.queries is None)
         rows = min(power_of_two(rows), view.cache.slots)
-        return cls(power_of_two(group.count), rows, power_of_two(width), reach, False)
+        return cls(power_of_two(group.count), rows, power_of_two(width), recorded_reach(reach, view.cache))
 
 
 class PassInputs:
@@ -190,10 +133,9 @@ class PassInputs:
         """Return the view of a pass over the buffers. Make it inside the recording."""
         last, shape = self.cache.max_len - 1, self.shape
         positions = self._places.clamp(max=last)
-        queries, back = (None, None) if shape.even else (self._queries.view(-1), self._back)
-        places = self._places.view(shape.rows, shape.width) if shape.even else self._rectangle
+        places = self._rectangle
         rows = SlotView(self.cache, places, places.clamp(max=last), shape.reach, self.rows, first=0)
-        group = RowGroup(rows, 0, shape.tokens, queries, back)
+        group = RowGroup(rows, 0, shape.tokens, self._queries.view(-1), self._back)
         return FlatView(self.cache, self._slots, self._places, positions[None], (group,))
 
     def load(self, tokens: Tensor, view: FlatView) -> int:
@@ -203,8 +145,7 @@ class PassInputs:
         self._slots[:count].copy_(view.slots)
         self._places.fill_(self.cache.max_len)
         self._places[:count].copy_(view.places)
-        if not self.shape.even:
-            self._load_rectangle(group, count)
+        self._load_rectangle(group, count)
         return count
 
     def _load_rectangle(self, group: RowGroup, count: int) -> None:
@@ -226,7 +167,7 @@ class _Recorded:
 
 
 class GraphedPasses:
-    """Recorded passes of one model over slots 0 … B−1 of its cache. Other passes and cold shapes are not recorded."""
+    """Recorded passes of one model over slots 0 … B−1 of its cache. Other passes are not recorded."""
 
     def __init__(self, model: LanguageModel, cache: SlotCache, recorder: Recorder) -> None:
         self.model, self.cache, self.recorder = model, cache, recorder
@@ -239,13 +180,12 @@ class GraphedPasses:
 
     def hidden(self, tokens: Tensor, view: FlatView) -> Tensor:
         """Final hidden states `[N, D]` of `tokens [1, N]` int64, valid until the next call."""
-        shape = PassShape.of(view, view.groups[0].view.reach, pads=self.recorder.pads)
+        shape = PassShape.of(view, view.groups[0].view.reach)
         if shape is None:
             return self.model.hidden(tokens, view.positions, slot_view=view)[0]
         recorded = self._recordings.get(shape, lambda: self._record(shape))
         if recorded is None:
-            with self._recordings.timed(shape):
-                return self.model.hidden(tokens, view.positions, slot_view=view)[0]
+            return self.model.hidden(tokens, view.positions, slot_view=view)[0]
         count = recorded.inputs.load(tokens, view)
         return recorded.replay()[:count]
 
@@ -257,10 +197,6 @@ class GraphedPasses:
             return self.model.hidden(inputs.tokens, view.positions, slot_view=view)[0]
 
         return _Recorded(inputs, self.recorder.record(run))
-
-
-def _cache_home() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def recorded_reach(reach: int, cache: SlotCache) -> int:

@@ -57,10 +57,11 @@ def choose_slots(settings: EngineConfig, models: Sequence[LanguageModel], max_le
             raise ConfigError(f"cache_gib={settings.cache_gib}: only {free / GIB:.2f} GiB are free on {device}")
     if budget is None:
         return settings.max_slots
-    slots = slots_that_fit(models, settings.max_slots, max_len, budget)
+    slots = slots_that_fit(models, settings.max_slots, max_len, budget, settings.feature_ids)
     if slots == 0:
+        needed = slot_bytes(models, max_len, settings.feature_ids)
         raise ConfigError(
-            f"one sequence of max_model_len={max_len} needs {slot_bytes(models, max_len) / GIB:.2f} GiB of cache and "
+            f"one sequence of max_model_len={max_len} needs {needed / GIB:.2f} GiB of cache and "
             f"there are {budget / GIB:.2f}; lower max_model_len, or raise cache_gib if memory is there"
         )
     return slots
@@ -83,7 +84,7 @@ def check_draft_fits(
     """
     needed = slots * slot_bytes([new], max_len)
     if settings.cache_gib is not None:
-        left = settings.cache_gib * GIB - slots * slot_bytes([target], max_len)
+        left = settings.cache_gib * GIB - slots * slot_bytes([target], max_len, settings.feature_ids)
     else:
         budget = cache_budget(target.device)
         left = math.inf if budget is None else budget

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import accumulate
 from statistics import median
 
@@ -34,6 +33,16 @@ TRIED_BYTES = 1 << 26  # weights to try on: more than the caches hold
 ROUNDS = 5
 
 
+class PackedLinear(nn.Linear):
+    """Linear layer that uses the packed copy of its weight. A class of its own, so that compiled layers share code."""
+
+    packed: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the product `[..., out]` of `x [..., in]`."""
+        return product(x, self.packed, self.bias)
+
+
 class PackedLinears:
     """A packed copy of a model's weights. Where packing does not help, all products are the plain ones.
 
@@ -41,7 +50,7 @@ class PackedLinears:
     """
 
     def __init__(self, model: LanguageModel) -> None:
-        self._layers = [module for module in model.decoder.modules() if isinstance(module, nn.Linear)]
+        self._layers = [module for module in model.decoder.modules() if type(module) is nn.Linear]
         weights = _unlike([*(layer.weight for layer in self._layers), model.head.weight])
         self._packed = (
             pack(weights) if _affordable(weights, model.device) and packing_is_faster(model.dtype, weights) else {}
@@ -61,12 +70,15 @@ class PackedLinears:
         for layer in self._layers:
             packed = self._packed.get(layer.weight.data_ptr())
             if packed is not None:
-                layer.forward = partial(product, packed=packed, bias=layer.bias)  # type: ignore[method-assign]
+                layer.__class__ = PackedLinear
+                layer.__dict__["packed"] = packed  # no buffer: it belongs to no checkpoint
 
     def detach(self) -> None:
         """Restore the layers' own product and free the packed copy."""
         for layer in self._layers:
-            layer.__dict__.pop("forward", None)
+            if isinstance(layer, PackedLinear):
+                layer.__class__ = nn.Linear  # type: ignore[assignment]
+                del layer.__dict__["packed"]
         self._packed.clear()
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -80,14 +92,14 @@ def product(x: Tensor, packed: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Compilers see one operator of ours, for inductor's own lowering wants constant weights.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_dynamo_compiling():
         out: Tensor = torch.ops.distillspec.packed_linear(x, packed, bias)
         return out
     result: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
     return result
 
 
-_library = torch.library.Library("distillspec", "DEF")
+_library = torch.library.Library("distillspec", "FRAGMENT")
 _library.define("packed_linear(Tensor x, Tensor packed, Tensor? bias) -> Tensor")
 
 

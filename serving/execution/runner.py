@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from torch import Tensor
 from torch.nn.functional import linear
 
 from distillspec.models import LanguageModel
+from distillspec.models.features import FeatureTap
 from distillspec.models.slot_cache import Attend, SlotCache, masked_attention
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 from distillspec.serving.execution.graphs import GraphedPasses, Recorder
 from distillspec.serving.execution.kv_cache import Move
-from distillspec.serving.execution.packed_linear import PackedLinears
+from distillspec.serving.execution.prepared import PreparedModel
 
 
 class ModelRunner:
     """Runs `model` on rows of a slot cache. Call inside `slot_attention_in(model.model)` and `inference_mode`.
 
-    `passes` counts forward passes.
+    `passes` counts forward passes. The states `feature_ids` of all tokens are kept in `cache.features` (`FeatureTap`).
     """
 
     def __init__(
@@ -26,13 +28,15 @@ class ModelRunner:
         model: LanguageModel,
         slots: int,
         max_len: int,
-        packs: PackedLinears | None = None,
+        prepared: PreparedModel | None = None,
         recorder: Recorder | None = None,
         attend: Attend = masked_attention,
+        feature_ids: Sequence[int] = (),
     ) -> None:
         self.model = model
-        self.packs = packs
+        self.prepared = prepared
         self.cache = SlotCache(slots, max_len, attend)
+        self._tap = FeatureTap(model, self.cache, feature_ids) if feature_ids else None
         self.graphs = GraphedPasses(model, self.cache, recorder) if recorder is not None else None
         self.passes = 0
 
@@ -51,11 +55,16 @@ class ModelRunner:
         self.passes += 1
         if self.graphs is not None:
             return self.graphs.hidden(batch.tokens, batch.view)
-        return self.model.hidden(batch.tokens, batch.view.positions, slot_view=batch.view)[0]
+        started = time.perf_counter()
+        hidden = self.model.hidden(batch.tokens, batch.view.positions, slot_view=batch.view)[0]
+        if self.prepared is not None and self.prepared.layers is not None:
+            self.prepared.layers.spent(time.perf_counter() - started)
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits `[n, width]` of hidden states `[n, D]` in the model's dtype, columns as in `model.kept_ids`."""
-        return self.model.head.logits(hidden, linear if self.packs is None else self.packs.linear)
+        packs = None if self.prepared is None else self.prepared.packs
+        return self.model.head.logits(hidden, linear if packs is None else packs.linear)
 
     def move(self, moves: Sequence[Move]) -> None:
         """Carry out the pool's moves."""
@@ -64,5 +73,7 @@ class ModelRunner:
 
     def release(self) -> None:
         """Free the cache and recorded passes. Nothing can be read afterwards."""
-        self.cache.layers.clear()
+        if self._tap is not None:
+            self._tap.detach()
+        self.cache.release()
         self.graphs = None

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from distillspec.errors import ConfigError, in_one_line
 from distillspec.models import LanguageModel
-from distillspec.models.slot_cache import is_hooked
+from distillspec.models.slot_attention import is_hooked
 from distillspec.serving.execution.trial import Trial
 
 TEXTS = (

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from distillspec.models import LanguageModel
-from distillspec.models.slot_cache import SlotCache, SlotView, slot_attention
+from distillspec.models.slot_attention import slot_attention
+from distillspec.models.slot_cache import SlotCache, SlotView
 
 SLOTS, OWN = "distillspec_trial_slots", "distillspec_trial_own_"  # attentions registered with transformers
 LIMIT = 4.0  # times the rounding of one attention. Measured: correct ones reach .3, a scale off by a fifth 6

@@ -30,6 +30,7 @@ from distillspec.serving.online.bootstrap import first_draft
 from distillspec.serving.online.gate.decision import estimate_costs
 from distillspec.serving.online.gate.gatekeeper import Gatekeeper
 from distillspec.serving.online.gate.idle import BetweenSteps, Stopped
+from distillspec.serving.online.gate.judge import CandidateJudge
 from distillspec.serving.online.gate.monitor import ServedAcceptance
 from distillspec.serving.online.gate.shadow import ServedStates, Shadow
 from distillspec.serving.online.log.records import LogKey
@@ -106,16 +107,16 @@ class Adaptation:
         self._threads: list[threading.Thread] = []
 
     def _make_gatekeeper(self) -> Gatekeeper:
-        engine, gate = self.engine, self.settings.gate
-        return Gatekeeper(
+        engine = self.engine
+        judge = CandidateJudge(
             self.settings,
             self.registry,
             self.replay,
             self._shadow,
-            costs=lambda draft: estimate_costs(engine.target, draft, gate, known_costs(engine.controller)),
-            swap=self._swap,
-            served=self.served,
-            report=self.reporter.tell,
+            costs=lambda draft: estimate_costs(engine.target, draft, known_costs(engine.controller)),
+        )
+        return Gatekeeper(
+            self.settings, self.registry, judge, swap=self._swap, served=self.served, report=self.reporter.tell
         )
 
     @property

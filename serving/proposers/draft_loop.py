@@ -1,6 +1,6 @@
 """Draft loop: many tokens a row without a device read. Each token is drawn on the device and fed to the next pass.
 
-On CUDA the whole loop is one graph. It serves rows whose tokens need nothing but temperature (`DraftModel` decides).
+On CUDA the whole loop is one graph. Rows of all kinds share it (`decoding.drafting`).
 Tokens past a stop, or beyond a row's length, are cut off afterwards.
 """
 
@@ -13,8 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from distillspec.sampling import draw_unchecked
+from distillspec.serving.decoding.drafting import Draws, choose
 from distillspec.serving.decoding.logits import Columns
+from distillspec.serving.decoding.noise import hashed_ids
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 from distillspec.serving.execution.graphs import PassInputs, PassShape, Recorder, Recordings
 from distillspec.serving.execution.runner import ModelRunner
@@ -30,21 +31,13 @@ class Drafts(NamedTuple):
     probs: Tensor | None  # [B, count, width] float32 that tokens were drawn from, None if all rows are greedy
 
 
-class Draws(NamedTuple):
-    """Random numbers of rows: `temperatures [B]` float32, 0 if greedy, and `uniforms [B, count]` float64 in [0, 1)."""
-
-    temperatures: Tensor
-    uniforms: Tensor
-
-
 class DraftLoop:
-    """Runs the loop on a draft's runner, recorded as a whole where the recorder pads (CUDA), else pass by pass."""
+    """Runs the loop on a draft's runner, recorded as a whole on CUDA, else pass by pass."""
 
     def __init__(self, runner: ModelRunner, columns: Columns, recorder: Recorder | None) -> None:
         self.runner, self.columns = runner, columns
-        self._recordings: Recordings[_Recorded] | None = None
-        if recorder is not None and recorder.pads:
-            self._recordings = Recordings(recorder)
+        self.hashed = hashed_ids(columns.ids(torch.arange(columns.width, device=runner.model.device)))
+        self._recordings: Recordings[_Recorded] | None = None if recorder is None else Recordings(recorder)
 
     @property
     def records(self) -> bool:
@@ -60,35 +53,31 @@ class DraftLoop:
         """Number of recorded loops."""
         return 0 if self._recordings is None else len(self._recordings)
 
-    def run(self, rows: Sequence[RowInput], count: int, draws: Draws | None) -> Drafts:
-        """Read `rows` (each wants its last token's logits) and draft `count` tokens after each.
-
-        Args:
-            draws: None where every row is greedy.
-        """
+    def run(self, rows: Sequence[RowInput], count: int, draws: Draws) -> Drafts:
+        """Read `rows` (each wants its last token's logits) and draft `count` tokens after each."""
         batch = self.runner.prepare(rows)
         reach = self.runner.cache.reach(max(row.end for row in rows) + count)
-        recorded = self._recorded(batch, reach, count, draws is not None)
+        recorded = self._recorded(batch, reach, count, draws)
         if recorded is None:
             ends = batch.view.places[batch.wanted] + 1
             return self._loop(self.runner.hidden, batch, ends, reach, count, draws)
         self.runner.passes += count
         return recorded.run(batch, draws)
 
-    def _recorded(self, batch: FlatBatch, reach: int, count: int, drawn: bool) -> _Recorded | None:
+    def _recorded(self, batch: FlatBatch, reach: int, count: int, draws: Draws) -> _Recorded | None:
         if self._recordings is None:
             return None
-        shape = PassShape.of(batch.view, reach, pads=True)
+        shape = PassShape.of(batch.view, reach)
         if shape is None:
             return None
-        return self._recordings.get((shape, count, drawn), lambda: self._record(shape, count, drawn))
+        return self._recordings.get((shape, count, draws.kind), lambda: self._record(shape, count, draws))
 
-    def _record(self, shape: PassShape, count: int, drawn: bool) -> _Recorded:
+    def _record(self, shape: PassShape, count: int, like: Draws) -> _Recorded:
         model, cache = self.runner.model, self.runner.cache
         inputs = PassInputs(cache, shape, model.device)
         last = torch.zeros(shape.rows, dtype=torch.int64, device=model.device)
         ends = torch.full_like(last, cache.max_len)
-        draws = Draws(last.float(), last.double()[:, None].repeat(1, count)) if drawn else None
+        draws = Draws(*(None if part is None else part.new_zeros(shape.rows, *part.shape[1:]) for part in like))
 
         def one_pass(batch: FlatBatch) -> Tensor:
             return model.hidden(batch.tokens, batch.view.positions, slot_view=batch.view)[0]
@@ -100,19 +89,17 @@ class DraftLoop:
         assert self._recordings is not None
         return _Recorded(inputs, last, ends, draws, self._recordings.recorder.record(run))
 
-    def _loop(
-        self, one_pass: Pass, batch: FlatBatch, ends: Tensor, reach: int, count: int, draws: Draws | None
-    ) -> Drafts:
+    def _loop(self, one_pass: Pass, batch: FlatBatch, ends: Tensor, reach: int, count: int, draws: Draws) -> Drafts:
         """Draft `count` tokens a row, the first at place `ends [B]`."""
         max_len, hidden = batch.view.cache.max_len, one_pass(batch)[batch.wanted]
         ids, finite, probs = [], [], []
         for step in range(count):
             logits = self.runner.logits(hidden).float()
-            finite.append(torch.isfinite(logits.amax(-1)))
-            column, drawn_from = _choose(logits, draws, step)
-            ids.append(self.columns.ids(column))
-            if drawn_from is not None:
-                probs.append(drawn_from)
+            choice = choose(logits, draws, step, self.hashed)
+            finite.append(choice.finite)
+            ids.append(self.columns.ids(choice.columns))
+            if choice.probs is not None:
+                probs.append(choice.probs)
             if step + 1 < count:
                 # Rows near the context's end write to the spare place, and their excess tokens are cut off afterwards.
                 at = batch.view.following((ends + step).clamp(max=max_len), reach)
@@ -131,28 +118,17 @@ class _Recorded:
     inputs: PassInputs
     last: Tensor  # [rows] int64: each row's last token
     ends: Tensor  # [rows] int64: where drafted tokens begin
-    draws: Draws | None
+    draws: Draws
     replay: Callable[[], Drafts]
 
-    def run(self, batch: FlatBatch, draws: Draws | None) -> Drafts:
+    def run(self, batch: FlatBatch, draws: Draws) -> Drafts:
         rows = len(batch.wanted)
         self.inputs.load(batch.tokens, batch.view)
         self.last[:rows].copy_(batch.wanted)
         self.ends.fill_(batch.view.cache.max_len)
         self.ends[:rows].copy_(batch.view.places[batch.wanted] + 1)
-        if self.draws is not None and draws is not None:
-            self.draws.temperatures[:rows].copy_(draws.temperatures)
-            self.draws.uniforms[:rows].copy_(draws.uniforms)
+        for held, part in zip(self.draws, draws, strict=True):
+            if held is not None and part is not None:
+                held[:rows].copy_(part)
         ids, finite, probs = self.replay()
         return Drafts(ids[:rows], finite[:rows], None if probs is None else probs[:rows])
-
-
-def _choose(logits: Tensor, draws: Draws | None, step: int) -> tuple[Tensor, Tensor | None]:
-    """Columns `[B]` of the next tokens from `logits [B, width]` float32, and what the drawn ones were drawn from."""
-    best = logits.argmax(-1)
-    if draws is None:
-        return best, None
-    greedy = draws.temperatures == 0
-    scale = torch.where(greedy, 1.0, draws.temperatures)[:, None]
-    probs = torch.softmax((logits - logits.amax(-1, keepdim=True)) / scale, -1)
-    return torch.where(greedy, best, draw_unchecked(probs, draws.uniforms[:, step])), probs

@@ -13,17 +13,18 @@ from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import Attend, masked_attention
 from distillspec.serving.base.catch_up import ALONG, MOST
 from distillspec.serving.base.requests import SequenceState
-from distillspec.serving.base.transfer import to_device, to_host
+from distillspec.serving.base.transfer import to_host
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.decoding.logits import Columns, Place, needs_transform
+from distillspec.serving.decoding.drafting import choose
+from distillspec.serving.decoding.logits import Columns, Place
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.graphs import Recorder
 from distillspec.serving.execution.kv_cache import Move
-from distillspec.serving.execution.packed_linear import PackedLinears
+from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Prospect
-from distillspec.serving.proposers.draft_loop import DraftLoop, Draws
+from distillspec.serving.proposers.draft_loop import DraftLoop
 
 
 class ContinueRule(Protocol):
@@ -66,6 +67,11 @@ class _Row:
     def slot(self) -> int:
         return self.sequence.held_slot
 
+    @property
+    def is_drawn(self) -> bool:
+        """True if its tokens are judged by what they were drawn from. Greedy and seeded ones are judged by choice."""
+        return not self.sequence.params.is_greedy and self.sequence.params.seed is None
+
 
 class DraftModel:
     """Drafts with a model. Its cache has the target's slots, and rows do catch-up prefill when they draft next.
@@ -82,11 +88,11 @@ class DraftModel:
         *,
         version: str = "",
         rule: ContinueRule | None = None,
-        packs: PackedLinears | None = None,
+        prepared: PreparedModel | None = None,
         recorder: Recorder | None = None,
         attend: Attend = masked_attention,
     ) -> None:
-        self.runner = ModelRunner(model, slots, max_len, packs, recorder, attend)
+        self.runner = ModelRunner(model, slots, max_len, prepared, recorder, attend)
         self.sampler = sampler
         kept_ids = None if model.kept_ids is None else model.kept_ids.to(model.device)
         self.columns = Columns(model.identity.vocab_size, kept_ids)
@@ -163,23 +169,19 @@ class DraftModel:
         Where passes are not recorded, rows of unlike lengths are cheaper one by one: short ones leave early.
         """
         even = self.loop.records or len({row.request.length for row in rows}) == 1
-        return even and self.rule is None and all(_needs_only_temperature(row.sequence) for row in rows)
+        return even and self.rule is None
 
     def _draft_at_once(self, rows: Sequence[_Row]) -> None:
         """Draft all tokens of all rows with one device read."""
         count = max(row.request.length for row in rows)
-        temperatures = [row.sequence.params.temperature for row in rows]
-        draws = None
-        if any(temperatures):
-            scale = to_device(temperatures, self.runner.model.device, torch.float32)
-            draws = Draws(scale, self.sampler.proposal_uniforms(len(rows), count, scale))
+        draws = self.sampler.draws([Place(row.sequence) for row in rows], count, self.columns)
         drafts = self.loop.run([self._input(row) for row in rows], count, draws)
         probs = None if drafts.probs is None else drafts.probs.clone()  # the next replay overwrites them
         seen = to_host(torch.cat([drafts.ids, drafts.finite], 1)).tolist()
         for r, (row, found) in enumerate(zip(rows, seen, strict=True)):
             sound = sum(found[count:])
             row.tokens = _until_stop(found[: min(sound, row.request.length)], row.sequence.stop_ids)
-            if probs is not None and temperatures[r]:
+            if probs is not None and row.is_drawn:
                 row.probs = probs[r, : len(row.tokens)]
             if sound < count:
                 self._give_up(row)
@@ -196,17 +198,16 @@ class DraftModel:
         inputs = [self._input(row) for row in rows]
         logits = self.runner.logits(self.runner.read(inputs))
         places = [Place(row.sequence, tuple(row.tokens)) for row in rows]
-        drafted = self.sampler.propose(logits, places, self.columns)
+        choice = choose(logits.float(), self.sampler.draws(places, 1, self.columns), 0, self.loop.hashed)
+        tokens, finite = to_host(torch.stack([self.columns.ids(choice.columns), choice.finite.long()])).tolist()
         goes_on = self.rule.keeps(logits, step) if self.rule is not None else [True] * len(rows)
-        for row, token, probs, finite, keep in zip(
-            rows, drafted.tokens, drafted.probs, drafted.finite, goes_on, strict=True
-        ):
-            if not finite:
+        for r, (row, token, keep) in enumerate(zip(rows, tokens, goes_on, strict=True)):
+            if not finite[r]:
                 self._give_up(row)
                 continue
             row.tokens.append(token)
-            if probs is not None and isinstance(row.probs, list):
-                row.probs.append(probs)
+            if choice.probs is not None and row.is_drawn and isinstance(row.probs, list):
+                row.probs.append(choice.probs[r])
             full = len(row.tokens) >= row.request.length
             row.drafting = keep and not full and token not in row.sequence.stop_ids
 
@@ -229,14 +230,6 @@ class DraftModel:
         drawn = len(row.probs) > 0
         probs = row.probs if isinstance(row.probs, Tensor) else torch.stack(row.probs) if drawn else None
         return TokenTree.chain(row.tokens, probs, self.columns.kept_ids)
-
-
-def _needs_only_temperature(sequence: SequenceState) -> bool:
-    """Return True if a token can be drawn on the device from its logits and a uniform number alone."""
-    params = sequence.params
-    filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
-    unseeded = params.seed is None and not filters
-    return not needs_transform(sequence) and (params.policy.is_greedy or unseeded)
 
 
 def _until_stop(tokens: Sequence[int], stop_ids: frozenset[int]) -> list[int]:

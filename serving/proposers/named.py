@@ -11,7 +11,7 @@ from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import Attend
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.graphs import Recorder
-from distillspec.serving.execution.packed_linear import PackedLinears
+from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.proposers.base import Proposer
 from distillspec.serving.proposers.draft_model import ConfidenceThreshold, DraftModel
 from distillspec.serving.proposers.lookup_else_model import LookupElseModel
@@ -28,7 +28,7 @@ class ProposerParts:
     sampler: TokenSampler
     slots: int
     max_len: int  # tokens a slot
-    packs: PackedLinears | None  # of the draft
+    prepared: PreparedModel | None  # the draft
     recorder: Recorder | None
     attend: Attend
 
@@ -88,7 +88,7 @@ def make_draft_model(parts: ProposerParts) -> DraftModel:
         parts.max_len,
         version=parts.version,
         rule=ConfidenceThreshold(threshold) if threshold > 0 else None,
-        packs=parts.packs,
+        prepared=parts.prepared,
         recorder=parts.recorder,
         attend=parts.attend,
     )

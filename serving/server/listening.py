@@ -20,6 +20,7 @@ from distillspec.serving.server.answers.app_state import AppState
 from distillspec.serving.server.http.protocol import with_time_limits
 
 FLUSH_S = 5  # to send the last bytes of finished answers
+HEADER_BYTES = 16 << 10  # of the request line and headers, as h11 itself allows by default: clients send less
 KEEP_ALIVE_S = 75  # of idle connections: longer than clients and proxies, or they may use one that closes
 
 
@@ -88,7 +89,7 @@ class DrainingServer(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 limit_concurrency=limits.max_connections,
-                h11_max_incomplete_event_size=limits.max_header_kib * 1024,
+                h11_max_incomplete_event_size=HEADER_BYTES,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=FLUSH_S,
             )

@@ -81,7 +81,7 @@ STATIC = [
     ("train loss=tvdpp data=mixed data.mixed_by=token", "loss tvdpp learns only from text that the draft wrote"),
     ("adapt loss=tvdpp", "loss=tvdpp needs text that the draft wrote; the log holds the target's"),
     ("adapt judge=true", "judge=true goes with once=true"),
-    ("serve replay.share=1", "replay.share=1.0 needs online adaptation: add online=on"),
+    ("serve replay.share=1", "replay.share=1 needs online=on or online=decoupled"),
     ("serve online=on engine.proposer=none", "online=on teaches a draft, and engine.proposer=none uses none"),
     ("serve online=on server.drafts_folder=d", "server.drafts_folder=d goes with online=off"),
     ("serve online=on loss=tvdpp", "loss=tvdpp needs text that the draft wrote; the log holds the target's"),

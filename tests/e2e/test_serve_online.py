@@ -216,8 +216,8 @@ def test_a_damaged_only_version_keeps_no_server_from_starting(given: Path, tmp_p
             "adapt.offline=nowhere is not a data folder; make one with distill generate",
         ),
         (["online=maybe"], "online=maybe is not known; use one of decoupled, off, on"),
-        (["replay.share=0.5"], "replay.share=0.5 needs online adaptation: add online=on"),
-        (["gate.requests=99"], "gate.requests=99 needs online adaptation"),
+        (["replay.share=0.5"], "replay.share=0.5 needs online=on or online=decoupled"),
+        (["gate.requests=99"], "gate.requests=99 needs online=on or online=decoupled"),
     ],
 )
 def test_what_cannot_be_joined_is_one_line(

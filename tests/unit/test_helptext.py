@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, field
 from subprocess import run as run_process
 
 import pytest
@@ -12,7 +13,7 @@ from distillspec.composition import compose
 from distillspec.config import COMMANDS
 from distillspec.config.everyday import EVERYDAY
 from distillspec.config.registry import LOSSES, LossChoice
-from distillspec.helptext import settings
+from distillspec.helptext import settings, settings_of
 
 Capture = pytest.CaptureFixture[str]
 
@@ -36,7 +37,7 @@ def test_help_names_every_command(capsys: Capture, words: tuple[str, ...]) -> No
 def test_all_of_the_help_shows_every_setting(capsys: Capture, command: str) -> None:
     out = told(capsys, command, "--help=all")
     lines = [line.strip() for line in out.splitlines()]
-    for setting in settings(COMMANDS[command]):
+    for setting in settings_of(command):
         assert any(line.startswith(f"{setting.name}=") for line in lines), setting.name
     assert f"Example: distill {command}" in out
     assert "more settings" not in out
@@ -44,7 +45,7 @@ def test_all_of_the_help_shows_every_setting(capsys: Capture, command: str) -> N
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_shows_the_common_settings(capsys: Capture, command: str) -> None:
-    known = [setting.name for setting in settings(COMMANDS[command])]
+    known = [setting.name for setting in settings_of(command)]
     common = EVERYDAY[command]
     assert len(set(common)) == len(common)
     assert set(common) <= set(known)
@@ -67,6 +68,42 @@ def test_choices_and_their_lines_come_from_the_table(capsys: Capture, monkeypatc
     assert "ce | tvdpp | toy" in told(capsys, "train", "--help")
     assert "      toy                a toy\n" in told(capsys, "train", "--help=all")
     assert "experiment=null  (a preset: smoke | ten-minutes)" in told(capsys, "train", "--help")
+
+
+@dataclass
+class Wrapped:
+    """A group of a test."""
+
+    plain: int = 1  # said on one line
+    wrapped: int = 2  # a comment that is too long for its line
+    # goes on below it,
+    # twice
+    spread: list[int] = field(
+        default_factory=list,
+    )  # beside the end of a field that takes more lines
+    silent: int = 3
+
+    # of the method below, not of the field
+    def method(self) -> None: ...
+
+
+@dataclass
+class Heir(Wrapped):
+    """A command of a test."""
+
+    silent: int = 4  # said by the heir
+
+
+def test_a_wrapped_comment_is_shown_whole(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(COMMANDS, "report", Heir)
+    lines = told(capsys, "report", "--help=all").splitlines()
+    assert lines[-4:] == [
+        "plain=1  (said on one line)",
+        "wrapped=2  (a comment that is too long for its line goes on below it, twice)",
+        "spread=[]  (beside the end of a field that takes more lines)",
+        "silent=4  (said by the heir)",
+    ]
+    assert {setting.name: setting.comment for setting in settings(Wrapped)}["silent"] == ""
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -11,7 +11,7 @@ from transformers import LogitsProcessorList, MinPLogitsWarper, TemperatureLogit
 from transformers.generation.logits_process import TopPLogitsWarper
 
 from distillspec.errors import ConfigError
-from distillspec.sampling import NonFiniteLogits, best_ids, draw, filtered_logits, policy_probs
+from distillspec.sampling import NonFiniteLogits, best_ids, draw, policy_probs
 from distillspec.sampling.nucleus import keep_nucleus, largest_probs, mask_nucleus
 from distillspec.types import SamplingPolicy
 
@@ -47,6 +47,35 @@ def test_transforms_are_those_of_transformers(
     policy = SamplingPolicy(temperature, top_k, top_p, min_p)
     logits = noise(4, 60, seed=seed)
     torch.testing.assert_close(policy_probs(logits, policy), transformers_probs(logits, policy))
+
+
+def sorted_nucleus(probs: Tensor, top_p: float) -> Tensor:
+    """The definition as bool `[R, V]`, one row after another, sums in float64."""
+    found = torch.zeros_like(probs, dtype=torch.bool)
+    for row, inside in zip(probs.tolist(), found, strict=True):
+        mass = 0.0
+        for token in sorted(range(len(row)), key=lambda i: (-row[i], i)):
+            if mass < top_p:
+                inside[token] = True
+            mass += row[token]
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(top_p=st.floats(0.01, 0.999), scale=st.sampled_from([0.0, 0.3, 2.0, 9.0]), seed=st.integers(0, 1000))
+def test_every_way_to_a_nucleus_gives_the_definition(top_p: float, scale: float, seed: int) -> None:
+    """By a prefix, in place, and by bisection. Rounded logits tie often."""
+    probs = torch.softmax((noise(4, 90, seed=seed) * scale).round(), -1)
+    wanted = sorted_nucleus(probs, top_p)
+    assert torch.equal(mask_nucleus(probs, top_p, prefix=4), wanted)
+    assert torch.equal(keep_nucleus(probs.clone(), top_p, sync=True), probs * wanted)
+    assert torch.equal(keep_nucleus(probs.clone(), top_p, sync=False), probs * wanted)
+
+
+@pytest.mark.parametrize(("top_p", "inside"), [(0.5, 4), (0.500001, 5), (0.125, 1), (0.9999999, 8)])
+def test_bisection_counts_equal_tokens_as_sums_do(top_p: float, inside: int) -> None:
+    kept = keep_nucleus(torch.full((1, 8), 0.125), top_p, sync=False)
+    assert (kept > 0).tolist() == [[token < inside for token in range(8)]]
 
 
 @settings(max_examples=25, deadline=None)
@@ -90,15 +119,12 @@ def test_greedy_is_one_hot_and_the_lowest_id_wins_ties() -> None:
 @pytest.mark.parametrize(
     "policy", [SamplingPolicy(), SamplingPolicy(0.5, top_k=3, top_p=0.9, min_p=0.01)], ids=["plain", "all"]
 )
-def test_filtered_logits_give_the_same_distribution_and_masked_tokens_stay_out(policy: SamplingPolicy) -> None:
+def test_masked_tokens_stay_out_in_every_dtype(policy: SamplingPolicy) -> None:
     logits = noise(2, 3, 7)
     logits[..., 2] = -INF
     probs = policy_probs(logits.bfloat16(), policy)
     assert probs.dtype == torch.float32
     assert (probs[..., 2] == 0).all()
-    scores = filtered_logits(logits.bfloat16(), policy)
-    assert (scores.amax(-1) == 0).all()
-    torch.testing.assert_close(torch.log_softmax(scores, -1), probs.log())
 
 
 def test_a_vanishing_temperature_becomes_greedy_without_overflow() -> None:

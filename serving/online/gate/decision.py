@@ -140,20 +140,18 @@ def _decision(
     return "inconclusive", f"{shown}: the lower end does not exceed {config.margin:.1%}"
 
 
-def estimate_costs(
-    target: LanguageModel, draft: LanguageModel, config: GateConfig, latency: LatencyModel | None = None
-) -> Costs:
+def estimate_costs(target: LanguageModel, draft: LanguageModel, latency: LatencyModel | None = None) -> Costs:
     """Estimate costs from measured step times if they are known, otherwise from the weights that a token reads."""
-    if latency is not None and latency.draft is not None and config.draft_cost is None:
+    if latency is not None and latency.draft is not None:
         plain = latency.target_s([CONTEXT], [0])
         if plain > 0:
             verify = (latency.target_s([CONTEXT], [1]) - plain) / plain
             return Costs(latency.draft_s([CONTEXT], [1]) / plain, verify)
-    cost = config.draft_cost if config.draft_cost is not None else _weights_read(draft) / _weights_read(target)
-    return Costs(cost, config.verify_cost)
+    return Costs(_weights_read(draft) / _weights_read(target), VERIFY_COST)
 
 
 CONTEXT = 256  # tokens of a typical request
+VERIFY_COST = 0.05  # of each further verified token, in target steps: an assumption, where no engine has measured it
 
 
 def _weights_read(model: LanguageModel) -> int:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 
 from distillspec.errors import ConfigError, RunError
-from distillspec.models import LanguageModel
 from distillspec.serving.online.gate.canary import Canary, CanaryOutcome, outcome
-from distillspec.serving.online.gate.decision import Costs, Decision, GateDecision
+from distillspec.serving.online.gate.decision import Decision, GateDecision
 from distillspec.serving.online.gate.in_service import InService, Report, Suspicion, Swap, one_at_a_time
 from distillspec.serving.online.gate.judge import CandidateJudge, Overtaken
 from distillspec.serving.online.gate.monitor import ServedAcceptance
-from distillspec.serving.online.gate.shadow import Shadow
 from distillspec.serving.online.gate.suspicion import SuspicionCheck
-from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import Version
@@ -27,9 +23,7 @@ class Gatekeeper:
     """Decides, with the registry, which version serves. `work` does what is due and returns.
 
     Args:
-        replay: holds the held-out answers.
-        shadow: scores drafts with the target.
-        costs: of a step with the given draft. Default: from the models' sizes.
+        judge: compares a candidate with the version in service.
         swap: None: there is no engine (judging by hand), so promotion is enough.
         served: acceptance in service. None: no canary, no suspicion.
         report: takes every verdict, canary, suspicion, promotion and rollback.
@@ -39,17 +33,14 @@ class Gatekeeper:
         self,
         settings: OnlineSettings,
         registry: VersionRegistry,
-        replay: ReplayLog,
-        shadow: Shadow,
+        judge: CandidateJudge,
         *,
-        costs: Callable[[LanguageModel], Costs] | None = None,
         swap: Swap | None = None,
         served: ServedAcceptance | None = None,
         report: Report | None = None,
     ) -> None:
         self.settings, self.config = settings, settings.gate
-        self.registry, self.served = registry, served
-        self.judge = CandidateJudge(settings, registry, replay, shadow, costs)
+        self.registry, self.judge, self.served = registry, judge, served
         self._report = report or (lambda record: None)
         self._in_service = InService(registry, swap, served, self._report)
         self._suspicions = SuspicionCheck(self._in_service, settings.gate)

@@ -52,7 +52,7 @@ class CandidateJudge:
     ) -> None:
         self.settings, self.config = settings, settings.gate
         self.registry, self.replay, self.shadow = registry, replay, shadow
-        self._costs = costs or (lambda draft: estimate_costs(shadow.target, draft, settings.gate))
+        self._costs = costs or (lambda draft: estimate_costs(shadow.target, draft))
         self._offline: list[EvaluationSample] | None = None
 
     def held_out(self, since_s: float = -math.inf) -> list[LogEntry]:

@@ -135,7 +135,7 @@ class Shadow:
     @property
     def kept(self) -> tuple[int, int]:
         """Number of scores and of hidden states that are kept."""
-        return len(self._known), len(self.states._known)
+        return len(self._known), self.states.count
 
     def forget(self) -> None:
         """Drop all hidden states and scores, of all texts."""
@@ -146,13 +146,13 @@ class Shadow:
         """Drop hidden states beyond `answers` of them, scores beyond four times as many."""
         scores, states = self.kept
         if states > answers:
-            self.states._known.clear()
+            self.states.forget()
         if scores > 4 * answers:
             self._known.clear()
 
     def _clear(self) -> None:
         self._known.clear()
-        self.states._known.clear()
+        self.states.forget()
 
     def _score(self, draft: LanguageModel, sample: EvaluationSample) -> Score:
         key = (draft.identity.weights_hash, f"{sample.sample.prompt_id}/{hash(sample.sample.response_ids)}")

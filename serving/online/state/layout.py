@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from distillspec.config import AdaptConfig, GateConfig, LossConfig, OnlineConfig, ReplayConfig, TrackerConfig
+from distillspec.config import AdaptCommand, OnlineGroups, ServeCommand
 from distillspec.errors import ConfigError
 from distillspec.files import private_folder, write_json
 
@@ -17,17 +17,14 @@ REGISTRY, MANIFEST = "registry.sqlite", "manifest.sqlite"  # of the versions and
 M = TypeVar("M", bound="_Message")
 
 
-@dataclass(frozen=True)
-class OnlineSettings:
+@dataclass
+class OnlineSettings(OnlineGroups):
     """All settings of online adaptation."""
 
-    online: OnlineConfig = field(default_factory=OnlineConfig)
-    replay: ReplayConfig = field(default_factory=ReplayConfig)
-    adapt: AdaptConfig = field(default_factory=AdaptConfig)
-    gate: GateConfig = field(default_factory=GateConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
-    tracker: TrackerConfig = field(default_factory=TrackerConfig)
-    seed: int = 0
+    @classmethod
+    def of(cls, command: AdaptCommand | ServeCommand) -> OnlineSettings:
+        """Take the groups that a command has. The others keep their defaults."""
+        return cls(**{f.name: getattr(command, f.name) for f in fields(cls) if hasattr(command, f.name)})
 
     @property
     def layout(self) -> Layout:

@@ -10,11 +10,10 @@ from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, get_type_hints
 
 import torch
 
-from distillspec.config import AdaptConfig, GateConfig, LossConfig, OnlineConfig, ReplayConfig, TrackerConfig
 from distillspec.errors import ConfigError, RunError
 from distillspec.files import OTHERS, write_json
 from distillspec.serving.online.state.layout import Layout, OnlineSettings, TrainerState
@@ -28,15 +27,6 @@ from distillspec.training.lifeline import end_with_parent
 POLL_S, LONGEST_WAIT_S = 0.5, 60.0
 QUARANTINED, OCCUPIED = 3, 4  # exit codes: it must not be restarted, another trainer works on this folder
 
-_PARTS = {
-    "online": OnlineConfig,
-    "replay": ReplayConfig,
-    "adapt": AdaptConfig,
-    "gate": GateConfig,
-    "loss": LossConfig,
-    "tracker": TrackerConfig,
-}
-
 
 def write_settings(settings: OnlineSettings) -> None:
     """Write the settings to the file that the trainer process reads."""
@@ -46,9 +36,11 @@ def write_settings(settings: OnlineSettings) -> None:
 def read_settings(root: Path) -> OnlineSettings:
     """Read what `write_settings` wrote in an online folder."""
     found = json.loads(Layout(root).settings.read_text())
-    parts: dict[str, Any] = {name: kind(**found[name]) for name, kind in _PARTS.items()}
-    parts["online"].folder = str(root)
-    return OnlineSettings(**parts, seed=found["seed"])
+    kinds = get_type_hints(OnlineSettings)
+    groups = {name: kinds[name](**values) for name, values in found.items() if isinstance(values, dict)}
+    settings = OnlineSettings(**{**found, **groups})
+    settings.online.folder = str(root)
+    return settings
 
 
 def run_trainer(

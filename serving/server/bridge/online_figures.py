@@ -1,15 +1,16 @@
 """The figures of online adaptation, each declared once.
 
-/metrics, the dashboard's state and GET /admin/online are made from the declarations. A new figure is one field of
+/metrics, the dashboard's tiles and GET /admin/online are made from the declarations. A new figure is one field of
 `OnlineFigures`, and its value where the figures are made.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from functools import cache
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from distillspec.serving.server.bridge.figure import Figure, Tile, counter, counters, duration, gauge, size, text
 
 DECISIONS = ("promoted", "inconclusive", "refused")
 DROPS = ("memory", "queue", "disk", "error", "incomplete", "capped", "redacted", "deleted")
@@ -17,57 +18,6 @@ STAGES = (
     *("off", "gone", "elsewhere", "waiting_for_text", "starting", "waiting", "selecting", "loading"),
     *("learning", "saving", "registering", "paused", "quarantined"),
 )
-
-
-@dataclass(frozen=True)
-class Figure:
-    """Declaration of one figure.
-
-    Args:
-        kind: "text" is not in /metrics.
-        help: one line for people, in /metrics too.
-        metric: name in /metrics, without the prefix and without Prometheus' `_total`.
-        unit: what is counted. The metric's name ends with it.
-        label, values: the label that distinguishes the series of a metric, and all its values. The figure is then a
-            mapping from value to number, or for a gauge the one value that is current.
-        status: dotted place in the body of GET /admin/online, which has more than the figures.
-        number: the figure as a number.
-    """
-
-    kind: Literal["counter", "gauge", "text"]
-    help: str
-    metric: str | None = None
-    unit: str | None = None
-    label: str | None = None
-    values: tuple[str, ...] = ()
-    status: str | None = None
-    number: Callable[[Any], float] = float
-
-    def series(self, value: Any) -> Iterator[tuple[list[str], float]]:
-        """Yield (label values, number) of each series of the metric."""
-        if self.label is None:
-            yield [], self.number(value)
-        elif isinstance(value, Mapping):
-            yield from (([name], value.get(name, 0)) for name in self.values)
-        else:
-            yield from (([name], name == value) for name in self.values)
-
-
-def _text(help: str, default: Any = None, **more: Any) -> Any:
-    return field(default=default, metadata={"figure": Figure("text", help, **more)})
-
-
-def _gauge(metric: str, help: str, default: Any = 0, **more: Any) -> Any:
-    return field(default=default, metadata={"figure": Figure("gauge", help, metric, **more)})
-
-
-def _counter(metric: str, unit: str, help: str, default: Any = 0, **more: Any) -> Any:
-    return field(default=default, metadata={"figure": Figure("counter", help, metric, unit, **more)})
-
-
-def _counters(metric: str, unit: str, help: str, label: str, values: tuple[str, ...]) -> Any:
-    figure = Figure("counter", help, metric, unit, label, values)
-    return field(default_factory=dict, metadata={"figure": figure})
 
 
 @dataclass(frozen=True)
@@ -86,60 +36,114 @@ class OnlineFigures:
     Counters start at 0 with the server, except those of the trainer and of refused shards, which the folder keeps.
     """
 
-    mode: str = _gauge(
+    mode: str = gauge(
         "online_enabled", "1 with online=on or decoupled", "off", status="mode", number=lambda m: m != "off"
     )
-    serving: str | None = _text("Name of the promoted version", status="serving")
-    waiting_for: str | None = _text("Reason why the newest candidate is not judged yet", status="waiting_for")
-    paused: bool = _gauge(
-        "online_paused", "1 while logging and training are paused by hand", False, status="trainer.paused"
+    stage: str = gauge(
+        "trainer_stage",
+        "1 for what the trainer is doing",
+        "off",
+        label="stage",
+        values=STAGES,
+        status="trainer.stage",
+        tile=Tile("trainer", lambda o: o.stage.replace("_", " ")),
     )
-    collapsed: bool = _gauge(
-        "acceptance_collapsed", "1 while acceptance is a part of what it was", False, status="served.collapsed"
+    problem: str | None = text(
+        "Reason why the trainer is quarantined",
+        status="trainer.quarantined",
+        trouble="The trainer is quarantined: {}",
     )
-    suspected: bool = _gauge("draft_suspected", "1 while the draft's acceptance looks worse, unconfirmed", False)
-    answers: int = _gauge("replay_answers", "Answers in the replay log", unit="answers", status="log.answers")
-    tokens: int = _gauge("replay_tokens", "Their tokens", unit="tokens", status="log.tokens")
-    bytes: int = _gauge("replay_bytes", "Their bytes on disk", unit="bytes", status="log.bytes")
-    waiting_tokens: int = _gauge(
+    paused: bool = gauge(
+        "online_paused",
+        "1 while logging and training are paused by hand",
+        False,
+        status="trainer.paused",
+        trouble="Logging and training are paused.",
+    )
+    updates: int = counter("trainer_updates", "updates", "Updates made", status="trainer.updates", tile=Tile("updates"))
+    starts: int = counter(
+        "trainer_starts",
+        "starts",
+        "Starts of the embedded trainer's process",
+        status="trainer.starts",
+        tile=Tile("starts"),
+    )
+    trainer_cpu_s: float = counter(
+        "trainer_cpu_seconds",
+        "seconds",
+        "Processor time of updates",
+        0.0,
+        status="trainer.cpu_s",
+        tile=Tile("processor time", lambda o: duration(o.trainer_cpu_s)),
+    )
+    trainer_s: float = counter("trainer_seconds", "seconds", "Wall time of updates", 0.0)
+    lag: int = gauge(
+        "trainer_lag_answers",
+        "Logged answers it has not considered",
+        unit="answers",
+        status="trainer.lag",
+        tile=Tile("answers to learn from"),
+    )
+    skipped: int = counter("trainer_skipped_answers", "answers", "Answers it had no time for", status="trainer.skipped")
+    answers: int = gauge(
+        "replay_answers",
+        "Answers in the replay log",
+        unit="answers",
+        status="log.answers",
+        tile=Tile("log", lambda o: f"{o.answers} answers, {size(o.bytes)}"),
+    )
+    tokens: int = gauge("replay_tokens", "Their tokens", unit="tokens", status="log.tokens")
+    bytes: int = gauge("replay_bytes", "Their bytes on disk", unit="bytes", status="log.bytes")
+    waiting_tokens: int = gauge(
         "replay_waiting_tokens", "Tokens in memory that wait to be written", unit="tokens", status="log.waiting_tokens"
     )
-    logged: int = _counter("replay_logged_answers", "answers", "Answers taken into the log")
-    dropped: Mapping[str, int] = _counters(
-        "replay_dropped_answers", "answers", "Answers left out of the log", "reason", DROPS
+    logged: int = counter("replay_logged_answers", "answers", "Answers taken into the log")
+    dropped: Mapping[str, int] = counters(
+        "replay_dropped_answers",
+        "answers",
+        "Answers left out of the log",
+        "reason",
+        DROPS,
+        tile=Tile("left out of the log", lambda o: str(sum(o.dropped.values()))),
     )
-    refused_shards: int = _counter(
+    refused_shards: int = counter(
         "replay_refused_shards", "shards", "Files of the log found damaged or foreign", status="log.refused_shards"
     )
-    verdicts: Mapping[str, int] = _counters("gate_verdicts", "verdicts", "Candidates judged", "decision", DECISIONS)
-    promotions: int = _counter("draft_promotions", "promotions", "Versions promoted, by the gate or by hand")
-    rollbacks: int = _counter("draft_rollbacks", "rollbacks", "Versions rolled back, by themselves or by hand")
-    alarms: int = _counter("online_alarms", "alarms", "Alarms of online adaptation")
-    stage: str = _gauge(
-        "trainer_stage", "1 for what the trainer is doing", "off", label="stage", values=STAGES, status="trainer.stage"
+    promotions: int = counter(
+        "draft_promotions", "promotions", "Versions promoted, by the gate or by hand", tile=Tile("promoted")
     )
-    problem: str | None = _text("Reason why the trainer is quarantined", status="trainer.quarantined")
-    starts: int = _counter(
-        "trainer_starts", "starts", "Starts of the embedded trainer's process", status="trainer.starts"
+    rollbacks: int = counter(
+        "draft_rollbacks", "rollbacks", "Versions rolled back, by themselves or by hand", tile=Tile("rolled back")
     )
-    updates: int = _counter("trainer_updates", "updates", "Updates made", status="trainer.updates")
-    trainer_cpu_s: float = _counter(
-        "trainer_cpu_seconds", "seconds", "Processor time of updates", 0.0, status="trainer.cpu_s"
+    serving: str | None = text(
+        "Name of the promoted version", status="serving", tile=Tile("serving", lambda o: o.serving or "–")
     )
-    trainer_s: float = _counter("trainer_seconds", "seconds", "Wall time of updates", 0.0)
-    skipped: int = _counter(
-        "trainer_skipped_answers", "answers", "Answers it had no time for", status="trainer.skipped"
+    waiting_for: str | None = text("Reason why the newest candidate is not judged yet", status="waiting_for")
+    verdicts: Mapping[str, int] = counters(
+        "gate_verdicts", "verdicts", "Candidates judged", "decision", DECISIONS, tile=Tile("gate", lambda o: o.gate)
     )
-    lag: int = _gauge(
-        "trainer_lag_answers", "Logged answers it has not considered", unit="answers", status="trainer.lag"
+    judged: tuple[JudgedVersion, ...] = text("The versions judged last, oldest first", ())
+    collapsed: bool = gauge(
+        "acceptance_collapsed",
+        "1 while acceptance is a part of what it was",
+        False,
+        status="served.collapsed",
+        trouble="Acceptance has collapsed.",
     )
-    judged: tuple[JudgedVersion, ...] = _text("The versions judged last, oldest first", ())
+    suspected: bool = gauge("draft_suspected", "1 while the draft's acceptance looks worse, unconfirmed", False)
+    alarms: int = counter("online_alarms", "alarms", "Alarms of online adaptation")
+
+    @property
+    def gate(self) -> str:
+        """Text of the gate's tile: what it waits for, or its verdicts besides promotions."""
+        if self.waiting_for:
+            return f"waits: has {self.waiting_for}"
+        return f"{self.verdicts.get('inconclusive', 0)} inconclusive, {self.verdicts.get('refused', 0)} refused"
 
 
-@cache
-def declarations() -> Mapping[str, Figure]:
-    """Return the declaration of each field of `OnlineFigures`."""
-    return {item.name: item.metadata["figure"] for item in fields(OnlineFigures)}
+def declarations(kind: type[OnlineFigures] = OnlineFigures) -> Mapping[str, Figure]:
+    """Return the declaration of each field."""
+    return {item.name: item.metadata["figure"] for item in fields(kind)}
 
 
 def set_in_status(figures: OnlineFigures, status: dict[str, Any]) -> None:
@@ -151,3 +155,18 @@ def set_in_status(figures: OnlineFigures, status: dict[str, Any]) -> None:
             for group in groups:
                 place = place.setdefault(group, {})
             place[key] = getattr(figures, name)
+
+
+def tiles(figures: OnlineFigures) -> list[tuple[str, str]]:
+    """Return (label, text) of every tile of the dashboard."""
+    return [
+        (figure.tile.label, str(getattr(figures, name)) if figure.tile.text is None else figure.tile.text(figures))
+        for name, figure in declarations(type(figures)).items()
+        if figure.tile is not None
+    ]
+
+
+def troubles(figures: OnlineFigures) -> list[str]:
+    """Return the sentences about what an operator should look at."""
+    set_now = ((figure.trouble, getattr(figures, name)) for name, figure in declarations(type(figures)).items())
+    return [trouble.format(value) for trouble, value in set_now if trouble is not None and value]

@@ -40,9 +40,9 @@ class Metrics:
         self._label = {"model_name": model}
         self._cache_tokens = cache_tokens
         self._version = ""
-        self._gauges()
-        self._counters(longest)
-        self._histograms(longest)
+        self.declare_gauges()
+        self.declare_counters(longest)
+        self.declare_histograms(longest)
         self.acceptance = AcceptanceCounters(PREFIX, model, self.registry)
         self.online = OnlineMetrics(PREFIX, model)
         self.registry.register(self.online)
@@ -133,7 +133,8 @@ class Metrics:
         self.draft_info.clear()
         self.draft_info.labels(draft_version=version, **self._label).set(1)
 
-    def _gauges(self) -> None:
+    def declare_gauges(self) -> None:
+        """Declare every metric that holds the newest value. Called once, before the first step."""
         self.up = self._gauge("engine_up", "1 while the engine steps, 0 once it is given up")
         self.slots = self._gauge("num_slots", "Answers that may decode side by side")
         self.running = self._gauge("num_requests_running", "Answers that hold a slot")
@@ -148,7 +149,8 @@ class Metrics:
         )
         self.draft_info.labels(draft_version="", **self._label).set(1)
 
-    def _counters(self, longest: int) -> None:
+    def declare_counters(self, longest: int) -> None:
+        """Declare every metric that only grows. Called once, before the first step."""
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens read")
         self.generation_tokens = self._counter("generation_tokens", "Tokens written")
         self.preemptions = self._counter("num_preemptions", "Answers that lost their slot for a while")
@@ -176,7 +178,8 @@ class Metrics:
             PREFIX + "http_requests", "HTTP requests", [*self._label, "route", "status"], registry=self.registry
         )
 
-    def _histograms(self, longest: int) -> None:
+    def declare_histograms(self, longest: int) -> None:
+        """Declare every distribution. Called once, before the first step."""
         self.first_token_seconds = self._histogram("time_to_first_token_seconds", "Submission to first token", SECONDS)
         self.token_seconds = self._histogram("time_per_output_token_seconds", "Mean gap between tokens", SECONDS)
         self.total_seconds = self._histogram("e2e_request_latency_seconds", "Submission to last token", SECONDS)

@@ -8,7 +8,8 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from distillspec.serving.server.bridge.online_figures import Figure, OnlineFigures, declarations
+from distillspec.serving.server.bridge.figure import Figure
+from distillspec.serving.server.bridge.online_figures import OnlineFigures, declarations
 
 
 class OnlineMetrics(Collector):

@@ -12,6 +12,7 @@ from starlette.responses import HTMLResponse
 
 from distillspec.serving.server.answers.app_state import AppState, app_state_of
 from distillspec.serving.server.answers.stream import EventStream, event
+from distillspec.serving.server.bridge.online_figures import tiles, troubles
 from distillspec.serving.server.routes.access import check_dashboard_access
 
 router = APIRouter(tags=["dashboard"])
@@ -49,9 +50,10 @@ async def _figures(state: AppState) -> AsyncGenerator[bytes]:
 
 
 def _current(state: AppState) -> dict[str, object]:
-    override = state.controller.override
+    override, online = state.controller.override, state.telemetry.online
     return {
         **state.telemetry.state(),
+        "learning": {"tiles": tiles(online), "trouble": " ".join(troubles(online))},
         "policy": override.policy,
         "max_length": override.max_length,
         "draining": state.bridge.draining,

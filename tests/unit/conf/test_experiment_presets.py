@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,25 +46,24 @@ def acceptance(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("acceptance")
 
 
-def words_of(acceptance: Any, monkeypatch: pytest.MonkeyPatch, *options: str) -> list[str]:
-    monkeypatch.setattr(sys, "argv", ["acceptance.py", "--prompts", "f.jsonl", *options])
-    words: list[str] = acceptance.train_words(acceptance._options())
+def words_of(acceptance: Any, *options: str) -> list[str]:
+    words: list[str] = acceptance.train_words(acceptance.read_options(["--prompts", "f.jsonl", *options]))
     return words
 
 
-def test_the_benchmark_measures_the_preset_and_nothing_else(acceptance: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert words_of(acceptance, monkeypatch) == ["experiment=ten-minutes", "data.prompts=f.jsonl"]
-    assert composed(*words_of(acceptance, monkeypatch)) == {
+def test_the_benchmark_measures_the_preset_and_nothing_else(acceptance: Any) -> None:
+    assert words_of(acceptance) == ["experiment=ten-minutes", "data.prompts=f.jsonl"]
+    assert composed(*words_of(acceptance)) == {
         **composed("experiment=ten-minutes"),
         "data.prompts": "f.jsonl",
     }
-    longer = words_of(acceptance, monkeypatch, "--minutes", "60", "--data", "runs/a")
+    longer = words_of(acceptance, "--minutes", "60", "--data", "runs/a")
     assert composed(*longer) == {**composed(), **PRESET, "data.cache": "runs/a", "train.max_minutes": 60}
 
 
-def test_the_benchmark_goes_on_from_a_draft(acceptance: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_benchmark_goes_on_from_a_draft(acceptance: Any, tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text('{"minutes": 10.0}')
-    words = words_of(acceptance, monkeypatch, "--minutes", "60", "--first", str(tmp_path))
+    words = words_of(acceptance, "--minutes", "60", "--first", str(tmp_path))
     found = composed(*words)
     assert (found["draft.kind"], found["draft.layers"], found["draft.vocabulary"]) == ("pretrained", None, None)
     assert (found["draft.path"], found["data.cache"]) == (f"{tmp_path}/draft", str(tmp_path))

@@ -107,7 +107,7 @@ def test_a_metric(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (ROOT / code.splitlines()[0].removeprefix("# ")).is_file()
     added: dict[str, Any] = {}
     exec(code, added)
-    for name in ("_gauges", "observe_step"):
+    for name in ("declare_gauges", "observe_step"):
         monkeypatch.setattr(Metrics, name, both(getattr(Metrics, name), added[name]))
     metrics = Metrics("m", longest=4, slots=2, cache_tokens=100)
     view, plan = BatchView((RowView("a", 9, 4), RowView("b", 9, 4))), Plan((RowPlan("a", 1), RowPlan("b", 1)))

@@ -42,6 +42,17 @@ def test_the_pages_are_short() -> None:
     assert [cell for cell in cells if len(cell) > LONGEST_CELL] == []
 
 
+def test_the_lab_notes_open_with_their_topics() -> None:
+    """A dated entry stands below a topic, and the first screen leads to every topic."""
+    notes = page("docs/lab-notes.md").text
+    first_screen, *topics = re.split(r"^## ", notes, flags=re.MULTILINE)
+    names = [topic.splitlines()[0] for topic in topics]
+    assert re.findall(r"^\| \[(.+?)\]", first_screen, re.MULTILINE) == names
+    assert [name for name in names if re.match(r"\d{4}-", name)] == []
+    assert all(re.findall(r"^### \d{4}-\d\d-\d\d", topic, re.MULTILINE) for topic in topics)
+    assert first_screen.count("\n") <= 30
+
+
 def packages_in_order() -> list[str]:
     """Return the rows of `ARROWS` that the table of packages names, from the top."""
     names: list[str] = []

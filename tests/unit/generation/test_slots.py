@@ -13,7 +13,7 @@ from distillspec.errors import ConfigError
 from distillspec.generation import SlotGenerator
 from distillspec.generation.decoder import SlotDecoder
 from distillspec.models import LanguageModel, initialise_draft
-from distillspec.models.slot_cache import IMPLEMENTATION, slot_attention_in
+from distillspec.models.slot_attention import IMPLEMENTATION, slot_attention_in
 from distillspec.sampling import NonFiniteLogits
 from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy, SignalRequest
 

@@ -82,7 +82,7 @@ def test_a_gguf_file_is_unpacked_once_and_again_when_damaged(monkeypatch: pytest
         (folder / "model.safetensors").write_bytes(b"unpacked")
 
     monkeypatch.setenv("DISTILLSPEC_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(gguf_module, "_convert", convert)
+    monkeypatch.setattr(gguf_module, "convert_gguf", convert)
     folder = unpack_gguf(file)
     assert folder.is_relative_to(tmp_path / "cache")
     assert unpack_gguf(file) == folder

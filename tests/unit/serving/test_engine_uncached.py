@@ -7,9 +7,9 @@ import torch
 
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.models import LanguageModel, initialise_draft, load_target
-from distillspec.sampling import filtered_logits
+from distillspec.sampling import policy_probs
 from distillspec.serving import Engine, EngineSettings, SamplingParams
-from distillspec.serving.decoding.noise import NoiseBank
+from distillspec.serving.decoding.noise import exponentials, hashed_ids, key_tensor, noise_key
 
 from .conftest import prompts
 
@@ -20,15 +20,15 @@ def double() -> LanguageModel:
 
 
 def uncached(target: LanguageModel, prompt: list[int], params: SamplingParams) -> list[int]:
-    """The definition of a seeded request: argmax(log p + G) from a whole pass for every token."""
-    noise = NoiseBank(target.identity.vocab_size, torch.device("cpu"))
+    """The definition of a seeded request: argmax(p / E) from a whole pass for every token."""
+    hashed = hashed_ids(torch.arange(target.identity.vocab_size))
     output: list[int] = []
     assert params.seed is not None
     with torch.no_grad():
         for position in range(params.max_tokens or 0):
             logits = target.logits(torch.tensor([prompt + output]))[0, -1]
-            scores = filtered_logits(logits[None], params.policy)[0]
-            output.append(int((scores + noise.gumbel(params.seed, 0, position)).argmax()))
+            noise = exponentials(key_tensor([noise_key(params.seed, 0, position)]), hashed)
+            output.append(int((policy_probs(logits[None], params.policy) / noise).argmax()))
     return output
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distillspec.models import LanguageModel
-from distillspec.models.slot_cache import IMPLEMENTATION
+from distillspec.models.slot_attention import IMPLEMENTATION
 from distillspec.serving import SamplingParams
 from distillspec.serving.held_models import HeldModels
 
@@ -18,7 +18,7 @@ def implementation(model: LanguageModel) -> str:
 
 def test_a_model_held_twice_stays_prepared_until_its_second_release(target: LanguageModel) -> None:
     before = implementation(target)
-    held = HeldModels(pack_weights=False)
+    held = HeldModels(pack_weights=False, compile=False)
     target.model.train()
     for _ in range(2):
         held.hold(target)
@@ -37,7 +37,7 @@ def test_releasing_all_gives_back_what_was_held_twice_and_may_be_repeated(
     target: LanguageModel, draft: LanguageModel
 ) -> None:
     before = implementation(target), implementation(draft)
-    held = HeldModels(pack_weights=False)
+    held = HeldModels(pack_weights=False, compile=False)
     for model in (target, target, draft):
         held.hold(model)
     for _ in range(2):

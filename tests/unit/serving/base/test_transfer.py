@@ -135,7 +135,7 @@ def test_a_step_reads_the_device_once(
     assert (reads.through_the_door, reads.others) == (1, [])
 
 
-@pytest.mark.parametrize("kinds", [["greedy"], ["temperature"], ["greedy", "temperature"]])
+@pytest.mark.parametrize("kinds", [[name] for name in KINDS] + [list(KINDS)], ids=lambda kinds: "+".join(kinds)[:20])
 def test_a_draft_that_drafts_at_once_is_one_read_more(
     target: LanguageModel,
     draft: LanguageModel,
@@ -143,7 +143,8 @@ def test_a_draft_that_drafts_at_once_is_one_read_more(
     monkeypatch: pytest.MonkeyPatch,
     kinds: list[str],
 ) -> None:
-    engine = started(make_engine(draft, sampler_object=blind(target), compile=False), [KINDS[kind] for kind in kinds])
+    engine = make_engine(draft, sampler_object=blind(target), max_slots=8, compile=False)
+    started(engine, [KINDS[kind] for kind in kinds])
     with Reads(monkeypatch) as reads:
         output = engine.step()
     assert output.result is not None

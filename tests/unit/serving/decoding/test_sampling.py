@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from distillspec.sampling import policy_probs
 from distillspec.serving import SamplingParams
 from distillspec.serving.base.requests import Request, SequenceState
 from distillspec.serving.base.tree import ROOT, TokenTree
-from distillspec.serving.decoding import sampling
 from distillspec.serving.decoding.chains import Chains, _Lot
-from distillspec.serving.decoding.logits import Columns, Place
 from distillspec.serving.decoding.sampling import TokenSampler, VerificationWindow
 from distillspec.serving.decoding.verification import verify_tree
 
@@ -43,7 +42,7 @@ def test_many_chains_at_once_are_judged_as_the_reference_judges_each(look: bool,
     accept = torch.rand(40 * 3, generator=torch.Generator().manual_seed(10), dtype=torch.float64).view(40, 3)
     residual = torch.rand(40, generator=torch.Generator().manual_seed(11), dtype=torch.float64)
     for b, (window, rows, judgement) in enumerate(zip(windows, logits, found, strict=True)):
-        probs = torch.softmax(sampling.filtered_logits(rows, params.policy), -1)
+        probs = policy_probs(rows, params.policy)
         assert judgement.verdict == verify_tree(probs, window.tree, accept[b, : len(window.tree)], residual[b])
 
 
@@ -132,8 +131,8 @@ def test_every_token_that_chains_emit_follows_the_target(trials: int, look: bool
 
 def test_second_tokens_from_the_wrong_row_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The residual of a chain's second token taken from the first one's draft distribution."""
-    original = _Lot.residual
-    monkeypatch.setattr(_Lot, "residual", lambda self, probs, node: original(self, probs, torch.zeros_like(node)))
+    original = _Lot.take_away
+    monkeypatch.setattr(_Lot, "take_away", lambda self, p, at, *rest: original(self, p, torch.zeros_like(at), *rest))
     counts, law = emitted_in_chains(16, 10_000, 500, True)
     assert excess(counts[0], law) < 5
     assert excess(counts[1], law) > 20
@@ -163,7 +162,7 @@ def test_trees_over_a_wide_vocabulary() -> None:
 
 
 def test_a_verifier_that_forgets_the_residual_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Chains, "take_away_rejected", lambda self, last, count: last)
+    monkeypatch.setattr(Chains, "take_away_rejected", lambda self, last, count, sync: None)
     assert excess(*emitted_first(16, 20_000, SamplingParams(), 1000)) > 20
 
 
@@ -179,22 +178,6 @@ def test_a_residual_on_the_acceptance_stream_is_found_out(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(TokenSampler, "_uniforms", staticmethod(shared))
     assert excess(*emitted_first(16, 20_000, SamplingParams(), 1000)) > 20
-
-
-def test_drafts_on_their_own_columns_name_absolute_ids() -> None:
-    kept = torch.tensor([3, 8, 20])
-    logits = torch.tensor([[0.0, 9.0, 0.0], [torch.nan, 0.0, 0.0], [0.0, 0.0, 9.0]])
-    places = [
-        Place(row("a", SamplingParams(temperature=0.0))),
-        Place(row("b", SamplingParams())),
-        Place(row("c", SamplingParams(seed=1, logit_bias={20: -100.0}))),
-    ]
-    drafted = TokenSampler(30, CPU).propose(logits, places, Columns(30, kept))
-    assert drafted.tokens[0] == 8
-    assert drafted.finite == [True, False, True]
-    assert drafted.tokens[2] in (3, 8)
-    assert drafted.probs[0] is None
-    assert drafted.probs[2] is None  # seeded rows are judged by choice
 
 
 @pytest.mark.parametrize("look", [True, False])

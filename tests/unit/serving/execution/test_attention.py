@@ -15,7 +15,8 @@ import torch
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.models.ragged_attention import ragged_attention
-from distillspec.models.slot_cache import Attend, is_hooked, masked_attention
+from distillspec.models.slot_attention import is_hooked
+from distillspec.models.slot_cache import Attend, masked_attention
 from distillspec.models.varlen_attention import varlen_attention
 from distillspec.serving import SamplingParams
 from distillspec.serving.execution import attention as module

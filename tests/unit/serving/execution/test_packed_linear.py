@@ -12,8 +12,7 @@ from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_model, tiny_tokenizer
 from distillspec.serving import Engine, EngineSettings, SamplingParams
 from distillspec.serving.execution import packed_linear
-from distillspec.serving.execution.graphs import CompiledRecorder
-from distillspec.serving.execution.packed_linear import PackedLinears, product
+from distillspec.serving.execution.packed_linear import PackedLinear, PackedLinears, product
 
 from ..conftest import hf_greedy, prompts
 
@@ -77,10 +76,10 @@ def test_tied_weights_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     packs = PackedLinears(model)
     packs.attach()
     layers = [m for m in model.decoder.modules() if isinstance(m, torch.nn.Linear)]
-    own = {id(layer.forward.keywords["packed"]) for layer in layers if "forward" in layer.__dict__}
+    own = {id(layer.packed) for layer in layers if isinstance(layer, PackedLinear)}
     large = {layer.weight.data_ptr() for layer in layers if layer.weight.numel() >= packed_linear.SMALLEST}
     assert len(own) == len(large) > 1
-    assert one.up_proj.forward.keywords["packed"] is one.gate_proj.forward.keywords["packed"]
+    assert one.up_proj.packed is one.gate_proj.packed
     packs.detach()
 
 
@@ -114,21 +113,7 @@ def test_a_cpu_without_the_instructions_keeps_plain_products(
     packed_linear.forget_trials()
     packs.attach()
     assert "weights are not packed: needs avx512" in caplog.text
-    assert all("forward" not in module.__dict__ for module in model.model.modules())
-
-
-@needs_onednn
-@pytest.mark.usefixtures("always_packed")
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # the compiler's own affair
-@pytest.mark.skipif(not CompiledRecorder.works(), reason="needs a C++ compiler")
-def test_packed_products_can_be_compiled(wide: LanguageModel) -> None:
-    asked = [[5, 6, 7, 8] * 5] * 4  # too long prompts to be compiled: one shape
-    engine = Engine(wide, None, EngineSettings(max_slots=6, max_model_len=64, compile=True, prefix_reuse=False))
-    outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True))
-    assert engine.runner.graphs is not None
-    assert engine.runner.graphs.shapes == 1
-    engine.close()
-    assert [list(output.token_ids) for output in outputs] == [hf_greedy(wide, asked[0], 6)] * 4
+    assert not any(isinstance(module, PackedLinear) for module in model.model.modules())
 
 
 @needs_onednn
@@ -148,7 +133,7 @@ def test_an_engine_uses_them_and_gives_the_model_back(wide: LanguageModel, monke
     assert [list(output.token_ids) for output in outputs] == wanted
     assert used
     engine.close()
-    assert all("forward" not in module.__dict__ for module in wide.model.modules())
+    assert not any(isinstance(module, PackedLinear) for module in wide.model.modules())
 
 
 def test_other_formats_are_left_alone() -> None:

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.models import slot_cache as slots
-from distillspec.models.slot_cache import is_hooked
+from distillspec.models.slot_attention import is_hooked
 from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_tokenizer
 from distillspec.serving.execution import trial

@@ -15,7 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from distillspec.config import TargetConfig
 from distillspec.models import LanguageModel, load_target
 from distillspec.models.gguf import embedded_gguf
-from distillspec.models.slot_cache import IMPLEMENTATION, SlotCache, SlotView, masked_attention, slot_attention
+from distillspec.models.slot_attention import IMPLEMENTATION, slot_attention
+from distillspec.models.slot_cache import SlotCache, SlotView, masked_attention
 from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_tokenizer
 from distillspec.serving.execution import trial

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from distillspec.evaluation import TargetStates
 from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.serving.online.gate.decision import Costs
 from distillspec.serving.online.gate.gatekeeper import Gatekeeper
+from distillspec.serving.online.gate.judge import CandidateJudge
 from distillspec.serving.online.gate.monitor import AnswerCounts, ServedAcceptance
 from distillspec.serving.online.gate.shadow import Score, ServedStates, Shadow
 from distillspec.serving.online.log.replay_log import ReplayLog
@@ -48,11 +51,17 @@ def held_out(replay: ReplayLog, answer: Answer) -> ReplayLog:
 
 
 def keeper_of(
-    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, target: LanguageModel, **extra: object
+    settings: OnlineSettings,
+    registry: VersionRegistry,
+    replay: ReplayLog,
+    target: LanguageModel,
+    costs: Callable[[LanguageModel], Costs] | None = None,
+    **extra: object,
 ) -> Gatekeeper:
     states = ServedStates(target) if "swap" in extra and "served" in extra else TargetStates(target)
     shadow = Shadow(target, states, settings.gate.max_gamma)
-    return Gatekeeper(settings, registry, replay, shadow, **extra)  # type: ignore[arg-type]
+    judge = CandidateJudge(settings, registry, replay, shadow, costs)
+    return Gatekeeper(settings, registry, judge, **extra)  # type: ignore[arg-type]
 
 
 def candidate(registry: VersionRegistry, draft: LanguageModel, target: LanguageModel) -> Version:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from distillspec.models import LanguageModel, load_target
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine, EngineSettings
 from distillspec.serving.online.gate.gatekeeper import Gatekeeper
+from distillspec.serving.online.gate.judge import CandidateJudge
 from distillspec.serving.online.gate.shadow import ServedStates, Shadow
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.registry import VersionRegistry
@@ -57,28 +59,30 @@ def _serve(root: Path, deadly: str | None, target: LanguageModel) -> None:
 def _gatekeeper(root: Path, target: LanguageModel, reached: Callable[[str], None]) -> Gatekeeper:
     """One that tells where it has come to."""
     settings = read_settings(root)
-    registry = VersionRegistry(settings.layout.versions)
+
+    def now_s() -> float:
+        reached("promoting")  # the registry reads the clock within the transaction of a promotion
+        return time.time()
+
+    registry = VersionRegistry(settings.layout.versions, clock=now_s)
     serving = registry.boot()
     assert serving is not None
     draft = load_pretrained(str(serving.path), target, target.dtype)
     engine = Engine(target, draft, EngineSettings(max_slots=1, max_model_len=64, compile=False))
-    set_current, judged = registry._set_current, registry.judged
+    judged = registry.judged
 
     def swap(version: Version) -> None:
         engine.load_draft(version.path)
         reached("loaded")
 
-    def promoting(*words: Any) -> None:
-        set_current(*words)
-        reached("promoting")  # written, but the transaction is open
-
     def recording(*words: Any) -> None:
         reached("promoted")
         judged(*words)
 
-    registry._set_current, registry.judged = promoting, recording  # type: ignore[method-assign]
+    registry.judged = recording  # type: ignore[method-assign]
     shadow = Shadow(target, ServedStates(target), settings.gate.max_gamma)
-    return Gatekeeper(settings, registry, ReplayLog(settings.layout.replay), shadow, swap=swap)
+    judge = CandidateJudge(settings, registry, ReplayLog(settings.layout.replay), shadow)
+    return Gatekeeper(settings, registry, judge, swap=swap)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.online.gate.canary import outcome
 from distillspec.serving.online.gate.gatekeeper import Gatekeeper
+from distillspec.serving.online.gate.judge import CandidateJudge
 from distillspec.serving.online.gate.monitor import ServedAcceptance
 from distillspec.serving.online.gate.shadow import ServedStates, Shadow
 from distillspec.serving.online.log.replay_log import ReplayLog
@@ -36,11 +37,11 @@ class Service:
         self.engine, self.records, self.count = engine, [], 0
         self.served = ServedAcceptance(settings.gate)
         engine.observer = lambda emissions, logits: self.served.watch(emissions)
+        shadow = Shadow(engine.target, ServedStates(engine.target), settings.gate.max_gamma)
         self.keeper = Gatekeeper(
             settings,
             registry,
-            replay,
-            Shadow(engine.target, ServedStates(engine.target), settings.gate.max_gamma),
+            CandidateJudge(settings, registry, replay, shadow),
             swap=lambda version: engine.load_draft(version.path) and None,
             served=self.served,
             report=self.records.append,

@@ -13,6 +13,7 @@ from distillspec.models import LanguageModel, initialise_draft
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.online.gate.gatekeeper import Gatekeeper
+from distillspec.serving.online.gate.judge import CandidateJudge
 from distillspec.serving.online.gate.shadow import ServedStates, Shadow
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings
@@ -44,7 +45,8 @@ class Improving:
     ) -> None:
         self.engine, self.registry, self.every = engine, registry, every
         shadow = Shadow(engine.target, ServedStates(engine.target), settings.gate.max_gamma)
-        self.keeper = Gatekeeper(settings, registry, replay, shadow, swap=self._swap)
+        judge = CandidateJudge(settings, registry, replay, shadow)
+        self.keeper = Gatekeeper(settings, registry, judge, swap=self._swap)
         self.swaps: list[str] = []
 
     def __call__(self, step: int) -> None:

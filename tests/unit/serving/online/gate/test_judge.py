@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from distillspec.evaluation import TargetStates
 from distillspec.models import LanguageModel, save_draft
 from distillspec.serving.online.gate.gatekeeper import Gatekeeper
+from distillspec.serving.online.gate.judge import CandidateJudge
 from distillspec.serving.online.gate.shadow import Score, Shadow
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings
@@ -94,7 +95,7 @@ def keeper_running(
         return work()
 
     shadow = Shadow(target, TargetStates(target), settings.gate.max_gamma, run)
-    return Gatekeeper(settings, registry, replay, shadow)
+    return Gatekeeper(settings, registry, CandidateJudge(settings, registry, replay, shadow))
 
 
 def test_what_is_promoted_elsewhere_does_not_wait_for_a_judgement(

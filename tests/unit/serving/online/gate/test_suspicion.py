@@ -240,8 +240,8 @@ def test_equal_drafts_under_a_wandering_acceptance_are_rarely_sent_back(
         if registry.current() != registry.get(second.name):
             registry.promote(second.name, "equal")
         dice, served, wander = np.random.default_rng(run), ServedAcceptance(config), 0.0
-        keeper = keeper_of(settings, registry, replay, target, served=served)
-        keeper.judge = judge = EqualDrafts(dice, config)  # type: ignore[assignment]
+        judge = EqualDrafts(dice, config)
+        keeper = Gatekeeper(settings, registry, judge, served=served)  # type: ignore[arg-type]
         for count in range(1000):
             wander = 0.998 * wander + 0.03 * math.sqrt(1 - 0.998**2) * dice.standard_normal()
             alpha = 0.5 + wander

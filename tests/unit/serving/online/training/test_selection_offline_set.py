@@ -20,6 +20,7 @@ from distillspec.evaluation import TargetStates
 from distillspec.models import LanguageModel
 from distillspec.serving.online.gate.decision import GateDecision
 from distillspec.serving.online.gate.gatekeeper import Gatekeeper
+from distillspec.serving.online.gate.judge import CandidateJudge
 from distillspec.serving.online.gate.shadow import Shadow
 from distillspec.serving.online.log.records import LogEntry
 from distillspec.serving.online.log.replay_log import ReplayLog
@@ -95,7 +96,8 @@ def keeper_of(target: LanguageModel) -> KeeperOf:
     def make(settings: OnlineSettings) -> Gatekeeper:
         shadow = Shadow(target, TargetStates(target), settings.gate.max_gamma)
         registry = VersionRegistry(settings.layout.versions)
-        return Gatekeeper(settings, registry, ReplayLog(settings.layout.replay), shadow)
+        judge = CandidateJudge(settings, registry, ReplayLog(settings.layout.replay), shadow)
+        return Gatekeeper(settings, registry, judge)
 
     return make
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import dataclass, fields, replace
 from importlib.resources import files
 from typing import Any
 
 import pytest
 
-from distillspec.serving.server.bridge.online_figures import OnlineFigures, declarations, set_in_status
+from distillspec.serving.server.bridge.figure import Tile, counter
+from distillspec.serving.server.bridge.online_figures import OnlineFigures, declarations, set_in_status, tiles, troubles
 
 
 def test_each_field_is_declared_and_each_metric_once() -> None:
@@ -38,9 +39,62 @@ def test_figures_are_put_in_their_places_of_the_status() -> None:
     assert status["log"]["answers"] == 5
 
 
-def test_the_page_reads_only_declared_figures() -> None:
+LEARNING = OnlineFigures(
+    mode="on",
+    stage="waiting_for_text",
+    updates=3,
+    starts=1,
+    trainer_cpu_s=0.25,
+    lag=7,
+    answers=12,
+    bytes=3 << 19,
+    dropped={"queue": 2, "disk": 3},
+    promotions=2,
+    rollbacks=1,
+    serving="v00002",
+    verdicts={"inconclusive": 4, "promoted": 2},
+)
+
+
+def test_the_tiles_show_the_declared_figures() -> None:
+    assert tiles(LEARNING) == [
+        ("trainer", "waiting for text"),
+        ("updates", "3"),
+        ("starts", "1"),
+        ("processor time", "250 ms"),
+        ("answers to learn from", "7"),
+        ("log", "12 answers, 1.5 MiB"),
+        ("left out of the log", "5"),
+        ("promoted", "2"),
+        ("rolled back", "1"),
+        ("serving", "v00002"),
+        ("gate", "4 inconclusive, 0 refused"),
+    ]
+    waiting = replace(LEARNING, waiting_for="3 of 24 held-out requests", serving=None)
+    assert tiles(waiting)[-2:] == [("serving", "–"), ("gate", "waits: has 3 of 24 held-out requests")]
+
+
+def test_a_new_figure_brings_its_tile_its_trouble_and_its_place() -> None:
+    @dataclass(frozen=True)
+    class More(OnlineFigures):
+        stalls: int = counter("trainer_stalls", "stalls", "Stalls", tile=Tile("stalls"), trouble="It stalled {} times.")
+
+    assert tiles(More(stalls=2))[-1] == ("stalls", "2")
+    assert troubles(More(stalls=2)) == ["It stalled 2 times."]
+    assert troubles(More()) == []
+
+
+def test_troubles_stand_in_sentences() -> None:
+    assert troubles(LEARNING) == []
+    assert troubles(replace(LEARNING, problem="NaN", paused=True, collapsed=True)) == [
+        "The trainer is quarantined: NaN",
+        "Logging and training are paused.",
+        "Acceptance has collapsed.",
+    ]
+
+
+def test_the_page_names_no_tile_itself() -> None:
     page = files("distillspec.serving.server.routes").joinpath("dashboard.html").read_text(encoding="utf-8")
     (function,) = re.findall(r"^function online\(\) \{\n.*?^\}", page, re.DOTALL | re.MULTILINE)
-    used = set(re.findall(r"\bo\.(\w+)", function))
-    assert len(used) > 10
-    assert used - {field.name for field in fields(OnlineFigures)} == set()
+    assert set(re.findall(r"\bo\.(\w+)", function)) == {"mode", "judged"}
+    assert [label for label, _ in tiles(LEARNING) if f'["{label}"' in function] == []

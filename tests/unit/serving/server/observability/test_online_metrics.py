@@ -70,15 +70,42 @@ METRICS = """
 # HELP distillspec:online_enabled 1 with online=on or decoupled
 # TYPE distillspec:online_enabled gauge
 distillspec:online_enabled{model_name="m"} 1.0
+# HELP distillspec:trainer_stage 1 for what the trainer is doing
+# TYPE distillspec:trainer_stage gauge
+distillspec:trainer_stage{model_name="m",stage="off"} 0.0
+distillspec:trainer_stage{model_name="m",stage="gone"} 0.0
+distillspec:trainer_stage{model_name="m",stage="elsewhere"} 0.0
+distillspec:trainer_stage{model_name="m",stage="waiting_for_text"} 0.0
+distillspec:trainer_stage{model_name="m",stage="starting"} 0.0
+distillspec:trainer_stage{model_name="m",stage="waiting"} 0.0
+distillspec:trainer_stage{model_name="m",stage="selecting"} 0.0
+distillspec:trainer_stage{model_name="m",stage="loading"} 0.0
+distillspec:trainer_stage{model_name="m",stage="learning"} 1.0
+distillspec:trainer_stage{model_name="m",stage="saving"} 0.0
+distillspec:trainer_stage{model_name="m",stage="registering"} 0.0
+distillspec:trainer_stage{model_name="m",stage="paused"} 0.0
+distillspec:trainer_stage{model_name="m",stage="quarantined"} 0.0
 # HELP distillspec:online_paused 1 while logging and training are paused by hand
 # TYPE distillspec:online_paused gauge
 distillspec:online_paused{model_name="m"} 1.0
-# HELP distillspec:acceptance_collapsed 1 while acceptance is a part of what it was
-# TYPE distillspec:acceptance_collapsed gauge
-distillspec:acceptance_collapsed{model_name="m"} 1.0
-# HELP distillspec:draft_suspected 1 while the draft's acceptance looks worse, unconfirmed
-# TYPE distillspec:draft_suspected gauge
-distillspec:draft_suspected{model_name="m"} 1.0
+# HELP distillspec:trainer_updates_total Updates made
+# TYPE distillspec:trainer_updates_total counter
+distillspec:trainer_updates_total{model_name="m"} 47.0
+# HELP distillspec:trainer_starts_total Starts of the embedded trainer's process
+# TYPE distillspec:trainer_starts_total counter
+distillspec:trainer_starts_total{model_name="m"} 43.0
+# HELP distillspec:trainer_cpu_seconds_total Processor time of updates
+# TYPE distillspec:trainer_cpu_seconds_total counter
+distillspec:trainer_cpu_seconds_total{model_name="m"} 53.5
+# HELP distillspec:trainer_seconds_total Wall time of updates
+# TYPE distillspec:trainer_seconds_total counter
+distillspec:trainer_seconds_total{model_name="m"} 59.5
+# HELP distillspec:trainer_lag_answers Logged answers it has not considered
+# TYPE distillspec:trainer_lag_answers gauge
+distillspec:trainer_lag_answers{model_name="m"} 61.0
+# HELP distillspec:trainer_skipped_answers_total Answers it had no time for
+# TYPE distillspec:trainer_skipped_answers_total counter
+distillspec:trainer_skipped_answers_total{model_name="m"} 67.0
 # HELP distillspec:replay_answers Answers in the replay log
 # TYPE distillspec:replay_answers gauge
 distillspec:replay_answers{model_name="m"} 2.0
@@ -107,53 +134,26 @@ distillspec:replay_dropped_answers_total{model_name="m",reason="deleted"} 17.0
 # HELP distillspec:replay_refused_shards_total Files of the log found damaged or foreign
 # TYPE distillspec:replay_refused_shards_total counter
 distillspec:replay_refused_shards_total{model_name="m"} 19.0
-# HELP distillspec:gate_verdicts_total Candidates judged
-# TYPE distillspec:gate_verdicts_total counter
-distillspec:gate_verdicts_total{decision="promoted",model_name="m"} 23.0
-distillspec:gate_verdicts_total{decision="inconclusive",model_name="m"} 0.0
-distillspec:gate_verdicts_total{decision="refused",model_name="m"} 29.0
 # HELP distillspec:draft_promotions_total Versions promoted, by the gate or by hand
 # TYPE distillspec:draft_promotions_total counter
 distillspec:draft_promotions_total{model_name="m"} 31.0
 # HELP distillspec:draft_rollbacks_total Versions rolled back, by themselves or by hand
 # TYPE distillspec:draft_rollbacks_total counter
 distillspec:draft_rollbacks_total{model_name="m"} 37.0
+# HELP distillspec:gate_verdicts_total Candidates judged
+# TYPE distillspec:gate_verdicts_total counter
+distillspec:gate_verdicts_total{decision="promoted",model_name="m"} 23.0
+distillspec:gate_verdicts_total{decision="inconclusive",model_name="m"} 0.0
+distillspec:gate_verdicts_total{decision="refused",model_name="m"} 29.0
+# HELP distillspec:acceptance_collapsed 1 while acceptance is a part of what it was
+# TYPE distillspec:acceptance_collapsed gauge
+distillspec:acceptance_collapsed{model_name="m"} 1.0
+# HELP distillspec:draft_suspected 1 while the draft's acceptance looks worse, unconfirmed
+# TYPE distillspec:draft_suspected gauge
+distillspec:draft_suspected{model_name="m"} 1.0
 # HELP distillspec:online_alarms_total Alarms of online adaptation
 # TYPE distillspec:online_alarms_total counter
 distillspec:online_alarms_total{model_name="m"} 41.0
-# HELP distillspec:trainer_stage 1 for what the trainer is doing
-# TYPE distillspec:trainer_stage gauge
-distillspec:trainer_stage{model_name="m",stage="off"} 0.0
-distillspec:trainer_stage{model_name="m",stage="gone"} 0.0
-distillspec:trainer_stage{model_name="m",stage="elsewhere"} 0.0
-distillspec:trainer_stage{model_name="m",stage="waiting_for_text"} 0.0
-distillspec:trainer_stage{model_name="m",stage="starting"} 0.0
-distillspec:trainer_stage{model_name="m",stage="waiting"} 0.0
-distillspec:trainer_stage{model_name="m",stage="selecting"} 0.0
-distillspec:trainer_stage{model_name="m",stage="loading"} 0.0
-distillspec:trainer_stage{model_name="m",stage="learning"} 1.0
-distillspec:trainer_stage{model_name="m",stage="saving"} 0.0
-distillspec:trainer_stage{model_name="m",stage="registering"} 0.0
-distillspec:trainer_stage{model_name="m",stage="paused"} 0.0
-distillspec:trainer_stage{model_name="m",stage="quarantined"} 0.0
-# HELP distillspec:trainer_starts_total Starts of the embedded trainer's process
-# TYPE distillspec:trainer_starts_total counter
-distillspec:trainer_starts_total{model_name="m"} 43.0
-# HELP distillspec:trainer_updates_total Updates made
-# TYPE distillspec:trainer_updates_total counter
-distillspec:trainer_updates_total{model_name="m"} 47.0
-# HELP distillspec:trainer_cpu_seconds_total Processor time of updates
-# TYPE distillspec:trainer_cpu_seconds_total counter
-distillspec:trainer_cpu_seconds_total{model_name="m"} 53.5
-# HELP distillspec:trainer_seconds_total Wall time of updates
-# TYPE distillspec:trainer_seconds_total counter
-distillspec:trainer_seconds_total{model_name="m"} 59.5
-# HELP distillspec:trainer_skipped_answers_total Answers it had no time for
-# TYPE distillspec:trainer_skipped_answers_total counter
-distillspec:trainer_skipped_answers_total{model_name="m"} 67.0
-# HELP distillspec:trainer_lag_answers Logged answers it has not considered
-# TYPE distillspec:trainer_lag_answers gauge
-distillspec:trainer_lag_answers{model_name="m"} 61.0
 """
 
 

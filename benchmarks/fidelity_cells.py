@@ -1,0 +1,147 @@
+"""Cells of the fidelity benchmark: one policy at one load, live and simulated, its figures and its picture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from distillspec.serving.bench.records import RequestRecord
+from distillspec.serving.control.base import StepResult
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One policy at one load in one round, live."""
+
+    policy: str
+    rate: float
+    requests: tuple[RequestRecord, ...]  # in order of arrival
+    trials: dict[str, dict[int, bool]]
+    steps: Sequence[StepResult]
+    others: float | None  # cores that other processes kept busy meanwhile
+
+    @property
+    def latencies_s(self) -> list[float]:
+        return [request.latency_s for request in self.requests]
+
+
+@dataclass(frozen=True)
+class Imitated:
+    """The same in the simulator."""
+
+    latencies_s: list[float]
+    steps: Sequence[StepResult]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One policy at one load both ways, round by round."""
+
+    seen: Sequence[Seen]
+    imitated: Sequence[Imitated]
+
+    @property
+    def policy(self) -> str:
+        return self.seen[0].policy
+
+    @property
+    def rate(self) -> float:
+        return self.seen[0].rate
+
+    @property
+    def live_s(self) -> list[float]:
+        """Every request's median latency over the rounds, in order of arrival."""
+        return _medians([seen.latencies_s for seen in self.seen])
+
+    @property
+    def simulated_s(self) -> list[float]:
+        return _medians([imitated.latencies_s for imitated in self.imitated])
+
+    @property
+    def ratio(self) -> float:
+        """Simulated mean latency over the live one."""
+        return float(numpy.mean(self.simulated_s) / numpy.mean(self.live_s))
+
+    @property
+    def rounds(self) -> list[float]:
+        """The ratio of every round by itself."""
+        both = zip(self.imitated, self.seen, strict=True)
+        return [float(numpy.mean(i.latencies_s) / numpy.mean(s.latencies_s)) for i, s in both]
+
+
+def _medians(rounds: Sequence[Sequence[float]]) -> list[float]:
+    found: list[float] = numpy.median(numpy.array(rounds), 0).tolist()
+    return found
+
+
+def figures_of(cell: Cell) -> dict[str, Any]:
+    """Return latencies of both sides, their ratio, and the times of the steps' parts."""
+    live_s, simulated_s = cell.live_s, cell.simulated_s
+    return {
+        "policy": cell.policy,
+        "rate": round(cell.rate, 3),
+        "others_cores": [seen.others for seen in cell.seen],
+        "requests": len(live_s),
+        "live_mean_latency_s": float(numpy.mean(live_s)),
+        "simulated_mean_latency_s": float(numpy.mean(simulated_s)),
+        "ratio": cell.ratio,
+        "ratio_by_round": cell.rounds,
+        "correlation": float(numpy.corrcoef(live_s, simulated_s)[0, 1]) if len(live_s) > 1 else None,
+        "live": _parts([step for seen in cell.seen for step in seen.steps]),
+        "simulated": _parts([step for imitated in cell.imitated for step in imitated.steps]),
+    }
+
+
+def _parts(results: Sequence[StepResult]) -> dict[str, Any]:
+    """Return milliseconds a step of each part, by kind of step."""
+    kinds: Mapping[str, Callable[[StepResult], bool]] = {
+        "plain": lambda r: not r.prefill_tokens and not any(row.proposed for row in r.rows),
+        "speculating": lambda r: not r.prefill_tokens and any(row.proposed for row in r.rows),
+        "with prompts": lambda r: r.prefill_tokens > 0,
+    }
+    rows = [row for result in results for row in result.rows]
+    tokens = {name: sum(getattr(row, name) for row in rows) for name in ("proposed", "accepted", "emitted")}
+    found: dict[str, Any] = {"tokens": tokens}
+    for kind, holds in kinds.items():
+        own = [result for result in results if holds(result)]
+        if own:
+            parts = [(r.draft_s, r.target_s, r.total_s - r.draft_s - r.target_s) for r in own]
+            draft, target, host = (1e3 * numpy.mean(parts, 0)).round(2).tolist()
+            found[kind] = {
+                "steps": len(own),
+                "rows": round(float(numpy.mean([len(r.view.rows) for r in own])), 2),
+                "draft_ms": draft,
+                "target_ms": target,
+                "rest_ms": host,
+            }
+    return found
+
+
+def draw(cells: Sequence[Cell], path: Path) -> None:
+    """Mean latency by rate, live and simulated, and every request of both."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    means, each = figure.subplots(1, 2)
+    for place, policy in enumerate(dict.fromkeys(cell.policy for cell in cells)):
+        own, colour = [cell for cell in cells if cell.policy == policy], f"C{place}"
+        rates = [cell.rate for cell in own]
+        means.plot(rates, [numpy.mean(cell.live_s) for cell in own], color=colour, marker="o", label=f"{policy}, live")
+        means.plot(rates, [numpy.mean(cell.simulated_s) for cell in own], color=colour, marker="x", linestyle="--")
+        each.scatter(
+            [s for cell in own for s in cell.live_s],
+            [s for cell in own for s in cell.simulated_s],
+            s=9,
+            color=colour,
+            label=policy,
+        )
+    longest = max(max(cell.live_s + cell.simulated_s) for cell in cells)
+    each.plot([0, longest], [0, longest], color="grey", linewidth=1)
+    means.set(title="mean latency, s (dashed: simulated)", xlabel="requests/s", ylim=(0, None))
+    each.set(title="latency of every request, s", xlabel="live", ylabel="simulated")
+    means.legend(fontsize="small")
+    figure.savefig(path, dpi=100)

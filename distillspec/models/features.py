@@ -1,0 +1,80 @@
+"""Hidden states of the target at chosen depths, kept for every token of a slot cache.
+
+A pass hands them out while it runs, prompt chunks included. A draft that reads them (EAGLE, Li et al. 2024) costs the
+target no further pass. State `i` is the hidden state after `i` layers: 0 the embeddings, the number of layers the last
+state before the final norm. transformers' `hidden_states[i]` is the same, except that its last one is behind the norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distillspec.errors import ConfigError
+from distillspec.models.language_model import LanguageModel
+from distillspec.models.slot_cache import SlotCache
+
+
+class FeatureTap:
+    """Copies the states `ids` of every token that a pass reads into `cache.features`, until `detach`.
+
+    `cache.features` is `[slots, max_len + 1, len(ids) · D]` in the model's dtype, states side by side in the order of
+    `ids`. The cache moves and clears it with keys and values.
+
+    Raises:
+        ConfigError: an id is no state of the model, or occurs twice.
+    """
+
+    def __init__(self, model: LanguageModel, cache: SlotCache, ids: Sequence[int]) -> None:
+        check_feature_ids(model, ids)
+        self.cache, self.ids = cache, tuple(ids)
+        layers = list(model.layers)
+        self._handles = [
+            layers[-1].register_forward_hook(self._after_last, with_kwargs=True)
+            if state == len(layers)
+            else layers[state].register_forward_pre_hook(self._before(place), with_kwargs=True)
+            for place, state in enumerate(self.ids)
+        ]
+        self._last = self.ids.index(len(layers)) if len(layers) in self.ids else 0
+
+    def detach(self) -> None:
+        """Copy nothing from now on."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _before(self, place: int) -> Any:
+        def keep(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            self._keep(place, inputs[0] if inputs else named["hidden_states"], named.get("slot_view"))
+
+        return keep
+
+    def _after_last(self, _: nn.Module, __: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+        self._keep(self._last, output[0] if isinstance(output, tuple) else output, named.get("slot_view"))
+
+    def _keep(self, place: int, states: Tensor, view: Any) -> None:
+        """Write `states [1, N, D]` of a pass over this cache. Passes over other caches are not kept."""
+        if view is None or view.cache is not self.cache:
+            return
+        width = states.shape[-1]
+        if self.cache.features is None:
+            self.cache.features = states.new_zeros(self.cache.slots, self.cache.max_len + 1, len(self.ids) * width)
+        self.cache.features[view.slots, view.places, place * width : (place + 1) * width] = states[0]
+
+
+def check_feature_ids(model: LanguageModel, ids: Sequence[int]) -> None:
+    """Raise ConfigError unless `ids` are different states of the model."""
+    layers = len(model.layers)
+    wrong = [state for state in ids if not 0 <= state <= layers]
+    if wrong:
+        raise ConfigError(f"feature_ids={list(ids)}: {model.name} has states 0 to {layers}, not {wrong[0]}")
+    if len(set(ids)) < len(ids):
+        raise ConfigError(f"feature_ids={list(ids)} names a state twice; name each once")
+
+
+def feature_bytes_per_token(model: LanguageModel, ids: Sequence[int]) -> int:
+    """Return the bytes that the states `ids` of one token take."""
+    width = int(model.model.config.get_text_config().hidden_size)
+    return len(ids) * width * torch.finfo(model.dtype).bits // 8

@@ -1,0 +1,149 @@
+"""Drafted tokens, chosen on the device: greedy, drawn or seeded rows side by side, without a device read.
+
+Any distribution q is exact if verification is told it, so q may be cheaper than the request's own policy. Here it has
+the row's temperature. Filters look at the most probable tokens alone (`PREFIX`). Penalties and biases are those of the
+text before the drafted tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from distillspec.sampling import best_ids, draw_unchecked, largest_probs
+from distillspec.serving.base.transfer import to_device
+from distillspec.serving.decoding.logits import Columns, Place, needs_transform, transform
+from distillspec.serving.decoding.noise import exponentials, key_tensor, noise_key
+
+PREFIX = 64
+
+
+class Draws(NamedTuple):
+    """Numbers that decide the next `count` tokens of B rows, on the device. A part that no row needs is None."""
+
+    temperatures: Tensor | None = None  # [B] float32, 0 if greedy
+    uniforms: Tensor | None = None  # [B, count] float64 in [0, 1)
+    filters: Tensor | None = None  # [B, 3] float32: tokens of top-k, mass of top-p, ratio of min-p
+    keys: Tensor | None = None  # [B, count, 2] int32, noise of seeded rows
+    seeded: Tensor | None = None  # [B] bool
+    added: Tensor | None = None  # [B, width] float32, biases, bans and penalties that are added to logits
+    repetition: Tensor | None = None  # [B, width] float32, the repetition penalty
+
+    @property
+    def kind(self) -> tuple[bool, ...]:
+        """The parts that there are. Draws of one kind and shape can share a recorded loop."""
+        return tuple(part is not None for part in self)
+
+
+class Choice(NamedTuple):
+    """Drafted tokens of B rows: one each."""
+
+    columns: Tensor  # [B] int64
+    finite: Tensor  # [B] bool. False: the row's logits are NaN, or leave nothing to draft, and its column means nothing
+    probs: Tensor | None  # [B, width] float32 that drawn ones were drawn from, None if all rows are greedy
+
+
+def make_draws(places: Sequence[Place], columns: Columns, count: int, uniforms: Tensor) -> Draws:
+    """Return what the next `count` tokens after `places` are chosen by.
+
+    Args:
+        columns: the draft's.
+        uniforms: `[B, count]` float64 on the draft's device, of the proposals' own stream.
+    """
+    device = uniforms.device
+    added, repetition = _static_changes(places, columns, device)
+    params = [place.sequence.params for place in places]
+    if all(own.is_greedy for own in params):
+        return Draws(added=added, repetition=repetition)
+    filtered = any(own.top_k > 0 or own.top_p < 1 or own.min_p > 0 for own in params)
+    filters = [(own.top_k or columns.width, own.top_p, own.min_p) for own in params]
+    seeded = [own.seed is not None for own in params]
+    return Draws(
+        to_device([own.temperature for own in params], device, torch.float32),
+        uniforms,
+        to_device(filters, device, torch.float32) if filtered else None,
+        to_device(_keys(places, count), device) if any(seeded) else None,
+        to_device(seeded, device, torch.bool) if any(seeded) else None,
+        added,
+        repetition,
+    )
+
+
+def choose(logits: Tensor, draws: Draws, step: int, hashed: Tensor) -> Choice:
+    """Choose a token a row.
+
+    Args:
+        logits: `[B, width]` float32.
+        step: which of the `count` tokens it is.
+        hashed: `hashed_ids` of the draft's columns.
+    """
+    if draws.repetition is not None:
+        logits = torch.where(logits > 0, logits / draws.repetition, logits * draws.repetition)
+    if draws.added is not None:
+        logits = logits + draws.added
+    peaks = logits.amax(-1, keepdim=True)
+    best, finite = best_ids(logits), torch.isfinite(peaks[:, 0])
+    if draws.temperatures is None or draws.uniforms is None:
+        return Choice(best, finite, None)
+    greedy = draws.temperatures == 0
+    probs = torch.softmax((logits - peaks).div_(torch.where(greedy, 1.0, draws.temperatures)[:, None]), -1)
+    if draws.filters is not None:
+        probs = _filtered(probs, *draws.filters.unbind(-1))
+    chosen = draw_unchecked(probs, draws.uniforms[:, step])
+    if draws.keys is not None and draws.seeded is not None:
+        race = probs / exponentials(draws.keys[:, step], hashed)
+        chosen = torch.where(draws.seeded, best_ids(race), chosen)
+    return Choice(torch.where(greedy, best, chosen), finite, probs)
+
+
+def _filtered(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Return `probs [B, width]` without what filters remove among the `PREFIX` most probable tokens, normalised.
+
+    Rows that keep all of these keep what follows too: their nucleus is wide, and cutting it off would cost acceptance.
+    """
+    largest = largest_probs(probs, min(PREFIX, probs.shape[-1]))
+    rank = torch.arange(largest.shape[-1], device=probs.device)
+    kept = (rank < top_k[:, None]) & ((largest.cumsum(-1) - largest) < top_p[:, None])
+    count = kept.sum(-1, keepdim=True)  # both conditions hold for a prefix
+    smallest = torch.where(count < largest.shape[-1], largest.gather(-1, (count - 1).clamp(min=0)), 0.0)
+    edge = torch.maximum(smallest, largest[:, :1] * min_p[:, None])
+    kept_probs = probs.masked_fill(probs < edge, 0.0)
+    return kept_probs.div_(kept_probs.sum(-1, keepdim=True))
+
+
+def _static_changes(
+    places: Sequence[Place], columns: Columns, device: torch.device
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return biases, bans and penalties at `places` as numbers to add, and the repetition penalty to divide by."""
+    if not any(needs_transform(place.sequence) for place in places):
+        return None, None
+    added = torch.zeros(len(places), columns.width, device=device)
+    transform(added, places, columns)
+    if all(place.sequence.params.repetition_penalty == 1.0 for place in places):
+        return added, None
+    return added, _repetition(places, columns, device)
+
+
+def _repetition(places: Sequence[Place], columns: Columns, device: torch.device) -> Tensor:
+    seen = [dict.fromkeys(columns.of(set(own.tokens)), own.params.repetition_penalty) for own, _ in places]
+    at = [row * columns.width + column for row, found in enumerate(seen) for column in found]
+    penalties = to_device([penalty for found in seen for penalty in found.values()], device, torch.float32)
+    dense = torch.ones(len(places), columns.width, device=device)
+    dense.view(-1).index_copy_(0, to_device(at, device), penalties)
+    return dense
+
+
+def _keys(places: Sequence[Place], count: int) -> Tensor:
+    """Return the noise keys `[B, count, 2]` of the next tokens. Rows that are not seeded get some key."""
+    return key_tensor(place_key(place, step) for place in places for step in range(count)).view(len(places), count, 2)
+
+
+def place_key(place: Place, ahead: int = 0) -> tuple[int, int]:
+    """Return the noise key of the token `ahead` tokens after a place, (0, 0) for sequences without a seed."""
+    sequence = place.sequence
+    if sequence.params.seed is None:
+        return 0, 0
+    return noise_key(sequence.params.seed, sequence.index, sequence.output_length + len(place.drafted) + ahead)

@@ -1,0 +1,151 @@
+"""Decoder layers compiled on CPUs: one code for all layers of a shape and any number of tokens, made in the background.
+
+Compiling fuses what lies between the matrix products and the attention, which at few tokens takes a third of a pass.
+It takes half a minute the first time, seconds when the compiler's cache on disk knows it. Layers run as they are until
+the code is ready, and for ever if compiling fails.
+
+The cache is `TORCHINDUCTOR_CACHE_DIR` where that is set, else a folder that, unlike torch's own choice, is still there
+after the machine was restarted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distillspec.errors import in_one_line
+from distillspec.models import LanguageModel
+from distillspec.models.slot_attention import CacheView, passing_view
+from distillspec.models.slot_cache import SlotCache
+from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
+
+log = logging.getLogger(__name__)
+
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+MOST_VARIANTS = 64  # of one layer class: kinds of layers, drafts of other widths, one token or more
+WARM_ROWS = ((1,), (2, 1))  # tokens of the rows of the warm-up passes: compilers treat one token apart
+WARM_LEN = 8
+
+
+def can_compile() -> bool:
+    """Return True if there is a C++ compiler."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++") if name)
+
+
+class CompiledLayers:
+    """The decoder layers of one model, which call compiled code once it is ready.
+
+    Args:
+        model: hooked, with its packed weights attached.
+        after_s: seconds of passes before compiling is worth its price.
+        wait: compile before the first pass, in the caller's thread.
+    """
+
+    def __init__(self, model: LanguageModel, *, after_s: float = 0.0, wait: bool = False) -> None:
+        self.model, self._after_s = model, after_s
+        self.ready = False
+        self._spent_s = 0.0
+        self._started = False
+        self._thread: threading.Thread | None = None
+        self._compiler: int | None = None  # thread that calls compiled code before all do
+        for layer in model.layers:
+            layer.forward = partial(self._forward, layer)
+        if wait:
+            self._started = True
+            self._compile()
+
+    def spent(self, seconds: float) -> None:
+        """Count the seconds of a pass. Compiling begins in the background when there were enough."""
+        self._spent_s += seconds
+        if not self._started and self._spent_s >= self._after_s:
+            self._started = True
+            threads = torch.get_num_threads()  # the code is made for so many
+            self._thread = threading.Thread(target=self._compile_beside, args=(threads,), daemon=True)
+            self._thread.start()
+
+    def join(self) -> None:
+        """Wait until nothing is being compiled."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def detach(self) -> None:
+        """Give the layers back as they were."""
+        self.ready = False
+        for layer in self.model.layers:
+            layer.__dict__.pop("forward", None)
+
+    def _forward(self, layer: nn.Module, *args: Any, slot_view: CacheView | None = None, **kwargs: Any) -> Any:
+        if slot_view is not None and (self.ready or threading.get_ident() == self._compiler):
+            try:
+                with passing_view(slot_view):
+                    return _compiled(layer)(layer, *args, **kwargs)
+            except Exception as error:
+                if not self.ready:
+                    raise
+                self._failed(error)  # a compiler has many ways to fail, and serving must go on
+        return type(layer).forward(layer, *args, slot_view=slot_view, **kwargs)
+
+    def _compile_beside(self, threads: int) -> None:
+        own = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        try:
+            self._compile()
+        finally:
+            torch.set_num_threads(own)  # threads that come later have as many as before
+
+    @torch.inference_mode()
+    def _compile(self) -> None:
+        """Run the compiled layers over a cache of their own, for each number of tokens that is treated apart."""
+        started = time.perf_counter()
+        os.environ.setdefault(CACHE_VARIABLE, str(_cache_home() / "distillspec" / "compiled"))
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_VARIANTS)
+        self._compiler = threading.get_ident()
+        try:
+            for counts in WARM_ROWS:
+                self._read(counts)
+        except Exception as error:
+            self._failed(error)
+            return
+        finally:
+            self._compiler = None
+        self.ready = True
+        log.info("compiled the layers of %s in %.0f s", self.model.name, time.perf_counter() - started)
+
+    def _failed(self, error: Exception) -> None:
+        self.ready = False
+        log.warning("layers run as they are: compiling them failed (%s)", in_one_line(error, 300))
+
+    def _read(self, counts: tuple[int, ...]) -> Tensor:
+        rows = [RowInput(slot, 0, [0] * count) for slot, count in enumerate(counts)]
+        batch = FlatBatch.of(SlotCache(len(counts), WARM_LEN), rows, self.model.device)
+        return self.model.hidden(batch.tokens, batch.view.positions, slot_view=batch.view)
+
+
+def _compiled(layer: nn.Module) -> Callable[..., Any]:
+    """Return the compiled `forward` of the layer's class, for all its layers."""
+    forward = type(layer).forward
+    if forward not in _made:
+        _made[forward] = torch.compile(forward, fullgraph=True, dynamic=True)
+    return _made[forward]
+
+
+def forget_compiled() -> None:
+    """Compile anew from now on: tests change the compiler."""
+    _made.clear()
+
+
+_made: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def _cache_home() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -1,0 +1,41 @@
+"""A model prepared for passes over slots, and given back as it was."""
+
+from __future__ import annotations
+
+from distillspec.models import LanguageModel
+from distillspec.models.slot_attention import hook, unhook
+from distillspec.serving.execution.compiled_layers import CompiledLayers, can_compile
+from distillspec.serving.execution.packed_linear import PackedLinears
+
+COMPILE_AFTER_S = 30.0  # about the cost of compiling: models that never compute for so long are not worth it
+
+
+class PreparedModel:
+    """A model with slot attention, no dropout, and packed weights and compiled layers where they help.
+
+    Args:
+        model: changed until `restore`.
+        pack_weights: False leaves all weights as they are.
+        compile: True before the first pass, auto once it has computed for a while, False never. CPUs only.
+    """
+
+    def __init__(self, model: LanguageModel, *, pack_weights: bool, compile: bool | str) -> None:
+        self.model = model
+        self._was_training = model.model.training
+        self.packs = PackedLinears(model) if pack_weights and PackedLinears.helps(model) else None
+        model.model.eval()
+        hook(model.model)
+        if self.packs is not None:
+            self.packs.attach()
+        self.layers: CompiledLayers | None = None
+        if compile is not False and model.device.type == "cpu" and can_compile():
+            self.layers = CompiledLayers(model, after_s=COMPILE_AFTER_S, wait=compile is True)
+
+    def restore(self) -> None:
+        """Undo the preparation."""
+        if self.layers is not None:
+            self.layers.detach()
+        if self.packs is not None:
+            self.packs.detach()
+        unhook(self.model.model)
+        self.model.model.train(self._was_training)
