@@ -95,7 +95,7 @@ def build_parts(
     costs = profiled_costs(settings, target, draft)
     controller = controller or choose_controller(settings, costs)
     attend, attention = choose_attention(settings.attention, models)
-    held = HeldModels(pack_weights=settings.pack_weights, compile=settings.compile)
+    held = HeldModels(pack_weights=settings.pack_weights, compile=False if settings.feature_ids else settings.compile)
     for model in models:
         held.hold(model)
     recorder = recorder or _choose_recorder(settings, target)
@@ -153,8 +153,8 @@ def _describe_passes(attention: str, target: PreparedModel, recorder: Recorder |
         words.append("packed weights")
     if recorder is not None:
         words.append("graphs")
-    elif target.layers is None:
-        words.append("layers run as they are")
+    elif target.compiled is None:
+        words.append("passes run as they are")
     else:
-        words.append("compiled layers" if target.layers.ready else "layers to be compiled")
+        words.append("passes compiled" if target.compiled.ready else "passes to be compiled")
     return ", ".join(words)

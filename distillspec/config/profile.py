@@ -18,7 +18,7 @@ class ProfileConfig:
     prompts: list[int] = field(default_factory=lambda: [32, 64, 128, 256, 512])  # prompt tokens read in a step
     rounds: int = 5  # times each pass is measured, for the median
     held_out: float = 0.25  # share of the grid that tests the fit
-    compile: bool = False  # CPU: compile the layers first
+    compile: bool = False  # CPU: compile passes first
     pack_weights: bool = True  # as in the engine
 
     def __post_init__(self) -> None:

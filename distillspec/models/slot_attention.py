@@ -1,7 +1,6 @@
 """Attention over a slot cache, hooked into any decoder-only transformers model in place of its own.
 
-Compiled layers see one operator. Neither the view of the pass nor the layer's number may be constants of their code,
-for all layers share it: the view is handed over by `passing_view`, the number is a tensor.
+Compiled code sees one operator. The view of a pass may be no constant of it, so `passing_view` hands it over.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from transformers import AttentionInterface, PreTrainedModel
 from distillspec.models.slot_cache import SlotCache
 
 IMPLEMENTATION = "distillspec_slots"
-LAYER = "slot_layer"  # attribute of hooked modules: the layer's number, a tensor [] int64
 
 
 class CacheView(Protocol):
@@ -62,8 +60,8 @@ def slot_attention(
     if s_aux is not None:
         raise NotImplementedError("attention with sinks")
     if torch.compiler.is_dynamo_compiling():
-        layer = getattr(module, LAYER)
-        return torch.ops.distillspec.slot_attention(query, key, value, layer, scaling, sliding_window, softcap), None
+        index: Any = module.layer_idx
+        return torch.ops.distillspec.slot_attention(query, key, value, index, scaling, sliding_window, softcap), None
     assert slot_view is not None, "the slot attention needs slot_view passed to the model"
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     return _attend(slot_view, layer, query, key, value, scaling, sliding_window, softcap), None
@@ -87,7 +85,7 @@ def _attend(
 
 @contextmanager
 def passing_view(view: CacheView) -> Iterator[None]:
-    """Let compiled layers, called in this thread inside the block, use the view."""
+    """Let compiled code, called in this thread inside the block, use the view."""
     before = getattr(_passed, "view", None)
     _passed.view = view
     try:
@@ -97,7 +95,7 @@ def passing_view(view: CacheView) -> Iterator[None]:
 
 
 def passed_view() -> CacheView:
-    """Return the view that compiled layers of this thread use."""
+    """Return the view that compiled code of this thread uses."""
     view: CacheView = _passed.view
     return view
 
@@ -105,7 +103,7 @@ def passed_view() -> CacheView:
 _passed = local()
 _library = torch.library.Library("distillspec", "FRAGMENT")
 _library.define(
-    "slot_attention(Tensor query, Tensor key, Tensor value, Tensor layer, float? scaling, int? window, float? softcap)"
+    "slot_attention(Tensor query, Tensor key, Tensor value, int layer, float? scaling, int? window, float? softcap)"
     " -> Tensor"
 )
 
@@ -114,12 +112,12 @@ def _compiled_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    layer: Tensor,
+    layer: int,
     scaling: float | None,
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    return _attend(passed_view(), int(layer), query, key, value, scaling, window, softcap).contiguous()
+    return _attend(passed_view(), layer, query, key, value, scaling, window, softcap).contiguous()
 
 
 def _compiled_attention_shape(query: Tensor, *_: Any) -> Tensor:
@@ -146,9 +144,6 @@ def hook(model: PreTrainedModel) -> None:
     users, before = _hooked.get(model, (0, model.config._attn_implementation))
     if users == 0:
         model.set_attn_implementation(IMPLEMENTATION)
-        for module in model.modules():
-            if hasattr(module, "layer_idx"):
-                module.__dict__[LAYER] = torch.tensor(int(module.layer_idx))
     _hooked[model] = (users + 1, before)
 
 
@@ -165,8 +160,6 @@ def unhook(model: PreTrainedModel) -> None:
         return
     del _hooked[model]
     model.set_attn_implementation(before)
-    for module in model.modules():
-        module.__dict__.pop(LAYER, None)
 
 
 # Model → the number of its `hook`s, and the attention it had before.

@@ -34,7 +34,7 @@ ROUNDS = 5
 
 
 class PackedLinear(nn.Linear):
-    """Linear layer that uses the packed copy of its weight. A class of its own, so that compiled layers share code."""
+    """Linear layer that uses the packed copy of its weight."""
 
     packed: Tensor
 

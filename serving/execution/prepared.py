@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from distillspec.models import LanguageModel
 from distillspec.models.slot_attention import hook, unhook
-from distillspec.serving.execution.compiled_layers import CompiledLayers, can_compile
+from distillspec.serving.execution.compiled_decoder import CompiledDecoder, can_compile
 from distillspec.serving.execution.packed_linear import PackedLinears
 
 COMPILE_AFTER_S = 30.0  # about the cost of compiling: models that never compute for so long are not worth it
 
 
 class PreparedModel:
-    """A model with slot attention, no dropout, and packed weights and compiled layers where they help.
+    """A model with slot attention, no dropout, and packed weights and a compiled decoder where they help.
 
     Args:
         model: changed until `restore`.
@@ -27,14 +27,14 @@ class PreparedModel:
         hook(model.model)
         if self.packs is not None:
             self.packs.attach()
-        self.layers: CompiledLayers | None = None
+        self.compiled: CompiledDecoder | None = None
         if compile is not False and model.device.type == "cpu" and can_compile():
-            self.layers = CompiledLayers(model, after_s=COMPILE_AFTER_S, wait=compile is True)
+            self.compiled = CompiledDecoder(model, after_s=COMPILE_AFTER_S, wait=compile is True)
 
     def restore(self) -> None:
         """Undo the preparation."""
-        if self.layers is not None:
-            self.layers.detach()
+        if self.compiled is not None:
+            self.compiled.detach()
         if self.packs is not None:
             self.packs.detach()
         unhook(self.model.model)

@@ -57,8 +57,8 @@ class ModelRunner:
             return self.graphs.hidden(batch.tokens, batch.view)
         started = time.perf_counter()
         hidden = self.model.hidden(batch.tokens, batch.view.positions, slot_view=batch.view)[0]
-        if self.prepared is not None and self.prepared.layers is not None:
-            self.prepared.layers.spent(time.perf_counter() - started)
+        if self.prepared is not None and self.prepared.compiled is not None:
+            self.prepared.compiled.spent(time.perf_counter() - started)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

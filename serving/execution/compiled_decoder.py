@@ -1,8 +1,9 @@
-"""Decoder layers compiled on CPUs: one code for all layers of a shape and any number of tokens, made in the background.
+"""A decoder compiled on CPUs, for any number of tokens, in the background.
 
-Compiling fuses what lies between the matrix products and the attention, which at few tokens takes a third of a pass.
-It takes half a minute the first time, seconds when the compiler's cache on disk knows it. Layers run as they are until
-the code is ready, and for ever if compiling fails.
+Compiling fuses what lies between the matrix products and the attention, which at few tokens takes a third of a pass. It
+takes a minute or two the first time, seconds when the compiler's cache on disk knows it. The decoder runs as it is
+until the code is ready, and for ever if compiling fails. Layers compiled one by one gained nothing on two threads:
+what each call costs ate it up.
 
 The cache is `TORCHINDUCTOR_CACHE_DIR` where that is set, else a folder that, unlike torch's own choice, is still there
 after the machine was restarted.
@@ -16,7 +17,6 @@ import shutil
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 log = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-MOST_VARIANTS = 64  # of one layer class: kinds of layers, drafts of other widths, one token or more
+MOST_VARIANTS = 64  # of one class: targets and drafts, one token or more
 WARM_ROWS = ((1,), (2, 1))  # tokens of the rows of the warm-up passes: compilers treat one token apart
 WARM_LEN = 8
 
@@ -42,8 +42,8 @@ def can_compile() -> bool:
     return any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++") if name)
 
 
-class CompiledLayers:
-    """The decoder layers of one model, which call compiled code once it is ready.
+class CompiledDecoder:
+    """The decoder of one model, which calls compiled code once it is ready.
 
     Args:
         model: hooked, with its packed weights attached.
@@ -58,8 +58,7 @@ class CompiledLayers:
         self._started = False
         self._thread: threading.Thread | None = None
         self._compiler: int | None = None  # thread that calls compiled code before all do
-        for layer in model.layers:
-            layer.forward = partial(self._forward, layer)
+        model.decoder.forward = self._forward
         if wait:
             self._started = True
             self._compile()
@@ -79,21 +78,23 @@ class CompiledLayers:
             self._thread.join()
 
     def detach(self) -> None:
-        """Give the layers back as they were."""
+        """Give the decoder back as it was."""
         self.ready = False
-        for layer in self.model.layers:
-            layer.__dict__.pop("forward", None)
+        self.model.decoder.__dict__.pop("forward", None)
 
-    def _forward(self, layer: nn.Module, *args: Any, slot_view: CacheView | None = None, **kwargs: Any) -> Any:
+    def _forward(self, *args: Any, slot_view: CacheView | None = None, **kwargs: Any) -> Any:
+        decoder = self.model.decoder
         if slot_view is not None and (self.ready or threading.get_ident() == self._compiler):
             try:
+                # The code is for tensors that begin their storage, not for parts of one upload.
+                own = {name: value.clone() if isinstance(value, Tensor) else value for name, value in kwargs.items()}
                 with passing_view(slot_view):
-                    return _compiled(layer)(layer, *args, **kwargs)
+                    return _compiled(decoder)(decoder, *args, **own)
             except Exception as error:
                 if not self.ready:
                     raise
                 self._failed(error)  # a compiler has many ways to fail, and serving must go on
-        return type(layer).forward(layer, *args, slot_view=slot_view, **kwargs)
+        return type(decoder).forward(decoder, *args, slot_view=slot_view, **kwargs)
 
     def _compile_beside(self, threads: int) -> None:
         own = torch.get_num_threads()
@@ -105,7 +106,7 @@ class CompiledLayers:
 
     @torch.inference_mode()
     def _compile(self) -> None:
-        """Run the compiled layers over a cache of their own, for each number of tokens that is treated apart."""
+        """Run the compiled decoder over a cache of their own, for each number of tokens that is treated apart."""
         started = time.perf_counter()
         os.environ.setdefault(CACHE_VARIABLE, str(_cache_home() / "distillspec" / "compiled"))
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_VARIANTS)
@@ -119,11 +120,11 @@ class CompiledLayers:
         finally:
             self._compiler = None
         self.ready = True
-        log.info("compiled the layers of %s in %.0f s", self.model.name, time.perf_counter() - started)
+        log.info("compiled %s in %.0f s", self.model.name, time.perf_counter() - started)
 
     def _failed(self, error: Exception) -> None:
         self.ready = False
-        log.warning("layers run as they are: compiling them failed (%s)", in_one_line(error, 300))
+        log.warning("passes run as they are: compiling them failed (%s)", in_one_line(error, 300))
 
     def _read(self, counts: tuple[int, ...]) -> Tensor:
         rows = [RowInput(slot, 0, [0] * count) for slot, count in enumerate(counts)]
@@ -131,9 +132,9 @@ class CompiledLayers:
         return self.model.hidden(batch.tokens, batch.view.positions, slot_view=batch.view)
 
 
-def _compiled(layer: nn.Module) -> Callable[..., Any]:
-    """Return the compiled `forward` of the layer's class, for all its layers."""
-    forward = type(layer).forward
+def _compiled(decoder: nn.Module) -> Callable[..., Any]:
+    """Return the compiled `forward` of the decoder's class."""
+    forward = type(decoder).forward
     if forward not in _made:
         _made[forward] = torch.compile(forward, fullgraph=True, dynamic=True)
     return _made[forward]

@@ -1,4 +1,4 @@
-"""Compiled layers give what plain layers give, serve any number of tokens, and never stop an engine."""
+"""A compiled decoder gives what the plain one gives, for any number of tokens, and never stops an engine."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import torch
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft, slot_attention
 from distillspec.serving import Engine, EngineSettings, SamplingParams
-from distillspec.serving.execution import compiled_layers, packed_linear
-from distillspec.serving.execution.compiled_layers import CACHE_VARIABLE, CompiledLayers, can_compile
+from distillspec.serving.execution import compiled_decoder, packed_linear
+from distillspec.serving.execution.compiled_decoder import CACHE_VARIABLE, CompiledDecoder, can_compile
 from distillspec.serving.execution.prepared import PreparedModel
 
 from ..conftest import hf_greedy, prompts
@@ -32,21 +32,21 @@ def plain_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[..
     def compiled(forward: Callable[..., Any], **_: Any) -> Callable[..., Any]:
         made.append(forward)
 
-        def run(layer: Any, *args: Any, **kwargs: Any) -> Any:
-            return forward(layer, *args, slot_view=slot_attention.passed_view(), **kwargs)
+        def run(decoder: Any, *args: Any, **kwargs: Any) -> Any:
+            return forward(decoder, *args, slot_view=slot_attention.passed_view(), **kwargs)
 
         return run
 
     monkeypatch.setattr(torch, "compile", compiled)
-    compiled_layers.forget_compiled()
+    compiled_decoder.forget_compiled()
     yield made
-    compiled_layers.forget_compiled()
+    compiled_decoder.forget_compiled()
 
 
 @needs_compiler
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # the compiler's own affair
 @pytest.mark.filterwarnings("ignore:.*:FutureWarning")
-def test_one_code_serves_all_layers_and_numbers_of_tokens_and_is_kept_on_disk(
+def test_one_code_serves_any_number_of_tokens_and_is_kept_on_disk(
     target: LanguageModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CACHE_VARIABLE, "")  # so that it is taken back afterwards, whatever it was
@@ -54,55 +54,55 @@ def test_one_code_serves_all_layers_and_numbers_of_tokens_and_is_kept_on_disk(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(packed_linear, "packing_is_faster", lambda dtype, weights: True)
     monkeypatch.setattr(packed_linear, "SMALLEST", 1)
-    compiled_layers.forget_compiled()
+    compiled_decoder.forget_compiled()
     wanted = [hf_greedy(target, prompt, 16) for prompt in prompts(3)]
     draft = initialise_draft(DraftConfig(layers=2), target)
     settings = EngineSettings(max_slots=2, max_model_len=256, controller="fixed", speculation_length=3, compile=True)
     torch._dynamo.utils.counters.clear()
     engine = Engine(target, draft, settings)
-    layers = engine.runner.prepared.layers
-    assert layers is not None
-    assert layers.ready
+    decoder = engine.runner.prepared.compiled
+    assert decoder is not None
+    assert decoder.ready
     made = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     outputs = engine.generate(prompts(3), GREEDY)
-    assert layers.ready, "no compiled call failed"
+    assert decoder.ready, "no compiled call failed"
     engine.close()
     assert [list(output.token_ids) for output in outputs] == wanted
-    assert made <= 4, "one token and more, for the target's and the draft's layers"
+    assert made <= 4, "one token and more, for the target and the draft"
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == made, "nothing is compiled while serving"
     assert Path(os.environ[CACHE_VARIABLE]) == tmp_path / "distillspec" / "compiled"
     assert ".so" in {path.suffix for path in tmp_path.rglob("*") if path.is_file()}, "the compiled code itself"
-    assert all("forward" not in layer.__dict__ for layer in target.layers)
-    compiled_layers.forget_compiled()
+    assert "forward" not in target.decoder.__dict__
+    compiled_decoder.forget_compiled()
 
 
-def test_layers_are_compiled_in_the_background_once_it_pays(
+def test_a_decoder_is_compiled_in_the_background_once_it_pays(
     target: LanguageModel, plain_compiler: list[Callable[..., Any]]
 ) -> None:
     prepared = PreparedModel(target, pack_weights=False, compile=False)
-    layers = CompiledLayers(target, after_s=10.0)
-    layers.spent(9.0)
-    assert not layers.ready
+    decoder = CompiledDecoder(target, after_s=10.0)
+    decoder.spent(9.0)
+    assert not decoder.ready
     assert not plain_compiler
     before = threading.active_count()
-    layers.spent(1.5)
-    layers.join()
-    assert layers.ready
-    assert len(plain_compiler) == 1, "one for all layers"
+    decoder.spent(1.5)
+    decoder.join()
+    assert decoder.ready
+    assert len(plain_compiler) == 1
     assert threading.active_count() == before
-    layers.detach()
+    decoder.detach()
     prepared.restore()
-    assert all("forward" not in layer.__dict__ for layer in target.layers)
+    assert "forward" not in target.decoder.__dict__
 
 
-def test_a_compiler_that_fails_leaves_the_layers_as_they_are(
+def test_a_compiler_that_fails_leaves_the_decoder_as_it_is(
     target: LanguageModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise RuntimeError("no compiler after all")
 
     monkeypatch.setattr(torch, "compile", fail)
-    compiled_layers.forget_compiled()
+    compiled_decoder.forget_compiled()
     wanted = [hf_greedy(target, prompt, 16) for prompt in prompts(2)]
     engine = Engine(target, None, EngineSettings(max_slots=2, max_model_len=256, compile=True))
     outputs = engine.generate(prompts(2), GREEDY)
@@ -119,14 +119,14 @@ def test_code_that_fails_while_serving_is_used_no_more_and_the_text_is_right(
 ) -> None:
     wanted = [hf_greedy(target, prompt, 16) for prompt in prompts(2)]
     engine = Engine(target, None, EngineSettings(max_slots=2, max_model_len=256, compile=True))
-    assert engine.runner.prepared.layers.ready
+    assert engine.runner.prepared.compiled.ready
 
     def fail() -> None:
         raise RuntimeError("recompile limit")
 
     monkeypatch.setattr(slot_attention, "passed_view", fail)
     outputs = engine.generate(prompts(2), GREEDY)
-    assert not engine.runner.prepared.layers.ready
+    assert not engine.runner.prepared.compiled.ready
     engine.close()
     assert [list(output.token_ids) for output in outputs] == wanted
     assert caplog.text.count("recompile limit") == 1
