@@ -97,7 +97,7 @@ class GoodputController:
         shared = {"strength": float("inf")} if lengths == "global" else {}
         self.acceptance = AcceptanceEstimate(longest, **shared) if acceptance is None else acceptance
         self._steps, self._price = 0, 0.0
-        self._speculation = SpeculationPolicy()
+        self.speculation = SpeculationPolicy()
 
     @property
     def latency(self) -> LatencyModel:
@@ -137,9 +137,9 @@ class GoodputController:
             tuple(lengths),
             planned.tokens,
             step_s + self._catch_up_s(view.rows, lengths),
-            self._speculation.plain_rate(nothing.goodput),
-            best.goodput * self._speculation.gain,
-            self._speculation.uncertainty,
+            self.speculation.plain_rate(nothing.goodput),
+            best.goodput * self.speculation.gain,
+            self.speculation.uncertainty,
             tuple(self.acceptance.hazards.tolist()),
             batch.latency.target,
             batch.latency.draft,
@@ -168,7 +168,7 @@ class GoodputController:
     def draft_changed(self) -> None:
         """Forget the old draft's acceptance and measured gain."""
         self.acceptance.reset()
-        self._speculation = SpeculationPolicy()
+        self.speculation = SpeculationPolicy()
 
     def _batch(self, view: BatchView) -> Batch:
         columns: Sequence[tuple[Any, ...]] = list(zip(*view.rows, strict=True)) or [()] * len(RowView._fields)
@@ -186,7 +186,7 @@ class GoodputController:
     def _pick(self, view: BatchView, batch: Batch, best: Allocation, nothing: Allocation) -> tuple[Mode, Allocation]:
         if not batch.limits.any():
             return "nothing to draft for", nothing
-        policy = self._speculation
+        policy = self.speculation
         if policy.speculates and best.lengths.any():
             return ("measuring plain", nothing) if policy.plain_is_due else ("speculating", best)
         if not policy.trial_is_due:
@@ -221,18 +221,18 @@ class GoodputController:
         plan, why = result.plan, result.plan.why
         speculated = any(row.proposed for row in rows)
         trial = speculated and isinstance(why, Decision) and why.mode == "trial"
-        self._speculation.step_passed(speculated, self._catch_up_s(result.view.rows, why.lengths) if trial else None)
+        self.speculation.step_passed(speculated, self._catch_up_s(result.view.rows, why.lengths) if trial else None)
         if not sure or plan.predicted_s is None or plan.predicted_tokens is None:
             return
         # A step that is shorter than its prompts were believed to be: 0 counts, a negative time would be left out.
         measured_s, predicted_s = max(0.0, result.total_s - prompts_s), plan.predicted_s - prompts_s
         if not speculated:
-            self._speculation.saw_plain(measured_s, predicted_s)
+            self.speculation.saw_plain(measured_s, predicted_s)
             return
         tokens = sum(row.emitted for row in rows)
-        self._speculation.saw_speculation(tokens, plan.predicted_tokens, measured_s, predicted_s)
-        if self._speculation.can_judge:
-            self._speculation.judge(*(why.raw if isinstance(why, Decision) else self.decide(result.view).raw))
+        self.speculation.saw_speculation(tokens, plan.predicted_tokens, measured_s, predicted_s)
+        if self.speculation.can_judge:
+            self.speculation.judge(*(why.raw if isinstance(why, Decision) else self.decide(result.view).raw))
 
 
 def _violation(batch: Batch, planned: Allocation, bounds: Floats) -> float:

@@ -117,7 +117,8 @@ class SmartSpecController:
         self.longest, self.latency = longest, latency
         self.acceptance = acceptance or MovingAcceptance()
         self.per_request, self.gated, self.max_wait_s = per_request, gated, max_wait_s
-        self._idle: deque[bool] = deque(maxlen=RECENT_STEPS)
+        # Of the last steps, whether nothing was drafted.
+        self.idle_steps: deque[bool] = deque(maxlen=RECENT_STEPS)
 
     def plan(self, view: BatchView) -> Plan:
         """Algorithm 1: the length of highest goodput by trying all.
@@ -164,19 +165,19 @@ class SmartSpecController:
         """Count accepted tokens, and whether the step proposed any."""
         self.acceptance.observe(result.rows)
         if any(row.limit and row.drafted_by_model for row in result.view.rows):
-            self._idle.append(not any(row.length for row in result.plan.rows))
-        elif self._idle:
-            self._idle.popleft()  # nobody is left whom the draft knows: in time new requests are tried again
+            self.idle_steps.append(not any(row.length for row in result.plan.rows))
+        elif self.idle_steps:
+            self.idle_steps.popleft()  # nobody is left whom the draft knows: in time new requests are tried again
 
     def draft_changed(self) -> None:
         """Another draft: what was known of the old one's acceptance is void."""
         self.acceptance.reset()
-        self._idle.clear()
+        self.idle_steps.clear()
 
     @property
     def idle_share(self) -> float:
         """Share of the recent steps that proposed nothing, 0 before half of them are known."""
-        return sum(self._idle) / len(self._idle) if 2 * len(self._idle) >= RECENT_STEPS else 0.0
+        return sum(self.idle_steps) / len(self.idle_steps) if 2 * len(self.idle_steps) >= RECENT_STEPS else 0.0
 
     def _batch(self, view: BatchView) -> Batch:
         """Return the batch that Algorithm 1 tries lengths for. With a gate, drafting costs the same for all lengths."""

@@ -22,7 +22,7 @@ from distillspec.types import SamplingPolicy
 
 
 @dataclass(frozen=True)
-class _Lot:
+class AlikeChains:
     """Chains that were drawn from distributions over the same columns."""
 
     members: Tensor  # [m] int64, rows of the chains
@@ -141,7 +141,7 @@ class Chains:
                 found.setdefault((id(tree.kept_ids), tree.draft_probs.shape[-1]), []).append(place)
         return list(found.values())
 
-    def _lot(self, members: Sequence[int]) -> _Lot:
+    def _lot(self, members: Sequence[int]) -> AlikeChains:
         trees = [self.trees[b] for b in members]
         kept_ids = trees[0].kept_ids
         probs = torch.cat([tree.draft_probs[: len(tree)] for tree in trees if tree.draft_probs is not None])
@@ -153,7 +153,7 @@ class Chains:
         columns = tokens if kept_ids is None else torch.searchsorted(kept_ids, tokens)
         draft_at = torch.ones(len(trees), self.longest, device=self.device)
         draft_at[member, level] = probs.gather(1, columns[:, None])[:, 0].float()
-        return _Lot(at, to_device(starts, self.device), probs, kept_ids, draft_at)
+        return AlikeChains(at, to_device(starts, self.device), probs, kept_ids, draft_at)
 
 
 def next_tokens(chains: Chains, last: Tensor, count: Tensor, uniforms: Tensor, sync: bool = False) -> Tensor:

@@ -122,10 +122,10 @@ class TokenSampler:
         if not all(window.tree.is_chain for window in windows):
             return self._ask_wide(logits, windows, policy)
         chains = Chains([window.tree for window in windows], logits.device)
-        accept = self._uniforms(self._accept, len(windows) * chains.longest, logits).view(len(windows), -1)
+        accept = self.uniforms(self._accept, len(windows) * chains.longest, logits).view(len(windows), -1)
         decide = chains.accept_by_level if self.look else chains.accept
         count, last = decide(logits, policy, accept)
-        tokens = next_tokens(chains, last, count, self._uniforms(self._residual, len(windows), logits), self.look)
+        tokens = next_tokens(chains, last, count, self.uniforms(self._residual, len(windows), logits), self.look)
 
         def verdicts(numbers: list[int]) -> list[TreeVerdict]:
             counts, own = numbers[: len(windows)], numbers[len(windows) :]
@@ -150,8 +150,8 @@ class TokenSampler:
             tree = window.tree
             if tree.draft_probs is not None:
                 tree = replace(tree, draft_probs=drafted.pop(0), kept_ids=None)
-            accept = self._uniforms(self._accept, len(tree), probs)
-            own = self._uniforms(self._residual, 1, probs)[0]
+            accept = self.uniforms(self._accept, len(tree), probs)
+            own = self.uniforms(self._residual, 1, probs)[0]
             verdicts.append(verify_tree(probs[first : first + _rows(window)], tree, accept, own))
         return _known(logits, verdicts)
 
@@ -166,7 +166,8 @@ class TokenSampler:
         return logits, finite
 
     @staticmethod
-    def _uniforms(stream: torch.Generator, count: int, like: Tensor) -> Tensor:
+    def uniforms(stream: torch.Generator, count: int, like: Tensor) -> Tensor:
+        """Draw `[count]` float64 in [0, 1) from a stream on the host, onto the device of `like`."""
         return to_device(torch.rand(count, generator=stream, dtype=torch.float64), like.device)
 
 

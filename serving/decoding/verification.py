@@ -55,7 +55,7 @@ def verify_tree(target_probs: Tensor, tree: TokenTree, accept_uniforms: Tensor, 
             if accepted:
                 path.append(child)
                 break
-            p, q = _residual(p, q, token)
+            p, q = after_rejection(p, q, token)
         else:
             return TreeVerdict(tuple(path), int(draw(p[None], next_uniform[None])[0]))
         node = path[-1]
@@ -117,7 +117,7 @@ def _node_draft_probs(tree: TokenTree, node: int, like: Tensor) -> Tensor | None
     return torch.zeros_like(like).index_copy_(0, tree.kept_ids.to(like.device), row / row.sum())
 
 
-def _residual(p: Tensor, q: Tensor | None, rejected: int) -> tuple[Tensor, Tensor | None]:
+def after_rejection(p: Tensor, q: Tensor | None, rejected: int) -> tuple[Tensor, Tensor | None]:
     """Return p and q after a rejection. q loses the rejected token: siblings are drawn without replacement."""
     if q is None:
         rest = p.clone()

@@ -55,9 +55,9 @@ def choose_attention(setting: str, models: Sequence[LanguageModel]) -> tuple[Att
     if setting == "masked" or (setting == "auto" and device.type != "cuda"):
         return masked_attention, MASKED
     if setting == "auto":
-        return _best(_failure(ragged_attention, models), _failure(varlen_attention, models))
+        return _best(kernel_failure(ragged_attention, models), kernel_failure(varlen_attention, models))
     attend, words = {"triton": (ragged_attention, RAGGED), "varlen": (varlen_attention, VARLEN)}[setting]
-    failure = _failure(attend, models)
+    failure = kernel_failure(attend, models)
     if failure is not None:
         raise ConfigError(f"attention={setting} does not work on {device} ({failure}); use attention=auto or masked")
     return attend, words
@@ -74,7 +74,7 @@ def _best(no_triton: str | None, no_varlen: str | None) -> tuple[Attend, str]:
     return masked_attention, f"{MASKED} (no Triton kernel: {no_triton}; no variable-length attention: {no_varlen})"
 
 
-def _failure(attend: Attend, models: Sequence[LanguageModel]) -> str | None:
+def kernel_failure(attend: Attend, models: Sequence[LanguageModel]) -> str | None:
     """Return the reason not to use a kernel, None if it agrees with masked attention."""
     for model in models:
         if model.dtype not in TOLERANCE:

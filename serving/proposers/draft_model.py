@@ -109,7 +109,7 @@ class DraftModel:
         rows = [_Row(request) for request in requests if request.sequence.draft_ok and request.sequence.uses_draft]
         rows.sort(key=lambda row: row.slot)  # rows in slot order read the cache without copies
         rows = self._catch_up(rows)
-        if rows and self._can_draft_at_once(rows):
+        if rows and self.can_draft_at_once(rows):
             self._draft_at_once(rows)
         else:
             self._draft_one_by_one(rows)
@@ -163,7 +163,7 @@ class DraftModel:
             self.runner.read(inputs)
         return ready
 
-    def _can_draft_at_once(self, rows: Sequence[_Row]) -> bool:
+    def can_draft_at_once(self, rows: Sequence[_Row]) -> bool:
         """Return True if one loop can draft all rows.
 
         Where passes are not recorded, rows of unlike lengths are cheaper one by one: short ones leave early.

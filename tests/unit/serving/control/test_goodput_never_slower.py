@@ -215,7 +215,7 @@ def test_a_step_shorter_than_its_prompts_were_believed_to_be_counts_as_zero() ->
     view = BatchView((RowView("r", 100, 8),), 4000)
     rows = (RowResult("r", 0, 0, 1),)
     plan = Plan((RowPlan("r", 0),), 1.0, CPU.target_s([100], [0], 4000), None)
-    before = controller._speculation.plain_rate(1.0)
+    before = controller.speculation.plain_rate(1.0)
     for _ in range(5):
         controller.observe(StepResult(rows, view, plan, 4000, 0.0, 1.0, 1.0))  # 6 s were expected
-    assert controller._speculation.plain_rate(1.0) > before
+    assert controller.speculation.plain_rate(1.0) > before

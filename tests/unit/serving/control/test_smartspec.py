@@ -177,7 +177,7 @@ def test_rows_that_the_draft_is_not_to_read_are_left_to_lookups(
     draft: LanguageModel, make_engine: MakeEngine, profile: str
 ) -> None:
     controller = SmartSpecController(3, Profile.read(Path(profile)).latency)
-    controller._idle.extend([True] * RECENT_STEPS)
+    controller.idle_steps.extend([True] * RECENT_STEPS)
     engine = make_engine(draft, proposer="lookup_else_model", controller_object=controller, lookup_shortest=1)
     proposer = engine.proposer
     repeated = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)

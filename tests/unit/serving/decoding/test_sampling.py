@@ -13,7 +13,7 @@ from distillspec.sampling import policy_probs
 from distillspec.serving import SamplingParams
 from distillspec.serving.base.requests import Request, SequenceState
 from distillspec.serving.base.tree import ROOT, TokenTree
-from distillspec.serving.decoding.chains import Chains, _Lot
+from distillspec.serving.decoding.chains import AlikeChains, Chains
 from distillspec.serving.decoding.sampling import TokenSampler, VerificationWindow
 from distillspec.serving.decoding.verification import verify_tree
 
@@ -131,8 +131,12 @@ def test_every_token_that_chains_emit_follows_the_target(trials: int, look: bool
 
 def test_second_tokens_from_the_wrong_row_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The residual of a chain's second token taken from the first one's draft distribution."""
-    original = _Lot.take_away
-    monkeypatch.setattr(_Lot, "take_away", lambda self, p, at, *rest: original(self, p, torch.zeros_like(at), *rest))
+    original = AlikeChains.take_away
+
+    def mutant(self: AlikeChains, p: torch.Tensor, at: torch.Tensor, *rest: Any) -> Any:
+        return original(self, p, torch.zeros_like(at), *rest)
+
+    monkeypatch.setattr(AlikeChains, "take_away", mutant)
     counts, law = emitted_in_chains(16, 10_000, 500, True)
     assert excess(counts[0], law) < 5
     assert excess(counts[1], law) > 20
@@ -167,7 +171,7 @@ def test_a_verifier_that_forgets_the_residual_is_found_out(monkeypatch: pytest.M
 
 
 def test_a_residual_on_the_acceptance_stream_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = TokenSampler._uniforms
+    original = TokenSampler.uniforms
     last: list[Tensor] = []
 
     def shared(stream: torch.Generator, count: int, like: Tensor) -> Tensor:
@@ -176,7 +180,7 @@ def test_a_residual_on_the_acceptance_stream_is_found_out(monkeypatch: pytest.Mo
         last.append(original(stream, count, like))
         return last[0]
 
-    monkeypatch.setattr(TokenSampler, "_uniforms", staticmethod(shared))
+    monkeypatch.setattr(TokenSampler, "uniforms", staticmethod(shared))
     assert excess(*emitted_first(16, 20_000, SamplingParams(), 1000)) > 20
 
 

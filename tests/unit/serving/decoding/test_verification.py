@@ -111,7 +111,7 @@ def _forgets_to_take_the_sibling_out(p: Tensor, q: Tensor | None, rejected: int)
 def test_a_broken_residual_is_found_out(
     monkeypatch: pytest.MonkeyPatch, mutation: Callable[..., object], shape: str
 ) -> None:
-    monkeypatch.setattr(verification, "_residual", mutation)
+    monkeypatch.setattr(verification, "after_rejection", mutation)
     assert chi_square_excess(emitted(TREES[shape])) > 8
 
 
