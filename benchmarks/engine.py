@@ -10,8 +10,7 @@ steps         where the time of whole steps with a draft goes, as a table
 scaling       batch sizes and prompt lengths, as curves
 
 Each section writes `results/engine_SECTION.json`. Both sides of a comparison take turns, and the ratio is the
-median of the rounds' ratios. With `--compile` the first round, which is not counted, compiles every shape it meets
-(minutes), and the results are `engine_SECTION_compiled.json`.
+median of the rounds' ratios. With `--compile` engines compile their passes first (minutes), and the results are `engine_SECTION_compiled.json`.
 """
 
 from __future__ import annotations
@@ -278,7 +277,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8], help="of plain and speculation: 1, 8 or both")
-    parser.add_argument("--compile", action="store_true", help="compile every shape in the round that warms up")
+    parser.add_argument("--compile", action="store_true", help="compile passes first")
     parser.add_argument("--sections", default="plain,verify,overhead,speculation,scaling")
     return parser.parse_args()
 
