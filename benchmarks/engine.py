@@ -10,7 +10,8 @@ steps         where the time of whole steps with a draft goes, as a table
 scaling       batch sizes and prompt lengths, as curves
 
 Each section writes `results/engine_SECTION.json`. Both sides of a comparison take turns, and the ratio is the
-median of the rounds' ratios. With `--compile` engines compile their passes first (minutes), and the results are `engine_SECTION_compiled.json`.
+median of the rounds' ratios. With `--compile` engines compile their passes first (minutes), and the results are
+`engine_SECTION_compiled.json`.
 """
 
 from __future__ import annotations
