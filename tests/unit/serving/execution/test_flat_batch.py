@@ -61,10 +61,9 @@ def read(model: LanguageModel, cache: SlotCache, rows: list[RowInput]) -> Tensor
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kind", ["llama", "gemma3_text"])
 def test_a_flat_pass_gives_and_writes_what_passes_row_by_row_do(
-    random_model: Callable[[str], LanguageModel], kind: str, layout: str
+    random_model: Callable[..., LanguageModel], kind: str, layout: str
 ) -> None:
-    model = random_model(kind)
-    model.model.double()
+    model = random_model(kind, torch.float64)
     rows = LAYOUTS[layout]
     start = filled(model)
     together, apart = copied(start), copied(start)
