@@ -15,10 +15,8 @@ LEAST_S = 1e-6  # times below are not told apart
 FULL_CONTEXT = 20_000.0  # cached tokens that may cost as much as a whole pass over one token, where nothing is known
 NOISE = 0.05  # usual relative error of one step's time
 WANDER, KNOT_WANDER = 0.01, 0.002  # relative change a step: of the machine's speed, and of the knots that were seen
-ALERT, TAKEN_EVERY = (
-    64,
-    4,
-)  # all of the first steps are taken in. Later, of steps that are like the last, one of so many
+ALERT = 64  # the first steps are all taken in
+TAKEN_EVERY = 4  # later, of steps that are like the last, one of so many
 SURE = 0.35  # relative standard error of a prediction that can be judged by
 
 SPIKE = 4.0  # residuals are clipped to so many times the usual one
