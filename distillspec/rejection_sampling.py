@@ -1,4 +1,7 @@
-"""The two formulas of exact verification (Leviathan et al. 2023; Chen et al. 2023), for evaluation and serving."""
+"""Acceptance and residual of exact verification (Leviathan et al. 2023, Chen et al. 2023).
+
+Evaluation and serving share them.
+"""
 
 from __future__ import annotations
 

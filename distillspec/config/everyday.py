@@ -1,4 +1,4 @@
-"""The settings of each command that `--help` shows; `--help=all` shows every one."""
+"""Settings of each command that `--help` shows. `--help=all` shows every one."""
 
 from __future__ import annotations
 

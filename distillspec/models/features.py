@@ -33,12 +33,11 @@ class FeatureTap:
         self.cache, self.ids = cache, tuple(ids)
         layers = list(model.layers)
         self._handles = [
-            layers[-1].register_forward_hook(self._after_last, with_kwargs=True)
+            layers[-1].register_forward_hook(self._after(place), with_kwargs=True)
             if state == len(layers)
             else layers[state].register_forward_pre_hook(self._before(place), with_kwargs=True)
             for place, state in enumerate(self.ids)
         ]
-        self._last = self.ids.index(len(layers)) if len(layers) in self.ids else 0
 
     def detach(self) -> None:
         """Copy nothing from now on."""
@@ -51,8 +50,11 @@ class FeatureTap:
 
         return keep
 
-    def _after_last(self, _: nn.Module, __: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-        self._keep(self._last, output[0] if isinstance(output, tuple) else output, named.get("slot_view"))
+    def _after(self, place: int) -> Any:
+        def keep(_: nn.Module, __: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+            self._keep(place, output[0] if isinstance(output, tuple) else output, named.get("slot_view"))
+
+        return keep
 
     def _keep(self, place: int, states: Tensor, view: Any) -> None:
         """Write `states [1, N, D]` of a pass over this cache. Passes over other caches are not kept."""

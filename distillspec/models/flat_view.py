@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from distillspec.models.language_model import LanguageModel
 from distillspec.models.slot_cache import Attend, SlotCache, SlotView
 
 
@@ -66,6 +67,10 @@ class FlatView:
     places: Tensor
     positions: Tensor
     groups: tuple[RowGroup, ...]
+
+    def hidden(self, model: LanguageModel, tokens: Tensor) -> Tensor:
+        """Run `model`, hooked, over `tokens [1, N]` int64. Return final hidden states `[N, D]`."""
+        return model.hidden(tokens, self.positions, slot_view=self)[0]
 
     def following(self, places: Tensor, reach: int) -> FlatView:
         """Return the view of the next pass: one more token in each row, at `places [rows]` int64.

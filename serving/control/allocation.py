@@ -71,7 +71,7 @@ class Batch(NamedTuple):
 
 
 class Prices(NamedTuple):
-    """What items add to plain decoding, in seconds."""
+    """Seconds that drafted items add to a plain step."""
 
     by_count: Floats  # to the target's pass, by the number of items from 0 on
     least: float  # for one more item to the target's pass, whatever the number

@@ -106,7 +106,7 @@ class CompiledDecoder:
 
     @torch.inference_mode()
     def _compile(self) -> None:
-        """Run the compiled decoder over a cache of their own, for each number of tokens that is treated apart."""
+        """Run the compiled decoder over a cache of its own, for each number of tokens that is treated apart."""
         started = time.perf_counter()
         os.environ.setdefault(CACHE_VARIABLE, str(_cache_home() / "distillspec" / "compiled"))
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_VARIANTS)
@@ -129,7 +129,7 @@ class CompiledDecoder:
     def _read(self, counts: tuple[int, ...]) -> Tensor:
         rows = [RowInput(slot, 0, [0] * count) for slot, count in enumerate(counts)]
         batch = FlatBatch.of(SlotCache(len(counts), WARM_LEN), rows, self.model.device)
-        return self.model.hidden(batch.tokens, batch.view.positions, slot_view=batch.view)
+        return batch.view.hidden(self.model, batch.tokens)
 
 
 def _compiled(decoder: nn.Module) -> Callable[..., Any]:

@@ -127,14 +127,13 @@ class PassInputs:
         self._back = torch.zeros_like(self._slots)
         self._queries = torch.zeros(shape.rows, shape.width, dtype=torch.int64, device=device)
         self._rectangle = torch.full_like(self._queries, cache.max_len)
-        self.rows = torch.arange(shape.rows, device=device)
+        self._rows = torch.arange(shape.rows, device=device)
 
     def view(self) -> FlatView:
         """Return the view of a pass over the buffers. Make it inside the recording."""
         last, shape = self.cache.max_len - 1, self.shape
-        positions = self._places.clamp(max=last)
-        places = self._rectangle
-        rows = SlotView(self.cache, places, places.clamp(max=last), shape.reach, self.rows, first=0)
+        positions, rectangle = self._places.clamp(max=last), self._rectangle
+        rows = SlotView(self.cache, rectangle, rectangle.clamp(max=last), shape.reach, self._rows, first=0)
         group = RowGroup(rows, 0, shape.tokens, self._queries.view(-1), self._back)
         return FlatView(self.cache, self._slots, self._places, positions[None], (group,))
 
@@ -181,22 +180,16 @@ class GraphedPasses:
     def hidden(self, tokens: Tensor, view: FlatView) -> Tensor:
         """Final hidden states `[N, D]` of `tokens [1, N]` int64, valid until the next call."""
         shape = PassShape.of(view, view.groups[0].view.reach)
-        if shape is None:
-            return self.model.hidden(tokens, view.positions, slot_view=view)[0]
-        recorded = self._recordings.get(shape, lambda: self._record(shape))
+        recorded = None if shape is None else self._recordings.get(shape, lambda: self._record(shape))
         if recorded is None:
-            return self.model.hidden(tokens, view.positions, slot_view=view)[0]
+            return view.hidden(self.model, tokens)
         count = recorded.inputs.load(tokens, view)
         return recorded.replay()[:count]
 
     def _record(self, shape: PassShape) -> _Recorded:
         inputs = PassInputs(self.cache, shape, self.model.device)
 
-        def run() -> Tensor:
-            view = inputs.view()
-            return self.model.hidden(inputs.tokens, view.positions, slot_view=view)[0]
-
-        return _Recorded(inputs, self.recorder.record(run))
+        return _Recorded(inputs, self.recorder.record(lambda: inputs.view().hidden(self.model, inputs.tokens)))
 
 
 def recorded_reach(reach: int, cache: SlotCache) -> int:

@@ -56,7 +56,7 @@ class ModelRunner:
         if self.graphs is not None:
             return self.graphs.hidden(batch.tokens, batch.view)
         started = time.perf_counter()
-        hidden = self.model.hidden(batch.tokens, batch.view.positions, slot_view=batch.view)[0]
+        hidden = batch.view.hidden(self.model, batch.tokens)
         if self.prepared is not None and self.prepared.compiled is not None:
             self.prepared.compiled.spent(time.perf_counter() - started)
         return hidden

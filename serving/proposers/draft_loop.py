@@ -80,7 +80,7 @@ class DraftLoop:
         draws = Draws(*(None if part is None else part.new_zeros(shape.rows, *part.shape[1:]) for part in like))
 
         def one_pass(batch: FlatBatch) -> Tensor:
-            return model.hidden(batch.tokens, batch.view.positions, slot_view=batch.view)[0]
+            return batch.view.hidden(model, batch.tokens)
 
         def run() -> Drafts:
             batch = FlatBatch(inputs.tokens, inputs.view(), last)
