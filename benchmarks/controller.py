@@ -56,7 +56,7 @@ def _time(controller: LengthController, rows: int, steps: int) -> dict[str, Any]
         planned.append(time.thread_time_ns() - started)
         lengths = [row.length for row in plan.rows]
         stood = [int((generator.random(k) < ALPHA).cumprod().sum()) for k in lengths]
-        results = tuple([RowResult(f"r{i}", lengths[i], stood[i], stood[i] + 1) for i in range(rows)])
+        results = tuple([RowResult.chain(f"r{i}", lengths[i], stood[i], stood[i] + 1) for i in range(rows)])
         noise = float(generator.normal(1, 0.03))
         draft_s, target_s = CPU.draft_s(contexts, lengths) * noise, CPU.target_s(contexts, lengths) * noise
         result = StepResult(results, view, plan, 0, draft_s, target_s, draft_s + target_s)

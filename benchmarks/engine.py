@@ -44,7 +44,7 @@ from distillspec.config import TargetConfig
 from distillspec.models import LanguageModel, load_target
 from distillspec.serving import Engine, SamplingParams
 from distillspec.serving.base.requests import Request, SequenceState
-from distillspec.serving.base.tree import TokenTree
+from distillspec.serving.base.tree import DraftProbs, TokenTree
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
@@ -178,11 +178,12 @@ def overhead(options: argparse.Namespace, target: LanguageModel) -> dict[str, An
     sides: dict[str, Callable[[], int]] = {}
     for name, params in params_by_name.items():
         sampler, rows = TokenSampler(vocab, target.device), 1 if name == "batch 1" else 8
-        columns = torch.multinomial(probs[:, :4].flatten(0, 1), 1, generator=generator).view(8, 4)
+        table = DraftProbs(probs[:, :4].flatten(0, 1), likely)
+        columns = torch.multinomial(table.probs, 1, generator=generator).view(8, 4)
         windows = [
             VerificationWindow(
                 SequenceState(f"r{r}", Request(f"r{r}", (5,), params), 0, r, [5], frozenset(), 64),
-                TokenTree.chain(likely[columns[r]].tolist(), probs[r, :4], likely),
+                TokenTree.chain(likely[columns[r]].tolist(), table, range(4 * r, 4 * r + 4)),
             )
             for r in range(rows)
         ]

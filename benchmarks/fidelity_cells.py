@@ -99,8 +99,8 @@ def figures_of(cell: Cell) -> dict[str, Any]:
 def _parts(results: Sequence[StepResult]) -> dict[str, Any]:
     """Return milliseconds a step of each part, by kind of step."""
     kinds: Mapping[str, Callable[[StepResult], bool]] = {
-        "plain": lambda r: not r.prefill_tokens and not any(row.proposed for row in r.rows),
-        "speculating": lambda r: not r.prefill_tokens and any(row.proposed for row in r.rows),
+        "plain": lambda r: not r.prefill_tokens and not any(row.nodes for row in r.rows),
+        "speculating": lambda r: not r.prefill_tokens and any(row.nodes for row in r.rows),
         "with prompts": lambda r: r.prefill_tokens > 0,
     }
     rows = [row for result in results for row in result.rows]

@@ -17,7 +17,7 @@ from distillspec.serving.costs.hardware_profile import Timed
 from distillspec.serving.decoding.sampling import TokenSampler, VerificationWindow
 from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.runner import ModelRunner
-from distillspec.serving.proposers.base import ProposalRequest, Proposer
+from distillspec.serving.proposers.base import ProposalRequest, Proposer, readers
 
 TOKEN = 5  # any token costs the same
 
@@ -76,8 +76,9 @@ class TimedPasses:
         requests = [ProposalRequest(sequence, length) for sequence in _sequences(rows, context)]
 
         def run() -> object:
-            for request in requests:
-                request.sequence.draft_computed = context - 1
+            for reader in readers(proposer):
+                for request in requests:
+                    reader.assume_read(request.sequence, context - 1)
             return proposer.propose(requests)
 
         return Work("drafting", Timed(rows * context * length, rows * length, length, 0.0, rows * length), run)

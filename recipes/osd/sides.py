@@ -115,7 +115,7 @@ class Side:
                 time.sleep(IDLE_S)
                 continue
             minute.tokens += sum(len(delta.token_ids) for delta in output.deltas)
-            minute.proposed += sum(row.proposed for row in output.result.rows)
+            minute.proposed += sum(row.nodes for row in output.result.rows)
             minute.accepted += sum(row.accepted for row in output.result.rows)
             for finished in output.finished:
                 minute.versions.update(finished.stats.draft_versions)

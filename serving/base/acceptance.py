@@ -1,18 +1,110 @@
-"""Counting of drafted tokens that were tried and accepted."""
+"""Counting of drafted tokens that were tried and accepted. All statistics, metrics and logs count with this."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from distillspec.serving.base.tree import DRAFT, ROOT, TokenTree
+
+
+class Trial(NamedTuple):
+    """One drafted token that verification tried. Tokens behind a rejection, or on other paths, are never tried."""
+
+    depth: int  # 1 for the first token after the text
+    rank: int  # its place among its siblings, 0 for the first that is tried
+    source: str
+    accepted: bool
+
+
+def trials_of(tree: TokenTree, path: Sequence[int], emitted: int) -> tuple[Trial, ...]:
+    """Return the trials of a verified tree, in order.
+
+    Args:
+        tree: what was drafted.
+        path: its accepted nodes.
+        emitted: tokens that became text. Trials behind the end of an answer do not count.
+    """
+    found: list[Trial] = []
+    for depth, node in enumerate((ROOT, *path)[:emitted], start=1):
+        accepted = path[depth - 1] if depth <= len(path) else None
+        siblings = [(child, group.source) for group in tree.groups_at(node) for child in group.nodes]
+        for rank, (child, source) in enumerate(siblings):
+            found.append(Trial(depth, rank, source, child == accepted))
+            if child == accepted:
+                break
+    return tuple(found)
+
+
+def chain_trials(tried: int, accepted: int, source: str) -> tuple[Trial, ...]:
+    """Return the trials of a chain: `tried` tokens, of which the first `accepted` were accepted."""
+    return tuple(Trial(place + 1, 0, source, place < accepted) for place in range(tried))
+
+
+def of_source(trials: Iterable[Trial], source: str) -> tuple[Trial, ...]:
+    """Return the trials of one source's tokens."""
+    return tuple([trial for trial in trials if trial.source == source])
+
+
+def by_version(trials: Sequence[Trial], version: str) -> dict[str, tuple[Trial, ...]]:
+    """Return trials by the draft version that they count for: `version`, or "" for tokens of other sources."""
+    parts = {version: of_source(trials, DRAFT), "": tuple([trial for trial in trials if trial.source != DRAFT])}
+    if not version:
+        parts = {"": tuple(trials)}
+    return {name: own for name, own in parts.items() if own}
+
+
+def by_others(trials: Sequence[Trial]) -> bool:
+    """Return True if tokens were tried, and none of the draft's: they say nothing about the draft in use."""
+    return bool(trials) and all(trial.source != DRAFT for trial in trials)
+
 
 def count_trials(accepted: int, depth: int) -> int:
-    """Return how many drafted tokens of one window were tried: the accepted ones and the first rejected one.
-
-    Tokens behind a rejection were never tried and say nothing about acceptance.
+    """Return at how many depths a token was tried: those of the accepted ones, and that of the first rejected one.
 
     Args:
         accepted: drafted tokens that were accepted.
         depth: the most tokens that could have been accepted.
     """
     return min(accepted + 1, depth)
+
+
+@dataclass
+class AcceptanceCounter:
+    """Drafted tokens tried and accepted, by depth, and tokens emitted.
+
+    A depth counts once a window, however many siblings were tried there.
+    """
+
+    tried_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+    emitted: int = 0
+
+    def add(self, trials: Iterable[Trial], emitted: int = 0) -> None:
+        """Count one window."""
+        before = 0
+        for depth, _, _, accepted in trials:
+            while len(self.tried_at) < depth:
+                self.tried_at.append(0)
+                self.accepted_at.append(0)
+            self.tried_at[depth - 1] += depth != before
+            self.accepted_at[depth - 1] += accepted
+            before = depth
+        self.emitted += emitted
+
+    @property
+    def tried(self) -> int:
+        return sum(self.tried_at)
+
+    @property
+    def accepted(self) -> int:
+        return sum(self.accepted_at)
+
+    @property
+    def rate(self) -> float | None:
+        """α per trial: accepted / (accepted + first rejections). None before any trial."""
+        return acceptance_rate(self.accepted, self.tried)
 
 
 def acceptance_rate(accepted: float, tried: float) -> float | None:

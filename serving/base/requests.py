@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
 
 from distillspec.errors import RunError
-from distillspec.serving.base.acceptance import acceptance_rate, count_trials
+from distillspec.serving.base.acceptance import AcceptanceCounter, Trial
 from distillspec.serving.base.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -68,9 +69,7 @@ class RequestStats:
     finished_s: float | None = None
     steps: int = 0  # passes of the target that emitted tokens of this request
     proposed: int = 0  # drafted tokens that were verified
-    accepted: int = 0  # of these, those that were emitted
-    tried_per_position: list[int] = field(default_factory=list)
-    accepted_per_position: list[int] = field(default_factory=list)
+    acceptance: AcceptanceCounter = field(default_factory=AcceptanceCounter)
     draft_versions: list[str] = field(default_factory=list)
     preemptions: int = 0
     prefix_tokens: int = 0  # prompt tokens taken from the prefix cache
@@ -88,31 +87,35 @@ class RequestStats:
         return None if self.finished_s is None else self.finished_s - self.submitted_s
 
     @property
+    def accepted(self) -> int:
+        """Drafted tokens that were emitted."""
+        return self.acceptance.accepted
+
+    @property
+    def tried_per_position(self) -> list[int]:
+        """Windows in which a drafted token was tried at each position."""
+        return self.acceptance.tried_at
+
+    @property
+    def accepted_per_position(self) -> list[int]:
+        """Windows in which one was accepted there."""
+        return self.acceptance.accepted_at
+
+    @property
     def acceptance_rate(self) -> float | None:
         """α per trial: accepted / (accepted + first rejections). None before any trial."""
-        tried = sum(self.tried_per_position)
-        return acceptance_rate(self.accepted, tried)
+        return self.acceptance.rate
 
-    def record_verification(self, proposed: int, accepted: int, emitted: int) -> None:
+    def record_verification(self, proposed: int, trials: Iterable[Trial], emitted: int) -> None:
         """Count one verified window.
 
         Args:
-            proposed: tokens of the chain, or levels of the tree.
-            accepted: tokens that verification accepted.
-            emitted: tokens that became text. Fewer than accepted where the answer ended inside the window: tokens
-                behind its end do not count.
+            proposed: drafted tokens that were verified.
+            trials: of these, those that were tried.
+            emitted: tokens that became text.
         """
-        tried = min(count_trials(accepted, proposed), emitted)
-        accepted = min(accepted, emitted)
         self.proposed += proposed
-        self.accepted += accepted
-        missing = proposed - len(self.tried_per_position)
-        if missing > 0:
-            self.tried_per_position.extend([0] * missing)
-            self.accepted_per_position.extend([0] * missing)
-        for place in range(tried):
-            self.tried_per_position[place] += 1
-            self.accepted_per_position[place] += place < accepted
+        self.acceptance.add(trials, emitted)
 
 
 @dataclass
@@ -130,11 +133,8 @@ class SequenceState:
     status: Status = Status.WAITING
     slot: int | None = None
     computed: int = 0  # leading tokens whose keys and values the target's cache holds
-    draft_computed: int = 0  # the same for the draft's cache
-    draft_unchecked: bool = False  # the draft has read text but given no logits of it, so NaN would be unnoticed
-    draft_ok: bool = True  # False after NaN in the draft's logits
-    proposer_failed: bool = False  # the proposer raised an exception, or was paused, when this row could be drafted for
-    uses_draft: bool = True  # False: the draft model never reads it. Draft-free proposers may serve it
+    speculates: bool = True  # False after NaN in the target's logits at drafted tokens
+    speculation_failed: bool = False  # NaN, or a proposer that raised an exception or was paused after one
     text: str | None = ""  # None where the engine has no tokenizer
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None

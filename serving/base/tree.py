@@ -1,68 +1,102 @@
-"""Token tree: drafted continuations of one sequence. A chain is a tree of width one."""
+"""Draft message: a token tree of one sequence. A chain is a tree of width one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
 ROOT = -1
-Kind = Literal["sampled", "one_hot"]
-Source = Literal["draft", "lookup"]
+DRAFT, LOOKUP = "draft", "lookup"  # sources: the draft model, prompt lookup
+Kind = Literal["drawn", "deterministic"]
+
+
+@dataclass(frozen=True, eq=False)
+class DraftProbs:
+    """Distributions that a draft's tokens were drawn from, `probs [rows, width]` float32, under the request's policy.
+
+    `kept_ids [width]` int64 maps columns to ids in ascending order. None: the whole vocabulary. Trees may share one.
+    """
+
+    probs: Tensor
+    kept_ids: Tensor | None = None
+
+
+class SiblingGroup(NamedTuple):
+    """Children of one node from one source, in the order in which they are tried.
+
+    `drawn`: they were drawn in this order, without replacement, from row `row` of `drawn_from`.
+    `deterministic`: the source has no distribution (prompt lookup, an argmax), and `drawn_from` is None.
+    """
+
+    parent: int  # node that they continue, −1: the text so far
+    nodes: tuple[int, ...]
+    source: str = DRAFT
+    drawn_from: DraftProbs | None = None
+    row: int = 0
+
+    @property
+    def kind(self) -> Kind:
+        return "deterministic" if self.drawn_from is None else "drawn"
 
 
 @dataclass(frozen=True)
 class TokenTree:
-    """Drafted continuations of one sequence.
+    """Drafted continuations of one sequence: a token for each node, and the groups of siblings.
 
-    `tokens[i]` continues node `parents[i]` (−1: the text so far). Parents come before children, siblings are in draw
-    order.
+    Every node is in one group. Parents come before children. The groups of a node are tried in their order here, so a
+    token may occur in several of them.
 
-    kind `sampled`: the children of a node were drawn without replacement from `draft_probs[row]`, where `row` is
-    `rows[node]`; `rows` has an entry for every node with children, the root as −1. A row is `[width]` float32 over
-    the draft's own columns, under the request's policy. `kept_ids` maps columns to ids (None: the whole vocabulary).
-    kind `one_hot`: the proposer is deterministic (prompt lookup), without probabilities.
-    source: who proposed it. Acceptance of a lookup's tokens says nothing about the draft in use.
-
-    Raises ValueError if a parent follows its child.
+    Raises ValueError if a node is in no group or in two, or if a parent follows its child.
     """
 
     tokens: tuple[int, ...] = ()
-    parents: tuple[int, ...] = ()
-    kind: Kind = "one_hot"
-    draft_probs: Tensor | None = None  # [expanded nodes, width]
-    rows: dict[int, int] | None = None
-    kept_ids: Tensor | None = None  # [width] int64
-    source: Source = "draft"
+    groups: tuple[SiblingGroup, ...] = ()
 
     def __post_init__(self) -> None:
-        if len(self.tokens) != len(self.parents):
-            raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents")
-        for node, parent in enumerate(self.parents):
-            if not ROOT <= parent < node:
-                raise ValueError(f"node {node} has parent {parent}; parents come before their children")
+        nodes = [node for group in self.groups for node in group.nodes]
+        if len(nodes) != len(self.tokens) or set(nodes) != set(range(len(self.tokens))):
+            raise ValueError(f"{len(self.tokens)} nodes but sibling groups of nodes {sorted(nodes)}")
+        for group in self.groups:
+            if group.nodes and not ROOT <= group.parent < min(group.nodes):
+                raise ValueError(f"node {min(group.nodes)} has parent {group.parent}; parents come before children")
 
     @classmethod
     def chain(
         cls,
         tokens: Sequence[int],
-        draft_probs: Tensor | None = None,
-        kept_ids: Tensor | None = None,
-        source: Source = "draft",
+        drawn_from: DraftProbs | None = None,
+        rows: Sequence[int] | None = None,
+        source: str = DRAFT,
     ) -> TokenTree:
-        """Return a chain. With `draft_probs [len(tokens), width]` it is `sampled`, else `one_hot`."""
-        count = len(tokens)
-        parents = tuple(range(ROOT, count - 1))
-        if draft_probs is None:
-            return cls(tuple(tokens), parents, source=source)
-        rows = {parent: row for row, parent in enumerate(parents)}
-        return cls(tuple(tokens), parents, "sampled", draft_probs, rows, kept_ids, source)
+        """Return a chain. Token i was drawn from row `rows[i]` of `drawn_from`, by default i. None: deterministic."""
+        own = range(len(tokens)) if rows is None else rows
+        groups = [SiblingGroup(node - 1, (node,), source, drawn_from, row) for node, row in enumerate(own)]
+        return cls(tuple(tokens), tuple(groups))
+
+    @classmethod
+    def of_parents(cls, tokens: Sequence[int], parents: Sequence[int], source: str = DRAFT) -> TokenTree:
+        """Return a deterministic tree in which node i continues node `parents[i]`, siblings in order of nodes."""
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(parents):
+            children.setdefault(parent, []).append(node)
+        groups = [SiblingGroup(parent, tuple(nodes), source) for parent, nodes in children.items()]
+        return cls(tuple(tokens), tuple(groups))
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @cached_property
+    def parents(self) -> tuple[int, ...]:
+        """Parent of each node."""
+        found = [ROOT] * len(self.tokens)
+        for group in self.groups:
+            for node in group.nodes:
+                found[node] = group.parent
+        return tuple(found)
 
     @cached_property
     def is_chain(self) -> bool:
@@ -70,11 +104,11 @@ class TokenTree:
 
     @cached_property
     def children(self) -> dict[int, tuple[int, ...]]:
-        """Children of each node (−1: root) in draw order."""
-        found: dict[int, list[int]] = {}
-        for node, parent in enumerate(self.parents):
-            found.setdefault(parent, []).append(node)
-        return {parent: tuple(nodes) for parent, nodes in found.items()}
+        """Children of each node (−1: root) in the order in which they are tried."""
+        return {
+            parent: tuple(node for group in groups for node in group.nodes)
+            for parent, groups in self._groups_by_parent.items()
+        }
 
     @cached_property
     def depths(self) -> tuple[int, ...]:
@@ -84,14 +118,21 @@ class TokenTree:
             depths.append(1 if parent == ROOT else depths[parent] + 1)
         return tuple(depths)
 
-    @property
+    @cached_property
     def depth(self) -> int:
         """The most tokens that could be accepted, 0 for an empty tree."""
         return max(self.depths, default=0)
 
-    def depth_along(self, path: Sequence[int]) -> int:
-        """Return the most tokens that could have been accepted after the nodes of `path` were, these included."""
-        return len(path) + ((path[-1] if path else ROOT) in self.children)
+    def groups_at(self, node: int) -> tuple[SiblingGroup, ...]:
+        """Return the groups of a node's children, in the order in which they are tried."""
+        return self._groups_by_parent.get(node, ())
+
+    @cached_property
+    def _groups_by_parent(self) -> dict[int, tuple[SiblingGroup, ...]]:
+        found: dict[int, tuple[SiblingGroup, ...]] = {}
+        for group in self.groups:
+            found[group.parent] = (*found.get(group.parent, ()), group)
+        return found
 
     def path(self, node: int) -> tuple[int, ...]:
         """Return the nodes from the root's child down to `node`, empty for the root."""
@@ -107,13 +148,9 @@ class TokenTree:
             return self
         kept = [node for node, d in enumerate(self.depths) if d <= depth]
         new = {ROOT: ROOT, **{node: place for place, node in enumerate(kept)}}
-        rows = None if self.rows is None else {new[node]: row for node, row in self.rows.items() if node in new}
-        return TokenTree(
-            tuple(self.tokens[node] for node in kept),
-            tuple(new[self.parents[node]] for node in kept),
-            self.kind,
-            self.draft_probs,
-            rows,
-            self.kept_ids,
-            self.source,
-        )
+        groups = [
+            group._replace(parent=new[group.parent], nodes=tuple(new[node] for node in group.nodes))
+            for group in self.groups
+            if all(node in new for node in group.nodes)
+        ]
+        return TokenTree(tuple(self.tokens[node] for node in kept), tuple(groups))

@@ -26,7 +26,7 @@ class StepRecord(NamedTuple):
     def of(cls, result: StepResult, at_s: float) -> StepRecord:
         """Return the record of a result, of a step that started at `at_s`."""
         rows = decoding_rows(result)
-        proposed = [row.proposed for row in rows]
+        proposed = [row.nodes for row in rows]
         return cls(
             at_s=at_s,
             seconds=result.total_s,

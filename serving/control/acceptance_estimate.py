@@ -108,7 +108,7 @@ class AcceptanceEstimate:
     def observe(self, rows: Sequence[RowResult], matches: Sequence[int] | None = None) -> None:
         """Count the trials of a step's rows. Rows without drafted tokens have none."""
         for match in sorted(set(matches)) if matches else [0]:
-            alike = [row for i, row in enumerate(rows) if row.proposed > 0 and (not matches or matches[i] == match)]
+            alike = [row for i, row in enumerate(rows) if row.trials and (not matches or matches[i] == match)]
             if alike and self.longest:
                 self._observe(alike, match)
 
@@ -117,7 +117,7 @@ class AcceptanceEstimate:
         own = self._places.setdefault(match, {})
         places = [own[row.sequence_id] if row.sequence_id in own else self._place(own, row.sequence_id) for row in rows]
         tried = [min(row.tried, self.longest) for row in rows]
-        counted = self._first[[tried, [min(row.accepted, self.longest) for row in rows]]]  # [2, n, longest]
+        counted = self._first[[tried, [min(row.kept, self.longest) for row in rows]]]  # [2, n, longest]
         self._own[:, places] = self._own[:, places] * self._forgetting[tried] + counted
         self._all[match] = self._together(match, *counted.sum(1).tolist())
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from distillspec.serving.base.acceptance import count_trials
-from distillspec.serving.base.tree import Source
+from distillspec.serving.base.acceptance import Trial, chain_trials, count_trials
+from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.latency import LatencyModel
 
 
@@ -74,35 +74,38 @@ class Plan:
 
 
 class RowResult(NamedTuple):
-    """Result of verification for one row.
-
-    `ranks`, for trees of several heads' candidates alone: the places that the target's tokens had in the heads' lists,
-    up to the first that the tree did not hold. `levels`, for trees wider than one: the most tokens that could have been
-    accepted along the path taken.
-    """
+    """Result of verification for one row."""
 
     sequence_id: str
-    proposed: int
+    depth: int  # levels of the drafted tree that was verified
+    nodes: int  # its tokens
     accepted: int
-    emitted: int
-    ranks: tuple[int, ...] = ()
+    emitted: int  # fewer than accepted + 1 where the answer ended inside the window
+    trials: tuple[Trial, ...] = ()  # what was tried, in order
     domain: str = "default"  # the request's
-    source: Source = "draft"  # who proposed the tokens
-    levels: int | None = None  # None: a chain, with a level for each token
 
-    @property
-    def depth(self) -> int:
-        """The most tokens that could have been accepted."""
-        return self.proposed if self.levels is None else self.levels
+    @classmethod
+    def chain(
+        cls, sequence_id: str, depth: int, accepted: int, emitted: int, source: str = DRAFT, domain: str = "default"
+    ) -> RowResult:
+        """Return the result of a chain of `depth` tokens."""
+        tried = min(count_trials(accepted, depth), emitted)
+        return cls(sequence_id, depth, depth, accepted, emitted, chain_trials(tried, accepted, source), domain)
 
     @property
     def tried(self) -> int:
-        """Drafted tokens that were tried: those accepted, and the first rejected one."""
-        return count_trials(self.accepted, self.depth)
+        """Depths at which a drafted token was tried: those of the accepted ones and the first rejected one."""
+        return self.trials[-1].depth if self.trials else 0
 
-    def booked_to(self, version: str) -> str:
-        """Return the draft version that the acceptance counts for: `version`, or "" for a lookup's tokens."""
-        return version if self.source == "draft" else ""
+    @property
+    def rejected(self) -> bool:
+        """True if a token was tried after the accepted ones, and all that were tried there were rejected."""
+        return bool(self.trials) and not self.trials[-1].accepted
+
+    @property
+    def kept(self) -> int:
+        """Accepted tokens that were emitted."""
+        return min(self.accepted, self.emitted)
 
 
 @dataclass(frozen=True)

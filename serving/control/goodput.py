@@ -154,7 +154,7 @@ class GoodputController:
         """Learn from a step: acceptance, costs, and errors of the prediction."""
         rows = decoding_rows(result)
         prompts_s = self.latency.prompts_s(len(result.view.rows), result.prefill_tokens)
-        sure = self._costs.observe(result, [row.proposed for row in rows])
+        sure = self._costs.observe(result, [row.nodes for row in rows])
         matches = {row.sequence_id: row.match for row in result.view.rows if row.match}
         self.acceptance.observe(rows, [matches.get(row.sequence_id, 0) for row in rows] if matches else None)
         if rows:
@@ -219,7 +219,7 @@ class GoodputController:
             sure: costs were known well enough for the prediction to be compared.
         """
         plan, why = result.plan, result.plan.why
-        speculated = any(row.proposed for row in rows)
+        speculated = any(row.nodes for row in rows)
         trial = speculated and isinstance(why, Decision) and why.mode == "trial"
         self.speculation.step_passed(speculated, self._catch_up_s(result.view.rows, why.lengths) if trial else None)
         if not sure or plan.predicted_s is None or plan.predicted_tokens is None:

@@ -60,7 +60,7 @@ class MovingAcceptance:
 
     def observe(self, rows: tuple[RowResult, ...]) -> None:
         """Count a step's trials: drafted tokens whose predecessors were all accepted."""
-        trials = {row.sequence_id: (row.accepted, row.tried) for row in rows if row.proposed}
+        trials = {row.sequence_id: (row.kept, row.tried) for row in rows if row.trials}
         if not trials:
             return
         self._add(trials, 1)

@@ -27,6 +27,7 @@ class Prospect(NamedTuple):
     most: int = 1 << 30  # tokens that it can propose
     by_model: bool = True  # True if a draft model would run for it
     match: int = 0  # tokens of text that a lookup found again
+    unread_tokens: int = 0  # tokens of its text that a draft model would read first
 
 
 @runtime_checkable
@@ -64,8 +65,8 @@ class Proposer(Protocol):
         """Follow slots that changed places."""
         ...
 
-    def forget(self, sequence_id: str) -> None:
-        """Drop the state of a sequence that has ended or lost its slot."""
+    def leave_slot(self, sequence: SequenceState) -> None:
+        """Learn that a sequence is about to lose its slot. With a finish reason it does not come back."""
         ...
 
 
@@ -84,19 +85,25 @@ def most_nodes(proposer: Proposer | None, depth: int) -> int:
 
 
 @runtime_checkable
-class KeepsCache(Protocol):
-    """A proposer with a cache of the sequences' texts."""
+class ReadsTexts(Protocol):
+    """A proposer with a cache of the sequences' texts, which it reads before it drafts."""
 
     def distrust(self, sequence: SequenceState) -> None:
         """Clear the cache of a sequence in a slot, so that its text is read again from the start."""
         ...
 
+    def skip(self, sequence: SequenceState) -> None:
+        """Never read a sequence that is not begun yet."""
+        ...
 
-def reset_sequence(proposer: Proposer, sequence: SequenceState) -> None:
-    """Drop all state that a proposer has of a sequence in a slot."""
-    if isinstance(proposer, KeepsCache):
-        proposer.distrust(sequence)
-    proposer.forget(sequence.id)
+    def assume_read(self, sequence: SequenceState, tokens: int) -> None:
+        """Take the slot's first `tokens` places for the sequence's text."""
+        ...
+
+
+def readers(proposer: object) -> tuple[ReadsTexts, ...]:
+    """Return the proposer if it reads texts, nothing else."""
+    return (proposer,) if isinstance(proposer, ReadsTexts) else ()
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from distillspec.models.slot_cache import Attend, masked_attention
 from distillspec.serving.base.catch_up import ALONG, MOST
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.transfer import to_host
-from distillspec.serving.base.tree import TokenTree
+from distillspec.serving.base.tree import DraftProbs, TokenTree
 from distillspec.serving.decoding.drafting import choose
 from distillspec.serving.decoding.logits import Columns, Place
 from distillspec.serving.decoding.sampling import TokenSampler
@@ -51,12 +51,24 @@ class ConfidenceThreshold:
 
 
 @dataclass
+class DraftState:
+    """What a draft knows of one sequence."""
+
+    computed: int = 0  # leading tokens whose keys and values its cache holds
+    unchecked: bool = False  # it has read text but given no logits of it, so NaN would be unnoticed
+    sound: bool = True  # False after NaN in its logits
+    skipped: bool = False  # True: it never reads the sequence
+    drafted: tuple[int, ...] = ()  # tokens of the last window, all but the newest of them read
+
+
+@dataclass
 class _Row:
     """One sequence's chain while it grows."""
 
     request: ProposalRequest
+    state: DraftState
     tokens: list[int] = field(default_factory=list)
-    probs: list[Tensor] | Tensor = field(default_factory=list)  # [width] each
+    rows: list[int] = field(default_factory=list)  # of the distributions that the tokens were drawn from
     drafting: bool = True
 
     @property
@@ -99,32 +111,46 @@ class DraftModel:
         self.loop = DraftLoop(self.runner, self.columns, recorder)
         self.rule = rule
         self._version = version
-        self._drafted: dict[str, int] = {}
+        self._states: dict[str, DraftState] = {}  # by sequence
 
     @property
     def version(self) -> str:
         return self._version
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
-        rows = [_Row(request) for request in requests if request.sequence.draft_ok and request.sequence.uses_draft]
+        rows = [_Row(request, self.state(request.sequence.id)) for request in requests]
+        rows = [row for row in rows if row.state.sound and not row.state.skipped]
         rows.sort(key=lambda row: row.slot)  # rows in slot order read the cache without copies
         rows = self._catch_up(rows)
-        if rows and self.can_draft_at_once(rows):
-            self._draft_at_once(rows)
-        else:
-            self._draft_one_by_one(rows)
-        trees = {row.sequence.id: self._tree(row) for row in rows}
+        draft = self._draft_at_once if rows and self.can_draft_at_once(rows) else self._draft_one_by_one
+        probs = draft(rows)
+        table = None if probs is None else DraftProbs(probs, self.columns.kept_ids)
+        trees = {row.sequence.id: self._tree(row, table) for row in rows}
         return [trees.get(request.sequence.id, EMPTY) for request in requests]
+
+    def state(self, sequence_id: str) -> DraftState:
+        """Return what the draft knows of a sequence. Nothing yet, if it is new."""
+        return self._states.setdefault(sequence_id, DraftState())
 
     def prospect(self, sequence: SequenceState) -> Prospect:
         """Return a prospect of no tokens for sequences that the draft does not read."""
-        return Prospect() if sequence.uses_draft else Prospect(0)
+        state = self.state(sequence.id)
+        if state.skipped or not state.sound:
+            return Prospect(0)
+        return Prospect(unread_tokens=len(sequence.tokens) - state.computed)
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
-        # The last drafted token was never read, so after full acceptance two tokens are unread.
-        drafted = self._drafted.pop(sequence.id, None)
-        if drafted is not None:
-            sequence.draft_computed += min(len(path), max(drafted - 1, 0))
+        """Keep what the cache holds of the accepted tokens, whoever proposed them.
+
+        The last drafted token was never read, so after full acceptance two tokens are unread.
+        """
+        state = self.state(sequence.id)
+        same = 0
+        for drafted, node in zip(state.drafted[:-1], path, strict=False):
+            if drafted != tree.tokens[node]:
+                break
+            same += 1
+        state.computed, state.drafted = state.computed + same, ()
 
     def move(self, moves: Sequence[Move]) -> None:
         self.runner.move(moves)
@@ -134,13 +160,26 @@ class DraftModel:
         self.runner.release()
         self.loop.release()
 
-    def forget(self, sequence_id: str) -> None:
-        self._drafted.pop(sequence_id, None)
+    def leave_slot(self, sequence: SequenceState) -> None:
+        """Drop what the cache holds. NaN that nobody has noticed would reach the next sequence in the slot."""
+        state = self.state(sequence.id)
+        if state.unchecked:
+            self.runner.cache.clear(sequence.held_slot)
+        state.computed, state.unchecked, state.drafted = 0, False, ()
+        if sequence.finish_reason is not None:
+            del self._states[sequence.id]
 
     def distrust(self, sequence: SequenceState) -> None:
-        """See `KeepsCache`. NaN left in a slot would reach the next sequence there."""
         self.runner.cache.clear(sequence.held_slot)
-        sequence.draft_computed, sequence.draft_unchecked = 0, False
+        state = self.state(sequence.id)
+        state.computed, state.unchecked, state.drafted = 0, False, ()
+
+    def skip(self, sequence: SequenceState) -> None:
+        state = self.state(sequence.id)
+        state.skipped = state.skipped or state.computed == 0
+
+    def assume_read(self, sequence: SequenceState, tokens: int) -> None:
+        self.state(sequence.id).computed = tokens
 
     def _catch_up(self, rows: Sequence[_Row]) -> list[_Row]:
         """Do catch-up prefill of rows that are far behind, and return the rows that can draft now.
@@ -149,15 +188,15 @@ class DraftModel:
         """
         room, ready, inputs = MOST, [], []
         for row in rows:
-            tokens, start = row.sequence.tokens, row.sequence.draft_computed
+            tokens, start = row.sequence.tokens, row.state.computed
             unread_tokens = len(tokens) - start
             if unread_tokens > ALONG and room > 0:
                 end = start + min(unread_tokens - 1, room)  # drafting reads the newest token
                 inputs.append(RowInput(row.slot, start, tokens[start:end], wanted=0))
-                row.sequence.draft_computed = end
-                row.sequence.draft_unchecked = len(tokens) - end > ALONG  # else it drafts in this step
+                row.state.computed = end
+                row.state.unchecked = len(tokens) - end > ALONG  # else it drafts in this step
                 room -= end - start
-            if len(tokens) - row.sequence.draft_computed <= ALONG:
+            if len(tokens) - row.state.computed <= ALONG:
                 ready.append(row)
         if inputs:
             self.runner.read(inputs)
@@ -171,30 +210,37 @@ class DraftModel:
         even = self.loop.records or len({row.request.length for row in rows}) == 1
         return even and self.rule is None
 
-    def _draft_at_once(self, rows: Sequence[_Row]) -> None:
-        """Draft all tokens of all rows with one device read."""
+    def _draft_at_once(self, rows: Sequence[_Row]) -> Tensor | None:
+        """Draft all tokens of all rows with one device read. Return what drawn ones were drawn from `[n, width]`."""
         count = max(row.request.length for row in rows)
         draws = self.sampler.draws([Place(row.sequence) for row in rows], count, self.columns)
         drafts = self.loop.run([self._input(row) for row in rows], count, draws)
-        probs = None if drafts.probs is None else drafts.probs.clone()  # the next replay overwrites them
         seen = to_host(torch.cat([drafts.ids, drafts.finite], 1)).tolist()
         for r, (row, found) in enumerate(zip(rows, seen, strict=True)):
             sound = sum(found[count:])
             row.tokens = _until_stop(found[: min(sound, row.request.length)], row.sequence.stop_ids)
-            if probs is not None and row.is_drawn:
-                row.probs = probs[r, : len(row.tokens)]
+            row.rows = list(range(r * count, r * count + len(row.tokens)))
             if sound < count:
                 self._give_up(row)
+        if drafts.probs is None:
+            return None
+        probs = drafts.probs.clone() if self.loop.records else drafts.probs  # the next replay overwrites them
+        return probs.flatten(0, 1)
 
-    def _draft_one_by_one(self, rows: Sequence[_Row]) -> None:
-        """Draft one token of every row at a time, with a device read each."""
+    def _draft_one_by_one(self, rows: Sequence[_Row]) -> Tensor | None:
+        """Draft one token of every row at a time, with a device read each. Returns what `_draft_at_once` does."""
+        probs: list[Tensor] = []
         for step in range(max((row.request.length for row in rows), default=0)):
             drafting = [row for row in rows if row.drafting]
             if not drafting:
                 break
-            self._draft_one(drafting, step)
+            chosen = self._draft_one(drafting, step, sum(map(len, probs)))
+            if chosen is not None:
+                probs.append(chosen)
+        return torch.cat(probs) if probs else None
 
-    def _draft_one(self, rows: Sequence[_Row], step: int) -> None:
+    def _draft_one(self, rows: Sequence[_Row], step: int, first: int) -> Tensor | None:
+        """Draft one token of each row. Its distribution becomes row `first` + r of all. Return those of this step."""
         inputs = [self._input(row) for row in rows]
         logits = self.runner.logits(self.runner.read(inputs))
         places = [Place(row.sequence, tuple(row.tokens)) for row in rows]
@@ -206,30 +252,29 @@ class DraftModel:
                 self._give_up(row)
                 continue
             row.tokens.append(token)
-            if choice.probs is not None and row.is_drawn and isinstance(row.probs, list):
-                row.probs.append(choice.probs[r])
+            row.rows.append(first + r)
             full = len(row.tokens) >= row.request.length
             row.drafting = keep and not full and token not in row.sequence.stop_ids
+        return choice.probs
 
     def _give_up(self, row: _Row) -> None:
         """End speculation for a row whose draft logits are NaN."""
-        row.drafting = row.sequence.draft_ok = False
+        row.drafting = row.state.sound = False
+        row.sequence.speculation_failed = True
         self.runner.cache.clear(row.slot)
 
     def _input(self, row: _Row) -> RowInput:
         """Return the tokens that the draft has not read: text first, later its own last token."""
         sequence = row.sequence
         if row.tokens:
-            return RowInput(row.slot, sequence.draft_computed + len(row.tokens) - 1, row.tokens[-1:])
-        start = sequence.draft_computed
-        sequence.draft_computed = len(sequence.tokens)
+            return RowInput(row.slot, row.state.computed + len(row.tokens) - 1, row.tokens[-1:])
+        start = row.state.computed
+        row.state.computed = len(sequence.tokens)
         return RowInput(row.slot, start, sequence.tokens[start:])
 
-    def _tree(self, row: _Row) -> TokenTree:
-        self._drafted[row.sequence.id] = len(row.tokens)
-        drawn = len(row.probs) > 0
-        probs = row.probs if isinstance(row.probs, Tensor) else torch.stack(row.probs) if drawn else None
-        return TokenTree.chain(row.tokens, probs, self.columns.kept_ids)
+    def _tree(self, row: _Row, table: DraftProbs | None) -> TokenTree:
+        row.state.drafted = tuple(row.tokens)
+        return TokenTree.chain(row.tokens, table if row.is_drawn else None, row.rows)
 
 
 def _until_stop(tokens: Sequence[int], stop_ids: frozenset[int]) -> list[int]:

@@ -9,11 +9,11 @@ from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.execution.kv_cache import Move
 from distillspec.serving.proposers.base import (
     Foresees,
-    KeepsCache,
     ProposalRequest,
     Proposer,
     Prospect,
     most_nodes,
+    readers,
     release_memory,
 )
 
@@ -55,13 +55,20 @@ class LookupElseModel:
         self.model.move(moves)
 
     def distrust(self, sequence: SequenceState) -> None:
-        for proposer in (self.lookup, self.model):
-            if isinstance(proposer, KeepsCache):
-                proposer.distrust(sequence)
+        for reader in readers(self.model):
+            reader.distrust(sequence)
+
+    def skip(self, sequence: SequenceState) -> None:
+        for reader in readers(self.model):
+            reader.skip(sequence)
+
+    def assume_read(self, sequence: SequenceState, tokens: int) -> None:
+        for reader in readers(self.model):
+            reader.assume_read(sequence, tokens)
 
     def release(self) -> None:
         release_memory(self.model)
 
-    def forget(self, sequence_id: str) -> None:
-        self.lookup.forget(sequence_id)
-        self.model.forget(sequence_id)
+    def leave_slot(self, sequence: SequenceState) -> None:
+        self.lookup.leave_slot(sequence)
+        self.model.leave_slot(sequence)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distillspec.serving.base.requests import SequenceState
-from distillspec.serving.base.tree import TokenTree
+from distillspec.serving.base.tree import LOOKUP, TokenTree
 from distillspec.serving.execution.kv_cache import Move
 from distillspec.serving.proposers.base import ProposalRequest, Prospect
 
@@ -26,7 +26,7 @@ class PromptLookup:
         self._indices: dict[str, _NgramIndex] = {}
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
-        return [TokenTree.chain(self._continuation(r.sequence)[: r.length], source="lookup") for r in requests]
+        return [TokenTree.chain(self._continuation(r.sequence)[: r.length], source=LOOKUP) for r in requests]
 
     def prospect(self, sequence: SequenceState) -> Prospect:
         """Return the lengths of the continuation and of the match before it."""
@@ -42,8 +42,8 @@ class PromptLookup:
     def move(self, moves: Sequence[Move]) -> None:
         """Do nothing: no state is by slot."""
 
-    def forget(self, sequence_id: str) -> None:
-        self._indices.pop(sequence_id, None)
+    def leave_slot(self, sequence: SequenceState) -> None:
+        self._indices.pop(sequence.id, None)
 
     def _continuation(self, sequence: SequenceState) -> list[int]:
         found = self._index(sequence).last_match(sequence.tokens)

@@ -195,11 +195,10 @@ class SequenceManager:
             del self._groups[sequence.request.id]
             self.done.append(output(sequence.request, group))
 
-    def forget_drafts(self) -> None:
-        """Reset all draft state after a draft swap: the next draft reads every sequence."""
+    def forgive_failures(self) -> None:
+        """Let all sequences speculate again, after a draft swap."""
         for sequence in self.unfinished.values():
-            sequence.draft_computed, sequence.draft_ok, sequence.uses_draft = 0, True, True
-            sequence.proposer_failed = sequence.draft_unchecked = False
+            sequence.speculates, sequence.speculation_failed = True, False
 
     def take_results(self) -> tuple[tuple[SequenceDelta, ...], tuple[RequestOutput, ...]]:
         """Return deltas and finished requests since the last call."""
@@ -264,6 +263,6 @@ class SequenceManager:
         self._on_leaving(sequence)
         moves = self.pool.release(sequence.slot, len(self.decoding))
         self._on_moves(moves)
-        sequence.slot, sequence.computed, sequence.draft_computed = None, 0, 0
+        sequence.slot, sequence.computed = None, 0
         for slot, owner in enumerate(self.pool.owners):
             self.unfinished[owner].slot = slot

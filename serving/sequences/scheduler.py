@@ -54,7 +54,7 @@ def reservation(sequence: SequenceState, limits: Limits) -> int:
 def speculation_limit(sequence: SequenceState, limits: Limits) -> int:
     """Return the most tokens that may be drafted for a sequence. The step adds one of the target's own."""
     params = sequence.request.params
-    if not params.speculate or not sequence.draft_ok:
+    if not params.speculate or not sequence.speculates:
         return 0
     room = min(sequence.prompt_length + sequence.max_output, limits.max_len) - len(sequence.tokens) - 1
     return max(0, room if params.max_speculation is None else min(room, params.max_speculation))

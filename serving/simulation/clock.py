@@ -9,9 +9,10 @@ from random import Random
 from typing import NamedTuple
 
 from distillspec.errors import ConfigError
-from distillspec.serving.base.acceptance import count_trials
+from distillspec.serving.base.acceptance import Trial, count_trials
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, RequestStats, SequenceState
+from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.bench.step_record import StepRecord
 from distillspec.serving.control.base import BatchView, Plan, RowResult, RowView, StepResult
 from distillspec.serving.execution.kv_cache import SlotPool
@@ -38,7 +39,14 @@ class SimulatedWindow(NamedTuple):
     drafted: int
     verified: int
     accepted: int
-    ranks: tuple[int, ...] = ()
+    depth: int = 0  # of a tree, 0 for chains
+    trials: tuple[Trial, ...] = ()  # of a tree
+
+    def result(self, sequence_id: str) -> RowResult:
+        """Return the result of a row of whose output there is room for all tokens."""
+        if not self.depth:
+            return RowResult.chain(sequence_id, self.verified, self.accepted, self.accepted + 1)
+        return RowResult(sequence_id, self.depth, self.verified, self.accepted, self.accepted + 1, self.trials)
 
 
 PLAIN = SimulatedWindow(0, 0, 0)
@@ -83,11 +91,12 @@ class Simulation:
             (),
             prefix_reuse=False,
             on_moves=lambda moves: None,
-            on_leaving=lambda sequence: None,
+            on_leaving=self._leave,
             on_unjudged=lambda slot: None,
         )
         self._random = Random(seed)
         self._rows: dict[str, _Row] = {}
+        self._draft_computed: dict[str, int] = {}  # sequence → tokens that its draft has read
         self.arrived: list[SequenceState] = []  # in order of arrival, finished ones too
         self._steps: list[StepRecord] = []
 
@@ -107,6 +116,13 @@ class Simulation:
         schedule = plan_step(waiting, running, self.limits, most)
         self.sequences.follow(schedule, self.now)
         return self._run(schedule) if self.sequences.pool.owners else None
+
+    def _unread(self, sequence: SequenceState) -> int:
+        """Return the tokens that the draft has not read."""
+        return len(sequence.tokens) - self._draft_computed.get(sequence.id, 0)
+
+    def _leave(self, sequence: SequenceState) -> None:
+        self._draft_computed.pop(sequence.id, None)
 
     def _enqueue_arrived(self) -> None:
         """Queue the requests that have arrived by now."""
@@ -128,7 +144,10 @@ class Simulation:
         views = tuple(
             [
                 RowView(
-                    s.id, len(s.tokens), speculation_limit(s, limits), unread_tokens=len(s.tokens) - s.draft_computed
+                    s.id,
+                    len(s.tokens),
+                    speculation_limit(s, limits),
+                    unread_tokens=self._unread(s),
                 )
                 for s in decoding
             ]
@@ -175,9 +194,14 @@ class Simulation:
         place, accepted, nodes = row.context_tokens - trace.prompt_tokens, 0, tree_nodes(widths) - 1
         while accepted < len(widths) and trace.ranks[place + accepted] <= widths[accepted]:
             accepted += 1
-        return SimulatedWindow(
-            nodes, nodes, accepted, tuple(trace.ranks[place : place + count_trials(accepted, len(widths))])
-        )
+        tried = count_trials(accepted, len(widths))
+        ranks = zip(trace.ranks[place : place + tried], widths, strict=False)
+        trials = [
+            Trial(level + 1, rank, DRAFT, rank + 1 == right)
+            for level, (right, width) in enumerate(ranks)
+            for rank in range(min(right, width))
+        ]
+        return SimulatedWindow(nodes, nodes, accepted, len(widths), tuple(trials))
 
     def _seconds(self, view: BatchView, windows: Sequence[SimulatedWindow]) -> tuple[float, float]:
         """Return the seconds of drafting and of verification."""
@@ -202,13 +226,14 @@ class Simulation:
     def _commit(self, decoding: Sequence[SequenceState], windows: Sequence[SimulatedWindow]) -> list[RowResult]:
         """Write accepted tokens and the target's own into every sequence, and finish those that are full."""
         results: list[RowResult] = []
-        for sequence, (drafted, verified, accepted, ranks) in zip(decoding, windows, strict=True):
-            if drafted:
+        for sequence, window in zip(decoding, windows, strict=True):
+            if drafted := window.drafted:
                 # As in DraftModel: the text is read, and of the accepted tokens all but the last drafted one.
-                sequence.draft_computed = len(sequence.tokens) + min(accepted, drafted - 1)
-                sequence.stats.record_verification(len(ranks) or verified, accepted, accepted + 1)
-            self._append(sequence, accepted + 1)
-            results.append(RowResult(sequence.id, verified, accepted, accepted + 1, ranks))
+                self._draft_computed[sequence.id] = len(sequence.tokens) + min(window.accepted, drafted - 1)
+            result = window.result(sequence.id)
+            sequence.stats.record_verification(result.nodes, result.trials, result.emitted)
+            self._append(sequence, result.emitted)
+            results.append(result)
         self._finish(decoding)
         return results
 
@@ -220,7 +245,7 @@ class Simulation:
             self._append(sequence, 1)
             if sequence.stats.first_token_s is None:
                 sequence.stats.first_token_s = self.now
-        results = [RowResult(sequence.id, 0, 0, 1) for sequence in whole]
+        results = [RowResult(sequence.id, 0, 0, 0, 1) for sequence in whole]
         self._finish(whole)
         return results
 

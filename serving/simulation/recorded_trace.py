@@ -30,7 +30,7 @@ class AcceptanceRecorder(WrappedController):
         self.results.append(result)
         contexts = {row.sequence_id: row.context_tokens for row in result.view.rows}
         for row in result.rows:
-            if row.proposed:
+            if row.trials:
                 own, first = self.trials.setdefault(row.sequence_id, {}), contexts[row.sequence_id]
                 own.update({first + place: place < row.accepted for place in range(row.tried)})
 

@@ -76,14 +76,16 @@ class GoodputTree:
         self._nodes = numpy.array([tree_nodes(shape) for shape in self.shapes])
         padded = [[*shape, *[0] * (heads - len(shape))] for shape in self.shapes]
         self._widths = numpy.array(padded).reshape(-1, heads)
-        self._hits = numpy.zeros((heads, most + 1))
-        self._tried = numpy.zeros(heads)
+        self._tried = numpy.zeros((heads, most))
+        self._accepted = numpy.zeros((heads, most))
         self.draft_changed()
 
     @property
     def acceptance(self) -> NDArray[numpy.float64]:
         """P(candidate r of head i is right), `[heads, most]`."""
-        found: NDArray[numpy.float64] = self._hits[:, 1:] / self._tried[:, None]
+        alone = self._accepted / self._tried  # where those before it were rejected
+        before = numpy.cumprod(numpy.concatenate([numpy.ones((len(alone), 1)), 1 - alone[:, :-1]], 1), 1)
+        found: NDArray[numpy.float64] = alone * before
         return found
 
     def plan(self, view: BatchView) -> Plan:
@@ -106,18 +108,18 @@ class GoodputTree:
         return tuple(row.length for row in plan.rows)
 
     def observe(self, result: StepResult) -> None:
-        """Count the ranks of the target's tokens."""
-        self._hits *= FORGETTING
+        """Count at each rank what was tried and accepted."""
+        self._accepted *= FORGETTING
         self._tried *= FORGETTING
         for row in result.rows:
-            for head, rank in enumerate(row.ranks):
-                self._tried[head] += 1
-                self._hits[head, rank if rank <= self.most else 0] += 1
+            for trial in row.trials:
+                self._tried[trial.depth - 1, trial.rank] += 1
+                self._accepted[trial.depth - 1, trial.rank] += trial.accepted
 
     def draft_changed(self) -> None:
         """Return to the prior: candidates are independent tries."""
         self._tried[:] = PRIOR_TRIALS
-        self._hits[:, 1:] = PRIOR_TRIALS * PRIOR * (1 - PRIOR) ** numpy.arange(self.most)
+        self._accepted[:] = PRIOR_TRIALS * PRIOR
 
 
 def _tree_plan(

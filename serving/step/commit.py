@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from distillspec.models.slot_cache import SlotCache
+from distillspec.serving.base.acceptance import Trial, by_others, trials_of
 from distillspec.serving.base.outputs import delta, token_logprobs
 from distillspec.serving.base.requests import SequenceState, TokenLogprob
 from distillspec.serving.base.transfer import rows_of, to_device
@@ -32,7 +33,8 @@ class Emission:
     tree: TokenTree  # the drafted tokens
     path: tuple[int, ...]  # accepted nodes, those behind a stop token included
     rows: tuple[int, ...]  # for each new token its row in the step's logits
-    draft_version: str  # of the draft in use, "" without one and for trees of a lookup
+    trials: tuple[Trial, ...]  # drafted tokens that were tried
+    draft_version: str  # of the draft in use, "" without one and where others alone proposed tokens
 
 
 class Observer(Protocol):
@@ -88,8 +90,8 @@ class Committer:
                 self.cache.clear(window.sequence.held_slot, window.sequence.computed)
             results.append(result)
             judged = tuple(rows[place][: result.emitted])
-            own = version if window.tree.source == "draft" else ""
-            emissions.append(Emission(window.sequence, window.tree, verdict.path, judged, own))
+            own = "" if by_others(result.trials) else version
+            emissions.append(Emission(window.sequence, window.tree, verdict.path, judged, result.trials, own))
         if self.observer is not None and emissions:
             self.observer(emissions, logits)
         for window in windows:
@@ -100,7 +102,7 @@ class Committer:
     def _retry_without_draft(self, window: VerificationWindow) -> RowResult:
         """End speculation for a row with NaN. A drafted token may be the cause, so the next step reads none."""
         sequence = window.sequence
-        sequence.draft_ok = False
+        sequence.speculates, sequence.speculation_failed = False, True
         self.cache.clear(sequence.held_slot, sequence.computed)
         return _result(window, (), 0)
 
@@ -126,12 +128,13 @@ class Committer:
         before = sequence.output_length
         text = self._append(sequence, _tokens(window, verdict))
         emitted = sequence.output_length - before
-        _count(window, verdict, emitted, proposer, now)
+        result = _result(window, path, emitted)
+        _count(window, result, proposer, now)
         sequence.logprobs += logprobs[:emitted]
         if proposer is not None:
             proposer.committed(sequence, tree, path)
         self.sequences.deltas.append(delta(sequence, before, text))
-        return _result(window, path, emitted)
+        return result
 
     def _keep_path(self, window: VerificationWindow, path: tuple[int, ...], device: torch.device) -> None:
         """Keep the root and the accepted nodes in the cache, in order from the sequence's length on.
@@ -168,10 +171,8 @@ class Committer:
 
 def _result(window: VerificationWindow, path: tuple[int, ...], emitted: int) -> RowResult:
     sequence, tree = window.sequence, window.tree
-    levels = None if tree.is_chain else tree.depth_along(path)
-    return RowResult(
-        sequence.id, len(tree), len(path), emitted, domain=sequence.request.domain, source=tree.source, levels=levels
-    )
+    trials = trials_of(tree, path, emitted)
+    return RowResult(sequence.id, tree.depth, len(tree), len(path), emitted, trials, sequence.request.domain)
 
 
 def _tokens(window: VerificationWindow, verdict: TreeVerdict) -> list[int]:
@@ -208,15 +209,12 @@ def _logprobs(
     return {place: list(islice(found, len(own))) for place, (own, _) in wanted.items()}
 
 
-def _count(
-    window: VerificationWindow, verdict: TreeVerdict, emitted: int, proposer: Proposer | None, now: float
-) -> None:
+def _count(window: VerificationWindow, result: RowResult, proposer: Proposer | None, now: float) -> None:
     stats = window.sequence.stats
     stats.steps += 1
     if stats.first_token_s is None:
         stats.first_token_s = now
-    if len(window.tree):
-        stats.record_verification(window.tree.depth, len(verdict.path), emitted)
-        version = proposer.version if proposer is not None and window.tree.source == "draft" else ""
-        if version and version not in stats.draft_versions:
-            stats.draft_versions.append(version)
+    stats.record_verification(result.nodes, result.trials, result.emitted)
+    version = proposer.version if proposer is not None else ""
+    if version and version not in stats.draft_versions and result.trials and not by_others(result.trials):
+        stats.draft_versions.append(version)

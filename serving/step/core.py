@@ -26,8 +26,8 @@ from distillspec.serving.proposers.base import (
     Proposer,
     Prospect,
     most_nodes,
+    readers,
     release_memory,
-    reset_sequence,
 )
 from distillspec.serving.sequences.manager import SequenceManager
 from distillspec.serving.sequences.request_check import check_request
@@ -73,7 +73,7 @@ class EngineCore:
             prefix_reuse=prefix_reuse,
             on_moves=self._move,
             on_unjudged=runner.cache.clear,
-            on_leaving=self._forget,
+            on_leaving=self._leave,
         )
         self.committer = Committer(self.sequences, runner.cache)
         self.last_result: StepResult | None = None
@@ -125,7 +125,7 @@ class EngineCore:
         self._health = DraftHealth()
         self._update_limits()
         self.controller.draft_changed()
-        self.sequences.forget_drafts()
+        self.sequences.forgive_failures()
 
     def release(self) -> None:
         """Free caches and recordings now. They are gigabytes, and the garbage collector may come late.
@@ -178,16 +178,9 @@ class EngineCore:
         if self.proposer is not None:
             self.proposer.move(moves)
 
-    def _forget(self, sequence: SequenceState) -> None:
-        """Drop the proposer's state of a sequence that leaves its slot.
-
-        If the draft was still in catch-up prefill, its output was never checked for NaN, so its cache is cleared.
-        """
-        if self.proposer is None:
-            return
-        if sequence.draft_unchecked:
-            reset_sequence(self.proposer, sequence)
-        self.proposer.forget(sequence.id)
+    def _leave(self, sequence: SequenceState) -> None:
+        if self.proposer is not None:
+            self.proposer.leave_slot(sequence)
 
     def _run(self, schedule: SchedulePlan, timer: StepTimer) -> StepResult:
         self._health.step()
@@ -229,18 +222,19 @@ class EngineCore:
             prospect.by_model,
             prospect.match,
             sequence.request.max_time_per_token_s,
-            len(sequence.tokens) - sequence.draft_computed if prospect.by_model else 0,
+            prospect.unread_tokens,
         )
 
     def _propose(self, decoding: Sequence[SequenceState], plan: Plan, view: BatchView) -> list[TokenTree]:
-        for sequence, row in zip(decoding, plan.rows, strict=True):
-            if not row.draft_prefill and sequence.draft_computed == 0:
-                sequence.uses_draft = False
+        for reader in readers(self.proposer):
+            for sequence, row in zip(decoding, plan.rows, strict=True):
+                if not row.draft_prefill:
+                    reader.skip(sequence)
         lengths = {row.sequence_id: row.length for row in plan.rows}
         requests = [ProposalRequest(s, lengths[s.id]) for s in decoding if lengths[s.id] > 0]
         if self._health.paused:
             for sequence in decoding:
-                sequence.proposer_failed |= speculation_limit(sequence, self.limits) > 0
+                sequence.speculation_failed |= speculation_limit(sequence, self.limits) > 0
         if not requests or self.proposer is None:
             return [EMPTY] * len(decoding)
         try:

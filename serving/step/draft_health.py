@@ -6,7 +6,7 @@ import logging
 import traceback
 from collections.abc import Sequence
 
-from distillspec.serving.proposers.base import ProposalRequest, Proposer, reset_sequence
+from distillspec.serving.proposers.base import ProposalRequest, Proposer, readers
 from distillspec.serving.step.backoff import Backoff
 
 log = logging.getLogger(__name__)
@@ -39,8 +39,9 @@ class DraftHealth:
         """
         steps = self._backoff.failed()
         for request in requests:
-            reset_sequence(proposer, request.sequence)
-            request.sequence.proposer_failed = True
+            for reader in readers(proposer):
+                reader.distrust(request.sequence)
+            request.sequence.speculation_failed = True
         place = traceback.extract_tb(error.__traceback__)[-1]
         kind = (type(error), place.filename, place.lineno)
         if kind not in self._logged:

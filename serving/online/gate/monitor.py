@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from distillspec.config import GateConfig
 from distillspec.evaluation.bootstrap import interval
+from distillspec.serving.base.acceptance import AcceptanceCounter, of_source
 from distillspec.serving.base.requests import RequestOutput
-from distillspec.serving.online.log.outcomes import acceptance_in
+from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.online.state.version import ServedRecord
 from distillspec.serving.online.training.drift import SETTLED, DriftDetector
 from distillspec.serving.step.commit import Emission
@@ -69,9 +70,11 @@ class ServedAcceptance:
         for emission in emissions:
             sequence = emission.sequence
             key = (sequence.request.id, sequence.index)
-            tried, accepted = acceptance_in(emission)
-            failed = not sequence.draft_ok or sequence.proposer_failed
-            if emission.tree.source == "lookup" or (not tried and not failed):
+            counter = AcceptanceCounter()
+            counter.add(of_source(emission.trials, DRAFT))
+            tried, accepted = counter.tried, counter.accepted
+            failed = sequence.speculation_failed
+            if not tried and (not failed or emission.trials):  # trials of others say nothing about the draft
                 continue
             answer = self._running.setdefault(key, AnswerCounts(sequence.request.domain, {}))
             if failed and not answer.failed:

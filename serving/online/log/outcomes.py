@@ -1,29 +1,26 @@
-"""Outcomes of a window for the draft model: its token at each emitted position, and how many were accepted."""
+"""Outcomes of a window for the draft model: its token at each emitted position."""
 
 from __future__ import annotations
 
-from distillspec.serving.base.acceptance import count_trials
+from distillspec.serving.base.tree import DRAFT, ROOT
 from distillspec.serving.online.log.records import ACCEPTED, BONUS, PLAIN, REJECTED
 from distillspec.serving.online.log.signal import LoggedDraft
 from distillspec.serving.step.commit import Emission
 
 
 def drafted_at(emission: Emission, place: int) -> LoggedDraft:
-    """Return the draft model's token at the position of the emission's token `place`. Lookup tokens do not count."""
+    """Return the draft model's first token at the position of the emission's token `place`. Others do not count."""
     tree, path = emission.tree, emission.path
-    if len(tree) == 0 or tree.source == "lookup":
+    if not any(group.source == DRAFT for group in tree.groups):
         return LoggedDraft(PLAIN)
-    parent = path[place - 1] if place else -1
-    row = None if tree.rows is None else tree.rows.get(parent)
+    groups = tree.groups_at(path[place - 1] if place else ROOT)
     if place < len(path):
-        return LoggedDraft(ACCEPTED, tree.tokens[path[place]], row)
-    children = tree.children.get(parent)
-    return LoggedDraft(REJECTED, tree.tokens[children[0]], row) if children else LoggedDraft(BONUS)
-
-
-def acceptance_in(emission: Emission) -> tuple[int, int]:
-    """Count the draft model's tried and accepted tokens in one window. Lookup tokens do not count."""
-    tree, path = emission.tree, emission.path
-    if len(tree) == 0 or tree.source == "lookup":
-        return 0, 0
-    return count_trials(len(path), tree.depth_along(path)), len(path)
+        accepted = path[place]
+        group = next(group for group in groups if accepted in group.nodes)
+        if group.source != DRAFT:
+            return LoggedDraft(PLAIN)
+        return LoggedDraft(ACCEPTED, tree.tokens[accepted], group.drawn_from, group.row)
+    rejected = next((group for group in groups if group.source == DRAFT), None)
+    if rejected is None:
+        return LoggedDraft(PLAIN if groups else BONUS)
+    return LoggedDraft(REJECTED, tree.tokens[rejected.nodes[0]], rejected.drawn_from, rejected.row)

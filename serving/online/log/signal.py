@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distillspec.recording import TopSignal
 from distillspec.serving.base.transfer import to_device, to_host
-from distillspec.serving.base.tree import TokenTree
+from distillspec.serving.base.tree import DraftProbs
 
 
 class LoggedDraft(NamedTuple):
@@ -19,7 +19,8 @@ class LoggedDraft(NamedTuple):
 
     outcome: int
     token: int = -1
-    row: int | None = None  # of the tree's `draft_probs`
+    drawn_from: DraftProbs | None = None  # None: deterministic
+    row: int = 0
 
 
 class Recorded(NamedTuple):
@@ -59,25 +60,24 @@ def _numbers(content: Tensor, kind: torch.dtype) -> Tensor:
     return flat.view(kind).view(len(content), content.shape[1] // kind.itemsize)
 
 
-def pack(signal: TopSignal, drafted: Sequence[LoggedDraft], trees: Sequence[TokenTree]) -> Packed:
+def pack(signal: TopSignal, drafted: Sequence[LoggedDraft]) -> Packed:
     """Copy to the host at once: the signal, and probability and entropy of the drafted token at each position."""
-    figures = _draft_figures(drafted, trees, signal.tail.device)
+    figures = _draft_figures(drafted, signal.tail.device)
     parts = (signal.ids, signal.logprobs, signal.tail[:, None], signal.tail_ids, signal.tail_logprobs, figures)
     content = to_host(torch.cat([part.contiguous().view(torch.uint8) for part in parts], -1))
     return Packed(content, signal.ids.shape[1], signal.tail_ids.shape[1])
 
 
-def _draft_figures(drafted: Sequence[LoggedDraft], trees: Sequence[TokenTree], device: torch.device) -> Tensor:
+def _draft_figures(drafted: Sequence[LoggedDraft], device: torch.device) -> Tensor:
     """Return `[n, 2]` float16: q(x) and the entropy of q. Deterministic proposals have 1 and 0, none has NaN."""
     known = [(1.0, 0.0) if d.token >= 0 else (torch.nan, torch.nan) for d in drafted]
     figures = to_device(known, device, torch.float16)
-    at = [i for i, d in enumerate(drafted) if d.row is not None and d.token >= 0]
-    if at:
-        probs = [trees[i].draft_probs[drafted[i].row] for i in at]  # type: ignore[index]
-        q = torch.stack(probs).float()
+    tables = {id(d.drawn_from): d.drawn_from for d in drafted if d.drawn_from is not None and d.token >= 0}
+    for table in tables.values():
+        at = [i for i, d in enumerate(drafted) if d.drawn_from is table]
+        q = table.probs.index_select(0, to_device([drafted[i].row for i in at], device)).float()
         tokens = to_device([drafted[i].token for i in at], device)
-        kept = trees[at[0]].kept_ids
-        columns = tokens if kept is None else torch.searchsorted(kept, tokens)
+        columns = tokens if table.kept_ids is None else torch.searchsorted(table.kept_ids, tokens)
         of_token = q.gather(-1, columns[:, None])[:, 0]
         figures[to_device(at, device)] = torch.stack([of_token, torch.special.entr(q).sum(-1)], -1).to(figures)
     return figures

@@ -137,9 +137,8 @@ class ReplayTap:
     def _record(self, logged: Sequence[tuple[Emission, _Running]], logits: Tensor) -> None:
         rows = [row for emission, _ in logged for row in emission.rows]
         drafted = [drafted_at(emission, place) for emission, _ in logged for place in range(len(emission.rows))]
-        trees = [emission.tree for emission, _ in logged for _ in emission.rows]
         chosen = rows_of(logits, rows)
-        packed = pack(top_signal(chosen, self.config.entries, self._uniforms(len(rows), logits)), drafted, trees)
+        packed = pack(top_signal(chosen, self.config.entries, self._uniforms(len(rows), logits)), drafted)
         first = 0
         for emission, answer in logged:
             last = first + len(emission.rows)

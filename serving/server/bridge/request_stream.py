@@ -114,7 +114,7 @@ def kinds(tokens: int, row: RowResult | None) -> tuple[Kind, ...]:
     """
     accepted = 0 if row is None else min(row.accepted, tokens)
     last: Kind = "plain"
-    if row is not None and row.proposed:
-        last = "corrected" if row.accepted < row.depth else "bonus"
+    if row is not None and row.nodes:
+        last = "corrected" if row.rejected else "bonus"
     drafted: Kind = "accepted"
     return tuple(drafted if place < accepted else last for place in range(tokens))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter
 
+from distillspec.serving.base.acceptance import AcceptanceCounter, by_version
 from distillspec.serving.control.base import RowResult
 
 VERSIONS = 20  # the newest draft versions: series of older ones are dropped
@@ -29,13 +30,12 @@ class AcceptanceCounters:
 
     def observe(self, version: str, row: RowResult) -> None:
         """Count one row of a step that used the draft `version`."""
-        if not row.proposed:
-            return
-        version = row.booked_to(version)
-        self._domains.setdefault(version, set()).add(row.domain)
-        labels = (self._model, version, row.domain)
-        self._judged.labels(*labels).inc(row.tried)
-        self._accepted.labels(*labels).inc(row.accepted)
+        for booked, trials in by_version(row.trials, version).items():
+            self._domains.setdefault(booked, set()).add(row.domain)
+            labels, counter = (self._model, booked, row.domain), AcceptanceCounter()
+            counter.add(trials)
+            self._judged.labels(*labels).inc(counter.tried)
+            self._accepted.labels(*labels).inc(counter.accepted)
         versions = [name for name in self._domains if name]
         if len(versions) > VERSIONS:
             self._drop(versions[0])

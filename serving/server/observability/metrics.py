@@ -75,12 +75,12 @@ class Metrics:
                 self.predicted_goodput.set(plan.predicted_tokens / plan.predicted_s)
 
     def _observe_row(self, row: RowResult) -> None:
-        self.speculation_length.observe(row.proposed)
-        if row.proposed:
+        self.speculation_length.observe(row.depth)
+        if row.nodes:
             self.drafts.inc()
-            self.draft_tokens.inc(row.proposed)
-            self.accepted_tokens.inc(row.accepted)
-            for position in range(min(row.accepted, len(self.accepted_at))):
+            self.draft_tokens.inc(row.nodes)
+            self.accepted_tokens.inc(row.kept)
+            for position in range(min(row.kept, len(self.accepted_at))):
                 self.accepted_at[position].inc()
 
     def observe_finished(self, output: RequestOutput) -> None:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy
 
+from distillspec.serving.base.acceptance import AcceptanceCounter, Trial, by_version
 from distillspec.serving.base.requests import RequestOutput
-from distillspec.serving.control.base import RowResult, StepResult
+from distillspec.serving.control.base import StepResult
 from distillspec.serving.server.bridge.engine_thread import StepReport
 from distillspec.serving.server.bridge.online_figures import OnlineFigures
 
@@ -30,42 +31,26 @@ class _Second:
     decoding_s: float = 0.0  # seconds of those steps
     predicted: float = 0.0  # tokens that the plans of those steps predicted
     predicted_s: float = 0.0  # seconds that they predicted
-    tried: int = 0  # drafted tokens up to and with the first rejected one
-    accepted: int = 0
+    acceptance: AcceptanceCounter = field(default_factory=AcceptanceCounter)
     lengths: Counter[int] = field(default_factory=Counter)
-
-
-@dataclass
-class _Acceptance:
-    """Tried and accepted drafted tokens, by position."""
-
-    tried: Counter[int] = field(default_factory=Counter)
-    accepted: Counter[int] = field(default_factory=Counter)
-
-    def add(self, row: RowResult) -> None:
-        self.tried.update(range(row.tried))
-        self.accepted.update(range(row.accepted))
-
-    def as_json(self) -> dict[str, Any]:
-        tried, accepted = sum(self.tried.values()), sum(self.accepted.values())
-        by_position = [self.accepted[position] / count for position, count in sorted(self.tried.items())]
-        return {"rate": _rate(accepted, tried), "tried": tried, "by_position": by_position}
 
 
 @dataclass
 class _Version:
     """Acceptance of one draft version on all domains together, and on each."""
 
-    total: _Acceptance = field(default_factory=_Acceptance)
-    domains: dict[str, _Acceptance] = field(default_factory=dict)
+    total: AcceptanceCounter = field(default_factory=AcceptanceCounter)
+    domains: dict[str, AcceptanceCounter] = field(default_factory=dict)
 
-    def add(self, row: RowResult) -> None:
-        for acceptance in (self.total, self.domains.setdefault(row.domain, _Acceptance())):
-            acceptance.add(row)
+    def add(self, trials: Sequence[Trial], domain: str) -> None:
+        for counter in (self.total, self.domains.setdefault(domain, AcceptanceCounter())):
+            counter.add(trials)
 
     def as_json(self) -> dict[str, Any]:
-        domains = {name: acceptance.as_json()["rate"] for name, acceptance in sorted(self.domains.items())}
-        return {**self.total.as_json(), "domains": domains}
+        total = self.total
+        by_position = [own / tried for own, tried in zip(total.accepted_at, total.tried_at, strict=True) if tried]
+        domains = {name: counter.rate for name, counter in sorted(self.domains.items())}
+        return {"rate": total.rate, "tried": total.tried, "by_position": by_position, "domains": domains}
 
 
 class Telemetry:
@@ -102,17 +87,16 @@ class Telemetry:
         second.tokens += emitted
         self.tokens += emitted
         decoding = {row.sequence_id for row in result.view.rows}
-        second.lengths.update(row.proposed for row in result.rows if row.sequence_id in decoding)
+        second.lengths.update(row.depth for row in result.rows if row.sequence_id in decoding)
         if not result.prefill_tokens:
             second.decoded, second.decoding_s = second.decoded + emitted, second.decoding_s + result.total_s
             if result.plan.predicted_s is not None and result.plan.predicted_tokens is not None:
                 second.predicted += result.plan.predicted_tokens
                 second.predicted_s += result.plan.predicted_s
         for row in result.rows:
-            if row.proposed:
-                second.tried += row.tried
-                second.accepted += row.accepted
-                self._version_of(row.booked_to(draft_version)).add(row)
+            second.acceptance.add(row.trials)
+            for version, trials in by_version(row.trials, draft_version).items():
+                self._version_of(version).add(trials, row.domain)
 
     def forget_domain(self, name: str) -> None:
         """Drop a domain, of all versions."""
@@ -135,7 +119,7 @@ class Telemetry:
             "tokens_per_s": second.tokens,
             "goodput": _rate(second.decoded, second.decoding_s),
             "predicted_goodput": _rate(second.predicted, second.predicted_s),
-            "acceptance": _rate(second.accepted, second.tried),
+            "acceptance": second.acceptance.rate,
             "lengths": {str(length): count for length, count in sorted(second.lengths.items())},
             "running": self._running,
             "waiting": self._waiting,

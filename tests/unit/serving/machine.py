@@ -65,7 +65,7 @@ class Machine:
             prompts_s = noise * self.latency.prompts_s(self.rows, view.prefill_tokens)
             target_s = noise * self.latency.target_s(contexts, lengths, view.prefill_tokens) - prompts_s
             outcomes = enumerate(zip(lengths, accepted, strict=True))
-            rows = tuple(RowResult(f"r{i}", k, count, count + 1) for i, (k, count) in outcomes)
+            rows = tuple(RowResult.chain(f"r{i}", k, count, count + 1) for i, (k, count) in outcomes)
             times = (draft_s, target_s + prompts_s, draft_s + target_s + prompts_s)
             controller.observe(StepResult(rows, view, plan, view.prefill_tokens, *times))
             tokens += sum(row.emitted for row in rows)

@@ -57,8 +57,8 @@ def test_any_lengths_and_any_trimming_change_no_token(
     assert [output.token_ids for output in outputs] == wanted
     rows = [row for result in controller.results for row in result.rows]
     assert sum(row.emitted for row in rows) == sum(len(ids) for ids in wanted)
-    assert sum(row.proposed for row in rows) == sum(output.stats.proposed for output in outputs) > 0
-    assert all(row.accepted <= row.proposed for row in rows)
+    assert sum(row.nodes for row in rows) == sum(output.stats.proposed for output in outputs) > 0
+    assert all(row.accepted <= row.nodes for row in rows)
     assert all(0 <= result.draft_s + result.target_s <= result.total_s for result in controller.results)
 
 

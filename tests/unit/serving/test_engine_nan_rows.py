@@ -11,7 +11,7 @@ from torch import Tensor
 
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, RequestOutput, SamplingParams
-from distillspec.serving.base.tree import ROOT, TokenTree
+from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenTree
 from distillspec.serving.decoding.sampling import Judgement, TokenSampler, VerificationWindow
 from distillspec.serving.proposers.base import ProposalRequest
 
@@ -33,14 +33,14 @@ REPEATABLE = ("greedy", "seeded")  # their tokens do not depend on who runs besi
 
 def forked(request: ProposalRequest) -> TokenTree:
     """Two tokens that nobody drew, and one below each."""
-    tree = TokenTree((65, 66, 67, 68), (ROOT, ROOT, 0, 1))
+    tree = TokenTree.of_parents((65, 66, 67, 68), (ROOT, ROOT, 0, 1))
     return tree.shortened(request.length)
 
 
 def drawn_fork(request: ProposalRequest) -> TokenTree:
     """Two tokens drawn from an even distribution."""
     even = torch.full((1, VOCAB), 1 / VOCAB)
-    return TokenTree((65, 66), (ROOT, ROOT), "sampled", even, {ROOT: 0})
+    return TokenTree((65, 66), (SiblingGroup(ROOT, (0, 1), drawn_from=DraftProbs(even)),))
 
 
 PATHS = ("nothing", "prompt", "draft", "lookup", "lookup else draft", "wide", "wide and drawn")
@@ -140,7 +140,7 @@ def test_nan_after_a_rejected_branch_costs_nothing(look: bool, kind: str) -> Non
     logits[:, 7] = 0.0  # p is one-hot: neither drafted token is accepted
     logits[2] = torch.nan
     window = VerificationWindow(
-        row("a", SamplingParams(**KINDS[kind])), TokenTree((65, 66, 67, 68), (ROOT, ROOT, 0, 1))
+        row("a", SamplingParams(**KINDS[kind])), TokenTree.of_parents((65, 66, 67, 68), (ROOT, ROOT, 0, 1))
     )
     (judgement,) = TokenSampler(VOCAB, CPU, look=look).verify(logits, [window])
     assert judgement.verdict == ((), 7)

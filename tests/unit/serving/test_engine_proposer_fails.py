@@ -116,7 +116,7 @@ def test_another_proposer_starts_without_the_last_ones_record(
     engine.use_draft(draft, "next")
     output = engine.step()
     assert output.result is not None
-    assert [row.proposed for row in output.result.rows] == [4]
+    assert [row.nodes for row in output.result.rows] == [4]
 
 
 def test_waiting_doubles_and_ends_after_as_many_successes() -> None:
@@ -165,11 +165,12 @@ def test_nan_of_a_text_read_in_part_reaches_nobody(
     for _ in range(20):
         engine.step()
         (long,) = [s for s in sequences.running if s.request.id == "long"]
-        if long.draft_computed:
+        read = drafts_of(engine).state(long.id).computed
+        if read:
             break
-    assert 0 < long.draft_computed < len(LONG) - 100, "the draft is in the middle of reading"
+    assert 0 < read < len(LONG) - 100, "the draft is in the middle of reading"
     assert long.slot == 0
-    poison(engine, 0, long.draft_computed)
+    poison(engine, 0, read)
     if leaves == "aborted":
         engine.abort("long")
     else:
@@ -179,7 +180,7 @@ def test_nan_of_a_text_read_in_part_reaches_nobody(
     while engine.has_work:
         rows = list(sequences.unfinished.values())
         done.update({output.request_id: output for output in engine.step().finished})
-        assert all(row.draft_ok for row in rows)
+        assert not any(row.speculation_failed for row in rows)
     for name in ("moved", "next"):
         assert done[name].stats.proposed > 20
 
@@ -195,7 +196,7 @@ def test_a_row_that_went_on_plain_keeps_its_slots_draft_cache_when_it_leaves(
     for _ in range(4):
         engine.step()
     (sequence,) = engine.sequences.running
-    assert sequence.draft_computed, "it drafted"
+    assert drafts_of(engine).state(sequence.id).computed, "it drafted"
     engine.at_next_step(lambda: engine.use_controller(FixedLength(0)))
     while engine.has_work:
         engine.step()
@@ -216,5 +217,5 @@ def test_rows_that_may_not_draft_are_not_failed_by_a_resting_proposer(
     while engine.has_work:
         rows = list(engine.sequences.unfinished.values())
         engine.step()
-        failed.update({row.request.id: row.proposer_failed for row in rows})
+        failed.update({row.request.id: row.speculation_failed for row in rows})
     assert failed == {"asks": True, "not": False}

@@ -17,7 +17,7 @@ from distillspec.sampling import policy_probs
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.decoding import sampling
-from distillspec.serving.decoding.chains import Chains
+from distillspec.serving.decoding.tree_batch import TreeBatch
 
 from .conftest import MakeEngine, prompts
 
@@ -140,12 +140,13 @@ def test_looked_up_and_drafted_chains_side_by_side_follow_the_target(
     """One-hot proposals and sampled ones are judged together."""
     judged: list[tuple[bool, bool]] = []
 
-    class Noted(Chains):
+    class Noted(TreeBatch):
         def __init__(self, trees: list[TokenTree], device: torch.device) -> None:
             super().__init__(trees, device)
-            judged.append((self.one_hot, bool(self.lots)))
+            kinds = {group.kind for tree in trees for group in tree.groups}
+            judged.append(("deterministic" in kinds, "drawn" in kinds))
 
-    monkeypatch.setattr(sampling, "Chains", Noted)
+    monkeypatch.setattr(sampling, "TreeBatch", Noted)
     engine = make_engine(
         truncated_draft, proposer="lookup_else_model", speculation_length=2, max_slots=64, lookup_shortest=1
     )

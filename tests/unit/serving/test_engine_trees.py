@@ -10,13 +10,13 @@ import torch
 from distillspec.models import LanguageModel
 from distillspec.sampling import policy_probs
 from distillspec.serving import Request, SamplingParams
+from distillspec.serving.base.acceptance import Trial
 from distillspec.serving.base.requests import SequenceState
-from distillspec.serving.base.tree import ROOT, TokenTree
+from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenTree
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.base import RowResult
 from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.kv_cache import Move
-from distillspec.serving.online.log.outcomes import acceptance_in
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest
 from distillspec.serving.server.bridge.request_stream import kinds
 from distillspec.serving.step.commit import Emission
@@ -46,7 +46,7 @@ class Gardener:
 
     def move(self, moves: Sequence[Move]) -> None: ...
 
-    def forget(self, sequence_id: str) -> None: ...
+    def leave_slot(self, sequence: SequenceState) -> None: ...
 
 
 def right_one_last(wanted: dict[tuple[int, ...], list[int]]) -> Grow:
@@ -64,7 +64,7 @@ def right_one_last(wanted: dict[tuple[int, ...], list[int]]) -> Grow:
             tokens += [(token + 1) % 200, (token + 2) % 200, token]
             parents += [parent] * 3
             parent = len(tokens) - 1
-        return TokenTree(tuple(tokens), tuple(parents)) if tokens else EMPTY
+        return TokenTree.of_parents(tokens, parents) if tokens else EMPTY
 
     return grow
 
@@ -132,10 +132,12 @@ def drawn_without_replacement(draft: LanguageModel, generator: torch.Generator) 
         root = _probs(draft, text)
         tokens = torch.multinomial(root, 3, generator=generator).tolist()
         if request.length == 1:
-            return TokenTree(tuple(tokens), (ROOT,) * 3, "sampled", root[None], {ROOT: 0})
+            return TokenTree(tuple(tokens), (SiblingGroup(ROOT, (0, 1, 2), drawn_from=DraftProbs(root[None])),))
         below = _probs(draft, [*text, tokens[0]])
         tokens += torch.multinomial(below, 2, generator=generator).tolist()
-        return TokenTree(tuple(tokens), (ROOT,) * 3 + (0, 0), "sampled", torch.stack([root, below]), {ROOT: 0, 0: 1})
+        drawn = DraftProbs(torch.stack([root, below]))
+        groups = SiblingGroup(ROOT, (0, 1, 2), drawn_from=drawn), SiblingGroup(0, (3, 4), drawn_from=drawn, row=1)
+        return TokenTree(tuple(tokens), groups)
 
     return grow
 
@@ -173,10 +175,12 @@ def drawn_from_table(table: torch.Tensor, generator: torch.Generator) -> Grow:
         root = table[request.sequence.tokens[-1]]
         tokens = torch.multinomial(root, 3, generator=generator).tolist()
         if request.length == 1:
-            return TokenTree(tuple(tokens), (ROOT,) * 3, "sampled", root[None], {ROOT: 0})
+            return TokenTree(tuple(tokens), (SiblingGroup(ROOT, (0, 1, 2), drawn_from=DraftProbs(root[None])),))
         below = table[tokens[0]]
         tokens += torch.multinomial(below, 2, generator=generator).tolist()
-        return TokenTree(tuple(tokens), (ROOT,) * 3 + (0, 0), "sampled", torch.stack([root, below]), {ROOT: 0, 0: 1})
+        drawn = DraftProbs(torch.stack([root, below]))
+        groups = SiblingGroup(ROOT, (0, 1, 2), drawn_from=drawn), SiblingGroup(0, (3, 4), drawn_from=drawn, row=1)
+        return TokenTree(tuple(tokens), groups)
 
     return grow
 
@@ -219,7 +223,7 @@ def test_only_what_stands_further_back_is_moved(
         if len(coming) < 3:
             return TokenTree.chain(coming)
         wrong = [(coming[2] + i) % 200 for i in (1, 2, 3)]
-        return TokenTree((*coming[:2], *wrong, coming[2]), (ROOT, 0, 1, 1, 1, 1))
+        return TokenTree.of_parents((*coming[:2], *wrong, coming[2]), (ROOT, 0, 1, 1, 1, 1))
 
     engine = make_engine(proposer_object=Gardener(grow), speculation_length=3)
     cache, moved = engine.runner.cache, list[tuple[list[int], int]]()
@@ -250,10 +254,10 @@ def test_a_wide_trees_acceptance_is_counted_by_level(target: LanguageModel, make
     estimate, rows = AcceptanceEstimate(4), list[RowResult]()
     while engine.has_work:
         result = engine.step().result
-        rows += [row for row in result.rows if row.proposed] if result is not None else []
+        rows += [row for row in result.rows if row.nodes] if result is not None else []
     estimate.observe(rows)
-    assert [row.proposed for row in rows[:5]] == [9] * 5, "the nodes, which are what verification costs"
-    assert all(row.tried == row.accepted == row.depth for row in rows)
+    assert [row.nodes for row in rows[:5]] == [9] * 5, "the nodes, which are what verification costs"
+    assert all(row.tried == row.accepted and not row.rejected for row in rows)
     assert estimate.hazards[2] > estimate.prior, "nothing fell, so no level is worse than before it was seen"
     assert kinds(4, rows[0]) == ("accepted", "accepted", "accepted", "bonus")
 
@@ -268,7 +272,7 @@ def test_an_accepted_leaf_above_the_deepest_level_rejects_nothing(
     def grow(request: ProposalRequest) -> TokenTree:
         right = expected[request.sequence.output_length]
         wrong = (right + 1) % 200
-        return TokenTree((wrong, right, wrong), (ROOT, ROOT, 0))
+        return TokenTree.of_parents((wrong, right, wrong), (ROOT, ROOT, 0))
 
     engine = make_engine(proposer_object=Gardener(grow), speculation_length=2)
     emissions: list[Emission] = []
@@ -277,9 +281,9 @@ def test_an_accepted_leaf_above_the_deepest_level_rejects_nothing(
     rows: list[RowResult] = []
     while engine.has_work:
         result = engine.step().result
-        rows += [row for row in result.rows if row.proposed] if result is not None else []
+        rows += [row for row in result.rows if row.nodes] if result is not None else []
     assert len(rows) == 5
     for row, emission in zip(rows, emissions[1:6], strict=True):  # the first token comes with the prompt
-        assert (row.proposed, row.accepted, row.tried) == (3, 1, 1)
-        assert acceptance_in(emission) == (1, 1)
+        assert (row.depth, row.nodes, row.accepted) == (2, 3, 1)
+        assert row.trials == emission.trials == (Trial(1, 0, "draft", False), Trial(1, 1, "draft", True))
         assert kinds(2, row) == ("accepted", "bonus")

@@ -1,29 +1,76 @@
-"""Trials: the accepted tokens and the first rejected one, counted alike wherever acceptance is measured."""
+"""Trials: what verification tried, counted alike wherever acceptance is measured."""
 
 from __future__ import annotations
 
 import pytest
 
-from distillspec.serving.base.acceptance import acceptance_rate, count_trials
-from distillspec.serving.base.requests import RequestStats
+from distillspec.serving.base.acceptance import (
+    AcceptanceCounter,
+    Trial,
+    acceptance_rate,
+    by_version,
+    chain_trials,
+    count_trials,
+    trials_of,
+)
+from distillspec.serving.base.tree import ROOT, SiblingGroup, TokenTree
 from distillspec.serving.control.base import RowResult
 
 
 @pytest.mark.parametrize(
     ("accepted", "depth", "trials"), [(0, 0, 0), (0, 1, 1), (0, 4, 1), (2, 4, 3), (3, 4, 4), (4, 4, 4)]
 )
-def test_statistics_and_results_count_the_same_trials(accepted: int, depth: int, trials: int) -> None:
-    stats = RequestStats()
-    stats.record_verification(depth, accepted, accepted + 1)
+def test_trees_and_results_count_the_same_trials(accepted: int, depth: int, trials: int) -> None:
+    found = trials_of(TokenTree.chain([7] * depth), range(accepted), accepted + 1)
     assert count_trials(accepted, depth) == trials
-    assert sum(stats.tried_per_position) == trials
-    assert RowResult("a", depth, accepted, accepted + 1).tried == trials
+    assert found == chain_trials(trials, accepted, "draft")
+    assert found == RowResult.chain("a", depth, accepted, accepted + 1).trials
+    counter = AcceptanceCounter()
+    counter.add(found, accepted + 1)
+    assert (counter.tried, counter.accepted, counter.emitted) == (trials, accepted, accepted + 1)
 
 
 def test_an_answer_that_ends_inside_a_window_counts_its_own_tokens_alone() -> None:
-    stats = RequestStats()
-    stats.record_verification(5, 4, 2)
-    assert (sum(stats.tried_per_position), stats.accepted, stats.acceptance_rate) == (2, 2, 1.0)
+    counter = AcceptanceCounter()
+    counter.add(trials_of(TokenTree.chain([7] * 5), range(4), 2), 2)
+    assert (counter.tried_at, counter.accepted_at, counter.rate) == ([1, 1], [1, 1], 1.0)
+
+
+TREE = TokenTree(
+    (5, 6, 7, 8),
+    (SiblingGroup(ROOT, (0,), "lookup"), SiblingGroup(ROOT, (1, 2)), SiblingGroup(2, (3,), "lookup")),
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "trials"),
+    [
+        ((), [Trial(1, 0, "lookup", False), Trial(1, 1, "draft", False), Trial(1, 2, "draft", False)]),
+        ((0,), [Trial(1, 0, "lookup", True)]),
+        (
+            (2,),
+            [
+                Trial(1, 0, "lookup", False),
+                Trial(1, 1, "draft", False),
+                Trial(1, 2, "draft", True),
+                Trial(2, 0, "lookup", False),
+            ],
+        ),
+    ],
+)
+def test_a_tree_says_what_was_tried_at_each_rank(path: tuple[int, ...], trials: list[Trial]) -> None:
+    assert list(trials_of(TREE, path, len(path) + 1)) == trials
+
+
+def test_a_depth_counts_once_and_sources_are_told_apart() -> None:
+    counter, trials = AcceptanceCounter(), trials_of(TREE, (2,), 2)
+    counter.add(trials, 2)
+    assert (counter.tried_at, counter.accepted_at) == ([1, 1], [1, 0])
+    parts = by_version(trials, "v1")
+    assert [trial.rank for trial in parts["v1"]] == [1, 2]
+    assert [trial.depth for trial in parts[""]] == [1, 2]
+    assert by_version(trials, "") == {"": trials}
+    assert by_version(trials_of(TREE, (0,), 2), "v1").keys() == {""}
 
 
 def test_there_is_no_rate_before_any_trial() -> None:

@@ -109,7 +109,7 @@ class Guesses:
 
     def move(self, moves: object) -> None: ...
 
-    def forget(self, sequence_id: str) -> None: ...
+    def leave_slot(self, sequence: object) -> None: ...
 
 
 def started(engine: Engine, wishes: list[dict[str, Any]]) -> Engine:
@@ -131,7 +131,7 @@ def test_a_step_reads_the_device_once(
     with Reads(monkeypatch) as reads:
         output = engine.step()
     assert output.result is not None
-    assert sum(row.proposed for row in output.result.rows) > 0
+    assert sum(row.nodes for row in output.result.rows) > 0
     assert (reads.through_the_door, reads.others) == (1, [])
 
 
@@ -148,7 +148,7 @@ def test_a_draft_that_drafts_at_once_is_one_read_more(
     with Reads(monkeypatch) as reads:
         output = engine.step()
     assert output.result is not None
-    assert sum(row.proposed for row in output.result.rows) > 0
+    assert sum(row.nodes for row in output.result.rows) > 0
     assert (reads.through_the_door, reads.others) == (2, [])
 
 

@@ -15,7 +15,7 @@ def test_what_lies_behind_a_rejection_was_never_tried() -> None:
     estimate = AcceptanceEstimate(5, global_memory=1e6)
     for _ in range(3000):
         accepted = int((generator.random(5) < 0.7).cumprod().sum())
-        estimate.observe([RowResult("a", 5, accepted, accepted + 1)])
+        estimate.observe([RowResult.chain("a", 5, accepted, accepted + 1)])
     # Accepted over proposed would be 0.39.
     assert estimate.hazards == pytest.approx(numpy.full(5, 0.7), abs=0.05)
     assert 1 + estimate.survival(["a"]).sum() == pytest.approx(2.94, abs=0.35)
@@ -24,7 +24,7 @@ def test_what_lies_behind_a_rejection_was_never_tried() -> None:
 def test_requests_move_from_the_global_estimate_to_their_own() -> None:
     estimate = AcceptanceEstimate(2, strength=10)
     for _ in range(200):
-        estimate.observe([RowResult("easy", 2, 2, 3), RowResult("hard", 2, 0, 1)])
+        estimate.observe([RowResult.chain("easy", 2, 2, 3), RowResult.chain("hard", 2, 0, 1)])
     easy, hard, new = estimate.survival(["easy", "hard", "new"])[:, 0]
     assert easy > 0.9
     assert hard < 0.1
@@ -32,7 +32,7 @@ def test_requests_move_from_the_global_estimate_to_their_own() -> None:
     assert GoodputController(2, acceptance=estimate).acceptance is estimate
     everyone = AcceptanceEstimate(2, strength=float("inf"))
     assert GoodputController(2, acceptance=everyone).acceptance is everyone  # an estimate that knows nobody yet is one
-    everyone.observe([RowResult("easy", 2, 2, 3)])
+    everyone.observe([RowResult.chain("easy", 2, 2, 3)])
     assert len({tuple(row) for row in everyone.survival(["easy", "new"]).tolist()}) == 1
     estimate.keep_only(["easy"])
     assert len(estimate) == 1
@@ -44,7 +44,7 @@ def test_requests_move_from_the_global_estimate_to_their_own() -> None:
 def test_lookups_are_told_apart_by_the_length_of_their_match() -> None:
     estimate = AcceptanceEstimate(2)
     for _ in range(100):
-        estimate.observe([RowResult("a", 2, 2, 3), RowResult("b", 2, 0, 1)], [4, 2])
+        estimate.observe([RowResult.chain("a", 2, 2, 3), RowResult.chain("b", 2, 0, 1)], [4, 2])
     long, short, model = estimate.survival(["x", "x", "x"], [4, 2, 0])[:, 0]
     assert long > 0.9
     assert short < 0.1
@@ -56,7 +56,7 @@ def test_steps_without_drafts_teach_nothing() -> None:
     estimate = AcceptanceEstimate(3)
     before = estimate.hazards
     estimate.observe([])
-    estimate.observe([RowResult("a", 0, 0, 1)])
+    estimate.observe([RowResult.chain("a", 0, 0, 1)])
     assert (estimate.hazards == before).all()
     assert estimate.survival([]).shape == (0, 3)
 
@@ -68,7 +68,7 @@ def test_every_position_has_an_estimate_of_its_own_that_forgets() -> None:
     def draft(hazards: tuple[float, ...], times: int) -> None:
         for _ in range(times):
             stood = int((generator.random(3) < hazards).cumprod().sum())
-            estimate.observe([RowResult("a", 3, stood, stood + 1)])
+            estimate.observe([RowResult.chain("a", 3, stood, stood + 1)])
 
     draft((0.9, 0.5, 0.1), 3000)
     assert estimate.hazards.tolist() == pytest.approx([0.9, 0.5, 0.1], abs=0.06)

@@ -75,7 +75,7 @@ def test_costs_nobody_told_it_of_switch_speculation_off() -> None:
             observe = controller.observe
 
             def slow(result: StepResult) -> None:
-                factor = 2.0 if any(row.proposed for row in result.rows) else 1.0
+                factor = 2.0 if any(row.nodes for row in result.rows) else 1.0
                 observe(replace(result, total_s=factor * result.total_s))
 
             controller.observe = slow  # type: ignore[method-assign]

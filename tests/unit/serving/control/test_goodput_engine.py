@@ -75,7 +75,7 @@ def test_rows_without_a_match_are_not_counted_on(target: LanguageModel, make_eng
     assert found.match > 0
     assert found.limit > 0
     assert (new.match, new.limit) == (0, 0)
-    assert [row.proposed for row in output.result.rows if row.sequence_id == "new/0"] == [0]  # type: ignore[union-attr]
+    assert [row.nodes for row in output.result.rows if row.sequence_id == "new/0"] == [0]  # type: ignore[union-attr]
 
 
 def test_a_swapped_draft_starts_with_a_clean_record(

@@ -133,7 +133,7 @@ def test_the_gain_of_speculation_is_measured_beside_prompts() -> None:
             def slow(result: StepResult) -> None:
                 prompts_s = CPU.prompts_s(len(result.view.rows), result.prefill_tokens)
                 decoding_s = result.total_s - prompts_s
-                factor = 2.0 if any(row.proposed for row in result.rows) else 1.0
+                factor = 2.0 if any(row.nodes for row in result.rows) else 1.0
                 observe(replace(result, total_s=prompts_s + factor * decoding_s))
 
             controller.observe = slow  # type: ignore[method-assign]
@@ -161,7 +161,7 @@ class Always:
 
     def move(self, moves: Sequence[Move]) -> None: ...
 
-    def forget(self, sequence_id: str) -> None: ...
+    def leave_slot(self, sequence: SequenceState) -> None: ...
 
 
 def serve(engine: Engine, proposer: Always, params: SamplingParams, steps: int) -> list[StepResult]:
@@ -199,7 +199,7 @@ def test_an_engine_that_reads_a_prompt_a_step_learns_what_its_draft_is_worth(
     params = SamplingParams(temperature=0.0, max_tokens=30 if right else 8, ignore_eos=True, **wish)  # type: ignore[arg-type]
     results = serve(engine, proposer, params, 170)
     late = results[-80:]
-    drafted = [sum(row.proposed for row in result.rows) for result in late]
+    drafted = [sum(row.nodes for row in result.rows) for result in late]
     if right:
         assert sum(map(bool, drafted)) > 70
         assert sum(row.accepted for result in late for row in result.rows) == sum(drafted)
@@ -213,7 +213,7 @@ def test_a_step_shorter_than_its_prompts_were_believed_to_be_counts_as_zero() ->
     """Left out, it would leave the slow steps alone to speak for plain decoding."""
     controller = GoodputController(8, CPU)
     view = BatchView((RowView("r", 100, 8),), 4000)
-    rows = (RowResult("r", 0, 0, 1),)
+    rows = (RowResult.chain("r", 0, 0, 1),)
     plan = Plan((RowPlan("r", 0),), 1.0, CPU.target_s([100], [0], 4000), None)
     before = controller.speculation.plain_rate(1.0)
     for _ in range(5):

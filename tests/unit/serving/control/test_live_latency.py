@@ -18,7 +18,7 @@ def step(lengths: list[int], *, unread: int = 1, prompts: int = 0, factor: float
     draft_s = COSTS.draft_s([100] * len(lengths), lengths)
     draft_s = factor * (draft_s + COSTS.catch_up_s([unread for k in lengths if k]))
     target_s = factor * COSTS.target_s([100] * len(lengths), lengths, prompts)
-    results = tuple(RowResult(row.sequence_id, k, 0, 1) for row, k in zip(rows, lengths, strict=True))
+    results = tuple(RowResult.chain(row.sequence_id, k, 0, 1) for row, k in zip(rows, lengths, strict=True))
     return StepResult(results, BatchView(rows, prompts), Plan(()), prompts, draft_s, target_s, draft_s + target_s)
 
 

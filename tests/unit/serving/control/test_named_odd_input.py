@@ -29,7 +29,7 @@ def step(controller: LengthController, view: BatchView, *, accepted: int = 1, se
     plan = controller.plan(view)
     lengths, contexts = [row.length for row in plan.rows], [row.context_tokens for row in view.rows]
     stood = [min(length, accepted) for length in lengths]
-    rows = tuple(RowResult(r.sequence_id, k, s, s + 1) for r, k, s in zip(view.rows, lengths, stood, strict=True))
+    rows = tuple(RowResult.chain(r.sequence_id, k, s, s + 1) for r, k, s in zip(view.rows, lengths, stood, strict=True))
     draft_s, target_s = CPU.draft_s(contexts, lengths), CPU.target_s(contexts, lengths)
     parts = (draft_s, target_s, draft_s + target_s) if seconds is None else (seconds,) * 3
     controller.observe(StepResult(rows, view, plan, 0, *parts))

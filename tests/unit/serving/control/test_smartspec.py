@@ -36,9 +36,9 @@ def test_acceptance_by_trial_follows_change() -> None:
     for alpha in (0.7, 0.2):
         for _ in range(300):
             stood = [int((generator.random(5) < alpha).cumprod().sum()) for _ in range(4)]
-            moving.observe(tuple(RowResult(f"r{i}", 5, k, k + 1) for i, k in enumerate(stood)))
+            moving.observe(tuple(RowResult.chain(f"r{i}", 5, k, k + 1) for i, k in enumerate(stood)))
         assert moving.rate() == pytest.approx(alpha, abs=0.08)
-    moving.observe((RowResult("idle", 0, 0, 1),))
+    moving.observe((RowResult.chain("idle", 0, 0, 1),))
     assert moving.rate("idle") == moving.rate()
     moving.reset()
     assert moving.rate() == pytest.approx(0.7)
@@ -47,11 +47,11 @@ def test_acceptance_by_trial_follows_change() -> None:
 def test_requests_have_rates_of_their_own_until_the_window_has_passed() -> None:
     moving = MovingAcceptance(10)
     for _ in range(10):
-        moving.observe((RowResult("easy", 3, 3, 4), RowResult("hard", 3, 0, 1)))
+        moving.observe((RowResult.chain("easy", 3, 3, 4), RowResult.chain("hard", 3, 0, 1)))
     assert moving.rate("easy") > 0.9
     assert moving.rate("hard") < 0.1
     for _ in range(10):
-        moving.observe((RowResult("other", 3, 0, 1),))
+        moving.observe((RowResult.chain("other", 3, 0, 1),))
     assert moving.rate("easy") == moving.rate()
 
 
@@ -65,7 +65,7 @@ def after(controller: SmartSpecController, batch: BatchView, accepted: int, step
         plan = controller.plan(batch)
         kept = controller.trim(batch, plan)
         outcome = [(row.sequence_id, k, min(k, accepted)) for row, k in zip(plan.rows, kept, strict=True)]
-        rows = tuple(RowResult(name, k, stood, stood + 1) for name, k, stood in outcome)
+        rows = tuple(RowResult.chain(name, k, stood, stood + 1) for name, k, stood in outcome)
         controller.observe(StepResult(rows, batch, plan, 0, 0.0, 0.1, 0.1))
 
 
@@ -201,7 +201,7 @@ def test_a_confidence_gate_leaves_the_distribution_alone(
 
     def look(step: int) -> None:
         result = engine.last_result
-        lengths.update(row.proposed for row in result.rows if result is not None)  # type: ignore[union-attr]
+        lengths.update(row.nodes for row in result.rows if result is not None)  # type: ignore[union-attr]
 
     params = POLICIES["plain"]
     assert float(excess(engine, target, params, between_steps=lambda step: look(step) if step else None).max()) < 5

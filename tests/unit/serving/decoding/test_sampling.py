@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,9 +13,11 @@ from torch import Tensor
 from distillspec.sampling import policy_probs
 from distillspec.serving import SamplingParams
 from distillspec.serving.base.requests import Request, SequenceState
-from distillspec.serving.base.tree import ROOT, TokenTree
-from distillspec.serving.decoding.chains import AlikeChains, Chains
+from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenTree
+from distillspec.serving.decoding.logits import Place
 from distillspec.serving.decoding.sampling import TokenSampler, VerificationWindow
+from distillspec.serving.decoding.tree_batch import DrawnRows
+from distillspec.serving.decoding.tree_rules import RejectionRule
 from distillspec.serving.decoding.verification import verify_tree
 
 CPU = torch.device("cpu")
@@ -24,26 +27,92 @@ def row(name: str, params: SamplingParams) -> SequenceState:
     return SequenceState(name, Request(name, (1,), params), 0, 0, [1], frozenset(), 64)
 
 
+def random_tree(vocab: int, kept: Tensor, generator: torch.Generator) -> TokenTree:
+    """Up to three levels of up to three siblings: drawn ones on `kept`, deterministic ones, some nodes with both."""
+    tokens, groups, parents, rows = list[int](), list[SiblingGroup](), [ROOT], 0
+    table = DraftProbs(torch.softmax(torch.randn(64, len(kept), generator=generator), -1), kept)
+    for _ in range(int(torch.randint(4, (), generator=generator))):
+        level = []
+        for parent in parents[:4]:
+            for drawn in (True, False):
+                width = int(torch.randint(3, (), generator=generator))
+                if not width:
+                    continue
+                nodes = tuple(range(len(tokens), len(tokens) + width))
+                if drawn:
+                    own = kept[torch.multinomial(table.probs[rows], width, generator=generator)]
+                    groups.append(SiblingGroup(parent, nodes, drawn_from=table, row=rows))
+                    rows += 1
+                else:
+                    own = torch.randint(vocab, (width,), generator=generator)
+                    groups.append(SiblingGroup(parent, nodes))
+                tokens += own.tolist()
+                level += nodes
+        parents = level
+    return TokenTree(tuple(tokens), tuple(groups))
+
+
 @pytest.mark.parametrize("look", [True, False])
-@pytest.mark.parametrize("filters", [{"top_p": 0.9}, {"top_k": 7, "min_p": 0.05}, {}])
-def test_many_chains_at_once_are_judged_as_the_reference_judges_each(look: bool, filters: dict[str, Any]) -> None:
+@pytest.mark.parametrize("filters", [{"top_p": 0.9}, {"top_k": 3, "min_p": 0.05}, {}])
+def test_many_trees_at_once_are_judged_as_the_reference_judges_each(look: bool, filters: dict[str, Any]) -> None:
     generator = torch.Generator().manual_seed(2)
-    vocab, kept = 30, torch.arange(0, 30, 2)
-    params = SamplingParams(temperature=0.8, **filters)
+    vocab, kept = 8, torch.arange(0, 8, 2)
+    policies = SamplingParams(temperature=0.8, **filters), SamplingParams(temperature=1.2)
     windows, logits = [], []
-    for b in range(40):
-        length = b % 4
-        probs = torch.softmax(torch.randn(length, len(kept), generator=generator), -1)
-        tokens = [int(kept[torch.multinomial(p, 1, generator=generator)]) for p in probs]
-        tree = TokenTree.chain(tokens, probs, kept) if b % 3 else TokenTree.chain(tokens)
-        windows.append(VerificationWindow(row(str(b), params), tree))
-        logits.append(2 * torch.randn(length + 1, vocab, generator=generator))
+    for b in range(200):
+        tree = random_tree(vocab, kept, generator)
+        windows.append(VerificationWindow(row(str(b), policies[b % 2]), tree))
+        logits.append(2 * torch.randn(1 + len(tree), vocab, generator=generator))
     found = TokenSampler(vocab, CPU, seed=3, look=look).verify(torch.cat(logits), windows)
-    accept = torch.rand(40 * 3, generator=torch.Generator().manual_seed(10), dtype=torch.float64).view(40, 3)
-    residual = torch.rand(40, generator=torch.Generator().manual_seed(11), dtype=torch.float64)
-    for b, (window, rows, judgement) in enumerate(zip(windows, logits, found, strict=True)):
-        probs = policy_probs(rows, params.policy)
-        assert judgement.verdict == verify_tree(probs, window.tree, accept[b, : len(window.tree)], residual[b])
+    rows = sum(map(len, logits))
+    accept = torch.rand(rows, generator=torch.Generator().manual_seed(10), dtype=torch.float64)
+    residual = torch.rand(200, generator=torch.Generator().manual_seed(11), dtype=torch.float64)
+    first, depths = 0, set[int]()
+    for b, (window, own, judgement) in enumerate(zip(windows, logits, found, strict=True)):
+        probs = policy_probs(own, window.sequence.params.policy)
+        assert judgement.verdict == verify_tree(probs, window.tree, accept[first + 1 : first + len(own)], residual[b])
+        first += len(own)
+        depths.add(len(judgement.verdict.path))
+    assert depths == {0, 1, 2, 3}, "paths of every length"
+
+
+def chosen_by_walking(choices: Sequence[int], tree: TokenTree) -> tuple[tuple[int, ...], int]:
+    """Return the path and the next token where the target's token is known at every row."""
+    path: list[int] = []
+    while True:
+        node = path[-1] if path else ROOT
+        match = [child for child in tree.children.get(node, ()) if tree.tokens[child] == choices[1 + node]]
+        if not match:
+            return tuple(path), choices[1 + node]
+        path.append(match[0])
+
+
+@pytest.mark.parametrize("look", [True, False])
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"seed": 5, "top_p": 0.9}])
+def test_choices_walk_down_the_trees_while_they_agree(look: bool, params: dict[str, Any]) -> None:
+    generator = torch.Generator().manual_seed(2)
+    vocab, kept, sampling = 6, torch.arange(6), SamplingParams(**params)
+    trees = [random_tree(vocab, kept, generator) for _ in range(40)]
+    windows = [VerificationWindow(row(str(b), sampling), tree) for b, tree in enumerate(trees)]
+    logits = [2 * torch.randn(1 + len(tree), vocab, generator=generator) for tree in trees]
+    sampler = TokenSampler(vocab, CPU, look=look)
+    found = [judgement.verdict for judgement in sampler.verify(torch.cat(logits), windows)]
+    for window, own, verdict in zip(windows, logits, found, strict=True):
+        places = window.places()
+        alone = [
+            sampler.verify(own[r : r + 1], [VerificationWindow(_after(places[r]), TokenTree())])[0].verdict
+            for r in range(len(own))
+        ]
+        choices = [each.next_token for each in alone if each is not None]
+        assert verdict == chosen_by_walking(choices, window.tree)
+    assert {len(verdict.path) for verdict in found if verdict is not None} >= {0, 1, 2}
+
+
+def _after(place: Place) -> SequenceState:
+    """The sequence after a place's drafted tokens."""
+    sequence = row(place.sequence.id, place.sequence.params)
+    sequence.tokens += place.drafted
+    return sequence
 
 
 def emitted_first(
@@ -52,11 +121,12 @@ def emitted_first(
     """Count the first ids emitted by chains of one drafted token, and return p. The draft is the target upside down."""
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(1))
     draft_probs = torch.softmax(-logits, -1)
+    table = DraftProbs(draft_probs[None])
     sampler, generator = TokenSampler(vocab, CPU, seed=5, look=look), torch.Generator().manual_seed(6)
     counts, owner, rows = torch.zeros(vocab), row("x", params), logits.expand(2 * lot, -1)
     for _ in range(trials // lot):
         drafted = torch.multinomial(draft_probs, lot, replacement=True, generator=generator).tolist()
-        windows = [VerificationWindow(owner, TokenTree.chain([token], draft_probs[None])) for token in drafted]
+        windows = [VerificationWindow(owner, TokenTree.chain([token], table)) for token in drafted]
         first = [
             token if judgement.verdict.path else judgement.verdict.next_token  # type: ignore[union-attr]
             for token, judgement in zip(drafted, sampler.verify(rows, windows), strict=True)
@@ -109,7 +179,7 @@ def emitted_in_chains(vocab: int, trials: int, lot: int, look: bool) -> tuple[Te
             texts.append(torch.multinomial(q[texts[-1]], 1, generator=generator)[:, 0])
         drafted = torch.stack(texts, 1)
         windows = [
-            VerificationWindow(owner, TokenTree.chain(tokens[1 : 1 + length].tolist(), q[tokens[:length]]))
+            VerificationWindow(owner, TokenTree.chain(tokens[1 : 1 + length].tolist(), DraftProbs(q[tokens[:length]])))
             for tokens, length in zip(drafted, lengths, strict=True)
         ]
         rows = torch.cat([logits[tokens[: 1 + length]] for tokens, length in zip(drafted, lengths, strict=True)])
@@ -131,12 +201,14 @@ def test_every_token_that_chains_emit_follows_the_target(trials: int, look: bool
 
 def test_second_tokens_from_the_wrong_row_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """The residual of a chain's second token taken from the first one's draft distribution."""
-    original = AlikeChains.take_away
+    original = DrawnRows.probs_of
 
-    def mutant(self: AlikeChains, p: torch.Tensor, at: torch.Tensor, *rest: Any) -> Any:
-        return original(self, p, torch.zeros_like(at), *rest)
+    def mutant(self: DrawnRows, nodes: Tensor, elder: Tensor | None) -> Tensor:
+        firsts = self.rows.unique()[1:2]
+        at = (self.rows[:, None] == firsts).nonzero()[:1, 0]
+        return original(self, torch.where(self.rows[nodes] >= 0, at, nodes), elder)
 
-    monkeypatch.setattr(AlikeChains, "take_away", mutant)
+    monkeypatch.setattr(DrawnRows, "probs_of", mutant)
     counts, law = emitted_in_chains(16, 10_000, 500, True)
     assert excess(counts[0], law) < 5
     assert excess(counts[1], law) > 20
@@ -146,11 +218,12 @@ def emitted_by_trees(vocab: int, trials: int, lot: int) -> tuple[Tensor, Tensor]
     """As `emitted_first`, from two drafted tokens side by side, drawn without replacement."""
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(1))
     draft_probs = torch.softmax(-logits, -1)
+    table = DraftProbs(draft_probs[None])
     sampler, generator = TokenSampler(vocab, CPU, seed=5), torch.Generator().manual_seed(6)
     counts, owner, rows = torch.zeros(vocab), row("x", SamplingParams()), logits.expand(3 * lot, -1)
     for _ in range(trials // lot):
         drafted = torch.multinomial(draft_probs.expand(lot, -1), 2, generator=generator).tolist()
-        trees = [TokenTree(tuple(two), (ROOT, ROOT), "sampled", draft_probs[None], {ROOT: 0}) for two in drafted]
+        trees = [TokenTree(tuple(two), (SiblingGroup(ROOT, (0, 1), drawn_from=table),)) for two in drafted]
         judgements = sampler.verify(rows, [VerificationWindow(owner, tree) for tree in trees])
         verdicts = [judgement.verdict for judgement in judgements if judgement.verdict is not None]
         first = [
@@ -166,7 +239,7 @@ def test_trees_over_a_wide_vocabulary() -> None:
 
 
 def test_a_verifier_that_forgets_the_residual_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Chains, "take_away_rejected", lambda self, last, count, sync: None)
+    monkeypatch.setattr(RejectionRule, "residual", lambda self, p, *rest: p)
     assert excess(*emitted_first(16, 20_000, SamplingParams(), 1000)) > 20
 
 
@@ -176,7 +249,7 @@ def test_a_residual_on_the_acceptance_stream_is_found_out(monkeypatch: pytest.Mo
 
     def shared(stream: torch.Generator, count: int, like: Tensor) -> Tensor:
         if last:
-            return last.pop()
+            return last.pop()[1::2]  # those of the drafted tokens
         last.append(original(stream, count, like))
         return last[0]
 

@@ -16,7 +16,7 @@ from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 from distillspec.serving.execution.runner import ModelRunner
 
 MAX_LEN = 200
-WIDE = TokenTree((7, 8, 9, 10), (ROOT, ROOT, 0, 2))
+WIDE = TokenTree.of_parents((7, 8, 9, 10), (ROOT, ROOT, 0, 2))
 
 
 def row(slot: int, start: int, count: int, wanted: int | None = None, tree: TokenTree | None = None) -> RowInput:

@@ -69,7 +69,7 @@ class Watched:
             assert output.result is not None
             for row in output.result.rows:
                 counts = self.by_lookup if row.sequence_id in self._looked_up else self.by_model
-                counts.update(tried=min(row.accepted + 1, row.proposed) if row.proposed else 0, accepted=row.accepted)
+                counts.update(tried=row.tried, accepted=row.kept)
                 self.counters.observe(self.version, row)
             self.telemetry.observe_step(StepReport(output, 1, 0, 0, self.version))
             self.tap.finish(output.finished)
@@ -132,14 +132,14 @@ def test_a_request_that_lookups_served_names_no_draft(draft: LanguageModel, make
 def test_lookups_stay_counted_however_many_versions_come() -> None:
     registry = prometheus.CollectorRegistry()
     counters = AcceptanceCounters("test:", "tiny", registry)
-    counters.observe("0", RowResult("r", 2, 1, 2, source="lookup"))
+    counters.observe("0", RowResult.chain("r", 2, 1, 2, source="lookup"))
     for version in range(VERSIONS):
-        counters.observe(str(version), RowResult("r", 2, 1, 2))
+        counters.observe(str(version), RowResult.chain("r", 2, 1, 2))
 
     def judged(version: str) -> float | None:
         labels = {"model_name": "tiny", "draft_version": version, "domain": "default"}
         return registry.get_sample_value("test:draft_tokens_judged_total", labels)
 
     assert judged("") == judged("0") == 2
-    counters.observe(str(VERSIONS), RowResult("r", 2, 1, 2))
+    counters.observe(str(VERSIONS), RowResult.chain("r", 2, 1, 2))
     assert (judged(""), judged("0"), judged("1")) == (2, None, 2)

@@ -20,7 +20,7 @@ def output_delta(request: str, index: int, *tokens: int, finish: str | None = No
 def test_a_slow_reader_gets_one_delta_an_answer() -> None:
     stream = RequestStream([Request("a", (1,), SamplingParams(n=2)), Request("b", (1,))])
     for token in range(65, 91):
-        stream.put(output_delta("a", 1, token), RowResult("a/1", 0, 0, 1))
+        stream.put(output_delta("a", 1, token), RowResult.chain("a/1", 0, 0, 1))
         stream.put(output_delta("b", 0, token), None)
     taken = asyncio.run(stream.take())
     assert len(taken) == 2
@@ -46,11 +46,11 @@ def test_a_failure_comes_after_what_was_written() -> None:
     ("row", "tokens", "expected"),
     [
         (None, 2, ("plain", "plain")),
-        (RowResult("x", 0, 0, 1), 1, ("plain",)),
-        (RowResult("x", 3, 1, 2), 2, ("accepted", "corrected")),
-        (RowResult("x", 3, 3, 4), 4, ("accepted", "accepted", "accepted", "bonus")),
-        (RowResult("x", 3, 3, 2), 2, ("accepted", "accepted")),  # it stopped among the accepted ones
-        (RowResult("x", 3, 0, 0), 0, ()),
+        (RowResult.chain("x", 0, 0, 1), 1, ("plain",)),
+        (RowResult.chain("x", 3, 1, 2), 2, ("accepted", "corrected")),
+        (RowResult.chain("x", 3, 3, 4), 4, ("accepted", "accepted", "accepted", "bonus")),
+        (RowResult.chain("x", 3, 3, 2), 2, ("accepted", "accepted")),  # it stopped among the accepted ones
+        (RowResult.chain("x", 3, 0, 0), 0, ()),
     ],
 )
 def test_where_tokens_come_from(row: RowResult | None, tokens: int, expected: tuple[str, ...]) -> None:

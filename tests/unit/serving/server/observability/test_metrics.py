@@ -78,7 +78,7 @@ def step(emitted: int, seconds: float, predicted: tuple[float, float] | None, pr
     """Return a step of one row that emitted so many tokens. `predicted`: (tokens, seconds) of its plan."""
     view = BatchView((RowView("a/0", 100, 4),), prefill)
     plan = Plan((RowPlan("a/0", 3),), *(predicted or (None, None)))
-    row = RowResult("a/0", proposed=3, accepted=emitted - 1, emitted=emitted)
+    row = RowResult.chain("a/0", depth=3, accepted=emitted - 1, emitted=emitted)
     result = StepResult((row,), view, plan, prefill, 0.25 * seconds, 0.5 * seconds, seconds)
     return StepReport(StepOutput(result=result), running=1, waiting=0, cached_tokens=100, draft_version="v")
 

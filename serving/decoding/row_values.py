@@ -1,0 +1,81 @@
+"""What the target says at rows of a step's logits: its distribution, or its own token.
+
+Where looks at the device are free, values are computed for the rows that are asked for. Elsewhere they are computed for
+all rows at once, and picked on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from distillspec.sampling import best_ids, policy_probs
+from distillspec.serving.base.transfer import rows_of, to_device, to_host
+from distillspec.serving.decoding.noise import exponentials
+from distillspec.types import SamplingPolicy
+
+Values = Callable[[Tensor], Tensor]
+Compute = Callable[[Sequence[int]], Tensor]
+
+
+def values_at(compute: Compute, rows: Sequence[int], count: int, device: torch.device, look: bool) -> Values:
+    """Return a function from rows `[m]` int64 to their values `[m, …]`.
+
+    Args:
+        compute: returns the values of rows given on the host.
+        rows: all rows that may be asked for, in ascending order.
+        count: rows of the step's logits.
+    """
+    if look:
+        return lambda at: compute(to_host(at).tolist())
+    table = compute(rows)
+    if len(rows) < count:
+        table = table.new_zeros(count, *table.shape[1:]).index_copy_(0, to_device(list(rows), device), table)
+    return lambda at: table.index_select(0, at)
+
+
+def greedy_ids(logits: Tensor) -> Compute:
+    """Return what computes the argmax of rows of `logits [N, V]`."""
+    return lambda rows: best_ids(rows_of(logits, rows))
+
+
+def row_probs(logits: Tensor, policies: Sequence[SamplingPolicy], sync: bool) -> Compute:
+    """Return what computes the distributions `[m, V]` float32 of rows of `logits [N, V]`.
+
+    Args:
+        policies: of each row.
+        sync: see `policy_probs`.
+    """
+
+    def compute(rows: Sequence[int]) -> Tensor:
+        alike: dict[SamplingPolicy, list[int]] = {}
+        for place, row in enumerate(rows):
+            alike.setdefault(policies[row], []).append(place)
+        parts = [
+            policy_probs(rows_of(logits, [rows[place] for place in places]), policy, sync=sync)
+            for policy, places in alike.items()
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        order = to_device([place for places in alike.values() for place in places], logits.device)
+        return torch.empty(len(rows), logits.shape[-1], device=logits.device).index_copy_(0, order, torch.cat(parts))
+
+    return compute
+
+
+def seeded_ids(probs: Compute, keys: Tensor, hashed: Tensor) -> Compute:
+    """Return what computes the tokens of seeded rows (`decoding.noise`).
+
+    Args:
+        probs: the rows' distributions.
+        keys: `[N, 2]` int32 of all rows, on the host.
+        hashed: `hashed_ids` of the vocabulary.
+    """
+
+    def compute(rows: Sequence[int]) -> Tensor:
+        own = to_device(keys[list(rows)], hashed.device)
+        return best_ids(probs(rows).div_(exponentials(own, hashed)))
+
+    return compute
