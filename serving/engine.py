@@ -255,7 +255,7 @@ class Engine(EngineView):
 
     def forget_prompts(self) -> None:
         """Drop the prefixes that idle slots remember, between steps: the next prompts are read whole."""
-        self.sequences.pool.forget_free()
+        self.sequences.forget_free()
 
     def close(self) -> None:
         """Give the models back as they were, and free caches and packed weights. More calls do nothing."""

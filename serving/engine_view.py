@@ -105,7 +105,7 @@ class EngineView:
             raise ConfigError(
                 f"no features of {sequence_id}: it needs feature_ids=[…], and a step that read its prompt"
             )
-        return kept[sequence.slot, : sequence.computed]
+        return kept[sequence.slot, 0, : sequence.computed]
 
     def explain_last_plan(self) -> Any:
         """Return the controller's reasons for the last plan, None before any plan and where it gives none."""

@@ -67,9 +67,9 @@ class ModelRunner:
         return self.model.head.logits(hidden, linear if packs is None else packs.linear)
 
     def move(self, moves: Sequence[Move]) -> None:
-        """Carry out the pool's moves."""
+        """Copy prefixes as the pool decided."""
         for move in moves:
-            self.cache.move(*move)
+            self.cache.copy(*move)
 
     def release(self) -> None:
         """Free the cache and recorded passes. Nothing can be read afterwards."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.execution.kv_cache import Move
@@ -61,7 +62,7 @@ class Proposer(Protocol):
         ...
 
     def move(self, moves: Sequence[Move]) -> None:
-        """Follow slots that changed places."""
+        """Copy prefixes from slot to slot."""
         ...
 
     def forget(self, sequence_id: str) -> None:
@@ -85,11 +86,21 @@ def most_nodes(proposer: Proposer | None, depth: int) -> int:
 
 @runtime_checkable
 class KeepsCache(Protocol):
-    """A proposer with a cache of the sequences' texts."""
+    """A proposer with caches of the sequences' texts."""
+
+    @property
+    def caches(self) -> Sequence[SlotCache]:
+        """Caches of the slots of the pool."""
+        ...
 
     def distrust(self, sequence: SequenceState) -> None:
         """Clear the cache of a sequence in a slot, so that its text is read again from the start."""
         ...
+
+
+def caches_of(proposer: Proposer | None) -> Sequence[SlotCache]:
+    """Return the caches that a proposer keeps."""
+    return proposer.caches if isinstance(proposer, KeepsCache) else ()
 
 
 def reset_sequence(proposer: Proposer, sequence: SequenceState) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distillspec.models import LanguageModel
-from distillspec.models.slot_cache import Attend, masked_attention
+from distillspec.models.slot_cache import Attend, SlotCache, masked_attention
 from distillspec.serving.base.catch_up import ALONG, MOST
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.transfer import to_host
@@ -136,6 +136,10 @@ class DraftModel:
 
     def forget(self, sequence_id: str) -> None:
         self._drafted.pop(sequence_id, None)
+
+    @property
+    def caches(self) -> Sequence[SlotCache]:
+        return (self.runner.cache,)
 
     def distrust(self, sequence: SequenceState) -> None:
         """See `KeepsCache`. NaN left in a slot would reach the next sequence there."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.execution.kv_cache import Move
@@ -13,6 +14,7 @@ from distillspec.serving.proposers.base import (
     ProposalRequest,
     Proposer,
     Prospect,
+    caches_of,
     most_nodes,
     release_memory,
 )
@@ -53,6 +55,10 @@ class LookupElseModel:
     def move(self, moves: Sequence[Move]) -> None:
         self.lookup.move(moves)
         self.model.move(moves)
+
+    @property
+    def caches(self) -> Sequence[SlotCache]:
+        return (*caches_of(self.lookup), *caches_of(self.model))
 
     def distrust(self, sequence: SequenceState) -> None:
         for proposer in (self.lookup, self.model):

@@ -83,6 +83,7 @@ class Simulation:
             (),
             prefix_reuse=False,
             on_moves=lambda moves: None,
+            on_drops=lambda drops: None,
             on_leaving=lambda sequence: None,
             on_unjudged=lambda slot: None,
         )

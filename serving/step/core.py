@@ -17,7 +17,7 @@ from distillspec.serving.base.transfer import on_device
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.control.base import BatchView, LengthController, Plan, RowResult, RowView, StepResult
 from distillspec.serving.decoding.sampling import TokenSampler, VerificationWindow
-from distillspec.serving.execution.kv_cache import Move, SlotPool
+from distillspec.serving.execution.kv_cache import Drop, Move, SlotPool
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.base import (
     EMPTY,
@@ -25,6 +25,7 @@ from distillspec.serving.proposers.base import (
     ProposalRequest,
     Proposer,
     Prospect,
+    caches_of,
     most_nodes,
     release_memory,
     reset_sequence,
@@ -72,6 +73,7 @@ class EngineCore:
             target.stop_ids,
             prefix_reuse=prefix_reuse,
             on_moves=self._move,
+            on_drops=self._drop,
             on_unjudged=runner.cache.clear,
             on_leaving=self._forget,
         )
@@ -152,7 +154,7 @@ class EngineCore:
         self.sequences.end_expired(timer.started)
         waiting, running = self.sequences.waiting, self.sequences.running
         most = most_admitted(self.controller, waiting, running, self.limits, timer.started)
-        schedule = plan_step(waiting, running, self.limits, most)
+        schedule = plan_step(waiting, running, self.limits, most, self.sequences.cached_tokens)
         try:
             self.sequences.follow(schedule, self.clock())
             result = self._run(schedule, timer) if self.sequences.pool.owners else None
@@ -177,6 +179,11 @@ class EngineCore:
         self.runner.move(moves)
         if self.proposer is not None:
             self.proposer.move(moves)
+
+    def _drop(self, drops: Sequence[Drop]) -> None:
+        for cache in (self.runner.cache, *caches_of(self.proposer)):
+            for drop in drops:
+                cache.drop(*drop)
 
     def _forget(self, sequence: SequenceState) -> None:
         """Drop the proposer's state of a sequence that leaves its slot.

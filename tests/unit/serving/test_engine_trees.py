@@ -230,7 +230,7 @@ def test_only_what_stands_further_back_is_moved(
         before = [held[slot].clone() for layer in cache.layers.values() for held in layer]
         gather(slot, places, start)
         after = [held[slot] for layer in cache.layers.values() for held in layer]
-        changed = {int(i) for was, now in zip(before, after, strict=True) for i in (was != now).nonzero()[:, 0]}
+        changed = {int(i) for was, now in zip(before, after, strict=True) for i in (was != now).nonzero()[:, 1]}
         assert changed == {start}
 
     monkeypatch.setattr(cache, "gather", noted)
