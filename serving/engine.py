@@ -75,7 +75,8 @@ class Engine(EngineView):
             recorder=recorder,
             sampler=sampler,
         )
-        self.slots, self.max_model_len = parts.slots, parts.max_model_len
+        self._cache = parts.cache
+        self.slots, self.max_model_len = parts.cache.slots, parts.cache.max_len
         super().__init__(parts.core)
         self._models, self._proposers = parts.models, parts.proposers
         self._ids = count()
@@ -223,7 +224,7 @@ class Engine(EngineView):
         check_finite(draft)
         check_reads(draft, self.max_model_len)
         check_servable(draft, self.max_model_len)
-        check_draft_fits(self.settings, self.target, self.draft, draft, self.slots, self.max_model_len)
+        check_draft_fits(self.settings, self.target, self.draft, draft, self._cache)
         return self.use_draft(draft)
 
     def use_draft(self, draft: LanguageModel, version: str | None = None) -> str:
@@ -274,6 +275,7 @@ class Engine(EngineView):
             return None
         with_draft = uses_draft(self.settings, with_draft=self.draft is not None)
         costs = measure_at_start(self.timed_passes(), self.limits, controller.longest, budget_s, with_draft=with_draft)
+        self.forget_prompts()  # and give back the memory that was timed
         if costs is not None:
             controller.use_costs(costs)
         return costs

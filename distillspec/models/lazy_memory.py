@@ -10,6 +10,7 @@ import math
 import mmap
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -28,13 +29,12 @@ def lazy_zeros(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return zeros on the CPU that begin at a page and take no memory until they are written."""
     count = math.prod(shape)
     block = mmap.mmap(-1, max(1, count * dtype.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
-    try:
+    with suppress(OSError):  # a system without huge pages
         block.madvise(mmap.MADV_NOHUGEPAGE)  # else one token may commit 2 MiB
-    except OSError:  # a system without huge pages
-        pass
     return torch.frombuffer(block, dtype=dtype, count=count).view(*shape)
 
 
+@torch.inference_mode()
 def give_back(part: Tensor) -> None:
     """Zero a contiguous part of `lazy_zeros`. Its whole pages take no memory until they are written again."""
     flat, begin, end = part.view(-1), part.data_ptr(), part.data_ptr() + part.nbytes

@@ -37,7 +37,7 @@ class Attend(Protocol):
 
         Args:
             query: `[B, heads, q, d]`.
-            keys, values: `[slots, kv_heads, places, d]`, max_len + 1 places or more, with this pass's tokens already written.
+            keys, values: `[slots, kv_heads, places, d]`, at least max_len + 1 places, with this pass's tokens written.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Slots of the KV cache: their owners, the text that each slot holds, and the memory that it takes.
 
-A sequence keeps its slot until it leaves, and nothing is moved then. Its text stays behind for prompts that begin alike,
-as long as no owner needs the memory. `SlotPool` decides, and the runners act on their tensors.
+A sequence keeps its slot until it leaves, and nothing is moved then. Its text stays for prompts that begin alike, as
+long as no owner needs the memory. `SlotPool` decides, and the caches follow.
 """
 
 from __future__ import annotations

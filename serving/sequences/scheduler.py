@@ -113,7 +113,7 @@ def plan_step(
         if victims is None:
             break  # first come, first served: none overtakes the first that does not fit
         found = cached(sequence)
-        if sequence.request.id in reading and sequence.prompt_length - found > MIN_PREFIX:
+        if sequence.request.id in reading and max(found, MIN_PREFIX) < sequence.prompt_length - 1:
             held_back.append(sequence)
             continue
         preempted += victims

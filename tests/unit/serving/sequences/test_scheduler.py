@@ -5,7 +5,6 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -144,7 +143,8 @@ def test_answers_to_one_prompt_wait_until_it_is_read_and_none_takes_their_place(
     assert plan_step([first, second, *others], [], LIMITS).admit == ("r/0", "x"), "a slot is kept for r/1"
     first.status, first.slot, first.computed = Status.PREFILL, 0, 20
     assert plan_step([second, *others], [first], LIMITS).admit == ("x",)
-    assert plan_step([second], [first], LIMITS, cached=lambda s: 20).admit == ("r/1",)
+    assert plan_step([second], [first], LIMITS, cached=lambda s: 20).admit == ()
+    assert plan_step([second], [first], LIMITS, cached=lambda s: 29).admit == ("r/1",), "another slot holds it"
     first.status, first.computed = Status.DECODE, 29
     plan = plan_step([second, *others], [first], LIMITS, cached=lambda s: 29 * (s is second))
     assert plan.prefill == (Chunk("r/1", 1), Chunk("x", 1))
