@@ -103,7 +103,7 @@ def build_parts(
     core = EngineCore(
         target,
         ModelRunner(target, cache.slots, max_model_len, held.prepared(target), recorder, attend, settings.feature_ids),
-        SlotPool(cache.slots, max_model_len, cache.tokens),
+        SlotPool(cache.slots, max_model_len, cache.tokens, cache.block),
         sampler,
         controller,
         proposer or proposers.build(draft, version_of(draft)),

@@ -46,6 +46,9 @@ class SlotPool:
     There may be more slots than the budget fills: a slot takes memory for the tokens that it holds, not for `max_len`.
     What owners reserve comes first. Free slots keep their text in what is left, the most recently used ones.
 
+    Args:
+        block: memory is taken by so many tokens at a time, and reservations are rounded up to that.
+
     Attributes:
         owners: slot → sequence id.
         reserved: sequence id → tokens it may grow to.
@@ -55,9 +58,10 @@ class SlotPool:
         held: slot → tokens that it has memory for: those reserved, or once reserved by its last owner.
     """
 
-    def __init__(self, slots: int, max_len: int, token_budget: int | None = None) -> None:
+    def __init__(self, slots: int, max_len: int, token_budget: int | None = None, block: int = 1) -> None:
         self.slots = slots
         self.max_len = max_len
+        self.block = block
         self.token_budget = slots * max_len if token_budget is None else token_budget
         self.owners: dict[int, str] = {}
         self.reserved: dict[str, int] = {}

@@ -17,7 +17,6 @@ from distillspec.models.memory import cache_budget, free_bytes, slot_bytes, slot
 
 DEFAULT_MODEL_LEN = 4096
 GIB = 2**30
-LARGEST_WASTE = 0.25  # of the memory, in pages that texts fill partly: more slots than that are not made
 
 
 @dataclass(frozen=True)
@@ -28,25 +27,25 @@ class CachePlan:
         slots: sequences at a time.
         max_len: tokens that one of them may have.
         tokens: over all slots.
-        page: tokens by which a text's memory is rounded up. None: slots take their whole memory from the start.
+        lazy: memory is taken as texts grow, not at once.
+        block: memory is counted in so many tokens, where not all slots can be full.
     """
 
     slots: int
     max_len: int
     tokens: int
-    page: int | None = None
+    lazy: bool = False
+    block: int = 1
 
     def bytes(self, models: Sequence[LanguageModel], feature_ids: Sequence[int] = ()) -> int:
         """Return the most bytes that the caches of these models take. The states `feature_ids` are the first one's."""
         whole = self.slots * slot_bytes(models, self.max_len, feature_ids)
-        if self.page is None:
-            return whole
-        return min(whole, (self.tokens + self.slots * self.page) * token_bytes(models, feature_ids))
+        return min(whole, self.tokens * token_bytes(models, feature_ids)) if self.lazy else whole
 
     def describe(self, models: Sequence[LanguageModel], feature_ids: Sequence[int] = ()) -> str:
         """Describe the slots and their memory for the log."""
         size = f"{self.bytes(models, feature_ids) / GIB:.2f} GiB"
-        when = "at once" if self.page is None else "as texts grow"
+        when = "as texts grow" if self.lazy else "at once"
         return f"{self.slots} slots of {self.max_len} tokens, together {self.tokens} in {size} taken {when}"
 
 
@@ -88,21 +87,20 @@ def plan_cache(settings: EngineConfig, models: Sequence[LanguageModel], max_len:
     """
     budget = _budget(settings, models[0].device)
     lazy = commits_lazily(models[0].device)
-    page = max(tokens_a_page(attention_heads(model).dim * model.dtype.itemsize) for model in models) if lazy else None
     if budget is None:
-        plan = CachePlan(settings.max_slots, max_len, settings.max_slots * max_len, page)
-    elif page is None:
+        plan = CachePlan(settings.max_slots, max_len, settings.max_slots * max_len, lazy)
+    elif lazy:
+        plan = _lazy_plan(settings.max_slots, max_len, int(budget // token_bytes(models, settings.feature_ids)), models)
+    else:
         slots = slots_that_fit(models, settings.max_slots, max_len, budget, settings.feature_ids)
         plan = CachePlan(slots, max_len, slots * max_len)
-    else:
-        plan = _lazy_plan(settings.max_slots, max_len, int(budget // token_bytes(models, settings.feature_ids)), page)
     if plan.slots == 0:
         needed = slot_bytes(models, max_len, settings.feature_ids)
         raise ConfigError(
             f"one sequence of max_model_len={max_len} needs {needed / GIB:.2f} GiB of cache and "
             f"there are {(budget or 0) / GIB:.2f}; lower max_model_len, or raise cache_gib if memory is there"
         )
-    return plan if settings.max_cache_tokens is None else replace(plan, tokens=settings.max_cache_tokens)
+    return plan if settings.max_cache_tokens is None else replace(plan, tokens=settings.max_cache_tokens, block=1)
 
 
 def _budget(settings: EngineConfig, device: torch.device) -> float | None:
@@ -115,12 +113,13 @@ def _budget(settings: EngineConfig, device: torch.device) -> float | None:
     return settings.cache_gib * GIB
 
 
-def _lazy_plan(most: int, max_len: int, tokens: int, page: int) -> CachePlan:
-    """Plan for `tokens` in memory, of which each slot that is not full may waste a page."""
-    full = tokens // (-(-(max_len + 1) // page) * page)
-    wasted = min(LARGEST_WASTE * tokens, tokens - max_len)  # a longest text fits beside what is wasted
-    slots = min(most, max(full, int(wasted // page)))
-    return CachePlan(slots, max_len, slots * max_len if slots <= full else tokens - slots * page, page)
+def _lazy_plan(most: int, max_len: int, tokens: int, models: Sequence[LanguageModel]) -> CachePlan:
+    """Plan for `tokens` in memory, which texts fill page by page."""
+    page = max(tokens_a_page(attention_heads(model).dim * model.dtype.itemsize) for model in models)
+    longest = -(-(max_len + 1) // page) * page
+    if tokens >= most * longest:
+        return CachePlan(most, max_len, most * max_len, True)
+    return CachePlan(most if tokens >= longest else 0, max_len, tokens // page * page, True, page)
 
 
 def check_draft_fits(

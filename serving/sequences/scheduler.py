@@ -25,6 +25,7 @@ class Limits:
     prefill_chunk: int  # prompt tokens read a step
     lookahead: int  # drafted tokens a row may add, reserved ahead
     extra: int = 0  # further nodes of wide trees, which take places too
+    block: int = 1  # memory is taken by so many tokens at a time
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,10 @@ class SchedulePlan:
 def reservation(sequence: SequenceState, limits: Limits) -> int:
     """Return the tokens to reserve for a sequence's next step: its text, drafted ones and one of the target's own."""
     final = sequence.prompt_length + sequence.max_output
-    tokens = min(len(sequence.tokens) + limits.lookahead + 1, final)
-    if not limits.extra:
-        return tokens  # an answer is never given more than fits
-    return min(tokens + limits.extra, limits.max_len, max(tokens, limits.cache_tokens))
+    tokens = min(len(sequence.tokens) + limits.lookahead + 1, final)  # an answer is never given more than fits
+    if limits.extra:
+        tokens = min(tokens + limits.extra, max(tokens, limits.cache_tokens))
+    return min(-(-tokens // limits.block) * limits.block, limits.max_len)
 
 
 def speculation_limit(sequence: SequenceState, limits: Limits) -> int:

@@ -65,7 +65,8 @@ class EngineCore:
         self.vocab_size = target.identity.vocab_size
         self.clock = clock
         self._longest = controller.longest  # packed weights, graphs and reservations are for it
-        self.limits = Limits(pool.slots, pool.max_len, pool.token_budget, prefill_chunk, *_ahead(controller, proposer))
+        ahead = _ahead(controller, proposer)
+        self.limits = Limits(pool.slots, pool.max_len, pool.token_budget, prefill_chunk, *ahead, pool.block)
         self.sequences = SequenceManager(
             pool,
             self.limits,

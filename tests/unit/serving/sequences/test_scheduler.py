@@ -89,6 +89,14 @@ def test_what_does_not_fit_the_cache_is_preempted_the_last_first_and_the_first_n
     assert plan_step([], slots[:1], Limits(3, 64, 10, 32, 4)).preempt == ()
 
 
+def test_memory_is_reserved_by_blocks() -> None:
+    blocks = replace(LIMITS, block=16)
+    tokens = [reservation(sequence("a", prompt=prompt), blocks) for prompt in (10, 11, 12, 58, 64)]
+    assert tokens == [16, 16, 32, 64, 64]
+    waiting = [sequence(name, prompt=12) for name in "abc"]
+    assert plan_step(waiting, [], replace(blocks, cache_tokens=95)).admit == ("a", "b")
+
+
 def test_nobody_overtakes_the_first_that_does_not_fit() -> None:
     tight = Limits(slots=3, max_len=64, cache_tokens=55, prefill_chunk=64, lookahead=4)
     waiting = [sequence("big", prompt=40, arrival=0), sequence("small", prompt=2, arrival=1)]
