@@ -75,8 +75,9 @@ class Engine(EngineView):
             recorder=recorder,
             sampler=sampler,
         )
-        self.slots, self.max_model_len = parts.slots, parts.max_model_len
-        super().__init__(parts.core)
+        self._cache = parts.cache
+        self.slots, self.max_model_len = parts.cache.slots, parts.cache.max_len
+        super().__init__(parts.core, parts.executor)
         self._models, self._proposers = parts.models, parts.proposers
         self._ids = count()
         self.costs = parts.costs or self._measured_costs()
@@ -223,7 +224,7 @@ class Engine(EngineView):
         check_finite(draft)
         check_reads(draft, self.max_model_len)
         check_servable(draft, self.max_model_len)
-        check_draft_fits(self.settings, self.target, self.draft, draft, self.slots, self.max_model_len)
+        check_draft_fits(self.settings, self.target, self.draft, draft, self._cache)
         return self.use_draft(draft)
 
     def use_draft(self, draft: LanguageModel, version: str | None = None) -> str:
@@ -237,7 +238,7 @@ class Engine(EngineView):
 
         def switch() -> None:
             old, self.draft = self.draft, draft
-            self._core.replace_proposer(proposer)
+            self._replace_proposer(proposer)
             if old is not None:
                 self._models.release(old)
                 return_freed_memory()
@@ -247,7 +248,11 @@ class Engine(EngineView):
 
     def use_proposer(self, proposer: Proposer | None) -> None:
         """Draft with another proposer from the next step on, None: do not speculate. The draft model stays held."""
-        self.at_next_step(lambda: self._core.replace_proposer(proposer))
+        self.at_next_step(lambda: self._replace_proposer(proposer))
+
+    def _replace_proposer(self, proposer: Proposer | None) -> None:
+        self._executor.use_proposer(proposer)
+        self._core.draft_changed()
 
     def use_controller(self, controller: LengthController) -> None:
         """See `EngineCore.use_controller`. Call between steps, from the thread that steps."""
@@ -255,12 +260,12 @@ class Engine(EngineView):
 
     def forget_prompts(self) -> None:
         """Drop the prefixes that idle slots remember, between steps: the next prompts are read whole."""
-        self.sequences.pool.forget_free()
+        self.sequences.forget_free()
 
     def close(self) -> None:
         """Give the models back as they were, and free caches and packed weights. More calls do nothing."""
         self._models.release_all()
-        self._core.release()
+        self._executor.release()
         return_freed_memory()
 
     def timed_passes(self, clock: Callable[[], float] = time.perf_counter) -> TimedPasses:
@@ -274,6 +279,7 @@ class Engine(EngineView):
             return None
         with_draft = uses_draft(self.settings, with_draft=self.draft is not None)
         costs = measure_at_start(self.timed_passes(), self.limits, controller.longest, budget_s, with_draft=with_draft)
+        self.forget_prompts()  # and give back the memory that was timed
         if costs is not None:
             controller.use_costs(costs)
         return costs

@@ -20,7 +20,7 @@ from distillspec.serving.draft_loading import version_of
 from distillspec.serving.execution.attention import choose_attention
 from distillspec.serving.execution.graphs import CudaRecorder, Recorder
 from distillspec.serving.execution.kv_cache import SlotPool
-from distillspec.serving.execution.memory import choose_model_len, choose_slots
+from distillspec.serving.execution.memory import CachePlan, choose_model_len, plan_cache
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.execution.servable import check_servable
@@ -28,6 +28,7 @@ from distillspec.serving.held_models import HeldModels
 from distillspec.serving.proposers.base import Proposer
 from distillspec.serving.proposers.named import ProposerParts, check_proposer, make_proposer, uses_draft
 from distillspec.serving.step.core import EngineCore
+from distillspec.serving.step.model_executor import ModelExecutor
 
 log = logging.getLogger(__name__)
 
@@ -61,10 +62,10 @@ class EngineParts:
     """The parts that an `Engine` works with."""
 
     core: EngineCore
+    executor: ModelExecutor
     models: HeldModels
     proposers: ProposerBuilder
-    slots: int
-    max_model_len: int
+    cache: CachePlan
     costs: LatencyModel | None  # a profile's
 
 
@@ -88,7 +89,7 @@ def build_parts(
     check_proposer(settings, with_draft=draft is not None)
     max_model_len = choose_model_len(settings, models)
     check_feature_ids(target, settings.feature_ids)
-    slots = choose_slots(settings, models, max_model_len)
+    cache = plan_cache(settings, models, max_model_len)
     for model in models:
         check_servable(model, max_model_len)
     # These may refuse too (another machine's profile, a kernel that does not run), so models are held after them.
@@ -100,27 +101,28 @@ def build_parts(
         held.hold(model)
     recorder = recorder or _choose_recorder(settings, target)
     sampler = sampler or TokenSampler(target.identity.vocab_size, target.device, settings.seed)
-    proposers = ProposerBuilder(settings, held, sampler, slots, max_model_len, recorder, attend)
+    proposers = ProposerBuilder(settings, held, sampler, cache.slots, max_model_len, recorder, attend)
+    runner = ModelRunner(
+        target, cache.slots, max_model_len, held.prepared(target), recorder, attend, settings.feature_ids
+    )
+    executor = ModelExecutor(target, runner, sampler, proposer or proposers.build(draft, version_of(draft)))
     core = EngineCore(
-        target,
-        ModelRunner(target, slots, max_model_len, held.prepared(target), recorder, attend, settings.feature_ids),
-        SlotPool(slots, max_model_len, settings.max_cache_tokens),
-        sampler,
+        executor,
+        SlotPool(cache.slots, max_model_len, cache.tokens, cache.block),
         controller,
-        proposer or proposers.build(draft, version_of(draft)),
+        target,
         prefill_chunk=settings.prefill_chunk,
         prefix_reuse=settings.prefix_reuse,
     )
     log.info(
-        "engine: %s on %s in %s, %d slots of %d tokens, %s",
+        "engine: %s on %s in %s, %s, %s",
         target.name,
         target.device,
         str(target.dtype).removeprefix("torch."),
-        slots,
-        max_model_len,
+        cache.describe(models, settings.feature_ids),
         _describe_passes(attention, held.prepared(target), recorder),
     )
-    return EngineParts(core, held, proposers, slots, max_model_len, costs)
+    return EngineParts(core, executor, held, proposers, cache, costs)
 
 
 def profiled_costs(settings: EngineConfig, target: LanguageModel, draft: LanguageModel | None) -> LatencyModel | None:

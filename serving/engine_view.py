@@ -16,6 +16,7 @@ from distillspec.serving.sequences.manager import SequenceManager
 from distillspec.serving.sequences.scheduler import Limits
 from distillspec.serving.step.commit import Committer, Observer
 from distillspec.serving.step.core import EngineCore
+from distillspec.serving.step.model_executor import ModelExecutor
 
 
 class EngineView:
@@ -24,8 +25,8 @@ class EngineView:
     Only `clock` and `observer` may be assigned.
     """
 
-    def __init__(self, core: EngineCore) -> None:
-        self._core = core
+    def __init__(self, core: EngineCore, executor: ModelExecutor) -> None:
+        self._core, self._executor = core, executor
 
     @property
     def controller(self) -> LengthController:
@@ -35,22 +36,22 @@ class EngineView:
     @property
     def proposer(self) -> Proposer | None:
         """The proposer in use, None without speculation."""
-        return self._core.proposer
+        return self._executor.proposer
 
     @property
     def runner(self) -> ModelRunner:
         """Forward passes of the target over its slot cache."""
-        return self._core.runner
+        return self._executor.runner
 
     @property
     def sampler(self) -> TokenSampler:
         """Verification and sampling of tokens."""
-        return self._core.sampler
+        return self._executor.sampler
 
     @property
     def committer(self) -> Committer:
         """Writes verdicts into sequences, texts and the cache."""
-        return self._core.committer
+        return self._executor.committer
 
     @property
     def sequences(self) -> SequenceManager:
@@ -79,11 +80,11 @@ class EngineView:
     @property
     def observer(self) -> Observer | None:
         """Sees the target's raw logits at every emitted token. None (the default) observes nothing."""
-        return self._core.committer.observer
+        return self._executor.committer.observer
 
     @observer.setter
     def observer(self, observer: Observer | None) -> None:
-        self._core.committer.observer = observer
+        self._executor.committer.observer = observer
 
     @property
     def draft_version(self) -> str:
@@ -105,7 +106,7 @@ class EngineView:
             raise ConfigError(
                 f"no features of {sequence_id}: it needs feature_ids=[…], and a step that read its prompt"
             )
-        return kept[sequence.slot, : sequence.computed]
+        return kept[sequence.slot, 0, : sequence.computed]
 
     def explain_last_plan(self) -> Any:
         """Return the controller's reasons for the last plan, None before any plan and where it gives none."""

@@ -70,6 +70,7 @@ def measure(
         lengths = sorted({k for k in grid.lengths if k > 0})
         works += [passes.drafting(r, k, context) for context, r, k in product(grid.contexts, grid.rows, lengths)]
     seconds: list[list[float]] = [[] for _ in works]
+    passes.warm_up(works)
     total = len(works) * (grid.rounds + 1)
     for done in range(total):
         round_, place = divmod(done, len(works))

@@ -60,7 +60,8 @@ def measure_at_start(
 def _works(passes: TimedPasses, limits: Limits, longest: int, with_draft: bool) -> list[Work]:
     """Return the works, small passes first. Whole batches are timed without drafts and with long contexts too."""
     room = limits.max_len - longest - 1
-    context, far = min(CONTEXT, room), min(LONG_CONTEXT, room)
+    room_each = limits.cache_tokens // limits.slots - longest - 1
+    context, far = min(CONTEXT, room), max(1, min(LONG_CONTEXT, room, room_each))
     most = limits.slots * (longest + 1)
     sizes = [n for n in KNOTS if n < most] + [most]
     rows = {n: -(-n // (longest + 1)) for n in sizes}
@@ -80,9 +81,7 @@ def _time_in_turn(passes: TimedPasses, works: Sequence[Work], budget_s: float) -
     """Return the times of each work, by rounds, as far as the budget goes."""
     clock: Callable[[], float] = time.perf_counter
     seconds: list[list[float]] = [[] for _ in works]
-    for drafts in (False, True):  # the first pass of each model makes its cache, and is no measure
-        if first := next((work for work in works if (work.kind == "drafting") == drafts), None):
-            passes.seconds(first)
+    passes.warm_up(works)
     until = clock() + budget_s
     a_token = {True: 0.0, False: 0.0}  # seconds, of the last pass of draft and target
     for _ in range(ROUNDS):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -17,7 +17,7 @@ from distillspec.serving.costs.hardware_profile import Timed
 from distillspec.serving.decoding.sampling import TokenSampler, VerificationWindow
 from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.runner import ModelRunner
-from distillspec.serving.proposers.base import ProposalRequest, Proposer, readers
+from distillspec.serving.proposers.base import ProposalRequest, Proposer, caches_of, readers
 
 TOKEN = 5  # any token costs the same
 
@@ -29,6 +29,7 @@ class Work:
     kind: str
     point: Timed  # without its seconds
     run: Callable[[], object]
+    cached: tuple[int, int] = (0, 0)  # rows, and tokens of each that are in the cache before
     plain: int | None = None  # its plain pass is this many works earlier, None without one
 
 
@@ -52,7 +53,9 @@ class TimedPasses:
             logits = self.target.full_width(self.runner.logits(self.runner.read(inputs)))
             return self.sampler.verify(logits, windows)
 
-        return Work("verification", Timed(rows * context, rows * (1 + length), 1, 0.0, rows), run, plain)
+        return Work(
+            "verification", Timed(rows * context, rows * (1 + length), 1, 0.0, rows), run, (rows, context), plain
+        )
 
     def prefill(self, longest: int, rounds: int) -> Work:
         """Return a pass of the target over a prompt.
@@ -81,7 +84,21 @@ class TimedPasses:
                     reader.assume_read(request.sequence, context - 1)
             return proposer.propose(requests)
 
-        return Work("drafting", Timed(rows * context * length, rows * length, length, 0.0, rows * length), run)
+        point = Timed(rows * context * length, rows * length, length, 0.0, rows * length)
+        return Work("drafting", point, run, (rows, context))
+
+    def warm_up(self, works: Sequence[Work]) -> None:
+        """Make each model's cache, and take the memory of all contexts: pages never written would be read faster."""
+        for drafts in (False, True):
+            if first := next((work for work in works if (work.kind == "drafting") == drafts), None):
+                self.seconds(first)
+        for rows, context in {work.cached for work in works}:
+            self.commit(rows, context)
+
+    def commit(self, rows: int, context: int) -> None:
+        """Take the memory of `context` tokens in the first `rows` slots of all caches."""
+        for cache in (self.runner.cache, *caches_of(self.proposer)):
+            cache.commit(rows, context)
 
     def seconds(self, work: Work) -> float:
         """Return the seconds that a work takes, synchronised with the device before and after."""

@@ -47,7 +47,7 @@ class SlotDecoder:
     def move(self, source: int, destination: int) -> None:
         """Move the sequence in slot `source` to `destination`."""
         length = int(self.lengths[source])
-        self.cache.move(source, destination, length)
+        self.cache.copy(source, destination, length)
         self.lengths[destination] = length
 
     def _logits(self, hidden: Tensor) -> Tensor:

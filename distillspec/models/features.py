@@ -21,7 +21,7 @@ from distillspec.models.slot_cache import SlotCache
 class FeatureTap:
     """Copies the states `ids` of every token that a pass reads into `cache.features`, until `detach`.
 
-    `cache.features` is `[slots, max_len + 1, len(ids) · D]` in the model's dtype, states side by side in the order of
+    `cache.features` is `[slots, 1, places, len(ids) · D]` in the model's dtype, states side by side in the order of
     `ids`. The cache moves and clears it with keys and values.
 
     Raises:
@@ -62,8 +62,8 @@ class FeatureTap:
             return
         width = states.shape[-1]
         if self.cache.features is None:
-            self.cache.features = states.new_zeros(self.cache.slots, self.cache.max_len + 1, len(self.ids) * width)
-        self.cache.features[view.slots, view.places, place * width : (place + 1) * width] = states[0]
+            self.cache.features = self.cache.zeros(states, 1, len(self.ids) * width)
+        self.cache.features[view.slots, 0, view.places, place * width : (place + 1) * width] = states[0]
 
 
 def check_feature_ids(model: LanguageModel, ids: Sequence[int]) -> None:

@@ -6,13 +6,13 @@ group, on rectangles of neighbouring rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from distillspec.models.language_model import LanguageModel
-from distillspec.models.slot_cache import Attend, SlotCache, SlotView
+from distillspec.models.slot_cache import Attend, SlotCache, SlotView, write_tokens
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,7 @@ class FlatView:
     places: Tensor
     positions: Tensor
     groups: tuple[RowGroup, ...]
+    _rows: dict[torch.Size, Tensor] = field(default_factory=dict)
 
     def hidden(self, model: LanguageModel, tokens: Tensor) -> Tensor:
         """Run `model`, hooked, over `tokens [1, N]` int64. Return final hidden states `[N, D]`."""
@@ -90,7 +91,7 @@ class FlatView:
 
     def write(self, held: Tensor, new: Tensor) -> None:
         """Write `new [1, kv, N, d]` into a layer's keys or values."""
-        held[self.slots, self.places] = new[0].transpose(0, 1)
+        write_tokens(held, new[0].transpose(0, 1), self.slots, self.places, self._rows)
 
     def attend(
         self,

@@ -43,8 +43,12 @@ def slot_bytes(models: Sequence[LanguageModel], max_len: int, feature_ids: Seque
 
     The states `feature_ids` are those of the first model.
     """
-    features = feature_bytes_per_token(models[0], feature_ids)
-    return (max_len + 1) * (features + sum(kv_bytes_per_token(model) for model in models))
+    return (max_len + 1) * token_bytes(models, feature_ids)
+
+
+def token_bytes(models: Sequence[LanguageModel], feature_ids: Sequence[int] = ()) -> int:
+    """Return the bytes of one token in the caches of all models, with the states `feature_ids` of the first one."""
+    return feature_bytes_per_token(models[0], feature_ids) + sum(kv_bytes_per_token(model) for model in models)
 
 
 def cache_budget(device: torch.device) -> float | None:

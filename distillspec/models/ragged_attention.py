@@ -33,12 +33,12 @@ def ragged_attention(
 ) -> Tensor:
     """Attend (see `slot_cache.Attend`) by the kernel for chains of few tokens, and by `otherwise` for all else."""
     batch, heads, width, dim = query.shape
-    groups = heads // keys.shape[2]
+    groups = heads // keys.shape[1]
     if view.ancestors is not None or groups * width > MOST_QUERIES:
         return otherwise(query, keys, values, view, scaling, window, softcap)
     from distillspec.models.ragged_kernel import attend_part
 
-    kv_heads, rows = keys.shape[2], max(16, power_of_two(groups * width))
+    kv_heads, rows = keys.shape[1], max(16, power_of_two(groups * width))
     part_len, parts = split_parts(view.reach, batch * kv_heads)
     partial = query.new_empty(batch, kv_heads, parts, rows, dim, dtype=torch.float32)
     weight = query.new_empty(batch, kv_heads, parts, rows, dtype=torch.float32)

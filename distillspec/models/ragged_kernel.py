@@ -13,7 +13,7 @@ import triton.language as tl
 @triton.jit
 def attend_part(
     query,  # [B, heads, q, d], the last one contiguous
-    keys,  # [slots, places, kv_heads, d], the last one contiguous
+    keys,  # [slots, kv_heads, places, d], the last one contiguous
     values,
     slots,  # [B] int64
     places,  # [B, q] int64, `spare` and above for padding
@@ -28,8 +28,8 @@ def attend_part(
     query_head,
     query_token,
     held_slot,
-    held_place,
     held_head,
+    held_place,
     DIM: tl.constexpr,
     WINDOW: tl.constexpr,  # tokens that a query attends to, itself among them (0: all)
     SOFTCAP: tl.constexpr,  # 0: none

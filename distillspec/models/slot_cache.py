@@ -1,8 +1,8 @@
 """Static key/value cache of slots, for any decoder-only transformers model (`slot_attention` hooks it in).
 
-Each layer holds `[slot, place, kv_head, head_dim]`. Nothing is copied to grow: a forward pass writes each token at its
-own place of its row's slot and reads a view of the slots' first places. Rolling back means not counting the last
-places.
+Each layer holds `[slot, kv_head, place, head_dim]`, so that the keys a head reads lie one after another. Nothing is
+copied to grow: a forward pass writes each token at its own place of its row's slot and reads a view of the slots' first
+places. Rolling back means not counting the last places. On Linux's CPUs only the places that were written take memory.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from distillspec.models.lazy_memory import commits_lazily, give_back, lazy_zeros, tokens_a_page
 
 BUCKET = 64  # the number of keys read is rounded up to this, so that few shapes occur
 
@@ -35,7 +37,7 @@ class Attend(Protocol):
 
         Args:
             query: `[B, heads, q, d]`.
-            keys, values: `[slots, max_len + 1, kv_heads, d]`, with this pass's tokens already written.
+            keys, values: `[slots, kv_heads, places, d]`, at least max_len + 1 places, with this pass's tokens written.
         """
         ...
 
@@ -66,22 +68,36 @@ def masked_attention(
     return out.reshape(batch, heads, q, dim).transpose(1, 2)
 
 
+def write_tokens(held: Tensor, new: Tensor, slots: Tensor, places: Tensor, rows: dict[torch.Size, Tensor]) -> None:
+    """Write `new [N, heads, d]` at `places [N]` of `slots [N]` of `held [slots, heads, places, d]`.
+
+    Args:
+        rows: by the shape of `held` where the vectors go. Keep it for a pass, since all layers write alike.
+    """
+    if held.shape not in rows:
+        heads = torch.arange(held.shape[1], device=slots.device)
+        rows[held.shape] = ((slots[:, None] * held.shape[1] + heads) * held.shape[2] + places[:, None]).flatten()
+    # One index for all: with several, torch starts all its threads for a few kilobytes.
+    held.flatten(0, 2).index_copy_(0, rows[held.shape], new.flatten(0, 1))
+
+
 @dataclass
 class SlotCache:
     """Keys and values of `slots` sequences of at most `max_len` tokens. Layers are made on first use.
 
-    One spare place a slot takes what padding writes and is never read. `features` are hidden states of the same tokens,
-    if `FeatureTap` keeps some.
+    The place `max_len` of a slot takes what padding writes and is never read. `features` are hidden states of the same
+    tokens, if `FeatureTap` keeps some.
     """
 
     slots: int
     max_len: int
     attend: Attend = masked_attention
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    features: Tensor | None = None  # [slots, max_len + 1, F]
+    features: Tensor | None = None  # [slots, 1, places, F]
+    _lazy: bool = False  # its tensors are lazy zeros
 
     def tensors(self) -> Iterator[Tensor]:
-        """Yield all that is held by slot and place, `[slots, max_len + 1, …]` each."""
+        """Yield all that is held by slot and place, `[slots, heads, places, …]` each."""
         for layer in self.layers.values():
             yield from layer
         if self.features is not None:
@@ -93,18 +109,25 @@ class SlotCache:
         self.features = None
 
     def layer(self, index: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the layer's keys and values, `[slots, max_len + 1, kv_heads, head_dim]` each, typed as `like`."""
+        """Return the layer's keys and values, `[slots, kv_heads, places, head_dim]` each, typed as `like`."""
         if index not in self.layers:
-            shape = (self.slots, self.max_len + 1, like.shape[1], like.shape[3])
-            self.layers[index] = (like.new_zeros(shape), like.new_zeros(shape))
+            heads, dim = like.shape[1], like.shape[3]
+            self.layers[index] = (self.zeros(like, heads, dim), self.zeros(like, heads, dim))
         return self.layers[index]
 
-    def move(self, source: int, destination: int, length: int, back: int = 0) -> None:
-        """Copy the first `length` places of one slot over another's, and `back` places of that one the other way."""
+    def zeros(self, like: Tensor, heads: int, dim: int) -> Tensor:
+        """Return zeros `[slots, heads, places, dim]`, typed as `like`. Each head's places begin at a page, if lazy."""
+        places = self.max_len + 1
+        if not commits_lazily(like.device):
+            return like.new_zeros(self.slots, heads, places, dim)
+        self._lazy = True
+        page = tokens_a_page(dim * like.itemsize)
+        return lazy_zeros((self.slots, heads, -(-places // page) * page, dim), like.dtype)
+
+    def copy(self, source: int, destination: int, length: int) -> None:
+        """Copy the first `length` places of one slot over another's."""
         for held in self.tensors():
-            returned = held[destination, :back].clone()
-            held[destination, :length] = held[source, :length]
-            held[source, :back] = returned
+            held[destination, :, :length] = held[source, :, :length]
 
     def gather(self, slot: int, places: Tensor, start: int) -> None:
         """Copy the tokens at `places [n]` int64 of a slot to start, start + 1, …: the accepted path of a tree.
@@ -112,12 +135,27 @@ class SlotCache:
         `places` lie on the cache's device, since every layer uses them.
         """
         for held in self.tensors():
-            held[slot, start : start + len(places)] = held[slot].index_select(0, places)
+            held[slot, :, start : start + len(places)] = held[slot].index_select(1, places)
+
+    def drop(self, slot: int, start: int = 0) -> None:
+        """Give back the memory of a slot from a place on, where the system takes memory back."""
+        if self._lazy:
+            self.clear(slot, start)
+
+    def commit(self, slots: int, length: int) -> None:
+        """Take the memory of the first `length` places of the first `slots`: reading pages never written is faster."""
+        if self._lazy:
+            for held in self.tensors():
+                held[:slots, :, :length].zero_()
 
     def clear(self, slot: int, start: int = 0) -> None:
         """Zero a slot from a place on, where NaNs were written: a masked NaN times weight 0 is NaN."""
         for held in self.tensors():
-            held[slot, start:].zero_()
+            if not self._lazy:
+                held[slot, :, start:].zero_()
+                continue
+            for part in held[slot] if start else held[slot : slot + 1]:
+                give_back(part[start:] if start else part)
 
     def reach(self, longest: int) -> int:
         """Return the number of places to read when the longest row holds `longest` tokens."""
@@ -141,6 +179,7 @@ class SlotView:
     base: Tensor | None = None  # [B] int64, with ancestors
     ancestors: Tensor | None = None  # [B, q, q] bool, [r, node, ancestor]. A node is its own ancestor
     _masks: dict[tuple[int | None, int, torch.dtype], Tensor] = field(default_factory=dict)
+    _rows: dict[torch.Size, Tensor] = field(default_factory=dict)
 
     @classmethod
     def append(
@@ -169,7 +208,8 @@ class SlotView:
 
     def write(self, held: Tensor, new: Tensor) -> None:
         """Write `new [B, kv, q, d]` into a layer's keys or values."""
-        held[self.slots[:, None], self.places] = new.transpose(1, 2)
+        slots = self.slots[:, None].expand_as(self.places)
+        write_tokens(held, new.transpose(1, 2).flatten(0, 1), slots.flatten(), self.places.flatten(), self._rows)
 
     def attend(
         self,
@@ -186,8 +226,8 @@ class SlotView:
     def read(self, held: Tensor) -> Tensor:
         """Return `[B, kv, reach, d]` of a layer's keys or values, a view if the rows are contiguous."""
         if self.first is None:
-            return held[self.slots, : self.reach].transpose(1, 2)
-        return held[self.first : self.first + len(self.slots), : self.reach].transpose(1, 2)
+            return held[self.slots, :, : self.reach]
+        return held[self.first : self.first + len(self.slots), :, : self.reach]
 
     def mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
         """Return the term added to scores, `[B, 1, groups · q, reach]`: 0 where a folded query attends, −inf elsewhere.

@@ -2,7 +2,8 @@
 
 It needs no mask and reads only the keys each row has, for windows of drafted tokens and for prompts. FlashAttention
 aligns a row's last query with its last key, so a row counts as `width` tokens here even if some are padding. The keys
-in their places belong to the same slot and come after every real token.
+in their places belong to the same slot and come after every real token. Each key head of a row is a sequence of its
+own here, for that is how the cache holds it.
 """
 
 from __future__ import annotations
@@ -34,24 +35,26 @@ def varlen_attention(
     if softcap is not None:
         raise NotImplementedError("torch's variable-length attention has no soft cap")
     batch, heads, width, dim = query.shape
-    places, longest = keys.shape[1], view.reach + width
+    kv_heads, places, longest = keys.shape[1], keys.shape[2], view.reach + width
     if view.ancestors is not None or view.first is None or longest > places:
         return masked_attention(query, keys, values, view, scaling, window)
-    rows = torch.arange(batch + 1, dtype=torch.int32, device=query.device)
+    sequences, groups = batch * kv_heads, heads // kv_heads
+    bounds = torch.arange(sequences + 1, dtype=torch.int32, device=query.device)
     slots = slice(view.first, view.first + batch)
+    # A row that is nothing but padding starts at the spare place, beyond all others.
+    used = (view.places[:, 0] + width).clamp(max=longest).to(torch.int32)
     out = varlen.varlen_attn(
-        query.transpose(1, 2).reshape(batch * width, heads, dim),
-        keys[slots].flatten(0, 1),
-        values[slots].flatten(0, 1),
-        rows * width,
-        rows * places,
+        query.reshape(sequences, groups, width, dim).transpose(1, 2).flatten(0, 1),
+        keys[slots].flatten(0, 2)[:, None],
+        values[slots].flatten(0, 2)[:, None],
+        bounds * width,
+        bounds * places,
         width,
         longest,
         scale=scaling,
         window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=heads != keys.shape[2],
-        # A row that is nothing but padding starts at the spare place, beyond all others.
-        seqused_k=(view.places[:, 0] + width).clamp(max=longest).to(torch.int32),
+        enable_gqa=groups > 1,
+        seqused_k=used.repeat_interleave(kv_heads, output_size=sequences),
     )
     assert isinstance(out, Tensor)  # there is no auxiliary output
-    return out.view(batch, width, heads, dim)
+    return out.view(batch, kv_heads, width, groups, dim).transpose(1, 2).flatten(2, 3)

@@ -35,8 +35,9 @@ def run(config: ProfileCommand, folder: Path) -> None:
         pack_weights=chosen.pack_weights,
     )
     engine = Engine(target, draft, settings)
-    if engine.slots < max(chosen.rows):
-        raise ConfigError(f"profile.rows={chosen.rows}: memory is there for {engine.slots} rows; name fewer")
+    rows = engine.limits.cache_tokens // engine.max_model_len
+    if rows < max(chosen.rows):
+        raise ConfigError(f"profile.rows={chosen.rows}: memory is there for {rows} rows; name fewer")
     open_run(folder, config)
     with progress("timing passes") as line:
         profile = measure(

@@ -107,7 +107,7 @@ def _difference(attend: Attend, shape: _Shape, device: torch.device, dtype: torc
     cache = SlotCache(3, 512)
     starts, counts = torch.tensor([150, 3, 60]), torch.tensor([shape.width, max(1, shape.width // 2), shape.width])
     view = SlotView.append(cache, [0, 1, 2], starts.to(device), counts.to(device))
-    held = (3, cache.max_len + 1, shape.kv_heads, shape.dim)
+    held = (3, shape.kv_heads, cache.max_len + 1, shape.dim)
     query = torch.randn(3, shape.heads, shape.width, shape.dim, generator=generator).to(device, dtype)
     keys, values = (torch.randn(held, generator=generator).to(device, dtype) for _ in range(2))
     found = attend(query, keys, values, view, window=shape.window, softcap=shape.softcap)

@@ -106,14 +106,16 @@ class PassShape:
     def of(cls, view: FlatView, reach: int) -> PassShape | None:
         """Return the shape to record for a pass that reads `reach` keys a row, None for one that is not recorded.
 
-        Trees, prompts, and rows that are not the first slots are not.
+        Trees and prompts are not. The rows are those of all slots up to the last one that the pass reads.
         """
-        group = view.groups[0]
-        rows, width = group.view.places.shape
-        if len(view.groups) > 1 or group.view.first != 0 or group.view.ancestors is not None or width > WIDEST:
-            return None
-        rows = min(power_of_two(rows), view.cache.slots)
-        return cls(power_of_two(group.count), rows, power_of_two(width), recorded_reach(reach, view.cache))
+        last, width, tokens = 0, 0, 0
+        for group in view.groups:
+            rows, own = group.view.places.shape
+            if group.view.first is None or group.view.ancestors is not None or own > WIDEST:
+                return None
+            last, width, tokens = max(last, group.view.first + rows), max(width, own), tokens + group.count
+        rows = min(power_of_two(last), view.cache.slots)
+        return cls(power_of_two(tokens), rows, power_of_two(width), recorded_reach(reach, view.cache))
 
 
 class PassInputs:
@@ -139,24 +141,27 @@ class PassInputs:
 
     def load(self, tokens: Tensor, view: FlatView) -> int:
         """Copy the input of a pass into the buffers. Return its number of tokens."""
-        count, group = tokens.shape[1], view.groups[0]
+        count = tokens.shape[1]
         self.tokens[:, :count].copy_(tokens)
         self._slots[:count].copy_(view.slots)
         self._places.fill_(self.cache.max_len)
         self._places[:count].copy_(view.places)
-        self._load_rectangle(group, count)
+        self._rectangle.fill_(self.cache.max_len)
+        self._queries.zero_()
+        self._back.zero_()
+        for group in view.groups:
+            self._load_group(group)
         return count
 
-    def _load_rectangle(self, group: RowGroup, count: int) -> None:
-        rows, width = group.view.places.shape
-        order = torch.arange(count, device=self.tokens.device)
+    def _load_group(self, group: RowGroup) -> None:
+        """Copy a group into the rows of its slots."""
+        (rows, width), first = group.view.places.shape, group.view.first or 0
+        order = torch.arange(group.count, device=self.tokens.device)
         queries, back = (order, order) if group.queries is None or group.back is None else (group.queries, group.back)
-        self._rectangle.fill_(self.cache.max_len)
-        self._rectangle[:rows, :width].copy_(group.view.places)
-        self._queries.zero_()
-        self._queries[:rows, :width].copy_(queries.view(rows, width))
-        self._back.zero_()
-        self._back[:count].copy_(back // width * self.shape.width + back % width)
+        own, tokens = slice(first, first + rows), slice(group.start, group.start + group.count)
+        self._rectangle[own, :width].copy_(group.view.places)
+        self._queries[own, :width].copy_(queries.view(rows, width) + group.start)
+        self._back[tokens].copy_((back // width + first) * self.shape.width + back % width)
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,7 @@ class _Recorded:
 
 
 class GraphedPasses:
-    """Recorded passes of one model over slots 0 … B−1 of its cache. Other passes are not recorded."""
+    """Recorded passes of one model over its cache. Prompts and trees are not recorded."""
 
     def __init__(self, model: LanguageModel, cache: SlotCache, recorder: Recorder) -> None:
         self.model, self.cache, self.recorder = model, cache, recorder
@@ -179,7 +184,7 @@ class GraphedPasses:
 
     def hidden(self, tokens: Tensor, view: FlatView) -> Tensor:
         """Final hidden states `[N, D]` of `tokens [1, N]` int64, valid until the next call."""
-        shape = PassShape.of(view, view.groups[0].view.reach)
+        shape = PassShape.of(view, max(group.view.reach for group in view.groups))
         recorded = None if shape is None else self._recordings.get(shape, lambda: self._record(shape))
         if recorded is None:
             return view.hidden(self.model, tokens)

@@ -1,7 +1,7 @@
-"""Slots of the KV cache: their owners, and the text that each slot holds.
+"""Slots of the KV cache: their owners, the text that each slot holds, and the memory that it takes.
 
-Owned slots are always 0 … n−1, so that a decode step reads a contiguous view of the cache. When a sequence leaves,
-another is moved into the gap. `SlotPool` decides the moves, and the runners carry them out on their tensors.
+A sequence keeps its slot until it leaves, and nothing is moved then. Its text stays for prompts that begin alike, as
+long as no owner needs the memory. `SlotPool` decides, and the caches follow.
 """
 
 from __future__ import annotations
@@ -11,12 +11,18 @@ from typing import NamedTuple
 
 
 class Move(NamedTuple):
-    """Copy the first `length` positions of `source` to `destination`, and the first `back` ones the other way."""
+    """Copy the first `length` places of slot `source` to slot `destination`."""
 
     source: int
     destination: int
     length: int
-    back: int = 0
+
+
+class Drop(NamedTuple):
+    """Give back the memory of a slot's places from `start` on."""
+
+    slot: int
+    start: int = 0
 
 
 class Prefix(NamedTuple):
@@ -26,23 +32,42 @@ class Prefix(NamedTuple):
     length: int
 
 
+class Taken(NamedTuple):
+    """A slot for a new owner: first carry out `moves`, then `drops`."""
+
+    slot: int
+    moves: list[Move]
+    drops: list[Drop]
+
+
 class SlotPool:
     """Slots of `max_len` tokens, and a budget of tokens over all of them.
 
-    The budget is counted in tokens, whatever the storage: a paged cache would keep this interface.
-    `contents[slot]` are the leading tokens whose keys and values the *target's* cache holds there. They stay known
-    after their owner has left, until they are overwritten. `salts[slot]` is the salt of that text: only requests with
-    an equal one may reuse its prefix.
+    There may be more slots than the budget fills: a slot takes memory for the tokens that it holds, not for `max_len`.
+    What owners reserve comes first. Free slots keep their text in what is left, the most recently used ones.
+
+    Args:
+        block: memory is taken by so many tokens at a time, and reservations are rounded up to that.
+
+    Attributes:
+        owners: slot → sequence id.
+        reserved: sequence id → tokens it may grow to.
+        contents: slot → the leading tokens whose keys and values the *target's* cache holds there.
+        salts: slot → the salt of its text. Only requests with an equal one may reuse its prefix.
+        held: slot → tokens that it has memory for: those reserved, or once reserved by its last owner.
     """
 
-    def __init__(self, slots: int, max_len: int, token_budget: int | None = None) -> None:
+    def __init__(self, slots: int, max_len: int, token_budget: int | None = None, block: int = 1) -> None:
         self.slots = slots
         self.max_len = max_len
+        self.block = block
         self.token_budget = slots * max_len if token_budget is None else token_budget
-        self.owners: list[str] = []  # slot → sequence id
-        self.reserved: dict[str, int] = {}  # sequence id → tokens it may grow to
+        self.owners: dict[int, str] = {}
+        self.reserved: dict[str, int] = {}
         self.contents: list[list[int]] = [[] for _ in range(slots)]
         self.salts: list[Hashable] = [None] * slots
+        self.held = [0] * slots
+        self._slot_of: dict[str, int] = {}
         self._used = [0] * slots  # when each slot was last taken, released, or copied from
         self._now = 0
 
@@ -56,43 +81,49 @@ class SlotPool:
         """Tokens reserved for all owners together."""
         return sum(self.reserved.values())
 
-    def take(self, owner: str, tokens: int, salt: Hashable = None) -> int:
-        """Give `owner` the next free slot, with room for `tokens` and text of `salt`. Return the slot."""
+    def take(self, owner: str, tokens: int, salt: Hashable = None, prefix: Prefix | None = None) -> Taken:
+        """Give `owner` a slot with room for `tokens` and text of `salt`, which begins with `prefix`."""
         assert self.free_slots > 0, "no free slot"
         assert owner not in self.reserved, f"{owner} owns a slot already"
-        slot = len(self.owners)
-        self.owners.append(owner)
-        self.reserved[owner] = 0
-        self.contents[slot], self.salts[slot] = [], salt
-        self._touch(slot)
-        self.reserve(owner, tokens)
-        return slot
-
-    def bring(self, prefix: Prefix | None) -> list[Move]:
-        """Return the moves that put `prefix` into the next free slot and overwrite the least recently used text.
-
-        Owned slots are the first ones, so without this an idle engine would write every prompt into slot 0 and
-        remember only the last. A free slot changes places if the prefix is at least half of its text. Longer texts
-        are copied from.
-        """
-        following = len(self.owners)
+        slot, moves = self._choose(prefix), []
         if prefix is not None:
             self._touch(prefix.slot)
-        if prefix is not None and prefix.slot >= following and 2 * prefix.length >= len(self.contents[prefix.slot]):
-            return [] if prefix.slot == following else [self._exchange(prefix.slot, following)]
-        source = following if prefix is None else prefix.slot
-        free = [slot for slot in range(following, self.slots) if slot == following or slot != source]
-        oldest = min(free, key=self._used.__getitem__)
-        saved = oldest != following and bool(self.contents[following])
-        moves = [self._move(following, oldest)] if saved else []
-        if prefix is not None and source != following:
-            moves.append(Move(source, following, prefix.length))
-        return moves
+            if prefix.slot != slot:
+                moves.append(Move(prefix.slot, slot, prefix.length))
+        self._touch(slot)
+        shared = [] if prefix is None else self.contents[prefix.slot][: prefix.length]
+        self.contents[slot], self.salts[slot] = shared, salt
+        self.owners[slot], self._slot_of[owner] = owner, slot
+        surplus = [Drop(slot, tokens)] if self.held[slot] > tokens else []
+        return Taken(slot, moves, surplus + self.reserve(owner, tokens))
 
-    def reserve(self, owner: str, tokens: int) -> None:
-        """Reserve room for `tokens` in all."""
+    def _choose(self, prefix: Prefix | None) -> int:
+        """Return the prefix's own slot if it is free and the prefix is at least half of its text: nothing is copied.
+
+        Else return the first slot without text, or the one whose text was used the longest time ago.
+        """
+        free = [slot for slot in range(self.slots) if slot not in self.owners]
+        if prefix is not None and prefix.slot in free:
+            if len(free) == 1 or 2 * prefix.length >= len(self.contents[prefix.slot]):
+                return prefix.slot
+            free.remove(prefix.slot)
+        return min(free, key=self._last_use)
+
+    def _last_use(self, slot: int) -> int:
+        """Return when the slot's text was used last, 0 without text."""
+        return self._used[slot] if self.contents[slot] else 0
+
+    def reserve(self, owner: str, tokens: int) -> list[Drop]:
+        """Reserve room for `tokens` in all. Return the memory of free slots that has to be given back for it."""
         assert tokens <= self.max_len, f"{owner} wants {tokens} tokens in a slot of {self.max_len}"
-        self.reserved[owner] = tokens
+        self.reserved[owner] = self.held[self._slot_of[owner]] = tokens
+        drops: list[Drop] = []
+        while sum(self.held) > self.token_budget:
+            free = [slot for slot in range(self.slots) if self.held[slot] and slot not in self.owners]
+            if not free:
+                break
+            drops.append(self._drop(min(free, key=self._last_use)))
+        return drops
 
     def record(self, slot: int, tokens: Sequence[int], start: int) -> None:
         """Record that the target has read `tokens` into `slot` from position `start` on."""
@@ -100,54 +131,37 @@ class SlotPool:
         assert start <= len(held), f"slot {slot} holds {len(held)} tokens, cannot write at {start}"
         held[start:] = tokens
 
-    def release(self, slot: int, first_prefilling: int) -> list[Move]:
-        """Free `slot`. Return the moves that keep owned slots contiguous, decoding ones first.
-
-        Args:
-            slot: an owned one.
-            first_prefilling: the first slot of the prefilling sequences (the number of decoding ones if none).
-        """
-        del self.reserved[self.owners[slot]]
-        moves, gap = [], slot
-        for last in (first_prefilling - 1, len(self.owners) - 1):
-            if gap < last:
-                moves.append(self._move(last, gap))
-                self.owners[gap] = self.owners[last]
-                gap = last
-        del self.owners[-1]
-        if moves:
-            self.contents[gap] = []  # its text moved with its owner
-        else:
-            self._touch(gap)
-        return moves
+    def release(self, slot: int) -> None:
+        """Free `slot`. Its text stays."""
+        owner = self.owners.pop(slot)
+        del self.reserved[owner], self._slot_of[owner]
+        self._touch(slot)
 
     def longest_prefix(self, tokens: Sequence[int], salt: Hashable = None) -> Prefix | None:
-        """Return the slot of this salt, owned or not, that shares the longest prefix with `tokens`."""
+        """Return the slot of this salt, owned or not, that shares the longest prefix with `tokens`. Free ones first."""
         pairs = zip(self.contents, self.salts, strict=True)
         lengths = [_common(held, tokens) if whose == salt else 0 for held, whose in pairs]
-        length = max(lengths, default=0)
-        return Prefix(lengths.index(length), length) if length else None
+        slot = max(range(self.slots), key=lambda slot: (lengths[slot], slot not in self.owners))
+        return Prefix(slot, lengths[slot]) if lengths[slot] else None
 
     def forget(self, slot: int) -> None:
         """Forget the slot's text, so that none of it is reused."""
         self.contents[slot] = []
 
-    def forget_free(self) -> None:
-        """Forget the texts of all free slots, so that no prefix of theirs is reused."""
-        for slot in range(len(self.owners), self.slots):
-            self.forget(slot)
+    def forget_free(self) -> list[Drop]:
+        """Forget the texts of all free slots. Return their memory, to be given back."""
+        return [self._drop(slot) for slot in range(self.slots) if slot not in self.owners]
 
-    def _move(self, source: int, destination: int) -> Move:
-        self.contents[destination], self.salts[destination] = list(self.contents[source]), self.salts[source]
-        self._used[destination] = self._used[source]
-        return Move(source, destination, len(self.contents[source]))
+    def forget_salt(self, salt: Hashable) -> None:
+        """Forget the texts of free slots with this salt."""
+        for slot in range(self.slots):
+            if slot not in self.owners and self.salts[slot] == salt:
+                self.forget(slot)
 
-    def _exchange(self, one: int, other: int) -> Move:
-        lengths = len(self.contents[one]), len(self.contents[other])
-        self.contents[one], self.contents[other] = self.contents[other], self.contents[one]
-        self.salts[one], self.salts[other] = self.salts[other], self.salts[one]
-        self._used[one], self._used[other] = self._used[other], self._used[one]
-        return Move(one, other, *lengths)
+    def _drop(self, slot: int) -> Drop:
+        self.forget(slot)
+        self.held[slot] = 0
+        return Drop(slot)
 
     def _touch(self, slot: int) -> None:
         self._now += 1
@@ -155,12 +169,18 @@ class SlotPool:
 
     def check_integrity(self) -> None:
         """Raise AssertionError if a slot has two owners, a reservation no slot, or the budget is broken."""
-        assert len(set(self.owners)) == len(self.owners), f"a sequence owns two slots: {self.owners}"
-        assert set(self.owners) == set(self.reserved), "reservations and owners differ"
-        assert len(self.owners) <= self.slots, "more owners than slots"
+        owned = {owner: slot for slot, owner in self.owners.items()}
+        assert len(owned) == len(self.owners), f"a sequence owns two slots: {self.owners}"
+        assert owned.keys() == self.reserved.keys(), "reservations and owners differ"
+        assert self.owners.keys() <= set(range(self.slots)), "an owned slot does not exist"
         assert all(0 < tokens <= self.max_len for tokens in self.reserved.values()), "a reservation exceeds its slot"
-        assert self.reserved_tokens <= self.token_budget, "more tokens reserved than the budget allows"
-        assert all(len(held) <= self.max_len for held in self.contents), "a slot holds more than fits"
+        assert all(self.held[slot] == self.reserved[owner] for owner, slot in owned.items()), (
+            "memory is not as reserved"
+        )
+        assert sum(self.held) <= self.token_budget, "more tokens held than the budget allows"
+        assert all(len(text) <= self.max_len for text in self.contents), "a slot holds more than fits"
+        texts = zip(self.contents, self.held, strict=True)
+        assert all(len(text) <= held for text, held in texts), "a text has less memory than it takes"
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

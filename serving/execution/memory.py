@@ -1,17 +1,52 @@
-"""Number and length of an engine's slots: one memory budget for the caches of target and draft together."""
+"""Slots of an engine and the tokens they hold: one memory budget for the caches of target and draft together."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
 
 from distillspec.config.engine import EngineConfig
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
-from distillspec.models.memory import cache_budget, free_bytes, slot_bytes, slots_that_fit
+from distillspec.models.language_model import attention_heads
+from distillspec.models.lazy_memory import commits_lazily, tokens_a_page
+from distillspec.models.memory import cache_budget, free_bytes, slot_bytes, slots_that_fit, token_bytes
 
 DEFAULT_MODEL_LEN = 4096
 GIB = 2**30
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """Slots of an engine's caches.
+
+    Attributes:
+        slots: sequences at a time.
+        max_len: tokens that one of them may have.
+        tokens: over all slots.
+        lazy: memory is taken as texts grow, not at once.
+        block: memory is counted in so many tokens, where not all slots can be full.
+    """
+
+    slots: int
+    max_len: int
+    tokens: int
+    lazy: bool = False
+    block: int = 1
+
+    def bytes(self, models: Sequence[LanguageModel], feature_ids: Sequence[int] = ()) -> int:
+        """Return the most bytes that the caches of these models take. The states `feature_ids` are the first one's."""
+        whole = self.slots * slot_bytes(models, self.max_len, feature_ids)
+        return min(whole, self.tokens * token_bytes(models, feature_ids)) if self.lazy else whole
+
+    def describe(self, models: Sequence[LanguageModel], feature_ids: Sequence[int] = ()) -> str:
+        """Describe the slots and their memory for the log."""
+        size = f"{self.bytes(models, feature_ids) / GIB:.2f} GiB"
+        when = "as texts grow" if self.lazy else "at once"
+        return f"{self.slots} slots of {self.max_len} tokens, together {self.tokens} in {size} taken {when}"
 
 
 def choose_model_len(settings: EngineConfig, models: Sequence[LanguageModel]) -> int:
@@ -42,29 +77,49 @@ def _context(model: LanguageModel) -> int | None:
     return None if limit is None else int(limit)
 
 
-def choose_slots(settings: EngineConfig, models: Sequence[LanguageModel], max_len: int) -> int:
-    """Return how many slots fit the cache's memory, at most `max_slots`.
+def plan_cache(settings: EngineConfig, models: Sequence[LanguageModel], max_len: int) -> CachePlan:
+    """Return the slots that fit the cache's memory, at most `max_slots`, and the tokens that they may hold.
+
+    Where memory is committed as it is written, there may be more slots than could all be full.
 
     Raises:
         ConfigError: not even one slot fits, or `cache_gib` exceeds the free memory.
     """
-    device = models[0].device
-    free = free_bytes(device)
-    budget = cache_budget(device)
-    if settings.cache_gib is not None:
-        budget = settings.cache_gib * GIB
-        if free is not None and budget > free:
-            raise ConfigError(f"cache_gib={settings.cache_gib}: only {free / GIB:.2f} GiB are free on {device}")
+    budget = _budget(settings, models[0].device)
+    lazy = commits_lazily(models[0].device)
     if budget is None:
-        return settings.max_slots
-    slots = slots_that_fit(models, settings.max_slots, max_len, budget, settings.feature_ids)
-    if slots == 0:
+        plan = CachePlan(settings.max_slots, max_len, settings.max_slots * max_len, lazy)
+    elif lazy:
+        plan = _lazy_plan(settings.max_slots, max_len, int(budget // token_bytes(models, settings.feature_ids)), models)
+    else:
+        slots = slots_that_fit(models, settings.max_slots, max_len, budget, settings.feature_ids)
+        plan = CachePlan(slots, max_len, slots * max_len)
+    if plan.slots == 0:
         needed = slot_bytes(models, max_len, settings.feature_ids)
         raise ConfigError(
             f"one sequence of max_model_len={max_len} needs {needed / GIB:.2f} GiB of cache and "
-            f"there are {budget / GIB:.2f}; lower max_model_len, or raise cache_gib if memory is there"
+            f"there are {(budget or 0) / GIB:.2f}; lower max_model_len, or raise cache_gib if memory is there"
         )
-    return slots
+    return plan if settings.max_cache_tokens is None else replace(plan, tokens=settings.max_cache_tokens, block=1)
+
+
+def _budget(settings: EngineConfig, device: torch.device) -> float | None:
+    """Return the bytes for caches, None if the free memory is unknown."""
+    if settings.cache_gib is None:
+        return cache_budget(device)
+    free = free_bytes(device)
+    if free is not None and settings.cache_gib * GIB > free:
+        raise ConfigError(f"cache_gib={settings.cache_gib}: only {free / GIB:.2f} GiB are free on {device}")
+    return settings.cache_gib * GIB
+
+
+def _lazy_plan(most: int, max_len: int, tokens: int, models: Sequence[LanguageModel]) -> CachePlan:
+    """Plan for `tokens` in memory, which texts fill page by page."""
+    page = max(tokens_a_page(attention_heads(model).dim * model.dtype.itemsize) for model in models)
+    longest = -(-(max_len + 1) // page) * page
+    if tokens >= most * longest:
+        return CachePlan(most, max_len, most * max_len, True)
+    return CachePlan(most if tokens >= longest else 0, max_len, tokens // page * page, True, page)
 
 
 def check_draft_fits(
@@ -72,8 +127,7 @@ def check_draft_fits(
     target: LanguageModel,
     old: LanguageModel | None,
     new: LanguageModel,
-    slots: int,
-    max_len: int,
+    plan: CachePlan,
 ) -> None:
     """Refuse a `new` draft whose cache, in place of the `old` one's, exceeds the cache's memory.
 
@@ -82,16 +136,16 @@ def check_draft_fits(
     Raises:
         ConfigError: it does not fit, and the old draft stays.
     """
-    needed = slots * slot_bytes([new], max_len)
+    needed = plan.bytes([new])
     if settings.cache_gib is not None:
-        left = settings.cache_gib * GIB - slots * slot_bytes([target], max_len, settings.feature_ids)
+        left = settings.cache_gib * GIB - plan.bytes([target], settings.feature_ids)
     else:
         budget = cache_budget(target.device)
         left = math.inf if budget is None else budget
-        left += 0 if old is None else slots * slot_bytes([old], max_len)
+        left += 0 if old is None else plan.bytes([old])
     if needed > left:
         raise ConfigError(
-            f"the draft {new.name} needs {needed / GIB:.2f} GiB of cache for {slots} slots of {max_len} tokens, and "
-            f"{max(left, 0) / GIB:.2f} are left beside the target's; raise cache_gib if memory is there, or lower "
-            "max_slots or max_model_len (the old draft stays)"
+            f"the draft {new.name} needs {needed / GIB:.2f} GiB of cache for {plan.slots} slots of {plan.max_len} "
+            f"tokens, and {max(left, 0) / GIB:.2f} are left beside the target's; raise cache_gib if memory is there, "
+            "or lower max_slots or max_model_len (the old draft stays)"
         )

@@ -13,7 +13,6 @@ from distillspec.models.features import FeatureTap
 from distillspec.models.slot_cache import Attend, SlotCache, masked_attention
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 from distillspec.serving.execution.graphs import GraphedPasses, Recorder
-from distillspec.serving.execution.kv_cache import Move
 from distillspec.serving.execution.prepared import PreparedModel
 
 
@@ -65,11 +64,6 @@ class ModelRunner:
         """Return logits `[n, width]` of hidden states `[n, D]` in the model's dtype, columns as in `model.kept_ids`."""
         packs = None if self.prepared is None else self.prepared.packs
         return self.model.head.logits(hidden, linear if packs is None else packs.linear)
-
-    def move(self, moves: Sequence[Move]) -> None:
-        """Carry out the pool's moves."""
-        for move in moves:
-            self.cache.move(*move)
 
     def release(self) -> None:
         """Free the cache and recorded passes. Nothing can be read afterwards."""

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.execution.kv_cache import Move
+from distillspec.serving.execution.kv_cache import Prefix
 
 EMPTY = TokenTree()
 
@@ -40,10 +41,7 @@ class Foresees(Protocol):
 
 
 class Proposer(Protocol):
-    """Drafts tokens. It never changes the output, only its speed.
-
-    A proposer with state by slot (a draft's cache) follows the pool through `move`.
-    """
+    """Drafts tokens. It never changes the output, only its speed. Its state of a sequence is its own."""
 
     @property
     def version(self) -> str:
@@ -59,10 +57,6 @@ class Proposer(Protocol):
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         """Learn that the nodes `path` became text, followed by one token of the target's own."""
-        ...
-
-    def move(self, moves: Sequence[Move]) -> None:
-        """Follow slots that changed places."""
         ...
 
     def leave_slot(self, sequence: SequenceState) -> None:
@@ -86,7 +80,16 @@ def most_nodes(proposer: Proposer | None, depth: int) -> int:
 
 @runtime_checkable
 class ReadsTexts(Protocol):
-    """A proposer with a cache of the sequences' texts, which it reads before it drafts."""
+    """A proposer with caches of the sequences' texts, which it reads before it drafts."""
+
+    @property
+    def caches(self) -> Sequence[SlotCache]:
+        """Caches of the slots of the pool. Prefixes are copied in them as in the target's."""
+        ...
+
+    def enter_slot(self, sequence: SequenceState, prefix: Prefix | None) -> None:
+        """Learn that a sequence has a slot, and that a prefix of another's text is copied into it."""
+        ...
 
     def distrust(self, sequence: SequenceState) -> None:
         """Clear the cache of a sequence in a slot, so that its text is read again from the start."""
@@ -104,6 +107,11 @@ class ReadsTexts(Protocol):
 def readers(proposer: object) -> tuple[ReadsTexts, ...]:
     """Return the proposer if it reads texts, nothing else."""
     return (proposer,) if isinstance(proposer, ReadsTexts) else ()
+
+
+def caches_of(proposer: object) -> Sequence[SlotCache]:
+    """Return the caches that a proposer keeps."""
+    return [cache for reader in readers(proposer) for cache in reader.caches]
 
 
 @runtime_checkable

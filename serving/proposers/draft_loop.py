@@ -122,13 +122,13 @@ class _Recorded:
     replay: Callable[[], Drafts]
 
     def run(self, batch: FlatBatch, draws: Draws) -> Drafts:
-        rows = len(batch.wanted)
+        slots = batch.view.slots[batch.wanted]  # recorded rows are slots
         self.inputs.load(batch.tokens, batch.view)
-        self.last[:rows].copy_(batch.wanted)
+        self.last[slots] = batch.wanted
         self.ends.fill_(batch.view.cache.max_len)
-        self.ends[:rows].copy_(batch.view.places[batch.wanted] + 1)
+        self.ends[slots] = batch.view.places[batch.wanted] + 1
         for held, part in zip(self.draws, draws, strict=True):
             if held is not None and part is not None:
-                held[:rows].copy_(part)
+                held[slots] = part
         ids, finite, probs = self.replay()
-        return Drafts(ids[:rows], finite[:rows], None if probs is None else probs[:rows])
+        return Drafts(ids[slots], finite[slots], None if probs is None else probs[slots])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distillspec.models import LanguageModel
-from distillspec.models.slot_cache import Attend, masked_attention
+from distillspec.models.slot_cache import Attend, SlotCache, masked_attention
 from distillspec.serving.base.catch_up import ALONG, MOST
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.transfer import to_host
@@ -20,7 +20,7 @@ from distillspec.serving.decoding.logits import Columns, Place
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.graphs import Recorder
-from distillspec.serving.execution.kv_cache import Move
+from distillspec.serving.execution.kv_cache import Prefix
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Prospect
@@ -112,6 +112,7 @@ class DraftModel:
         self.rule = rule
         self._version = version
         self._states: dict[str, DraftState] = {}  # by sequence
+        self._last: dict[int, DraftState] = {}  # by slot, of the sequence that it holds or held last
 
     @property
     def version(self) -> str:
@@ -152,22 +153,28 @@ class DraftModel:
             same += 1
         state.computed, state.drafted = state.computed + same, ()
 
-    def move(self, moves: Sequence[Move]) -> None:
-        self.runner.move(moves)
-
     def release(self) -> None:
         """See `ModelRunner.release`."""
         self.runner.release()
         self.loop.release()
 
+    def enter_slot(self, sequence: SequenceState, prefix: Prefix | None) -> None:
+        """Begin with what the cache holds of the prefix, if its logits were finite."""
+        state, held = DraftState(), None if prefix is None else self._last.get(prefix.slot)
+        if prefix is not None and held is not None and held.sound and not held.unchecked:
+            state.computed = min(held.computed, prefix.length)
+        self._states[sequence.id] = self._last[sequence.held_slot] = state
+
     def leave_slot(self, sequence: SequenceState) -> None:
-        """Drop what the cache holds. NaN that nobody has noticed would reach the next sequence in the slot."""
-        state = self.state(sequence.id)
-        if state.unchecked:
+        """Forget the sequence. NaN that nobody has noticed would reach the next one in the slot."""
+        state = self._states.pop(sequence.id, None)
+        if state is not None and state.unchecked:
             self.runner.cache.clear(sequence.held_slot)
-        state.computed, state.unchecked, state.drafted = 0, False, ()
-        if sequence.finish_reason is not None:
-            del self._states[sequence.id]
+            state.computed = 0
+
+    @property
+    def caches(self) -> Sequence[SlotCache]:
+        return (self.runner.cache,)
 
     def distrust(self, sequence: SequenceState) -> None:
         self.runner.cache.clear(sequence.held_slot)

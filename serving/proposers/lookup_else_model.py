@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.execution.kv_cache import Move
+from distillspec.serving.execution.kv_cache import Prefix
 from distillspec.serving.proposers.base import (
     Foresees,
     ProposalRequest,
     Proposer,
     Prospect,
+    caches_of,
     most_nodes,
     readers,
     release_memory,
@@ -50,9 +52,13 @@ class LookupElseModel:
         self.lookup.committed(sequence, tree, path)
         self.model.committed(sequence, tree, path)
 
-    def move(self, moves: Sequence[Move]) -> None:
-        self.lookup.move(moves)
-        self.model.move(moves)
+    @property
+    def caches(self) -> Sequence[SlotCache]:
+        return caches_of(self.model)
+
+    def enter_slot(self, sequence: SequenceState, prefix: Prefix | None) -> None:
+        for reader in readers(self.model):
+            reader.enter_slot(sequence, prefix)
 
     def distrust(self, sequence: SequenceState) -> None:
         for reader in readers(self.model):

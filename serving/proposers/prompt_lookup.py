@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.tree import LOOKUP, TokenTree
-from distillspec.serving.execution.kv_cache import Move
 from distillspec.serving.proposers.base import ProposalRequest, Prospect
 
 
@@ -38,9 +37,6 @@ class PromptLookup:
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         """Do nothing: the index reads new text at the next proposal."""
-
-    def move(self, moves: Sequence[Move]) -> None:
-        """Do nothing: no state is by slot."""
 
     def leave_slot(self, sequence: SequenceState) -> None:
         self._indices.pop(sequence.id, None)

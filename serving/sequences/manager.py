@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Sequence
 from heapq import heappop, heappush
+from typing import Protocol
 
 from transformers import PreTrainedTokenizerBase
 
@@ -12,11 +13,33 @@ from distillspec.errors import ConfigError
 from distillspec.serving.base.outputs import delta, output
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, RequestOutput, SequenceDelta, SequenceState, Status
-from distillspec.serving.execution.kv_cache import Move, SlotPool
+from distillspec.serving.execution.kv_cache import Drop, Move, Prefix, SlotPool
 from distillspec.serving.sequences.detokenize import Detokenizer
-from distillspec.serving.sequences.scheduler import Limits, SchedulePlan, reservation, urgency
+from distillspec.serving.sequences.scheduler import MIN_PREFIX, Limits, SchedulePlan, reservation, urgency
 
-MIN_PREFIX = 16  # shared tokens below which copying is not worth it
+
+class SlotFollower(Protocol):
+    """Caches of the slots, which follow what happens to them."""
+
+    def enter_slot(self, sequence: SequenceState, prefix: Prefix | None) -> None:
+        """Learn that a sequence has a slot. `prefix` of another's text is copied into it next."""
+        ...
+
+    def leave_slot(self, sequence: SequenceState) -> None:
+        """Learn that a sequence is about to lose its slot."""
+        ...
+
+    def copy(self, moves: Sequence[Move]) -> None:
+        """Copy prefixes from slot to slot."""
+        ...
+
+    def drop(self, drops: Sequence[Drop]) -> None:
+        """Give memory back."""
+        ...
+
+    def clear(self, slot: int) -> None:
+        """Clear a slot whose values were never checked for NaN."""
+        ...
 
 
 class SequenceManager:
@@ -27,10 +50,8 @@ class SequenceManager:
         limits: reservations are made by them.
         tokenizer: None gives outputs without text.
         stop_ids: the model's own end-of-text ids.
-        prefix_reuse: start sequences with prefixes that slots already hold.
-        on_moves: slots changed places, and their tensors must follow.
-        on_leaving: a sequence is about to leave its slot.
-        on_unjudged: a slot is left whose values were never checked for NaN.
+        prefix_reuse: start sequences with prefixes that slots already hold. Answers to one prompt always share it.
+        caches: follow what happens to slots.
     """
 
     def __init__(
@@ -41,13 +62,11 @@ class SequenceManager:
         stop_ids: Sequence[int],
         *,
         prefix_reuse: bool,
-        on_moves: Callable[[Sequence[Move]], None],
-        on_leaving: Callable[[SequenceState], None],
-        on_unjudged: Callable[[int], None],
+        caches: SlotFollower,
     ) -> None:
         self.pool, self.limits, self.tokenizer, self.stop_ids = pool, limits, tokenizer, tuple(stop_ids)
         self.prefix_reuse = prefix_reuse
-        self._on_moves, self._on_leaving, self._on_unjudged = on_moves, on_leaving, on_unjudged
+        self.caches = caches
         self.unfinished: dict[str, SequenceState] = {}  # by id, in order of arrival
         self.texts: dict[str, Detokenizer] = {}
         self.waiting: list[SequenceState] = []  # most urgent first
@@ -60,7 +79,7 @@ class SequenceManager:
     @property
     def running(self) -> list[SequenceState]:
         """Sequences in slots, by slot."""
-        return [self.unfinished[owner] for owner in self.pool.owners]
+        return [self.unfinished[owner] for _, owner in sorted(self.pool.owners.items())]
 
     @property
     def decoding(self) -> list[SequenceState]:
@@ -116,24 +135,34 @@ class SequenceManager:
             self.admit(self.unfinished[sequence_id], now)
         self.reserve_ahead()
 
+    def cached_tokens(self, sequence: SequenceState) -> int:
+        """Return how many leading tokens a waiting sequence would find in slots if it were admitted now."""
+        prefix = self._prefix(sequence)
+        return 0 if prefix is None else prefix.length
+
     def admit(self, sequence: SequenceState, now: float) -> None:
-        """Give a waiting sequence the next slot, with the longest prefix that a slot of the same tenant holds."""
-        salt = sequence.request.cache_key
-        prefix = self.pool.longest_prefix(sequence.tokens[:-1], salt) if self.prefix_reuse else None
-        if prefix is not None and prefix.length < MIN_PREFIX:
-            prefix = None
-        if self.prefix_reuse:
-            self._on_moves(self.pool.bring(prefix))
-        slot = self.pool.take(sequence.id, reservation(sequence, self.limits), salt)
+        """Give a waiting sequence a slot, with the longest prefix that a slot of the same tenant holds."""
+        prefix = self._prefix(sequence)
+        taken = self.pool.take(sequence.id, reservation(sequence, self.limits), self._salt(sequence), prefix)
         self._wait_no_more(sequence)
-        sequence.slot, sequence.status = slot, Status.PREFILL
+        sequence.slot, sequence.status = taken.slot, Status.PREFILL
+        self.caches.enter_slot(sequence, prefix)
+        self.caches.copy(taken.moves)
+        self.caches.drop(taken.drops)
         if sequence.stats.admitted_s is None:
             sequence.stats.admitted_s = now
         if prefix is not None:
-            self.pool.record(slot, sequence.tokens[: prefix.length], 0)
             sequence.computed = prefix.length
             if sequence.stats.preemptions == 0:  # after a preemption it finds its own text, which is no reuse
                 sequence.stats.prefix_tokens = prefix.length
+
+    def _prefix(self, sequence: SequenceState) -> Prefix | None:
+        prefix = self.pool.longest_prefix(sequence.tokens[:-1], self._salt(sequence))
+        return None if prefix is None or prefix.length < MIN_PREFIX else prefix
+
+    def _salt(self, sequence: SequenceState) -> Hashable:
+        """Return the salt of the texts that a sequence may reuse: its tenant's, or those of the same request."""
+        return sequence.request.cache_key if self.prefix_reuse else sequence.arrival - sequence.index
 
     def has_read(self, sequence: SequenceState, tokens: int) -> bool:
         """Record that the target has read the next `tokens` tokens of a prompt. Return True if that completes it."""
@@ -165,7 +194,7 @@ class SequenceManager:
     def reserve_ahead(self) -> None:
         """Reserve the tokens that the next step may add to each running sequence."""
         for sequence in self.running:
-            self.pool.reserve(sequence.id, reservation(sequence, self.limits))
+            self.caches.drop(self.pool.reserve(sequence.id, reservation(sequence, self.limits)))
 
     def end_request(self, request_id: str, now: float) -> None:
         """End all answers of a request unfinished, reason `abort`. Unknown ids are ignored."""
@@ -193,12 +222,18 @@ class SequenceManager:
         group = self._groups[sequence.request.id]
         if all(s.finished for s in group):
             del self._groups[sequence.request.id]
+            if not self.prefix_reuse and len(group) > 1:
+                self.pool.forget_salt(self._salt(sequence))
             self.done.append(output(sequence.request, group))
 
     def forgive_failures(self) -> None:
         """Let all sequences speculate again, after a draft swap."""
         for sequence in self.unfinished.values():
             sequence.speculates, sequence.speculation_failed = True, False
+
+    def forget_free(self) -> None:
+        """Forget the texts of free slots, and give back their memory."""
+        self.caches.drop(self.pool.forget_free())
 
     def take_results(self) -> tuple[tuple[SequenceDelta, ...], tuple[RequestOutput, ...]]:
         """Return deltas and finished requests since the last call."""
@@ -209,17 +244,14 @@ class SequenceManager:
     def check_integrity(self) -> None:
         """Raise AssertionError where slots, sequences and statuses disagree."""
         self.pool.check_integrity()
-        running = self.running
-        assert all(s.slot == place for place, s in enumerate(running)), "a sequence is not in the slot it believes"
+        for slot, owner in self.pool.owners.items():
+            s = self.unfinished[owner]
+            assert s.slot == slot, f"{s.id} is not in the slot it believes"
+            assert s.status in (Status.PREFILL, Status.DECODE), f"{s.id} holds a slot and is {s.status}"
+            assert self.pool.contents[slot] == s.tokens[: s.computed], f"slot {slot} does not hold the text of {s.id}"
+            assert self.pool.salts[slot] == self._salt(s), f"slot {slot} is not salted as {s.id} is"
         waiting = [s for s in self.unfinished.values() if s.status is Status.WAITING]
         assert all(s.slot is None for s in waiting), "a waiting sequence holds a slot"
-        decoding = len(self.decoding)
-        assert all(s.status is Status.DECODE for s in running[:decoding]), "decoding sequences come first"
-        assert all(s.status is Status.PREFILL for s in running[decoding:]), "the others read their prompts"
-        for place, s in enumerate(running):
-            assert self.pool.contents[place] == s.tokens[: s.computed], f"slot {place} does not hold the text of {s.id}"
-            assert self.pool.salts[place] == s.request.cache_key, f"slot {place} is not salted as {s.id} is"
-        waiting = [s for s in self.unfinished.values() if s.status is Status.WAITING]
         assert self.waiting == sorted(waiting, key=urgency), "the waiting list is not who waits, most urgent first"
         listed = {s.id for group in self._groups.values() for s in group if not s.finished}
         assert listed == set(self.unfinished) == set(self.texts), "groups, sequences and texts differ"
@@ -258,11 +290,10 @@ class SequenceManager:
         if sequence.slot is None:
             return
         if sequence.status is Status.PREFILL:
-            self._on_unjudged(sequence.slot)
+            self.caches.clear(sequence.slot)
             self.pool.forget(sequence.slot)
-        self._on_leaving(sequence)
-        moves = self.pool.release(sequence.slot, len(self.decoding))
-        self._on_moves(moves)
+        self.caches.leave_slot(sequence)
+        self.pool.release(sequence.slot)
+        if not self.prefix_reuse and sequence.params.n == 1:
+            self.pool.forget(sequence.slot)
         sequence.slot, sequence.computed = None, 0
-        for slot, owner in enumerate(self.pool.owners):
-            self.unfinished[owner].slot = slot

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
 from distillspec.serving.base.requests import SequenceState, Status
 from distillspec.serving.control.base import AdmissionController, AdmissionView, LengthController, WaitingView
 from distillspec.serving.control.wrapped import innermost
+
+MIN_PREFIX = 16  # shared tokens below which copying is not worth it
 
 urgency = attrgetter("request.priority", "arrival")  # a smaller value runs first; no two are equal
 
@@ -23,6 +25,7 @@ class Limits:
     prefill_chunk: int  # prompt tokens read a step
     lookahead: int  # drafted tokens a row may add, reserved ahead
     extra: int = 0  # further nodes of wide trees, which take places too
+    block: int = 1  # memory is taken by so many tokens at a time
 
 
 @dataclass(frozen=True)
@@ -45,10 +48,10 @@ class SchedulePlan:
 def reservation(sequence: SequenceState, limits: Limits) -> int:
     """Return the tokens to reserve for a sequence's next step: its text, drafted ones and one of the target's own."""
     final = sequence.prompt_length + sequence.max_output
-    tokens = min(len(sequence.tokens) + limits.lookahead + 1, final)
-    if not limits.extra:
-        return tokens  # an answer is never given more than fits
-    return min(tokens + limits.extra, limits.max_len, max(tokens, limits.cache_tokens))
+    tokens = min(len(sequence.tokens) + limits.lookahead + 1, final)  # an answer is never given more than fits
+    if limits.extra:
+        tokens = min(tokens + limits.extra, max(tokens, limits.cache_tokens))
+    return min(-(-tokens // limits.block) * limits.block, limits.max_len)
 
 
 def speculation_limit(sequence: SequenceState, limits: Limits) -> int:
@@ -77,38 +80,52 @@ def most_admitted(
 
 
 def plan_step(
-    waiting: Sequence[SequenceState], running: Sequence[SequenceState], limits: Limits, most: int | None = None
+    waiting: Sequence[SequenceState],
+    running: Sequence[SequenceState],
+    limits: Limits,
+    most: int | None = None,
+    cached: Callable[[SequenceState], int] = lambda sequence: 0,
 ) -> SchedulePlan:
     """Plan preemptions, admissions (at most `most`) and the prompt tokens to read. Changes nothing.
 
     Lower `priority` goes first, equal ones in order of arrival. `waiting` is in that order. Running sequences are
     preempted, the last first, if their next step does not fit the cache, or if a more urgent one waits and finds no
-    slot. The first in order always fits, for `submit` refuses requests larger than the cache.
+    slot. The first in order always fits, for `submit` refuses requests larger than the cache. An answer whose prompt is
+    being read for another answer waits for that, and its place is kept.
+
+    Args:
+        cached: leading tokens of a waiting sequence that slots hold already.
     """
     needs = {s.id: reservation(s, limits) for s in running}
     kept, preempted = _keep_what_fits(running, needs, limits)
     admitted: list[SequenceState] = []
-    prefill_left = limits.prefill_chunk - sum(_unread(s) for s in kept if s.status is Status.PREFILL)
+    held_back: list[SequenceState] = []
+    unread = {s.id: len(s.tokens) - s.computed for s in kept if s.status is Status.PREFILL}
+    reading = {s.request.id for s in kept if s.status is Status.PREFILL}
     for sequence in waiting:
         if len(admitted) == most:
             break
-        if prefill_left <= 0 or (preempted and urgency(sequence) > min(map(urgency, preempted))):
+        if sum(unread.values()) >= limits.prefill_chunk:
+            break
+        if preempted and urgency(sequence) > min(map(urgency, preempted)):
             break  # preempted sequences get the next slot before any that come after them
         needs[sequence.id] = reservation(sequence, limits)
-        victims = _make_room(sequence, kept, admitted, needs, limits)
+        victims = _make_room(sequence, kept, admitted + held_back, needs, limits)
         if victims is None:
             break  # first come, first served: none overtakes the first that does not fit
+        found = cached(sequence)
+        if sequence.request.id in reading and max(found, MIN_PREFIX) < sequence.prompt_length - 1:
+            held_back.append(sequence)
+            continue
         preempted += victims
         gone = {s.id for s in victims}
         kept = [s for s in kept if s.id not in gone]
         admitted.append(sequence)
-        prefill_left -= len(sequence.tokens)
-    prefilling = [s for s in kept if s.status is Status.PREFILL]
-    return SchedulePlan(
-        tuple(s.id for s in preempted),
-        tuple(s.id for s in admitted),
-        _chunks(sorted(prefilling, key=lambda s: s.held_slot) + admitted, limits.prefill_chunk),
-    )
+        unread[sequence.id] = len(sequence.tokens) - found
+        reading.add(sequence.request.id)
+    prefilling = sorted((s for s in kept if s.status is Status.PREFILL), key=urgency)
+    chunks = _chunks({s.id: unread[s.id] for s in prefilling + admitted}, limits.prefill_chunk)
+    return SchedulePlan(tuple(s.id for s in preempted), tuple(s.id for s in admitted), chunks)
 
 
 def _keep_what_fits(
@@ -148,17 +165,13 @@ def _make_room(
         victims.append(less_urgent.pop())
 
 
-def _chunks(sequences: Sequence[SequenceState], budget: int) -> tuple[Chunk, ...]:
-    """Distribute the step's prompt tokens in slot order, so that prompts finish in that order."""
+def _chunks(unread: Mapping[str, int], budget: int) -> tuple[Chunk, ...]:
+    """Distribute the step's prompt tokens in order, given the unread tokens of sequences."""
     chunks = []
-    for sequence in sequences:
-        tokens = min(budget, _unread(sequence))
+    for sequence_id, count in unread.items():
+        tokens = min(budget, count)
         if tokens <= 0:
             break
-        chunks.append(Chunk(sequence.id, tokens))
+        chunks.append(Chunk(sequence_id, tokens))
         budget -= tokens
     return tuple(chunks)
-
-
-def _unread(sequence: SequenceState) -> int:
-    return len(sequence.tokens) - sequence.computed

@@ -51,10 +51,12 @@ class Observer(Protocol):
 
 
 class Committer:
-    """Writes verdicts into sequences and the target's cache, and shows the step to `observer`."""
+    """Writes verdicts into `sequences` (to be set) and the target's cache, and shows the step to `observer`."""
 
-    def __init__(self, sequences: SequenceManager, cache: SlotCache) -> None:
-        self.sequences, self.cache = sequences, cache
+    sequences: SequenceManager
+
+    def __init__(self, cache: SlotCache) -> None:
+        self.cache = cache
         self.observer: Observer | None = None
 
     def commit(

@@ -15,6 +15,11 @@ class StepTimer:
         self.draft_s = self.target_s = 0.0
 
     @property
+    def now(self) -> float:
+        """Seconds on the clock."""
+        return self._clock()
+
+    @property
     def total_s(self) -> float:
         """Seconds since the step started."""
         return self._clock() - self.started

@@ -80,6 +80,8 @@ SERVING_ARROWS: dict[str, set[str]] = {
         "serving.control",
         "serving.execution",
         "serving.sequences",
+        "serving.proposers",
+        "serving.step",
         "serving.bench",
     },
     "online.state": {"config", "models"},

@@ -28,7 +28,7 @@ def both(
     generator = torch.Generator().manual_seed(1)
     batch, width = view.places.shape
     query = torch.randn(batch, heads, width, dim, generator=generator).to(DEVICE, dtype)
-    held = (view.cache.slots, view.cache.max_len + 1, kv_heads, dim)
+    held = (view.cache.slots, kv_heads, view.cache.max_len + 1, dim)
     keys, values = (torch.randn(held, generator=generator).to(DEVICE, dtype) for _ in range(2))
     real = view.places < view.cache.max_len
     outputs = [look(query, keys, values, view, **how)[real] for look in (attend, masked_attention)]  # type: ignore[arg-type]

@@ -55,18 +55,19 @@ def test_they_are_the_models_own_hidden_states(random_model: Callable[..., Langu
     assert hooks(model) == before
     assert cache.features is not None
     for slot, text in enumerate(texts):
-        torch.testing.assert_close(cache.features[slot, :30], own_states(model, ids, text), atol=1e-10, rtol=1e-10)
+        torch.testing.assert_close(cache.features[slot, 0, :30], own_states(model, ids, text), atol=1e-10, rtol=1e-10)
 
 
-def test_they_follow_their_slot(random_model: Callable[..., LanguageModel]) -> None:
-    cache = SlotCache(2, 8, features=torch.arange(2 * 9 * 3.0).view(2, 9, 3))
+def test_they_follow_their_slot() -> None:
+    cache = SlotCache(2, 8, features=torch.arange(2 * 9 * 3.0).view(2, 1, 9, 3))
+    assert cache.features is not None
     first = cache.features.clone()
-    cache.move(0, 1, 4)
-    assert torch.equal(cache.features[1, :4], first[0, :4])
+    cache.copy(0, 1, 4)
+    assert torch.equal(cache.features[1, 0, :4], first[0, 0, :4])
     cache.gather(1, torch.tensor([2, 5]), 1)
-    assert torch.equal(cache.features[1, 1:3], torch.stack([first[0, 2], first[1, 5]]))
+    assert torch.equal(cache.features[1, 0, 1:3], torch.stack([first[0, 0, 2], first[1, 0, 5]]))
     cache.clear(1, 2)
-    assert not cache.features[1, 2:].any()
+    assert not cache.features[1, 0, 2:].any()
     cache.release()
     assert cache.features is None
 

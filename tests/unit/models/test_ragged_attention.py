@@ -54,16 +54,16 @@ def test_short_formats(dtype: torch.dtype) -> None:
 def test_keys_past_a_rows_own_are_never_read() -> None:
     """Keys that masked attention multiplies by zero may be anything here, NaN too."""
     view = cache_view([40, 300], [1, 1], [0, 1])
-    keys, values = torch.randn(2, 2, 401, 2, 32, device=DEVICE)
+    keys, values = torch.randn(2, 2, 2, 401, 32, device=DEVICE)
     query = torch.randn(2, 4, 1, 32, device=DEVICE)
     clean = ragged_attention(query, keys, values, view)
-    keys[0, 41:], values[0, 41:] = torch.nan, torch.nan
+    keys[0, :, 41:], values[0, :, 41:] = torch.nan, torch.nan
     assert torch.equal(ragged_attention(query, keys, values, view), clean)
 
 
 def test_padding_gives_zeros() -> None:
     view = cache_view([40, 300], [3, 1], [0, 1])
-    keys, values = torch.randn(2, 2, 401, 2, 32, device=DEVICE)
+    keys, values = torch.randn(2, 2, 2, 401, 32, device=DEVICE)
     out = ragged_attention(torch.randn(2, 4, 3, 32, device=DEVICE), keys, values, view)
     assert out[1, 1:].abs().max() == 0
 

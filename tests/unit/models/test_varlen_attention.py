@@ -24,7 +24,7 @@ CLOSE = {"atol": 1e-2, "rtol": 1e-2} if DEVICE == "cuda" else {"atol": 2e-6, "rt
 
 @pytest.fixture(autouse=True)
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Sequences, and queries a sequence, of each call to torch."""
+    """Sequences (one for each key head of a row), and queries a sequence, of each call to torch."""
     calls: list[tuple[int, int]] = []
     answer: Callable[..., Any] = module.varlen.varlen_attn if DEVICE == "cuda" else varlen_described
 
@@ -44,13 +44,13 @@ def test_rows_of_unlike_lengths(
     view = cache_view([0, 200, 63], counts, [0, 1, 2])
     found, wanted = both(varlen_attention, view, heads, kv_heads, dim, DTYPE)
     torch.testing.assert_close(found, wanted, **CLOSE)
-    assert calls == [(3, max(counts))]
+    assert calls == [(3 * kv_heads, max(counts))]
 
 
 def test_neighbours_anywhere_in_the_cache(calls: list[tuple[int, int]]) -> None:
     found, wanted = both(varlen_attention, cache_view([200, 7], [2, 2], [2, 3]), 4, 2, 32, DTYPE)
     torch.testing.assert_close(found, wanted, **CLOSE)
-    assert calls == [(2, 2)]
+    assert calls == [(4, 2)]
 
 
 @pytest.mark.parametrize("how", [{"window": 5}, {"window": 130}, {"scaling": 0.5}])

@@ -157,7 +157,7 @@ def test_nan_in_one_row_end_that_request_alone(
     cache = engine.runner.cache
     slot = next(s.slot for s in engine.sequences.running if s.request.id == "sick")
     with torch.inference_mode():
-        cache.layers[0][1][slot, :4] = torch.nan
+        cache.layers[0][1][slot, :, :4] = torch.nan
     done = {}
     while engine.has_work:
         done.update({output.request_id: output for output in engine.step().finished})

@@ -149,10 +149,10 @@ class EngineLife(RuleBasedStateMachine):
             self.engine.check_integrity()
         self.engine.close()
         assert set(self.reasons) == set(self.asked), "a request never finished"
-        assert self.engine.sequences.pool.owners == []
+        assert not self.engine.sequences.pool.owners
 
 
-@pytest.mark.parametrize("examples", [25])
+@pytest.mark.parametrize("examples", [75])
 def test_any_life_of_the_engine(target: LanguageModel, examples: int) -> None:
     EngineLife.target = target
     EngineLife.draft = initialise_draft(DraftConfig(layers=1), target)

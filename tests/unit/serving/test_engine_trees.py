@@ -16,7 +16,6 @@ from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenT
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.base import RowResult
 from distillspec.serving.execution.flat_batch import RowInput
-from distillspec.serving.execution.kv_cache import Move
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest
 from distillspec.serving.server.bridge.request_stream import kinds
 from distillspec.serving.step.commit import Emission
@@ -43,8 +42,6 @@ class Gardener:
         return 3 * depth
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None: ...
-
-    def move(self, moves: Sequence[Move]) -> None: ...
 
     def leave_slot(self, sequence: SequenceState) -> None: ...
 
@@ -234,7 +231,7 @@ def test_only_what_stands_further_back_is_moved(
         before = [held[slot].clone() for layer in cache.layers.values() for held in layer]
         gather(slot, places, start)
         after = [held[slot] for layer in cache.layers.values() for held in layer]
-        changed = {int(i) for was, now in zip(before, after, strict=True) for i in (was != now).nonzero()[:, 0]}
+        changed = {int(i) for was, now in zip(before, after, strict=True) for i in (was != now).nonzero()[:, 1]}
         assert changed == {start}
 
     monkeypatch.setattr(cache, "gather", noted)

@@ -42,6 +42,9 @@ class Passes(TimedPasses):
     def drafting(self, rows: int, length: int, context: int) -> Work:
         return self.work("drafting", rows * context * length, rows * length, length, rows * length)
 
+    def commit(self, rows: int, context: int) -> None:
+        """There is no cache."""
+
     def seconds(self, work: Work) -> float:
         table, point = DRAFT if work.kind == "drafting" else TARGET, work.point
         took = point.passes * table.seconds(point.context / point.passes, point.tokens / point.passes)

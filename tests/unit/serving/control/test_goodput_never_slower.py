@@ -18,7 +18,6 @@ from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.execution.flat_batch import RowInput
-from distillspec.serving.execution.kv_cache import Move
 from distillspec.serving.proposers.base import ProposalRequest
 
 from ..conftest import MakeEngine
@@ -158,8 +157,6 @@ class Always:
         return [TokenTree.chain([self.token] * request.length) for request in requests]
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None: ...
-
-    def move(self, moves: Sequence[Move]) -> None: ...
 
     def leave_slot(self, sequence: SequenceState) -> None: ...
 

@@ -73,7 +73,7 @@ def test_a_flat_pass_gives_and_writes_what_passes_row_by_row_do(
     torch.testing.assert_close(found, wanted, atol=1e-10, rtol=1e-10)
     for index, layer in together.layers.items():
         for held, other in zip(layer, apart.layers[index], strict=True):
-            torch.testing.assert_close(held[:, :MAX_LEN], other[:, :MAX_LEN], atol=1e-10, rtol=1e-10)
+            torch.testing.assert_close(held[:, :, :MAX_LEN], other[:, :, :MAX_LEN], atol=1e-10, rtol=1e-10)
 
 
 def test_nothing_but_attention_computes_padding() -> None:
@@ -87,7 +87,7 @@ def test_neighbours_are_read_from_the_cache_without_a_copy() -> None:
     batch = FlatBatch.of(SlotCache(5, MAX_LEN), LAYOUTS["slots that are no neighbours"], torch.device("cpu"))
     groups = batch.view.groups
     assert [(group.view.first, len(group.view.slots)) for group in groups] == [(0, 1), (2, 1), (4, 1), (3, 1)]
-    held = torch.zeros(5, MAX_LEN + 1, 2, 4)
+    held = torch.zeros(5, 2, MAX_LEN + 1, 4)
     assert all(group.view.read(held).data_ptr() == held[group.view.first].data_ptr() for group in groups)
 
 

@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, memory
 from distillspec.serving import EngineSettings
 from distillspec.serving.execution import memory as engine_memory
-from distillspec.serving.execution.memory import choose_model_len, choose_slots
+from distillspec.serving.execution.memory import CachePlan, choose_model_len, plan_cache
+
+TOKEN = 2 * 4 * 2 * 16 * 4  # bytes of the target's: keys and values, layers, heads, dim, bytes
 
 
-def test_slots_and_length_come_from_memory_and_model(target: LanguageModel, draft: LanguageModel) -> None:
-    token = 2 * 4 * 2 * 16 * 4  # keys and values, layers, heads, dim, bytes
-    tight = EngineSettings(max_slots=16, cache_gib=5.5 * 101 * token / 2**30)
-    assert choose_slots(tight, [target], 100) == 5
-    assert choose_slots(tight, [target, draft], 100) == 3  # the draft has half the layers
-    assert choose_slots(EngineSettings(max_slots=2), [target], 100) == 2
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let memory be taken at once, as on CUDA."""
+    monkeypatch.setattr(engine_memory, "commits_lazily", lambda device: False)
+
+
+def gib(tokens: float) -> float:
+    return tokens * TOKEN / 2**30
+
+
+def test_slots_and_length_come_from_memory_and_model(
+    at_once: None, target: LanguageModel, draft: LanguageModel
+) -> None:
+    tight = EngineSettings(max_slots=16, cache_gib=gib(5.5 * 101))
+    assert plan_cache(tight, [target], 100) == CachePlan(5, 100, 500)
+    assert plan_cache(tight, [target, draft], 100).slots == 3  # the draft has half the layers
+    assert plan_cache(EngineSettings(max_slots=2), [target], 100).slots == 2
     with pytest.raises(ConfigError, match=r"needs .* GiB of cache and there are .*; lower max_model_len"):
-        choose_slots(EngineSettings(cache_gib=1e-6), [target], 100)
+        plan_cache(EngineSettings(cache_gib=1e-6), [target], 100)
     assert choose_model_len(EngineSettings(), [target]) == 2048
     with pytest.raises(ConfigError, match="max_model_len=4096: tiny reads at most 2048 tokens"):
         choose_model_len(EngineSettings(max_model_len=4096), [target])
@@ -26,7 +41,7 @@ def test_slots_and_length_come_from_memory_and_model(target: LanguageModel, draf
 
 @pytest.mark.parametrize("free_slots", [0.5, 1, 7.9, 40])
 def test_engine_and_slot_generator_have_the_same_slots_in_the_same_memory(
-    target: LanguageModel, draft: LanguageModel, monkeypatch: pytest.MonkeyPatch, free_slots: float
+    at_once: None, target: LanguageModel, draft: LanguageModel, monkeypatch: pytest.MonkeyPatch, free_slots: float
 ) -> None:
     models, fit = [target, draft], int(min(free_slots, 16))
     free = 2 * free_slots * memory.slot_bytes(models, 100)  # half of it is for caches
@@ -34,10 +49,32 @@ def test_engine_and_slot_generator_have_the_same_slots_in_the_same_memory(
         monkeypatch.setattr(module, "free_bytes", lambda device: free)
     assert memory.slots_that_fit(models, 16, 100) == fit
     if fit:
-        assert choose_slots(EngineSettings(max_slots=16), models, 100) == fit
+        assert plan_cache(EngineSettings(max_slots=16), models, 100).slots == fit
     else:
         with pytest.raises(ConfigError, match="one sequence of max_model_len=100 needs"):
-            choose_slots(EngineSettings(max_slots=16), models, 100)
+            plan_cache(EngineSettings(max_slots=16), models, 100)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is committed as it is written on Linux")
+@pytest.mark.parametrize(
+    ("tokens", "together", "block"),
+    [
+        (1 << 20, 16 * 2000, 1),  # room for all
+        (6500, 6464, 64),  # three whole slots, or sixteen shorter texts
+        (2050, 2048, 64),
+    ],
+)
+def test_slots_that_take_memory_as_texts_grow_may_be_more_than_could_be_full(
+    target: LanguageModel, tokens: int, together: int, block: int
+) -> None:
+    plan = plan_cache(EngineSettings(max_slots=16, cache_gib=gib(tokens)), [target], 2000)
+    assert plan == CachePlan(16, 2000, together, True, block)
+    assert plan.bytes([target]) <= tokens * TOKEN
+    assert "as texts grow" in plan.describe([target])
+    with pytest.raises(ConfigError, match="one sequence of max_model_len=2000 needs"):
+        plan_cache(EngineSettings(cache_gib=gib(1990)), [target], 2000)
+    own = EngineSettings(cache_gib=gib(tokens), max_cache_tokens=700)
+    assert plan_cache(own, [target], 2000).tokens == 700
 
 
 def test_a_slots_bytes_are_those_of_the_caches(target: LanguageModel, draft: LanguageModel) -> None:

@@ -41,14 +41,14 @@ def wrong(change: Looks) -> Any:
 
 def without(tensor: Tensor, place: int) -> Tensor:
     tensor = tensor.clone()
-    tensor[:, place] = 0
+    tensor[:, :, place] = 0
     return tensor
 
 
 def shares_heads_otherwise(query: Tensor, keys: Tensor, *rest: Any) -> Tensor:
     """Query head h looks at key head h modulo their number, where it should be h divided by the group."""
     batch, heads, q, dim = query.shape
-    kv = keys.shape[2]
+    kv = keys.shape[1]
     other = query.view(batch, heads // kv, kv, q, dim).transpose(1, 2).reshape(query.shape)
     out = masked_attention(other, keys, *rest)
     return out.view(batch, q, kv, heads // kv, dim).transpose(2, 3).reshape(out.shape)

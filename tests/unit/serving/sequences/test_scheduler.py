@@ -5,7 +5,6 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +15,6 @@ from distillspec.serving.control.smartspec import SmartSpecController
 from distillspec.serving.control.wrapped import WrappedController
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
-from distillspec.serving.execution.kv_cache import Move, SlotPool
 from distillspec.serving.sequences.scheduler import Chunk, Limits, most_admitted, plan_step, reservation, urgency
 
 LIMITS = Limits(slots=3, max_len=64, cache_tokens=150, prefill_chunk=32, lookahead=4)
@@ -91,6 +89,14 @@ def test_what_does_not_fit_the_cache_is_preempted_the_last_first_and_the_first_n
     assert plan_step([], slots[:1], Limits(3, 64, 10, 32, 4)).preempt == ()
 
 
+def test_memory_is_reserved_by_blocks() -> None:
+    blocks = replace(LIMITS, block=16)
+    tokens = [reservation(sequence("a", prompt=prompt), blocks) for prompt in (10, 11, 12, 58, 64)]
+    assert tokens == [16, 16, 32, 64, 64]
+    waiting = [sequence(name, prompt=12) for name in "abc"]
+    assert plan_step(waiting, [], replace(blocks, cache_tokens=95)).admit == ("a", "b")
+
+
 def test_nobody_overtakes_the_first_that_does_not_fit() -> None:
     tight = Limits(slots=3, max_len=64, cache_tokens=55, prefill_chunk=64, lookahead=4)
     waiting = [sequence("big", prompt=40, arrival=0), sequence("small", prompt=2, arrival=1)]
@@ -129,81 +135,24 @@ def test_plans_stay_within_their_limits(
         assert plan.admit, "something always goes on"
 
 
-def test_releasing_a_slot_keeps_owners_together_and_decoding_ones_first() -> None:
-    pool = SlotPool(5, 16)
-    for name in "abcde":
-        slot = pool.take(name, 4)
-        pool.record(slot, [slot] * (slot + 1), 0)
-    moves = pool.release(0, first_prefilling=3)  # c decodes last, e reads its prompt last
-    assert moves == [Move(2, 0, 3), Move(4, 2, 5)]
-    assert pool.owners == ["c", "b", "e", "d"]
-    assert pool.contents[2] == [4] * 5
-    assert pool.contents[4] == []
-    pool.check_integrity()
+def test_cached_tokens_are_neither_planned_nor_charged() -> None:
+    waiting = [sequence(name, prompt=1004, arrival=i) for i, name in enumerate("abc")]
+    limits = Limits(slots=3, max_len=1100, cache_tokens=3300, prefill_chunk=512, lookahead=4)
+    assert plan_step(waiting, [], limits).prefill == (Chunk("a", 512),)
+    plan = plan_step(waiting, [], limits, cached=lambda s: 1000)
+    assert plan.admit == ("a", "b", "c")
+    assert plan.prefill == (Chunk("a", 4), Chunk("b", 4), Chunk("c", 4))
 
 
-def test_prefixes_are_found_in_free_slots_too_and_never_in_forgotten_ones() -> None:
-    pool = SlotPool(2, 16)
-    pool.record(pool.take("a", 8), [1, 2, 3, 4], 0)
-    pool.release(0, 1)
-    assert pool.longest_prefix([1, 2, 3, 9]) == (0, 3)
-    pool.forget(0)
-    assert pool.longest_prefix([1, 2, 3, 9]) is None
-
-
-def test_a_prefix_is_found_by_requests_of_the_same_salt_alone() -> None:
-    pool = SlotPool(3, 16)
-    for salt, text in (("a", [1, 2, 3, 4]), ("b", [1, 2, 9, 9])):
-        pool.record(pool.take(salt, 8, salt), text, 0)
-    assert pool.longest_prefix([1, 2, 3, 4], "a") == (0, 4)
-    assert pool.longest_prefix([1, 2, 3, 4], "b") == (1, 2)
-    assert pool.longest_prefix([1, 2, 3, 4], "c") is None
-    assert pool.longest_prefix([1, 2, 3, 4]) is None
-    pool.release(0, 2)  # b's text moves to slot 0, and its salt with it
-    assert pool.longest_prefix([1, 2, 3, 4], "a") is None
-    assert pool.longest_prefix([1, 2, 3, 4], "b") == (0, 2)
-    pool.release(0, 1)
-    pool.record(pool.take("c", 8, "c"), [1, 2, 3], 0)  # slot 0 is c's now
-    assert pool.longest_prefix([1, 2, 3, 4], "b") is None
-
-
-def test_salts_follow_texts_that_change_places() -> None:
-    pool = SlotPool(3, 16)
-    for salt in "abc":
-        pool.record(pool.take(salt, 8, salt), [7] * 6, 0)
-    for _ in range(3):
-        pool.release(len(pool.owners) - 1, len(pool.owners))
-    assert pool.longest_prefix([7] * 6, "c") == (2, 6)
-    pool.bring(pool.longest_prefix([7] * 6, "c"))  # exchanged with slot 0, where the next one is taken
-    assert [pool.longest_prefix([7], salt) for salt in "abc"] == [(2, 1), (1, 1), (0, 1)]
-
-
-def test_an_idle_pool_remembers_as_many_texts_as_it_has_slots() -> None:
-    pool = SlotPool(3, 16)
-    moves = []
-    for text in ([1] * 4, [2] * 5, [3] * 6, [4] * 7):
-        moves += pool.bring(pool.longest_prefix(text))
-        pool.record(pool.take("x", 8), text, 0)
-        pool.release(0, 1)
-    assert moves == [Move(0, 1, 4), Move(0, 2, 5), Move(0, 1, 6)]  # the first text went, the oldest
-    assert pool.longest_prefix([1]) is None
-    assert pool.longest_prefix([2, 2]) == (2, 2)
-    assert pool.bring(pool.longest_prefix([4] * 7)) == []  # taken over where it lies
-    assert pool.bring(pool.longest_prefix([3] * 6)) == [Move(1, 0, 6, back=7)]  # it changes places
-    assert pool.contents == [[3] * 6, [4] * 7, [2] * 5]
-    # A short beginning is copied; what stood there goes where the oldest text was that is not copied from.
-    assert pool.bring(pool.longest_prefix([2, 2, 9])) == [Move(0, 1, 6), Move(2, 0, 2)]
-
-
-def test_misuse_of_the_pool_is_found() -> None:
-    pool = SlotPool(1, 8)
-    pool.take("a", 8)
-    with pytest.raises(AssertionError, match="no free slot"):
-        pool.take("b", 1)
-    with pytest.raises(AssertionError, match="wants 9 tokens"):
-        pool.reserve("a", 9)
-    with pytest.raises(AssertionError, match="cannot write at 5"):
-        pool.record(0, [1], 5)
-    pool.owners.append("a")
-    with pytest.raises(AssertionError, match="owns two slots"):
-        pool.check_integrity()
+def test_answers_to_one_prompt_wait_until_it_is_read_and_none_takes_their_place() -> None:
+    request = Request("r", tuple(range(30)), SamplingParams(n=2))
+    first, second = (SequenceState(f"r/{i}", request, i, i, list(range(30)), frozenset(), 9) for i in range(2))
+    others = [sequence(name, prompt=1, arrival=i) for i, name in enumerate("xy", start=2)]
+    assert plan_step([first, second, *others], [], LIMITS).admit == ("r/0", "x"), "a slot is kept for r/1"
+    first.status, first.slot, first.computed = Status.PREFILL, 0, 20
+    assert plan_step([second, *others], [first], LIMITS).admit == ("x",)
+    assert plan_step([second], [first], LIMITS, cached=lambda s: 20).admit == ()
+    assert plan_step([second], [first], LIMITS, cached=lambda s: 29).admit == ("r/1",), "another slot holds it"
+    first.status, first.computed = Status.DECODE, 29
+    plan = plan_step([second, *others], [first], LIMITS, cached=lambda s: 29 * (s is second))
+    assert plan.prefill == (Chunk("r/1", 1), Chunk("x", 1))

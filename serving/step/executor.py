@@ -1,0 +1,61 @@
+"""Executor: what runs a planned step. Models on a device (`ModelExecutor`), or a simulated machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol
+
+from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.control.base import BatchView, Plan, RowResult
+from distillspec.serving.proposers.base import Prospect
+from distillspec.serving.sequences.manager import SequenceManager, SlotFollower
+from distillspec.serving.step.timer import StepTimer
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """A planned step: decoding sequences with what to draft for each, and prompts to read."""
+
+    decoding: Sequence[SequenceState]
+    chunks: Sequence[tuple[SequenceState, int]]  # sequences with unread text, and the tokens to read of each
+    view: BatchView  # of the decoding sequences, in their order
+    plan: Plan  # the same
+    verified: Sequence[int]  # the most levels of each row's tree to verify, see `LengthController.trim`
+    timer: StepTimer
+
+
+class Executor(SlotFollower, Protocol):
+    """Drafts, verifies and commits. One thread calls it, inside `context`."""
+
+    def attach(self, sequences: SequenceManager) -> None:
+        """Take the sequences that steps work on. Called once."""
+        ...
+
+    def context(self) -> AbstractContextManager[object]:
+        """Return the context that steps run in: the device."""
+        ...
+
+    def begin_step(self) -> None:
+        """Count a step that has something to run."""
+        ...
+
+    def prospect(self, sequence: SequenceState) -> Prospect:
+        """Return what may be drafted for a sequence now."""
+        ...
+
+    def most_nodes(self, depth: int) -> int:
+        """Return the most nodes of a row's tree of `depth` levels."""
+        ...
+
+    def run(self, work: StepWork) -> tuple[RowResult, ...]:
+        """Run a step, write its tokens into the sequences, and finish those that have ended.
+
+        The timer gets the seconds of drafting and of the target.
+        """
+        ...
+
+    def release(self) -> None:
+        """Free caches and recordings. No step can follow."""
+        ...

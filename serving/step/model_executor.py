@@ -1,0 +1,143 @@
+"""Runs steps on models: propose, read, verify, commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from distillspec.models import LanguageModel
+from distillspec.models.slot_cache import SlotCache
+from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.transfer import on_device
+from distillspec.serving.base.tree import TokenTree
+from distillspec.serving.control.base import RowResult
+from distillspec.serving.decoding.sampling import TokenSampler, VerificationWindow
+from distillspec.serving.execution.kv_cache import Drop, Move, Prefix
+from distillspec.serving.execution.runner import ModelRunner
+from distillspec.serving.proposers.base import (
+    EMPTY,
+    Foresees,
+    ProposalRequest,
+    Proposer,
+    Prospect,
+    caches_of,
+    most_nodes,
+    readers,
+    release_memory,
+)
+from distillspec.serving.sequences.manager import SequenceManager
+from distillspec.serving.step.commit import Committer
+from distillspec.serving.step.draft_health import DraftHealth
+from distillspec.serving.step.executor import StepWork
+from distillspec.serving.step.reading import read_step
+
+
+class ModelExecutor:
+    """Drafts with a proposer, verifies with the target, and commits. See `Executor`.
+
+    `proposer` may be replaced between steps, by `use_proposer`.
+    """
+
+    sequences: SequenceManager
+
+    def __init__(
+        self, target: LanguageModel, runner: ModelRunner, sampler: TokenSampler, proposer: Proposer | None
+    ) -> None:
+        self.target, self.runner, self.sampler, self.proposer = target, runner, sampler, proposer
+        self.committer = Committer(runner.cache)
+        self._health = DraftHealth()
+
+    def attach(self, sequences: SequenceManager) -> None:
+        self.sequences = self.committer.sequences = sequences
+
+    def context(self) -> AbstractContextManager[object]:
+        return on_device(self.target.device)
+
+    def use_proposer(self, proposer: Proposer | None) -> None:
+        """Draft with another proposer from now on, None: draft nothing. All sequences may speculate again."""
+        release_memory(self.proposer)
+        self.proposer = proposer
+        self._health = DraftHealth()
+        self.sequences.forgive_failures()
+
+    def begin_step(self) -> None:
+        self._health.step()
+
+    def prospect(self, sequence: SequenceState) -> Prospect:
+        if self.proposer is None:
+            return Prospect(0)
+        if self._health.paused:
+            sequence.speculation_failed = True
+            return Prospect(0)
+        return self.proposer.prospect(sequence) if isinstance(self.proposer, Foresees) else Prospect()
+
+    def most_nodes(self, depth: int) -> int:
+        return most_nodes(self.proposer, depth)
+
+    def run(self, work: StepWork) -> tuple[RowResult, ...]:
+        with work.timer.drafting():
+            trees = self._propose(work)
+        windows = [VerificationWindow(sequence, tree) for sequence, tree in zip(work.decoding, trees, strict=True)]
+        with work.timer.verifying():
+            hidden, windows = read_step(self.runner, self.sequences, windows, work.chunks)
+            if not windows:
+                return ()
+            logits = self.target.full_width(self.runner.logits(hidden))
+            # Reading the verdicts waits for the target.
+            judgements = self.sampler.verify(logits, windows)
+        return self.committer.commit(windows, judgements, logits, self.proposer, work.timer.now)
+
+    def enter_slot(self, sequence: SequenceState, prefix: Prefix | None) -> None:
+        for reader in readers(self.proposer):
+            reader.enter_slot(sequence, prefix)
+
+    def leave_slot(self, sequence: SequenceState) -> None:
+        if self.proposer is not None:
+            self.proposer.leave_slot(sequence)
+
+    def copy(self, moves: Sequence[Move]) -> None:
+        for cache in self._caches():
+            for move in moves:
+                cache.copy(*move)
+
+    def drop(self, drops: Sequence[Drop]) -> None:
+        for cache in self._caches():
+            for drop in drops:
+                cache.drop(*drop)
+
+    def clear(self, slot: int) -> None:
+        self.runner.cache.clear(slot)
+
+    def release(self) -> None:
+        self.runner.release()
+        release_memory(self.proposer)
+
+    def _caches(self) -> list[SlotCache]:
+        return [self.runner.cache, *caches_of(self.proposer)]
+
+    def _propose(self, work: StepWork) -> list[TokenTree]:
+        for reader in readers(self.proposer):
+            for sequence, row in zip(work.decoding, work.plan.rows, strict=True):
+                if not row.draft_prefill:
+                    reader.skip(sequence)
+        pairs = list(zip(work.decoding, work.plan.rows, strict=True))
+        requests = [ProposalRequest(sequence, row.length) for sequence, row in pairs if row.length > 0]
+        if not requests or self.proposer is None:
+            return [EMPTY] * len(pairs)
+        try:
+            proposals = iter(self.proposer.propose(requests))
+        except Exception as error:  # a failing draft must never end a request
+            self._health.failed(self.proposer, requests, error)
+            return [EMPTY] * len(pairs)
+        self._health.succeeded()
+        trees = [next(proposals) if row.length > 0 else EMPTY for _, row in pairs]
+        return [
+            self._shortened_to_fit(sequence, tree.shortened(depth))
+            for sequence, tree, depth in zip(work.decoding, trees, work.verified, strict=True)
+        ]
+
+    def _shortened_to_fit(self, sequence: SequenceState, tree: TokenTree) -> TokenTree:
+        """Drop the deepest levels of a wide tree that has more nodes than reserved places."""
+        while len(tree) and len(sequence.tokens) + len(tree) > self.sequences.pool.reserved[sequence.id]:
+            tree = tree.shortened(tree.depth - 1)
+        return tree
