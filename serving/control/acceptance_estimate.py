@@ -52,18 +52,16 @@ class AcceptanceEstimate:
         self._first = numpy.tri(longest + 1, longest, -1)  # row c: 1 for the first c positions
         self._forgetting = 1 - (1 - 0.5 ** (1 / memory)) * self._first  # row c: what of old evidence stays, c tried
         self._forget_globally = 0.5 ** (1 / global_memory)
-        self._places: dict[int, dict[str, int]] = {}  # by match and request
-        self._hazards: dict[int, Floats] = {}  # by match, while nothing new is learnt
-        self._free: list[int] = []
         self.reset()
 
     def reset(self) -> None:
         """Forget everything: another draft."""
-        self._places.clear()
-        self._free.clear()
-        self._hazards.clear()
-        self._own = numpy.zeros((2, 1, self.longest))  # tried, accepted. The first place is for unknown requests
-        self._all = {0: [[0.0] * self.longest] * 2}  # length of the match → tried, accepted
+        # Evidence is tried and accepted tokens by position.
+        self._all: dict[int, Floats] = {}  # by match, `[2, longest]`
+        self._hazards: dict[int, Floats] = {}  # by match, while nothing new is learnt
+        self._own = numpy.zeros((2, 1, self.longest))  # by place. The first one is for unknown requests
+        self._places: dict[tuple[int, str], int] = {}  # by match and request
+        self._free: list[int] = []
 
     @property
     def hazards(self) -> Floats:
@@ -76,79 +74,65 @@ class AcceptanceEstimate:
         Late positions are seldom tried: until they are, they are taken for like the others.
         """
         if match not in self._hazards:
-            tried, accepted = self._all.get(match, [[0.0] * self.longest] * 2)
-            pooled = (sum(accepted) + IMAGINED * self.prior) / (sum(tried) + IMAGINED)
-            hazards = [(a + POOLED * pooled) / (t + POOLED) for t, a in zip(tried, accepted, strict=True)]
-            self._hazards[match] = numpy.array(hazards)
+            tried, accepted = self._all.get(match, self._own[:, 0])
+            pooled = (accepted.sum() + IMAGINED * self.prior) / (tried.sum() + IMAGINED)
+            self._hazards[match] = (accepted + POOLED * pooled) / (tried + POOLED)
         return self._hazards[match]
 
     @property
     def trials(self) -> float:
         """Trials of the first position that the global estimate rests on now."""
-        return float(sum(tried[0] for tried, _ in self._all.values())) if self.longest else 0.0
+        return float(sum(tried[0] for tried, _ in self._all.values()))
 
     def survival(self, names: Sequence[str], matches: Sequence[int] | None = None) -> Floats:
         """Return P(the first 1 … longest drafted tokens are all accepted) `[n, longest]`.
 
         Requests without evidence have the global one.
         """
-        if matches and len(set(matches)) > 1:
-            pooled = numpy.array([self.hazards_at(match) for match in matches])
-            places = [self._places.get(match, {}).get(name, 0) for name, match in zip(names, matches, strict=True)]
+        pooled, strength, places = self.hazards, self.strength, [0] * len(names)
+        if matches is not None:
+            pooled = numpy.array([self.hazards_at(match) for match in matches]).reshape(-1, self.longest)
+        if strength < float("inf"):
+            places = [self._places.get(key, 0) for key in zip(matches or places, names, strict=True)]
         else:
-            match = matches[0] if matches else 0
-            pooled, own = self.hazards_at(match), self._places.get(match, {})
-            places = [own.get(name, 0) for name in names]
-        if self.strength == float("inf"):
-            return numpy.tile(pooled, (len(names), 1)).cumprod(1) if pooled.ndim == 1 else pooled.cumprod(1)
+            strength = 1.0  # of requests without evidence of their own
         tried, accepted = self._own.take(places, 1)
-        survival: Floats = ((accepted + self.strength * pooled) / (tried + self.strength)).cumprod(1)
+        survival: Floats = ((accepted + strength * pooled) / (tried + strength)).cumprod(1)
         return survival
 
     def observe(self, rows: Sequence[RowResult], matches: Sequence[int] | None = None) -> None:
         """Count the trials of a step's rows. Rows without drafted tokens have none."""
-        for match in sorted(set(matches)) if matches else [0]:
-            alike = [row for i, row in enumerate(rows) if row.proposed > 0 and (not matches or matches[i] == match)]
-            if alike and self.longest:
-                self._observe(alike, match)
-
-    def _observe(self, rows: Sequence[RowResult], match: int) -> None:
-        self._hazards.pop(match, None)
-        own = self._places.setdefault(match, {})
-        places = [own[row.sequence_id] if row.sequence_id in own else self._place(own, row.sequence_id) for row in rows]
-        tried = [min(row.tried, self.longest) for row in rows]
-        counted = self._first[[tried, [min(row.accepted, self.longest) for row in rows]]]  # [2, n, longest]
+        drafted = [(match, row) for match, row in zip(matches or [0] * len(rows), rows, strict=True) if row.proposed]
+        if not drafted or not self.longest:
+            return
+        places = [self._place((match, row.sequence_id)) for match, row in drafted]
+        tried = [min(row.tried, self.longest) for _, row in drafted]
+        counted = self._first[[tried, [min(row.accepted, self.longest) for _, row in drafted]]]  # [2, n, longest]
         self._own[:, places] = self._own[:, places] * self._forgetting[tried] + counted
-        self._all[match] = self._together(match, *counted.sum(1).tolist())
-
-    def _together(self, match: int, tried: list[float], accepted: list[float]) -> list[list[float]]:
-        """Add trials to those over all requests. Uses lists, since arrays of a few numbers are slower."""
-        before = self._all.get(match, [[0.0] * self.longest] * 2)
-        stays = [self._forget_globally**trials for trials in tried]
-        return [
-            [share * old + new for share, old, new in zip(stays, olds, news, strict=True)]
-            for olds, news in zip(before, (tried, accepted), strict=True)
-        ]
+        kinds = {match for match, _ in drafted}
+        for match in kinds:
+            new = (counted if len(kinds) == 1 else counted[:, [match == other for other, _ in drafted]]).sum(1)
+            self._all[match] = self._all.get(match, 0.0) * self._forget_globally ** new[0] + new
+            self._hazards.pop(match, None)
 
     def keep_only(self, names: Sequence[str]) -> None:
         """Drop requests that are not among `names`."""
         alive = set(names)
-        for own in self._places.values():
-            for name in own.keys() - alive:
-                place = own.pop(name)
-                self._own[:, place] = 0
-                self._free.append(place)
+        for key in [key for key in self._places if key[1] not in alive]:
+            place = self._places.pop(key)
+            self._own[:, place] = 0
+            self._free.append(place)
 
     def __len__(self) -> int:
         """Requests that have evidence of their own, and by how many match lengths."""
-        return sum(map(len, self._places.values()))
+        return len(self._places)
 
-    def _place(self, own: dict[str, int], name: str) -> int:
-        """Room for a new request's evidence, noted in `own`."""
-        if not self._free:
-            old = self._own.shape[1]
-            more = max(16, old)
-            self._own = numpy.concatenate([self._own, numpy.zeros((2, more, self.longest))], 1)
-            self._free.extend(range(old + more - 1, old - 1, -1))
-        own[name] = self._free.pop()
-        return own[name]
+    def _place(self, key: tuple[int, str]) -> int:
+        """Return the place of a request's evidence, a new one for a new request."""
+        if key not in self._places:
+            if not self._free:
+                old = self._own.shape[1]
+                self._own = numpy.concatenate([self._own, numpy.zeros((2, max(16, old), self.longest))], 1)
+                self._free.extend(range(self._own.shape[1] - 1, old - 1, -1))
+            self._places[key] = self._free.pop()
+        return self._places[key]

@@ -12,7 +12,7 @@ from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.control.base import BatchView, LengthController, Plan, RowPlan, RowResult, RowView, StepResult
+from distillspec.serving.control.base import BatchView, LengthController, RowResult, RowView, StepResult
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.latency import LatencyModel
@@ -212,9 +212,10 @@ def test_an_engine_that_reads_a_prompt_a_step_learns_what_its_draft_is_worth(
 def test_a_step_shorter_than_its_prompts_were_believed_to_be_counts_as_zero() -> None:
     """Left out, it would leave the slow steps alone to speak for plain decoding."""
     controller = GoodputController(8, CPU)
-    view = BatchView((RowView("r", 100, 8),), 4000)
+    view = BatchView((RowView("r", 100, 0),), 4000)
     rows = (RowResult("r", 0, 0, 1),)
-    plan = Plan((RowPlan("r", 0),), 1.0, CPU.target_s([100], [0], 4000), None)
+    plan = controller.plan(view)
+    assert plan.predicted_s == pytest.approx(CPU.target_s([100], [0], 4000), rel=1e-3)
     before = controller.speculation.plain_rate(1.0)
     for _ in range(5):
         controller.observe(StepResult(rows, view, plan, 4000, 0.0, 1.0, 1.0))  # 6 s were expected
