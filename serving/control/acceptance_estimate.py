@@ -1,9 +1,8 @@
 """Acceptance estimate: survival of drafted tokens by position, over all requests and for each.
 
-A trial is a drafted token whose predecessors were all accepted. Tokens behind a rejection were never tried
-(SmartSpec's α counted otherwise is too low, see `formulas.md`'s censoring). The hazard of position i is a Beta mean:
-the request's own trials, and the global ones as a prior worth `strength` trials. Survival is the product. Both forget:
-text changes, and drafts are swapped. A lookup's proposals are told apart by the length of their match (0: a model's).
+A trial is a drafted token whose predecessors were all accepted. The hazard of position i is a Beta mean: the request's
+own trials, and the global ones as a prior worth `strength` trials. Survival is the product. Both forget: text changes,
+and drafts are swapped. A lookup's proposals are told apart by the length of their match (0: a model's).
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from distillspec.serving.control.base import RowResult
 
 IMAGINED = 2.0  # trials that the prior is worth
 POOLED = 20.0  # trials that all positions together are worth to each
+GLOBAL_ONLY = 1e30  # trials beside which a request's own vanish
 
 Floats = NDArray[numpy.float64]
 
@@ -42,13 +42,11 @@ class AcceptanceEstimate:
         memory: float = 60.0,
         global_memory: float = 500.0,
     ) -> None:
-        if longest < 0:
-            raise ConfigError(f"longest={longest} must be at least 0")
-        if not 0 < prior < 1:
-            raise ConfigError(f"prior={prior} must be between 0 and 1")
+        if longest < 0 or not 0 < prior < 1:
+            raise ConfigError(f"longest={longest} must be at least 0, and prior={prior} between 0 and 1")
         if strength <= 0 or memory <= 0 or global_memory <= 0:
             raise ConfigError(f"strength={strength}, memory={memory} and global_memory={global_memory} must be above 0")
-        self.longest, self.prior, self.strength = longest, prior, strength
+        self.longest, self.prior, self.strength = longest, prior, min(strength, GLOBAL_ONLY)
         self._first = numpy.tri(longest + 1, longest, -1)  # row c: 1 for the first c positions
         self._forgetting = 1 - (1 - 0.5 ** (1 / memory)) * self._first  # row c: what of old evidence stays, c tried
         self._forget_globally = 0.5 ** (1 / global_memory)
@@ -61,7 +59,6 @@ class AcceptanceEstimate:
         self._hazards: dict[int, Floats] = {}  # by match, while nothing new is learnt
         self._own = numpy.zeros((2, 1, self.longest))  # by place. The first one is for unknown requests
         self._places: dict[tuple[int, str], int] = {}  # by match and request
-        self._free: list[int] = []
 
     @property
     def hazards(self) -> Floats:
@@ -79,25 +76,17 @@ class AcceptanceEstimate:
             self._hazards[match] = (accepted + POOLED * pooled) / (tried + POOLED)
         return self._hazards[match]
 
-    @property
-    def trials(self) -> float:
-        """Trials of the first position that the global estimate rests on now."""
-        return float(sum(tried[0] for tried, _ in self._all.values()))
-
     def survival(self, names: Sequence[str], matches: Sequence[int] | None = None) -> Floats:
         """Return P(the first 1 … longest drafted tokens are all accepted) `[n, longest]`.
 
         Requests without evidence have the global one.
         """
-        pooled, strength, places = self.hazards, self.strength, [0] * len(names)
+        pooled = self.hazards
         if matches is not None:
             pooled = numpy.array([self.hazards_at(match) for match in matches]).reshape(-1, self.longest)
-        if strength < float("inf"):
-            places = [self._places.get(key, 0) for key in zip(matches or places, names, strict=True)]
-        else:
-            strength = 1.0  # of requests without evidence of their own
-        tried, accepted = self._own.take(places, 1)
-        survival: Floats = ((accepted + strength * pooled) / (tried + strength)).cumprod(1)
+        keys = zip(matches or [0] * len(names), names, strict=True)
+        tried, accepted = self._own.take([self._places.get(key, 0) for key in keys], 1)
+        survival: Floats = ((accepted + self.strength * pooled) / (tried + self.strength)).cumprod(1)
         return survival
 
     def observe(self, rows: Sequence[RowResult], matches: Sequence[int] | None = None) -> None:
@@ -118,10 +107,9 @@ class AcceptanceEstimate:
     def keep_only(self, names: Sequence[str]) -> None:
         """Drop requests that are not among `names`."""
         alive = set(names)
-        for key in [key for key in self._places if key[1] not in alive]:
-            place = self._places.pop(key)
-            self._own[:, place] = 0
-            self._free.append(place)
+        kept = {key: place for key, place in self._places.items() if key[1] in alive}
+        self._own = self._own[:, [0, *kept.values()]]
+        self._places = {key: place for place, key in enumerate(kept, 1)}
 
     def __len__(self) -> int:
         """Requests that have evidence of their own, and by how many match lengths."""
@@ -129,10 +117,7 @@ class AcceptanceEstimate:
 
     def _place(self, key: tuple[int, str]) -> int:
         """Return the place of a request's evidence, a new one for a new request."""
-        if key not in self._places:
-            if not self._free:
-                old = self._own.shape[1]
-                self._own = numpy.concatenate([self._own, numpy.zeros((2, max(16, old), self.longest))], 1)
-                self._free.extend(range(self._own.shape[1] - 1, old - 1, -1))
-            self._places[key] = self._free.pop()
-        return self._places[key]
+        place = self._places.setdefault(key, len(self._places) + 1)
+        if place == self._own.shape[1]:
+            self._own = numpy.concatenate([self._own, numpy.zeros((2, max(16, place), self.longest))], 1)
+        return place

@@ -13,7 +13,8 @@ counted as tokens of the target's pass, where they may make each further token d
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy
@@ -23,7 +24,6 @@ from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import Floats
 
 LEAST_S = 1e-9
-NEARLY = 1 + 1e-12
 
 
 class Allocation(NamedTuple):
@@ -44,10 +44,9 @@ class Batch:
     """Rows, survival and costs that lengths are chosen for.
 
     survival: `[n, V]`, P(the first 1 … V drafted tokens of row i all stand); never rising along a row.
-    limits: `[n]`, the most each row may draft.
+    limits: `[n]`, the most each row may draft. Survival beyond is set to 0.
     contexts, latency, prefill_tokens, by_model: as in `DraftedCosts`.
     price: tokens a second that the search starts from, such as the last step's best. 0: those of plain decoding.
-    plain: the allocation without speculation.
     """
 
     survival: Floats
@@ -57,23 +56,19 @@ class Batch:
     prefill_tokens: int = 0
     by_model: Bools | None = None
     price: float = 0.0
-    plain: Allocation = field(init=False)
-    _costs: DraftedCosts | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        rows = len(self.limits)
+        rows, most = self.survival.shape
+        if self.limits.min(initial=most) < most:
+            self.survival = self.survival * (numpy.arange(most) < self.limits[:, None])
         seconds = self.latency.target.seconds(float(self.contexts.sum()), rows, rows)
         self.plain = Allocation(numpy.zeros(rows, dtype=numpy.int64), float(rows), max(seconds, LEAST_S))
-        if self.limits.min(initial=self.survival.shape[1]) < self.survival.shape[1]:
-            self.survival = self.survival * (numpy.arange(self.survival.shape[1]) < self.limits[:, None])
 
-    @property
+    @cached_property
     def costs(self) -> DraftedCosts:
         """What drafted tokens cost."""
-        if self._costs is None:
-            most = self.survival.shape[1]
-            self._costs = DraftedCosts(self.latency, self.contexts, most, self.prefill_tokens, self.by_model)
-        return self._costs
+        most = self.survival.shape[1]
+        return DraftedCosts(self.latency, self.contexts, most, self.prefill_tokens, self.by_model)
 
 
 def best_by_row(batch: Batch) -> Allocation:
@@ -86,7 +81,7 @@ def best_by_row(batch: Batch) -> Allocation:
     price, before = batch.price or best.goodput, numpy.array([-1])  # no order
     while not numpy.array_equal(order := order_at(batch, price), before):
         found = best_in(batch, order)
-        if found is not None and found.goodput > best.goodput * NEARLY:
+        if found is not None and found.goodput > best.goodput:
             best = found
         elif price == best.goodput:
             break
@@ -180,7 +175,6 @@ def best_in(batch: Batch, order: Ints, forced: int = 0, budget_s: float = numpy.
     case, last = divmod(int(ratio.argmax()), len(order))
     if ratio[case, last] <= 0:
         return None
-    fewest, most = (0, case + lead) if case < len(at) else (1, case - len(at) + 1)
-    kept = (fewest <= level[: last + 1]) & (level[: last + 1] <= most)
-    lengths = numpy.bincount(owner[: last + 1][kept], minlength=len(batch.limits))
+    taken_at = at[: case + 1] if case < len(at) else at[1 : case - len(at) + 2]
+    lengths = numpy.bincount(owner[: last + 1][taken_at[:, : last + 1].any(0)], minlength=len(batch.limits))
     return Allocation(lengths, float(tokens[case, last]), float(seconds[case, last]))

@@ -3,11 +3,8 @@
 A row that is expected to emit l tokens in a step of T seconds has T / l a token. With bounds b the smallest product
 b · l of a batch must not be below T. That product takes few values τ, one for each row and length. For each τ the rows
 need at least the lengths that reach it, and the step may take τ: what is left is the best ratio above a floor and
-within a budget.
-
-Exact where a further token costs the same in every row. Elsewhere the bound holds, and goodput may fall short of the
-optimum by about what one token gives: the rest of a budget that the next item does not fit (a knapsack's). In random
-batches with contexts from 0 to 400 this lost nothing (`tests/unit/serving/control/test_bounded.py`).
+within a budget. It is exact where a further token costs the same in every row. Elsewhere the bound holds, and goodput
+may fall short by about what one token gives (a knapsack's rest).
 """
 
 from __future__ import annotations

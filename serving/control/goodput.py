@@ -67,8 +67,6 @@ class GoodputController:
         acceptance: AcceptanceEstimate | None = None,
         max_time_per_token_s: float | None = None,
     ) -> None:
-        if longest < 0:
-            raise ConfigError(f"longest={longest} must be at least 0")
         if lengths not in LENGTHS:
             raise ConfigError(f"lengths={lengths} must be one of {', '.join(LENGTHS)}")
         if max_time_per_token_s is not None and not max_time_per_token_s > 0:
@@ -182,11 +180,9 @@ class GoodputController:
         return "not worth it", batch.plain
 
     def _catch_up_s(self, rows: Sequence[RowView], lengths: Sequence[int]) -> float:
-        """Return the seconds of catch-up prefill of the rows that draft."""
-        if not any(lengths):
-            return 0.0
-        drafting = zip(rows, lengths, strict=True)
-        return self.latency.catch_up_s([row.unread_tokens for row, k in drafting if k and row.drafted_by_model])
+        """Return the seconds of catch-up prefill of the rows that the draft model drafts for."""
+        drafting = [row.unread_tokens for row, k in zip(rows, lengths, strict=True) if k and row.drafted_by_model]
+        return self.latency.catch_up_s(drafting) if drafting else 0.0
 
     def _bounds(self, rows: Sequence[RowView]) -> Floats | None:
         """Return the bound on seconds a token of each row, infinity for none. None if no row has one."""
@@ -194,22 +190,21 @@ class GoodputController:
         return numpy.array([bound or numpy.inf for bound in own]) if any(own) else None
 
     def _judge(self, result: StepResult, rows: Sequence[RowResult], prompts_s: float, sure: bool) -> None:
-        """Record the error of the prediction, and decide whether speculation continues.
+        """Record the error of the prediction if it was `sure`, and decide whether speculation continues.
 
-        Args:
-            result: the step.
-            rows: its decoding rows.
-            prompts_s: predicted seconds of reading prompts. Subtracted from both times, for they are paid either way.
-            sure: costs were known well enough for the prediction to be compared.
+        The seconds of reading prompts are subtracted from both times, for they are paid either way.
         """
         why, policy = result.plan.why, self.speculation
         speculated = any(row.proposed for row in rows)
         trial = speculated and isinstance(why, Decision) and why.mode == "trial"
         policy.step_passed(speculated, self._catch_up_s(result.view.rows, why.lengths) if trial else None)
-        if sure and isinstance(why, Decision):
-            # A step that is shorter than its prompts were believed to be counts as 0: a negative time is left out.
-            measured_s, predicted_s = max(0.0, result.total_s - prompts_s), why.predicted_s - prompts_s
-            tokens = sum([row.emitted for row in rows]), why.predicted_tokens
-            policy.saw(measured_s, predicted_s, tokens if speculated else None)
-            if speculated:
-                policy.judge(*why.raw)
+        if not sure or not isinstance(why, Decision):
+            return
+        # A step that is shorter than its prompts were believed to be counts as 0: a negative time is left out.
+        measured_s, predicted_s = max(0.0, result.total_s - prompts_s), why.predicted_s - prompts_s
+        if speculated:
+            tokens = sum([row.emitted for row in rows])
+            policy.saw(measured_s, predicted_s, (tokens, why.predicted_tokens))
+            policy.judge(*why.raw)
+        else:
+            policy.saw(measured_s, predicted_s, None)

@@ -40,10 +40,8 @@ class MovingAcceptance:
     """
 
     def __init__(self, window: int = 50, *, prior: float = 0.7) -> None:
-        if window < 1:
-            raise ConfigError(f"window={window} must be at least 1 step")
-        if not 0 <= prior <= 1:
-            raise ConfigError(f"prior={prior} must be in [0, 1]")
+        if window < 1 or not 0 <= prior <= 1:
+            raise ConfigError(f"window={window} must be at least 1 step, and prior={prior} in [0, 1]")
         self.window, self.prior = window, prior
         self.reset()
 
@@ -111,10 +109,8 @@ class SmartSpecController:
         gated: bool = False,
         max_wait_s: float = 1.0,
     ) -> None:
-        if longest < 0:
-            raise ConfigError(f"longest={longest} must be at least 0")
-        if not max_wait_s >= 0:
-            raise ConfigError(f"max_wait_s={max_wait_s} must be at least 0 seconds")
+        if longest < 0 or not max_wait_s >= 0:
+            raise ConfigError(f"longest={longest} and max_wait_s={max_wait_s} must be at least 0")
         self.longest, self.latency, self.acceptance = longest, latency, acceptance or MovingAcceptance()
         self.per_request, self.gated, self.max_wait_s = per_request, gated, max_wait_s
         self.idle_steps: deque[bool] = deque(maxlen=RECENT_STEPS)  # whether nothing was drafted

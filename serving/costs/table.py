@@ -76,13 +76,6 @@ class CostTable:
         """Return the interpolated part of the seconds for many numbers of tokens, of any shape."""
         return numpy.asarray(numpy.interp(tokens, *self._arrays))
 
-    def chord(self, fewest: float, most: float) -> tuple[float, float]:
-        """Return (fixed, per token) seconds of the line through the costs of `fewest` and `most` tokens."""
-        most = max(most, fewest + 1)
-        first, last = self._at(fewest), self._at(most)
-        per_token = (last - first) / (most - fewest)
-        return first - per_token * fewest, per_token
-
     def _at(self, tokens: float) -> float:
         knots = self.knots
         if tokens <= knots[0][0]:

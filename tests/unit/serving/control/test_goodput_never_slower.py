@@ -94,6 +94,16 @@ def test_the_first_answer_is_no_slower_than_the_best_length(
     assert sum(rates) / len(rates) > 0.95 * best
 
 
+@pytest.mark.parametrize("alpha", [0.0, 0.32])
+@pytest.mark.parametrize("prompts", ["16 a step", "any number"])
+def test_the_first_answer_is_no_slower_while_every_step_reads_prompts(prompts: str, alpha: float) -> None:
+    reads, seeds = PROMPTS[prompts], range(6)
+    best = max(Machine(FEW, alpha, prompts=reads).run(FixedLength(k), 300) for k in range(5))
+    machines = [Machine(FEW, alpha, seed=seed, catches_up=True, prompts=reads) for seed in seeds]
+    rates = [machine.run(GoodputController(4, FEW), 110) for machine in machines]
+    assert sum(rates) / len(rates) > 0.95 * best
+
+
 @pytest.mark.parametrize("prompts", ["none", "any number"])
 def test_a_worse_draft_is_found_out_after_a_swap(prompts: str) -> None:
     reads = PROMPTS.get(prompts, lambda step: 0)
