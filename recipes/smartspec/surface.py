@@ -8,7 +8,7 @@ import numpy
 
 from distillspec.files import write_atomic, write_csv
 from distillspec.recipes.smartspec.claims import Claim
-from distillspec.serving.control.allocation import Batch, expected
+from distillspec.serving.control.allocation import Batch, every_length
 from distillspec.serving.simulation import load_hardware
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -24,8 +24,7 @@ def surface(alpha: float) -> numpy.ndarray:
     for batch in BATCHES:
         survival = numpy.tile(numpy.cumprod(numpy.full(max(LENGTHS), alpha)), (batch, 1))
         limits, contexts = numpy.full(batch, max(LENGTHS)), numpy.full(batch, CONTEXT)
-        inputs = Batch(survival, limits, contexts, latency)
-        rows.append([expected(inputs, numpy.full(batch, k)).goodput for k in LENGTHS])
+        rows.append([one.goodput for one in every_length(Batch(survival, limits, contexts, latency))])
     return numpy.array(rows)
 
 

@@ -1,9 +1,8 @@
 """Acceptance estimate: survival of drafted tokens by position, over all requests and for each.
 
-A trial is a drafted token whose predecessors were all accepted. Tokens behind a rejection were never tried
-(SmartSpec's α counted otherwise is too low, see `formulas.md`'s censoring). The hazard of position i is a Beta mean:
-the request's own trials, and the global ones as a prior worth `strength` trials. Survival is the product. Both forget:
-text changes, and drafts are swapped. A lookup's proposals are told apart by the length of their match (0: a model's).
+A trial is a drafted token whose predecessors were all accepted. The hazard of position i is a Beta mean: the request's
+own trials, and the global ones as a prior worth `strength` trials. Survival is the product. Both forget: text changes,
+and drafts are swapped. A lookup's proposals are told apart by the length of their match (0: a model's).
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from distillspec.serving.control.base import RowResult
 
 IMAGINED = 2.0  # trials that the prior is worth
 POOLED = 20.0  # trials that all positions together are worth to each
+GLOBAL_ONLY = 1e30  # trials beside which a request's own vanish
 
 Floats = NDArray[numpy.float64]
 
@@ -42,28 +42,23 @@ class AcceptanceEstimate:
         memory: float = 60.0,
         global_memory: float = 500.0,
     ) -> None:
-        if longest < 0:
-            raise ConfigError(f"longest={longest} must be at least 0")
-        if not 0 < prior < 1:
-            raise ConfigError(f"prior={prior} must be between 0 and 1")
+        if longest < 0 or not 0 < prior < 1:
+            raise ConfigError(f"longest={longest} must be at least 0, and prior={prior} between 0 and 1")
         if strength <= 0 or memory <= 0 or global_memory <= 0:
             raise ConfigError(f"strength={strength}, memory={memory} and global_memory={global_memory} must be above 0")
-        self.longest, self.prior, self.strength = longest, prior, strength
+        self.longest, self.prior, self.strength = longest, prior, min(strength, GLOBAL_ONLY)
         self._first = numpy.tri(longest + 1, longest, -1)  # row c: 1 for the first c positions
         self._forgetting = 1 - (1 - 0.5 ** (1 / memory)) * self._first  # row c: what of old evidence stays, c tried
         self._forget_globally = 0.5 ** (1 / global_memory)
-        self._places: dict[int, dict[str, int]] = {}  # by match and request
-        self._hazards: dict[int, Floats] = {}  # by match, while nothing new is learnt
-        self._free: list[int] = []
         self.reset()
 
     def reset(self) -> None:
         """Forget everything: another draft."""
-        self._places.clear()
-        self._free.clear()
-        self._hazards.clear()
-        self._own = numpy.zeros((2, 1, self.longest))  # tried, accepted. The first place is for unknown requests
-        self._all = {0: [[0.0] * self.longest] * 2}  # length of the match → tried, accepted
+        # Evidence is tried and accepted tokens by position.
+        self._all: dict[int, Floats] = {}  # by match, `[2, longest]`
+        self._hazards: dict[int, Floats] = {}  # by match, while nothing new is learnt
+        self._own = numpy.zeros((2, 1, self.longest))  # by place. The first one is for unknown requests
+        self._places: dict[tuple[int, str], int] = {}  # by match and request
 
     @property
     def hazards(self) -> Floats:
@@ -76,79 +71,53 @@ class AcceptanceEstimate:
         Late positions are seldom tried: until they are, they are taken for like the others.
         """
         if match not in self._hazards:
-            tried, accepted = self._all.get(match, [[0.0] * self.longest] * 2)
-            pooled = (sum(accepted) + IMAGINED * self.prior) / (sum(tried) + IMAGINED)
-            hazards = [(a + POOLED * pooled) / (t + POOLED) for t, a in zip(tried, accepted, strict=True)]
-            self._hazards[match] = numpy.array(hazards)
+            tried, accepted = self._all.get(match, self._own[:, 0])
+            pooled = (accepted.sum() + IMAGINED * self.prior) / (tried.sum() + IMAGINED)
+            self._hazards[match] = (accepted + POOLED * pooled) / (tried + POOLED)
         return self._hazards[match]
-
-    @property
-    def trials(self) -> float:
-        """Trials of the first position that the global estimate rests on now."""
-        return float(sum(tried[0] for tried, _ in self._all.values())) if self.longest else 0.0
 
     def survival(self, names: Sequence[str], matches: Sequence[int] | None = None) -> Floats:
         """Return P(the first 1 … longest drafted tokens are all accepted) `[n, longest]`.
 
         Requests without evidence have the global one.
         """
-        if matches and len(set(matches)) > 1:
-            pooled = numpy.array([self.hazards_at(match) for match in matches])
-            places = [self._places.get(match, {}).get(name, 0) for name, match in zip(names, matches, strict=True)]
-        else:
-            match = matches[0] if matches else 0
-            pooled, own = self.hazards_at(match), self._places.get(match, {})
-            places = [own.get(name, 0) for name in names]
-        if self.strength == float("inf"):
-            return numpy.tile(pooled, (len(names), 1)).cumprod(1) if pooled.ndim == 1 else pooled.cumprod(1)
-        tried, accepted = self._own.take(places, 1)
+        pooled = self.hazards
+        if matches is not None:
+            pooled = numpy.array([self.hazards_at(match) for match in matches]).reshape(-1, self.longest)
+        keys = zip(matches or [0] * len(names), names, strict=True)
+        tried, accepted = self._own.take([self._places.get(key, 0) for key in keys], 1)
         survival: Floats = ((accepted + self.strength * pooled) / (tried + self.strength)).cumprod(1)
         return survival
 
     def observe(self, rows: Sequence[RowResult], matches: Sequence[int] | None = None) -> None:
         """Count the trials of a step's rows. Rows without drafted tokens have none."""
-        for match in sorted(set(matches)) if matches else [0]:
-            alike = [row for i, row in enumerate(rows) if row.trials and (not matches or matches[i] == match)]
-            if alike and self.longest:
-                self._observe(alike, match)
-
-    def _observe(self, rows: Sequence[RowResult], match: int) -> None:
-        self._hazards.pop(match, None)
-        own = self._places.setdefault(match, {})
-        places = [own[row.sequence_id] if row.sequence_id in own else self._place(own, row.sequence_id) for row in rows]
-        tried = [min(row.tried, self.longest) for row in rows]
-        counted = self._first[[tried, [min(row.kept, self.longest) for row in rows]]]  # [2, n, longest]
+        drafted = [(match, row) for match, row in zip(matches or [0] * len(rows), rows, strict=True) if row.trials]
+        if not drafted or not self.longest:
+            return
+        places = [self._place((match, row.sequence_id)) for match, row in drafted]
+        tried = [min(row.tried, self.longest) for _, row in drafted]
+        counted = self._first[[tried, [min(row.kept, self.longest) for _, row in drafted]]]  # [2, n, longest]
         self._own[:, places] = self._own[:, places] * self._forgetting[tried] + counted
-        self._all[match] = self._together(match, *counted.sum(1).tolist())
-
-    def _together(self, match: int, tried: list[float], accepted: list[float]) -> list[list[float]]:
-        """Add trials to those over all requests. Uses lists, since arrays of a few numbers are slower."""
-        before = self._all.get(match, [[0.0] * self.longest] * 2)
-        stays = [self._forget_globally**trials for trials in tried]
-        return [
-            [share * old + new for share, old, new in zip(stays, olds, news, strict=True)]
-            for olds, news in zip(before, (tried, accepted), strict=True)
-        ]
+        kinds = {match for match, _ in drafted}
+        for match in kinds:
+            new = (counted if len(kinds) == 1 else counted[:, [match == other for other, _ in drafted]]).sum(1)
+            self._all[match] = self._all.get(match, 0.0) * self._forget_globally ** new[0] + new
+            self._hazards.pop(match, None)
 
     def keep_only(self, names: Sequence[str]) -> None:
         """Drop requests that are not among `names`."""
         alive = set(names)
-        for own in self._places.values():
-            for name in own.keys() - alive:
-                place = own.pop(name)
-                self._own[:, place] = 0
-                self._free.append(place)
+        kept = {key: place for key, place in self._places.items() if key[1] in alive}
+        self._own = self._own[:, [0, *kept.values()]]
+        self._places = {key: place for place, key in enumerate(kept, 1)}
 
     def __len__(self) -> int:
         """Requests that have evidence of their own, and by how many match lengths."""
-        return sum(map(len, self._places.values()))
+        return len(self._places)
 
-    def _place(self, own: dict[str, int], name: str) -> int:
-        """Room for a new request's evidence, noted in `own`."""
-        if not self._free:
-            old = self._own.shape[1]
-            more = max(16, old)
-            self._own = numpy.concatenate([self._own, numpy.zeros((2, more, self.longest))], 1)
-            self._free.extend(range(old + more - 1, old - 1, -1))
-        own[name] = self._free.pop()
-        return own[name]
+    def _place(self, key: tuple[int, str]) -> int:
+        """Return the place of a request's evidence, a new one for a new request."""
+        place = self._places.setdefault(key, len(self._places) + 1)
+        if place == self._own.shape[1]:
+            self._own = numpy.concatenate([self._own, numpy.zeros((2, max(16, place), self.longest))], 1)
+        return place

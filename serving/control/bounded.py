@@ -3,14 +3,13 @@
 A row that is expected to emit l tokens in a step of T seconds has T / l a token. With bounds b the smallest product
 b · l of a batch must not be below T. That product takes few values τ, one for each row and length. For each τ the rows
 need at least the lengths that reach it, and the step may take τ: what is left is the best ratio above a floor and
-within a budget.
-
-Exact where a further token costs the same in every row. Elsewhere the bound holds, and goodput may fall short of the
-optimum by about what one token gives: the rest of a budget that the next item does not fit (a knapsack's). In random
-batches with contexts from 0 to 400 this lost nothing (`tests/unit/serving/control/test_bounded.py`).
+within a budget. It is exact where a further token costs the same in every row. Elsewhere the bound holds, and goodput
+may fall short by about what one token gives (a knapsack's rest).
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import numpy
 
@@ -21,64 +20,53 @@ from distillspec.serving.control.allocation import (
     every_length,
     expected,
     order_at,
-    plain,
-    prices_of,
+    row_tokens,
 )
 from distillspec.serving.costs.table import Floats
 
 MOST_LEVELS = 48  # values of τ that are tried, evenly chosen where there are more
+WITHIN = 1 + 1e-9  # of a bound
 
 
-def violation(tokens: Floats, seconds: float, bounds: Floats) -> float:
-    """Return the worst row's time per token over its bound, at most 1 if all hold. `tokens [n]` are expected ones."""
-    return seconds / float((bounds * tokens).min(initial=numpy.inf))
+def best_within(
+    batch: Batch, bounds: Floats, planned: Allocation, price: float, further_s: float = 0.0, *, alike: bool = False
+) -> tuple[Allocation, float]:
+    """Return the lengths of highest goodput with T / l_i ≤ `bounds [n]` s a token for every row, and their excess.
 
+    The excess is the worst row's time per token over its bound. Where no lengths keep the bounds, those of the smallest
+    excess are returned.
 
-def best_by_row_within(batch: Batch, bounds: Floats, free: Allocation) -> Allocation:
-    """The lengths of highest goodput with T / l_i ≤ `bounds [n]` seconds a token for every row (infinity: none).
-
-    Where that cannot be, the lengths whose worst row exceeds its bound by the smallest factor. `free` is what would be
-    taken without bounds, priced as `batch` says.
+    Args:
+        batch: rows and costs.
+        bounds: infinity: none.
+        planned: kept if it keeps the bounds.
+        price: tokens a second of the best lengths without bounds.
+        further_s: seconds of the step, whatever is drafted.
+        alike: one length for all rows.
     """
-    tokens = row_tokens(batch)
-    if violation(_at(tokens, free), free.seconds, bounds) <= 1:
-        return free
-    nothing, prices, products = plain(batch), prices_of(batch), bounds[:, None] * tokens
-    reachable = products[:, -1].min()
-    levels = numpy.unique(products[products <= reachable])
+    products, rows = bounds[:, None] * row_tokens(batch), numpy.arange(len(bounds))
+
+    def excess(one: Allocation) -> float:
+        return (one.seconds + further_s) / float(products[rows, one.lengths].min(initial=numpy.inf))
+
+    if excess(planned) <= WITHIN:
+        return planned, excess(planned)
+    every = every_length(batch) if alike else list(_above_floors(batch, products, price, further_s))
+    kept = [one for one in every if excess(one) <= WITHIN]
+    found = max(kept, key=lambda one: one.goodput) if kept else min(every, key=excess)
+    return found, excess(found)
+
+
+def _above_floors(batch: Batch, products: Floats, price: float, further_s: float) -> Iterator[Allocation]:
+    """For each τ, the lengths that reach it, and the best ones above them within τ seconds."""
+    levels = numpy.unique(products[products <= products[:, -1].min()])
     if len(levels) > MOST_LEVELS:
         levels = levels[numpy.linspace(0, len(levels) - 1, MOST_LEVELS).round().astype(int)]
-    least, smallest, best = nothing, numpy.inf, None
-    for level in levels:
-        floor = (products < level * (1 - 1e-12)).sum(1)
-        found = expected(batch, floor)
-        excess = violation(_at(tokens, found), found.seconds, bounds)
-        if excess < smallest:
-            least, smallest = found, excess
-        if found.seconds > level:
-            continue
-        order = order_at(batch, prices, free.goodput, floor)
-        for candidate in (found, best_in(batch, prices, nothing, order, int(floor.sum()), level)):
-            if candidate is not None and (best is None or candidate.goodput > best.goodput):
-                best = candidate
-    return least if best is None else best
-
-
-def best_for_all_within(batch: Batch, bounds: Floats, free: Allocation) -> Allocation:
-    """The same with one length for all rows, by trying all."""
-    tokens = row_tokens(batch)
-    if violation(_at(tokens, free), free.seconds, bounds) <= 1:
-        return free
-    every = [(violation(_at(tokens, found), found.seconds, bounds), found) for found in every_length(batch)]
-    within = [found for excess, found in every if excess <= 1]
-    return max(within, key=lambda found: found.goodput) if within else min(every, key=lambda pair: pair[0])[1]
-
-
-def row_tokens(batch: Batch) -> Floats:
-    """Return the expected tokens of each row by length `[n, V + 1]`. Beyond a row's limit, those of the limit."""
-    return numpy.cumsum(numpy.concatenate([numpy.ones((len(batch.limits), 1)), batch.gains], 1), 1)
-
-
-def _at(tokens: Floats, allocation: Allocation) -> Floats:
-    """Each row's expected tokens at its length."""
-    return numpy.asarray(tokens[numpy.arange(len(tokens)), allocation.lengths])
+    floors = (products < levels[:, None, None] * (1 - 1e-12)).sum(2)
+    for level, least in zip(levels.tolist(), expected(batch, floors), strict=True):
+        yield least
+        if least.seconds + further_s <= level:
+            order = order_at(batch, price, least.lengths)
+            best = best_in(batch, order, int(least.lengths.sum()), level - further_s)
+            if best is not None:
+                yield best

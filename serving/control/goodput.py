@@ -12,34 +12,18 @@ import numpy
 from distillspec.config.engine import LENGTHS
 from distillspec.errors import ConfigError
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
-from distillspec.serving.control.allocation import Allocation, Batch, best_by_row, best_for_all, expected, plain
-from distillspec.serving.control.base import (
-    BatchView,
-    Plan,
-    RowPlan,
-    RowResult,
-    RowView,
-    StepResult,
-    decoding_rows,
-)
-from distillspec.serving.control.bounded import best_by_row_within, best_for_all_within, row_tokens, violation
-from distillspec.serving.control.live_latency import LiveLatency, unread_of
+from distillspec.serving.control.allocation import Allocation, Batch, best_by_row, best_for_all, expected
+from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowResult, RowView, StepResult, decoding_rows
+from distillspec.serving.control.bounded import WITHIN, best_within
 from distillspec.serving.control.speculation_policy import SpeculationPolicy
 from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.live_latency import LiveLatency
 from distillspec.serving.costs.table import CostTable, Floats
 
 TRY_LENGTH = 2  # tokens a row drafts on trial
-WITHIN = 1 + 1e-9  # of a bound
 FORGET_ROWS_EVERY = 256  # steps
-Mode = Literal[
-    "speculating",
-    "not worth it",
-    "trial",
-    "measuring plain",
-    "nothing to draft for",
-    "within bounds",
-    "bounds out of reach",
-]
+Speculating = Literal["speculating", "trial", "within bounds", "bounds out of reach"]
+Mode = Literal[Speculating, "not worth it", "measuring plain", "nothing to draft for"]
 
 
 @dataclass(frozen=True)
@@ -83,16 +67,12 @@ class GoodputController:
         acceptance: AcceptanceEstimate | None = None,
         max_time_per_token_s: float | None = None,
     ) -> None:
-        if longest < 0:
-            raise ConfigError(f"longest={longest} must be at least 0")
         if lengths not in LENGTHS:
             raise ConfigError(f"lengths={lengths} must be one of {', '.join(LENGTHS)}")
         if max_time_per_token_s is not None and not max_time_per_token_s > 0:
             raise ConfigError(f"max_time_per_token_s={max_time_per_token_s} must be above 0 seconds")
         self.longest, self.max_time_per_token_s = longest, max_time_per_token_s
-        self._choose, self._choose_within = (
-            (best_by_row, best_by_row_within) if lengths == "request" else (best_for_all, best_for_all_within)
-        )
+        self._alike = lengths != "request"
         self._costs = LiveLatency(latency, drafts_with_model=drafts_with_model)
         shared = {"strength": float("inf")} if lengths == "global" else {}
         self.acceptance = AcceptanceEstimate(longest, **shared) if acceptance is None else acceptance
@@ -120,30 +100,27 @@ class GoodputController:
         token look cheap (the ratio is low anyway), so lengths are chosen without it. Bounds hold for the whole step.
         """
         batch = self._batch(view)
+        best = best_for_all(batch) if self._alike else best_by_row(batch)
+        mode, planned = self._pick(view, batch, best)
         prompts_s = self.latency.prompts_s(len(view.rows), view.prefill_tokens)
-        nothing, best = plain(batch), self._choose(batch)
-        mode, planned = self._pick(view, batch, best, nothing)
-        bounds, excess, step_s = self._bounds(view.rows), None, planned.seconds + prompts_s
+        bounds, wished, excess = self._bounds(view.rows), planned, None
         if bounds is not None:
-            whole = batch._replace(further_s=prompts_s)
-            excess = _violation(whole, planned._replace(seconds=step_s), bounds)
-            if excess > WITHIN:
-                planned = self._choose_within(whole, bounds, best._replace(seconds=best.seconds + prompts_s))
-                excess, step_s = _violation(whole, planned, bounds), planned.seconds
-                mode = "within bounds" if excess <= WITHIN else "bounds out of reach"
+            planned, excess = best_within(batch, bounds, wished, best.goodput, prompts_s, alike=self._alike)
+        if excess is not None and planned is not wished:
+            mode = "within bounds" if excess <= WITHIN else "bounds out of reach"
         lengths = planned.lengths.tolist()
         return Decision(
             mode,
             tuple(lengths),
             planned.tokens,
-            step_s + self._catch_up_s(view.rows, lengths),
-            self.speculation.plain_rate(nothing.goodput),
+            planned.seconds + prompts_s + self._catch_up_s(view.rows, lengths),
+            self.speculation.plain_rate(batch.plain.goodput),
             best.goodput * self.speculation.gain,
             self.speculation.uncertainty,
             tuple(self.acceptance.hazards.tolist()),
             batch.latency.target,
             batch.latency.draft,
-            (nothing.goodput, best.goodput),
+            (batch.plain.goodput, best.goodput),
             excess,
         )
 
@@ -152,18 +129,25 @@ class GoodputController:
 
     def observe(self, result: StepResult) -> None:
         """Learn from a step: acceptance, costs, and errors of the prediction."""
-        rows = decoding_rows(result)
-        prompts_s = self.latency.prompts_s(len(result.view.rows), result.prefill_tokens)
-        sure = self._costs.observe(result, [row.nodes for row in rows])
-        matches = {row.sequence_id: row.match for row in result.view.rows if row.match}
+        rows, view, why = decoding_rows(result), result.view, result.plan.why
+        prompts_s = self.latency.prompts_s(len(view.rows), result.prefill_tokens)
+        sure = len(rows) == len(view.rows) and self._costs.observe(
+            [row.context_tokens for row in view.rows],
+            [row.nodes for row in rows],
+            [row.unread_tokens if row.drafted_by_model else None for row in view.rows],
+            result.prefill_tokens,
+            result.target_s,
+            result.draft_s,
+        )
+        matches = {row.sequence_id: row.match for row in view.rows if row.match}
         self.acceptance.observe(rows, [matches.get(row.sequence_id, 0) for row in rows] if matches else None)
         if rows:
-            self._compare_with_prediction(result, rows, prompts_s, sure)
+            self._judge(result, rows, prompts_s, sure)
+        if isinstance(why, Decision):
+            self._price = why.raw[1]
         self._steps += 1
-        if isinstance(result.plan.why, Decision):
-            self._price = result.plan.why.raw[1]
         if self._steps % FORGET_ROWS_EVERY == 0:
-            self.acceptance.keep_only([row.sequence_id for row in result.view.rows])
+            self.acceptance.keep_only([row.sequence_id for row in view.rows])
 
     def draft_changed(self) -> None:
         """Forget the old draft's acceptance and measured gain."""
@@ -183,58 +167,44 @@ class GoodputController:
             price=self._price,
         )
 
-    def _pick(self, view: BatchView, batch: Batch, best: Allocation, nothing: Allocation) -> tuple[Mode, Allocation]:
+    def _pick(self, view: BatchView, batch: Batch, best: Allocation) -> tuple[Mode, Allocation]:
         if not batch.limits.any():
-            return "nothing to draft for", nothing
+            return "nothing to draft for", batch.plain
         policy = self.speculation
         if policy.speculates and best.lengths.any():
-            return ("measuring plain", nothing) if policy.plain_is_due else ("speculating", best)
-        if not policy.trial_is_due:
-            return "not worth it", nothing
-        tried = expected(batch, numpy.minimum(batch.limits, TRY_LENGTH))
-        goes_on = policy.affords(tried, nothing, self._catch_up_s(view.rows, tried.lengths.tolist()))
-        return ("trial", tried) if goes_on else ("not worth it", nothing)
+            return ("measuring plain", batch.plain) if policy.plain_is_due else ("speculating", best)
+        if policy.trial_is_due:
+            (tried,) = expected(batch, numpy.minimum(batch.limits, TRY_LENGTH)[None])
+            if policy.affords(tried, batch.plain, self._catch_up_s(view.rows, tried.lengths.tolist())):
+                return "trial", tried
+        return "not worth it", batch.plain
 
     def _catch_up_s(self, rows: Sequence[RowView], lengths: Sequence[int]) -> float:
-        """Return the seconds of catch-up prefill of the rows that draft."""
-        return self.latency.catch_up_s(unread_of(rows, lengths))
+        """Return the seconds of catch-up prefill of the rows that the draft model drafts for."""
+        drafting = [row.unread_tokens for row, k in zip(rows, lengths, strict=True) if k and row.drafted_by_model]
+        return self.latency.catch_up_s(drafting) if drafting else 0.0
 
     def _bounds(self, rows: Sequence[RowView]) -> Floats | None:
         """Return the bound on seconds a token of each row, infinity for none. None if no row has one."""
-        default = self.max_time_per_token_s
-        if default is None and all(row.max_time_per_token_s is None for row in rows):
-            return None
-        own = [row.max_time_per_token_s or default or numpy.inf for row in rows]
-        return numpy.array(own, dtype=numpy.float64)
+        own = [row.max_time_per_token_s or self.max_time_per_token_s for row in rows]
+        return numpy.array([bound or numpy.inf for bound in own]) if any(own) else None
 
-    def _compare_with_prediction(
-        self, result: StepResult, rows: Sequence[RowResult], prompts_s: float, sure: bool
-    ) -> None:
-        """Record the error of the prediction, and decide whether speculation continues.
+    def _judge(self, result: StepResult, rows: Sequence[RowResult], prompts_s: float, sure: bool) -> None:
+        """Record the error of the prediction if it was `sure`, and decide whether speculation continues.
 
-        Args:
-            result: the step.
-            rows: its decoding rows.
-            prompts_s: predicted seconds of reading prompts. Subtracted from both times, for they are paid either way.
-            sure: costs were known well enough for the prediction to be compared.
+        The seconds of reading prompts are subtracted from both times, for they are paid either way.
         """
-        plan, why = result.plan, result.plan.why
+        why, policy = result.plan.why, self.speculation
         speculated = any(row.nodes for row in rows)
         trial = speculated and isinstance(why, Decision) and why.mode == "trial"
-        self.speculation.step_passed(speculated, self._catch_up_s(result.view.rows, why.lengths) if trial else None)
-        if not sure or plan.predicted_s is None or plan.predicted_tokens is None:
+        policy.step_passed(speculated, self._catch_up_s(result.view.rows, why.lengths) if trial else None)
+        if not sure or not isinstance(why, Decision):
             return
-        # A step that is shorter than its prompts were believed to be: 0 counts, a negative time would be left out.
-        measured_s, predicted_s = max(0.0, result.total_s - prompts_s), plan.predicted_s - prompts_s
-        if not speculated:
-            self.speculation.saw_plain(measured_s, predicted_s)
-            return
-        tokens = sum(row.emitted for row in rows)
-        self.speculation.saw_speculation(tokens, plan.predicted_tokens, measured_s, predicted_s)
-        if self.speculation.can_judge:
-            self.speculation.judge(*(why.raw if isinstance(why, Decision) else self.decide(result.view).raw))
-
-
-def _violation(batch: Batch, planned: Allocation, bounds: Floats) -> float:
-    tokens = row_tokens(batch)[numpy.arange(len(bounds)), planned.lengths]
-    return violation(tokens, planned.seconds, bounds)
+        # A step that is shorter than its prompts were believed to be counts as 0: a negative time is left out.
+        measured_s, predicted_s = max(0.0, result.total_s - prompts_s), why.predicted_s - prompts_s
+        if speculated:
+            tokens = sum([row.emitted for row in rows])
+            policy.saw(measured_s, predicted_s, (tokens, why.predicted_tokens))
+            policy.judge(*why.raw)
+        else:
+            policy.saw(measured_s, predicted_s, None)

@@ -24,11 +24,7 @@ from distillspec.serving.costs.latency import LatencyModel
 VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "goodput-step": ("goodput", {"lengths": "step"}, "one length for all rows of a step, acceptance by request"),
     "goodput-global": ("goodput", {"lengths": "global"}, "one length for all rows of a step, one acceptance for all"),
-    "smartspec-request": (
-        "smartspec",
-        {"per_request": True},
-        "smartspec, the acceptance of each request by itself",
-    ),
+    "smartspec-request": ("smartspec", {"per_request": True}, "smartspec, the acceptance of each request by itself"),
 }
 CONTROLLER_NAMES: dict[str, str] = {
     "none": "no speculation",
@@ -61,11 +57,7 @@ def make_controller(name: str, parts: ControllerParts, options: Mapping[str, Any
 
 
 def named_controller(
-    name: str,
-    longest: int,
-    latency: LatencyModel | None,
-    *,
-    drafts_with_model: bool = True,
+    name: str, longest: int, latency: LatencyModel | None, *, drafts_with_model: bool = True
 ) -> LengthController:
     """Build a controller for a comparison: a name of the table, of `VARIANTS`, `none` or `fixed-K`.
 
@@ -76,18 +68,15 @@ def named_controller(
     Raises:
         ConfigError: an unknown name, or a controller that needs costs without them.
     """
-    if name == "none":
-        return FixedLength(0)
-    if match := re.fullmatch(r"fixed-(\d+)", name):
-        return FixedLength(int(match[1]))
+    if match := re.fullmatch(r"none|fixed-(\d+)", name):
+        return FixedLength(int(match[1] or 0))
     base, options, _ = VARIANTS.get(name, (name, {}, ""))
     if base not in CONTROLLERS or base == "fixed":
         known = [*CONTROLLER_NAMES, *(each for each in CONTROLLERS if each not in (*CONTROLLER_NAMES, "fixed"))]
         raise ConfigError(f"policy {name} is not known; use one of {', '.join(known)}")
     if "profile" in CONTROLLERS[base].needs and latency is None:
         raise ConfigError(f"policy {name} needs costs: measure this machine with distill profile")
-    parts = ControllerParts(longest, latency, drafts_with_model)
-    return make_controller(base, parts, options)
+    return make_controller(base, ControllerParts(longest, latency, drafts_with_model), options)
 
 
 def make_fixed(parts: ControllerParts) -> FixedLength:

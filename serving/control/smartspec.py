@@ -3,16 +3,16 @@
 Kept beside `goodput`, which goes further, to compare with, and for its admission of requests by goodput.
 
 With a confidence threshold in the draft (Algorithm 3) every row drafts `longest` tokens unless the draft grows unsure,
-and `trim` says how many are verified. The gate and exactness: whether position i is proposed depends on the draft's
-distributions at positions before i, so on drawn tokens before i alone, and never on the token at i. `trim` keeps to the
-same rule by not looking at how far a row came: that depends on tokens behind the cut as well, and to keep a token
-because of what was drawn after it would change the distribution.
+and `trim` says how many are verified. That stays exact: whether position i is proposed depends on drawn tokens before i
+alone. `trim` does not look at how far a row came, which depends on tokens behind the cut as well.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import numpy
 
@@ -40,41 +40,40 @@ class MovingAcceptance:
     """
 
     def __init__(self, window: int = 50, *, prior: float = 0.7) -> None:
-        if window < 1:
-            raise ConfigError(f"window={window} must be at least 1 step")
-        if not 0 <= prior <= 1:
-            raise ConfigError(f"prior={prior} must be in [0, 1]")
+        if window < 1 or not 0 <= prior <= 1:
+            raise ConfigError(f"window={window} must be at least 1 step, and prior={prior} in [0, 1]")
         self.window, self.prior = window, prior
         self.reset()
 
     def reset(self) -> None:
         """Forget everything: another draft."""
-        self._steps: deque[dict[str, tuple[int, int]]] = deque()
-        self._own: dict[str, list[float]] = {}  # accepted, tried
-        self._all = [0.0, 0.0]
+        self._steps: deque[list[tuple[str, int, int]]] = deque()  # of each row: request, accepted, tried
+        self._accepted, self._tried = (
+            defaultdict[str, int](int),
+            defaultdict[str, int](int),
+        )  # by request, and "" for all together
 
-    def rate(self, sequence_id: str | None = None) -> float:
+    def rate(self, sequence_id: str = "") -> float:
         """α of a request, or of all (also of a request that nothing is known of)."""
-        accepted, tried = self._all if sequence_id is None else self._own.get(sequence_id, self._all)
-        return min(1.0, max(0.0, (accepted + self.prior) / (tried + 1)))
+        of = sequence_id if sequence_id in self._tried else ""
+        return (self._accepted[of] + self.prior) / (self._tried[of] + 1)
 
-    def observe(self, rows: tuple[RowResult, ...]) -> None:
+    def observe(self, rows: Sequence[RowResult]) -> None:
         """Count a step's trials: drafted tokens whose predecessors were all accepted."""
-        trials = {row.sequence_id: (row.kept, row.tried) for row in rows if row.trials}
-        if not trials:
-            return
-        self._add(trials, 1)
-        self._steps.append(trials)
+        if trials := [(row.sequence_id, row.kept, row.tried) for row in rows if row.trials]:
+            self._steps.append(trials)
+            self._add(trials, 1)
         if len(self._steps) > self.window:
             self._add(self._steps.popleft(), -1)
 
-    def _add(self, trials: dict[str, tuple[int, int]], sign: int) -> None:
-        for name, (accepted, tried) in trials.items():
-            for sums in (self._all, self._own.setdefault(name, [0.0, 0.0])):
-                sums[0] += sign * accepted
-                sums[1] += sign * tried
-            if self._own[name][1] <= 0:
-                del self._own[name]
+    def _add(self, trials: Sequence[tuple[str, int, int]], sign: int) -> None:
+        self._accepted[""] += sign * sum([accepted for _, accepted, _ in trials])
+        self._tried[""] += sign * sum([tried for _, _, tried in trials])
+        for name, accepted, tried in trials:
+            self._accepted[name] += sign * accepted
+            self._tried[name] += sign * tried
+            if not self._tried[name]:
+                del self._tried[name], self._accepted[name]
 
 
 @dataclass(frozen=True)
@@ -110,28 +109,22 @@ class SmartSpecController:
         gated: bool = False,
         max_wait_s: float = 1.0,
     ) -> None:
-        if longest < 0:
-            raise ConfigError(f"longest={longest} must be at least 0")
-        if not max_wait_s >= 0:
-            raise ConfigError(f"max_wait_s={max_wait_s} must be at least 0 seconds")
-        self.longest, self.latency = longest, latency
-        self.acceptance = acceptance or MovingAcceptance()
+        if longest < 0 or not max_wait_s >= 0:
+            raise ConfigError(f"longest={longest} and max_wait_s={max_wait_s} must be at least 0")
+        self.longest, self.latency, self.acceptance = longest, latency, acceptance or MovingAcceptance()
         self.per_request, self.gated, self.max_wait_s = per_request, gated, max_wait_s
-        # Of the last steps, whether nothing was drafted.
-        self.idle_steps: deque[bool] = deque(maxlen=RECENT_STEPS)
+        self.idle_steps: deque[bool] = deque(maxlen=RECENT_STEPS)  # whether nothing was drafted
 
     def plan(self, view: BatchView) -> Plan:
         """Algorithm 1: the length of highest goodput by trying all.
 
         The time of prompts read in the same step is left out of the choice, as in `GoodputController`.
         """
-        batch = self._batch(view)
-        gate_s = self._gate_s(batch)
+        batch, gate_s = self._batch(view)
         every = every_length(batch)
         goodputs = [one.tokens / (one.seconds + gate_s * (k > 0)) for k, one in enumerate(every)]
         verified = goodputs.index(max(goodputs))
-        best = every[verified]
-        drafted = self.longest if self.gated and verified else verified
+        best, drafted = every[verified], self.longest if self.gated and verified else verified
         reads = self.idle_share <= IDLE_SHARE
         rows = tuple([RowPlan(row.sequence_id, min(drafted, row.limit), reads) for row in view.rows])
         why = Choice(drafted, self.acceptance.rate(), tuple(goodputs), self.idle_share, self.latency, verified)
@@ -150,16 +143,9 @@ class SmartSpecController:
         to the last of those.
         """
         overdue = [place + 1 for place, waiting in enumerate(view.waiting) if waiting.waited_s > self.max_wait_s]
-        rows, running, reading, best, found = len(view.running), sum(view.running), 0, 0, 0.0
-        for count in range(min(len(view.waiting), view.slots - rows) + 1):
-            if count:
-                reading += view.waiting[count - 1].tokens
-            goodput = self._goodput_over_horizon(rows + count, running + reading, reading, view.cache_tokens)
-            if goodput is None:
-                break
-            if goodput > found:
-                best, found = count, goodput
-        return max([best, *overdue])
+        read = [0, *accumulate(waiting.tokens for waiting in view.waiting[: max(0, view.slots - len(view.running))])]
+        goodputs = [self._goodput_over_horizon(view, count, tokens) for count, tokens in enumerate(read)]
+        return max([goodputs.index(max(goodputs)), *overdue])
 
     def observe(self, result: StepResult) -> None:
         """Count accepted tokens, and whether the step proposed any."""
@@ -179,34 +165,30 @@ class SmartSpecController:
         """Share of the recent steps that proposed nothing, 0 before half of them are known."""
         return sum(self.idle_steps) / len(self.idle_steps) if 2 * len(self.idle_steps) >= RECENT_STEPS else 0.0
 
-    def _batch(self, view: BatchView) -> Batch:
-        """Return the batch that Algorithm 1 tries lengths for. With a gate, drafting costs the same for all lengths."""
-        rows, shared = view.rows, self.acceptance.rate()
-        alphas = [self.acceptance.rate(row.sequence_id) if self.per_request else shared for row in rows]
-        by_model = [row.drafted_by_model for row in rows]
-        return Batch(
-            numpy.power.outer(numpy.array(alphas), numpy.arange(1, self.longest + 1)),
-            numpy.array([min(self.longest, row.limit) for row in rows], dtype=numpy.int64),
-            numpy.array([row.context_tokens for row in rows], dtype=numpy.int64),
-            replace(self.latency, draft=None, draft_free_s=0.0) if self.gated else self.latency,
-            view.prefill_tokens,
-            None if all(by_model) else numpy.array(by_model),
-        )
+    def _batch(self, view: BatchView) -> tuple[Batch, float]:
+        """Return the batch that Algorithm 1 tries lengths for, and the seconds that drafting costs at all lengths.
 
-    def _gate_s(self, batch: Batch) -> float:
-        """Return the seconds of drafting if every row drafts as far as it may."""
-        return self.latency.draft_s(batch.contexts.tolist(), batch.limits.tolist()) if self.gated else 0.0
+        With a gate every row drafts as far as it may, whatever is verified.
+        """
+        shared = self.acceptance.rate()
+        alphas = [self.acceptance.rate(row.sequence_id) if self.per_request else shared for row in view.rows]
+        by_model = numpy.array([row.drafted_by_model for row in view.rows], dtype=bool)
+        limits = numpy.array([min(self.longest, row.limit) for row in view.rows], dtype=numpy.int64)
+        contexts = numpy.array([row.context_tokens for row in view.rows], dtype=numpy.int64)
+        survival = numpy.power.outer(alphas, numpy.arange(1, self.longest + 1))
+        batch = Batch(survival, limits, contexts, self.latency, view.prefill_tokens, by_model)
+        if not self.gated:
+            return batch, 0.0
+        free = replace(batch, latency=replace(self.latency, draft=None, draft_free_s=0.0))
+        return free, self.latency.draft_s(contexts.tolist(), limits.tolist())
 
-    def _goodput_over_horizon(self, rows: int, context: int, reading: int, cache_tokens: int) -> float | None:
-        """Return the best goodput over all lengths, None if not even length 0 fits. `context` is of all rows."""
-        alpha = self.acceptance.rate()
-        prefill_s = self.latency.prompts_s(0, reading)
+    def _goodput_over_horizon(self, view: AdmissionView, admitted: int, reading: int) -> float:
+        """Return the best goodput over all lengths with so many more rows, 0 if not even length 0 fits."""
+        rows, context, alpha = len(view.running) + admitted, sum(view.running) + reading, self.acceptance.rate()
+        tokens, prefill_s = HORIZON_STEPS * rows, self.latency.prompts_s(0, reading)
         goodputs = [
-            HORIZON_STEPS
-            * rows
-            * chain(alpha, k)
-            / max(HORIZON_STEPS * self.latency.alike_s(rows, context, k) + prefill_s, 1e-9)
+            tokens * chain(alpha, k) / max(HORIZON_STEPS * self.latency.alike_s(rows, context, k) + prefill_s, 1e-9)
             for k in range(self.longest + 1)
-            if context + rows * (k + 1) <= cache_tokens
+            if context + rows * (k + 1) <= view.cache_tokens
         ]
-        return max(goodputs, default=None)
+        return max(goodputs, default=0.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distillspec.serving.control.allocation import Allocation
-from distillspec.serving.control.prediction_bias import PredictionBias
+from distillspec.serving.costs.prediction_bias import PredictionBias
 
 PLAIN_EVERY = 100  # speculating steps between two plain ones, which measure the cost of plain decoding
 TRIALS_COST = 0.008  # share of all tokens that trials may lose where speculation does not pay
@@ -22,7 +22,7 @@ class SpeculationPolicy:
     def __init__(self) -> None:
         self._spec_tokens, self._spec_s, self._plain_s = PredictionBias(), PredictionBias(), PredictionBias()
         self.speculates = True  # not switched off
-        self._since_plain = self._since_speculation = 0
+        self._steps = self._since_plain = self._since_speculation = 0
         self._was_tried = False
         self._tried, self._catch_up_s = 0, 0.0  # steps of the current trial, seconds of its catch-up prefill
 
@@ -48,8 +48,9 @@ class SpeculationPolicy:
     @property
     def trial_is_due(self) -> bool:
         """True during a trial, and when one may start."""
-        started = self._tried > 0 or not self._was_tried
-        return started or (self._since_speculation > 0 and self._since_speculation % TRY_EVERY == 0)
+        return (
+            self._tried > 0 or not self._was_tried or self._since_speculation % TRY_EVERY == 0 < self._since_speculation
+        )
 
     def affords(self, tried: Allocation, nothing: Allocation, catch_up_s: float) -> bool:
         """Return True if a trial starts or takes another step.
@@ -57,13 +58,13 @@ class SpeculationPolicy:
         It starts if its expected loss, catch-up prefill included, is a small share of the time since the last one; the
         first one if it is a few steps. It may then lose as much as its catch-up prefill took.
         """
+        worth_s = tried.tokens * self._spec_tokens.factor / self.plain_rate(nothing.goodput)
+        lost_s = tried.seconds * self._spec_s.factor - worth_s  # in a step, against plain steps for as many tokens
         if not self._tried:
-            lost_s = catch_up_s + max(FEWEST_TRIED * self._lost_s(tried, nothing), catch_up_s)
             steps = TRIALS_COST * self._since_speculation if self._was_tried else FIRST_TRIAL_COST
-            return lost_s <= steps * nothing.seconds * self._plain_s.factor
-        if self._tried < FEWEST_TRIED:
-            return True
-        return self._tried < MOST_TRIED and self._tried * self._lost_s(tried, nothing) <= self._catch_up_s
+            trial_s = catch_up_s + max(FEWEST_TRIED * lost_s, catch_up_s)
+            return trial_s <= steps * nothing.seconds * self._plain_s.factor
+        return self._tried < FEWEST_TRIED or (self._tried < MOST_TRIED and self._tried * lost_s <= self._catch_up_s)
 
     def step_passed(self, speculated: bool, trial_catch_up_s: float | None) -> None:
         """Count a step, measured or not.
@@ -72,42 +73,27 @@ class SpeculationPolicy:
             speculated: True if it drafted tokens.
             trial_catch_up_s: seconds of catch-up prefill in a step of a trial, None for other steps.
         """
+        self._steps += 1
         self._was_tried |= speculated
         self._since_plain = self._since_plain + 1 if speculated else 0
         self._since_speculation = 0 if speculated else self._since_speculation + 1
-        if not speculated:
-            self._tried = 0
-        elif trial_catch_up_s is not None:
-            if not self._tried:
-                self._catch_up_s = trial_catch_up_s
-            self._tried += 1
-        for bias in (self._spec_tokens, self._spec_s, self._plain_s):
-            bias.age()
+        if trial_catch_up_s is not None and not self._tried:
+            self._catch_up_s = trial_catch_up_s
+        self._tried = self._tried + (trial_catch_up_s is not None) if speculated else 0
 
-    def saw_plain(self, measured_s: float, predicted_s: float) -> None:
-        """Learn from a step without speculation."""
-        self._plain_s.observe(measured_s, predicted_s)
-
-    def saw_speculation(self, tokens: float, predicted_tokens: float, measured_s: float, predicted_s: float) -> None:
-        """Learn from a speculating step."""
-        self._spec_tokens.observe(tokens, predicted_tokens)
-        self._spec_s.observe(measured_s, predicted_s)
-
-    @property
-    def can_judge(self) -> bool:
-        """True when enough speculating steps were measured."""
-        return self._spec_s.seen >= FEWEST_TO_JUDGE
+    def saw(self, measured_s: float, predicted_s: float, tokens: tuple[float, float] | None) -> None:
+        """Learn from a step. `tokens`, measured and predicted, are those of a speculating one, None of a plain one."""
+        if tokens is None:
+            self._plain_s.observe(measured_s, predicted_s, self._steps)
+        else:
+            self._spec_s.observe(measured_s, predicted_s, self._steps)
+            self._spec_tokens.observe(*tokens, self._steps)
 
     def judge(self, nothing: float, best: float) -> None:
         """Continue speculation if its measured goodput exceeds that of plain decoding by its own uncertainty.
 
-        Args:
-            nothing: predicted goodput without speculation.
-            best: predicted goodput of the best lengths.
+        `nothing` and `best` are predicted goodputs: without speculation, and of the best lengths. Nothing is decided
+        before enough speculating steps were measured.
         """
-        self.speculates = best * self.gain * (1 - self.uncertainty) > self.plain_rate(nothing)
-
-    def _lost_s(self, tried: Allocation, nothing: Allocation) -> float:
-        """Return the seconds that a step of a trial loses against plain steps for as many tokens."""
-        worth_s = tried.tokens * self._spec_tokens.factor / self.plain_rate(nothing.goodput)
-        return tried.seconds * self._spec_s.factor - worth_s
+        if self._spec_s.seen >= FEWEST_TO_JUDGE:
+            self.speculates = best * self.gain * (1 - self.uncertainty) > self.plain_rate(nothing)

@@ -16,7 +16,8 @@ FULL_CONTEXT = 20_000.0  # cached tokens that may cost as much as a whole pass o
 NOISE = 0.05  # usual relative error of one step's time
 WANDER, KNOT_WANDER = 0.01, 0.002  # relative change a step: of the machine's speed, and of the knots that were seen
 ALERT = 64  # the first steps are all taken in
-TAKEN_EVERY = 4  # later, of steps that are like the last, one of so many
+TAKEN_EVERY = 4  # later, of steps that are like the last one taken in, one of so many
+ALIKE = 0.25  # relative difference of the tokens of such steps
 SURE = 0.35  # relative standard error of a prediction that can be judged by
 
 SPIKE = 4.0  # residuals are clipped to so many times the usual one
@@ -84,7 +85,7 @@ class LiveCosts:
         self._clip = OutlierClip(trust.residual)
         self._table: CostTable | None = prior
         self._observed, self._seen, self._sure = 0, [0, 1], False
-        self._last: Sequence[float] = ()
+        self._last = 0.0  # tokens of the last step taken in
 
     @property
     def table(self) -> CostTable:
@@ -104,9 +105,11 @@ class LiveCosts:
         if not passes or not 0 <= seconds < float("inf"):
             return False
         self._observed += 1
-        if self._observed > ALERT and passes == self._last and self._observed % TAKEN_EVERY:
+        tokens = sum(passes)
+        like_last = abs(tokens - self._last) <= ALIKE * self._last
+        if like_last and self._observed > ALERT and self._observed % TAKEN_EVERY:
             return self._sure
-        self._last = passes
+        self._last = tokens
         work = self._work(context, passes, rows)
         predicted = max(float(work @ self._state), LEAST_S)
         shift = self._spread @ work

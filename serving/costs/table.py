@@ -16,6 +16,7 @@ from distillspec.errors import ConfigError
 # Numbers of tokens that tables are measured and corrected at: close where costs change from flat to rising.
 KNOTS = (1, 2, 3, 5, 8, 12, 16, 24, 40, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 ROUNDING = 1e-9  # relative, of sums of seconds
+FAR = 1e9  # tokens: no pass is larger
 
 Floats = NDArray[numpy.float64]
 
@@ -73,16 +74,7 @@ class CostTable:
 
     def by_tokens(self, tokens: Floats) -> Floats:
         """Return the interpolated part of the seconds for many numbers of tokens, of any shape."""
-        known, seconds = self._arrays
-        beyond = numpy.maximum(tokens - known[-1], 0.0) * self._last_slope
-        return numpy.asarray(numpy.interp(tokens, known, seconds) + beyond)
-
-    def chord(self, fewest: float, most: float) -> tuple[float, float]:
-        """Return (fixed, per token) seconds of the line through the costs of `fewest` and `most` tokens."""
-        most = max(most, fewest + 1)
-        first, last = self._at(fewest), self._at(most)
-        per_token = (last - first) / (most - fewest)
-        return first - per_token * fewest, per_token
+        return numpy.asarray(numpy.interp(tokens, *self._arrays))
 
     def _at(self, tokens: float) -> float:
         knots = self.knots
@@ -93,14 +85,9 @@ class CostTable:
         return less_s + (more_s - less_s) * (tokens - fewer) / (more - fewer)
 
     @cached_property
-    def _arrays(self) -> tuple[Floats, Floats]:
-        known, seconds = numpy.array(self.knots, dtype=numpy.float64).T
-        return known, seconds
-
-    @cached_property
-    def _last_slope(self) -> float:
-        (fewer, less_s), (more, more_s) = self.knots[-2:]
-        return (more_s - less_s) / (more - fewer)
+    def _arrays(self) -> Floats:
+        """Tokens and seconds of the knots and of a point far beyond them `[2, n + 1]`."""
+        return numpy.array([*self.knots, (FAR, self._at(FAR))], dtype=numpy.float64).T
 
 
 def _check_seconds(name: str, value: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import numpy
@@ -81,7 +82,7 @@ def test_the_optimum_is_brute_forces(
     assert rate(tuple(best.lengths.tolist())) == pytest.approx(brute)
     assert best.goodput == pytest.approx(brute)
     for price in (brute / 3, brute, 3 * brute):
-        assert best_by_row(batch._replace(price=price)).goodput == pytest.approx(brute)
+        assert best_by_row(replace(batch, price=price)).goodput == pytest.approx(brute)
     common = best_for_all(batch)
     assert common.goodput <= brute * (1 + 1e-9)
     alike = (rate(tuple(numpy.minimum(limits, k).tolist())) for k in range(4))
@@ -108,7 +109,7 @@ def test_prompts_beside_the_rows_make_tokens_as_dear_as_they_are_there() -> None
     """Up to eight tokens cost the same. Beside a long prompt each one costs what it costs in a long pass."""
     target = CostTable(((1.0, 0.1), (8.0, 0.1), (100.0, 1.0)))
     batch = Batch(numpy.array([[0.5, 0.05]]), numpy.array([2]), numpy.array([5]), LatencyModel(target))
-    alone, beside = best_by_row(batch), best_by_row(batch._replace(prefill_tokens=50))
+    alone, beside = best_by_row(batch), best_by_row(replace(batch, prefill_tokens=50))
     assert alone.lengths.tolist() == [2]
     assert beside.lengths.tolist() == [1]
     assert beside.seconds == pytest.approx(0.1 + 0.9 / 92 + 5e-4)

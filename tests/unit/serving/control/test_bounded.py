@@ -13,9 +13,16 @@ from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.serving import Request, SamplingParams
 from distillspec.serving.base.requests import RequestRefused
-from distillspec.serving.control.allocation import Allocation, Batch, best_by_row, best_for_all, expected
+from distillspec.serving.control.allocation import (
+    Allocation,
+    Batch,
+    best_by_row,
+    best_for_all,
+    every_length,
+    expected,
+)
 from distillspec.serving.control.base import BatchView, RowView
-from distillspec.serving.control.bounded import best_by_row_within, best_for_all_within, row_tokens, violation
+from distillspec.serving.control.bounded import best_within
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
@@ -35,8 +42,14 @@ def mixture(per_context: float, per_token: float, fixed: float, per_expert: floa
 
 
 def worst(batch: Batch, found: Allocation, bounds: numpy.ndarray) -> float:
-    tokens = row_tokens(batch)[numpy.arange(len(bounds)), found.lengths]
-    return violation(tokens, found.seconds, bounds)
+    """The worst row's expected time per token over its bound, by definition."""
+    rows = zip(batch.survival, found.lengths.tolist(), bounds, strict=True)
+    return max(found.seconds / (1 + sum(survival[:length])) / bound for survival, length, bound in rows)
+
+
+def within(batch: Batch, bounds: numpy.ndarray, *, alike: bool = False) -> tuple[Allocation, float]:
+    free = (best_for_all if alike else best_by_row)(batch)
+    return best_within(batch, bounds, free, free.goodput, alike=alike)
 
 
 @settings(max_examples=150, deadline=None)
@@ -52,15 +65,16 @@ def test_the_best_within_bounds_is_brute_forces(
     contexts = numpy.array([context for _, _, context, _ in rows])
     bounds = numpy.array([bound if bounded or i else numpy.inf for i, (_, _, _, bound) in enumerate(rows)])
     batch = Batch(survival, limits, contexts, latency)
-    every = [expected(batch, numpy.array(k)) for k in product(*(range(limit + 1) for limit in limits))]
-    alike = [expected(batch, numpy.minimum(limits, k)) for k in range(4)]
-    by_row = best_by_row_within(batch, bounds, best_by_row(batch))
-    for found, choices in ((by_row, every), (best_for_all_within(batch, bounds, best_for_all(batch)), alike)):
+    every = expected(batch, numpy.array([*product(*(range(limit + 1) for limit in limits))]))
+    lengths_alike = expected(batch, numpy.minimum(limits, numpy.arange(4)[:, None]))
+    for alike, choices in ((False, every), (True, lengths_alike)):
+        found, excess = within(batch, bounds, alike=alike)
+        assert excess == pytest.approx(worst(batch, found, bounds))
         assert (found.lengths <= limits).all()
-        within = [one for one in choices if worst(batch, one, bounds) <= 1]
-        if within:
+        kept = [one for one in choices if worst(batch, one, bounds) <= 1]
+        if kept:
             assert worst(batch, found, bounds) <= 1 + 1e-9
-            assert found.goodput == pytest.approx(max(one.goodput for one in within))
+            assert found.goodput == pytest.approx(max(one.goodput for one in kept))
         else:
             assert worst(batch, found, bounds) == pytest.approx(min(worst(batch, one, bounds) for one in choices))
 
@@ -72,8 +86,8 @@ def test_bounds_hold_where_tokens_cost_differently_too() -> None:
         survival, contexts = generator.random((6, 4)).cumprod(1), generator.integers(0, 400, 6)
         batch = Batch(survival, numpy.full(6, 4), contexts, latency)
         bounds, free = generator.uniform(0.5, 1.2, 6), best_by_row(batch)
-        found = best_by_row_within(batch, bounds, free)
-        if any(worst(batch, expected(batch, numpy.full(6, k)), bounds) <= 1 for k in range(5)):
+        found, _ = within(batch, bounds)
+        if any(worst(batch, one, bounds) <= 1 for one in every_length(batch)):
             assert worst(batch, found, bounds) <= 1 + 1e-9
             kept += worst(batch, free, bounds) > 1
     assert kept > 10, "bounds that can be kept, and that the best lengths without bounds break"
@@ -86,12 +100,13 @@ def test_little_is_lost_where_tokens_cost_differently() -> None:
         survival, contexts = generator.random((3, 3)).cumprod(1), generator.integers(0, 400, 3)
         batch = Batch(survival, numpy.full(3, 3), contexts, latency)
         bounds = generator.uniform(0.4, 1.2, 3)
-        every = [expected(batch, numpy.array(k)) for k in product(range(4), repeat=3)]
-        within = [one.goodput for one in every if worst(batch, one, bounds) <= 1]
-        if within:
-            found = best_by_row_within(batch, bounds, best_by_row(batch))
+        every = expected(batch, numpy.array([*product(range(4), repeat=3)]))
+        goodputs = [one.goodput for one in every if worst(batch, one, bounds) <= 1]
+        if goodputs:
+            found, excess = within(batch, bounds)
+            assert excess <= 1 + 1e-9
             assert worst(batch, found, bounds) <= 1 + 1e-9
-            kept.append(found.goodput / max(within))
+            kept.append(found.goodput / max(goodputs))
     assert len(kept) > 50
     assert min(kept) > 0.98
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from distillspec.serving.control.base import BatchView, LengthController, RowView, StepResult
+from distillspec.serving.control.base import BatchView, LengthController, RowResult, RowView, StepResult
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
 
@@ -84,3 +84,11 @@ def test_costs_nobody_told_it_of_switch_speculation_off() -> None:
     controller = GoodputController(8, CPU)
     Slow(CPU, 0.6).run(controller, 300)
     assert controller.decide(BatchView((RowView("r0", 100, 8),))).mode in ("not worth it", "trial")
+
+
+def test_a_step_whose_results_are_not_those_of_its_rows_teaches_no_costs() -> None:
+    controller, view = GoodputController(8, CPU), BatchView((RowView("a", 100, 8), RowView("b", 100, 8)))
+    before = controller.latency
+    rows = (RowResult.chain("a", 1, 1, 2),)
+    controller.observe(StepResult(rows, view, controller.plan(view), 0, 9.0, 9.0, 18.0))
+    assert controller.latency == before

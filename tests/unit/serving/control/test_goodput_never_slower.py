@@ -12,7 +12,7 @@ from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.control.base import BatchView, LengthController, Plan, RowPlan, RowResult, RowView, StepResult
+from distillspec.serving.control.base import BatchView, LengthController, RowResult, RowView, StepResult
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.latency import LatencyModel
@@ -90,6 +90,16 @@ def test_the_first_answer_is_no_slower_than_the_best_length(
     steps, seeds = 110, range(6)
     best = max(Machine(FEW, alpha, rows).run(FixedLength(k), 300) for k in range(5))
     rates = [Machine(FEW, alpha, rows, seed, catches_up=True).run(GoodputController(4, known), steps) for seed in seeds]
+    assert sum(rates) / len(rates) > 0.95 * best
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.32])
+@pytest.mark.parametrize("prompts", ["16 a step", "any number"])
+def test_the_first_answer_is_no_slower_while_every_step_reads_prompts(prompts: str, alpha: float) -> None:
+    reads, seeds = PROMPTS[prompts], range(6)
+    best = max(Machine(FEW, alpha, prompts=reads).run(FixedLength(k), 300) for k in range(5))
+    machines = [Machine(FEW, alpha, seed=seed, catches_up=True, prompts=reads) for seed in seeds]
+    rates = [machine.run(GoodputController(4, FEW), 110) for machine in machines]
     assert sum(rates) / len(rates) > 0.95 * best
 
 
@@ -209,9 +219,10 @@ def test_an_engine_that_reads_a_prompt_a_step_learns_what_its_draft_is_worth(
 def test_a_step_shorter_than_its_prompts_were_believed_to_be_counts_as_zero() -> None:
     """Left out, it would leave the slow steps alone to speak for plain decoding."""
     controller = GoodputController(8, CPU)
-    view = BatchView((RowView("r", 100, 8),), 4000)
+    view = BatchView((RowView("r", 100, 0),), 4000)
     rows = (RowResult.chain("r", 0, 0, 1),)
-    plan = Plan((RowPlan("r", 0),), 1.0, CPU.target_s([100], [0], 4000), None)
+    plan = controller.plan(view)
+    assert plan.predicted_s == pytest.approx(CPU.target_s([100], [0], 4000), rel=1e-3)
     before = controller.speculation.plain_rate(1.0)
     for _ in range(5):
         controller.observe(StepResult(rows, view, plan, 4000, 0.0, 1.0, 1.0))  # 6 s were expected

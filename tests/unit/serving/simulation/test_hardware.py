@@ -30,7 +30,9 @@ def test_costs_follow_from_figures() -> None:
         )
     )
     target = hardware.latency.target
-    assert (*target.chord(0, 1), target.per_context) == pytest.approx((0.021, 2e-4, 2e-6))
+    assert target.seconds(0, 0) == pytest.approx(0.021)
+    assert target.seconds(0, 9) == pytest.approx(0.021 + 9 * 2e-4)
+    assert target.per_context == pytest.approx(2e-6)
     assert hardware.latency.draft is None
     assert hardware.cache_tokens == 20_000
 

@@ -16,31 +16,22 @@ class PredictionBias:
 
     def __init__(self) -> None:
         self._measured = self._predicted = 1.0
-        self._squares = 0.0
+        self._squares, self._aged = 0.0, 0
         self._cut = OutlierClip(FIRST_MISS)
-        self.seen = 0
-
-    @property
-    def factor(self) -> float:
-        return self._measured / self._predicted
+        self.seen, self.factor = 0, 1.0
 
     @property
     def relative_error(self) -> float:
         """Relative standard error of `factor`."""
         return self._squares**0.5 / max(self._measured, 1e-9)
 
-    def age(self) -> None:
-        """Count a step, whether it was measured or not."""
-        self._measured *= MEMORY
-        self._predicted *= MEMORY
-        self._squares *= MEMORY**2
-
-    def observe(self, measured: float, predicted: float) -> None:
-        """Learn from one measurement. Negative and non-finite values are ignored."""
+    def observe(self, measured: float, predicted: float, step: int) -> None:
+        """Learn from one measurement at a step, counted from any. Negative and non-finite values are ignored."""
         if predicted <= 0 or not 0 <= measured < float("inf"):
             return
-        self.seen += 1
+        stays, self._aged = MEMORY ** (step - self._aged), step
         miss = self._cut(measured / predicted - self.factor)
-        self._measured += self.factor + miss
-        self._predicted += 1.0
-        self._squares += miss**2
+        self._measured = stays * self._measured + self.factor + miss
+        self._predicted = stays * self._predicted + 1.0
+        self._squares = stays**2 * self._squares + miss**2
+        self.factor, self.seen = self._measured / self._predicted, self.seen + 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distillspec.serving.base.catch_up import catch_up_cost
-from distillspec.serving.control.base import RowView, StepResult
 from distillspec.serving.costs.latency import LatencyModel, guessed, rows_by_depth
 from distillspec.serving.costs.live_costs import GUESSED, MEASURED, LiveCosts
 
@@ -35,41 +34,51 @@ class LiveLatency:
             self._latency = LatencyModel(self._target.table, draft, self._draft_free_s)
         return self._latency
 
-    def observe(self, result: StepResult, proposed: Sequence[int]) -> bool:
-        """Learn from a step in which its decoding rows drafted `proposed` tokens each.
+    def observe(
+        self,
+        contexts: Sequence[int],
+        proposed: Sequence[int],
+        unread_tokens: Sequence[int | None],
+        prefill_tokens: int,
+        target_s: float,
+        draft_s: float,
+    ) -> bool:
+        """Learn from a step.
 
-        Return True if the step's time could be predicted well enough to judge by.
+        Args:
+            contexts: tokens of each decoding row in the cache.
+            proposed: tokens that each row drafted.
+            unread_tokens: of each row, those that the draft model has not read, None if another source drafted.
+            prefill_tokens: prompt tokens in the target's pass.
+            target_s: seconds of the target's pass.
+            draft_s: seconds of all draft passes.
+
+        Returns:
+            True if the times could be predicted well enough to judge by.
         """
-        view = result.view
-        contexts, rows = [row.context_tokens for row in view.rows], len(view.rows)
-        if len(proposed) != rows:
-            return False
         self._latency = None
-        tokens = sum(proposed) + rows + result.prefill_tokens
-        sure = self._target.observe(sum(contexts), [tokens] if tokens else [], result.target_s, rows)
+        tokens = sum(proposed) + len(contexts) + prefill_tokens
+        sure = self._target.observe(sum(contexts), [tokens] if tokens else [], target_s, len(contexts))
         if self._draft is None:
             return sure
         if not any(proposed):
             self._guess_draft(tokens)
             return sure
         self._guess = None
-        by_model = [k if row.drafted_by_model else 0 for k, row in zip(proposed, view.rows, strict=True)]
-        read = sum([context * k for context, k in zip(contexts, by_model, strict=True)])
-        passes: list[float] = [*rows_by_depth(by_model)]
-        further, own_passes = catch_up_cost(unread_of(view.rows, by_model))
+        lengths = [0 if unread is None else k for k, unread in zip(proposed, unread_tokens, strict=True)]
+        read = sum([context * k for context, k in zip(contexts, lengths, strict=True)])
+        passes: list[float] = [*rows_by_depth(lengths)]
+        further, own_passes = catch_up_cost(
+            [unread for unread, k in zip(unread_tokens, lengths, strict=True) if k and unread]
+        )
         if own_passes:
             passes.append(further)
         elif further:
             passes[0] += further
-        return self._draft.observe(read, passes, result.draft_s, sum(by_model)) and sure
+        return self._draft.observe(read, passes, draft_s, sum(lengths)) and sure
 
     def _guess_draft(self, tokens: int) -> None:
         """Take a draft that was never measured for as much faster than guessed as the target is."""
         if self._guess is not None and self._guess.draft is not None and tokens:
             factor = self._target.table.seconds(0, tokens) / self._guess.target.seconds(0, tokens)
             self._draft = LiveCosts(self._guess.draft.scaled(factor), GUESSED)
-
-
-def unread_of(rows: Sequence[RowView], lengths: Sequence[int]) -> list[int]:
-    """Return the unread tokens of the rows that the draft model drafts for."""
-    return [row.unread_tokens for row, k in zip(rows, lengths, strict=True) if k and row.drafted_by_model]

@@ -1,0 +1,63 @@
+"""Costs that drafted tokens add to a step, for many choices of lengths at once."""
+
+from __future__ import annotations
+
+import numpy
+from numpy.typing import NDArray
+
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import Floats
+
+Ints = NDArray[numpy.int64]
+Bools = NDArray[numpy.bool_]
+
+
+class DraftedCosts:
+    """Costs of drafted tokens in one step, as `LatencyModel` has them, in arrays.
+
+    model: which rows take part in draft passes `[n]`.
+    target_s: seconds that drafted tokens add to the target's pass, by their number from 0 to n · most.
+    pass_s: seconds of a draft pass by its rows from 0 on, without their contexts.
+    read_s: seconds that reading a row's context takes a draft pass `[n]`.
+
+    Args:
+        latency: costs of steps.
+        contexts: `[n]`, tokens of each row in the cache.
+        most: the most tokens that a row may draft.
+        prefill_tokens: prompt tokens in the target's pass.
+        by_model: `[n]`, False where a row's drafts come without the draft model; None: as `latency` has a draft or not.
+    """
+
+    def __init__(
+        self, latency: LatencyModel, contexts: Ints, most: int, prefill_tokens: int = 0, by_model: Bools | None = None
+    ) -> None:
+        rows, draft = len(contexts), latency.draft
+        self.draft_free_s, self._depths = latency.draft_free_s, numpy.arange(most)
+        counts = numpy.arange(rows * most + 2.0)
+        self.target_s = latency.target.by_tokens(counts + (rows + prefill_tokens))
+        self.target_s -= self.target_s[0]
+        if draft is None:
+            self.model, self.read_s, self.pass_s = numpy.zeros(rows, dtype=bool), numpy.zeros(rows), 0.0 * counts
+            return
+        self.model = numpy.ones(rows, dtype=bool) if by_model is None else by_model
+        self.read_s = draft.per_context * contexts * self.model
+        self.pass_s = draft.by_tokens(counts)
+        if draft.per_row:
+            self.pass_s += draft.per_row * counts
+        self.pass_s[0] = 0.0
+
+    @property
+    def least_s(self) -> Floats:
+        """The least seconds that one more token of a row takes `[n]`, where draft passes cost a line by their rows."""
+        rows = max(int(self.model.sum()), 2)
+        per_row = float(self.pass_s[rows] - self.pass_s[1]) / (rows - 1)
+        return self.read_s + (per_row * self.model + float((self.target_s[1:] - self.target_s[:-1]).min()))
+
+    def of(self, lengths: Ints) -> Floats:
+        """Return the seconds `[m]` that each of `lengths [m, n]` adds to a step."""
+        seconds = self.target_s[lengths.sum(1)] + lengths @ self.read_s
+        if not self.model.all():
+            seconds += self.draft_free_s * ((lengths > 0) & ~self.model).any(1)
+            lengths = lengths * self.model
+        rows = (lengths[:, None, :] > self._depths[:, None]).sum(2)  # [m, most]
+        return numpy.asarray(seconds + self.pass_s[rows].sum(1))
