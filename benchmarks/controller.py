@@ -54,7 +54,7 @@ def _time(controller: LengthController, rows: int, steps: int) -> dict[str, Any]
         started = time.thread_time_ns()
         plan = controller.plan(view)
         planned.append(time.thread_time_ns() - started)
-        lengths = [row.length for row in plan.rows]
+        lengths = [row.speculation_length for row in plan.rows]
         stood = [int((generator.random(k) < ALPHA).cumprod().sum()) for k in lengths]
         results = tuple([RowResult.chain(f"r{i}", lengths[i], stood[i], stood[i] + 1) for i in range(rows)])
         noise = float(generator.normal(1, 0.03))

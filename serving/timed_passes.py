@@ -12,6 +12,7 @@ import torch
 from distillspec.models import LanguageModel
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, SequenceState
+from distillspec.serving.base.shape import chain_of
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.costs.hardware_profile import Timed
 from distillspec.serving.decoding.sampling import TokenSampler, VerificationWindow
@@ -76,7 +77,7 @@ class TimedPasses:
         """Return a whole draft loop, one pass a depth, for greedy requests."""
         proposer = self.proposer
         assert proposer is not None
-        requests = [ProposalRequest(sequence, length) for sequence in _sequences(rows, context)]
+        requests = [ProposalRequest(sequence, chain_of(length)) for sequence in _sequences(rows, context)]
 
         def run() -> object:
             for reader in readers(proposer):

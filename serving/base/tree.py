@@ -154,3 +154,19 @@ class TokenTree:
             if all(node in new for node in group.nodes)
         ]
         return TokenTree(tuple(self.tokens[node] for node in kept), tuple(groups))
+
+
+def merged(trees: Sequence[TokenTree]) -> TokenTree:
+    """Return one tree of all, joined at the root. Groups of earlier trees are tried first, and duplicates stay."""
+    if len(trees) == 1:
+        return trees[0]
+    tokens: list[int] = []
+    groups: list[SiblingGroup] = []
+    for tree in trees:
+        new = {ROOT: ROOT, **{node: len(tokens) + node for node in range(len(tree))}}
+        groups += [
+            group._replace(parent=new[group.parent], nodes=tuple([new[node] for node in group.nodes]))
+            for group in tree.groups
+        ]
+        tokens += tree.tokens
+    return TokenTree(tuple(tokens), tuple(groups))

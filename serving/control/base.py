@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from distillspec.serving.base.acceptance import Trial, chain_trials, count_trials
+from distillspec.serving.base.shape import PlannedTree, chain_of
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.latency import LatencyModel
 
@@ -21,6 +22,7 @@ class RowView(NamedTuple):
     match: int = 0  # tokens of text that a lookup found again: the more, the higher its acceptance
     max_time_per_token_s: float | None = None  # this request's own bound, None for the engine's
     unread_tokens: int = 0  # tokens of its text that the draft model has not read
+    source: str = DRAFT  # who would draft for it
 
 
 @dataclass(frozen=True)
@@ -52,20 +54,35 @@ class AdmissionView:
 
 
 class RowPlan(NamedTuple):
-    """Speculation length of one row. 0 is plain decoding.
+    """What to draft for one row: a tree of each source, joined at the root. None is plain decoding.
 
     `draft_prefill` False: a draft model that has not read this row's text never will. Draft-free proposers may still
     serve the row.
     """
 
     sequence_id: str
-    length: int
+    trees: tuple[PlannedTree, ...] = ()
     draft_prefill: bool = True
+
+    @classmethod
+    def chain(cls, row: RowView, speculation_length: int, draft_prefill: bool = True) -> RowPlan:
+        """Return the plan of a chain from the row's own source, at most as long as the row's limit."""
+        return cls(row.sequence_id, chain_of(min(speculation_length, row.limit), row.source), draft_prefill)
+
+    @property
+    def speculation_length(self) -> int:
+        """Levels of the deepest tree. 0 is plain decoding."""
+        return max([tree.shape.depth for tree in self.trees], default=0)
+
+    @property
+    def nodes(self) -> int:
+        """Tokens to draft."""
+        return sum([tree.shape.nodes for tree in self.trees])
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Lengths for every row of the view, in its order, with predictions if the controller makes any."""
+    """What to draft for every row of the view, in its order, with predictions if the controller makes any."""
 
     rows: tuple[RowPlan, ...]
     predicted_tokens: float | None = None
@@ -128,6 +145,16 @@ def decoding_rows(result: StepResult) -> Sequence[RowResult]:
         return result.rows
     decoding = {row.sequence_id for row in result.view.rows}
     return [row for row in result.rows if row.sequence_id in decoding]
+
+
+@runtime_checkable
+class PlansTrees(Protocol):
+    """A controller whose trees may have more nodes than levels."""
+
+    @property
+    def most_nodes(self) -> int:
+        """The most tokens that it may plan for a row. As many places are reserved."""
+        ...
 
 
 class LengthController(Protocol):

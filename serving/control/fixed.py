@@ -15,10 +15,10 @@ class FixedLength:
         self.longest = length
 
     def plan(self, view: BatchView) -> Plan:
-        return Plan(tuple([RowPlan(row.sequence_id, min(self.longest, row.limit)) for row in view.rows]))
+        return Plan(tuple([RowPlan.chain(row, self.longest) for row in view.rows]))
 
     def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
-        return tuple([row.length for row in plan.rows])
+        return tuple([row.speculation_length for row in plan.rows])
 
     def observe(self, result: StepResult) -> None:
         """Learn nothing."""

@@ -90,7 +90,7 @@ class GoodputController:
 
     def plan(self, view: BatchView) -> Plan:
         decision = self.decide(view)
-        rows = tuple(map(RowPlan, [row.sequence_id for row in view.rows], decision.lengths))
+        rows = tuple(map(RowPlan.chain, view.rows, decision.lengths))
         return Plan(rows, decision.predicted_tokens, decision.predicted_s, decision)
 
     def decide(self, view: BatchView) -> Decision:
@@ -125,7 +125,7 @@ class GoodputController:
         )
 
     def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
-        return tuple([row.length for row in plan.rows])
+        return tuple([row.speculation_length for row in plan.rows])
 
     def observe(self, result: StepResult) -> None:
         """Learn from a step: acceptance, costs, and errors of the prediction."""

@@ -126,14 +126,14 @@ class SmartSpecController:
         verified = goodputs.index(max(goodputs))
         best, drafted = every[verified], self.longest if self.gated and verified else verified
         reads = self.idle_share <= IDLE_SHARE
-        rows = tuple([RowPlan(row.sequence_id, min(drafted, row.limit), reads) for row in view.rows])
+        rows = tuple([RowPlan.chain(row, drafted, reads) for row in view.rows])
         why = Choice(drafted, self.acceptance.rate(), tuple(goodputs), self.idle_share, self.latency, verified)
         prompts_s = self.latency.prompts_s(len(rows), view.prefill_tokens)
         return Plan(rows, best.tokens, best.seconds + prompts_s + gate_s * (verified > 0), why)
 
     def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
         most = plan.why.verified if isinstance(plan.why, Choice) else self.longest
-        return tuple([min(row.length, most) for row in plan.rows])
+        return tuple([min(row.speculation_length, most) for row in plan.rows])
 
     def admit(self, view: AdmissionView) -> int:
         """Algorithm 2: the prefix of those who wait with which the batch has the highest goodput over the next steps.
@@ -151,7 +151,7 @@ class SmartSpecController:
         """Count accepted tokens, and whether the step proposed any."""
         self.acceptance.observe(result.rows)
         if any(row.limit and row.drafted_by_model for row in result.view.rows):
-            self.idle_steps.append(not any(row.length for row in result.plan.rows))
+            self.idle_steps.append(not any(row.speculation_length for row in result.plan.rows))
         elif self.idle_steps:
             self.idle_steps.popleft()  # nobody is left whom the draft knows: in time new requests are tried again
 

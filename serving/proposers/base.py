@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.requests import SequenceState
-from distillspec.serving.base.tree import TokenTree
+from distillspec.serving.base.shape import PlannedTree
+from distillspec.serving.base.tree import DRAFT, TokenTree
 from distillspec.serving.execution.kv_cache import Prefix
 
 EMPTY = TokenTree()
@@ -16,19 +17,29 @@ EMPTY = TokenTree()
 
 @dataclass(frozen=True)
 class ProposalRequest:
-    """A row that may get up to `length` drafted tokens."""
+    """A row that may get drafted trees, of one source each."""
 
     sequence: SequenceState
-    length: int
+    trees: tuple[PlannedTree, ...]
+
+    @property
+    def speculation_length(self) -> int:
+        """Levels of the deepest tree."""
+        return max([tree.shape.depth for tree in self.trees], default=0)
+
+    def of_source(self, source: str) -> ProposalRequest:
+        """Return the same without the trees of other sources."""
+        return ProposalRequest(self.sequence, tuple([tree for tree in self.trees if tree.source == source]))
 
 
 class Prospect(NamedTuple):
     """A proposer's possible tokens for a row, known before lengths are chosen."""
 
-    most: int = 1 << 30  # tokens that it can propose
+    most: int = 1 << 30  # levels that it can propose
     by_model: bool = True  # True if a draft model would run for it
     match: int = 0  # tokens of text that a lookup found again
     unread_tokens: int = 0  # tokens of its text that a draft model would read first
+    source: str = DRAFT
 
 
 @runtime_checkable
@@ -49,9 +60,9 @@ class Proposer(Protocol):
         ...
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
-        """Return a tree for each request in order, of depth at most its `length`, maybe empty.
+        """Return a tree for each request in order, within the shapes that it names, maybe narrower or empty.
 
-        All lengths are at least 1. May run a draft model, never the target.
+        All speculation lengths are at least 1. May run a draft model, never the target.
         """
         ...
 

@@ -14,7 +14,7 @@ from distillspec.models.slot_cache import Attend, SlotCache, masked_attention
 from distillspec.serving.base.catch_up import ALONG, MOST
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.transfer import to_host
-from distillspec.serving.base.tree import DraftProbs, TokenTree
+from distillspec.serving.base.tree import DRAFT, DraftProbs, TokenTree
 from distillspec.serving.decoding.drafting import choose
 from distillspec.serving.decoding.logits import Columns, Place
 from distillspec.serving.decoding.sampling import TokenSampler
@@ -99,6 +99,7 @@ class DraftModel:
         max_len: int,
         *,
         version: str = "",
+        source: str = DRAFT,
         rule: ContinueRule | None = None,
         prepared: PreparedModel | None = None,
         recorder: Recorder | None = None,
@@ -110,7 +111,7 @@ class DraftModel:
         self.columns = Columns(model.identity.vocab_size, kept_ids)
         self.loop = DraftLoop(self.runner, self.columns, recorder)
         self.rule = rule
-        self._version = version
+        self._version, self.source = version, source
         self._states: dict[str, DraftState] = {}  # by sequence
         self._last: dict[int, DraftState] = {}  # by slot, of the sequence that it holds or held last
 
@@ -138,7 +139,7 @@ class DraftModel:
         state = self.state(sequence.id)
         if state.skipped or not state.sound:
             return Prospect(0)
-        return Prospect(unread_tokens=len(sequence.tokens) - state.computed)
+        return Prospect(unread_tokens=len(sequence.tokens) - state.computed, source=self.source)
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         """Keep what the cache holds of the accepted tokens, whoever proposed them.
@@ -214,18 +215,18 @@ class DraftModel:
 
         Where passes are not recorded, rows of unlike lengths are cheaper one by one: short ones leave early.
         """
-        even = self.loop.records or len({row.request.length for row in rows}) == 1
+        even = self.loop.records or len({row.request.speculation_length for row in rows}) == 1
         return even and self.rule is None
 
     def _draft_at_once(self, rows: Sequence[_Row]) -> Tensor | None:
         """Draft all tokens of all rows with one device read. Return what drawn ones were drawn from `[n, width]`."""
-        count = max(row.request.length for row in rows)
+        count = max(row.request.speculation_length for row in rows)
         draws = self.sampler.draws([Place(row.sequence) for row in rows], count, self.columns)
         drafts = self.loop.run([self._input(row) for row in rows], count, draws)
         seen = to_host(torch.cat([drafts.ids, drafts.finite], 1)).tolist()
         for r, (row, found) in enumerate(zip(rows, seen, strict=True)):
             sound = sum(found[count:])
-            row.tokens = _until_stop(found[: min(sound, row.request.length)], row.sequence.stop_ids)
+            row.tokens = _until_stop(found[: min(sound, row.request.speculation_length)], row.sequence.stop_ids)
             row.rows = list(range(r * count, r * count + len(row.tokens)))
             if sound < count:
                 self._give_up(row)
@@ -237,7 +238,7 @@ class DraftModel:
     def _draft_one_by_one(self, rows: Sequence[_Row]) -> Tensor | None:
         """Draft one token of every row at a time, with a device read each. Returns what `_draft_at_once` does."""
         probs: list[Tensor] = []
-        for step in range(max((row.request.length for row in rows), default=0)):
+        for step in range(max((row.request.speculation_length for row in rows), default=0)):
             drafting = [row for row in rows if row.drafting]
             if not drafting:
                 break
@@ -260,7 +261,7 @@ class DraftModel:
                 continue
             row.tokens.append(token)
             row.rows.append(first + r)
-            full = len(row.tokens) >= row.request.length
+            full = len(row.tokens) >= row.request.speculation_length
             row.drafting = keep and not full and token not in row.sequence.stop_ids
         return choice.probs
 
@@ -281,7 +282,7 @@ class DraftModel:
 
     def _tree(self, row: _Row, table: DraftProbs | None) -> TokenTree:
         row.state.drafted = tuple(row.tokens)
-        return TokenTree.chain(row.tokens, table if row.is_drawn else None, row.rows)
+        return TokenTree.chain(row.tokens, table if row.is_drawn else None, row.rows, self.source)
 
 
 def _until_stop(tokens: Sequence[int], stop_ids: frozenset[int]) -> list[int]:

@@ -9,13 +9,14 @@ from distillspec.config.registry import PROPOSERS, WITH_DRAFT, WITHOUT_DRAFT, Pr
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import Attend
+from distillspec.serving.base.tree import DRAFT, LOOKUP
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.graphs import Recorder
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.proposers.base import Proposer
 from distillspec.serving.proposers.draft_model import ConfidenceThreshold, DraftModel
-from distillspec.serving.proposers.lookup_else_model import LookupElseModel
 from distillspec.serving.proposers.prompt_lookup import PromptLookup
+from distillspec.serving.proposers.side_by_side import SideBySide
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,6 @@ def make_draft_model(parts: ProposerParts) -> DraftModel:
     )
 
 
-def make_lookup_else_model(parts: ProposerParts) -> LookupElseModel:
+def make_lookup_else_model(parts: ProposerParts) -> SideBySide:
     """Look up, and run the draft where nothing is found."""
-    return LookupElseModel(make_prompt_lookup(parts), make_draft_model(parts))
+    return SideBySide({LOOKUP: make_prompt_lookup(parts), DRAFT: make_draft_model(parts)})

@@ -25,15 +25,17 @@ class PromptLookup:
         self._indices: dict[str, _NgramIndex] = {}
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
-        return [TokenTree.chain(self._continuation(r.sequence)[: r.length], source=LOOKUP) for r in requests]
+        return [
+            TokenTree.chain(self._continuation(r.sequence)[: r.speculation_length], source=LOOKUP) for r in requests
+        ]
 
     def prospect(self, sequence: SequenceState) -> Prospect:
         """Return the lengths of the continuation and of the match before it."""
         found = self._index(sequence).last_match(sequence.tokens)
         if found is None:
-            return Prospect(0, by_model=False)
+            return Prospect(0, by_model=False, source=LOOKUP)
         start, match = found
-        return Prospect(len(sequence.tokens) - start, False, match)
+        return Prospect(len(sequence.tokens) - start, False, match, source=LOOKUP)
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         """Do nothing: the index reads new text at the next proposal."""

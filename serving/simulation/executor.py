@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 from distillspec.serving.base.acceptance import Trial, count_trials
 from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import DRAFT
-from distillspec.serving.control.base import BatchView, Plan, RowResult, RowView
+from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowResult, RowView
 from distillspec.serving.execution.kv_cache import Drop, Move, Prefix
 from distillspec.serving.proposers.base import Prospect
 from distillspec.serving.sequences.manager import SequenceManager
 from distillspec.serving.simulation.acceptance_trace import AcceptanceTrace
 from distillspec.serving.simulation.hardware import Hardware
-from distillspec.serving.simulation.trees import TreePlan, tree_nodes
 from distillspec.serving.step.executor import StepWork
 
 
@@ -112,39 +112,30 @@ class SimulatedExecutor:
 
     def _judge(self, view: BatchView, plan: Plan, kept: Sequence[int]) -> list[SimulatedWindow]:
         """Look up what each row drafts, verifies and accepts."""
-        if isinstance(plan, TreePlan):
-            return [
-                self._judge_tree(row, plan) if length.length else PLAIN
-                for row, length in zip(view.rows, plan.rows, strict=True)
-            ]
-        windows, rows = [], self.rows
-        for row, planned, most in zip(view.rows, plan.rows, kept, strict=True):
-            drafted = planned.length
-            if not drafted:
-                windows.append(PLAIN)
-                continue
-            trace = rows[row.sequence_id]
-            place = row.context_tokens - trace.prompt_tokens
-            if trace.gates is not None:
-                drafted = min(drafted, trace.gates[place])
-            verified = min(drafted, most)
-            windows.append(SimulatedWindow(drafted, verified, min(verified, trace.runs[place])))
-        return windows
+        rows = zip(view.rows, plan.rows, kept, strict=True)
+        return [self._judge_row(row, planned, most) if planned.trees else PLAIN for row, planned, most in rows]
 
-    def _judge_tree(self, row: RowView, plan: TreePlan) -> SimulatedWindow:
-        trace = self.rows[row.sequence_id]
-        widths = plan.widths[: row.limit]
-        place, accepted, nodes = row.context_tokens - trace.prompt_tokens, 0, tree_nodes(widths) - 1
-        while accepted < len(widths) and trace.ranks[place + accepted] <= widths[accepted]:
+    def _judge_row(self, row: RowView, planned: RowPlan, most: int) -> SimulatedWindow:
+        trace, widths = self.rows[row.sequence_id], planned.trees[0].shape.widths
+        place, drafted = row.context_tokens - trace.prompt_tokens, len(widths)
+        if max(widths) > 1:
+            return self._judge_tree(trace.ranks[place:], planned.trees[0].shape)
+        if trace.gates is not None:
+            drafted = min(drafted, trace.gates[place])
+        verified = min(drafted, most)
+        return SimulatedWindow(drafted, verified, min(verified, trace.runs[place]))
+
+    @staticmethod
+    def _judge_tree(ranks: Sequence[int], shape: TreeShape) -> SimulatedWindow:
+        widths, accepted = shape.widths, 0
+        while accepted < shape.depth and ranks[accepted] <= widths[accepted]:
             accepted += 1
-        tried = count_trials(accepted, len(widths))
-        ranks = zip(trace.ranks[place : place + tried], widths, strict=False)
         trials = [
-            Trial(level + 1, rank, DRAFT, rank + 1 == right)
-            for level, (right, width) in enumerate(ranks)
-            for rank in range(min(right, width))
+            Trial(level + 1, rank, DRAFT, rank + 1 == ranks[level])
+            for level in range(count_trials(accepted, shape.depth))
+            for rank in range(min(ranks[level], widths[level]))
         ]
-        return SimulatedWindow(nodes, nodes, accepted, len(widths), tuple(trials))
+        return SimulatedWindow(shape.nodes, shape.nodes, accepted, shape.depth, tuple(trials))
 
     def _seconds(self, view: BatchView, windows: Sequence[SimulatedWindow]) -> tuple[float, float]:
         """Return the seconds of drafting and of verification."""

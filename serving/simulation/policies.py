@@ -91,7 +91,7 @@ class RandomLength:
         return _plan(view, [min(length, row.limit) for length, row in zip(lengths, view.rows, strict=True)])
 
     def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
-        return tuple(row.length for row in plan.rows)
+        return tuple(row.speculation_length for row in plan.rows)
 
     def observe(self, result: StepResult) -> None:
         """Count the step, so that the next one draws anew."""
@@ -121,7 +121,7 @@ class Oracle:
         return _plan(view, best.lengths.tolist(), best.tokens, best.seconds + prompts_s)
 
     def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
-        return tuple(row.length for row in plan.rows)
+        return tuple(row.speculation_length for row in plan.rows)
 
     def observe(self, result: StepResult) -> None:
         """Learn nothing."""
@@ -139,5 +139,5 @@ def _named(name: str, longest: int, latency: LatencyModel) -> LengthController:
 
 
 def _plan(view: BatchView, lengths: Sequence[int], tokens: float | None = None, seconds: float | None = None) -> Plan:
-    rows = tuple([RowPlan(row.sequence_id, length) for row, length in zip(view.rows, lengths, strict=True)])
+    rows = tuple([RowPlan.chain(row, length) for row, length in zip(view.rows, lengths, strict=True)])
     return Plan(rows, tokens, seconds)

@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import product
 
 import numpy
 from numpy.typing import NDArray
 
 from distillspec.errors import ConfigError
+from distillspec.serving.base.shape import PlannedTree, TreeShape
 from distillspec.serving.control.base import BatchView, Plan, RowPlan, StepResult
 from distillspec.serving.costs.latency import LatencyModel
 
 PRIOR, PRIOR_TRIALS = 0.4, 4.0  # acceptance of a head's first candidate, and its weight in trials
 FORGETTING = 0.999  # weight of a step's trials after the next step
-
-
-@dataclass(frozen=True)
-class TreePlan(Plan):
-    """The same tree for all rows: `widths[i]` candidates of head i under every node of its level."""
-
-    widths: tuple[int, ...] = ()
-
-
-def tree_nodes(widths: Sequence[int]) -> int:
-    """Return the tokens that verification reads, root included: 1 + Σ_h Π_{i ≤ h} k_i.
-
-    (3, 2, 2) has 1 + 3 + 6 + 12 = 22.
-    """
-    nodes, level = 1, 1
-    for width in widths:
-        level *= width
-        nodes += level
-    return nodes
 
 
 class FixedTree:
@@ -42,14 +23,14 @@ class FixedTree:
     def __init__(self, widths: Sequence[int]) -> None:
         if any(width < 1 for width in widths):
             raise ConfigError(f"widths={tuple(widths)} must be at least 1 each")
-        self.widths = tuple(widths)
-        self.longest = tree_nodes(widths) - 1
+        self.shape = TreeShape(tuple(widths))
+        self.longest, self.most_nodes = self.shape.depth, self.shape.nodes
 
     def plan(self, view: BatchView) -> Plan:
-        return _tree_plan(view, self.widths)
+        return _tree_plan(view, self.shape)
 
     def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
-        return tuple(row.length for row in plan.rows)
+        return tuple(row.speculation_length for row in plan.rows)
 
     def observe(self, result: StepResult) -> None:
         """Learn nothing."""
@@ -71,10 +52,11 @@ class GoodputTree:
         if heads < 1 or most < 1:
             raise ConfigError(f"heads={heads} and most={most} must be at least 1")
         self.latency, self.most = latency, most
-        self.shapes = [shape for depth in range(heads + 1) for shape in product(range(1, most + 1), repeat=depth)]
-        self.longest = max(map(tree_nodes, self.shapes)) - 1
-        self._nodes = numpy.array([tree_nodes(shape) for shape in self.shapes])
-        padded = [[*shape, *[0] * (heads - len(shape))] for shape in self.shapes]
+        widths = [own for depth in range(heads + 1) for own in product(range(1, most + 1), repeat=depth)]
+        self.shapes = list(map(TreeShape, widths))
+        self._nodes = numpy.array([shape.nodes for shape in self.shapes])
+        self.longest, self.most_nodes = heads, int(self._nodes.max())
+        padded = [[*own, *[0] * (heads - len(own))] for own in widths]
         self._widths = numpy.array(padded).reshape(-1, heads)
         self._tried = numpy.zeros((heads, most))
         self._accepted = numpy.zeros((heads, most))
@@ -91,21 +73,21 @@ class GoodputTree:
     def plan(self, view: BatchView) -> Plan:
         rows = len(view.rows)
         if rows == 0:
-            return _tree_plan(view, ())
+            return _tree_plan(view, TreeShape())
         below = numpy.concatenate([numpy.zeros((len(self._tried), 1)), numpy.cumsum(self.acceptance, 1)], 1)
         success = below[numpy.arange(len(below)), self._widths]  # [shapes, heads]
         tokens = rows * (1 + numpy.cumprod(success, 1).sum(1))
         context = sum([row.context_tokens for row in view.rows])
         # Without prompt tokens, as in GoodputController: they cost the same whatever is drafted.
-        seconds = numpy.array([self.latency.target.seconds(context, int(count)) for count in rows * self._nodes])
-        seconds = seconds + numpy.where(self._nodes > 1, self.latency.draft_free_s, 0.0)
+        seconds = numpy.array([self.latency.target.seconds(context, int(count)) for count in rows * (1 + self._nodes)])
+        seconds = seconds + numpy.where(self._nodes > 0, self.latency.draft_free_s, 0.0)
         best = int(numpy.argmax(tokens / seconds))
-        lengths = [int(self._nodes[best]) - 1] * rows
-        step_s = self.latency.step_s([row.context_tokens for row in view.rows], lengths, view.prefill_tokens)
+        nodes = [int(self._nodes[best])] * rows
+        step_s = self.latency.step_s([row.context_tokens for row in view.rows], nodes, view.prefill_tokens)
         return _tree_plan(view, self.shapes[best], float(tokens[best]), step_s)
 
     def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
-        return tuple(row.length for row in plan.rows)
+        return tuple(row.speculation_length for row in plan.rows)
 
     def observe(self, result: StepResult) -> None:
         """Count at each rank what was tried and accepted."""
@@ -122,9 +104,9 @@ class GoodputTree:
         self._accepted[:] = PRIOR_TRIALS * PRIOR
 
 
-def _tree_plan(
-    view: BatchView, widths: tuple[int, ...], tokens: float | None = None, seconds: float | None = None
-) -> TreePlan:
-    nodes = tree_nodes(widths) - 1
-    rows = tuple([RowPlan(row.sequence_id, nodes if row.limit else 0) for row in view.rows])
-    return TreePlan(rows, tokens, seconds, None, widths)
+def _tree_plan(view: BatchView, shape: TreeShape, tokens: float | None = None, seconds: float | None = None) -> Plan:
+    """Return the plan of one shape for all rows, cut to the levels that each row may have."""
+    shapes = [TreeShape(shape.widths[: row.limit]) for row in view.rows]
+    planned = [(PlannedTree(row.source, own),) if own.depth else () for row, own in zip(view.rows, shapes, strict=True)]
+    rows = [RowPlan(row.sequence_id, trees) for row, trees in zip(view.rows, planned, strict=True)]
+    return Plan(tuple(rows), tokens, seconds)

@@ -13,7 +13,7 @@ import torch
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.serving.base.requests import Request, SequenceState
-from distillspec.serving.control.base import BatchView, LengthController, RowView, StepResult
+from distillspec.serving.control.base import BatchView, LengthController, PlansTrees, RowView, StepResult
 from distillspec.serving.execution.kv_cache import SlotPool
 from distillspec.serving.proposers.base import Prospect
 from distillspec.serving.sequences.manager import SequenceManager
@@ -101,7 +101,8 @@ class EngineCore:
     def update_limits(self) -> None:
         """Reserve as many tokens a row as controller and executor may add to it."""
         lookahead = self.controller.longest
-        extra = self.executor.most_nodes(lookahead) - lookahead
+        planned = self.controller.most_nodes if isinstance(self.controller, PlansTrees) else lookahead
+        extra = max(planned, self.executor.most_nodes(lookahead)) - lookahead
         self.sequences.limits = replace(self.limits, lookahead=lookahead, extra=extra)
 
     def draft_changed(self) -> None:
@@ -174,4 +175,5 @@ class EngineCore:
             prospect.match,
             sequence.request.max_time_per_token_s,
             prospect.unread_tokens,
+            prospect.source,
         )

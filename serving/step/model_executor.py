@@ -121,7 +121,7 @@ class ModelExecutor:
                 if not row.draft_prefill:
                     reader.skip(sequence)
         pairs = list(zip(work.decoding, work.plan.rows, strict=True))
-        requests = [ProposalRequest(sequence, row.length) for sequence, row in pairs if row.length > 0]
+        requests = [ProposalRequest(sequence, row.trees) for sequence, row in pairs if row.trees]
         if not requests or self.proposer is None:
             return [EMPTY] * len(pairs)
         try:
@@ -130,7 +130,7 @@ class ModelExecutor:
             self._health.failed(self.proposer, requests, error)
             return [EMPTY] * len(pairs)
         self._health.succeeded()
-        trees = [next(proposals) if row.length > 0 else EMPTY for _, row in pairs]
+        trees = [next(proposals) if row.trees else EMPTY for _, row in pairs]
         return [
             self._shortened_to_fit(sequence, tree.shortened(depth))
             for sequence, tree, depth in zip(work.decoding, trees, work.verified, strict=True)

@@ -49,8 +49,8 @@ class SameToken(PromptLookup):
         self.token, self.proposed = token, 0
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
-        self.proposed += sum(r.length for r in requests)
-        return [TokenTree.chain([self.token] * r.length, source="lookup") for r in requests]
+        self.proposed += sum(r.speculation_length for r in requests)
+        return [TokenTree.chain([self.token] * r.speculation_length, source="lookup") for r in requests]
 
     prospect = None  # type: ignore[assignment]  # nothing is known before it is asked
 

@@ -110,7 +110,8 @@ def test_a_metric(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("declare_gauges", "observe_step"):
         monkeypatch.setattr(Metrics, name, both(getattr(Metrics, name), added[name]))
     metrics = Metrics("m", longest=4, slots=2, cache_tokens=100)
-    view, plan = BatchView((RowView("a", 9, 4), RowView("b", 9, 4))), Plan((RowPlan("a", 1), RowPlan("b", 1)))
+    view = BatchView((RowView("a", 9, 4), RowView("b", 9, 4)))
+    plan = Plan(tuple([RowPlan.chain(row, 1) for row in view.rows]))
     rows = (RowResult.chain("a", 1, 1, 2), RowResult.chain("b", 1, 0, 1))
     result = StepResult(rows, view, plan, 0, 0.1, 0.1, 0.3)
     metrics.observe_step(StepReport(StepOutput(result=result), 2, 0, 20, ""))

@@ -53,7 +53,7 @@ class Machine:
             view = BatchView(rows_seen, self.prompts(step))
             plan = controller.plan(view)
             assert step % 40 or plan == controller.plan(view)  # pure
-            lengths = [row.length for row in plan.rows]
+            lengths = [row.speculation_length for row in plan.rows]
             self.lengths.append(lengths)
             accepted = [int((self.generator.random(k) < self.alpha).cumprod().sum()) for k in lengths]
             noise = float(self.generator.normal(1, 0.03)) * self.pauses.get(step, 1.0)

@@ -27,7 +27,7 @@ class Oracle:
 
     def _tree(self, request: ProposalRequest) -> TokenTree:
         done = request.sequence.output_length
-        tokens = self.continuation[done : done + request.length]
+        tokens = self.continuation[done : done + request.speculation_length]
         wrong = [(token + 1) % 250 for token in tokens]
         chosen = {"always": tokens, "never": wrong, "sometimes": tokens[:1] + wrong[1:]}[self.mode]
         return TokenTree.chain(chosen)

@@ -27,12 +27,10 @@ class Restless:
     def plan(self, view: BatchView) -> Plan:
         turn = len(self.results)
         lengths = [(turn + 2 * place) % 6 for place in range(len(view.rows))]
-        return Plan(
-            tuple(RowPlan(row.sequence_id, min(k, row.limit)) for row, k in zip(view.rows, lengths, strict=True))
-        )
+        return Plan(tuple(RowPlan.chain(row, k) for row, k in zip(view.rows, lengths, strict=True)))
 
     def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
-        planned = [row.length for row in plan.rows]
+        planned = [row.speculation_length for row in plan.rows]
         return tuple(max(0, k - 1 - place % 2) if self.trims else k for place, k in enumerate(planned))
 
     def observe(self, result: StepResult) -> None:

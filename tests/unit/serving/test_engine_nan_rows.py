@@ -34,7 +34,7 @@ REPEATABLE = ("greedy", "seeded")  # their tokens do not depend on who runs besi
 def forked(request: ProposalRequest) -> TokenTree:
     """Two tokens that nobody drew, and one below each."""
     tree = TokenTree.of_parents((65, 66, 67, 68), (ROOT, ROOT, 0, 1))
-    return tree.shortened(request.length)
+    return tree.shortened(request.speculation_length)
 
 
 def drawn_fork(request: ProposalRequest) -> TokenTree:

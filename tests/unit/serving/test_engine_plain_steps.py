@@ -12,7 +12,7 @@ from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.proposers.draft_model import DraftModel
-from distillspec.serving.proposers.lookup_else_model import LookupElseModel
+from distillspec.serving.proposers.side_by_side import SideBySide
 
 from .conftest import MakeEngine, prompts
 
@@ -26,7 +26,7 @@ CONTROLLERS = {
 
 def draft_passes(engine: Engine) -> int:
     proposer = engine.proposer
-    model = proposer.model if isinstance(proposer, LookupElseModel) else proposer
+    model = proposer.proposers["draft"] if isinstance(proposer, SideBySide) else proposer
     assert isinstance(model, DraftModel)
     return model.runner.passes
 
@@ -54,7 +54,7 @@ def test_plain_steps_touch_no_draft(
             engine.submit(Request(str(step), tuple(prompts()[step // 5]), params))
         before = draft_passes(engine), asked
         result = engine.step().result
-        if result is not None and not any(row.length for row in result.plan.rows):
+        if result is not None and not any(row.speculation_length for row in result.plan.rows):
             plain += 1
             assert (draft_passes(engine), asked) == before
     assert plain >= 3

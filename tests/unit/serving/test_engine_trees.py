@@ -53,7 +53,7 @@ def right_one_last(wanted: dict[tuple[int, ...], list[int]]) -> Grow:
     def grow(request: ProposalRequest) -> TokenTree:
         sequence = request.sequence
         done = sequence.output_length
-        coming = wanted[sequence.request.prompt_ids][done : done + min(3, request.length)]
+        coming = wanted[sequence.request.prompt_ids][done : done + min(3, request.speculation_length)]
         tokens: list[int] = []
         parents: list[int] = []
         parent = ROOT
@@ -128,7 +128,7 @@ def drawn_without_replacement(draft: LanguageModel, generator: torch.Generator) 
         text = request.sequence.tokens
         root = _probs(draft, text)
         tokens = torch.multinomial(root, 3, generator=generator).tolist()
-        if request.length == 1:
+        if request.speculation_length == 1:
             return TokenTree(tuple(tokens), (SiblingGroup(ROOT, (0, 1, 2), drawn_from=DraftProbs(root[None])),))
         below = _probs(draft, [*text, tokens[0]])
         tokens += torch.multinomial(below, 2, generator=generator).tolist()
@@ -171,7 +171,7 @@ def drawn_from_table(table: torch.Tensor, generator: torch.Generator) -> Grow:
     def grow(request: ProposalRequest) -> TokenTree:
         root = table[request.sequence.tokens[-1]]
         tokens = torch.multinomial(root, 3, generator=generator).tolist()
-        if request.length == 1:
+        if request.speculation_length == 1:
             return TokenTree(tuple(tokens), (SiblingGroup(ROOT, (0, 1, 2), drawn_from=DraftProbs(root[None])),))
         below = table[tokens[0]]
         tokens += torch.multinomial(below, 2, generator=generator).tolist()
@@ -216,7 +216,7 @@ def test_only_what_stands_further_back_is_moved(
 
     def grow(request: ProposalRequest) -> TokenTree:
         done = request.sequence.output_length
-        coming = list(expected.token_ids[done : done + request.length])
+        coming = list(expected.token_ids[done : done + request.speculation_length])
         if len(coming) < 3:
             return TokenTree.chain(coming)
         wrong = [(coming[2] + i) % 200 for i in (1, 2, 3)]

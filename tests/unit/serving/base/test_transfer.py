@@ -103,7 +103,7 @@ class Guesses:
     version = ""
 
     def propose(self, requests: list[ProposalRequest]) -> list[TokenTree]:
-        return [TokenTree.chain([65, 66, 67][: request.length]) for request in requests]
+        return [TokenTree.chain([65, 66, 67][: request.speculation_length]) for request in requests]
 
     def committed(self, sequence: object, tree: TokenTree, path: object) -> None: ...
 

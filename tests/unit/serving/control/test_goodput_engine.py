@@ -25,7 +25,7 @@ def test_an_engine_with_it_writes_the_same_text_and_explains_itself(
     why, result = engine.explain_last_plan(), engine.last_result
     assert result is not None
     assert why is result.plan.why
-    assert why.lengths == tuple(row.length for row in result.plan.rows)
+    assert why.lengths == tuple(row.speculation_length for row in result.plan.rows)
     assert (why.predicted_tokens, why.predicted_s) == (result.plan.predicted_tokens, result.plan.predicted_s)
     start = guessed()
     assert why.target != start.target, "costs were learnt"
@@ -53,7 +53,7 @@ def test_an_engine_may_have_one_length_for_all_rows(
         outputs.update({output.request_id: list(output.token_ids) for output in engine.step().finished})
         result = engine.last_result
         free = [row for row in result.view.rows if row.limit >= 4] if result is not None else []
-        planned = {row.sequence_id: row.length for row in result.plan.rows} if result is not None else {}
+        planned = {row.sequence_id: row.speculation_length for row in result.plan.rows} if result is not None else {}
         unlike += len({planned[row.sequence_id] for row in free}) > 1
         drafted += sum(planned.values())
     assert [outputs[request.id] for request in requests] == wanted

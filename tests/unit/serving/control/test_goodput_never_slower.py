@@ -163,8 +163,8 @@ class Always:
         self.token, self.now = token, 0.0
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
-        self.now += 2e-3 * max(request.length for request in requests)
-        return [TokenTree.chain([self.token] * request.length) for request in requests]
+        self.now += 2e-3 * max(request.speculation_length for request in requests)
+        return [TokenTree.chain([self.token] * request.speculation_length) for request in requests]
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None: ...
 

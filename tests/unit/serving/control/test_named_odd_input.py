@@ -27,7 +27,7 @@ ONE = BatchView((RowView("a", 100, 8),))
 def step(controller: LengthController, view: BatchView, *, accepted: int = 1, seconds: float | None = None) -> Plan:
     """Plan and observe one step that took what the machine says, or `seconds`."""
     plan = controller.plan(view)
-    lengths, contexts = [row.length for row in plan.rows], [row.context_tokens for row in view.rows]
+    lengths, contexts = [row.speculation_length for row in plan.rows], [row.context_tokens for row in view.rows]
     stood = [min(length, accepted) for length in lengths]
     rows = tuple(RowResult.chain(r.sequence_id, k, s, s + 1) for r, k, s in zip(view.rows, lengths, stood, strict=True))
     draft_s, target_s = CPU.draft_s(contexts, lengths), CPU.target_s(contexts, lengths)
@@ -42,8 +42,8 @@ def test_an_empty_batch_and_an_empty_history_have_plans(name: str) -> None:
     assert step(controller, BatchView(())).rows == ()
     assert step(controller, BatchView((), prefill_tokens=50, waiting=3)).rows == ()
     (row,) = step(controller, ONE).rows
-    assert 0 <= row.length <= 6
-    assert [r.length for r in step(controller, BatchView((RowView("a", 100, 0),))).rows] == [0]
+    assert 0 <= row.speculation_length <= 6
+    assert [r.speculation_length for r in step(controller, BatchView((RowView("a", 100, 0),))).rows] == [0]
 
 
 @pytest.mark.parametrize("name", ["goodput", "goodput-step", "goodput-global", "smartspec", "smartspec-request"])
@@ -51,11 +51,11 @@ def test_one_request_alone_comes_to_the_length_that_pays(name: str) -> None:
     controller = named_controller(name, 6, CPU)
     for _ in range(150):
         step(controller, ONE, accepted=6)
-    assert controller.plan(ONE).rows[0].length == 6
+    assert controller.plan(ONE).rows[0].speculation_length == 6
     controller.draft_changed()
     for _ in range(150):
         step(controller, ONE, accepted=0)
-    assert sum(step(controller, ONE, accepted=0).rows[0].length for _ in range(50)) < 25
+    assert sum(step(controller, ONE, accepted=0).rows[0].speculation_length for _ in range(50)) < 25
 
 
 @pytest.mark.parametrize("name", ["goodput", "goodput-step", "smartspec"])
@@ -63,7 +63,7 @@ def test_one_request_alone_comes_to_the_length_that_pays(name: str) -> None:
 def test_drafts_that_cost_nothing_are_taken_as_far_as_they_go(name: str, target: CostTable) -> None:
     free = LatencyModel(CostTable.line(target.per_context, 0, target.seconds(0, 0)), CostTable.line(0, 0, 0))
     plan = named_controller(name, 6, free).plan(ONE)
-    assert plan.rows[0].length == 6
+    assert plan.rows[0].speculation_length == 6
     assert plan.predicted_s is not None
     assert plan.predicted_s > 0
 

@@ -76,19 +76,19 @@ def test_the_length_is_the_best_of_all() -> None:
         plan, alpha = controller.plan(batch), controller.acceptance.rate()
         assert plan == controller.plan(batch)
         rates = [rows * chain(alpha, k) / CPU.step_s([200] * rows, [k] * rows) for k in range(9)]
-        assert {row.length for row in plan.rows} == {int(numpy.argmax(rates))}
+        assert {row.speculation_length for row in plan.rows} == {int(numpy.argmax(rates))}
         assert plan.predicted_tokens is not None
         assert plan.predicted_s is not None
         assert plan.predicted_tokens / plan.predicted_s == pytest.approx(max(rates))
     assert SmartSpecController(8, CPU).plan(view()).rows == ()
-    assert {row.length for row in SmartSpecController(8, CPU).plan(view(5, 5, limit=0)).rows} == {0}
+    assert {row.speculation_length for row in SmartSpecController(8, CPU).plan(view(5, 5, limit=0)).rows} == {0}
 
 
 def test_a_gated_draft_goes_as_far_as_it_may_and_goodput_says_what_is_verified() -> None:
     dear = LatencyModel(CostTable.line(0, 2e-2, 4e-2), CostTable.line(0, 0, 1e-4))
     controller, batch = SmartSpecController(8, dear, gated=True), view(10, 10)
     plan = controller.plan(batch)
-    assert [row.length for row in plan.rows] == [8, 8]
+    assert [row.speculation_length for row in plan.rows] == [8, 8]
     assert isinstance(plan.why, Choice)
     assert 0 < plan.why.verified < 8
     assert controller.trim(batch, plan) == (plan.why.verified,) * 2
@@ -124,7 +124,7 @@ def test_new_texts_are_not_read_by_the_draft_where_most_steps_propose_nothing() 
     controller, batch = SmartSpecController(4, CPU), view(100)
     assert controller.plan(batch).rows[0].draft_prefill
     after(controller, batch, 0, 2 * RECENT_STEPS)
-    assert {row.length for row in controller.plan(batch).rows} == {0}
+    assert {row.speculation_length for row in controller.plan(batch).rows} == {0}
     assert not controller.plan(batch).rows[0].draft_prefill
     after(controller, view(100, limit=0), 0, RECENT_STEPS)  # nobody left to draft for
     assert controller.plan(batch).rows[0].draft_prefill

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from distillspec.serving import Request
 from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.shape import chain_of
 from distillspec.serving.proposers.base import ProposalRequest
 from distillspec.serving.proposers.prompt_lookup import PromptLookup
 
 
 def proposals(tokens: list[int], length: int = 4) -> tuple[int, ...]:
     sequence = SequenceState("a", Request("a", tuple(tokens)), 0, 0, list(tokens), frozenset(), 64)
-    (tree,) = PromptLookup(longest=3, shortest=1).propose([ProposalRequest(sequence, length)])
+    (tree,) = PromptLookup(longest=3, shortest=1).propose([ProposalRequest(sequence, chain_of(length, "lookup"))])
     return tree.tokens
 
 
@@ -24,6 +25,6 @@ def test_the_longest_match_wins_and_of_equal_ones_the_latest() -> None:
 def test_lookups_find_what_was_written_meanwhile() -> None:
     lookup = PromptLookup(longest=2, shortest=2)
     sequence = SequenceState("a", Request("a", (1, 2)), 0, 0, [1, 2], frozenset(), 64)
-    assert len(lookup.propose([ProposalRequest(sequence, 3)])[0]) == 0
+    assert len(lookup.propose([ProposalRequest(sequence, chain_of(3, "lookup"))])[0]) == 0
     sequence.tokens += [5, 6, 7, 1, 2]
-    assert lookup.propose([ProposalRequest(sequence, 3)])[0].tokens == (5, 6, 7)
+    assert lookup.propose([ProposalRequest(sequence, chain_of(3, "lookup"))])[0].tokens == (5, 6, 7)

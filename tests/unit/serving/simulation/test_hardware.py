@@ -104,12 +104,12 @@ def test_every_policy_plans_within_the_limits_and_purely(name: str) -> None:
     controller = make_policy(name, hardware.latency, []).controller
     plan = controller.plan(view)
     assert plan == controller.plan(view)
-    assert all(0 <= row.length <= controller.longest for row in plan.rows)
-    assert plan.rows[2].length == 0
+    assert all(0 <= row.speculation_length <= controller.longest for row in plan.rows)
+    assert plan.rows[2].speculation_length == 0
     if not name.startswith("medusa"):
-        assert plan.rows[1].length <= 1
+        assert plan.rows[1].speculation_length <= 1
     other = (BatchView((RowView("a/0", 100 + place, 9),)) for place in range(20))  # a random length may be 0
-    drafted = [controller.plan(seen).rows[0].length for seen in (view, *other)]
+    drafted = [controller.plan(seen).rows[0].speculation_length for seen in (view, *other)]
     assert any(drafted) == (name != "none")
     if not name.startswith("random"):
         assert all(drafted) == (name != "none")

@@ -16,7 +16,7 @@ def test_lengths_do_not_depend_on_prompts_read_in_the_same_step() -> None:
     controller = GoodputController(5, latency)
     rows = tuple(RowView(f"r{i}", 200, 100) for i in range(40))
     alone, beside = controller.plan(BatchView(rows)), controller.plan(BatchView(rows, prefill_tokens=1000))
-    assert [row.length for row in beside.rows] == [row.length for row in alone.rows]
+    assert [row.speculation_length for row in beside.rows] == [row.speculation_length for row in alone.rows]
     assert beside.predicted_s is not None
     assert alone.predicted_s is not None
     assert beside.predicted_s - alone.predicted_s == pytest.approx(latency.prompts_s(40, 1000))

@@ -10,22 +10,23 @@ import pytest
 from distillspec.config import WorkloadConfig
 from distillspec.errors import ConfigError
 from distillspec.recipes.smartspec.expected_length import full_tree, paper_eq10
+from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.control.base import BatchView, RowView
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.simulation import Hardware, Simulation, make_policy, make_workload
 from distillspec.serving.simulation.figures import figures_of
-from distillspec.serving.simulation.trees import FixedTree, GoodputTree, TreePlan, tree_nodes
+from distillspec.serving.simulation.trees import FixedTree, GoodputTree
 
 COSTS = LatencyModel(CostTable.line(3e-7, 1.2e-4, 1e-2), draft_free_s=0.0)
 
 
-def test_nodes_are_counted_with_the_root() -> None:
-    assert tree_nodes((3, 2, 2)) == 22
-    assert tree_nodes(()) == 1
+def test_nodes_are_counted_without_the_root() -> None:
+    assert TreeShape((3, 2, 2)).nodes == 21
+    assert TreeShape().nodes == 0
     for widths in itertools.product((1, 2, 3), repeat=3):
         paths = [path for depth in range(4) for path in itertools.product(*[range(w) for w in widths[:depth]])]
-        assert tree_nodes(widths) == len(paths)
+        assert TreeShape(widths).nodes == len(paths) - 1
 
 
 @pytest.mark.parametrize("widths", [(), (2,), (3, 2), (1, 1, 1), (3, 2, 2)])
@@ -57,18 +58,18 @@ def test_the_chosen_tree_is_the_best_of_all() -> None:
     sizes = []
     for rows in (1, 8, 64, 256):
         plan = controller.plan(view(rows))
-        assert isinstance(plan, TreePlan)
 
-        def goodput(shape: tuple[int, ...], rows: int = rows) -> float:
-            tokens = rows * full_tree(controller.acceptance.tolist(), shape)
-            return tokens / COSTS.step_s([200] * rows, [tree_nodes(shape) - 1] * rows)
+        def goodput(shape: TreeShape, rows: int = rows) -> float:
+            tokens = rows * full_tree(controller.acceptance.tolist(), shape.widths)
+            return tokens / COSTS.step_s([200] * rows, [shape.nodes] * rows)
 
         best = max(controller.shapes, key=goodput)
-        assert goodput(plan.widths) == pytest.approx(goodput(best))
+        planned = plan.rows[0].trees[0].shape if plan.rows[0].trees else TreeShape()
+        assert goodput(planned) == pytest.approx(goodput(best))
         assert plan.predicted_tokens == pytest.approx(goodput(best) * plan.predicted_s)
-        sizes.append(tree_nodes(plan.widths))
+        sizes.append(planned.nodes)
     assert sizes[0] > sizes[2]
-    assert sizes[-1] == 1  # nothing pays in a large batch
+    assert sizes[-1] == 0  # nothing pays in a large batch
 
 
 def test_ranks_are_learnt_as_they_are() -> None:

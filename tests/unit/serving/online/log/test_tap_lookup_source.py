@@ -15,7 +15,7 @@ from distillspec.serving.control.base import RowResult
 from distillspec.serving.online.gate.monitor import ServedAcceptance
 from distillspec.serving.online.log.records import PLAIN, REJECTED
 from distillspec.serving.proposers.base import ProposalRequest
-from distillspec.serving.proposers.lookup_else_model import LookupElseModel
+from distillspec.serving.proposers.side_by_side import SideBySide
 from distillspec.serving.server.bridge.engine_thread import StepReport
 from distillspec.serving.server.observability.acceptance_counters import VERSIONS, AcceptanceCounters
 from distillspec.serving.server.observability.telemetry import Telemetry
@@ -46,15 +46,16 @@ class Watched:
         self._looked_up: set[str] = set()
         engine.observer = self._observe
         proposer = engine.proposer
-        assert isinstance(proposer, LookupElseModel)
-        propose = proposer.lookup.propose
+        assert isinstance(proposer, SideBySide)
+        lookup = proposer.proposers["lookup"]
+        propose = lookup.propose
 
         def noted(requests: list[ProposalRequest]) -> list[TokenTree]:
             trees = propose(requests)
             self._looked_up = {r.sequence.id for r, tree in zip(requests, trees, strict=True) if len(tree)}
             return trees
 
-        proposer.lookup.propose = noted  # type: ignore[method-assign, assignment]
+        lookup.propose = noted  # type: ignore[method-assign, assignment]
 
     def _observe(self, emissions: list[Emission], logits: Any) -> None:
         self.tap(emissions, logits)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from distillspec.serving.base.shape import chain_of
 from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowResult, RowView, StepResult
 from distillspec.serving.server.bridge.engine_thread import StepReport
 from distillspec.serving.server.observability.metrics import Metrics
@@ -77,7 +78,7 @@ def test_counts_are_what_happened(serve: Serve) -> None:
 def step(emitted: int, seconds: float, predicted: tuple[float, float] | None, prefill: int = 0) -> StepReport:
     """Return a step of one row that emitted so many tokens. `predicted`: (tokens, seconds) of its plan."""
     view = BatchView((RowView("a/0", 100, 4),), prefill)
-    plan = Plan((RowPlan("a/0", 3),), *(predicted or (None, None)))
+    plan = Plan((RowPlan("a/0", chain_of(3)),), *(predicted or (None, None)))
     row = RowResult.chain("a/0", depth=3, accepted=emitted - 1, emitted=emitted)
     result = StepResult((row,), view, plan, prefill, 0.25 * seconds, 0.5 * seconds, seconds)
     return StepReport(StepOutput(result=result), running=1, waiting=0, cached_tokens=100, draft_version="v")

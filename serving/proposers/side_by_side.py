@@ -1,0 +1,102 @@
+"""Several proposers side by side: each drafts the trees that a plan gives to its source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from distillspec.models.slot_cache import SlotCache
+from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.tree import DRAFT, TokenTree, merged
+from distillspec.serving.execution.kv_cache import Prefix
+from distillspec.serving.proposers.base import (
+    EMPTY,
+    Foresees,
+    ProposalRequest,
+    Proposer,
+    Prospect,
+    ReadsTexts,
+    caches_of,
+    most_nodes,
+    readers,
+    release_memory,
+)
+
+
+class SideBySide:
+    """Drafts by source. Trees of several sources for one row are merged at the root, in the plan's order.
+
+    The first source with something to propose is the prospect of a row. Proposers that read texts do catch-up prefill
+    when they draft next.
+
+    Args:
+        proposers: by source, those to be tried first first. Trees of another source's name are left out.
+    """
+
+    def __init__(self, proposers: Mapping[str, Proposer]) -> None:
+        self.proposers = dict(proposers)
+
+    def replace(self, source: str, proposer: Proposer) -> None:
+        """Let another proposer draft for a source, between steps. The old one's memory is freed, others go on."""
+        release_memory(self.proposers.get(source))
+        self.proposers[source] = proposer
+
+    @property
+    def version(self) -> str:
+        """The version of the draft model, "" without one."""
+        return self.proposers[DRAFT].version if DRAFT in self.proposers else ""
+
+    def most_nodes(self, depth: int) -> int:
+        return max(most_nodes(proposer, depth) for proposer in self.proposers.values())
+
+    def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
+        found: dict[tuple[int, str], TokenTree] = {}
+        for source, proposer in self.proposers.items():
+            own = {row: request.of_source(source) for row, request in enumerate(requests)}
+            asked = {row: request for row, request in own.items() if request.trees}
+            trees = proposer.propose(list(asked.values())) if asked else []
+            found.update({(row, source): tree for row, tree in zip(asked, trees, strict=True)})
+        sources = [[tree.source for tree in request.trees] for request in requests]
+        return [merged([found.get((row, source), EMPTY) for source in own]) for row, own in enumerate(sources)]
+
+    def prospect(self, sequence: SequenceState) -> Prospect:
+        found = Prospect(0)
+        for source, proposer in self.proposers.items():
+            found = proposer.prospect(sequence) if isinstance(proposer, Foresees) else Prospect(source=source)
+            if found.most:
+                break
+        return found
+
+    def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
+        for proposer in self.proposers.values():
+            proposer.committed(sequence, tree, path)
+
+    @property
+    def caches(self) -> Sequence[SlotCache]:
+        return [cache for proposer in self.proposers.values() for cache in caches_of(proposer)]
+
+    def enter_slot(self, sequence: SequenceState, prefix: Prefix | None) -> None:
+        for reader in self._readers():
+            reader.enter_slot(sequence, prefix)
+
+    def leave_slot(self, sequence: SequenceState) -> None:
+        for proposer in self.proposers.values():
+            proposer.leave_slot(sequence)
+
+    def distrust(self, sequence: SequenceState) -> None:
+        for reader in self._readers():
+            reader.distrust(sequence)
+
+    def skip(self, sequence: SequenceState) -> None:
+        for reader in self._readers():
+            reader.skip(sequence)
+
+    def assume_read(self, sequence: SequenceState, tokens: int) -> None:
+        for reader in self._readers():
+            reader.assume_read(sequence, tokens)
+
+    def release(self) -> None:
+        for proposer in self.proposers.values():
+            release_memory(proposer)
+
+    def _readers(self) -> list[ReadsTexts]:
+        return [reader for proposer in self.proposers.values() for reader in readers(proposer)]

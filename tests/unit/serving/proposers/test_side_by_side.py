@@ -1,0 +1,134 @@
+"""Several drafts in one engine: each proposes what it would propose alone, whoever drafts between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+
+import pytest
+
+from distillspec.models import LanguageModel
+from distillspec.models.slot_attention import slot_attention_in
+from distillspec.serving import Engine, Request, SamplingParams
+from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.shape import PlannedTree, TreeShape, chain_of
+from distillspec.serving.base.tree import LOOKUP, TokenTree
+from distillspec.serving.control.base import BatchView, Plan, RowPlan, StepResult
+from distillspec.serving.proposers.base import ProposalRequest
+from distillspec.serving.proposers.draft_model import DraftModel
+from distillspec.serving.proposers.prompt_lookup import PromptLookup
+from distillspec.serving.proposers.side_by_side import SideBySide
+
+from ..conftest import MakeEngine, hf_greedy, prompts
+
+SLOTS, MAX_LEN = 3, 256
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+Drafted = tuple[str, tuple[int, ...], tuple[int, ...]]  # source, text before, tokens
+
+
+class Alternating:
+    """Each step another source for each row: a, b, both, or none, at lengths 1 to 3."""
+
+    longest = 3
+
+    def __init__(self) -> None:
+        self.turn = 0
+
+    def plan(self, view: BatchView) -> Plan:
+        rows = []
+        for place, row in enumerate(view.rows):
+            turn = self.turn + place
+            shape = TreeShape((1,) * min(1 + turn % 3, row.limit))
+            sources = (("a",), ("b",), ("a", "b"), ())[turn % 4] if row.limit else ()
+            rows.append(RowPlan(row.sequence_id, tuple([PlannedTree(source, shape) for source in sources])))
+        return Plan(tuple(rows))
+
+    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
+        return tuple(row.speculation_length for row in plan.rows)
+
+    def observe(self, result: StepResult) -> None:
+        self.turn += 1
+
+    def draft_changed(self) -> None: ...
+
+
+@pytest.fixture
+def new_draft(draft: LanguageModel, truncated_draft: LanguageModel) -> Iterator[Callable[[str, Engine], DraftModel]]:
+    """`new_draft("a", engine)`, with caches of its own."""
+    models = {"a": draft, "b": truncated_draft}
+    with ExitStack() as stack:
+        for model in models.values():
+            stack.enter_context(slot_attention_in(model.model))
+        yield lambda name, engine: DraftModel(models[name], engine.sampler, SLOTS, MAX_LEN, version=name, source=name)
+
+
+def noted(source: str, proposer: DraftModel, found: list[Drafted]) -> DraftModel:
+    """The same proposer, whose proposals are written down."""
+    propose = proposer.propose
+
+    def noting(requests: Sequence[ProposalRequest]) -> list[TokenTree]:
+        trees = propose(requests)
+        texts = [tuple(request.sequence.tokens) for request in requests]
+        found.extend((source, text, tree.tokens) for text, tree in zip(texts, trees, strict=True))
+        return trees
+
+    proposer.propose = noting  # type: ignore[method-assign]
+    return proposer
+
+
+def alone(proposer: DraftModel, text: tuple[int, ...], length: int) -> tuple[int, ...]:
+    """What a draft proposes that reads the text from its start."""
+    sequence = SequenceState("alone", Request("alone", text, GREEDY), 0, 0, list(text), frozenset(), 64, slot=0)
+    proposer.enter_slot(sequence, None)
+    (tree,) = proposer.propose([ProposalRequest(sequence, chain_of(length))])
+    proposer.leave_slot(sequence)
+    return tree.tokens
+
+
+def test_drafts_that_alternate_and_swap_propose_as_each_alone(
+    target: LanguageModel, make_engine: MakeEngine, new_draft: Callable[[str, Engine], DraftModel]
+) -> None:
+    wanted = {str(number): hf_greedy(target, prompt, 24) for number, prompt in enumerate(prompts(6)) if number != 1}
+    engine = make_engine(max_slots=SLOTS, max_model_len=MAX_LEN, controller_object=Alternating(), prefix_reuse=True)
+    found: list[Drafted] = []
+    pair = SideBySide({name: noted(name, new_draft(name, engine), found) for name in ("a", "b")})
+    engine.use_proposer(pair)
+    for number, prompt in enumerate(prompts(6)):
+        engine.submit(Request(str(number), tuple(prompt), GREEDY))
+    done: dict[str, list[int]] = {}
+    for step in range(200):
+        if step == 9:
+            engine.abort("1")
+        if step == 12:
+            engine.at_next_step(lambda: engine.sequences.preempt(engine.sequences.running[0]))
+        if step == 15:
+            engine.at_next_step(lambda: pair.replace("b", noted("b", new_draft("b", engine), found)))
+        done.update({output.request_id: list(output.token_ids) for output in engine.step().finished})
+    assert not engine.has_work
+    assert {name: tokens[: len(wanted[name])] for name, tokens in done.items() if name in wanted} == wanted
+    drafted = [(source, text, tokens) for source, text, tokens in found if tokens]
+    assert {source for source, *_ in drafted} == {"a", "b"}
+    assert len(drafted) > 60
+    fresh = {name: new_draft(name, engine) for name in ("a", "b")}
+    for source, text, tokens in drafted:
+        assert alone(fresh[source], text, len(tokens)) == tokens
+
+
+def test_trees_of_several_sources_are_joined_in_the_plans_order(
+    make_engine: MakeEngine, new_draft: Callable[[str, Engine], DraftModel]
+) -> None:
+    engine = make_engine()
+    pair = SideBySide({LOOKUP: PromptLookup(2, 1), "a": new_draft("a", engine)})
+    text = (5, 6, 7, 5, 6)
+    sequence = SequenceState("s", Request("s", text, GREEDY), 0, 0, list(text), frozenset(), 64, slot=0)
+    chain = TreeShape((1, 1))
+    request = ProposalRequest(sequence, (PlannedTree("a", chain), PlannedTree(LOOKUP, chain)))
+    (tree,) = pair.propose([request])
+    assert [group.source for group in tree.groups_at(-1)] == ["a", LOOKUP]
+    assert tree.tokens[-2:] == (7, 5)
+    assert (tree.depth, len(tree)) == (2, 4)
+    (looked_up,) = pair.propose([ProposalRequest(sequence, chain_of(3, LOOKUP))])
+    assert looked_up.tokens == (7, 5, 6)
+    (nobody,) = pair.propose([ProposalRequest(sequence, chain_of(3, "unknown"))])
+    assert len(nobody) == 0
+    assert pair.prospect(sequence).source == LOOKUP
