@@ -96,9 +96,10 @@ def build_parts(
     costs = profiled_costs(settings, target, draft)
     controller = controller or choose_controller(settings, costs)
     attend, attention = choose_attention(settings.attention, models)
-    held = HeldModels(pack_weights=settings.pack_weights, compile=False if settings.feature_ids else settings.compile)
-    for model in models:
-        held.hold(model)
+    held = HeldModels(pack_weights=settings.pack_weights, compile=settings.compile)
+    held.hold(target, settings.feature_ids)
+    if draft is not None:
+        held.hold(draft)
     recorder = recorder or _choose_recorder(settings, target)
     sampler = sampler or TokenSampler(target.identity.vocab_size, target.device, settings.seed)
     proposers = ProposerBuilder(settings, held, sampler, cache.slots, max_model_len, recorder, attend)

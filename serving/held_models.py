@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distillspec.models import LanguageModel
@@ -27,12 +28,17 @@ class HeldModels:
         """True while any model is held."""
         return bool(self._held)
 
-    def hold(self, model: LanguageModel) -> None:
-        """Prepare a model for serving. A model held twice must be released twice."""
+    def hold(self, model: LanguageModel, feature_ids: Sequence[int] = ()) -> None:
+        """Prepare a model for serving. A model held twice must be released twice.
+
+        Args:
+            feature_ids: states that its passes hand out.
+        """
         if (held := self._find(model)) is not None:
             held.holds += 1
             return
-        self._held.append(HeldModel(PreparedModel(model, pack_weights=self._pack_weights, compile=self._compile)))
+        prepared = PreparedModel(model, pack_weights=self._pack_weights, compile=self._compile, feature_ids=feature_ids)
+        self._held.append(HeldModel(prepared))
 
     def release(self, model: LanguageModel) -> None:
         """Give a held model back in the mode it came in."""

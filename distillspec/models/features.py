@@ -15,22 +15,23 @@ from torch import Tensor, nn
 
 from distillspec.errors import ConfigError
 from distillspec.models.language_model import LanguageModel
-from distillspec.models.slot_cache import SlotCache
+from distillspec.models.slot_attention import CacheView, passed_view
 
 
 class FeatureTap:
-    """Copies the states `ids` of every token that a pass reads into `cache.features`, until `detach`.
+    """Copies the states `ids` of every token that a pass reads over a cache of these `state_ids`, until `detach`.
 
-    `cache.features` is `[slots, 1, places, len(ids) · D]` in the model's dtype, states side by side in the order of
-    `ids`. The cache moves and clears it with keys and values.
+    The cache's `features` are `[slots, 1, places, len(ids) · D]` in the model's dtype, states side by side in the order
+    of `ids`. The cache copies and clears them with keys and values. Compiled and recorded passes hand them out too, if
+    the tap is there before.
 
     Raises:
         ConfigError: an id is no state of the model, or occurs twice.
     """
 
-    def __init__(self, model: LanguageModel, cache: SlotCache, ids: Sequence[int]) -> None:
+    def __init__(self, model: LanguageModel, ids: Sequence[int]) -> None:
         check_feature_ids(model, ids)
-        self.cache, self.ids = cache, tuple(ids)
+        self.ids = tuple(ids)
         layers = list(model.layers)
         self._handles = [
             layers[-1].register_forward_hook(self._after(place), with_kwargs=True)
@@ -46,24 +47,44 @@ class FeatureTap:
 
     def _before(self, place: int) -> Any:
         def keep(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-            self._keep(place, inputs[0] if inputs else named["hidden_states"], named.get("slot_view"))
+            _hand_over(named.get("slot_view"), inputs[0] if inputs else named["hidden_states"], place, self.ids)
 
         return keep
 
     def _after(self, place: int) -> Any:
         def keep(_: nn.Module, __: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-            self._keep(place, output[0] if isinstance(output, tuple) else output, named.get("slot_view"))
+            _hand_over(named.get("slot_view"), output[0] if isinstance(output, tuple) else output, place, self.ids)
 
         return keep
 
-    def _keep(self, place: int, states: Tensor, view: Any) -> None:
-        """Write `states [1, N, D]` of a pass over this cache. Passes over other caches are not kept."""
-        if view is None or view.cache is not self.cache:
-            return
-        width = states.shape[-1]
-        if self.cache.features is None:
-            self.cache.features = self.cache.zeros(states, 1, len(self.ids) * width)
-        self.cache.features[view.slots, 0, view.places, place * width : (place + 1) * width] = states[0]
+
+def _hand_over(view: CacheView | None, states: Tensor, place: int, ids: tuple[int, ...]) -> None:
+    if torch.compiler.is_dynamo_compiling():
+        torch.ops.distillspec.keep_states(states, place, list(ids))
+    elif view is not None:
+        _keep(view, states, place, ids)
+
+
+def _keep(view: Any, states: Tensor, place: int, ids: Sequence[int]) -> None:
+    """Write `states [1, N, D]`, of `ids` those at `place`, of a pass over a cache that keeps `ids`."""
+    cache = view.cache
+    if not ids or cache.state_ids != tuple(ids):
+        return
+    width = states.shape[-1]
+    if cache.features is None:
+        cache.features = cache.zeros(states, 1, len(ids) * width)
+    cache.features[view.slots, 0, view.places, place * width : (place + 1) * width] = states[0]
+
+
+def _keep_compiled(states: Tensor, place: int, ids: Sequence[int]) -> None:
+    _keep(passed_view(), states, place, ids)
+
+
+# Compiled code sees one operator. It is said to change the states, so that no compiler leaves it out.
+_library = torch.library.Library("distillspec", "FRAGMENT")
+_library.define("keep_states(Tensor(a!) states, int place, int[] ids) -> ()")
+_library.impl("keep_states", _keep_compiled, "CompositeExplicitAutograd")
+torch.library.register_fake("distillspec::keep_states", lambda states, place, ids: None, lib=_library)
 
 
 def check_feature_ids(model: LanguageModel, ids: Sequence[int]) -> None:

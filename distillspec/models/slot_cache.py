@@ -94,6 +94,7 @@ class SlotCache:
     attend: Attend = masked_attention
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     features: Tensor | None = None  # [slots, 1, places, F]
+    state_ids: tuple[int, ...] = ()  # of the states that are kept
     _lazy: bool = False  # its tensors are lazy zeros
 
     def tensors(self) -> Iterator[Tensor]:

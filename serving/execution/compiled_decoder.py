@@ -109,6 +109,8 @@ class CompiledDecoder:
         """Run the compiled decoder over a cache of its own, for each number of tokens that is treated apart."""
         started = time.perf_counter()
         os.environ.setdefault(CACHE_VARIABLE, str(_cache_home() / "distillspec" / "compiled"))
+        # Hooks hand features out: code made without them is not for a decoder that has some.
+        torch._dynamo.config.skip_nnmodule_hook_guards = False
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_VARIANTS)
         self._compiler = threading.get_ident()
         try:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from distillspec.models import LanguageModel
+from distillspec.models.features import FeatureTap
 from distillspec.models.slot_attention import hook, unhook
 from distillspec.serving.execution.compiled_decoder import CompiledDecoder, can_compile
 from distillspec.serving.execution.packed_linear import PackedLinears
@@ -17,9 +20,12 @@ class PreparedModel:
         model: changed until `restore`.
         pack_weights: False leaves all weights as they are.
         compile: True before the first pass, auto once it has computed for a while, False never. CPUs only.
+        feature_ids: states that passes hand out (`FeatureTap`).
     """
 
-    def __init__(self, model: LanguageModel, *, pack_weights: bool, compile: bool | str) -> None:
+    def __init__(
+        self, model: LanguageModel, *, pack_weights: bool, compile: bool | str, feature_ids: Sequence[int] = ()
+    ) -> None:
         self.model = model
         self._was_training = model.model.training
         self.packs = PackedLinears(model) if pack_weights and PackedLinears.helps(model) else None
@@ -27,6 +33,7 @@ class PreparedModel:
         hook(model.model)
         if self.packs is not None:
             self.packs.attach()
+        self._tap = FeatureTap(model, feature_ids) if feature_ids else None
         self.compiled: CompiledDecoder | None = None
         if compile is not False and model.device.type == "cpu" and can_compile():
             self.compiled = CompiledDecoder(model, after_s=COMPILE_AFTER_S, wait=compile is True)
@@ -37,5 +44,7 @@ class PreparedModel:
             self.compiled.detach()
         if self.packs is not None:
             self.packs.detach()
+        if self._tap is not None:
+            self._tap.detach()
         unhook(self.model.model)
         self.model.model.train(self._was_training)

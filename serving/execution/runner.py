@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from distillspec.models import LanguageModel
-from distillspec.models.features import FeatureTap
 from distillspec.models.slot_cache import Attend, SlotCache, masked_attention
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 from distillspec.serving.execution.graphs import GraphedPasses, Recorder
@@ -35,7 +34,7 @@ class ModelRunner:
         self.model = model
         self.prepared = prepared
         self.cache = SlotCache(slots, max_len, attend)
-        self._tap = FeatureTap(model, self.cache, feature_ids) if feature_ids else None
+        self.cache.state_ids = tuple(feature_ids)
         self.graphs = GraphedPasses(model, self.cache, recorder) if recorder is not None else None
         self.passes = 0
 
@@ -67,7 +66,5 @@ class ModelRunner:
 
     def release(self) -> None:
         """Free the cache and recorded passes. Nothing can be read afterwards."""
-        if self._tap is not None:
-            self._tap.detach()
         self.cache.release()
         self.graphs = None

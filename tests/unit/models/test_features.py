@@ -42,7 +42,8 @@ def test_they_are_the_models_own_hidden_states(random_model: Callable[..., Langu
     texts = [[(7 * i + r) % 200 + 3 for i in range(30)] for r in range(2)]
     cache = SlotCache(2, 40)
     before = hooks(model)
-    tap = FeatureTap(model, cache, ids)
+    cache.state_ids = tuple(ids)
+    tap = FeatureTap(model, ids)
     with slot_attention_in(model.model):
         for pieces in ([(0, 0, 13), (1, 0, 29)], [(0, 13, 30), (1, 29, 30)]):  # a prompt in chunks, then windows
             rows = [RowInput(slot, start, texts[slot][start:end]) for slot, start, end in pieces]

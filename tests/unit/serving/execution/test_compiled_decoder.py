@@ -13,7 +13,7 @@ import torch
 
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft, slot_attention
-from distillspec.serving import Engine, EngineSettings, SamplingParams
+from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
 from distillspec.serving.execution import compiled_decoder, packed_linear
 from distillspec.serving.execution.compiled_decoder import CACHE_VARIABLE, CompiledDecoder, can_compile
 from distillspec.serving.execution.prepared import PreparedModel
@@ -43,6 +43,16 @@ def plain_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[..
     compiled_decoder.forget_compiled()
 
 
+def features_while_running(engine: Engine) -> torch.Tensor:
+    """Features of a prompt and some of its answer. Closes the engine."""
+    engine.submit(Request("a", tuple(prompts()[4]), GREEDY))
+    for _ in range(3):
+        engine.step()
+    found = engine.features("a/0").clone()
+    engine.close()
+    return found
+
+
 @needs_compiler
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # the compiler's own affair
 @pytest.mark.filterwarnings("ignore:.*:FutureWarning")
@@ -57,7 +67,15 @@ def test_one_code_serves_any_number_of_tokens_and_is_kept_on_disk(
     compiled_decoder.forget_compiled()
     wanted = [hf_greedy(target, prompt, 16) for prompt in prompts(3)]
     draft = initialise_draft(DraftConfig(layers=2), target)
-    settings = EngineSettings(max_slots=2, max_model_len=256, controller="fixed", speculation_length=3, compile=True)
+    kept = {
+        "max_slots": 2,
+        "max_model_len": 256,
+        "controller": "fixed",
+        "speculation_length": 3,
+        "feature_ids": [0, 2, 4],
+    }
+    settings = EngineSettings(**kept, compile=True)
+    with_features = features_while_running(Engine(target, draft, EngineSettings(**kept, compile=False)))
     torch._dynamo.utils.counters.clear()
     engine = Engine(target, draft, settings)
     decoder = engine.runner.prepared.compiled
@@ -66,7 +84,7 @@ def test_one_code_serves_any_number_of_tokens_and_is_kept_on_disk(
     made = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     outputs = engine.generate(prompts(3), GREEDY)
     assert decoder.ready, "no compiled call failed"
-    engine.close()
+    torch.testing.assert_close(features_while_running(engine), with_features)
     assert [list(output.token_ids) for output in outputs] == wanted
     assert made <= 4, "one token and more, for the target and the draft"
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == made, "nothing is compiled while serving"
