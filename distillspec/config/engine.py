@@ -20,7 +20,7 @@ class EngineConfig:
     max_slots: int = 16  # the most requests at a time; fewer where memory is short
     max_model_len: int | None = None  # tokens of prompt and output; null: as the model allows, at most 4,096
     cache_gib: float | None = None  # memory for the KV caches of target and draft; null: half of the free memory
-    max_cache_tokens: int | None = None  # plan with fewer tokens than the slots hold; null: all
+    max_cache_tokens: int | None = None  # tokens that all slots may hold together; null: as memory allows
     prefill_chunk: int = 512  # prompt tokens read per step; decoding goes on between the chunks of a long prompt
     prefix_reuse: bool = True  # reuse the KV cache of a prefix that prompts share
     proposer: str | None = chosen_from(PROPOSERS, None)  # null: draft_model where there is a draft, else none
