@@ -1,4 +1,4 @@
-"""What the target says at rows of a step's logits: its distribution, or its own token.
+"""Values of rows of a step's logits: the target's distribution, or its own token.
 
 Where looks at the device are free, values are computed for the rows that are asked for. Elsewhere they are computed for
 all rows at once, and picked on the device.

@@ -18,6 +18,8 @@ from distillspec.serving.control.smartspec import RECENT_STEPS, Choice, MovingAc
 from distillspec.serving.costs.hardware_profile import Fitted, ModelKey, PassKey, Profile, machine
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
+from distillspec.serving.proposers.draft_model import DraftModel
+from distillspec.serving.proposers.side_by_side import SideBySide
 
 from ..conftest import MakeEngine, hf_greedy, prompts
 from ..test_engine_sampling import POLICIES, excess
@@ -183,7 +185,10 @@ def test_rows_that_the_draft_is_not_to_read_are_left_to_lookups(
     repeated = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     (output,) = engine.generate([prompts()[1]], repeated)  # a text that repeats itself
     assert output.stats.proposed > 0
-    assert proposer.model.runner.passes == 0  # type: ignore[union-attr]
+    assert isinstance(proposer, SideBySide)
+    model = proposer.proposers["draft"]
+    assert isinstance(model, DraftModel)
+    assert model.runner.passes == 0
 
 
 def test_a_confidence_gate_leaves_the_distribution_alone(

@@ -1,4 +1,4 @@
-"""The readable verifier, run with real uniforms. `test_exact_laws` holds it to the target's law by enumeration."""
+"""The readable verifier, run with real uniforms. `test_tree_rules` holds it to the target's law by enumeration."""
 
 from __future__ import annotations
 
