@@ -81,17 +81,21 @@ class AcceptanceCounter:
     accepted_at: list[int] = field(default_factory=list)
     emitted: int = 0
 
-    def add(self, trials: Iterable[Trial], emitted: int = 0) -> None:
-        """Count one window."""
+    def add(self, trials: Iterable[Trial], emitted: int = 0, levels: int = 0) -> None:
+        """Count one window. Depths down to `levels` have an entry even if nothing was tried there."""
+        self._reach(levels)
         before = 0
         for depth, _, _, accepted in trials:
-            while len(self.tried_at) < depth:
-                self.tried_at.append(0)
-                self.accepted_at.append(0)
+            self._reach(depth)
             self.tried_at[depth - 1] += depth != before
             self.accepted_at[depth - 1] += accepted
             before = depth
         self.emitted += emitted
+
+    def _reach(self, depth: int) -> None:
+        missing = [0] * (depth - len(self.tried_at))
+        self.tried_at += missing
+        self.accepted_at += missing
 
     @property
     def tried(self) -> int:

@@ -106,16 +106,17 @@ class RequestStats:
         """α per trial: accepted / (accepted + first rejections). None before any trial."""
         return self.acceptance.rate
 
-    def record_verification(self, proposed: int, trials: Iterable[Trial], emitted: int) -> None:
+    def record_verification(self, nodes: int, depth: int, trials: Iterable[Trial], emitted: int) -> None:
         """Count one verified window.
 
         Args:
-            proposed: drafted tokens that were verified.
-            trials: of these, those that were tried.
+            nodes: drafted tokens that were verified.
+            depth: levels of their tree.
+            trials: what was tried.
             emitted: tokens that became text.
         """
-        self.proposed += proposed
-        self.acceptance.add(trials, emitted)
+        self.proposed += nodes
+        self.acceptance.add(trials, emitted, depth)
 
 
 @dataclass

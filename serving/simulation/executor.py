@@ -165,7 +165,7 @@ class SimulatedExecutor:
                 # As in DraftModel: the text is read, and of the accepted tokens all but the last drafted one.
                 self._draft_computed[sequence.id] = len(sequence.tokens) + min(window.accepted, drafted - 1)
             result = window.result(sequence.id)
-            sequence.stats.record_verification(result.nodes, result.trials, result.emitted)
+            sequence.stats.record_verification(result.nodes, result.depth, result.trials, result.emitted)
             self._append(sequence, result.emitted)
             results.append(result)
         self._finish(decoding)

@@ -216,7 +216,7 @@ def _count(window: VerificationWindow, result: RowResult, proposer: Proposer | N
     stats.steps += 1
     if stats.first_token_s is None:
         stats.first_token_s = now
-    stats.record_verification(result.nodes, result.trials, result.emitted)
+    stats.record_verification(result.nodes, result.depth, result.trials, result.emitted)
     version = proposer.version if proposer is not None else ""
     if version and version not in stats.draft_versions and result.trials and not by_others(result.trials):
         stats.draft_versions.append(version)

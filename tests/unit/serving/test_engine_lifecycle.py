@@ -249,16 +249,16 @@ def test_a_step_that_fails_while_slots_change_trusts_no_slot(make_engine: MakeEn
     engine = make_engine(max_slots=2)
     head, params = list(range(10, 50)), SamplingParams(temperature=0.0, max_tokens=4)
     engine.generate([head], params)
-    move = engine.runner.move
+    copy = engine.runner.cache.copy
 
-    def fails(moves: object) -> None:
+    def fails(*move: object) -> None:
         raise MemoryError("no room for the copy")
 
-    engine.runner.move = fails  # type: ignore[method-assign]
+    engine.runner.cache.copy = fails  # type: ignore[method-assign]
     engine.submit(Request("a", (*head, 60), params))
     with pytest.raises(MemoryError):
         engine.step()
-    engine.runner.move = move  # type: ignore[method-assign]
+    engine.runner.cache.copy = copy  # type: ignore[method-assign]
     engine.check_integrity()
     done = engine.run_until_done({"a"}, progress=False)
     assert done["a"].stats.prefix_tokens == 0

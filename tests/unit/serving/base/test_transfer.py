@@ -10,13 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
-from distillspec.serving.base.tree import TokenTree
+from distillspec.serving.base.tree import LOOKUP, ROOT, DraftProbs, SiblingGroup, TokenTree
 from distillspec.serving.decoding import sampling
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.proposers import draft_model
@@ -97,13 +98,23 @@ def blind(target: LanguageModel) -> TokenSampler:
     return TokenSampler(target.identity.vocab_size, target.device, look=False)
 
 
+EVEN = DraftProbs(torch.full((1, 3), 1 / 3), torch.tensor([65, 66, 80]))
+TREES = {
+    "chain": TokenTree.chain([65, 66, 67]),
+    "wide": TokenTree((65, 66, 67), (SiblingGroup(ROOT, (0, 1), drawn_from=EVEN), SiblingGroup(1, (2,), LOOKUP))),
+}
+
+
 class Guesses:
     """Always proposes the same three tokens."""
 
     version = ""
 
+    def __init__(self, tree: TokenTree) -> None:
+        self.tree = tree
+
     def propose(self, requests: list[ProposalRequest]) -> list[TokenTree]:
-        return [TokenTree.chain([65, 66, 67][: request.speculation_length]) for request in requests]
+        return [self.tree.shortened(request.speculation_length) for request in requests]
 
     def committed(self, sequence: object, tree: TokenTree, path: object) -> None: ...
 
@@ -121,10 +132,12 @@ def started(engine: Engine, wishes: list[dict[str, Any]]) -> Engine:
 
 
 @pytest.mark.parametrize("kinds", [[name] for name in KINDS] + [list(KINDS)], ids=lambda kinds: "+".join(kinds)[:20])
+@pytest.mark.parametrize("tree", TREES)
 def test_a_step_reads_the_device_once(
-    target: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, kinds: list[str]
+    target: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, tree: str, kinds: list[str]
 ) -> None:
-    engine = make_engine(sampler_object=blind(target), proposer_object=Guesses(), max_slots=8, compile=False)
+    guesses = Guesses(TREES[tree])
+    engine = make_engine(sampler_object=blind(target), proposer_object=guesses, max_slots=8, compile=False)
     started(engine, [KINDS[kind] for kind in kinds])
     with Reads(monkeypatch) as reads:
         output = engine.step()
