@@ -46,7 +46,7 @@ class AcceptanceEstimate:
             raise ConfigError(f"longest={longest} must be at least 0, and prior={prior} between 0 and 1")
         if strength <= 0 or memory <= 0 or global_memory <= 0:
             raise ConfigError(f"strength={strength}, memory={memory} and global_memory={global_memory} must be above 0")
-        self.longest, self.prior, self.strength = longest, prior, min(strength, GLOBAL_ONLY)
+        self.longest, self.prior, self.strength = longest, prior, strength
         self._first = numpy.tri(longest + 1, longest, -1)  # row c: 1 for the first c positions
         self._forgetting = 1 - (1 - 0.5 ** (1 / memory)) * self._first  # row c: what of old evidence stays, c tried
         self._forget_globally = 0.5 ** (1 / global_memory)
@@ -81,12 +81,12 @@ class AcceptanceEstimate:
 
         Requests without evidence have the global one.
         """
-        pooled = self.hazards
+        pooled, strength = self.hazards, min(self.strength, GLOBAL_ONLY)
         if matches is not None:
             pooled = numpy.array([self.hazards_at(match) for match in matches]).reshape(-1, self.longest)
         keys = zip(matches or [0] * len(names), names, strict=True)
         tried, accepted = self._own.take([self._places.get(key, 0) for key in keys], 1)
-        survival: Floats = ((accepted + self.strength * pooled) / (tried + self.strength)).cumprod(1)
+        survival: Floats = ((accepted + strength * pooled) / (tried + strength)).cumprod(1)
         return survival
 
     def observe(self, rows: Sequence[RowResult], matches: Sequence[int] | None = None) -> None:

@@ -51,7 +51,7 @@ def best_within(
 
     if excess(planned) <= WITHIN:
         return planned, excess(planned)
-    every = every_length(batch) if alike else list(_above_floors(batch, products, price, further_s))
+    every = every_length(batch) if alike or len(bounds) == 1 else list(_above_floors(batch, products, price, further_s))
     kept = [one for one in every if excess(one) <= WITHIN]
     found = max(kept, key=lambda one: one.goodput) if kept else min(every, key=excess)
     return found, excess(found)

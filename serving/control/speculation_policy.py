@@ -48,9 +48,9 @@ class SpeculationPolicy:
     @property
     def trial_is_due(self) -> bool:
         """True during a trial, and when one may start."""
-        return (
-            self._tried > 0 or not self._was_tried or self._since_speculation % TRY_EVERY == 0 < self._since_speculation
-        )
+        if self._tried:
+            return True
+        return self._since_speculation % TRY_EVERY == 0 and (self._since_speculation > 0 or not self._was_tried)
 
     def affords(self, tried: Allocation, nothing: Allocation, catch_up_s: float) -> bool:
         """Return True if a trial starts or takes another step.

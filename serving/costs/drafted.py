@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy
 from numpy.typing import NDArray
 
@@ -33,20 +35,18 @@ class DraftedCosts:
     ) -> None:
         rows, draft = len(contexts), latency.draft
         self.draft_free_s, self._depths = latency.draft_free_s, numpy.arange(most)
-        counts = numpy.arange(rows * most + 2.0)
+        counts = numpy.arange(rows * most + 3.0)
         self.target_s = latency.target.by_tokens(counts + (rows + prefill_tokens))
         self.target_s -= self.target_s[0]
+        self.model, self.read_s, self.pass_s = numpy.zeros(rows, dtype=bool), numpy.zeros(rows), 0.0 * counts
         if draft is None:
-            self.model, self.read_s, self.pass_s = numpy.zeros(rows, dtype=bool), numpy.zeros(rows), 0.0 * counts
             return
         self.model = numpy.ones(rows, dtype=bool) if by_model is None else by_model
         self.read_s = draft.per_context * contexts * self.model
-        self.pass_s = draft.by_tokens(counts)
-        if draft.per_row:
-            self.pass_s += draft.per_row * counts
+        self.pass_s = draft.by_tokens(counts) + draft.per_row * counts
         self.pass_s[0] = 0.0
 
-    @property
+    @cached_property
     def least_s(self) -> Floats:
         """The least seconds that one more token of a row takes `[n]`, where draft passes cost a line by their rows."""
         rows = max(int(self.model.sum()), 2)

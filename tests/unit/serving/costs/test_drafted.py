@@ -40,3 +40,10 @@ def test_one_more_token_costs_at_least_the_least() -> None:
     both, one = costs.of(numpy.array([[2, 2], [2, 1]]))
     assert costs.least_s[1] == pytest.approx(0.002 * 50 + 0.05 + 0.1 / 3)
     assert both - one >= costs.least_s[1]
+
+
+@pytest.mark.parametrize(("rows", "most"), [(0, 4), (1, 0), (0, 0)])
+def test_nothing_to_draft_costs_nothing(rows: int, most: int) -> None:
+    costs = DraftedCosts(LatencyModel(TARGET, DRAFT), numpy.full(rows, 9), most)
+    assert costs.of(numpy.zeros((1, rows), dtype=numpy.int64)).tolist() == [0.0]
+    assert costs.least_s.shape == (rows,)
