@@ -20,15 +20,16 @@ Values = Callable[[Tensor], Tensor]
 Compute = Callable[[Sequence[int]], Tensor]
 
 
-def values_at(compute: Compute, rows: Sequence[int], count: int, device: torch.device, look: bool) -> Values:
+def values_at(compute: Compute, rows: Sequence[int], count: int, device: torch.device, as_visited: bool) -> Values:
     """Return a function from rows `[m]` int64 to their values `[m, …]`.
 
     Args:
         compute: returns the values of rows given on the host.
         rows: all rows that may be asked for, in ascending order.
         count: rows of the step's logits.
+        as_visited: compute them when they are asked for, with a look at the device. Else all at once.
     """
-    if look:
+    if as_visited:
         return lambda at: compute(to_host(at).tolist())
     table = compute(rows)
     if len(rows) < count:

@@ -101,11 +101,11 @@ class TokenSampler:
         """Return the rule of one kind for the windows `members`."""
         rows = [row for m in members for row in range(batch.firsts[m], batch.firsts[m] + 1 + len(windows[m].tree))]
 
-        def values(compute: Compute) -> Values:
-            return values_at(compute, rows, batch.rows, logits.device, self.look)
+        def values(compute: Compute, as_visited: bool = self.look) -> Values:
+            return values_at(compute, rows, batch.rows, logits.device, as_visited)
 
-        if kind == "greedy":
-            return ChoiceRule(batch, values(greedy_ids(logits)))
+        if kind == "greedy":  # all maxima at once cost less than a few at a time
+            return ChoiceRule(batch, values(greedy_ids(logits), as_visited=False))
         policies = [window.sequence.params.policy for window in windows for _ in range(1 + len(window.tree))]
         probs = row_probs(logits, policies, self.look)
         if kind == "drawn":
