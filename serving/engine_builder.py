@@ -32,6 +32,8 @@ from distillspec.serving.step.model_executor import ModelExecutor
 
 log = logging.getLogger(__name__)
 
+NEAR = 8  # slots that a few requests share where passes are recorded
+
 
 @dataclass(frozen=True)
 class ProposerBuilder:
@@ -107,9 +109,10 @@ def build_parts(
         target, cache.slots, max_model_len, held.prepared(target), recorder, attend, settings.feature_ids
     )
     executor = ModelExecutor(target, runner, sampler, proposer or proposers.build(draft, version_of(draft)))
+    executor.record_ahead(controller.longest)
     core = EngineCore(
         executor,
-        SlotPool(cache.slots, max_model_len, cache.tokens, cache.block),
+        SlotPool(cache.slots, max_model_len, cache.tokens, cache.block, None if recorder is None else NEAR),
         controller,
         target,
         prefill_chunk=settings.prefill_chunk,

@@ -60,20 +60,21 @@ def measure_at_start(
 def _works(passes: TimedPasses, limits: Limits, longest: int, with_draft: bool) -> list[Work]:
     """Return the works, small passes first. Whole batches are timed without drafts and with long contexts too."""
     room = limits.max_len - longest - 1
-    room_each = limits.cache_tokens // limits.slots - longest - 1
-    context, far = min(CONTEXT, room), max(1, min(LONG_CONTEXT, room, room_each))
-    most = limits.slots * (longest + 1)
+    slots = max(1, min(limits.slots, limits.cache_tokens // (longest + 2)))
+    room_each = max(1, limits.cache_tokens // slots - longest - 1)
+    context, far = min(CONTEXT, room, room_each), min(LONG_CONTEXT, room, room_each)
+    most = slots * (longest + 1)
     sizes = [n for n in KNOTS if n < most] + [most]
     rows = {n: -(-n // (longest + 1)) for n in sizes}
     windows = {(r, round(n / r) - 1, context) for n, r in rows.items()}
-    windows |= {(r, 0, context) for r in sizes if r <= limits.slots}
-    windows |= {(limits.slots, 0, context), (limits.slots, 0, far), (1, 0, far)}
+    windows |= {(r, 0, context) for r in sizes if r <= slots}
+    windows |= {(slots, 0, context), (slots, 0, far), (1, 0, far)}
     works = [passes.verification(*window) for window in sorted(windows)]
     longest_prompt = min(room, limits.prefill_chunk, LARGEST_PROMPT)
     works += [passes.prefill(n, ROUNDS) for n in KNOTS if most < n <= longest_prompt]
     if with_draft and longest:
-        loops = {(r, 1, context) for r in [*(n for n in KNOTS if n < limits.slots), limits.slots]}
-        works += [passes.drafting(*loop) for loop in sorted(loops | {(limits.slots, 1, far)})]
+        loops = {(r, 1, context) for r in [*(n for n in KNOTS if n < slots), slots]}
+        works += [passes.drafting(*loop) for loop in sorted(loops | {(slots, 1, far)})]
     return sorted(works, key=lambda work: work.point.tokens)
 
 

@@ -83,7 +83,10 @@ class TimedPasses:
             for reader in readers(proposer):
                 for request in requests:
                     reader.assume_read(request.sequence, context - 1)
-            return proposer.propose(requests)
+            trees = proposer.propose(requests)
+            for request in requests:
+                proposer.leave_slot(request.sequence)
+            return trees
 
         point = Timed(rows * context * length, rows * length, length, 0.0, rows * length)
         return Work("drafting", point, run, (rows, context))

@@ -11,6 +11,7 @@ import mmap
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -39,7 +40,7 @@ def give_back(part: Tensor) -> None:
     """Zero a contiguous part of `lazy_zeros`. Its whole pages take no memory until they are written again."""
     flat, begin, end = part.view(-1), part.data_ptr(), part.data_ptr() + part.nbytes
     first, last = -(-begin // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE * mmap.PAGESIZE
-    if first >= last or _libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED) != 0:
+    if first >= last or _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), mmap.MADV_DONTNEED) != 0:
         flat.zero_()
         return
     flat[: (first - begin) // part.itemsize].zero_()
@@ -58,4 +59,6 @@ def _overcommit(file: Path = Path("/proc/sys/vm/overcommit_memory")) -> str:
         return ""
 
 
-_libc = ctypes.CDLL(None)
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

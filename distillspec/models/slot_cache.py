@@ -117,7 +117,7 @@ class SlotCache:
         return self.layers[index]
 
     def zeros(self, like: Tensor, heads: int, dim: int) -> Tensor:
-        """Return zeros `[slots, heads, places, dim]`, typed as `like`. Each head's places begin at a page, if lazy."""
+        """Return zeros `[slots, heads, places, dim]`, typed as `like`. Lazy ones have whole pages for each head."""
         places = self.max_len + 1
         if not commits_lazily(like.device):
             return like.new_zeros(self.slots, heads, places, dim)

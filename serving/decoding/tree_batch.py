@@ -20,7 +20,6 @@ class TreeBatch:
     Attributes:
         firsts: the row of each root.
         child_count: children of each row, on the host.
-        depth: levels of the deepest tree.
         tokens: `[N]` int64, the drafted token of each row, 0 for roots.
         children: `[N, S]` int64, rows of the children in the order in which they are tried, −1 where there are none.
         elder: `[N, S − 1]` int64, rows of the siblings of the same group that are tried before a row, −1 for none.
@@ -32,7 +31,6 @@ class TreeBatch:
         sizes = [1 + len(tree) for tree in trees]
         self.firsts = list(accumulate(sizes[:-1], initial=0))
         self.rows = sum(sizes)
-        self.depth = max([tree.depth for tree in trees], default=0)
         self.child_count = [0] * self.rows
         plan = _Plan(self, trees)
         held = to_device(plan.columns(), device)
@@ -80,7 +78,7 @@ class DrawnRows:
             at = self.columns(elder_tokens.clamp(min=0))
             q.scatter_add_(1, at, q.gather(1, at).mul_(elder_tokens >= 0).neg_())
             q.div_(q.sum(-1, keepdim=True).clamp(min=torch.finfo(q.dtype).tiny))
-        return q.mul_((rows >= 0)[:, None])
+        return q.masked_fill_((rows < 0)[:, None], 0.0)  # never a product: rows of others may be NaN
 
 
 class _Plan:

@@ -112,7 +112,7 @@ class RejectionRule:
         deterministic = rejected.clone()
         for drawn in self.batch.drawn:
             deterministic &= drawn.rows[child] < 0
-            q = drawn.probs_of(child, self.elder(child, rank)).mul_(rejected[:, None])
+            q = drawn.probs_of(child, self.elder(child, rank)).masked_fill_(~rejected[:, None], 0.0)
             self.subtract(p, q, drawn.kept_ids)
         if self._some(deterministic):
             at = self.batch.tokens[child][:, None]
@@ -128,7 +128,7 @@ class RejectionRule:
         _write(p, part, kept_ids)
         emptied = p.sum(-1, keepdim=True) <= 0
         if self._some(emptied):
-            part.add_(q.mul_(emptied))
+            part.add_(q.masked_fill_(~emptied, 0.0))
             _write(p, part, kept_ids)
 
     def _some(self, mask: Tensor) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import torch
@@ -181,6 +182,18 @@ class GraphedPasses:
     def shapes(self) -> int:
         """Number of recorded shapes."""
         return len(self._recordings)
+
+    def record_ahead(self, longest: int) -> None:
+        """Record decoding passes before traffic: every batch size, with up to `longest` drafted tokens in all rows.
+
+        Longer contexts and ragged windows are recorded when they come.
+        """
+        slots, reach = self.cache.slots, recorded_reach(1, self.cache)
+        widths = sorted({power_of_two(1 + length) for length in range(min(longest, WIDEST - 1) + 1)})
+        for rows in sorted({min(power_of_two(rows), slots) for rows in range(1, slots + 1)}):
+            for width in widths:
+                shape = PassShape(power_of_two(rows * width), rows, width, reach)
+                self._recordings.get(shape, partial(self._record, shape))
 
     def hidden(self, tokens: Tensor, view: FlatView) -> Tensor:
         """Final hidden states `[N, D]` of `tokens [1, N]` int64, valid until the next call."""

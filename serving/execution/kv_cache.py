@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+PROBE = 16  # leading tokens that are compared first
+
 
 class Move(NamedTuple):
     """Copy the first `length` places of slot `source` to slot `destination`."""
@@ -50,6 +52,7 @@ class SlotPool:
         block: memory is taken by so many tokens at a time, and reservations are rounded up to that.
 
     Attributes:
+        near: few owners get slots below this number, if one is free. Recorded passes read all rows up to the last slot.
         owners: slot → sequence id.
         reserved: sequence id → tokens it may grow to.
         contents: slot → the leading tokens whose keys and values the *target's* cache holds there.
@@ -57,9 +60,12 @@ class SlotPool:
         held: slot → tokens that it has memory for: those reserved, or once reserved by its last owner.
     """
 
-    def __init__(self, slots: int, max_len: int, token_budget: int | None = None, block: int = 1) -> None:
+    def __init__(
+        self, slots: int, max_len: int, token_budget: int | None = None, block: int = 1, near: int | None = None
+    ) -> None:
         self.slots = slots
         self.max_len = max_len
+        self.near = slots if near is None else near
         self.block = block
         self.token_budget = slots * max_len if token_budget is None else token_budget
         self.owners: dict[int, str] = {}
@@ -67,6 +73,7 @@ class SlotPool:
         self.contents: list[list[int]] = [[] for _ in range(slots)]
         self.salts: list[Hashable] = [None] * slots
         self.held = [0] * slots
+        self.held_tokens = 0  # over all slots
         self._slot_of: dict[str, int] = {}
         self._used = [0] * slots  # when each slot was last taken, released, or copied from
         self._now = 0
@@ -94,8 +101,7 @@ class SlotPool:
         shared = [] if prefix is None else self.contents[prefix.slot][: prefix.length]
         self.contents[slot], self.salts[slot] = shared, salt
         self.owners[slot], self._slot_of[owner] = owner, slot
-        surplus = [Drop(slot, tokens)] if self.held[slot] > tokens else []
-        return Taken(slot, moves, surplus + self.reserve(owner, tokens))
+        return Taken(slot, moves, self.reserve(owner, tokens))
 
     def _choose(self, prefix: Prefix | None) -> int:
         """Return the prefix's own slot if it is free and the prefix is at least half of its text: nothing is copied.
@@ -107,7 +113,8 @@ class SlotPool:
             if len(free) == 1 or 2 * prefix.length >= len(self.contents[prefix.slot]):
                 return prefix.slot
             free.remove(prefix.slot)
-        return min(free, key=self._last_use)
+        near = [slot for slot in free if slot < max(self.near, 2 * len(self.owners))]
+        return min(near or free, key=self._last_use)
 
     def _last_use(self, slot: int) -> int:
         """Return when the slot's text was used last, 0 without text."""
@@ -116,9 +123,11 @@ class SlotPool:
     def reserve(self, owner: str, tokens: int) -> list[Drop]:
         """Reserve room for `tokens` in all. Return the memory of free slots that has to be given back for it."""
         assert tokens <= self.max_len, f"{owner} wants {tokens} tokens in a slot of {self.max_len}"
-        self.reserved[owner] = self.held[self._slot_of[owner]] = tokens
-        drops: list[Drop] = []
-        while sum(self.held) > self.token_budget:
+        slot = self._slot_of[owner]
+        drops = [Drop(slot, tokens)] if tokens < self.held[slot] else []
+        self.reserved[owner] = tokens
+        self._hold(slot, tokens)
+        while self.held_tokens > self.token_budget:
             free = [slot for slot in range(self.slots) if self.held[slot] and slot not in self.owners]
             if not free:
                 break
@@ -139,10 +148,15 @@ class SlotPool:
 
     def longest_prefix(self, tokens: Sequence[int], salt: Hashable = None) -> Prefix | None:
         """Return the slot of this salt, owned or not, that shares the longest prefix with `tokens`. Free ones first."""
-        pairs = zip(self.contents, self.salts, strict=True)
-        lengths = [_common(held, tokens) if whose == salt else 0 for held, whose in pairs]
-        slot = max(range(self.slots), key=lambda slot: (lengths[slot], slot not in self.owners))
-        return Prefix(slot, lengths[slot]) if lengths[slot] else None
+        best = Prefix(0, 0)
+        for slot, (held, whose) in enumerate(zip(self.contents, self.salts, strict=True)):
+            probe = min(best.length, PROBE)
+            if whose != salt or len(held) < best.length or held[:probe] != tokens[:probe]:
+                continue  # not longer
+            length = _common(held, tokens)
+            if length > best.length or (length == best.length and slot not in self.owners and best.slot in self.owners):
+                best = Prefix(slot, length)
+        return best if best.length else None
 
     def forget(self, slot: int) -> None:
         """Forget the slot's text, so that none of it is reused."""
@@ -160,8 +174,12 @@ class SlotPool:
 
     def _drop(self, slot: int) -> Drop:
         self.forget(slot)
-        self.held[slot] = 0
+        self._hold(slot, 0)
         return Drop(slot)
+
+    def _hold(self, slot: int, tokens: int) -> None:
+        self.held_tokens += tokens - self.held[slot]
+        self.held[slot] = tokens
 
     def _touch(self, slot: int) -> None:
         self._now += 1
@@ -177,7 +195,8 @@ class SlotPool:
         assert all(self.held[slot] == self.reserved[owner] for owner, slot in owned.items()), (
             "memory is not as reserved"
         )
-        assert sum(self.held) <= self.token_budget, "more tokens held than the budget allows"
+        assert sum(self.held) == self.held_tokens, "the held tokens are miscounted"
+        assert self.held_tokens <= self.token_budget, "more tokens held than the budget allows"
         assert all(len(text) <= self.max_len for text in self.contents), "a slot holds more than fits"
         texts = zip(self.contents, self.held, strict=True)
         assert all(len(text) <= held for text, held in texts), "a text has less memory than it takes"

@@ -100,7 +100,9 @@ def plan_cache(settings: EngineConfig, models: Sequence[LanguageModel], max_len:
             f"one sequence of max_model_len={max_len} needs {needed / GIB:.2f} GiB of cache and "
             f"there are {(budget or 0) / GIB:.2f}; lower max_model_len, or raise cache_gib if memory is there"
         )
-    return plan if settings.max_cache_tokens is None else replace(plan, tokens=settings.max_cache_tokens, block=1)
+    if settings.max_cache_tokens is None:
+        return plan
+    return replace(plan, tokens=min(plan.tokens, settings.max_cache_tokens), block=1)
 
 
 def _budget(settings: EngineConfig, device: torch.device) -> float | None:
@@ -142,7 +144,7 @@ def check_draft_fits(
     else:
         budget = cache_budget(target.device)
         left = math.inf if budget is None else budget
-        left += 0 if old is None else plan.bytes([old])
+        left += 0 if old is None or plan.lazy else plan.bytes([old])  # lazy memory may never have been taken
     if needed > left:
         raise ConfigError(
             f"the draft {new.name} needs {needed / GIB:.2f} GiB of cache for {plan.slots} slots of {plan.max_len} "

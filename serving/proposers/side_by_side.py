@@ -46,7 +46,7 @@ class SideBySide:
         return self.proposers[DRAFT].version if DRAFT in self.proposers else ""
 
     def most_nodes(self, depth: int) -> int:
-        return max(most_nodes(proposer, depth) for proposer in self.proposers.values())
+        return sum(most_nodes(proposer, depth) for proposer in self.proposers.values())
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         found: dict[tuple[int, str], TokenTree] = {}

@@ -100,6 +100,7 @@ def plan_step(
     kept, preempted = _keep_what_fits(running, needs, limits)
     admitted: list[SequenceState] = []
     held_back: list[SequenceState] = []
+    known: dict[tuple[str, int], int] = {}
     unread = {s.id: len(s.tokens) - s.computed for s in kept if s.status is Status.PREFILL}
     reading = {s.request.id for s in kept if s.status is Status.PREFILL}
     for sequence in waiting:
@@ -113,7 +114,10 @@ def plan_step(
         victims = _make_room(sequence, kept, admitted + held_back, needs, limits)
         if victims is None:
             break  # first come, first served: none overtakes the first that does not fit
-        found = cached(sequence)
+        asked = (sequence.request.id, len(sequence.tokens))  # answers to one prompt find the same
+        if asked not in known:
+            known[asked] = cached(sequence)
+        found = known[asked]
         if sequence.request.id in reading and max(found, MIN_PREFIX) < sequence.prompt_length - 1:
             held_back.append(sequence)
             continue

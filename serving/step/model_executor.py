@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
+import torch
+
+from distillspec.errors import RunError
 from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.requests import SequenceState
@@ -43,9 +46,16 @@ class ModelExecutor:
     def __init__(
         self, target: LanguageModel, runner: ModelRunner, sampler: TokenSampler, proposer: Proposer | None
     ) -> None:
-        self.target, self.runner, self.sampler, self.proposer = target, runner, sampler, proposer
+        self.target, self.runner, self.sampler = target, runner, sampler
         self.committer = Committer(runner.cache)
-        self._health = DraftHealth()
+        self._set(proposer)
+
+    @torch.inference_mode()
+    def record_ahead(self, longest: int) -> None:
+        """Record the target's passes of up to `longest` drafted tokens a row, where passes are recorded."""
+        if self.runner.graphs is not None:
+            with self.context():
+                self.runner.graphs.record_ahead(longest)
 
     def attach(self, sequences: SequenceManager) -> None:
         self.sequences = self.committer.sequences = sequences
@@ -56,9 +66,14 @@ class ModelExecutor:
     def use_proposer(self, proposer: Proposer | None) -> None:
         """Draft with another proposer from now on, None: draft nothing. All sequences may speculate again."""
         release_memory(self.proposer)
-        self.proposer = proposer
-        self._health = DraftHealth()
+        self._set(proposer)
         self.sequences.forgive_failures()
+
+    def _set(self, proposer: Proposer | None) -> None:
+        self.proposer, self._health = proposer, DraftHealth()
+        # Asking protocols takes microseconds, too many for every row of every step.
+        self._foresees = proposer if isinstance(proposer, Foresees) else None
+        self._readers = readers(proposer)
 
     def begin_step(self) -> None:
         self._health.step()
@@ -69,7 +84,7 @@ class ModelExecutor:
         if self._health.paused:
             sequence.speculation_failed = True
             return Prospect(0)
-        return self.proposer.prospect(sequence) if isinstance(self.proposer, Foresees) else Prospect()
+        return Prospect() if self._foresees is None else self._foresees.prospect(sequence)
 
     def most_nodes(self, depth: int) -> int:
         return most_nodes(self.proposer, depth)
@@ -88,7 +103,7 @@ class ModelExecutor:
         return self.committer.commit(windows, judgements, logits, self.proposer, work.timer.now)
 
     def enter_slot(self, sequence: SequenceState, prefix: Prefix | None) -> None:
-        for reader in readers(self.proposer):
+        for reader in self._readers:
             reader.enter_slot(sequence, prefix)
 
     def leave_slot(self, sequence: SequenceState) -> None:
@@ -96,12 +111,12 @@ class ModelExecutor:
             self.proposer.leave_slot(sequence)
 
     def copy(self, moves: Sequence[Move]) -> None:
-        for cache in self._caches():
+        for cache in self._caches() if moves else ():
             for move in moves:
                 cache.copy(*move)
 
     def drop(self, drops: Sequence[Drop]) -> None:
-        for cache in self._caches():
+        for cache in self._caches() if drops else ():
             for drop in drops:
                 cache.drop(*drop)
 
@@ -116,7 +131,7 @@ class ModelExecutor:
         return [self.runner.cache, *caches_of(self.proposer)]
 
     def _propose(self, work: StepWork) -> list[TokenTree]:
-        for reader in readers(self.proposer):
+        for reader in self._readers:
             for sequence, row in zip(work.decoding, work.plan.rows, strict=True):
                 if not row.draft_prefill:
                     reader.skip(sequence)
@@ -125,12 +140,15 @@ class ModelExecutor:
         if not requests or self.proposer is None:
             return [EMPTY] * len(pairs)
         try:
-            proposals = iter(self.proposer.propose(requests))
+            proposals = self.proposer.propose(requests)
+            if len(proposals) != len(requests):
+                raise RunError(f"{len(proposals)} trees for {len(requests)} rows")
         except Exception as error:  # a failing draft must never end a request
             self._health.failed(self.proposer, requests, error)
             return [EMPTY] * len(pairs)
         self._health.succeeded()
-        trees = [next(proposals) if row.trees else EMPTY for _, row in pairs]
+        found = iter(proposals)
+        trees = [next(found) if row.trees else EMPTY for _, row in pairs]
         return [
             self._shortened_to_fit(sequence, tree.shortened(depth))
             for sequence, tree, depth in zip(work.decoding, trees, work.verified, strict=True)

@@ -15,7 +15,7 @@ from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenT
 from distillspec.serving.decoding.sampling import Judgement, TokenSampler, VerificationWindow
 from distillspec.serving.proposers.base import ProposalRequest
 
-from .conftest import MakeEngine
+from .conftest import MakeEngine, prompts
 from .decoding.test_sampling import CPU, row
 from .oracle import GREEDY, PROMPT
 from .test_engine_trees import Gardener
@@ -179,3 +179,19 @@ def test_nan_of_the_draft_only_end_speculation(
     (output,) = engine.generate([PROMPT], GREEDY)
     assert list(output.token_ids) == continuation[:30]
     assert output.stats.proposed == 0
+
+
+def test_a_draft_without_any_allowed_token_harms_no_neighbour(
+    target: LanguageModel, truncated_draft: LanguageModel, make_engine: MakeEngine
+) -> None:
+    """Its head holds none of the tokens that the first request may write, so its distribution is none."""
+    engine = make_engine(truncated_draft, speculation_length=3, max_slots=3)
+    drawn = {"max_tokens": 30, "ignore_eos": True}
+    engine.submit(Request("a", tuple(prompts()[0]), SamplingParams(allowed_token_ids=[65, 66], **drawn)))
+    engine.submit(Request("b", tuple(prompts()[1]), SamplingParams(speculate=False, **drawn)))
+    engine.submit(Request("c", tuple(prompts()[2]), SamplingParams(**drawn)))
+    done = engine.run_until_done({"a", "b", "c"})
+    assert set(done["a"].token_ids) <= {65, 66}
+    assert all(0 <= token < target.identity.vocab_size for output in done.values() for token in output.token_ids)
+    assert [len(done[name].token_ids) for name in "abc"] == [30] * 3
+    assert done["c"].stats.proposed > 0

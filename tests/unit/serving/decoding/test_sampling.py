@@ -278,3 +278,22 @@ def test_numbers_that_are_none_off_the_path_are_reported_and_harmless(look: bool
     (judgement,) = TokenSampler(10, CPU, look=look).verify(logits, [window])
     assert judgement.verdict == ((), 3)
     assert not judgement.sound
+
+
+@pytest.mark.parametrize("look", [True, False])
+@pytest.mark.parametrize("kept", [None, torch.arange(0, 10, 2)])
+def test_nan_in_one_rows_draft_reaches_no_other_row(look: bool, kept: Tensor | None) -> None:
+    """All drafted rows share a table of distributions, and the first row's are NaN."""
+    width = 10 if kept is None else len(kept)
+    table = DraftProbs(torch.full((2, width), 1 / width), kept)
+    broken = DraftProbs(table.probs.clone().index_fill_(0, torch.tensor([0]), torch.nan), kept)
+    logits = torch.randn(5, 10, generator=torch.Generator().manual_seed(4))
+    found = []
+    for own in (table, broken):
+        trees = [TokenTree(), TokenTree.chain([4], own, [1]), TokenTree.chain([6]), TokenTree()]
+        windows = [VerificationWindow(row(str(b), SamplingParams()), tree) for b, tree in enumerate(trees)]
+        rows = torch.cat([logits, logits[:1]])
+        sampler = TokenSampler(10, CPU, seed=3, look=look)
+        found.append([[judgement.verdict for judgement in sampler.verify(rows, windows)] for _ in range(50)])
+    assert found[0] == found[1]
+    assert {len(verdicts[1].path) for verdicts in found[0]} == {0, 1}, "accepted and rejected"

@@ -100,17 +100,6 @@ def test_forgotten_texts_give_their_memory_back() -> None:
     assert pool.held == [4, 0]
 
 
-def test_what_a_draft_holds_is_known_until_the_slot_is_taken() -> None:
-    pool = SlotPool(1, 16)
-    pool.release(fill(pool, "a", [1] * 4), drafted=9)
-    assert pool.drafted == [4], "it may have read tokens that were rejected"
-    fill(pool, "b", [1] * 5)
-    assert pool.drafted == [0]
-    pool.release(0, drafted=3)
-    pool.forget_drafted()
-    assert pool.drafted == [0]
-
-
 def test_misuse_of_the_pool_is_found() -> None:
     pool = SlotPool(1, 8)
     pool.take("a", 8)
