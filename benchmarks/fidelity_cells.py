@@ -104,7 +104,7 @@ def _parts(results: Sequence[StepResult]) -> dict[str, Any]:
         "with prompts": lambda r: r.prefill_tokens > 0,
     }
     rows = [row for result in results for row in result.rows]
-    tokens = {name: sum(getattr(row, name) for row in rows) for name in ("proposed", "accepted", "emitted")}
+    tokens = {name: sum(getattr(row, name) for row in rows) for name in ("nodes", "accepted", "emitted")}
     found: dict[str, Any] = {"tokens": tokens}
     for kind, holds in kinds.items():
         own = [result for result in results if holds(result)]

@@ -20,6 +20,8 @@ from distillspec.data.chat import render_prompt
 from distillspec.models import LanguageModel, initialise_draft, load_target, save_draft
 from distillspec.models.vocabulary import choose_kept_ids
 from distillspec.serving import Engine, EngineSettings, Request, RequestOutput, SamplingParams
+from distillspec.serving.base.acceptance import of_source
+from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.sequences.detokenize import Detokenizer
 
 pytestmark = pytest.mark.skipif(
@@ -237,7 +239,7 @@ def test_greedy_is_transformers_own_on_real_prompts(
             for i in late:
                 engine.submit(Request(str(i), prompts[i], params, priority=-1))
         output = engine.step()
-        if output.result is not None and any(r.proposed and r.source == "draft" for r in output.result.rows):
+        if output.result is not None and any(of_source(r.trials, DRAFT) for r in output.result.rows):
             spoke.add(engine.draft_version)
         found.update({finished.request_id: finished for finished in output.finished})
         for delta in output.deltas:

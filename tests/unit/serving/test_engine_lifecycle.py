@@ -248,7 +248,7 @@ def test_a_step_that_fails_while_slots_change_trusts_no_slot(make_engine: MakeEn
     """A copy that was announced but not made must not be reused as a prompt's prefix."""
     engine = make_engine(max_slots=2)
     head, params = list(range(10, 50)), SamplingParams(temperature=0.0, max_tokens=4)
-    engine.generate([head], params)
+    engine.generate([[*head, *range(100, 160)]], params)  # longer than twice the prefix, so that it is copied
     copy = engine.runner.cache.copy
 
     def fails(*move: object) -> None:
