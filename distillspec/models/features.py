@@ -68,7 +68,7 @@ def _hand_over(view: CacheView | None, states: Tensor, place: int, ids: tuple[in
 def _keep(view: Any, states: Tensor, place: int, ids: Sequence[int]) -> None:
     """Write `states [1, N, D]`, of `ids` those at `place`, of a pass over a cache that keeps `ids`."""
     cache = view.cache
-    if not ids or cache.state_ids != tuple(ids):
+    if cache.state_ids != tuple(ids):
         return
     width = states.shape[-1]
     if cache.features is None:

@@ -66,7 +66,7 @@ class Batch:
 
     @cached_property
     def costs(self) -> DraftedCosts:
-        """What drafted tokens cost."""
+        """Costs of drafted tokens."""
         most = self.survival.shape[1]
         return DraftedCosts(self.latency, self.contexts, most, self.prefill_tokens, self.by_model)
 

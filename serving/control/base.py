@@ -54,7 +54,7 @@ class AdmissionView:
 
 
 class RowPlan(NamedTuple):
-    """What to draft for one row: a tree of each source, joined at the root. None is plain decoding.
+    """Trees to draft for one row, one of each source, joined at the root. Without any it decodes plainly.
 
     `draft_prefill` False: a draft model that has not read this row's text never will. Draft-free proposers may still
     serve the row.
@@ -74,15 +74,10 @@ class RowPlan(NamedTuple):
         """Levels of the deepest tree. 0 is plain decoding."""
         return max([tree.shape.depth for tree in self.trees], default=0)
 
-    @property
-    def nodes(self) -> int:
-        """Tokens to draft."""
-        return sum([tree.shape.nodes for tree in self.trees])
-
 
 @dataclass(frozen=True)
 class Plan:
-    """What to draft for every row of the view, in its order, with predictions if the controller makes any."""
+    """Plans of all rows of the view, in its order. Predictions are there if the controller makes any."""
 
     rows: tuple[RowPlan, ...]
     predicted_tokens: float | None = None

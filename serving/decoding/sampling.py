@@ -157,8 +157,6 @@ def _judgements(
 
 
 def _transformed(logits: Tensor, places: Sequence[Place], columns: Columns) -> Tensor:
-    if not any(needs_transform(place.sequence) for place in places):
-        return logits
     logits = logits.to(torch.float32, copy=True)
     transform(logits, places, columns)
     return logits

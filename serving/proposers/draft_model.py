@@ -52,7 +52,7 @@ class ConfidenceThreshold:
 
 @dataclass
 class DraftState:
-    """What a draft knows of one sequence."""
+    """State that a draft keeps of one sequence."""
 
     computed: int = 0  # leading tokens whose keys and values its cache holds
     unchecked: bool = False  # it has read text but given no logits of it, so NaN would be unnoticed

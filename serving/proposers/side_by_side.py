@@ -14,8 +14,6 @@ from distillspec.serving.proposers.base import (
     ProposalRequest,
     Proposer,
     Prospect,
-    ReadsTexts,
-    caches_of,
     most_nodes,
     readers,
     release_memory,
@@ -34,11 +32,13 @@ class SideBySide:
 
     def __init__(self, proposers: Mapping[str, Proposer]) -> None:
         self.proposers = dict(proposers)
+        self._resolve()
 
     def replace(self, source: str, proposer: Proposer) -> None:
         """Let another proposer draft for a source, between steps. The old one's memory is freed, others go on."""
         release_memory(self.proposers.get(source))
         self.proposers[source] = proposer
+        self._resolve()
 
     @property
     def version(self) -> str:
@@ -60,8 +60,8 @@ class SideBySide:
 
     def prospect(self, sequence: SequenceState) -> Prospect:
         found = Prospect(0)
-        for source, proposer in self.proposers.items():
-            found = proposer.prospect(sequence) if isinstance(proposer, Foresees) else Prospect(source=source)
+        for source, foreseeing in self._foresees.items():
+            found = Prospect(source=source) if foreseeing is None else foreseeing.prospect(sequence)
             if found.most:
                 break
         return found
@@ -72,10 +72,10 @@ class SideBySide:
 
     @property
     def caches(self) -> Sequence[SlotCache]:
-        return [cache for proposer in self.proposers.values() for cache in caches_of(proposer)]
+        return [cache for reader in self._readers for cache in reader.caches]
 
     def enter_slot(self, sequence: SequenceState, prefix: Prefix | None) -> None:
-        for reader in self._readers():
+        for reader in self._readers:
             reader.enter_slot(sequence, prefix)
 
     def leave_slot(self, sequence: SequenceState) -> None:
@@ -83,20 +83,24 @@ class SideBySide:
             proposer.leave_slot(sequence)
 
     def distrust(self, sequence: SequenceState) -> None:
-        for reader in self._readers():
+        for reader in self._readers:
             reader.distrust(sequence)
 
     def skip(self, sequence: SequenceState) -> None:
-        for reader in self._readers():
+        for reader in self._readers:
             reader.skip(sequence)
 
     def assume_read(self, sequence: SequenceState, tokens: int) -> None:
-        for reader in self._readers():
+        for reader in self._readers:
             reader.assume_read(sequence, tokens)
 
     def release(self) -> None:
         for proposer in self.proposers.values():
             release_memory(proposer)
 
-    def _readers(self) -> list[ReadsTexts]:
-        return [reader for proposer in self.proposers.values() for reader in readers(proposer)]
+    def _resolve(self) -> None:
+        """Ask protocols once: it takes microseconds, too many for every row of every step."""
+        self._foresees = {
+            source: proposer if isinstance(proposer, Foresees) else None for source, proposer in self.proposers.items()
+        }
+        self._readers = [reader for proposer in self.proposers.values() for reader in readers(proposer)]

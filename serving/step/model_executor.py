@@ -23,7 +23,6 @@ from distillspec.serving.proposers.base import (
     ProposalRequest,
     Proposer,
     Prospect,
-    caches_of,
     most_nodes,
     readers,
     release_memory,
@@ -128,7 +127,7 @@ class ModelExecutor:
         release_memory(self.proposer)
 
     def _caches(self) -> list[SlotCache]:
-        return [self.runner.cache, *caches_of(self.proposer)]
+        return [self.runner.cache, *(cache for reader in self._readers for cache in reader.caches)]
 
     def _propose(self, work: StepWork) -> list[TokenTree]:
         for reader in self._readers:
