@@ -120,6 +120,7 @@ class TokenBatch:
     from_draft: Tensor  # [N] bool, the label was sampled from the draft
     signal: TeacherSignal | None = None
     writer_logprobs: Tensor | None = None  # [N] float32, of the labels when they were drawn, NaN where unknown
+    states: Tensor | None = None  # [B, L, F] the target's states that the draft reads
 
     @property
     def response_tokens(self) -> int:
@@ -132,7 +133,8 @@ class TokenBatch:
         }
         signal = None if self.signal is None else self.signal.to(device)
         written = None if self.writer_logprobs is None else self.writer_logprobs.to(device)
-        return TokenBatch(domains=self.domains, signal=signal, writer_logprobs=written, **moved)
+        states = None if self.states is None else self.states.to(device, non_blocking=True)
+        return TokenBatch(domains=self.domains, signal=signal, writer_logprobs=written, states=states, **moved)
 
 
 @dataclass(frozen=True)

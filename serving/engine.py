@@ -14,6 +14,7 @@ from distillspec.config import TargetConfig
 from distillspec.config.engine import EngineConfig
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel, load_target
+from distillspec.models.features import check_feature_ids
 from distillspec.models.memory import return_freed_memory
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, RequestOutput
@@ -22,7 +23,7 @@ from distillspec.serving.control.wrapped import innermost
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.draft_loading import check_finite, check_target, load_draft, version_of
-from distillspec.serving.engine_builder import build_parts
+from distillspec.serving.engine_builder import build_parts, kept_states
 from distillspec.serving.engine_view import EngineView
 from distillspec.serving.execution.graphs import Recorder
 from distillspec.serving.execution.memory import check_draft_fits, check_reads
@@ -224,7 +225,8 @@ class Engine(EngineView):
         check_finite(draft)
         check_reads(draft, self.max_model_len)
         check_servable(draft, self.max_model_len)
-        check_draft_fits(self.settings, self.target, self.draft, draft, self._cache)
+        check_feature_ids(self.target, draft.state_ids)
+        check_draft_fits(self.settings, self.target, self.draft, draft, self._cache, kept_states(self.settings, draft))
         return self.use_draft(draft)
 
     def use_draft(self, draft: LanguageModel, version: str | None = None) -> str:
@@ -238,6 +240,7 @@ class Engine(EngineView):
 
         def switch() -> None:
             old, self.draft = self.draft, draft
+            self._keep_states(draft)
             self._replace_proposer(proposer)
             if old is not None:
                 self._models.release(old)
@@ -245,6 +248,15 @@ class Engine(EngineView):
 
         self.at_next_step(switch)
         return version
+
+    def _keep_states(self, draft: LanguageModel) -> None:
+        """Keep the target's states that a draft reads. Running sequences are read again, if some were not kept."""
+        if set(draft.state_ids) <= set(self.runner.cache.state_ids):
+            return
+        ids = kept_states(self.settings, draft)
+        self._models.prepared(self.target).hand_out(ids)
+        self.runner.keep_states(ids)
+        self._core.read_again()
 
     def use_proposer(self, proposer: Proposer | None) -> None:
         """Draft with another proposer from the next step on, None: do not speculate. The draft model stays held."""

@@ -10,7 +10,7 @@ from distillspec.config.engine import EngineConfig
 from distillspec.models import LanguageModel
 from distillspec.models.features import check_feature_ids
 from distillspec.models.memory import keep_freed_memory
-from distillspec.models.slot_cache import Attend
+from distillspec.models.slot_cache import Attend, SlotCache
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.named import ControllerParts, make_controller
 from distillspec.serving.costs.hardware_profile import Profile
@@ -47,6 +47,8 @@ class ProposerBuilder:
     recorder: Recorder | None
     attend: Attend
 
+    source_cache: SlotCache  # the target's
+
     def build(self, draft: LanguageModel | None, version: str) -> Proposer | None:
         """Return a new proposer, None where the settings name none.
 
@@ -56,7 +58,7 @@ class ProposerBuilder:
         """
         prepared = None if draft is None else self.models.prepared(draft)
         parts = (draft, version, self.sampler, self.slots, self.max_model_len, prepared, self.recorder, self.attend)
-        return make_proposer(ProposerParts(self.settings, *parts))
+        return make_proposer(ProposerParts(self.settings, *parts, self.source_cache))
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,9 @@ def build_parts(
     models = [target] if draft is None else [target, draft]
     check_proposer(settings, with_draft=draft is not None)
     max_model_len = choose_model_len(settings, models)
-    check_feature_ids(target, settings.feature_ids)
-    cache = plan_cache(settings, models, max_model_len)
+    feature_ids = kept_states(settings, draft)
+    check_feature_ids(target, feature_ids)
+    cache = plan_cache(settings, models, max_model_len, feature_ids)
     for model in models:
         check_servable(model, max_model_len)
     # These may refuse too (another machine's profile, a kernel that does not run), so models are held after them.
@@ -99,15 +102,13 @@ def build_parts(
     controller = controller or choose_controller(settings, costs)
     attend, attention = choose_attention(settings.attention, models)
     held = HeldModels(pack_weights=settings.pack_weights, compile=settings.compile)
-    held.hold(target, settings.feature_ids)
+    held.hold(target, feature_ids)
     if draft is not None:
         held.hold(draft)
     recorder = recorder or _choose_recorder(settings, target)
     sampler = sampler or TokenSampler(target.identity.vocab_size, target.device, settings.seed)
-    proposers = ProposerBuilder(settings, held, sampler, cache.slots, max_model_len, recorder, attend)
-    runner = ModelRunner(
-        target, cache.slots, max_model_len, held.prepared(target), recorder, attend, settings.feature_ids
-    )
+    runner = ModelRunner(target, cache.slots, max_model_len, held.prepared(target), recorder, attend, feature_ids)
+    proposers = ProposerBuilder(settings, held, sampler, cache.slots, max_model_len, recorder, attend, runner.cache)
     executor = ModelExecutor(target, runner, sampler, proposer or proposers.build(draft, version_of(draft)))
     executor.record_ahead(controller.longest)
     core = EngineCore(
@@ -123,10 +124,15 @@ def build_parts(
         target.name,
         target.device,
         str(target.dtype).removeprefix("torch."),
-        cache.describe(models, settings.feature_ids),
+        cache.describe(models, feature_ids),
         _describe_passes(attention, held.prepared(target), recorder),
     )
     return EngineParts(core, executor, held, proposers, cache, costs)
+
+
+def kept_states(settings: EngineConfig, draft: LanguageModel | None) -> tuple[int, ...]:
+    """Return the states of the target to keep: those that settings name, and those that the draft reads."""
+    return tuple(dict.fromkeys([*settings.feature_ids, *(() if draft is None else draft.state_ids)]))
 
 
 def profiled_costs(settings: EngineConfig, target: LanguageModel, draft: LanguageModel | None) -> LatencyModel | None:

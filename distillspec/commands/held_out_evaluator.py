@@ -39,6 +39,8 @@ class HeldOutEvaluator:
             "eval/greedy_agreement": result.greedy_agreement.mean,
             f"eval/tau_{gamma}": result.tau[gamma - 1].mean,
         }
+        positions = enumerate(result.alpha_by_position[1:gamma], start=2)
+        values |= {f"eval/alpha_{position}": interval.mean for position, interval in positions}
         return values | {f"eval/alpha/{domain}": i.mean for domain, i in result.alpha_by_domain.items()}
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,10 @@ from distillspec.training.checkpoint import has_checkpoint
 from distillspec.training.feed import SampleFeed
 from distillspec.training.interrupts import listen_for_stop
 from distillspec.training.launch import check_launcher, launch, record_holdings
-from distillspec.training.module import DistillModule
+from distillspec.training.module import DistillModule, Unrolling
 from distillspec.training.optimizer import choose_trainable
 from distillspec.training.processes import from_main
+from distillspec.training.state_store import StateStore
 from distillspec.training.strategies import make_accelerator, make_strategy
 from distillspec.training.tracking import Tracker, last_values
 from distillspec.training.trainer import Trainer, TrainResult
@@ -120,7 +121,8 @@ def train(
     draft = with_trained_prompts(load_draft(folder / "initial", target), used)
     accelerator = make_accelerator(config, draft.head.weight.shape[1])
     choose_trainable(draft, config.draft.train_embeddings)
-    module = DistillModule(draft, config.loss).to(accelerator.device)
+    unrolling = Unrolling(config.train.unroll, config.train.unroll_decay)
+    module = DistillModule(draft, config.loss, unrolling=unrolling).to(accelerator.device)
     strategy = make_strategy(config, accelerator, module)
     feed = _make_feed(config, module, target, samples, accelerator)
     refresh = _make_refresh(config, module, target, data, accelerator) if config.data.on_policy else None
@@ -173,7 +175,19 @@ def _make_feed(
         accelerator.process_index,
         accelerator.num_processes,
         keep=refreshes_kept(module.mix, config.data),
+        states=_make_state_store(config, module.draft, target, samples),
     )
+
+
+def _make_state_store(
+    config: TrainCommand, draft: LanguageModel, target: LanguageModel, samples: Sequence[Sample]
+) -> StateStore | None:
+    """Return the store of the states that the draft reads, None for a draft that reads tokens alone."""
+    if not draft.state_ids:
+        return None
+    store = StateStore(target, draft.state_ids, config.train.feature_gib)
+    print(store.describe(samples))
+    return store
 
 
 def _make_refresh(

@@ -27,12 +27,14 @@ class DraftConfig:
 
     kind: str = chosen_from(DRAFT_KINDS, "pruned")
     path: str | None = None  # pretrained: Hub id, folder, or the run folder of an earlier draft
-    layers: int | None = None  # pruned, scratch: number of layers; null: 4
+    layers: int | None = None  # pruned, scratch, eagle: number of layers; null: 4, of eagle 1
     keep: list[int] | None = None  # pruned: numbers of the target's layers to keep
     select: str = "even"  # pruned: even (evenly spaced layers) | acceptance (the layers that keep α highest)
     vocabulary: int | None = None  # number of output tokens that are kept; null: all
     hidden_size: int = 256  # scratch: width
     heads: int = 4  # scratch: attention heads
+    features: bool = False  # pruned, pretrained: read the target's hidden states too
+    feature_ids: list[int] | None = None  # of features and eagle: states by number of layers; null: 2, L / 2, L − 3
     train_embeddings: bool = False  # train the input embeddings too; tied ones always learn
 
     def __post_init__(self) -> None:
@@ -51,6 +53,17 @@ class DraftConfig:
             self.select == "even" or ("select" in kind.reads and self.keep is None),
             f"draft.select={self.select} chooses among the target's layers: use draft=pruned without draft.keep",
         )
+        require(
+            not self.features or "features" in kind.reads,
+            f"draft.features=true adds the target's states to draft=pruned or draft=pretrained, not {self.kind}",
+        )
+        if self.feature_ids is not None:
+            require(
+                self.features or "features" not in kind.reads,
+                f"draft.feature_ids={self.feature_ids} has no part without draft.features=true",
+            )
+            list_of("draft.feature_ids", self.feature_ids, (int,), "numbers of states")
+            require(len(self.feature_ids) > 0, "draft.feature_ids=[] names no state; leave it out for the default")
         if self.layers is not None:
             require(self.layers >= 1, f"draft.layers={self.layers} is impossible; keep at least 1 layer")
         if self.keep is not None:

@@ -128,10 +128,18 @@ LOSSES: dict[str, LossChoice] = {
 
 DRAFT_KINDS: dict[str, Choice] = {
     "pretrained": Choice(
-        "distillspec.models.draft:make_pretrained", "start from draft.path", reads=("path",), needs=("path",)
+        "distillspec.models.draft:make_pretrained", "start from draft.path",
+        reads=("path", "features", "feature_ids"),
+        needs=("path",),
     ),
     "pruned": Choice(
-        "distillspec.models.draft:make_pruned", "some of the target's layers", reads=("layers", "keep", "select")
+        "distillspec.models.draft:make_pruned", "some of the target's layers",
+        reads=("layers", "keep", "select", "features", "feature_ids"),
+    ),
+    "eagle": Choice(
+        "distillspec.models.draft:make_eagle",
+        "a layer on the target's hidden states (EAGLE-3)",
+        reads=("layers", "feature_ids"),
     ),
     "scratch": Choice(
         "distillspec.models.draft:make_scratch",

@@ -32,6 +32,9 @@ class TrainConfig:
     keep_checkpoints: int = 2
     eval_max_prompts: int = 32  # held-out prompts that choose the checkpoint, at most half; the rest give the figures
     max_bad_steps: int = 5  # losses or gradients in a row with NaN or infinity that stop the run
+    unroll: int = 3  # drafts that read states: drafted positions that a step trains, each fed the draft's own states
+    unroll_decay: float = 0.5  # weight of each further position, as a share of the one before
+    feature_gib: float | None = None  # memory for the target's states of training text; null: a third of what is free
     dtype: str = "auto"  # dtype of forward and backward; weights stay float32
 
     def __post_init__(self) -> None:
@@ -45,7 +48,7 @@ class TrainConfig:
         for key in ("max_steps", "max_minutes", "max_tokens", "eval_every", "save_every"):
             value = getattr(self, key)
             require(value is None or value > 0, f"train.{key}={value} must be above 0")
-        for key in ("batch_tokens", "accumulate", "keep_checkpoints", "max_bad_steps", "eval_max_prompts"):
+        for key in ("batch_tokens", "accumulate", "keep_checkpoints", "max_bad_steps", "eval_max_prompts", "unroll"):
             require(getattr(self, key) >= 1, f"train.{key}={getattr(self, key)} must be at least 1")
         require(self.row_tokens >= 2, f"train.row_tokens={self.row_tokens} must be at least 2 (a prompt and an answer)")
         require(
@@ -58,6 +61,11 @@ class TrainConfig:
         require(
             len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas),
             f"train.betas={self.betas} must be two numbers in [0, 1)",
+        )
+        require(0 < self.unroll_decay <= 1, f"train.unroll_decay={self.unroll_decay} must be above 0 and at most 1")
+        require(
+            self.feature_gib is None or self.feature_gib >= 0,
+            f"train.feature_gib={self.feature_gib} must be at least 0",
         )
         require(0 < self.eval_share < 1, f"train.eval_share={self.eval_share} must be between 0 and 1")
         require(self.clip_norm > 0, f"train.clip_norm={self.clip_norm} must be above 0")

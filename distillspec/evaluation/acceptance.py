@@ -42,6 +42,7 @@ class EvaluationResult:
     p_of_draft_argmax: Interval
     ceiling: Interval
     tau: tuple[Interval, ...]  # γ = 1, 2, …
+    alpha_by_position: tuple[Interval, ...] = ()  # of the first, second, … drafted token, where they differ
     cost: dict[int, StepCost] | None = None  # by batch
     speedup: dict[int, Speedup] | None = None  # by batch
     measured: MeasuredSpeedup | None = None
@@ -52,9 +53,11 @@ class EvaluationResult:
         """Return plain dictionaries, lists and floats. Batch sizes become strings, sums by prompt are left out."""
         text = asdict(replace(self, cost=None, speedup=None, measured=None, by_prompt=()))
         del text["by_prompt"]
+        positions = list(text.pop("alpha_by_position"))
         return {
             **text,
             "tau": list(text["tau"]),
+            **({"alpha_by_position": positions} if positions else {}),
             "cost": _by_batch(self.cost),
             "speedup": _by_batch(self.speedup),
             "measured": None if self.measured is None else self.measured.to_json(),
@@ -71,7 +74,7 @@ class PromptSums:
 
     domain: str
     positions: int
-    values: NDArray[np.float64]  # [len(PER_POSITION)]
+    values: NDArray[np.float64]  # [len(PER_POSITION)], then α of the second, third, … drafted position if they differ
     tokens: NDArray[np.float64]  # [G]
     blocks: NDArray[np.float64]  # [G]
 
@@ -162,9 +165,10 @@ def _sum_by_prompt(
 ) -> list[PromptSums]:
     sums: dict[str, PromptSums] = {}
     for done, sample in enumerate(samples, start=1):
-        positions = measure_positions(draft, target, sample, policy, states=states)
+        positions = measure_positions(draft, target, sample, policy, states=states, depths=max_gamma)
         counts = count_blocks(positions, sample.finished, max_gamma)
-        values = torch.stack([getattr(positions, name).sum() for name in PER_POSITION])
+        sums_here = [getattr(positions, name).sum() for name in PER_POSITION]
+        values = torch.stack([*sums_here, *(each.alpha.sum() for each in positions.deeper)])
         new = PromptSums(sample.domain, len(positions), values.numpy(), counts.tokens.numpy(), counts.blocks.numpy())
         sums[sample.prompt_id] = sums[sample.prompt_id] + new if sample.prompt_id in sums else new
         if on_sample is not None:
@@ -175,7 +179,7 @@ def _sum_by_prompt(
 def _summarise(
     name: str, policy: SamplingPolicy, prompts: Sequence[PromptSums], bootstrap_samples: int, seed: int
 ) -> EvaluationResult:
-    alpha, agreement, p_of_draft_argmax, ceiling = _per_position(prompts, bootstrap_samples, seed)
+    alpha, agreement, p_of_draft_argmax, ceiling, *deeper = _per_position(prompts, bootstrap_samples, seed)
     domains = sorted({prompt.domain for prompt in prompts})
     by_domain = {
         domain: _per_position([p for p in prompts if p.domain == domain], bootstrap_samples, seed)[0]
@@ -192,6 +196,7 @@ def _summarise(
         p_of_draft_argmax=p_of_draft_argmax,
         ceiling=ceiling,
         tau=tuple(ratio_intervals(*_block_sums(prompts), bootstrap_samples, seed)),
+        alpha_by_position=(alpha, *deeper) if deeper else (),
         by_prompt=tuple(prompts),
     )
 

@@ -10,6 +10,9 @@ w_t ··· w_{t+i−1}, and emits n tokens with probability
 
     w_t ··· w_{t+n−2} (1 − w_{t+n−1})  for n ≤ γ,        w_t ··· w_{t+γ−1}  for n = γ + 1 (the bonus).
 
+where w_{t+i} is that of the (i + 1)-th drafted position: a draft that reads the target's states predicts token t + i
+otherwise when the states end at t than when they end later.
+
 Averaged over x this is the sum over all paths of Π min(p, q): E_{x~p}[Π min(1, q/p)] = Σ_x Π min(p, q).
 Two things follow that averages of acceptance rates miss:
 
@@ -54,8 +57,9 @@ def count_blocks(positions: Positions, finished: bool, max_gamma: int) -> BlockC
         finished: the response ended by itself, not at a length limit.
     """
     length = len(positions)
-    reached = _reached(positions.accepted, max_gamma)
-    survival = _survival(reached, positions.continuing, max_gamma)
+    depths = [positions.at(depth) for depth in range(max_gamma)]
+    reached = _reached(_along([each.accepted for each in depths]))
+    survival = reached[:, :-1] * _along([each.continuing for each in depths])
     tokens, blocks = torch.zeros(max_gamma, dtype=torch.float64), torch.zeros(max_gamma, dtype=torch.float64)
     for gamma in range(1, max_gamma + 1):
         starts = _start_probabilities(reached, gamma)
@@ -66,17 +70,14 @@ def count_blocks(positions: Positions, finished: bool, max_gamma: int) -> BlockC
     return BlockCounts(tokens, blocks)
 
 
-def _reached(accepted: Tensor, max_gamma: int) -> Tensor:
-    """Return `[R, G + 1]`: w_t ··· w_{t+i−1} for i = 0 … G, zero where it would pass the end."""
-    padded = torch.cat([accepted, accepted.new_zeros(max_gamma)])
-    windows = padded.unfold(0, max_gamma, 1)[: len(accepted)]  # [R, G]
-    return torch.cat([accepted.new_ones(len(accepted), 1), windows.cumprod(-1)], dim=-1)
+def _along(values: list[Tensor]) -> Tensor:
+    """Return `[R, G]`: of G depths' values `[R]`, those that a block from t meets: depth i at t + i, zero past the end."""
+    return torch.stack([torch.cat([own[i:], own.new_zeros(min(i, len(own)))]) for i, own in enumerate(values)], -1)
 
 
-def _survival(reached: Tensor, continuing: Tensor, max_gamma: int) -> Tensor:
-    """Return `[R, G]`: S_i(t) for i = 1 … G, counting only blocks that continue after i tokens."""
-    padded = torch.cat([continuing, continuing.new_zeros(max_gamma)])
-    return reached[:, :-1] * padded.unfold(0, max_gamma, 1)[: len(continuing)]
+def _reached(accepted: Tensor) -> Tensor:
+    """Return `[R, G + 1]`: w_t ··· w_{t+i−1} for i = 0 … G, given `_along` of w."""
+    return torch.cat([accepted.new_ones(len(accepted), 1), accepted.cumprod(-1)], dim=-1)
 
 
 def _start_probabilities(reached: Tensor, gamma: int) -> Tensor:

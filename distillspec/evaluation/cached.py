@@ -13,6 +13,7 @@ from distillspec.models.language_model import LanguageModel
 class CachedModel:
     """A `LanguageModel` with a key/value cache. All rows of the batch have the same length.
 
+    A draft that reads the target's states reads zeros in their place: its time is the same, its tokens mean nothing.
     `length` is the number of tokens a row whose keys and values are held.
     """
 
@@ -21,16 +22,16 @@ class CachedModel:
         self.length = 0
         # Without a config all layers grow without bound, sliding-window ones too: those can be rolled back.
         self._cache = DynamicCache()
-        self._decoder, self._head = model.decoder, model.head
+        self._head = model.head
 
     @torch.no_grad()
     def extend(self, input_ids: Tensor, last: int = 1) -> Tensor:
         """Read `input_ids [B, n]` and return the logits `[B, last, width]` after the last `last` of them."""
         new = input_ids.shape[1]
         positions = torch.arange(self.length, self.length + new, device=input_ids.device).expand_as(input_ids)
-        output = self._decoder(input_ids=input_ids, position_ids=positions, past_key_values=self._cache, use_cache=True)
+        states = self.model.last_states(input_ids, positions, past_key_values=self._cache, use_cache=True)
         self.length += new
-        return self._head.logits(output.last_hidden_state[:, -last:])
+        return self._head.logits(self.model.normed(states[:, -last:]))
 
     def crop(self, length: int) -> None:
         """Drop all tokens after the first `length`.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from distillspec.evaluation.states import TargetStates, response_hidden
+from distillspec.evaluation.states import TargetStates, drafted_hidden, response_hidden
 from distillspec.models.language_model import LanguageModel
 from distillspec.sampling import policy_probs
 from distillspec.types import Sample, SamplingPolicy
@@ -18,7 +18,7 @@ CHUNK_POSITIONS = 128  # rows of a [rows, V] float32 block: 25 MB at V = 49,152
 
 @dataclass(frozen=True)
 class Positions:
-    """One value a response token, `[R]` float64 each, in the order of the text.
+    """One value a response token, `[R]` float64 each, in the order of the text, of the first drafted position.
 
     Row 0 is the first drafted position: the one after the last prompt token. p and q are the target's and the
     draft's probabilities under the deployed policy, x the token that the text holds.
@@ -30,6 +30,11 @@ class Positions:
     p_of_draft_argmax: Tensor  # p(argmax q): what an engine that drafts greedily accepts
     ceiling: Tensor  # Σ p over the ids the draft keeps: no such draft can have a larger alpha
     accepted: Tensor  # w = min(1, q(x) / p(x)): P(x was an accepted proposal | x was emitted)
+    deeper: tuple[Positions, ...] = ()  # the same tokens as second, third, … drafted position, where q differs there
+
+    def at(self, depth: int) -> Positions:
+        """Return the values of the tokens as the drafted position `depth`, from 0 on."""
+        return self if depth == 0 or not self.deeper else self.deeper[depth - 1]
 
     def __len__(self) -> int:
         return self.alpha.numel()
@@ -44,6 +49,7 @@ def measure_positions(
     *,
     chunk_positions: int = CHUNK_POSITIONS,
     states: TargetStates | None = None,
+    depths: int = 1,
 ) -> Positions:
     """Run both models over the sample and compare them at its response positions.
 
@@ -52,35 +58,46 @@ def measure_positions(
 
     Args:
         states: the target's hidden states, so that it need not run again.
+        depths: drafted positions to compare. Drafts that read tokens alone have the same q at all of them.
 
     Raises:
         NonFiniteLogits: a model's logits at some position define no distribution.
     """
     if not sample.response_ids:
-        return Positions(*(torch.empty(0, dtype=torch.float64) for _ in fields(Positions)))
-    target_hidden = (states or TargetStates(target)).hidden(sample)
-    draft_hidden = response_hidden(draft, sample)
+        return Positions(*(torch.empty(0, dtype=torch.float64) for _ in range(6)))
+    states = states or TargetStates(target)
+    target_hidden = states.hidden(sample)
+    if draft.state_input is None:
+        drafted = [response_hidden(draft, sample)]
+    else:
+        drafted = drafted_hidden(draft, sample, states.features(sample, draft.state_ids), depths)
     labels = torch.tensor(sample.response_ids, device=target.device)
     stop_columns = _stop_columns(draft, target.stop_ids)
-    pieces = []
+    found: list[list[tuple[Tensor, ...]]] = [[] for _ in drafted]
     for start in range(0, len(labels), chunk_positions):
         rows = slice(start, start + chunk_positions)
-        target_logits = target.head.logits(target_hidden[rows])
-        draft_logits = draft.head.logits(draft_hidden[rows])
-        pieces.append(_compare(draft, target_logits, draft_logits, labels[rows], stop_columns, policy))
-    return Positions(*(torch.cat(column).double().cpu() for column in zip(*pieces, strict=True)))
+        target_probs = policy_probs(target_logits := target.head.logits(target_hidden[rows]), policy)
+        best = target_logits.argmax(-1)
+        for pieces, hidden in zip(found, drafted, strict=True):
+            draft_logits = draft.head.logits(hidden[rows])
+            pieces.append(_compare(draft, target_probs, best, draft_logits, labels[rows], stop_columns, policy))
+    by_depth = [
+        Positions(*(torch.cat(column).double().cpu() for column in zip(*pieces, strict=True))) for pieces in found
+    ]
+    return replace(by_depth[0], deeper=tuple(by_depth[1:]))
 
 
 def _compare(
     draft: LanguageModel,
-    target_logits: Tensor,  # [C, V]
+    target_probs: Tensor,  # [C, V]
+    target_best: Tensor,  # [C]
     draft_logits: Tensor,  # [C, width]
     labels: Tensor,  # [C]
     stop_columns: Tensor,  # [width] bool
     policy: SamplingPolicy,
 ) -> tuple[Tensor, ...]:
     """Return the fields of `Positions` for C positions, `[C]` float32 each."""
-    target_probs, draft_probs = policy_probs(target_logits, policy), policy_probs(draft_logits, policy)
+    draft_probs = policy_probs(draft_logits, policy)
     kept_ids = None if draft.kept_ids is None else draft.kept_ids.to(target_probs.device)
     kept_probs = target_probs if kept_ids is None else target_probs[:, kept_ids]
     overlap = torch.minimum(kept_probs, draft_probs)
@@ -90,7 +107,7 @@ def _compare(
     return (
         overlap.sum(-1),
         overlap[:, ~stop_columns].sum(-1),
-        (draft_choice == target_logits.argmax(-1)).float(),
+        (draft_choice == target_best).float(),
         target_probs.gather(-1, draft_choice[:, None]).squeeze(-1),
         kept_probs.sum(-1).clamp(max=1) if kept_ids is not None else torch.ones_like(p_label),
         torch.where(p_label > 0, (q_label / p_label).clamp(max=1), 0),

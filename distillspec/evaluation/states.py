@@ -13,7 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from distillspec.files import write_atomic
+from distillspec.models.features import read_states
 from distillspec.models.language_model import LanguageModel
+from distillspec.models.unrolling import unrolled
 from distillspec.types import Sample
 
 
@@ -28,6 +30,7 @@ class TargetStates:
     target: LanguageModel
     folder: Path | None = None
     _known: dict[str, Tensor] = field(default_factory=dict)
+    _features: dict[tuple[str, tuple[int, ...]], Tensor] = field(default_factory=dict)  # never saved
     _saved: int = 0
 
     def __post_init__(self) -> None:
@@ -55,6 +58,13 @@ class TargetStates:
             self._known[key] = response_hidden(self.target, sample)
         return self._known[key].to(self.target.device)
 
+    def features(self, sample: Sample, ids: tuple[int, ...]) -> Tensor:
+        """Return the states `ids` `[1, L − 1, F]` of the sample's tokens but its last, which no draft reads."""
+        key = _key(sample.prompt_ids, sample.response_ids), ids
+        if key not in self._features:
+            self._features[key] = read_states(self.target, *_read(self.target, sample), ids)
+        return self._features[key]
+
     @property
     def count(self) -> int:
         """Number of samples whose states are kept."""
@@ -63,6 +73,7 @@ class TargetStates:
     def forget(self) -> None:
         """Drop all states. Files that `save` wrote stay."""
         self._known.clear()
+        self._features.clear()
 
     def save(self) -> None:
         """Write new states to the folder for later runs. Does nothing without a folder or new states."""
@@ -81,6 +92,17 @@ def _key(prompt_ids: Sequence[int], response_ids: Sequence[int]) -> str:
 @torch.no_grad()
 def response_hidden(model: LanguageModel, sample: Sample) -> Tensor:
     """Return final hidden states `[R, D]` whose logits predict the response tokens, the first one included."""
+    return model.hidden(*_read(model, sample))[0, len(sample.prompt_ids) - 1 :].clone()
+
+
+@torch.no_grad()
+def drafted_hidden(draft: LanguageModel, sample: Sample, states: Tensor, depths: int) -> list[Tensor]:
+    """Return `response_hidden` of a draft that reads `states`, at each drafted position up to `depths`."""
+    passes = unrolled(draft, *_read(draft, sample), states, depths)
+    return [hidden[0, len(sample.prompt_ids) - 1 :] for hidden in passes]
+
+
+def _read(model: LanguageModel, sample: Sample) -> tuple[Tensor, Tensor]:
+    """Return ids and positions `[1, L − 1]` of all tokens but the last."""
     read = torch.tensor([[*sample.prompt_ids, *sample.response_ids[:-1]]], device=model.device)
-    positions = torch.arange(read.shape[1], device=model.device)[None]
-    return model.hidden(read, positions)[0, len(sample.prompt_ids) - 1 :].clone()
+    return read, torch.arange(read.shape[1], device=model.device)[None]

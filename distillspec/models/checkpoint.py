@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from distillspec.errors import ConfigError
 from distillspec.files import verify_folder, write_folder
+from distillspec.models import state_checkpoint
 from distillspec.models.language_model import LanguageModel, fingerprint
+from distillspec.models.state_checkpoint import reading_record, write_weights
 from distillspec.models.target import load_tokenizer, one_line_failures, read_weights
 from distillspec.models.tokenizers import identify, require_same_tokenizer
 from distillspec.types import ModelIdentity
@@ -41,22 +43,28 @@ def save_draft(
     A truncated head is written at full width, with zero rows for ids the draft does not keep. Measured, these take 0.4
     % of the probability where the target's own rows would take 35 %. `d2t.json` (draft column → absolute id) names the
     rows that count.
+
+    A draft that reads the target's states is no such folder: it has its own weights only (`state_checkpoint`).
     """
+    reading = reading_record(draft)
     record = {
         "format_version": FORMAT_VERSION,
         "identity": asdict(draft.with_identity(weights_hash=fingerprint(draft.model)).identity),
         "target": {"name": target.name, **asdict(target.identity)},
         "kept_vocabulary": None if draft.kept_ids is None else int(draft.kept_ids.numel()),
         "lineage": draft.lineage,
+        **({} if reading is None else {"reads": reading}),
         **(extra or {}),
     }
 
     def write(temporary: Path) -> None:
-        state = dict(draft.model.state_dict())
         if draft.kept_ids is not None:
-            state.update(_full_width_head(draft))
             (temporary / KEPT_IDS).write_text(json.dumps({"d2t": draft.kept_ids.tolist()}) + "\n")
-        draft.model.save_pretrained(temporary, state_dict=state)
+        if reading is not None:
+            write_weights(draft, temporary)
+        else:
+            full = {} if draft.kept_ids is None else _full_width_head(draft)
+            draft.model.save_pretrained(temporary, state_dict={**draft.model.state_dict(), **full})
         if draft.tokenizer is not None:
             draft.tokenizer.save_pretrained(temporary)
         (temporary / METADATA).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
@@ -81,11 +89,14 @@ def load_draft(
     tokenizer = load_tokenizer(str(folder))
     if target is not None:
         require_same_tokenizer(tokenizer, target.tokenizer, str(folder), target.name)
+    kept_ids, dtype = read_kept_ids(folder), dtype or torch.float32
     with one_line_failures(str(folder)):
-        model = read_weights(folder, dtype or torch.float32)
-    rows = model.get_output_embeddings().weight.shape[0]
-    kept_ids = read_kept_ids(folder)
-    if kept_ids is not None:
+        if (reading := record.get("reads")) is not None:
+            model = state_checkpoint.read_weights(folder, reading, target, dtype)
+        else:
+            model = read_weights(folder, dtype)
+    rows = model.get_input_embeddings().weight.shape[0]
+    if kept_ids is not None and reading is None:
         _slice_head(model, kept_ids)
     if target is not None:
         model.to(target.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,8 +14,11 @@ from distillspec.config import DraftConfig
 from distillspec.config.registry import DRAFT_KINDS, find
 from distillspec.errors import ConfigError
 from distillspec.models.checkpoint import draft_folder, load_draft, matched, read_kept_ids
+from distillspec.models.eagle import begin_from, eagle_config, eagle_model
+from distillspec.models.features import check_feature_ids, default_state_ids
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.pruning import check_layers, evenly_spaced, prune, select_by_acceptance
+from distillspec.models.state_checkpoint import add_state_input, share_embeddings
 from distillspec.models.target import load_causal_lm, load_tokenizer, resolve_path, wrap
 from distillspec.models.tokenizers import require_same_tokenizer
 
@@ -64,6 +67,8 @@ def check_draft(config: DraftConfig, target: LanguageModel) -> None:
     size, total = target.identity.vocab_size, len(target.layers)
     if config.vocabulary is not None and config.vocabulary > size:
         raise ConfigError(f"draft.vocabulary={config.vocabulary} exceeds the target's vocabulary of {size}")
+    if config.feature_ids is not None:
+        check_feature_ids(target, config.feature_ids)
     if config.kind == "pruned" and config.keep is not None:
         check_layers(config.keep, total)
     elif config.kind == "pruned" and config.layers is not None:
@@ -130,8 +135,9 @@ def load_pretrained(path: str, target: LanguageModel, dtype: torch.dtype = torch
 
 
 def make_pretrained(config: DraftConfig, target: LanguageModel, layers: LayerSelection) -> LanguageModel:
-    """Load the draft at `draft.path`."""
-    return load_pretrained(str(config.path), target)
+    """Load the draft at `draft.path`, with `draft.features` one that begins to read the target's states."""
+    draft = load_pretrained(str(config.path), target)
+    return _reading(draft, config, target) if config.features and draft.state_input is None else draft
 
 
 def make_pruned(config: DraftConfig, target: LanguageModel, layers: LayerSelection) -> LanguageModel:
@@ -145,7 +151,40 @@ def make_pruned(config: DraftConfig, target: LanguageModel, layers: LayerSelecti
         keep = select_by_acceptance(target, count, layers.acceptance, layers.on_step)
     else:
         keep = evenly_spaced(total, min(count, total) if config.layers is None else count)
-    return _untrained(prune(target, keep), target, {"kind": "pruned", "target_layers": keep, "select": config.select})
+    lineage = {"kind": "pruned", "target_layers": keep, "select": config.select}
+    draft = _untrained(prune(target, keep), target, lineage)
+    return _reading(draft, config, target) if config.features else draft
+
+
+def make_eagle(config: DraftConfig, target: LanguageModel, layers: LayerSelection) -> LanguageModel:
+    """Make an EAGLE-3 draft that starts from the target's last layers where shapes allow, elsewhere random."""
+    width, ids = target.model.config.get_text_config().hidden_size, state_ids_of(config, target)
+    model = eagle_model(eagle_config(target, config.layers or 1), list(ids), width)
+    share_embeddings(model, target, torch.float32)
+    copied = begin_from(model, target)
+    return _untrained(model, target, {"kind": "eagle", "layers": config.layers or 1, "copied": copied})
+
+
+def state_ids_of(config: DraftConfig, target: LanguageModel) -> tuple[int, ...]:
+    """Return the states of the target that a new draft reads."""
+    return default_state_ids(target) if config.feature_ids is None else tuple(config.feature_ids)
+
+
+def _reading(draft: LanguageModel, config: DraftConfig, target: LanguageModel) -> LanguageModel:
+    """Return a draft that reads the target's states too. It starts as it was."""
+    theirs, own = (model.model.get_input_embeddings().weight for model in (target, draft))
+    same = theirs.shape == own.shape and bool(torch.equal(theirs.to(own.dtype), own))
+    if draft.model.get_output_embeddings().weight is own:  # tied: the head trains, the embeddings are shared
+        head = nn.Linear(own.shape[1], own.shape[0], bias=False, device=own.device)
+        head.weight = nn.Parameter(own.detach().clone())
+        draft.model.config.tie_word_embeddings = False
+        draft.model.set_output_embeddings(head)
+    if same:
+        share_embeddings(draft.model, target, torch.float32)
+    add_state_input(
+        draft.model, list(state_ids_of(config, target)), target.model.config.get_text_config().hidden_size
+    )
+    return replace(draft, lineage={**draft.lineage, "features": True, **({} if same else {"own_embeddings": True})})
 
 
 def make_scratch(config: DraftConfig, target: LanguageModel, layers: LayerSelection) -> LanguageModel:

@@ -7,15 +7,16 @@ state before the final norm. transformers' `hidden_states[i]` is the same, excep
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from distillspec.errors import ConfigError
 from distillspec.models.language_model import LanguageModel
-from distillspec.models.slot_attention import CacheView, passed_view
+from distillspec.models.slot_attention import passed_view
 
 
 class FeatureTap:
@@ -32,37 +33,58 @@ class FeatureTap:
     def __init__(self, model: LanguageModel, ids: Sequence[int]) -> None:
         check_feature_ids(model, ids)
         self.ids = tuple(ids)
-        layers = list(model.layers)
-        self._handles = [
-            layers[-1].register_forward_hook(self._after(place), with_kwargs=True)
-            if state == len(layers)
-            else layers[state].register_forward_pre_hook(self._before(place), with_kwargs=True)
-            for place, state in enumerate(self.ids)
-        ]
+        self._handles = _hook_states(model, ids, self._take)
 
     def detach(self) -> None:
         """Copy nothing from now on."""
         for handle in self._handles:
             handle.remove()
 
-    def _before(self, place: int) -> Any:
-        def keep(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
-            _hand_over(named.get("slot_view"), inputs[0] if inputs else named["hidden_states"], place, self.ids)
-
-        return keep
-
-    def _after(self, place: int) -> Any:
-        def keep(_: nn.Module, __: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
-            _hand_over(named.get("slot_view"), output[0] if isinstance(output, tuple) else output, place, self.ids)
-
-        return keep
+    def _take(self, place: int, states: Tensor, named: dict[str, Any]) -> None:
+        if torch.compiler.is_dynamo_compiling():
+            torch.ops.distillspec.keep_states(states, place, list(self.ids))
+        elif (view := named.get("slot_view")) is not None:
+            _keep(view, states, place, self.ids)
 
 
-def _hand_over(view: CacheView | None, states: Tensor, place: int, ids: tuple[int, ...]) -> None:
-    if torch.compiler.is_dynamo_compiling():
-        torch.ops.distillspec.keep_states(states, place, list(ids))
-    elif view is not None:
-        _keep(view, states, place, ids)
+@torch.no_grad()
+def read_states(model: LanguageModel, input_ids: Tensor, position_ids: Tensor, ids: Sequence[int]) -> Tensor:
+    """Return the states `ids` of tokens `[B, L]`, `[B, L, len(ids) · D]` in the model's dtype, by a pass of its own."""
+    found: dict[int, Tensor] = {}
+    handles = _hook_states(model, ids, lambda place, states, _: found.update({place: states}))
+    try:
+        model.hidden(input_ids, position_ids)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return torch.cat([found[place] for place in range(len(ids))], -1)
+
+
+Take = Callable[[int, Tensor, dict[str, Any]], None]
+
+
+def _hook_states(model: LanguageModel, ids: Sequence[int], take: Take) -> list[RemovableHandle]:
+    """Call `take(place in ids, states [1, N, D] or [B, L, D], named arguments of the layer)` in every pass."""
+
+    def before(place: int) -> Any:
+        def hand_over(_: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> None:
+            take(place, inputs[0] if inputs else named["hidden_states"], named)
+
+        return hand_over
+
+    def after(place: int) -> Any:
+        def hand_over(_: nn.Module, __: tuple[Any, ...], named: dict[str, Any], output: Any) -> None:
+            take(place, output[0] if isinstance(output, tuple) else output, named)
+
+        return hand_over
+
+    layers = list(model.layers)
+    return [
+        layers[-1].register_forward_hook(after(place), with_kwargs=True)
+        if state == len(layers)
+        else layers[state].register_forward_pre_hook(before(place), with_kwargs=True)
+        for place, state in enumerate(ids)
+    ]
 
 
 def _keep(view: Any, states: Tensor, place: int, ids: Sequence[int]) -> None:
@@ -85,6 +107,12 @@ _library = torch.library.Library("distillspec", "FRAGMENT")
 _library.define("keep_states(Tensor(a!) states, int place, int[] ids) -> ()")
 _library.impl("keep_states", _keep_compiled, "CompositeExplicitAutograd")
 torch.library.register_fake("distillspec::keep_states", lambda states, place, ids: None, lib=_library)
+
+
+def default_state_ids(model: LanguageModel) -> tuple[int, ...]:
+    """Return the states that a draft reads by default: EAGLE-3's 2, L / 2 and L − 3, in order and each once."""
+    layers = len(model.layers)
+    return tuple(sorted({min(2, layers - 1), layers // 2, max(layers - 3, 0)}))
 
 
 def check_feature_ids(model: LanguageModel, ids: Sequence[int]) -> None:

@@ -69,9 +69,14 @@ class FlatView:
     groups: tuple[RowGroup, ...]
     _rows: dict[torch.Size, Tensor] = field(default_factory=dict)
 
-    def hidden(self, model: LanguageModel, tokens: Tensor) -> Tensor:
-        """Run `model`, hooked, over `tokens [1, N]` int64. Return final hidden states `[N, D]`."""
-        return model.hidden(tokens, self.positions, slot_view=self)[0]
+    def hidden(self, model: LanguageModel, tokens: Tensor, fed: Tensor | None = None) -> Tensor:
+        """Run `model`, hooked, over `tokens [1, N]` int64. Return its last states `[N, D]`.
+
+        Args:
+            fed: `[N, D]` states of the tokens before, for a draft that reads states.
+        """
+        states = None if fed is None else fed[None]
+        return model.last_states(tokens, self.positions, states, slot_view=self)[0]
 
     def following(self, places: Tensor, reach: int) -> FlatView:
         """Return the view of the next pass: one more token in each row, at `places [rows]` int64.

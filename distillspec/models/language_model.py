@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distillspec.errors import ConfigError
+from distillspec.models.state_input import StateInput, deferred_norm
 from distillspec.types import ModelIdentity, OutputHead
 
 
@@ -80,10 +81,41 @@ class LanguageModel:
             )
         return self.tokenizer
 
-    def hidden(self, input_ids: Tensor, position_ids: Tensor, **kwargs: Any) -> Tensor:
-        """Return final hidden states `[B, L, D]`. Position ids that restart at 0 start a new packed sequence."""
-        output = self.decoder(input_ids=input_ids, position_ids=position_ids, use_cache=False, **kwargs)
-        return output.last_hidden_state
+    @property
+    def state_input(self) -> StateInput | None:
+        """Return the input of a draft that reads the target's states, None for other models."""
+        return getattr(self.model, "state_input", None)
+
+    @property
+    def state_ids(self) -> tuple[int, ...]:
+        """Return the states of the target that the model reads, () for models that read tokens alone."""
+        return () if self.state_input is None else self.state_input.state_ids
+
+    def hidden(self, input_ids: Tensor, position_ids: Tensor, fed: Tensor | None = None, **kwargs: Any) -> Tensor:
+        """Return final hidden states `[B, L, D]`. Position ids that restart at 0 start a new packed sequence.
+
+        Args:
+            fed: see `last_states`.
+        """
+        return self.normed(self.last_states(input_ids, position_ids, fed, **kwargs))
+
+    def last_states(self, input_ids: Tensor, position_ids: Tensor, fed: Tensor | None = None, **kwargs: Any) -> Tensor:
+        """Return the states `[B, L, D]` of the last layer, before the final norm if the model reads states.
+
+        Args:
+            fed: `[B, L, D]`, for a model that reads states: those of the tokens before. None: zeros.
+        """
+        kwargs = {"use_cache": False, **kwargs}
+        if self.state_input is None:
+            inputs = {"input_ids": input_ids}
+        else:
+            embeddings = self.model.get_input_embeddings()(input_ids)
+            inputs = {"inputs_embeds": self.state_input(embeddings, torch.zeros_like(embeddings) if fed is None else fed)}
+        return self.decoder(**inputs, position_ids=position_ids, **kwargs).last_hidden_state
+
+    def normed(self, states: Tensor) -> Tensor:
+        """Return what the head reads of `last_states`."""
+        return states if self.state_input is None else deferred_norm(self.decoder)(states)
 
     def logits(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """Return logits `[B, L, width]` of `input_ids [B, L]`. Columns follow `kept_ids`, if there are any."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from distillspec.config import TrainConfig
 from distillspec.data.packing import collate, plan_epoch
+from distillspec.training.state_store import StateStore
 from distillspec.types import Sample, TokenBatch
 
 
@@ -25,8 +27,10 @@ class SampleFeed:
         rank: int = 0,
         world: int = 1,
         keep: int = 1,
+        states: StateStore | None = None,
     ) -> None:
-        """`keep`: the number of refreshes whose fresh samples are used at a time."""
+        """`keep`: the number of refreshes whose fresh samples are used at a time. `states`: added to every batch."""
+        self.states = states
         self.config, self.pad_id, self.seed, self.rank, self.world = config, pad_id, seed, rank, world
         self.keep = keep
         self.epoch, self.next_batch = 0, 0
@@ -52,7 +56,10 @@ class SampleFeed:
         batch = [[self.samples[i] for i in row] for row in rows]
         # A sample longer than a row has a longer row to itself: if it were cut, its end would never be learnt.
         longest = max(len(sample) for row in batch for sample in row)
-        return collate(batch, max(self.config.row_tokens, longest), self.pad_id)
+        tokens = collate(batch, max(self.config.row_tokens, longest), self.pad_id)
+        if self.states is None:
+            return tokens
+        return replace(tokens, states=self.states.rows(batch, tokens.input_ids.shape[1]))
 
     def state(self) -> dict[str, Any]:
         return {"epoch": self.epoch, "next_batch": self.next_batch, "refreshes": self._refreshes}

@@ -21,8 +21,25 @@ from distillspec.losses import (
     chunked_token_values,
 )
 from distillspec.models import LanguageModel
+from distillspec.models.unrolling import unrolled
 from distillspec.sampling import NonFiniteLogits
 from distillspec.types import OutputHead, TokenBatch
+
+
+@dataclass(frozen=True)
+class Unrolling:
+    """Drafted positions that train at once, for drafts that read states. Token drafts have one kind of position.
+
+    `decay`: weight of each further position, as a share of the one before.
+    """
+
+    steps: int = 1
+    decay: float = 1.0
+
+    def weights(self, positions: int) -> list[float]:
+        """Return the weights of `positions` positions, 1 together."""
+        raw = [self.decay**position for position in range(positions)]
+        return [weight / sum(raw) for weight in raw]
 
 
 @dataclass(frozen=True)
@@ -43,8 +60,15 @@ class DistillModule(nn.Module):
     forward, and the chunked loss reads this weight outside the head's own forward.
     """
 
-    def __init__(self, draft: LanguageModel, config: LossConfig, anchor: Anchor | None = None) -> None:
+    def __init__(
+        self,
+        draft: LanguageModel,
+        config: LossConfig,
+        anchor: Anchor | None = None,
+        unrolling: Unrolling = Unrolling(),  # noqa: B008 (frozen)
+    ) -> None:
         super().__init__()
+        self.unrolling = unrolling
         self.model = draft.model
         self.draft = draft
         self.anchor = anchor
@@ -58,6 +82,11 @@ class DistillModule(nn.Module):
             self.register_buffer("kept_ids", draft.kept_ids.to(draft.device), persistent=False)
         else:
             self.kept_ids = None
+
+    @property
+    def positions(self) -> int:
+        """Drafted positions that train at once."""
+        return 1 if self.draft.state_input is None else self.unrolling.steps
 
     def forward(
         self,
@@ -78,29 +107,48 @@ class DistillModule(nn.Module):
         try:
             if weights is None:
                 return token_values(self.draft, self, batch, teacher)
-            hidden = loss_hidden(self.draft, batch)
-            result = chunked_loss(
-                hidden,
-                self.head(),
-                teacher,
-                self.mix,
-                weights=weights,
-                normalizer=normalizer,
-                chunk_tokens=self.config.chunk_tokens,
-                kept_ids=self.kept_ids,
-                labels=batch.labels,
-                from_draft=batch.from_draft,
-                writer_logprobs=batch.writer_logprobs,
-                advantage=advantage,
-                temperature=self.config.temperature,
+            hidden = drafted_hidden(self.draft, batch, self.unrolling.steps)
+            results = [self._loss(each, batch, teacher, weights, normalizer, advantage) for each in hidden]
+            loss = sum(
+                share * result.loss
+                for share, result in zip(self.unrolling.weights(len(results)), results, strict=True)
             )
-            if self.anchor is None:
-                return result
-            drift = self._distance_to_anchor(self.anchor.draft, hidden, batch, weights, normalizer)
-            return ChunkedLoss(result.loss + self.anchor.weight * drift, result.metrics)
+            metrics = dict(results[0].metrics)
+            for position, result in enumerate(results[1:], start=2):
+                metrics[f"alpha_{position}"] = result.metrics.get("alpha", torch.tensor(math.nan))
+            if self.anchor is not None:
+                drift = self._distance_to_anchor(self.anchor.draft, hidden[0], batch, weights, normalizer)
+                loss = loss + self.anchor.weight * drift
+            return ChunkedLoss(loss, metrics)
         except NonFiniteLogits as error:
             self.problem = str(error)
-            return None if weights is None else ChunkedLoss(self._not_a_number(hidden), {})
+            return None if weights is None else ChunkedLoss(self._not_a_number(hidden[0]), {})
+
+    def _loss(
+        self,
+        hidden: Tensor,
+        batch: TokenBatch,
+        teacher: Teacher,
+        weights: Tensor,
+        normalizer: float,
+        advantage: Tensor | None,
+    ) -> ChunkedLoss:
+        """Return the loss of one drafted position, `hidden [N, D]`."""
+        return chunked_loss(
+            hidden,
+            self.head(),
+            teacher,
+            self.mix,
+            weights=weights,
+            normalizer=normalizer,
+            chunk_tokens=self.config.chunk_tokens,
+            kept_ids=self.kept_ids,
+            labels=batch.labels,
+            from_draft=batch.from_draft,
+            writer_logprobs=batch.writer_logprobs,
+            advantage=advantage,
+            temperature=self.config.temperature,
+        )
 
     def _distance_to_anchor(
         self, anchor: LanguageModel, hidden: Tensor, batch: TokenBatch, weights: Tensor, normalizer: float
@@ -133,8 +181,20 @@ class DistillModule(nn.Module):
 
 def loss_hidden(model: LanguageModel, batch: TokenBatch) -> Tensor:
     """Return final hidden states at the batch's loss positions, `[N, D]`."""
-    hidden = model.hidden(batch.input_ids, batch.position_ids)
-    return hidden.reshape(-1, hidden.shape[-1])[batch.loss_index]
+    return drafted_hidden(model, batch, 1)[0]
+
+
+def drafted_hidden(model: LanguageModel, batch: TokenBatch, steps: int) -> list[Tensor]:
+    """Return final hidden states at the loss positions, `[N, D]` for each drafted position up to `steps`.
+
+    Models that read tokens alone give one: theirs do not differ.
+    """
+    if model.state_input is None:
+        hidden = [model.hidden(batch.input_ids, batch.position_ids)]
+    else:
+        assert batch.states is not None, "the feed of a draft that reads states has them"
+        hidden = unrolled(model, batch.input_ids, batch.position_ids, batch.states, steps)
+    return [each.reshape(-1, each.shape[-1])[batch.loss_index] for each in hidden]
 
 
 @torch.no_grad()

@@ -34,7 +34,7 @@ class StepResult:
     """Figures of one step."""
 
     tokens: int  # response tokens of all processes
-    sums: dict[str, float]  # over all processes, of the metrics in `SUMMED`
+    sums: dict[str, float]  # over all processes, of the metrics in `SUMMED` and α of deeper positions
     loss: float  # nats a token: what this process differentiated
     grad_norm: float  # before clipping
     problem: str = ""  # why the step was skipped, empty if it was taken
@@ -98,7 +98,8 @@ def step_values(result: StepResult, learning_rate: float, tokens_per_s: float, b
     }
     sums = result.sums
     if sums["weight"] > 0:
-        values.update({f"train/{name}": sums[name] / sums["weight"] for name in ("alpha", "outside")})
+        shown = [name for name in sums if name == "outside" or name.startswith("alpha")]
+        values.update({f"train/{name}": sums[name] / sums["weight"] for name in shown})
     if sums["valid_weight"] > 0:
         values["train/loss"] = sums["loss"] / sums["valid_weight"]
     return {name: value for name, value in values.items() if math.isfinite(value)}
@@ -117,13 +118,14 @@ def _accumulate(
     strategy: StepStrategy, module: DistillModule, batches: Sequence[WeightedBatch], normalizer: float
 ) -> tuple[float, dict[str, float]]:
     """Run forward and backward over the micro-batches. Return the loss and the metrics' sums over all processes."""
-    sums, loss = dict.fromkeys(SUMMED, 0.0), 0.0
+    deeper = [f"alpha_{position}" for position in range(2, module.positions + 1)]
+    sums, loss = dict.fromkeys([*SUMMED, *deeper], 0.0), 0.0
     advantages = batch_advantages(strategy, module, [b.batch for b in batches], [b.teacher for b in batches])
     for i, (batch, teacher, weights, _) in enumerate(batches):
         with strategy.micro_step(last=i == len(batches) - 1):
             result = strategy.module(batch, teacher, weights, normalizer, advantages[i])
             strategy.backward(result.loss)
         loss += float(result.loss.detach())
-        for name in SUMMED:
+        for name in sums:
             sums[name] += float(result.metrics.get(name, math.nan))
-    return loss, dict(zip(SUMMED, totals(strategy.accelerator, list(sums.values())), strict=True))
+    return loss, dict(zip(sums, totals(strategy.accelerator, list(sums.values())), strict=True))

@@ -77,8 +77,12 @@ def _context(model: LanguageModel) -> int | None:
     return None if limit is None else int(limit)
 
 
-def plan_cache(settings: EngineConfig, models: Sequence[LanguageModel], max_len: int) -> CachePlan:
+def plan_cache(
+    settings: EngineConfig, models: Sequence[LanguageModel], max_len: int, feature_ids: Sequence[int] = ()
+) -> CachePlan:
     """Return the slots that fit the cache's memory, at most `max_slots`, and the tokens that they may hold.
+
+    Of the first model, the target, the states `feature_ids` are kept too.
 
     Where memory is committed as it is written, there may be more slots than could all be full.
 
@@ -90,12 +94,12 @@ def plan_cache(settings: EngineConfig, models: Sequence[LanguageModel], max_len:
     if budget is None:
         plan = CachePlan(settings.max_slots, max_len, settings.max_slots * max_len, lazy)
     elif lazy:
-        plan = _lazy_plan(settings.max_slots, max_len, int(budget // token_bytes(models, settings.feature_ids)), models)
+        plan = _lazy_plan(settings.max_slots, max_len, int(budget // token_bytes(models, feature_ids)), models)
     else:
-        slots = slots_that_fit(models, settings.max_slots, max_len, budget, settings.feature_ids)
+        slots = slots_that_fit(models, settings.max_slots, max_len, budget, feature_ids)
         plan = CachePlan(slots, max_len, slots * max_len)
     if plan.slots == 0:
-        needed = slot_bytes(models, max_len, settings.feature_ids)
+        needed = slot_bytes(models, max_len, feature_ids)
         raise ConfigError(
             f"one sequence of max_model_len={max_len} needs {needed / GIB:.2f} GiB of cache and "
             f"there are {(budget or 0) / GIB:.2f}; lower max_model_len, or raise cache_gib if memory is there"
@@ -130,8 +134,11 @@ def check_draft_fits(
     old: LanguageModel | None,
     new: LanguageModel,
     plan: CachePlan,
+    feature_ids: Sequence[int] = (),
 ) -> None:
     """Refuse a `new` draft whose cache, in place of the `old` one's, exceeds the cache's memory.
+
+    `feature_ids`: states of the target that are kept with it.
 
     The budget is `cache_gib`. Without one, half of what is free now may be added to what the old draft's cache took.
 
@@ -140,7 +147,7 @@ def check_draft_fits(
     """
     needed = plan.bytes([new])
     if settings.cache_gib is not None:
-        left = settings.cache_gib * GIB - plan.bytes([target], settings.feature_ids)
+        left = settings.cache_gib * GIB - plan.bytes([target], feature_ids)
     else:
         budget = cache_budget(target.device)
         left = math.inf if budget is None else budget

@@ -33,10 +33,26 @@ class PreparedModel:
         hook(model.model)
         if self.packs is not None:
             self.packs.attach()
-        self._tap = FeatureTap(model, feature_ids) if feature_ids else None
+        self._compile = compile
+        self._tap: FeatureTap | None = None
         self.compiled: CompiledDecoder | None = None
-        if compile is not False and model.device.type == "cpu" and can_compile():
-            self.compiled = CompiledDecoder(model, after_s=COMPILE_AFTER_S, wait=compile is True)
+        self.hand_out(feature_ids)
+
+    def hand_out(self, feature_ids: Sequence[int]) -> None:
+        """Let passes hand out these states and no others. Compiling begins anew, for code holds what it hands out."""
+        if self._tap is not None:
+            self._tap.detach()
+        self._tap = FeatureTap(self.model, feature_ids) if feature_ids else None
+        if self.compiled is not None:
+            self.compiled.detach()
+            self.compiled = None
+        if self._may_compile:
+            self.compiled = CompiledDecoder(self.model, after_s=COMPILE_AFTER_S, wait=self._compile is True)
+
+    @property
+    def _may_compile(self) -> bool:
+        plain = self.model.state_input is None
+        return self._compile is not False and plain and self.model.device.type == "cpu" and can_compile()
 
     def restore(self) -> None:
         """Undo the preparation."""

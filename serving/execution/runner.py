@@ -39,7 +39,7 @@ class ModelRunner:
         self.passes = 0
 
     def read(self, rows: Sequence[RowInput]) -> Tensor:
-        """Read all rows, windows and prompts alike, in one pass. Return hidden states `[Σ wanted, D]`, row by row."""
+        """Read all rows, windows and prompts alike, in one pass. Return last states `[Σ wanted, D]`, row by row."""
         batch = self.prepare(rows)
         hidden = self.hidden(batch)
         return hidden if len(batch.wanted) == len(hidden) else hidden.index_select(0, batch.wanted)
@@ -49,20 +49,38 @@ class ModelRunner:
         return FlatBatch.of(self.cache, rows, self.model.device)
 
     def hidden(self, batch: FlatBatch) -> Tensor:
-        """Run one pass. Return final hidden states `[N, D]`, valid until the next call."""
+        """Run one pass. Return last states `[N, D]` (`LanguageModel.last_states`), valid until the next call."""
         self.passes += 1
         if self.graphs is not None:
             return self.graphs.hidden(batch.tokens, batch.view)
         started = time.perf_counter()
-        hidden = batch.view.hidden(self.model, batch.tokens)
+        hidden = self.eager(batch)
         if self.prepared is not None and self.prepared.compiled is not None:
             self.prepared.compiled.spent(time.perf_counter() - started)
         return hidden
 
+    def eager(self, batch: FlatBatch, states: Tensor | None = None) -> Tensor:
+        """Run one pass that nothing has recorded. Return last states `[N, D]`.
+
+        Args:
+            states: last states `[N, D]` of the tokens before, where the pass goes on behind them. Token drafts read none.
+        """
+        return batch.view.hidden(self.model, batch.tokens)
+
+    def follow(self, batch: FlatBatch, states: Tensor) -> Tensor:
+        """Run one pass of a token a row behind the rows' last `states [N, D]`. Return theirs, `[N, D]`."""
+        return self.hidden(batch)
+
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits `[n, width]` of hidden states `[n, D]` in the model's dtype, columns as in `model.kept_ids`."""
+        """Return logits `[n, width]` of last states `[n, D]` in the model's dtype, columns as in `model.kept_ids`."""
         packs = None if self.prepared is None else self.prepared.packs
-        return self.model.head.logits(hidden, linear if packs is None else packs.linear)
+        return self.model.head.logits(self.model.normed(hidden), linear if packs is None else packs.linear)
+
+    def keep_states(self, feature_ids: Sequence[int]) -> None:
+        """Keep other states of the tokens of later passes. Recorded passes are recorded again."""
+        self.cache.features, self.cache.state_ids = None, tuple(feature_ids)
+        if self.graphs is not None:
+            self.graphs = GraphedPasses(self.model, self.cache, self.graphs.recorder)
 
     def release(self) -> None:
         """Free the cache and recorded passes. Nothing can be read afterwards."""

@@ -20,7 +20,7 @@ from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 from distillspec.serving.execution.graphs import PassInputs, PassShape, Recorder, Recordings
 from distillspec.serving.execution.runner import ModelRunner
 
-Pass = Callable[[FlatBatch], Tensor]
+Pass = Callable[[FlatBatch, Tensor | None], Tensor]  # batch, last states of the tokens before → last states [N, D]
 
 
 class Drafts(NamedTuple):
@@ -60,9 +60,12 @@ class DraftLoop:
         recorded = self._recorded(batch, reach, count, draws)
         if recorded is None:
             ends = batch.view.places[batch.wanted] + 1
-            return self._loop(self.runner.hidden, batch, ends, reach, count, draws)
+            return self._loop(self._pass, batch, ends, reach, count, draws)
         self.runner.passes += count
         return recorded.run(batch, draws)
+
+    def _pass(self, batch: FlatBatch, states: Tensor | None) -> Tensor:
+        return self.runner.hidden(batch) if states is None else self.runner.follow(batch, states)
 
     def _recorded(self, batch: FlatBatch, reach: int, count: int, draws: Draws) -> _Recorded | None:
         if self._recordings is None:
@@ -79,19 +82,16 @@ class DraftLoop:
         ends = torch.full_like(last, cache.max_len)
         draws = Draws(*(None if part is None else part.new_zeros(shape.rows, *part.shape[1:]) for part in like))
 
-        def one_pass(batch: FlatBatch) -> Tensor:
-            return batch.view.hidden(model, batch.tokens)
-
         def run() -> Drafts:
             batch = FlatBatch(inputs.tokens, inputs.view(), last)
-            return self._loop(one_pass, batch, ends, shape.reach, count, draws)
+            return self._loop(self.runner.eager, batch, ends, shape.reach, count, draws)
 
         assert self._recordings is not None
         return _Recorded(inputs, last, ends, draws, self._recordings.recorder.record(run))
 
     def _loop(self, one_pass: Pass, batch: FlatBatch, ends: Tensor, reach: int, count: int, draws: Draws) -> Drafts:
         """Draft `count` tokens a row, the first at place `ends [B]`."""
-        max_len, hidden = batch.view.cache.max_len, one_pass(batch)[batch.wanted]
+        max_len, hidden = batch.view.cache.max_len, one_pass(batch, None)[batch.wanted]
         ids, finite, probs = [], [], []
         for step in range(count):
             logits = self.runner.logits(hidden).float()
@@ -103,7 +103,7 @@ class DraftLoop:
             if step + 1 < count:
                 # Rows near the context's end write to the spare place, and their excess tokens are cut off afterwards.
                 at = batch.view.following((ends + step).clamp(max=max_len), reach)
-                hidden = one_pass(FlatBatch(ids[-1][None], at, batch.wanted))
+                hidden = one_pass(FlatBatch(ids[-1][None], at, batch.wanted), hidden)
         return Drafts(
             torch.stack(ids, 1),
             torch.stack(finite, 1).long().cumprod(1).bool(),

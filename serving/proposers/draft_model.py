@@ -23,6 +23,7 @@ from distillspec.serving.execution.graphs import Recorder
 from distillspec.serving.execution.kv_cache import Prefix
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.runner import ModelRunner
+from distillspec.serving.execution.state_runner import StateRunner
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Prospect
 from distillspec.serving.proposers.draft_loop import DraftLoop
 
@@ -70,6 +71,7 @@ class _Row:
     tokens: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)  # of the distributions that the tokens were drawn from
     drafting: bool = True
+    last: Tensor | None = None  # [D] last state of its newest token that was read
 
     @property
     def sequence(self) -> SequenceState:
@@ -104,8 +106,14 @@ class DraftModel:
         prepared: PreparedModel | None = None,
         recorder: Recorder | None = None,
         attend: Attend = masked_attention,
+        source_cache: SlotCache | None = None,
     ) -> None:
-        self.runner = ModelRunner(model, slots, max_len, prepared, recorder, attend)
+        self.reads_states = model.state_input is not None
+        if self.reads_states:
+            assert source_cache is not None, "a draft that reads states needs the target's cache"
+            self.runner: ModelRunner = StateRunner(model, slots, max_len, source_cache, prepared, attend)
+        else:
+            self.runner = ModelRunner(model, slots, max_len, prepared, recorder, attend)
         self.sampler = sampler
         kept_ids = None if model.kept_ids is None else model.kept_ids.to(model.device)
         self.columns = Columns(model.identity.vocab_size, kept_ids)
@@ -144,10 +152,14 @@ class DraftModel:
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         """Keep what the cache holds of the accepted tokens, whoever proposed them.
 
-        The last drafted token was never read, so after full acceptance two tokens are unread.
+        The last drafted token was never read, so after full acceptance two tokens are unread. A draft that reads states
+        has read drafted tokens behind its own states, and reads them again behind the target's.
         """
         state = self.state(sequence.id)
         same = 0
+        if self.reads_states:
+            state.drafted = ()
+            return
         for drafted, node in zip(state.drafted[:-1], path, strict=False):
             if drafted != tree.tokens[node]:
                 break
@@ -250,7 +262,8 @@ class DraftModel:
     def _draft_one(self, rows: Sequence[_Row], step: int, first: int) -> Tensor | None:
         """Draft one token of each row. Its distribution becomes row `first` + r of all. Return those of this step."""
         inputs = [self._input(row) for row in rows]
-        logits = self.runner.logits(self.runner.read(inputs))
+        hidden = self._read(rows, inputs)
+        logits = self.runner.logits(hidden)
         places = [Place(row.sequence, tuple(row.tokens)) for row in rows]
         choice = choose(logits.float(), self.sampler.draws(places, 1, self.columns), 0, self.loop.hashed)
         tokens, finite = to_host(torch.stack([self.columns.ids(choice.columns), choice.finite.long()])).tolist()
@@ -264,6 +277,16 @@ class DraftModel:
             full = len(row.tokens) >= row.request.speculation_length
             row.drafting = keep and not full and token not in row.sequence.stop_ids
         return choice.probs
+
+    def _read(self, rows: Sequence[_Row], inputs: Sequence[RowInput]) -> Tensor:
+        """Read the rows' text, or the one token behind what each has drafted. Return their last states `[B, D]`."""
+        if rows[0].last is None:
+            hidden = self.runner.read(inputs)
+        else:
+            hidden = self.runner.follow(self.runner.prepare(inputs), torch.stack([row.last for row in rows]))
+        for row, last in zip(rows, hidden, strict=True):
+            row.last = last
+        return hidden
 
     def _give_up(self, row: _Row) -> None:
         """End speculation for a row whose draft logits are NaN."""

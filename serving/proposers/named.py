@@ -8,7 +8,7 @@ from distillspec.config.engine import EngineConfig
 from distillspec.config.registry import PROPOSERS, WITH_DRAFT, WITHOUT_DRAFT, ProposerChoice, check_options, find
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
-from distillspec.models.slot_cache import Attend
+from distillspec.models.slot_cache import Attend, SlotCache
 from distillspec.serving.base.tree import DRAFT, LOOKUP
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.graphs import Recorder
@@ -32,6 +32,7 @@ class ProposerParts:
     prepared: PreparedModel | None  # the draft
     recorder: Recorder | None
     attend: Attend
+    source_cache: SlotCache | None = None  # the target's, for drafts that read its states
 
 
 def make_proposer(parts: ProposerParts) -> Proposer | None:
@@ -92,6 +93,7 @@ def make_draft_model(parts: ProposerParts) -> DraftModel:
         prepared=parts.prepared,
         recorder=parts.recorder,
         attend=parts.attend,
+        source_cache=parts.source_cache,
     )
 
 

@@ -1,0 +1,118 @@
+"""EAGLE-3 drafts: a small Llama whose first layer reads embedding and state side by side (Li et al. 2025)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+
+from distillspec.models.language_model import LanguageModel, attention_heads
+from distillspec.models.state_input import JOINED, StateInput, defer_norm
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+
+
+class EagleLayer(LlamaDecoderLayer):
+    """Layer on `[embedding; state]`: its attention reads both, normed, and the residual is the state."""
+
+    def __init__(self, config: LlamaConfig, layer_idx: int) -> None:
+        super().__init__(config, layer_idx)
+        for name in PROJECTIONS:
+            old = getattr(self.self_attn, name)
+            new = nn.Linear(2 * old.in_features, old.out_features, bias=old.bias is not None)
+            setattr(self.self_attn, name, new)
+        self.hidden_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        """Return the layer's output `[B, L, D]` of `hidden_states [B, L, 2 · D]`."""
+        embeddings, states = hidden_states.chunk(2, -1)
+        both = torch.cat([self.input_layernorm(embeddings), self.hidden_norm(states)], -1)
+        hidden = states + self.self_attn(hidden_states=both, **kwargs)[0]
+        changed: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return changed
+
+
+def eagle_model(config: LlamaConfig, state_ids: list[int], target_width: int) -> PreTrainedModel:
+    """Return an EAGLE-3 model in float32, random but for the states' fusion."""
+    model = LlamaForCausalLM(config)
+    model.model.layers[0] = EagleLayer(config, 0)
+    defer_norm(model.model)
+    model.state_input = StateInput(JOINED, state_ids, target_width, config.hidden_size)
+    return model.eval()
+
+
+def eagle_config(target: LanguageModel, layers: int) -> LlamaConfig:
+    """Return the configuration of `layers` Llama layers as wide as the target's."""
+    config, heads = target.model.config.get_text_config(), attention_heads(target)
+    rope = getattr(config, "rope_parameters", None)
+    if rope and "rope_theta" not in rope:  # one for each kind of layer (gemma3): full attention's
+        rope = rope.get("full_attention")
+    return LlamaConfig(
+        vocab_size=target.identity.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=heads.query,
+        num_key_value_heads=heads.kv,
+        head_dim=heads.dim,
+        max_position_embeddings=getattr(config, "max_position_embeddings", 2048),
+        rms_norm_eps=getattr(config, "rms_norm_eps", None) or 1e-6,
+        rope_parameters=rope,
+        bos_token_id=config.bos_token_id,
+        eos_token_id=config.eos_token_id,
+        pad_token_id=config.pad_token_id,
+        tie_word_embeddings=False,
+    )
+
+
+@torch.no_grad()
+def begin_from(model: PreTrainedModel, target: LanguageModel) -> int:
+    """Copy the target's last layers, final norm and head where shapes and names allow.
+
+    The first layer reads its state as the target's layer did, and nothing of the embedding yet. Returns the number of
+    tensors copied.
+    """
+    own = model.state_dict()
+    layers, own_layers = list(target.layers), list(model.get_decoder().layers)
+    copied = 0
+    for index, (layer, source) in enumerate(zip(reversed(own_layers), reversed(layers), strict=False)):
+        copied += _copy_layer(layer, dict(source.named_parameters()), first=index == len(own_layers) - 1)
+    final = getattr(target.decoder, "norm", None)
+    norm = model.get_decoder().norm.norm.weight
+    if final is not None and getattr(final, "weight", None) is not None and _is_plain_norm(final):
+        norm.copy_(final.weight)
+        copied += 1
+    head = target.head
+    weight = model.get_output_embeddings().weight
+    if weight.shape == head.weight.shape:
+        weight.copy_(head.weight * head.scale)
+        copied += 1
+    assert own.keys() == model.state_dict().keys()
+    return copied
+
+
+def _copy_layer(layer: nn.Module, source: dict[str, Tensor], first: bool) -> int:
+    copied = 0
+    for name, value in layer.named_parameters():
+        known = source.get("input_layernorm.weight" if name == "hidden_norm.weight" else name)
+        if known is None or (name == "input_layernorm.weight" and first):
+            continue
+        if known.shape == value.shape:
+            value.copy_(known)
+        elif first and known.ndim == 2 and value.shape == (known.shape[0], 2 * known.shape[1]):
+            value.zero_()
+            value[:, known.shape[1] :] = known
+        else:
+            continue
+        copied += 1
+    return copied
+
+
+def _is_plain_norm(norm: nn.Module) -> bool:
+    """Return True for an RMS norm that multiplies by its weight, not by 1 + weight (gemma)."""
+    width = norm.weight.shape[0]
+    probe = torch.ones(1, width, device=norm.weight.device, dtype=norm.weight.dtype)
+    return bool(torch.allclose(norm(probe), norm.weight[None], rtol=1e-2, atol=1e-2))

@@ -1,0 +1,102 @@
+"""Input of drafts that read the target's hidden states (EAGLE-3, Li et al. 2025; review of its variants in the docs).
+
+Such a draft reads token i beside the target's state of token i − 1, the newest one that the target has computed when
+token i is known. Behind the last token that the target has read, its own last state takes the place of the target's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
+
+from distillspec.errors import ConfigError
+
+JOINED, ADDED = "joined", "added"  # ways to bring the states in
+EPS = 1e-6
+
+
+class StateInput(nn.Module):
+    """Turns embeddings and states into the input of a draft's first layer. It belongs to the draft's model.
+
+    `joined` puts both side by side for a first layer that reads twice the width. `added` adds a projection of the
+    states to the embeddings, zero at the start, so that training begins with what the draft already knows.
+
+    Attributes:
+        state_ids: states of the target, numbered as in `FeatureTap`.
+    """
+
+    def __init__(self, way: str, state_ids: Sequence[int], target_width: int, width: int) -> None:
+        super().__init__()
+        self.way, self.state_ids = way, tuple(state_ids)
+        self.fc = nn.Linear(len(self.state_ids) * target_width, width, bias=False)
+        self.projection = nn.Linear(width, width, bias=False) if way == ADDED else None
+        with torch.no_grad():
+            if target_width == width:  # begin with the highest state, which the target's own last layers read
+                self.fc.weight.zero_()
+                self.fc.weight[:, -width:] = torch.eye(width)
+            else:
+                self.fc.weight.normal_(0, 1 / math.sqrt(self.fc.in_features))
+            if self.projection is not None:
+                self.projection.weight.zero_()
+
+    def fuse(self, states: Tensor) -> Tensor:
+        """Return one state `[…, width]` of the target's `[…, len(state_ids) · D]`."""
+        fused: Tensor = self.fc(states.to(self.fc.weight.dtype))
+        return fused
+
+    def forward(self, embeddings: Tensor, fed: Tensor) -> Tensor:
+        """Return the first layer's input.
+
+        Args:
+            embeddings: `[…, width]` of the tokens.
+            fed: `[…, width]` states of the tokens before them, zero where there is none.
+        """
+        if self.projection is None:
+            return torch.cat([embeddings, fed.to(embeddings.dtype)], -1)
+        added: Tensor = self.projection(rms_norm(fed, fed.shape[-1:], eps=EPS).to(embeddings.dtype))
+        return embeddings + added
+
+
+class DeferredNorm(nn.Module):
+    """The final norm of a draft whose unnormed states are read again: the decoder passes them through."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+        """Return the states unchanged. `norm` is applied before the head."""
+        return hidden
+
+
+def defer_norm(decoder: nn.Module) -> None:
+    """Let a decoder return its states before the final norm.
+
+    Raises:
+        ConfigError: its final norm has an unknown name.
+    """
+    for name in ("norm", "ln_f", "final_layernorm", "final_layer_norm", "norm_f"):
+        norm = getattr(decoder, name, None)
+        if isinstance(norm, DeferredNorm):
+            return
+        if isinstance(norm, nn.Module):
+            setattr(decoder, name, DeferredNorm(norm))
+            return
+    raise ConfigError(f"{type(decoder).__name__} has no final norm under a known name; use a draft without features")
+
+
+def deferred_norm(decoder: nn.Module) -> nn.Module:
+    """Return the final norm that `defer_norm` set aside."""
+    found: nn.Module = next(child.norm for child in decoder.children() if isinstance(child, DeferredNorm))
+    return found
+
+
+def previous(states: Tensor, position_ids: Tensor) -> Tensor:
+    """Return the state of the token before each, `[B, L, D]`, zero at position 0 of every packed sequence."""
+    shifted = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], 1)
+    return shifted * (position_ids > 0).unsqueeze(-1)

@@ -1,0 +1,87 @@
+"""The target's states of training text, for drafts that read them: computed once and kept as far as memory allows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from distillspec.models import LanguageModel
+from distillspec.models.features import read_states
+from distillspec.models.memory import free_bytes
+from distillspec.types import Sample
+
+log = logging.getLogger(__name__)
+
+SHARE = 1 / 3  # of the free memory, at most
+GIB = 1 << 30
+KEPT_DTYPE = torch.bfloat16
+
+Key = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+class StateStore:
+    """States `ids` of samples, in bfloat16 on the CPU. What has no room is computed again at every use.
+
+    Args:
+        gib: memory to use. None: a third of what is free.
+    """
+
+    def __init__(self, target: LanguageModel, ids: Sequence[int], gib: float | None = None) -> None:
+        self.target, self.ids = target, tuple(ids)
+        free = free_bytes(torch.device("cpu"))
+        self.room = gib * GIB if gib is not None else SHARE * (free or 0)
+        self._known: dict[Key, Tensor] = {}
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that the states of one token take."""
+        width = int(self.target.model.config.get_text_config().hidden_size)
+        return len(self.ids) * width * KEPT_DTYPE.itemsize
+
+    def describe(self, samples: Sequence[Sample]) -> str:
+        """Return one line about the memory that the states of `samples` take."""
+        needed = sum(len(sample) for sample in samples) * self.bytes_per_token
+        kept = "kept in memory" if needed <= self.room else f"{self.room / needed:.0%} kept, others computed at each use"
+        return (
+            f"the draft reads the target's states {list(self.ids)}: {self.bytes_per_token / 1000:.1f} kB a token, "
+            f"{needed / GIB:.2f} GiB in all, {kept}"
+        )
+
+    def rows(self, rows: Sequence[Sequence[Sample]], width: int) -> Tensor:
+        """Return the states `[B, width, F]` of samples laid out in rows, as `collate` does."""
+        self._read([sample for row in rows for sample in row if _key(sample) not in self._known])
+        states = torch.zeros(len(rows), width, self.bytes_per_token // KEPT_DTYPE.itemsize, dtype=KEPT_DTYPE)
+        for r, row in enumerate(rows):
+            start = 0
+            for sample in row:
+                key = _key(sample)
+                states[r, start : start + len(sample)] = self._known[key]
+                start += len(sample)
+        self._trim()
+        return states
+
+    def _read(self, samples: Sequence[Sample]) -> None:
+        """Compute the states of samples, packed into one row."""
+        if not samples:
+            return
+        device = self.target.device
+        ids = [token for sample in samples for token in (*sample.prompt_ids, *sample.response_ids)]
+        places = [place for sample in samples for place in range(len(sample))]
+        packed = torch.tensor([ids], device=device), torch.tensor([places], device=device)
+        states = read_states(self.target, *packed, self.ids)[0].to("cpu", KEPT_DTYPE)
+        parts = states.split([len(sample) for sample in samples])
+        self._known.update({_key(sample): part.clone() for sample, part in zip(samples, parts, strict=True)})
+
+    def _trim(self) -> None:
+        """Forget the newest states that exceed the memory: older ones are needed as soon."""
+        excess = sum(len(states) for states in self._known.values()) * self.bytes_per_token - self.room
+        while excess > 0 and self._known:
+            _, states = self._known.popitem()
+            excess -= len(states) * self.bytes_per_token
+
+
+def _key(sample: Sample) -> Key:
+    return sample.prompt_ids, sample.response_ids
