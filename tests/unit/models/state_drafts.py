@@ -1,0 +1,52 @@
+"""Drafts that read states, with weights that use everything they read, and their recursion written out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from distillspec.config import DraftConfig
+from distillspec.models import LanguageModel, initialise_draft
+from distillspec.models.features import read_states
+
+KINDS = {
+    "eagle": DraftConfig(kind="eagle", feature_ids=[1, 3]),
+    "two layers of eagle": DraftConfig(kind="eagle", layers=2),
+    "features": DraftConfig(kind="pruned", layers=2, features=True),
+}
+
+
+def state_draft(
+    kind: str, target: LanguageModel, kept_ids: Tensor | None = None, noise: float = 0.1
+) -> LanguageModel:
+    """Return a draft in the target's dtype. Noise lets it use what begins at zero."""
+    draft = initialise_draft(KINDS[kind], target, kept_ids=kept_ids)
+    draft.model.to(target.dtype)
+    generator = torch.Generator().manual_seed(1)
+    embeddings = draft.model.get_input_embeddings().weight
+    with torch.no_grad():
+        for parameter in draft.model.parameters():
+            if parameter is not embeddings and parameter.ndim == 2:
+                parameter += noise * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+    return draft
+
+
+@torch.no_grad()
+def drafted_logits(draft: LanguageModel, target: LanguageModel, text: list[int], drafted: list[int]) -> list[Tensor]:
+    """Return the logits that each drafted token was chosen by: a pass over the text, then one token after another.
+
+    The last token of `text` is the newest: the target has not read it.
+    """
+    assert draft.state_input is not None
+    cache, logits = DynamicCache(), []
+    states = read_states(target, torch.tensor([text]), torch.arange(len(text))[None], draft.state_ids)
+    fused = draft.state_input.fuse(states)
+    fed = torch.cat([torch.zeros_like(fused[:, :1]), fused[:, :-1]], 1)
+    read = torch.tensor([text]), torch.arange(len(text))[None]
+    last = draft.last_states(*read, fed, past_key_values=cache, use_cache=True)[:, -1:]
+    for place, token in enumerate([*drafted, 0], start=len(text)):
+        logits.append(draft.head.logits(draft.normed(last))[0, 0])
+        at = torch.tensor([[token]]), torch.tensor([[place]])
+        last = draft.last_states(*at, last, past_key_values=cache, use_cache=True)
+    return logits[: len(drafted)]

@@ -1,0 +1,66 @@
+"""All drafted positions at once are what a draft gives one token after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from distillspec.models import LanguageModel
+from distillspec.models.features import read_states
+from distillspec.models.unrolling import unrolled
+
+from .state_drafts import KINDS, drafted_logits, state_draft
+
+TEXT = [(11 * place) % 200 + 3 for place in range(14)]
+
+
+@pytest.mark.numerics
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3", "mistral"])
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_every_position_is_the_recursion_of_single_tokens(
+    random_model: Callable[..., LanguageModel], family: str, kind: str
+) -> None:
+    target = random_model(family, torch.float64)
+    draft = state_draft(kind, target)
+    read = torch.tensor([TEXT]), torch.arange(len(TEXT))[None]
+    passes = unrolled(draft, *read, read_states(target, *read, draft.state_ids), 4)
+    for end in range(1, len(TEXT) - 3):
+        expected = drafted_logits(draft, target, TEXT[:end], TEXT[end : end + 4])
+        for step, logits in enumerate(expected):
+            found = draft.head.logits(passes[step][0, end - 1 + step])
+            torch.testing.assert_close(found, logits, atol=1e-9, rtol=1e-9)
+    assert not torch.allclose(passes[0][0, 5:], passes[1][0, 5:]), "own states differ from the target's"
+
+
+@pytest.mark.numerics
+@torch.no_grad()
+def test_packed_sequences_do_not_see_each_other(random_model: Callable[..., LanguageModel]) -> None:
+    target = random_model("llama", torch.float64)
+    draft = state_draft("eagle", target)
+    places = torch.tensor([[*range(9), *range(5)]])
+    states = read_states(target, torch.tensor([TEXT]), places, draft.state_ids)
+    packed = unrolled(draft, torch.tensor([TEXT]), places, states, 3)
+    for start, end in ((0, 9), (9, 14)):
+        part = torch.tensor([TEXT[start:end]]), torch.arange(end - start)[None]
+        alone = unrolled(draft, *part, read_states(target, *part, draft.state_ids), 3)
+        for together, single in zip(packed, alone, strict=True):
+            torch.testing.assert_close(together[:, start:end], single, atol=1e-9, rtol=1e-9)
+
+
+@torch.no_grad()
+def test_what_a_position_may_not_know_does_not_change_it(random_model: Callable[..., LanguageModel]) -> None:
+    """Position k at token i knows the target's states up to i − k alone."""
+    target = random_model("llama", torch.float64)
+    draft = state_draft("eagle", target)
+    read = torch.tensor([TEXT]), torch.arange(len(TEXT))[None]
+    states = read_states(target, *read, draft.state_ids)
+    changed = states.clone()
+    changed[:, 6] += 1
+    for step, (before, after) in enumerate(
+        zip(unrolled(draft, *read, states, 3), unrolled(draft, *read, changed, 3), strict=True)
+    ):
+        differs = (before != after).any(-1)[0].tolist()
+        assert differs == [place >= 7 + step for place in range(len(TEXT))]

@@ -1,0 +1,127 @@
+"""Drafts that read the target's states, served: what they draft is their own recursion, whatever happens to rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from distillspec.config import DraftConfig
+from distillspec.models import LanguageModel, initialise_draft, load_draft, save_draft
+from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
+from distillspec.serving.base.tree import TokenTree
+from distillspec.serving.proposers.base import ProposalRequest
+from distillspec.serving.proposers.draft_model import DraftModel
+
+from ..models.state_drafts import KINDS, drafted_logits, state_draft
+from .conftest import hf_greedy, prompts
+from .execution.test_graphs import FakeRecorder
+
+NOISE = 0.02  # few tokens are accepted with more
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+ROOM = {"max_slots": 3, "max_model_len": 128, "prefill_chunk": 16, "compile": False}
+
+
+class Watched:
+    """Notes what a draft proposes, and for which text."""
+
+    def __init__(self, proposer: DraftModel) -> None:
+        self.proposer, self.seen = proposer, list[tuple[list[int], list[int]]]()
+        self.plain = proposer.propose
+
+    def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
+        trees = self.plain(requests)
+        self.seen += [(list(r.sequence.tokens), list(t.tokens)) for r, t in zip(requests, trees, strict=True)]
+        return trees
+
+
+def watched(engine: Engine) -> Watched:
+    assert isinstance(engine.proposer, DraftModel)
+    watch = Watched(engine.proposer)
+    engine.proposer.propose = watch.propose  # type: ignore[method-assign]
+    return watch
+
+
+@pytest.mark.numerics
+@pytest.mark.parametrize("circumstance", ["room", "preempted", "recorded", "confident"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafted_tokens_are_the_drafts_own_recursion(
+    random_model: Callable[..., LanguageModel], kind: str, circumstance: str
+) -> None:
+    target = random_model("llama", torch.float64)
+    kept_ids = torch.arange(0, 250, 2)
+    draft = state_draft(kind, target, kept_ids, noise=NOISE)
+    settings = EngineSettings(
+        **ROOM,
+        controller="fixed",
+        speculation_length=3,
+        max_cache_tokens=150 if circumstance == "preempted" else None,
+        draft_confidence=1e-6 if circumstance == "confident" else 0.0,  # drafts token by token
+    )
+    engine = Engine(target, draft, settings, recorder=FakeRecorder() if circumstance == "recorded" else None)
+    watch = watched(engine)
+    shared = [(7 * place) % 200 + 3 for place in range(64)]
+    asked = [[*shared, 5 + number] for number in range(4)] + [prompt[:30] for prompt in prompts(3)]
+    answers = engine.generate(asked, GREEDY)
+    engine.close()
+    for prompt, answer in zip(asked, answers, strict=True):
+        assert list(answer.token_ids) == hf_greedy(target, prompt, 24)
+    stats = [answer.stats for answer in answers]
+    assert sum(s.accepted for s in stats) > 0
+    assert (sum(s.preemptions for s in stats) > 0) == (circumstance == "preempted")
+    assert sum(s.prefix_tokens for s in stats) > 0
+    proposed = [each for each in watch.seen if each[1]]
+    for text, tokens in proposed[:: max(1, len(proposed) // 12)]:
+        logits = drafted_logits(draft, target, text, tokens)
+        assert [int(kept_ids[each.argmax()]) for each in logits] == tokens
+
+
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1.0, seed=4, max_tokens=24, ignore_eos=True)])
+def test_swaps_between_kinds_change_no_token_and_rows_draft_again(
+    random_model: Callable[..., LanguageModel], params: SamplingParams, tmp_path: Path
+) -> None:
+    target = random_model("llama", torch.float64)
+    folders = []
+    for number, draft in enumerate(
+        [state_draft("eagle", target), initialise_draft(DraftConfig(layers=2), target), state_draft("features", target)]
+    ):
+        folders.append(tmp_path / str(number))
+        save_draft(draft, folders[-1], target)
+    settings = EngineSettings(**ROOM, controller="fixed", speculation_length=2)
+    asked = prompts(3)
+    plain = Engine(target, None, settings)
+    expected = [list(answer.token_ids) for answer in plain.generate(asked, params)]
+    plain.close()
+    engine = Engine(target, load_draft(folders[1], target, dtype=target.dtype), settings)
+    for number, prompt in enumerate(asked):
+        engine.submit(Request(str(number), tuple(prompt), params))
+    found: dict[str, list[int]] = {}
+    drafted_after = []
+    for step in range(400):
+        if step in (3, 12, 21):
+            engine.load_draft(folders[{3: 0, 12: 2, 21: 1}[step]])
+            watch, loaded = None, step
+        output = engine.step()
+        engine.check_integrity()
+        found |= {answer.request_id: list(answer.token_ids) for answer in output.finished}
+        if step >= 3:
+            if watch is None:
+                watch = watched(engine)
+            elif watch.seen and any(tokens for _, tokens in watch.seen):
+                drafted_after.append(step - loaded)
+                watch.seen.clear()
+        if not engine.has_work:
+            break
+    engine.close()
+    assert [found[str(number)] for number in range(len(asked))] == expected
+    assert drafted_after[0] <= 8
+
+
+def test_a_token_draft_keeps_no_states(random_model: Callable[..., LanguageModel]) -> None:
+    target = random_model("llama")
+    engine = Engine(target, initialise_draft(DraftConfig(layers=2), target), EngineSettings(**ROOM))
+    engine.generate(prompts(2), GREEDY)
+    assert engine.runner.cache.features is None
+    engine.close()
