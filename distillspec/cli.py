@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,9 @@ from distillspec.helptext import command_help, general_help
 from distillspec.hydra_run import resumed_overrides, run_with_hydra
 
 if TYPE_CHECKING:
+    from distillspec.evaluation.measured import Decoders
     from distillspec.models import LanguageModel
-    from distillspec.types import Generator
+    from distillspec.types import Generator, SamplingPolicy
 
 OF_THE_ENGINE_HERE = ("engine=", "engine.", "target=", "target.", "draft.", "bench.policies=", "bench.longest_prompt=")
 HELP_FLAGS = {"-h", "--help", "help"}
@@ -111,7 +112,8 @@ def _check_engine(config: Any, overrides: Sequence[str]) -> None:
 
 
 def _connect_engine(settings: EngineConfig) -> None:
-    """Register the serving engine, which only this module may import, for `data.generator=engine`."""
+    """Register the serving engine, which only this module may import: `data.generator=engine`, measured speed-ups."""
+    from distillspec.evaluation.measured import DECODERS
     from distillspec.generation import GENERATORS
 
     def engine_generator(writer: LanguageModel, slots: int, source: str, draft: LanguageModel | None) -> Generator:
@@ -119,7 +121,15 @@ def _connect_engine(settings: EngineConfig) -> None:
 
         return EngineGenerator(writer, settings, source=source, draft=draft)
 
+    def engine_decoders(
+        draft: LanguageModel, target: LanguageModel, policy: SamplingPolicy, gamma: int, max_new_tokens: int, seed: int
+    ) -> AbstractContextManager[Decoders]:
+        from distillspec.serving.speedup import engine_decoders as decoders
+
+        return decoders(draft, target, policy, gamma, max_new_tokens, seed)
+
     GENERATORS["engine"] = engine_generator
+    DECODERS["engine"] = engine_decoders
 
 
 def _fail(line: str, code: int) -> int:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distillspec.config import DataConfig
+from distillspec.config import DataConfig, DraftConfig
+from distillspec.config.registry import DRAFT_KINDS
 from distillspec.errors import ConfigError
 from distillspec.losses import LossMix
+from distillspec.models import read_metadata
+from distillspec.models.checkpoint import draft_folder
 from distillspec.types import Sample
 
 NOISE = 0.1  # acceptance below which a draft's own text teaches little (drafts at 0.02 learnt nothing from theirs)
@@ -29,6 +32,31 @@ def check_plan(mix: LossMix, data: DataConfig) -> None:
             f"data.refresh_keep={data.refresh_keep}: loss tvdpp learns only from what the current draft wrote; "
             "leave it out"
         )
+
+
+def check_writer(draft: DraftConfig, data: DataConfig) -> None:
+    """Refuse text of a draft that cannot write alone.
+
+    Raises:
+        ConfigError: the draft reads the target's states, and the data are its own text.
+    """
+    folder = draft_folder(str(draft.path)) if draft.path else None
+    reads = "feature_ids" in DRAFT_KINDS[draft.kind].reads and "features" not in DRAFT_KINDS[draft.kind].reads
+    if data.on_policy and (reads or draft.features or (folder is not None and "reads" in read_metadata(folder))):
+        raise ConfigError(
+            f"data.source={data.source}: a draft that reads the target's hidden states cannot write alone; use "
+            "data=teacher or data=fixed"
+        )
+
+
+def check_reference(reference: str | None) -> None:
+    """Refuse a reference draft (`loss.reference`) that reads the target's states.
+
+    Raises:
+        ConfigError: it does, or it is no draft folder.
+    """
+    if reference is not None and "reads" in read_metadata(reference):
+        raise ConfigError(f"loss.reference={reference} reads the target's hidden states; name a draft that does not")
 
 
 def refreshes_kept(mix: LossMix, data: DataConfig) -> int:

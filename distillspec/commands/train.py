@@ -16,7 +16,14 @@ from distillspec.commands.held_out_evaluator import HeldOutEvaluator
 from distillspec.commands.prompt_folder import prepare_folder
 from distillspec.commands.run_folder import close_run, open_run, plain
 from distillspec.commands.samples import prepare_samples
-from distillspec.commands.suitability import check_plan, check_samples, refreshes_kept, warn_of_noise
+from distillspec.commands.suitability import (
+    check_plan,
+    check_reference,
+    check_samples,
+    check_writer,
+    refreshes_kept,
+    warn_of_noise,
+)
 from distillspec.commands.training_report import TrainingReport
 from distillspec.commands.unseen import known_before, with_trained_prompts
 from distillspec.commands.untrained import answered_training_prompts, prepare_draft
@@ -28,7 +35,7 @@ from distillspec.data.shards import read_samples
 from distillspec.evaluation import EvaluationResult, TargetStates, cut_line, cut_share, timing_lines
 from distillspec.files import read_object, write_json
 from distillspec.losses import LossMix
-from distillspec.models import LanguageModel, check_draft, load_draft, load_target, read_metadata, save_draft
+from distillspec.models import LanguageModel, check_draft, load_draft, load_target, save_draft
 from distillspec.models.memory import moved_off_device
 from distillspec.progress import progress
 from distillspec.training.checkpoint import has_checkpoint
@@ -60,12 +67,12 @@ def run(config: TrainCommand, folder: Path) -> None:
     check_launcher(config.launcher, config.target.device)
     mix = LossMix.parse(config.loss.terms)  # before the weights load: a mistake in the mix fails at once
     check_plan(mix, config.data)
+    check_writer(config.draft, config.data)
     torch.manual_seed(config.seed)
     open_run(folder, config)
     target = load_target(config.target)
     check_draft(config.draft, target)
-    if config.loss.reference is not None:
-        read_metadata(config.loss.reference)
+    check_reference(config.loss.reference)
     data, samples, held_out = prepare(config, folder, target)
     check_samples(mix, samples)
     evaluator = HeldOutEvaluator(config, held_out, TargetStates(target, data.states))

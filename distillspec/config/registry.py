@@ -128,12 +128,14 @@ LOSSES: dict[str, LossChoice] = {
 
 DRAFT_KINDS: dict[str, Choice] = {
     "pretrained": Choice(
-        "distillspec.models.draft:make_pretrained", "start from draft.path",
+        "distillspec.models.draft:make_pretrained",
+        "start from draft.path",
         reads=("path", "features", "feature_ids"),
         needs=("path",),
     ),
     "pruned": Choice(
-        "distillspec.models.draft:make_pruned", "some of the target's layers",
+        "distillspec.models.draft:make_pruned",
+        "some of the target's layers",
         reads=("layers", "keep", "select", "features", "feature_ids"),
     ),
     "eagle": Choice(

@@ -60,7 +60,7 @@ def collate(rows: Sequence[Sequence[Sample]], row_tokens: int, pad_id: int) -> T
     Padding at a row's end counts as a sequence of its own without loss positions. The signal is kept only if every
     sample has one of the same kind and size.
     """
-    cut = [[_cut(sample, row_tokens) for sample in row] for row in rows]
+    cut = [[cut_to_fit(sample, row_tokens) for sample in row] for row in rows]
     width = max(sum(len(sample) for sample in row) for row in cut)
     input_ids = torch.full((len(cut), width), pad_id, dtype=torch.int64)
     position_ids = torch.zeros((len(cut), width), dtype=torch.int64)
@@ -92,7 +92,7 @@ def collate(rows: Sequence[Sequence[Sample]], row_tokens: int, pad_id: int) -> T
     )
 
 
-def _cut(sample: Sample, limit: int) -> Sample:
+def cut_to_fit(sample: Sample, limit: int) -> Sample:
     """Return the sample with its response shortened to fit (at least one response token is kept)."""
     if len(sample) <= limit:
         return sample

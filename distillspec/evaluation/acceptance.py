@@ -17,7 +17,7 @@ from distillspec.errors import ConfigError
 from distillspec.evaluation.blocks import count_blocks
 from distillspec.evaluation.bootstrap import ratio_intervals, resampled_ratios
 from distillspec.evaluation.cost import StepCost, measure_costs
-from distillspec.evaluation.measured import MeasuredSpeedup, measure_speedup
+from distillspec.evaluation.measured import DECODERS, MeasuredSpeedup, measure_speedup
 from distillspec.evaluation.positions import measure_positions
 from distillspec.evaluation.speedup import Speedup, predict_speedup
 from distillspec.evaluation.states import TargetStates
@@ -105,7 +105,8 @@ def evaluate(
     Args:
         samples: held-out prompts with responses sampled from the *target under `policy`*. Block efficiency is unbiased
             only on such text (acceptance rates hold on any). Responses of one prompt count as one.
-        max_prompts: the quick variant for use during training: only the first so many prompts, and no timing.
+        max_prompts: the quick variant for use during training: only the first so many prompts, no timing,
+            and at most `DEFAULT_GAMMA` drafted tokens.
         on_sample: called with `(done, total)`.
         states: the target's hidden states on these samples, from earlier evaluations of the same run.
 
@@ -115,10 +116,9 @@ def evaluate(
     samples = _first_prompts([sample for sample in samples if sample.response_ids], max_prompts)
     if not samples:
         raise ConfigError("there is nothing to evaluate: no held-out prompt has a response")
+    gamma = config.max_gamma if max_prompts is None else min(config.max_gamma, DEFAULT_GAMMA)
     with deployed(draft, target) as model:
-        prompts = _sum_by_prompt(
-            model, target, samples, policy, config.max_gamma, on_sample, states or TargetStates(target)
-        )
+        prompts = _sum_by_prompt(model, target, samples, policy, gamma, on_sample, states or TargetStates(target))
         result = _summarise(draft.name, policy, prompts, config.bootstrap_samples, seed)
         result = replace(result, cut=cut_share(samples))
         if max_prompts is None:
@@ -230,7 +230,8 @@ def _add_timings(
         if 1 in speedups:
             predicted = speedups[1].predicted
             gamma = 1 + max(range(len(predicted)), key=lambda i: predicted[i])
-    if not config.measure_speedup:
+    decodes = draft.state_input is None or "engine" in DECODERS  # the reference decoder reads tokens alone
+    if not config.measure_speedup or not decodes:
         return result
     prompts = list(dict.fromkeys(sample.prompt_ids for sample in samples))[: config.speedup_prompts]
     measured = measure_speedup(

@@ -71,7 +71,7 @@ def count_blocks(positions: Positions, finished: bool, max_gamma: int) -> BlockC
 
 
 def _along(values: list[Tensor]) -> Tensor:
-    """Return `[R, G]`: of G depths' values `[R]`, those that a block from t meets: depth i at t + i, zero past the end."""
+    """Return `[R, G]`: what a block from t meets of G depths' values `[R]`. Depth i is at t + i, zero past the end."""
     return torch.stack([torch.cat([own[i:], own.new_zeros(min(i, len(own)))]) for i, own in enumerate(values)], -1)
 
 

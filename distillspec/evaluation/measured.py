@@ -1,10 +1,11 @@
-"""Measured speed-up: the reference decoder against plain decoding, prompt by prompt."""
+"""Measured speed-up: speculative decoding against plain decoding, prompt by prompt."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from distillspec.errors import ConfigError
 from distillspec.evaluation.bootstrap import median_interval
@@ -29,14 +30,40 @@ class MeasuredSpeedup:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class _Run:
+class Run(NamedTuple):
+    """One prompt decoded: seconds, tokens of the answer, and runs of the target."""
+
     seconds: float
-    output: ReferenceOutput
+    tokens: int
+    steps: int
 
     @property
     def tokens_per_s(self) -> float:
-        return len(self.output.token_ids) / self.seconds
+        return self.tokens / self.seconds
+
+
+Decode = Callable[[Sequence[int]], Run]
+
+
+class Decoders(NamedTuple):
+    """Both ways to decode a prompt (token ids), for a comparison."""
+
+    plain: Decode
+    speculative: Decode
+
+
+class MakeDecoders(Protocol):
+    """Makes decoders of a draft and its target, in a context that gives the models back."""
+
+    def __call__(
+        self,
+        draft: LanguageModel,
+        target: LanguageModel,
+        policy: SamplingPolicy,
+        gamma: int,
+        max_new_tokens: int,
+        seed: int,
+    ) -> AbstractContextManager[Decoders]: ...
 
 
 def measure_speedup(
@@ -53,44 +80,60 @@ def measure_speedup(
 ) -> MeasuredSpeedup:
     """Decode every prompt (token ids) both ways, one right after the other, in alternating order.
 
-    Sampled responses differ in length, so speeds are compared, not times. `on_prompt` is called with `(done, total)`.
+    The engine decodes where it is registered (`DECODERS`), else the reference decoder. Sampled responses differ in
+    length, so speeds are compared, not times. `on_prompt` is called with `(done, total)`.
 
     Raises:
         ConfigError: there is no prompt.
     """
     if not prompts:
         raise ConfigError("the measured speed-up needs at least one prompt; raise evaluation.speedup_prompts")
-
-    def plain(ids: Sequence[int]) -> _Run:
-        work = lambda: plain_generate(target, ids, policy, max_new_tokens, seed=seed)  # noqa: E731
-        return _Run(*timed(work, target.device))
-
-    def speculative(ids: Sequence[int]) -> _Run:
-        work = lambda: speculative_generate(draft, target, ids, policy, gamma, max_new_tokens, seed=seed)  # noqa: E731
-        return _Run(*timed(work, target.device))
-
-    speculative(prompts[0])  # the first call pays for start-up work of both models
-    pairs = []
-    for index, ids in enumerate(prompts):
-        if index % 2:
-            fast = speculative(ids)
-            pairs.append((plain(ids), fast))
-        else:
-            pairs.append((plain(ids), speculative(ids)))
-        if on_prompt is not None:
-            on_prompt(index + 1, len(prompts))
-    ratios = [fast.tokens_per_s / slow.tokens_per_s for slow, fast in pairs]
-    fast_outputs = [fast.output for _, fast in pairs]
+    make = DECODERS.get("engine", reference_decoders)
+    with make(draft, target, policy, gamma, max_new_tokens, seed) as (plain, speculative):
+        speculative(prompts[0])  # the first call pays for start-up work of both models
+        pairs = []
+        for index, ids in enumerate(prompts):
+            if index % 2:
+                fast = speculative(ids)
+                pairs.append((plain(ids), fast))
+            else:
+                pairs.append((plain(ids), speculative(ids)))
+            if on_prompt is not None:
+                on_prompt(index + 1, len(prompts))
+    fast_runs = [fast for _, fast in pairs]
     return MeasuredSpeedup(
         gamma,
         _overall([slow for slow, _ in pairs]),
-        _overall([fast for _, fast in pairs]),
-        median_interval(ratios, bootstrap_samples, seed),
-        sum(len(output.token_ids) for output in fast_outputs) / sum(output.steps for output in fast_outputs),
+        _overall(fast_runs),
+        median_interval([fast.tokens_per_s / slow.tokens_per_s for slow, fast in pairs], bootstrap_samples, seed),
+        sum(run.tokens for run in fast_runs) / sum(run.steps for run in fast_runs),
         len(pairs),
     )
 
 
-def _overall(runs: Sequence[_Run]) -> float:
+@contextmanager
+def reference_decoders(
+    draft: LanguageModel, target: LanguageModel, policy: SamplingPolicy, gamma: int, max_new_tokens: int, seed: int
+) -> Iterator[Decoders]:
+    """Yield the reference decoder, which serves drafts that read tokens alone."""
+
+    def plain(ids: Sequence[int]) -> Run:
+        return _run(lambda: plain_generate(target, ids, policy, max_new_tokens, seed=seed), target)
+
+    def speculative(ids: Sequence[int]) -> Run:
+        return _run(lambda: speculative_generate(draft, target, ids, policy, gamma, max_new_tokens, seed=seed), target)
+
+    yield Decoders(plain, speculative)
+
+
+DECODERS: dict[str, MakeDecoders] = {"reference": reference_decoders}  # `distillspec.cli` adds the engine
+
+
+def _run(decode: Callable[[], ReferenceOutput], target: LanguageModel) -> Run:
+    seconds, output = timed(decode, target.device)
+    return Run(seconds, len(output.token_ids), output.steps)
+
+
+def _overall(runs: Sequence[Run]) -> float:
     """Return tokens a second over all runs."""
-    return sum(len(run.output.token_ids) for run in runs) / sum(run.seconds for run in runs)
+    return sum(run.tokens for run in runs) / sum(run.seconds for run in runs)

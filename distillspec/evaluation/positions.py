@@ -64,7 +64,8 @@ def measure_positions(
         NonFiniteLogits: a model's logits at some position define no distribution.
     """
     if not sample.response_ids:
-        return Positions(*(torch.empty(0, dtype=torch.float64) for _ in range(6)))
+        empty = torch.empty(0, dtype=torch.float64)
+        return Positions(empty, empty, empty, empty, empty, empty)
     states = states or TargetStates(target)
     target_hidden = states.hidden(sample)
     if draft.state_input is None:
@@ -81,10 +82,15 @@ def measure_positions(
         for pieces, hidden in zip(found, drafted, strict=True):
             draft_logits = draft.head.logits(hidden[rows])
             pieces.append(_compare(draft, target_probs, best, draft_logits, labels[rows], stop_columns, policy))
-    by_depth = [
-        Positions(*(torch.cat(column).double().cpu() for column in zip(*pieces, strict=True))) for pieces in found
-    ]
+    by_depth = [_joined(pieces) for pieces in found]
     return replace(by_depth[0], deeper=tuple(by_depth[1:]))
+
+
+def _joined(pieces: Sequence[tuple[Tensor, ...]]) -> Positions:
+    alpha, continuing, agreement, of_argmax, ceiling, accepted = (
+        torch.cat(column).double().cpu() for column in zip(*pieces, strict=True)
+    )
+    return Positions(alpha, continuing, agreement, of_argmax, ceiling, accepted)
 
 
 def _compare(

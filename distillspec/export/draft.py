@@ -56,6 +56,11 @@ def export_draft(
     _check(draft_folder, output_folder, format, dtype)
     dtype = ("float32" if format == "hf" else "bfloat16") if dtype == "auto" else dtype
     draft = load_draft(draft_folder, target)
+    if draft.state_input is not None:
+        raise ConfigError(
+            f"{draft_folder} reads the target's hidden states, and there is no export of such drafts yet; distill "
+            "serve and distill bench take the folder as it is"
+        )
     model, rows = _aligned(draft_folder, draft, target)
     sequences = probe_sequences(draft)
     stray_before = _silence_unlearnt(draft, model, sequences)

@@ -181,9 +181,7 @@ def _reading(draft: LanguageModel, config: DraftConfig, target: LanguageModel) -
         draft.model.set_output_embeddings(head)
     if same:
         share_embeddings(draft.model, target, torch.float32)
-    add_state_input(
-        draft.model, list(state_ids_of(config, target)), target.model.config.get_text_config().hidden_size
-    )
+    add_state_input(draft.model, list(state_ids_of(config, target)), target.model.config.get_text_config().hidden_size)
     return replace(draft, lineage={**draft.lineage, "features": True, **({} if same else {"own_embeddings": True})})
 
 

@@ -75,22 +75,17 @@ def begin_from(model: PreTrainedModel, target: LanguageModel) -> int:
     The first layer reads its state as the target's layer did, and nothing of the embedding yet. Returns the number of
     tensors copied.
     """
-    own = model.state_dict()
-    layers, own_layers = list(target.layers), list(model.get_decoder().layers)
+    layers, head = list(model.get_decoder().layers), model.get_output_embeddings().weight
     copied = 0
-    for index, (layer, source) in enumerate(zip(reversed(own_layers), reversed(layers), strict=False)):
-        copied += _copy_layer(layer, dict(source.named_parameters()), first=index == len(own_layers) - 1)
     final = getattr(target.decoder, "norm", None)
-    norm = model.get_decoder().norm.norm.weight
-    if final is not None and getattr(final, "weight", None) is not None and _is_plain_norm(final):
-        norm.copy_(final.weight)
+    if isinstance(final, nn.Module) and _is_plain_norm(final):  # weights of other norms mean something else
+        for own, theirs in zip(reversed(layers), reversed(target.layers), strict=False):
+            copied += _copy_layer(own, dict(theirs.named_parameters()), first=own is layers[0])
+        model.get_decoder().norm.norm.weight.copy_(final.weight)
         copied += 1
-    head = target.head
-    weight = model.get_output_embeddings().weight
-    if weight.shape == head.weight.shape:
-        weight.copy_(head.weight * head.scale)
+    if head.shape == target.head.weight.shape:
+        head.copy_(target.head.weight * target.head.scale)
         copied += 1
-    assert own.keys() == model.state_dict().keys()
     return copied
 
 
@@ -113,6 +108,6 @@ def _copy_layer(layer: nn.Module, source: dict[str, Tensor], first: bool) -> int
 
 def _is_plain_norm(norm: nn.Module) -> bool:
     """Return True for an RMS norm that multiplies by its weight, not by 1 + weight (gemma)."""
-    width = norm.weight.shape[0]
-    probe = torch.ones(1, width, device=norm.weight.device, dtype=norm.weight.dtype)
-    return bool(torch.allclose(norm(probe), norm.weight[None], rtol=1e-2, atol=1e-2))
+    weight = norm.weight
+    assert isinstance(weight, Tensor)
+    return bool(torch.allclose(norm(torch.ones_like(weight)[None]), weight[None], rtol=1e-2, atol=1e-2))

@@ -110,7 +110,9 @@ class LanguageModel:
             inputs = {"input_ids": input_ids}
         else:
             embeddings = self.model.get_input_embeddings()(input_ids)
-            inputs = {"inputs_embeds": self.state_input(embeddings, torch.zeros_like(embeddings) if fed is None else fed)}
+            inputs = {
+                "inputs_embeds": self.state_input(embeddings, torch.zeros_like(embeddings) if fed is None else fed)
+            }
         return self.decoder(**inputs, position_ids=position_ids, **kwargs).last_hidden_state
 
     def normed(self, states: Tensor) -> Tensor:

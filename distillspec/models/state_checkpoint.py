@@ -64,7 +64,9 @@ def read_weights(
         assert target is not None
         share_embeddings(model, target, torch.float32)
     missing, unknown = model.load_state_dict(state, strict=False)
-    embedding = {f"{prefix}.weight" for prefix, module in model.named_modules() if module is model.get_input_embeddings()}
+    embedding = {
+        f"{prefix}.weight" for prefix, module in model.named_modules() if module is model.get_input_embeddings()
+    }
     if unknown or set(missing) - (embedding if shared else set()):
         raise ConfigError(f"the draft {folder} lacks weights, or has unknown ones: {[*missing, *unknown][0]}")
     model = model.to(dtype)

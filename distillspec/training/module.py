@@ -65,7 +65,7 @@ class DistillModule(nn.Module):
         draft: LanguageModel,
         config: LossConfig,
         anchor: Anchor | None = None,
-        unrolling: Unrolling = Unrolling(),  # noqa: B008 (frozen)
+        unrolling: Unrolling = Unrolling(),
     ) -> None:
         super().__init__()
         self.unrolling = unrolling
@@ -109,10 +109,9 @@ class DistillModule(nn.Module):
                 return token_values(self.draft, self, batch, teacher)
             hidden = drafted_hidden(self.draft, batch, self.unrolling.steps)
             results = [self._loss(each, batch, teacher, weights, normalizer, advantage) for each in hidden]
-            loss = sum(
-                share * result.loss
-                for share, result in zip(self.unrolling.weights(len(results)), results, strict=True)
-            )
+            shares = self.unrolling.weights(len(results))
+            losses = [share * result.loss for share, result in zip(shares, results, strict=True)]
+            loss = torch.stack(losses).sum()
             metrics = dict(results[0].metrics)
             for position, result in enumerate(results[1:], start=2):
                 metrics[f"alpha_{position}"] = result.metrics.get("alpha", torch.tensor(math.nan))

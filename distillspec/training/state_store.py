@@ -44,7 +44,9 @@ class StateStore:
     def describe(self, samples: Sequence[Sample]) -> str:
         """Return one line about the memory that the states of `samples` take."""
         needed = sum(len(sample) for sample in samples) * self.bytes_per_token
-        kept = "kept in memory" if needed <= self.room else f"{self.room / needed:.0%} kept, others computed at each use"
+        kept = (
+            "kept in memory" if needed <= self.room else f"{self.room / needed:.0%} kept, others computed at each use"
+        )
         return (
             f"the draft reads the target's states {list(self.ids)}: {self.bytes_per_token / 1000:.1f} kB a token, "
             f"{needed / GIB:.2f} GiB in all, {kept}"

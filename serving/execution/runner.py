@@ -63,7 +63,8 @@ class ModelRunner:
         """Run one pass that nothing has recorded. Return last states `[N, D]`.
 
         Args:
-            states: last states `[N, D]` of the tokens before, where the pass goes on behind them. Token drafts read none.
+            states: last states `[N, D]` of the tokens before, where the pass goes on behind them. For drafts that read
+                states.
         """
         return batch.view.hidden(self.model, batch.tokens)
 

@@ -63,4 +63,3 @@ class StateRunner(ModelRunner):
         if kept == self.model.state_ids:
             return None
         return [kept.index(state) for state in self.model.state_ids]
-

@@ -283,7 +283,9 @@ class DraftModel:
         if rows[0].last is None:
             hidden = self.runner.read(inputs)
         else:
-            hidden = self.runner.follow(self.runner.prepare(inputs), torch.stack([row.last for row in rows]))
+            hidden = self.runner.follow(
+                self.runner.prepare(inputs), torch.stack([row.last for row in rows if row.last is not None])
+            )
         for row, last in zip(rows, hidden, strict=True):
             row.last = last
         return hidden

@@ -163,7 +163,9 @@ class Shadow:
 
     def _measure(self, draft: LanguageModel, sample: EvaluationSample) -> Score:
         answer = sample.sample
-        positions = measure_positions(draft, self.target, answer, sample.policy, states=self.states)
+        positions = measure_positions(
+            draft, self.target, answer, sample.policy, states=self.states, depths=self.max_gamma
+        )
         counts = count_blocks(positions, answer.finished, self.max_gamma)
         alpha = float(positions.alpha.sum())
         return Score(answer.domain, tuple(counts.tokens.tolist()), tuple(counts.blocks.tolist()), alpha, len(positions))

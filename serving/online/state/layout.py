@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from distillspec.config import AdaptCommand, OnlineGroups, ServeCommand
+from distillspec.config import AdaptCommand, OnlineGroups, ServeCommand, TargetConfig
 from distillspec.errors import ConfigError
 from distillspec.files import private_folder, write_json
 
@@ -19,7 +19,12 @@ M = TypeVar("M", bound="_Message")
 
 @dataclass
 class OnlineSettings(OnlineGroups):
-    """All settings of online adaptation."""
+    """All settings of online adaptation.
+
+    The trainer loads `target` for drafts that read its states, and for no others.
+    """
+
+    target: TargetConfig = field(default_factory=TargetConfig)
 
     @classmethod
     def of(cls, command: AdaptCommand | ServeCommand) -> OnlineSettings:

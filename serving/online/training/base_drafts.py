@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import takewhile
 
+from distillspec.config import TargetConfig
 from distillspec.errors import ConfigError, RunError
-from distillspec.models import LanguageModel, load_draft
+from distillspec.models import LanguageModel, load_draft, load_target, read_metadata
 from distillspec.models.checkpoint import TargetRecord, recorded_target
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import Version
+from distillspec.training.state_store import StateStore
 
 
 class BaseDrafts:
@@ -18,10 +21,13 @@ class BaseDrafts:
     Args:
         replay: the log whose target and tokenizer they must have.
         device: to train on.
+        served: the target, which is loaded for drafts that read its states.
     """
 
-    def __init__(self, registry: VersionRegistry, replay: ReplayLog, device: str) -> None:
+    def __init__(self, registry: VersionRegistry, replay: ReplayLog, device: str, served: TargetConfig) -> None:
         self._registry, self._replay, self._device = registry, replay, device
+        self._served = served
+        self._model: LanguageModel | None = None
 
     def current(self) -> Version:
         """Return the version in service.
@@ -62,7 +68,8 @@ class BaseDrafts:
         """
         if problem := self._registry.problem_of(version):
             raise RunError(f"{version.name} cannot be trained on: {problem}")
-        draft = load_draft(version.path)
+        reads = "reads" in read_metadata(version.path)
+        draft = load_draft(version.path, self._target() if reads else None)
         key, folder = self._replay.key, self._replay.folder
         if draft.identity.tokenizer_hash != key.tokenizer_hash:
             raise ConfigError(
@@ -76,6 +83,26 @@ class BaseDrafts:
             )
         draft.model.to(self._device)
         return draft
+
+    def states_for(self, draft: LanguageModel) -> StateStore | None:
+        """Return a store of the states that a draft reads, None for a draft that reads tokens alone."""
+        return StateStore(self._target(), draft.state_ids) if draft.state_ids else None
+
+    def _target(self) -> LanguageModel:
+        """Return the target, loaded once.
+
+        Raises:
+            ConfigError: it is not the one that the log was written by.
+        """
+        if self._model is None:
+            model = load_target(replace(self._served, device=self._device))
+            if model.identity.weights_hash != self._replay.key.weights_hash:
+                raise ConfigError(
+                    f"target.path={self._served.path} is not the target of the log in {self._replay.folder}, whose "
+                    "states the draft reads; set target.path to the served model"
+                )
+            self._model = model
+        return self._model
 
     def _descends(self, version: Version, current: Version) -> bool:
         """Return True if `version` descends from `current` with no refused or rolled-back version in between."""

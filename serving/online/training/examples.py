@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from distillspec.config import AdaptConfig
-from distillspec.data.packing import collate, plan_epoch
+from distillspec.data.packing import collate, cut_to_fit, plan_epoch
 from distillspec.models import LanguageModel
 from distillspec.serving.online.log.records import ACCEPTED, PLAIN, REJECTED, LoggedAnswer
+from distillspec.training.state_store import StateStore
 from distillspec.types import Sample, TokenBatch
 
 
@@ -69,12 +70,16 @@ def count_batches(examples: Sequence[TrainingExample], config: AdaptConfig, seed
 
 
 def example_batches(
-    groups: Sequence[Sequence[TrainingExample]], config: AdaptConfig, draft: LanguageModel, seed: int
+    groups: Sequence[Sequence[TrainingExample]],
+    config: AdaptConfig,
+    draft: LanguageModel,
+    seed: int,
+    states: StateStore | None = None,
 ) -> Iterator[ExampleBatch]:
-    """Yield batches of one group each, the groups in turn."""
+    """Yield batches of one group each, the groups in turn, with the target's `states` if the draft reads some."""
     examples = [example for group in groups for example in group]
     mean = sum(map(_scaled_weight, examples)) / sum(float(example.weights.sum()) for example in examples)
-    for turn in zip_longest(*(_batches(group, config, draft, seed, mean) for group in groups)):
+    for turn in zip_longest(*(_batches(group, config, draft, seed, mean, states) for group in groups)):
         yield from (found for found in turn if found is not None)
 
 
@@ -92,7 +97,12 @@ def _plans(examples: Sequence[TrainingExample], config: AdaptConfig, seed: int) 
 
 
 def _batches(
-    examples: Sequence[TrainingExample], config: AdaptConfig, draft: LanguageModel, seed: int, mean_scale: float
+    examples: Sequence[TrainingExample],
+    config: AdaptConfig,
+    draft: LanguageModel,
+    seed: int,
+    mean_scale: float,
+    states: StateStore | None,
 ) -> Iterator[ExampleBatch]:
     """Yield the packed batches of one group that hold any weight.
 
@@ -102,8 +112,10 @@ def _batches(
     pad = None if draft.tokenizer is None else draft.tokenizer.pad_token_id
     for plan in _plans(examples, config, seed):
         rows = [[examples[i] for i in row] for row in plan]
-        samples = [[example.sample for example in row] for row in rows]
+        samples = [[cut_to_fit(example.sample, config.row_tokens) for example in row] for row in rows]
         batch = collate(samples, config.row_tokens, pad if pad is not None else 0)
+        if states is not None:
+            batch = replace(batch, states=states.rows(samples, batch.input_ids.shape[1]))
         counts = torch.bincount(batch.sample_index, minlength=len(batch.domains)).tolist()
         chosen = [example for row in rows for example in row]
         own = [example.weights[:count] for example, count in zip(chosen, counts, strict=True)]

@@ -24,8 +24,9 @@ from distillspec.serving.online.training.examples import (
     domain_shares,
     example_batches,
 )
-from distillspec.training.module import Anchor, DistillModule
+from distillspec.training.module import Anchor, DistillModule, Unrolling
 from distillspec.training.optimizer import choose_trainable, make_optimizer
+from distillspec.training.state_store import StateStore
 from distillspec.training.step import BadSteps, StepResult, WeightedBatch, take_step
 from distillspec.training.strategies import SingleProcessStrategy
 
@@ -73,6 +74,7 @@ def learn(
     loss: LossConfig,
     *,
     anchor: LanguageModel | None = None,
+    states: StateStore | None = None,
     seed: int = 0,
     on_step: Callable[[int], None] | None = None,
 ) -> UpdateResult:
@@ -83,6 +85,7 @@ def learn(
 
     Args:
         anchor: the draft that the weights stay close to, by `adapt.anchor`.
+        states: the target's states, for a draft that reads some.
         on_step: called with each step's number, from 0.
 
     Raises:
@@ -93,7 +96,7 @@ def learn(
     started, cpu = time.monotonic(), time.process_time()
     figures, student = _Figures(), _Student(draft, config, loss, anchor, domain_shares(examples))
     draft.model.train()
-    problem = _take_steps(student, examples, figures, seed, on_step)
+    problem = _take_steps(student, examples, figures, states, seed, on_step)
     draft.model.eval()
     student.finish()
     tenth = max(1, len(figures.losses) // 10)
@@ -128,8 +131,10 @@ class _Student:
         self._adapters: Adapters | None = None
         if config.lora_rank:
             self._adapters = Adapters(draft, config.lora_rank, shares if config.lora_by == "domain" else {"": 1.0})
-        self._module = DistillModule(draft, loss, None if anchor is None else Anchor(anchor, config.anchor))
         settings = TrainConfig(max_steps=config.max_steps, learning_rate=config.learning_rate)
+        unrolling = Unrolling(settings.unroll, settings.unroll_decay)
+        near = None if anchor is None else Anchor(anchor, config.anchor)
+        self._module = DistillModule(draft, loss, near, unrolling)
         self._strategy = SingleProcessStrategy(self._module, lambda module: make_optimizer(module, settings))
 
     def take_step(self, batch: ExampleBatch, learning_rate: float) -> StepResult:
@@ -152,6 +157,7 @@ def _take_steps(
     student: _Student,
     examples: Sequence[TrainingExample],
     figures: _Figures,
+    states: StateStore | None,
     seed: int,
     on_step: Callable[[int], None] | None,
 ) -> str:
@@ -160,7 +166,9 @@ def _take_steps(
     apart = config.lora_rank > 0 and config.lora_by == "domain"
     groups = by_domain(examples) if apart else [examples]
     steps = min(config.max_steps, sum(count_batches(group, config, seed) for group in groups))
-    for step, batch in enumerate(islice(example_batches(groups, config, student.draft, seed), config.max_steps)):
+    for step, batch in enumerate(
+        islice(example_batches(groups, config, student.draft, seed, states), config.max_steps)
+    ):
         result = student.take_step(batch, _learning_rate(step, steps, config))
         if student.bad_steps.count(result):
             return f"{student.bad_steps.in_a_row} steps in a row were not finite ({result.problem})"

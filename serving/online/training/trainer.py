@@ -57,7 +57,7 @@ class OnlineTrainer:
         self.settings, self.config, self.layout = settings, settings.adapt, settings.layout
         self.replay = ReplayLog(self.layout.replay)
         self.registry = VersionRegistry(self.layout.versions)
-        self._drafts = BaseDrafts(self.registry, self.replay, self.config.device)
+        self._drafts = BaseDrafts(self.registry, self.replay, self.config.device, settings.target)
         self.report = report or (lambda record: None)
         self._on_stage, self._clock = on_stage or (lambda stage: None), clock
         self.state = TrainerState.read(self.layout.state).with_(pid=os.getpid())
@@ -190,6 +190,7 @@ class OnlineTrainer:
             self.config,
             self.settings.loss,
             anchor=anchor,
+            states=self._drafts.states_for(draft),
             seed=seed,
             on_step=lambda step: self._on_stage("learning") if step else None,
         )

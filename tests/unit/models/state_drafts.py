@@ -17,9 +17,7 @@ KINDS = {
 }
 
 
-def state_draft(
-    kind: str, target: LanguageModel, kept_ids: Tensor | None = None, noise: float = 0.1
-) -> LanguageModel:
+def state_draft(kind: str, target: LanguageModel, kept_ids: Tensor | None = None, noise: float = 0.1) -> LanguageModel:
     """Return a draft in the target's dtype. Noise lets it use what begins at zero."""
     draft = initialise_draft(KINDS[kind], target, kept_ids=kept_ids)
     draft.model.to(target.dtype)
