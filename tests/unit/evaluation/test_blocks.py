@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from collections.abc import Callable, Iterator
 from functools import cache
 
@@ -159,3 +160,20 @@ def test_greedy_tau_is_exactly_what_greedy_decoding_takes(
     positions = measure_positions(draft, target, Sample("p", "d", ids, text), policy)
     counts = count_blocks(positions, finished=True, max_gamma=3)
     assert float(counts.blocks[2]) == pytest.approx(out.steps)
+
+
+def test_a_block_meets_each_depth_at_its_own_place() -> None:
+    """Depths alternate between sure and impossible. Against a walk over blocks, one after another."""
+    generator = torch.Generator().manual_seed(3)
+    tables = torch.randint(0, 2, (3, 40), generator=generator).double()
+    first, *deeper = (given(table) for table in tables)
+    positions = replace(first, deeper=tuple(deeper))
+    for gamma in (1, 2, 3):
+        place = blocks = 0
+        while place < 40:
+            depth = 0
+            while depth < gamma and place + depth < 40 and tables[depth, place + depth]:
+                depth += 1
+            place, blocks = place + depth + 1, blocks + 1
+        counts = count_blocks(positions, finished=True, max_gamma=3)
+        assert float(counts.blocks[gamma - 1]) == pytest.approx(blocks)

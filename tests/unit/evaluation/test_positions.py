@@ -14,6 +14,8 @@ from distillspec.models import LanguageModel
 from distillspec.sampling import NonFiniteLogits, policy_probs
 from distillspec.types import Sample, SamplingPolicy
 
+from ..models.state_drafts import drafted_logits, state_draft
+
 SAMPLE = Sample("p", "d", (5, 9, 11), (40, 41, 2, 250, 6, 7, 12))
 POLICIES = [
     SamplingPolicy(),
@@ -25,7 +27,7 @@ POLICIES = [
 
 def written_out(draft: LanguageModel, target: LanguageModel, policy: SamplingPolicy) -> dict[str, list[float]]:
     """Every statistic by a loop over positions, each from a forward pass over its own prefix."""
-    out: dict[str, list[float]] = {name: [] for name in Positions.__dataclass_fields__}
+    out: dict[str, list[float]] = {name: [] for name in Positions.__dataclass_fields__ if name != "deeper"}
     for i, token in enumerate(SAMPLE.response_ids):
         prefix = torch.tensor([[*SAMPLE.prompt_ids, *SAMPLE.response_ids[:i]]])
         target_logits, draft_logits = target.logits(prefix)[0, -1], draft.logits(prefix)[0, -1]
@@ -117,3 +119,24 @@ def test_target_states_outlive_a_run_unless_damaged(
     assert reads == [target.name]
     other = target.with_identity(weights_hash="another")
     assert TargetStates(other, tmp_path).file != first.file
+
+
+@pytest.mark.parametrize("kind", ["eagle", "features"])
+def test_every_drafted_position_of_a_draft_that_reads_states_has_its_own_values(
+    kind: str, target: LanguageModel
+) -> None:
+    draft, policy = state_draft(kind, target), SamplingPolicy()
+    positions = measure_positions(draft, target, SAMPLE, policy, chunk_positions=3, depths=3)
+    text = [*SAMPLE.prompt_ids, *SAMPLE.response_ids]
+    for depth in range(3):
+        values = positions.at(depth)
+        for place, token in enumerate(SAMPLE.response_ids):
+            end = len(SAMPLE.prompt_ids) + place
+            if end - depth < 1:
+                continue
+            p = policy_probs(target.logits(torch.tensor([text[:end]]))[0, -1].detach(), policy)
+            drafted = drafted_logits(draft, target, text[: end - depth], text[end - depth : end + 1])
+            q = policy_probs(drafted[depth], policy)
+            assert float(values.alpha[place]) == pytest.approx(float(torch.minimum(p, q).sum()), abs=2e-5)
+            assert float(values.accepted[place]) == pytest.approx(min(1.0, float(q[token] / p[token])), abs=2e-4)
+    assert not torch.allclose(positions.alpha, positions.at(1).alpha)

@@ -1,0 +1,69 @@
+"""Drafts that read the target's states, through every command: train, resume, eval, bench, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distillspec.models import read_metadata
+
+from .test_train_runs import FAST, steps, summary
+
+KINDS = {
+    "eagle": ("draft=eagle", "draft.layers=null", "draft.vocabulary=100"),
+    "features": ("draft=pruned", "draft.features=true"),
+}
+STEADY = ("train.schedule=constant", "train.warmup_fraction=0", "train.eval_every=3")
+
+
+@pytest.fixture(params=KINDS)
+def words(request: pytest.FixtureRequest, data_folder: Path) -> tuple[str, ...]:
+    return (*FAST, *KINDS[request.param], f"data.cache={data_folder}")
+
+
+def test_a_resumed_run_ends_bit_for_bit_the_same(distill: Any, tmp_path: Path, words: tuple[str, ...]) -> None:
+    whole = distill("train", *words, *STEADY, "train.max_steps=6", "hydra.run.dir=whole")
+    assert whole.code == 0, whole.err
+    assert "the draft reads the target's states" in whole.out
+    assert distill("train", *words, *STEADY).code == 0
+    resumed = distill("train", "resume=run", "train.max_steps=6")
+    assert resumed.code == 0, resumed.err
+    ours, theirs = (tmp_path / run / "draft" / "model.safetensors" for run in ("run", "whole"))
+    assert ours.read_bytes() == theirs.read_bytes()
+    logged = steps(tmp_path / "run")
+    assert len(logged) == 6
+    assert all(0 < line[name] < 1 for line in logged for name in ("train/alpha", "train/alpha_2", "train/alpha_3"))
+    after = summary(tmp_path / "run")["after"]
+    assert len(after["alpha_by_position"]) == len(after["tau"])
+    assert after["alpha_by_position"][0] == after["alpha"]
+    assert read_metadata(tmp_path / "run" / "draft")["reads"]["embeddings"] == "target"
+
+
+def test_it_is_evaluated_with_the_engine(
+    distill: Any, tmp_path: Path, words: tuple[str, ...], data_folder: Path
+) -> None:
+    assert distill("train", *words).code == 0
+    measured = distill(
+        "eval", "target=tiny", "drafts=[run]", f"data.cache={data_folder}", "evaluation.measure_speedup=true",
+        "evaluation.speedup_prompts=2", "evaluation.speedup_tokens=6", "evaluation.cost_batches=[1]",
+        "evaluation.max_gamma=2", "hydra.run.dir=judged",
+    )  # fmt: skip
+    assert measured.code == 0, measured.err
+    (result,) = json.loads((tmp_path / "judged" / "summary.json").read_text())["results"]
+    assert result["measured"]["tau"] >= 1
+    assert len(result["alpha_by_position"]) == 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_such_a_draft_cannot_do_is_one_line(distill: Any, tmp_path: Path, data_folder: Path, kind: str) -> None:
+    own_text = distill("train", *FAST, *KINDS[kind], "data=draft", f"data.cache={data_folder}")
+    assert own_text.code == 2
+    assert "cannot write alone; use data=teacher" in own_text.err
+    assert not (tmp_path / "run").exists()
+    assert distill("train", *FAST, *KINDS[kind], f"data.cache={data_folder}").code == 0
+    exported = distill("export", "target=tiny", "draft.path=run", "hydra.run.dir=out")
+    assert exported.code == 2
+    assert "there is no export of such drafts yet" in exported.err

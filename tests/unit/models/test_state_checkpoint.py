@@ -1,0 +1,102 @@
+"""Drafts that read states, on disk: their own weights only, and bit for bit the same when loaded with their target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from distillspec.config import DraftConfig
+from distillspec.errors import ConfigError
+from distillspec.files import write_folder
+from distillspec.models import LanguageModel, initialise_draft, load_draft, read_metadata, save_draft
+from distillspec.models.features import read_states
+from distillspec.models.unrolling import unrolled
+
+from .state_drafts import KINDS, state_draft
+
+READ = torch.tensor([[1, 20, 30, 40, 50, 60]]), torch.arange(6)[None]
+
+
+def drafted(draft: LanguageModel, target: LanguageModel) -> torch.Tensor:
+    hidden = unrolled(draft, *READ, read_states(target, *READ, draft.state_ids), 2)
+    return draft.head.logits(torch.stack(hidden))
+
+
+@pytest.mark.parametrize("cut", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_a_saved_draft_comes_back_without_the_targets_embeddings(
+    target: LanguageModel, kept_ids: torch.Tensor, tmp_path: Path, kind: str, cut: bool
+) -> None:
+    draft = state_draft(kind, target, kept_ids if cut else None)
+    save_draft(draft, tmp_path / "draft", target)
+    stored = load_file(tmp_path / "draft" / "model.safetensors")
+    assert not any("embed_tokens" in name for name in stored)
+    loaded = load_draft(tmp_path / "draft", target)
+    assert torch.equal(drafted(loaded, target), drafted(draft, target))
+    assert loaded.width == draft.width
+    assert loaded.state_ids == draft.state_ids
+    shared = loaded.model.get_input_embeddings().weight
+    assert shared.data_ptr() == target.model.get_input_embeddings().weight.data_ptr()
+    reads = read_metadata(tmp_path / "draft")["reads"]
+    assert reads["state_ids"] == list(draft.state_ids)
+    assert "after i layers" in reads["convention"]
+
+
+def test_it_needs_its_target(target: LanguageModel, tmp_path: Path) -> None:
+    save_draft(state_draft("eagle", target), tmp_path / "draft", target)
+    with pytest.raises(ConfigError, match="load it together with its target"):
+        load_draft(tmp_path / "draft")
+
+
+def test_a_missing_weight_is_named(target: LanguageModel, tmp_path: Path) -> None:
+    save_draft(state_draft("eagle", target), tmp_path / "draft", target)
+
+    def without_fusion(folder: Path) -> None:
+        for file in (tmp_path / "draft").iterdir():
+            if file.name not in ("model.safetensors", "sha256.json"):
+                (folder / file.name).write_bytes(file.read_bytes())
+        state = load_file(tmp_path / "draft" / "model.safetensors")
+        del state["state_input.fc.weight"]
+        save_file(state, folder / "model.safetensors")
+
+    write_folder(tmp_path / "other", without_fusion)
+    with pytest.raises(ConfigError, match=r"lacks weights.*state_input\.fc\.weight"):
+        load_draft(tmp_path / "other", target)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3_text", "qwen3", "mistral"])
+@torch.no_grad()
+def test_four_families_have_drafts_of_both_kinds(
+    random_model: Callable[..., LanguageModel], family: str, tmp_path: Path
+) -> None:
+    target = random_model(family)
+    for kind in KINDS:
+        draft = state_draft(kind, target)
+        save_draft(draft, tmp_path / kind, target)
+        assert torch.equal(drafted(load_draft(tmp_path / kind, target), target), drafted(draft, target))
+
+
+@torch.no_grad()
+def test_features_begin_at_what_the_draft_knew(target: LanguageModel) -> None:
+    plain = initialise_draft(DraftConfig(layers=2), target)
+    reading = initialise_draft(DraftConfig(layers=2, features=True), target)
+    for logits in drafted(reading, target):
+        torch.testing.assert_close(logits, plain.logits(READ[0]))
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ({"kind": "scratch", "features": True}, "draft.features=true adds"),
+        ({"kind": "pruned", "feature_ids": [1]}, "has no part without draft.features=true"),
+        ({"kind": "eagle", "feature_ids": []}, "names no state"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(words: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DraftConfig(**words)

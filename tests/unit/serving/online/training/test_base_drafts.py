@@ -1,0 +1,62 @@
+"""Drafts that read the target's states learn online: the trainer loads the target, and only for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from distillspec.config import DraftConfig, TargetConfig
+from distillspec.errors import ConfigError
+from distillspec.models import LanguageModel, initialise_draft, load_draft, read_metadata, save_draft
+from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.state.layout import OnlineSettings
+from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.training.process import run_trainer
+
+from ..conftest import Answer
+from .conftest import changed, fill
+
+TINY = TargetConfig(path="tiny", dtype="float32", device="cpu")
+
+
+@pytest.fixture
+def served(settings: OnlineSettings, target: LanguageModel, replay: ReplayLog, answer: Answer) -> VersionRegistry:
+    """Return a registry whose promoted version is an EAGLE draft, beside a log of six answers."""
+    registry = VersionRegistry(settings.layout.versions)
+    eagle = initialise_draft(DraftConfig(kind="eagle"), target)
+    registry.promote(registry.add(lambda folder: save_draft(eagle, folder, target)).name, "first draft")
+    fill(replay, answer, 6)
+    return registry
+
+
+def test_an_update_of_a_draft_that_reads_states(
+    settings: OnlineSettings, served: VersionRegistry, target: LanguageModel
+) -> None:
+    (version,) = run_trainer(replace(changed(settings, epochs=20), target=TINY), lambda: False, once=True)
+    assert version.metrics["steps"] > 0
+    assert version.metrics["loss_at_end"] < version.metrics["loss"]
+    learnt = load_draft(version.path, target)
+    assert learnt.state_ids == load_draft(served.newest(2)[-1].path, target).state_ids
+    assert read_metadata(version.path)["reads"]["embeddings"] == "target"
+
+
+def test_another_target_is_refused(
+    settings: OnlineSettings, served: VersionRegistry, random_model: Callable[..., LanguageModel], tmp_path
+) -> None:
+    other = random_model("llama")
+    other.model.save_pretrained(tmp_path / "other")
+    other.tokenizer.save_pretrained(tmp_path / "other")
+    wrong = replace(changed(settings), target=replace(TINY, path=str(tmp_path / "other")))
+    with pytest.raises(ConfigError, match=r"is not the target of the log.*set target\.path to the served model"):
+        run_trainer(wrong, lambda: False, once=True)
+
+
+def test_token_drafts_need_no_target(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    fill(replay, answer, 6)
+    nowhere = replace(changed(settings), target=replace(TINY, path="no-such-folder"))
+    (version,) = run_trainer(nowhere, lambda: False, once=True)
+    assert version.status == "candidate"

@@ -1,0 +1,59 @@
+"""States of training text are the target's, wherever a sample lies and however much memory there is."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from distillspec.config import TrainConfig
+from distillspec.models import LanguageModel
+from distillspec.models.features import read_states
+from distillspec.training.feed import SampleFeed
+from distillspec.training.state_store import StateStore
+from distillspec.types import Sample
+
+IDS = (1, 3)
+SAMPLES = [Sample(f"s{i}", "d", (1, 3 + i), tuple(range(20 + i, 24 + i + i % 4))) for i in range(9)]
+CONFIG = TrainConfig(max_steps=1, batch_tokens=32, row_tokens=16)
+
+
+def own_states(target: LanguageModel, sample: Sample) -> torch.Tensor:
+    ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]])
+    return read_states(target, ids, torch.arange(ids.shape[1])[None], IDS)[0]
+
+
+@pytest.mark.parametrize("gib", [None, 0.0, 1e-5])
+def test_batches_hold_each_tokens_states(target: LanguageModel, gib: float | None) -> None:
+    store = StateStore(target, IDS, gib)
+    feed = SampleFeed(SAMPLES, CONFIG, 2, 0, states=store)
+    for _ in range(12):
+        batch = feed.take()
+        assert batch.states is not None
+        for row, places, states in zip(batch.input_ids, batch.position_ids, batch.states, strict=True):
+            starts = [*(places == 0).nonzero()[:, 0].tolist(), len(row)]
+            for start, end in zip(starts, starts[1:], strict=False):
+                sample = next((s for s in SAMPLES if [*s.prompt_ids, *s.response_ids] == row[start:end].tolist()), None)
+                if sample is not None:
+                    torch.testing.assert_close(
+                        states[start:end].float(), own_states(target, sample), atol=2e-2, rtol=2e-2
+                    )
+
+
+def test_it_says_what_it_takes(target: LanguageModel) -> None:
+    store = StateStore(target, IDS, gib=1.0)
+    width = target.model.config.hidden_size
+    assert store.bytes_per_token == 2 * width * 2
+    assert "kept in memory" in store.describe(SAMPLES)
+    assert "others computed at each use" in StateStore(target, IDS, gib=1e-6).describe(SAMPLES)
+
+
+def test_states_that_fit_are_computed_once(target: LanguageModel) -> None:
+    passes = []
+    handle = target.layers[0].register_forward_hook(lambda *_: passes.append(1))
+    for gib, expected in ((1.0, 1), (0.0, 3)):
+        store = StateStore(target, IDS, gib)
+        passes.clear()
+        for _ in range(3):
+            store.rows([SAMPLES[:2]], 20)
+        assert len(passes) == expected
+    handle.remove()
