@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -31,7 +33,7 @@ def test_batches_hold_each_tokens_states(target: LanguageModel, gib: float | Non
         assert batch.states is not None
         for row, places, states in zip(batch.input_ids, batch.position_ids, batch.states, strict=True):
             starts = [*(places == 0).nonzero()[:, 0].tolist(), len(row)]
-            for start, end in zip(starts, starts[1:], strict=False):
+            for start, end in itertools.pairwise(starts):
                 sample = next((s for s in SAMPLES if [*s.prompt_ids, *s.response_ids] == row[start:end].tolist()), None)
                 if sample is not None:
                     torch.testing.assert_close(
