@@ -31,10 +31,10 @@ def ragged_attention(
     *,
     otherwise: Attend = masked_attention,
 ) -> Tensor:
-    """Attend (see `slot_cache.Attend`) by the kernel for chains of few tokens, and by `otherwise` for all else."""
+    """Attend (see `slot_cache.Attend`) by the kernel for rows of few tokens, chains or trees, else by `otherwise`."""
     batch, heads, width, dim = query.shape
     groups = heads // keys.shape[1]
-    if view.ancestors is not None or groups * width > MOST_QUERIES:
+    if groups * width > MOST_QUERIES:
         return otherwise(query, keys, values, view, scaling, window, softcap)
     from distillspec.models.ragged_kernel import attend_part
 
@@ -49,6 +49,9 @@ def ragged_attention(
         values,
         view.slots,
         view.places,
+        view.positions,
+        view.slots if view.base is None else view.base,  # read of trees only
+        view.slots if view.ancestors is None else view.ancestors,
         partial,
         weight,
         view.cache.max_len,
@@ -61,6 +64,7 @@ def ragged_attention(
         DIM=dim,
         WINDOW=window or 0,
         SOFTCAP=softcap or 0.0,
+        WORDS=0 if view.ancestors is None else view.ancestors.shape[2],
         ROWS=rows,
         COLUMNS=COLUMNS,
         DIMS=max(16, power_of_two(dim)),

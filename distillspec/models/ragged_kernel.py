@@ -17,6 +17,9 @@ def attend_part(
     values,
     slots,  # [B] int64
     places,  # [B, q] int64, `spare` and above for padding
+    positions,  # [B, q] int64, read of trees
+    base,  # [B] int64, read of trees: the place of each row's first node
+    ancestors,  # [B, q, WORDS] int64, see `ancestor_words`
     partial,  # [B, kv_heads, parts, M, d] float32: each part's own attention
     weight,  # [B, kv_heads, parts, M] float32: the logarithm of each part's sum of exponentials
     spare,
@@ -33,6 +36,7 @@ def attend_part(
     DIM: tl.constexpr,
     WINDOW: tl.constexpr,  # tokens that a query attends to, itself among them (0: all)
     SOFTCAP: tl.constexpr,  # 0: none
+    WORDS: tl.constexpr,  # 0: rows are chains, else trees
     ROWS: tl.constexpr,  # groups · q rounded up to what matrix units take
     COLUMNS: tl.constexpr,  # keys a step
     DIMS: tl.constexpr,  # DIM rounded up
@@ -50,8 +54,13 @@ def attend_part(
     held = slot * held_slot + head * held_head
     begin = part * part_len
     end = tl.minimum(begin + part_len, tl.max(place, 0) + 1)
+    position = place
+    if WORDS > 0:
+        root = tl.load(base + row)
+        bits_at = ancestors + (row * width + token)[:, None] * WORDS
+        position = tl.load(positions + row * width + token, mask=place >= 0, other=-1)
     if WINDOW > 0:  # what no query of the row sees is not read
-        earliest = tl.min(tl.where(place < 0, end, place), 0) - WINDOW + 1
+        earliest = tl.min(tl.where(place < 0, end, position), 0) - WINDOW + 1
         begin = tl.maximum(begin, earliest)
 
     top = tl.full([ROWS], float("-inf"), tl.float32)
@@ -66,8 +75,17 @@ def attend_part(
         if SOFTCAP > 0:
             scores = SOFTCAP * (2.0 * tl.sigmoid(2.0 * scores / SOFTCAP) - 1.0)  # tanh
         seen = (n[None, :] <= place[:, None]) & (n < end)[None, :]
+        key_position = n
+        if WORDS > 0:
+            node = n - root
+            inside = (node >= 0) & (node < width)
+            node = tl.where(inside, node, 0)
+            word = tl.load(bits_at + node[None, :] // 64, mask=inside[None, :] & real[:, None], other=-1)
+            seen = seen & ((word >> (node % 64)[None, :] & 1) != 0)
+            key_position = tl.load(positions + row * width + node, mask=inside, other=0)
+            key_position = tl.where(inside, key_position, n)
         if WINDOW > 0:
-            seen = seen & (n[None, :] > place[:, None] - WINDOW)
+            seen = seen & (key_position[None, :] > position[:, None] - WINDOW)
         scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
         ground = tl.where(higher == float("-inf"), 0.0, higher)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from distillspec.models.ancestors import ancestor_mask
 from distillspec.models.lazy_memory import commits_lazily, give_back, lazy_zeros, tokens_a_page
 
 BUCKET = 64  # the number of keys read is rounded up to this, so that few shapes occur
@@ -177,8 +178,8 @@ class SlotView:
     reach: int  # places read a row, see SlotCache.reach
     slots: Tensor  # [B] int64
     first: int | None = None  # rows are the slots first, first + 1, …: read without a copy
-    base: Tensor | None = None  # [B] int64, with ancestors
-    ancestors: Tensor | None = None  # [B, q, q] bool, [r, node, ancestor]. A node is its own ancestor
+    base: Tensor | None = None  # [B] int64, contiguous, with ancestors
+    ancestors: Tensor | None = None  # [B, q, words] int64, see `ancestor_words`
     _masks: dict[tuple[int | None, int, torch.dtype], Tensor] = field(default_factory=dict)
     _rows: dict[torch.Size, Tensor] = field(default_factory=dict)
 
@@ -251,7 +252,7 @@ class SlotView:
         inside = (node >= 0) & (node < self.places.shape[1])
         safe = node.clamp(0, self.places.shape[1] - 1)
         index = safe[:, None].expand(-1, self.places.shape[1], -1)
-        seen = torch.where(inside[:, None], self.ancestors.gather(2, index), (node < 0)[:, None])
+        seen = torch.where(inside[:, None], ancestor_mask(self.ancestors).gather(2, index), (node < 0)[:, None])
         if window is None:
             return seen
         position = torch.where(inside, self.positions.gather(1, safe), place)

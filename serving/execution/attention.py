@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 
 from distillspec.errors import ConfigError, in_one_line
 from distillspec.models import LanguageModel
+from distillspec.models.ancestors import ancestor_words
 from distillspec.models.language_model import attention_heads
 from distillspec.models.ragged_attention import MOST_QUERIES, ragged_attention
 from distillspec.models.slot_cache import Attend, SlotCache, SlotView, masked_attention
 from distillspec.models.varlen_attention import varlen_attention
 
 MASKED = "masked scaled_dot_product_attention over the slots"
-RAGGED = "a Triton kernel over each row's own keys, with masks for prompts and trees"
+RAGGED = "a Triton kernel over each row's own keys, with masks for prompts"
 VARLEN = "torch's variable-length attention, with masks for trees"
-BOTH = (
-    "a Triton kernel over each row's own keys, with torch's variable-length attention for prompts and masks for trees"
-)
+BOTH = "a Triton kernel over each row's own keys, with torch's variable-length attention for prompts"
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}  # of the largest output
 TRIED_WINDOW = 64  # a sliding window is tried at most this wide, so that it hides part of the rows it is tried on
 
@@ -35,6 +34,7 @@ class _Shape:
     width: int  # tokens a row
     window: int | None = None
     softcap: float | None = None
+    tree: bool = False
 
 
 def choose_attention(setting: str, models: Sequence[LanguageModel]) -> tuple[Attend, str]:
@@ -90,14 +90,15 @@ def kernel_failure(attend: Attend, models: Sequence[LanguageModel]) -> str | Non
 
 
 def _shapes(model: LanguageModel) -> Iterator[_Shape]:
-    """Yield the smallest and the largest window of drafted tokens, in layers with and without a sliding window."""
+    """Yield one token a row and the widest chains and trees, in layers with and without a sliding window."""
     config = model.model.config.get_text_config()
     heads = attention_heads(model)
     softcap = getattr(config, "attn_logit_softcapping", None)
     sliding = getattr(config, "sliding_window", None) and min(config.sliding_window, TRIED_WINDOW)
-    for width in (1, max(1, MOST_QUERIES // (heads.query // heads.kv))):
+    widest = max(1, MOST_QUERIES // (heads.query // heads.kv))
+    for width, tree in ((1, False), (widest, False), (widest, True)):
         for window in {None, sliding}:
-            yield _Shape(*heads, width, window, softcap)
+            yield _Shape(*heads, width, window, softcap, tree)
 
 
 @torch.inference_mode()
@@ -107,6 +108,8 @@ def _difference(attend: Attend, shape: _Shape, device: torch.device, dtype: torc
     cache = SlotCache(3, 512)
     starts, counts = torch.tensor([150, 3, 60]), torch.tensor([shape.width, max(1, shape.width // 2), shape.width])
     view = SlotView.append(cache, [0, 1, 2], starts.to(device), counts.to(device))
+    if shape.tree:
+        view = _with_tree(view)
     held = (3, shape.kv_heads, cache.max_len + 1, shape.dim)
     query = torch.randn(3, shape.heads, shape.width, shape.dim, generator=generator).to(device, dtype)
     keys, values = (torch.randn(held, generator=generator).to(device, dtype) for _ in range(2))
@@ -116,3 +119,14 @@ def _difference(attend: Attend, shape: _Shape, device: torch.device, dtype: torc
     )
     real = view.places < cache.max_len
     return float((found.float() - wanted)[real].abs().max() / wanted[real].abs().max())
+
+
+def _with_tree(view: SlotView) -> SlotView:
+    """Return the view with a tree in each row, in which every node has two children."""
+    rows, width = view.places.shape
+    depths = torch.tensor([(node + 1).bit_length() - 1 for node in range(width)], device=view.places.device)
+    words = ancestor_words([[(node + 1) // 2 - 1 for node in range(width)]] * rows, width)
+    base = view.places[:, 0].contiguous()
+    return replace(
+        view, base=base, positions=base[:, None] + depths, ancestors=torch.from_numpy(words).to(view.places.device)
+    )

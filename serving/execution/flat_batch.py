@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from distillspec.models.ancestors import ancestor_words
 from distillspec.models.flat_view import FlatView, RowGroup
 from distillspec.models.slot_cache import SlotCache, SlotView
 from distillspec.serving.base.transfer import to_device
@@ -63,7 +64,7 @@ class FlatBatch:
         plan = _Plan(cache, rows)
         parts = iter(_upload([*plan.columns(), *(part for group in plan.groups for part in group.parts)], device))
         tokens, slots, places, positions, wanted = (next(parts) for _ in range(5))
-        groups = tuple(group.uploaded(cache, parts, places, positions, device) for group in plan.groups)
+        groups = tuple(group.uploaded(cache, parts, places, positions) for group in plan.groups)
         return cls(tokens[None], FlatView(cache, slots, places, positions[None], groups), wanted)
 
 
@@ -116,10 +117,9 @@ class _Group:
             self.parts += [queries.ravel(), places.ravel(), back]
         if self.wide:
             self.parts.append(numpy.array([row.start for row in self.rows]))
+            self.parts.append(ancestor_words([_parents(row) for row in self.rows], self.width).ravel())
 
-    def uploaded(
-        self, cache: SlotCache, parts: Iterator[Tensor], places: Tensor, positions: Tensor, device: torch.device
-    ) -> RowGroup:
+    def uploaded(self, cache: SlotCache, parts: Iterator[Tensor], places: Tensor, positions: Tensor) -> RowGroup:
         """Return the group on the device, taking its own `parts`."""
         shape, own = (len(self.rows), self.width), slice(self.start, self.start + self.count)
         slots, queries, back = next(parts), None, None
@@ -135,20 +135,14 @@ class _Group:
             slots,
             self.rows[0].slot,  # neighbours, see `_neighbours`
             next(parts) if self.wide else None,
-            to_device(self._ancestors(), device) if self.wide else None,
+            next(parts).view(*shape, -1) if self.wide else None,
         )
         return RowGroup(view, self.start, self.count, queries, back)
 
-    def _ancestors(self) -> Tensor:
-        """Return `[B, q, q]` bool, [row, node, ancestor]. Chains among the rows are trees too."""
-        ancestors = torch.ones(self.width, self.width, dtype=torch.bool).tril().repeat(len(self.rows), 1, 1)
-        for r, row in enumerate(self.rows):
-            if not row.is_wide or row.tree is None:
-                continue
-            for node in range(len(row.tree)):
-                ancestors[r, 1 + node] = False
-                ancestors[r, 1 + node, [0, *(1 + n for n in row.tree.path(node))]] = True
-        return ancestors
+
+def _parents(row: RowInput) -> list[int]:
+    """Return the parent of each token of a row with a tree, none for a chain."""
+    return [] if row.tree is None else [-1, *(1 + parent for parent in row.tree.parents)]
 
 
 def _neighbours(rows: Sequence[RowInput]) -> list[tuple[int, int]]:

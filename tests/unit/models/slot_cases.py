@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from random import Random
+
 import torch
 from torch import Tensor
 
+from distillspec.models.ancestors import ancestor_words
 from distillspec.models.slot_cache import Attend, SlotCache, SlotView, masked_attention
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -13,6 +17,24 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def cache_view(starts: list[int], counts: list[int], slots: list[int], max_len: int = 400) -> SlotView:
     cache = SlotCache(max(slots) + 1, max_len)
     return SlotView.append(cache, slots, torch.tensor(starts, device=DEVICE), torch.tensor(counts, device=DEVICE))
+
+
+def tree_view(view: SlotView, seed: int, chains: int = 0) -> SlotView:
+    """Return the view with a random tree in each row, chains in the first `chains` rows."""
+    chance, (rows, width) = Random(seed), view.places.shape
+    parents = [[-1, *(chance.randrange(node) for node in range(1, width))] for _ in range(rows - chains)]
+    words = torch.from_numpy(ancestor_words([[]] * chains + parents, width))
+    depths = [list(range(width))] * chains + [_depths(own) for own in parents]
+    base = view.places[:, 0].contiguous()
+    positions = base[:, None] + torch.tensor(depths, device=DEVICE)
+    return replace(view, base=base, positions=positions, ancestors=words.to(DEVICE))
+
+
+def _depths(parents: list[int]) -> list[int]:
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    return depths
 
 
 def both(

@@ -8,9 +8,9 @@ import os
 import pytest
 import torch
 
-from distillspec.models.ragged_attention import ragged_attention, split_parts
+from distillspec.models.ragged_attention import MOST_QUERIES, ragged_attention, split_parts
 
-from .slot_cases import DEVICE, both, cache_view
+from .slot_cases import DEVICE, both, cache_view, tree_view
 
 pytestmark = [
     pytest.mark.numerics,
@@ -41,6 +41,35 @@ def test_what_the_model_asks_for(how: dict[str, float]) -> None:
     view = cache_view([0, 300, 63], [3, 3, 2], [0, 1, 2])
     found, wanted = both(ragged_attention, view, 4, 2, 32, **how)
     torch.testing.assert_close(found, wanted, **CLOSE)
+
+
+@pytest.mark.parametrize("how", [{}, {"window": 4}, {"window": 130}, {"softcap": 2.0}])
+@pytest.mark.parametrize(
+    ("starts", "counts"),
+    [([0, 300, 63], [6, 6, 6]), ([120, 5, 62], [5, 9, 1]), ([60, 250, 31], [64, 64, 40]), ([1, 190, 128], [66, 50, 9])],
+)
+def test_trees_beside_chains(starts: list[int], counts: list[int], how: dict[str, float]) -> None:
+    """Nodes on both sides of a step of keys, of a part, and of a word of ancestors."""
+    view = tree_view(cache_view(starts, counts, [2, 0, 1]), seed=sum(starts), chains=1)
+    found, wanted = both(ragged_attention, view, 2, 2, 32, **how)
+    torch.testing.assert_close(found, wanted, **CLOSE)
+
+
+def test_wide_trees_with_grouped_queries() -> None:
+    view = tree_view(cache_view([10, 380], [14, 14], [0, 1]), seed=7)
+    found, wanted = both(ragged_attention, view, 9, 3, 64)
+    torch.testing.assert_close(found, wanted, **CLOSE)
+    chains, _ = both(ragged_attention, cache_view([10, 380], [14, 14], [0, 1]), 9, 3, 64)
+    assert not torch.allclose(found, chains, atol=1e-2)
+
+
+def test_trees_are_not_left_to_masks() -> None:
+    def never(*_: object, **__: object) -> torch.Tensor:
+        raise AssertionError("a tree that fits the kernel")
+
+    view = tree_view(cache_view([10], [MOST_QUERIES], [0]), seed=1)
+    keys, values = torch.randn(2, 1, 1, 401, 16, device=DEVICE)
+    ragged_attention(torch.randn(1, 1, MOST_QUERIES, 16, device=DEVICE), keys, values, view, otherwise=never)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

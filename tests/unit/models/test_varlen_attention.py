@@ -62,7 +62,7 @@ def test_what_the_model_asks_for(how: dict[str, float]) -> None:
 
 def tree() -> SlotView:
     places = torch.tensor([[40, 41, 42]], device=DEVICE)
-    ancestors = torch.tensor([[[1, 0, 0], [1, 1, 0], [1, 0, 1]]], dtype=torch.bool, device=DEVICE)
+    ancestors = torch.tensor([[[0b001], [0b011], [0b101]]], device=DEVICE)
     positions = torch.tensor([[40, 41, 41]], device=DEVICE)
     row = torch.zeros(1, dtype=torch.long, device=DEVICE)
     return SlotView(SlotCache(1, 400), places, positions, 64, row, 0, torch.tensor([40], device=DEVICE), ancestors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -82,6 +83,23 @@ def test_the_right_branch_is_found_and_its_cache_is_right(
     whole = [o for o in outputs if len(o.token_ids) == 20]
     assert whole
     assert all(output.stats.steps <= 7 for output in whole), "three of three levels stand in every step"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("kind", ["tiny", "mistral"])
+def test_trees_in_the_triton_kernel(
+    target: LanguageModel, random_model: Callable[[str], LanguageModel], make_engine: MakeEngine, kind: str
+) -> None:
+    """On CPUs under its interpreter: with and without a sliding window, three rows of unlike lengths."""
+    model = target if kind == "tiny" else random_model(kind)
+    asked = prompts(3)
+    expected = [hf_greedy(model, prompt, 8) for prompt in asked]
+    wanted = {tuple(prompt): tokens for prompt, tokens in zip(asked, expected, strict=True)}
+    grown = Gardener(right_one_last(wanted))
+    engine = make_engine(model=model, proposer_object=grown, speculation_length=3, max_slots=3, attention="triton")
+    outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=8))
+    assert [list(output.token_ids) for output in outputs] == expected
+    assert sum(output.stats.accepted for output in outputs) > 10
 
 
 def test_wide_trees_at_the_contexts_end_lose_levels_not_correctness(

@@ -1,0 +1,42 @@
+"""Ancestors of the nodes of token trees, as bits in words of 64: what a node attends to among its tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+WORD = 64  # bits of a word
+
+
+def ancestor_words(rows: Sequence[Sequence[int]], width: int) -> NDArray[numpy.int64]:
+    """Return the ancestors of each row's nodes, themselves among them: `[B, width, words]`, [row, node, word].
+
+    Bit i of word w is node 64 · w + i.
+
+    Args:
+        rows: the parent of each node, an earlier one of the row or −1. Further nodes continue the one before them.
+        width: nodes a row.
+    """
+    sets = [_sets(parents, width) for parents in rows]
+    shifts = range(0, width, WORD)
+    words = [[[bits >> shift & (1 << WORD) - 1 for shift in shifts] for bits in row] for row in sets]
+    return numpy.array(words, dtype=numpy.uint64).view(numpy.int64)
+
+
+def _sets(parents: Sequence[int], width: int) -> list[int]:
+    """Return a set of nodes for each node, as the bits of a number."""
+    sets: list[int] = []
+    for node in range(width):
+        parent = parents[node] if node < len(parents) else node - 1
+        sets.append((0 if parent < 0 else sets[parent]) | 1 << node)
+    return sets
+
+
+def ancestor_mask(words: Tensor) -> Tensor:
+    """Return `[B, q, q]` bool of `words [B, q, words]`: [row, node, ancestor]."""
+    bits = words[..., None] >> torch.arange(WORD, device=words.device) & 1
+    return bits.flatten(-2)[..., : words.shape[1]].bool()
