@@ -10,14 +10,15 @@ from distillspec.config.engine import EngineConfig
 from distillspec.models import LanguageModel
 from distillspec.models.features import check_feature_ids
 from distillspec.models.memory import keep_freed_memory
-from distillspec.models.slot_cache import Attend, SlotCache
+from distillspec.models.paged_cache import PagedCache
+from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.named import ControllerParts, make_controller
 from distillspec.serving.costs.hardware_profile import Profile
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.draft_loading import version_of
-from distillspec.serving.execution.attention import choose_attention
+from distillspec.serving.execution.attention import choose_attention, page_tokens, reads_pages
 from distillspec.serving.execution.graphs import CudaRecorder, Recorder
 from distillspec.serving.execution.kv_cache import SlotPool
 from distillspec.serving.execution.memory import CachePlan, choose_model_len, plan_cache
@@ -42,12 +43,8 @@ class ProposerBuilder:
     settings: EngineConfig
     models: HeldModels
     sampler: TokenSampler
-    slots: int
-    max_model_len: int
     recorder: Recorder | None
-    attend: Attend
-
-    source_cache: SlotCache  # the target's
+    target_cache: SlotCache
 
     def build(self, draft: LanguageModel | None, version: str) -> Proposer | None:
         """Return a new proposer, None where the settings name none.
@@ -57,8 +54,8 @@ class ProposerBuilder:
             version: reported by the proposer.
         """
         prepared = None if draft is None else self.models.prepared(draft)
-        parts = (draft, version, self.sampler, self.slots, self.max_model_len, prepared, self.recorder, self.attend)
-        return make_proposer(ProposerParts(self.settings, *parts, self.source_cache))
+        parts = (draft, version, self.sampler, prepared, self.recorder, self.target_cache)
+        return make_proposer(ProposerParts(self.settings, *parts))
 
 
 @dataclass(frozen=True)
@@ -94,26 +91,31 @@ def build_parts(
     max_model_len = choose_model_len(settings, models)
     feature_ids = kept_states(settings, draft)
     check_feature_ids(target, feature_ids)
-    cache = plan_cache(settings, models, max_model_len, feature_ids)
     for model in models:
         check_servable(model, max_model_len)
+    page = page_tokens(settings.page_tokens, target.device)
+    attend, attention = choose_attention(settings.attention, models, page)
+    if settings.page_tokens is None and not reads_pages(attend):
+        page = 0
+    cache = plan_cache(settings, models, max_model_len, feature_ids, page)
     # These may refuse too (another machine's profile, a kernel that does not run), so models are held after them.
     costs = profiled_costs(settings, target, draft)
     controller = controller or choose_controller(settings, costs)
-    attend, attention = choose_attention(settings.attention, models)
     held = HeldModels(pack_weights=settings.pack_weights, compile=settings.compile)
     held.hold(target, feature_ids)
     if draft is not None:
         held.hold(draft)
     recorder = recorder or _choose_recorder(settings, target)
     sampler = sampler or TokenSampler(target.identity.vocab_size, target.device, settings.seed)
-    runner = ModelRunner(target, cache.slots, max_model_len, held.prepared(target), recorder, attend, feature_ids)
-    proposers = ProposerBuilder(settings, held, sampler, cache.slots, max_model_len, recorder, attend, runner.cache)
+    pages, slots = cache.pages(), SlotCache(cache.slots, max_model_len, attend)
+    target_cache = slots if pages is None else PagedCache.of(slots, pages, target.device)
+    runner = ModelRunner(target, target_cache, held.prepared(target), recorder, feature_ids)
+    proposers = ProposerBuilder(settings, held, sampler, recorder, target_cache)
     executor = ModelExecutor(target, runner, sampler, proposer or proposers.build(draft, version_of(draft)))
     executor.record_ahead(controller.longest)
     core = EngineCore(
         executor,
-        SlotPool(cache.slots, max_model_len, cache.tokens, cache.block, None if recorder is None else NEAR),
+        SlotPool(cache.slots, max_model_len, cache.tokens, cache.block, None if recorder is None else NEAR, pages),
         controller,
         target,
         prefill_chunk=settings.prefill_chunk,

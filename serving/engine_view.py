@@ -95,18 +95,18 @@ class EngineView:
         """Return the states `feature_ids` of the tokens that the target has read of a running sequence.
 
         Returns:
-            `[n, len(feature_ids) · D]` in the target's dtype, see `FeatureTap`. A view: later steps may overwrite it.
+            `[n, len(feature_ids) · D]` in the target's dtype, see `FeatureTap`. Later steps may overwrite it.
 
         Raises:
             KeyError: the sequence (a request's id, a slash, and the answer's number) is not unfinished.
             ConfigError: the engine keeps none, or the sequence holds no slot.
         """
-        sequence, kept = self.sequences.unfinished[sequence_id], self.runner.cache.features
-        if kept is None or sequence.slot is None:
+        sequence, cache = self.sequences.unfinished[sequence_id], self.runner.cache
+        if (kept := cache.features) is None or sequence.slot is None:
             raise ConfigError(
                 f"no features of {sequence_id}: it needs feature_ids=[…], and a step that read its prompt"
             )
-        return kept[sequence.slot, 0, : sequence.computed]
+        return cache.text(kept, sequence.slot, sequence.computed)[0]
 
     def explain_last_plan(self) -> Any:
         """Return the controller's reasons for the last plan, None before any plan and where it gives none."""

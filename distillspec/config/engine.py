@@ -21,6 +21,7 @@ class EngineConfig:
     max_model_len: int | None = None  # tokens of prompt and output; null: as the model allows, at most 4,096
     cache_gib: float | None = None  # memory for the KV caches of target and draft; null: half of the free memory
     max_cache_tokens: int | None = None  # tokens that all slots may hold together; null: as memory allows
+    page_tokens: int | None = None  # tokens of a page of the KV caches; null: 16 on CUDA with triton, else 0: no pages
     prefill_chunk: int = 512  # prompt tokens read per step; decoding goes on between the chunks of a long prompt
     prefix_reuse: bool = True  # reuse the KV cache of a prefix that prompts share
     proposer: str | None = chosen_from(PROPOSERS, None)  # null: draft_model where there is a draft, else none
@@ -49,6 +50,8 @@ class EngineConfig:
         for name in ("max_model_len", "max_cache_tokens"):
             value = getattr(self, name)
             require(value is None or value >= 2, f"{name}={value} must be at least 2")
+        pages = self.page_tokens
+        require(pages is None or pages >= 0, f"page_tokens={pages} must be at least 0")
         require(self.cache_gib is None or self.cache_gib > 0, f"cache_gib={self.cache_gib} must be above 0")
         if self.proposer is not None:
             find("proposer", self.proposer, PROPOSERS)

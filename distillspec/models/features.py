@@ -95,7 +95,8 @@ def _keep(view: Any, states: Tensor, place: int, ids: Sequence[int]) -> None:
     width = states.shape[-1]
     if cache.features is None:
         cache.features = cache.zeros(states, 1, len(ids) * width)
-    cache.features[view.slots, 0, view.places, place * width : (place + 1) * width] = states[0]
+    rows, places = cache.located(view.slots, view.places)
+    cache.features[rows, 0, places, place * width : (place + 1) * width] = states[0]
 
 
 def _keep_compiled(states: Tensor, place: int, ids: Sequence[int]) -> None:

@@ -96,7 +96,7 @@ class FlatView:
 
     def write(self, held: Tensor, new: Tensor) -> None:
         """Write `new [1, kv, N, d]` into a layer's keys or values."""
-        write_tokens(held, new[0].transpose(0, 1), self.slots, self.places, self._rows)
+        write_tokens(self.cache, held, new[0].transpose(0, 1), self.slots, self.places, self._rows)
 
     def attend(
         self,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from distillspec.models.numerics import power_of_two
+from distillspec.models.paged_cache import PagedCache
 from distillspec.models.slot_cache import Attend, SlotView, masked_attention
 
 MOST_QUERIES = 128  # folded queries a key head (group · tokens a row). Prompts have more, and masks cost them little
@@ -48,6 +49,7 @@ def ragged_attention(
         keys,
         values,
         view.slots,
+        *_block_table(view),
         view.places,
         view.positions,
         view.slots if view.base is None else view.base,  # read of trees only
@@ -64,6 +66,7 @@ def ragged_attention(
         DIM=dim,
         WINDOW=window or 0,
         SOFTCAP=softcap or 0.0,
+        PAGE=view.cache.page_size,
         WORDS=0 if view.ancestors is None else view.ancestors.shape[2],
         ROWS=rows,
         COLUMNS=COLUMNS,
@@ -71,6 +74,12 @@ def ragged_attention(
     )
     out = _weighed(partial, weight)[:, :, : groups * width]
     return out.to(query.dtype).reshape(batch, heads, width, dim).transpose(1, 2)
+
+
+def _block_table(view: SlotView) -> tuple[Tensor, int]:
+    """Return the block table and its row length. Without pages nothing of it is read."""
+    cache = view.cache
+    return (cache.table, cache.table.shape[1]) if isinstance(cache, PagedCache) else (view.slots, 0)
 
 
 def _weighed(partial: Tensor, weight: Tensor) -> Tensor:

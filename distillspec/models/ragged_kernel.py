@@ -13,9 +13,11 @@ import triton.language as tl
 @triton.jit
 def attend_part(
     query,  # [B, heads, q, d], the last one contiguous
-    keys,  # [slots, kv_heads, places, d], the last one contiguous
+    keys,  # [slots, kv_heads, places, d], the last one contiguous; with pages [pages, kv_heads, PAGE, d]
     values,
     slots,  # [B] int64
+    table,  # [slots, columns] int32, read with pages: the pages of each slot, 0 for none
+    columns,
     places,  # [B, q] int64, `spare` and above for padding
     positions,  # [B, q] int64, read of trees
     base,  # [B] int64, read of trees: the place of each row's first node
@@ -36,6 +38,7 @@ def attend_part(
     DIM: tl.constexpr,
     WINDOW: tl.constexpr,  # tokens that a query attends to, itself among them (0: all)
     SOFTCAP: tl.constexpr,  # 0: none
+    PAGE: tl.constexpr,  # tokens of a page, 0: slots are no pages
     WORDS: tl.constexpr,  # 0: rows are chains, else trees
     ROWS: tl.constexpr,  # groups · q rounded up to what matrix units take
     COLUMNS: tl.constexpr,  # keys a step
@@ -51,7 +54,6 @@ def attend_part(
     slot = tl.load(slots + row)
     q_at = query + row * query_row + (head * groups + group)[:, None] * query_head + token[:, None] * query_token
     q = tl.load(q_at + d[None, :], mask=real[:, None] & (d < DIM)[None, :], other=0.0)
-    held = slot * held_slot + head * held_head
     begin = part * part_len
     end = tl.minimum(begin + part_len, tl.max(place, 0) + 1)
     position = place
@@ -60,7 +62,7 @@ def attend_part(
         bits_at = ancestors + (row * width + token)[:, None] * WORDS
         position = tl.load(positions + row * width + token, mask=place >= 0, other=-1)
     if WINDOW > 0:  # what no query of the row sees is not read
-        earliest = tl.min(tl.where(place < 0, end, position), 0) - WINDOW + 1
+        earliest = tl.min(tl.where(place < 0, end, place), 0) - WINDOW + 1
         begin = tl.maximum(begin, earliest)
 
     top = tl.full([ROWS], float("-inf"), tl.float32)
@@ -68,13 +70,20 @@ def attend_part(
     mean = tl.zeros([ROWS, DIMS], tl.float32)
     for first in range(begin, end, COLUMNS):
         n = first + tl.arange(0, COLUMNS)
-        at = held + n[:, None] * held_place + d[None, :]
-        there = (n < end)[:, None] & (d < DIM)[None, :]
+        held = n < end
+        if PAGE > 0:
+            page = tl.load(table + slot * columns + n // PAGE, mask=held, other=0)
+            held = held & (page > 0)
+            row_at = page.to(tl.int64) * held_slot + n % PAGE * held_place
+        else:
+            row_at = slot * held_slot + n * held_place
+        at = (row_at + head * held_head)[:, None] + d[None, :]
+        there = held[:, None] & (d < DIM)[None, :]
         k = tl.load(keys + at, mask=there, other=0.0)
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if SOFTCAP > 0:
             scores = SOFTCAP * (2.0 * tl.sigmoid(2.0 * scores / SOFTCAP) - 1.0)  # tanh
-        seen = (n[None, :] <= place[:, None]) & (n < end)[None, :]
+        seen = (n[None, :] <= place[:, None]) & held[None, :]
         key_position = n
         if WORDS > 0:
             node = n - root

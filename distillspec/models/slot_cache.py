@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -38,7 +40,7 @@ class Attend(Protocol):
 
         Args:
             query: `[B, heads, q, d]`.
-            keys, values: `[slots, kv_heads, places, d]`, at least max_len + 1 places, with this pass's tokens written.
+            keys, values: the layer's tensors in the cache, with this pass's tokens written.
         """
         ...
 
@@ -56,6 +58,7 @@ def masked_attention(
 
     Grouped queries are folded into query rows, so that keys are never repeated.
     """
+    keys, values, view = view.cache.unpaged(keys, values, view)
     batch, heads, q, dim = query.shape
     key, value = view.read(keys), view.read(values)
     mask = view.mask(window, heads // key.shape[1], query.dtype)
@@ -69,13 +72,17 @@ def masked_attention(
     return out.reshape(batch, heads, q, dim).transpose(1, 2)
 
 
-def write_tokens(held: Tensor, new: Tensor, slots: Tensor, places: Tensor, rows: dict[torch.Size, Tensor]) -> None:
-    """Write `new [N, heads, d]` at `places [N]` of `slots [N]` of `held [slots, heads, places, d]`.
+def write_tokens(
+    cache: SlotCache, held: Tensor, new: Tensor, slots: Tensor, places: Tensor, rows: dict[torch.Size, Tensor]
+) -> None:
+    """Write `new [N, heads, d]` at `places [N]` of `slots [N]` of one of the cache's tensors.
 
     Args:
+        held: `[slots, heads, places, d]`, or pages of it.
         rows: by the shape of `held` where the vectors go. Keep it for a pass, since all layers write alike.
     """
     if held.shape not in rows:
+        slots, places = cache.located(slots, places)
         heads = torch.arange(held.shape[1], device=slots.device)
         rows[held.shape] = ((slots[:, None] * held.shape[1] + heads) * held.shape[2] + places[:, None]).flatten()
     # One index for all: with several, torch starts all its threads for a few kilobytes.
@@ -97,6 +104,35 @@ class SlotCache:
     features: Tensor | None = None  # [slots, 1, places, F]
     state_ids: tuple[int, ...] = ()  # of the states that are kept
     _lazy: bool = False  # its tensors are lazy zeros
+
+    def another(self) -> SlotCache:
+        """Return an empty cache of the same slots, for another model."""
+        return SlotCache(self.slots, self.max_len, self.attend)
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page, 0 where slots are no pages."""
+        return 0
+
+    def table_changes(self) -> list[NDArray[numpy.int64]]:
+        """Return entries of the block table and their pages, two arrays, or nothing if the device's is up to date."""
+        return []
+
+    def change_table(self, entries: Tensor, pages: Tensor) -> None:
+        """Take over `table_changes` that are on the device, int64."""
+        raise AssertionError("slots have no block table")
+
+    def located(self, slots: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        """Return where tokens are in the tensors: the rows, and the places in those rows, both int64 as given."""
+        return slots, places
+
+    def unpaged(self, keys: Tensor, values: Tensor, view: SlotView) -> tuple[Tensor, Tensor, SlotView]:
+        """Return keys and values by slot and place, and the view of them. Pages are copied to rows of their own."""
+        return keys, values, view
+
+    def text(self, held: Tensor, slot: int, count: int) -> Tensor:
+        """Return the first `count` places of a slot in one of the tensors, `[heads, count, …]`."""
+        return held[slot, :, :count]
 
     def tensors(self) -> Iterator[Tensor]:
         """Yield all that is held by slot and place, `[slots, heads, places, …]` each."""
@@ -127,7 +163,7 @@ class SlotCache:
         return lazy_zeros((self.slots, heads, -(-places // page) * page, dim), like.dtype)
 
     def copy(self, source: int, destination: int, length: int) -> None:
-        """Copy the first `length` places of one slot over another's."""
+        """Copy the first `length` places of one row of the tensors, a slot or a page, over another's."""
         for held in self.tensors():
             held[destination, :, :length] = held[source, :, :length]
 
@@ -211,7 +247,8 @@ class SlotView:
     def write(self, held: Tensor, new: Tensor) -> None:
         """Write `new [B, kv, q, d]` into a layer's keys or values."""
         slots = self.slots[:, None].expand_as(self.places)
-        write_tokens(held, new.transpose(1, 2).flatten(0, 1), slots.flatten(), self.places.flatten(), self._rows)
+        tokens = new.transpose(1, 2).flatten(0, 1)
+        write_tokens(self.cache, held, tokens, slots.flatten(), self.places.flatten(), self._rows)
 
     def attend(
         self,

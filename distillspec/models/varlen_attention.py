@@ -34,6 +34,7 @@ def varlen_attention(
     """
     if softcap is not None:
         raise NotImplementedError("torch's variable-length attention has no soft cap")
+    keys, values, view = view.cache.unpaged(keys, values, view)
     batch, heads, width, dim = query.shape
     kv_heads, places, longest = keys.shape[1], keys.shape[2], view.reach + width
     if view.ancestors is not None or view.first is None or longest > places:

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from distillspec.errors import ConfigError, in_one_line
 from distillspec.models import LanguageModel
 from distillspec.models.ancestors import ancestor_words
 from distillspec.models.language_model import attention_heads
+from distillspec.models.paged_cache import PagedCache
+from distillspec.models.pages import Pages
 from distillspec.models.ragged_attention import MOST_QUERIES, ragged_attention
-from distillspec.models.slot_cache import Attend, SlotCache, SlotView, masked_attention
+from distillspec.models.slot_cache import Attend, SlotCache, SlotView, masked_attention, write_tokens
 from distillspec.models.varlen_attention import varlen_attention
 
 MASKED = "masked scaled_dot_product_attention over the slots"
@@ -21,6 +25,7 @@ RAGGED = "a Triton kernel over each row's own keys, with masks for prompts"
 VARLEN = "torch's variable-length attention, with masks for trees"
 BOTH = "a Triton kernel over each row's own keys, with torch's variable-length attention for prompts"
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}  # of the largest output
+PAGE_TOKENS = 16
 TRIED_WINDOW = 64  # a sliding window is tried at most this wide, so that it hides part of the rows it is tried on
 
 
@@ -37,7 +42,7 @@ class _Shape:
     tree: bool = False
 
 
-def choose_attention(setting: str, models: Sequence[LanguageModel]) -> tuple[Attend, str]:
+def choose_attention(setting: str, models: Sequence[LanguageModel], page: int = 0) -> tuple[Attend, str]:
     """Return the attention that the setting names, and its description for the log.
 
     A kernel is used if it runs for all the models' shapes, from one token a row to the widest window, and agrees there
@@ -47,6 +52,7 @@ def choose_attention(setting: str, models: Sequence[LanguageModel]) -> tuple[Att
     Args:
         setting: auto, masked, triton or varlen.
         models: all that the engine runs.
+        page: tokens of a page of their caches, 0 without pages.
 
     Raises:
         ConfigError: the setting names a kernel that does not run, or gives wrong results.
@@ -55,12 +61,25 @@ def choose_attention(setting: str, models: Sequence[LanguageModel]) -> tuple[Att
     if setting == "masked" or (setting == "auto" and device.type != "cuda"):
         return masked_attention, MASKED
     if setting == "auto":
-        return _best(kernel_failure(ragged_attention, models), kernel_failure(varlen_attention, models))
+        return _best(kernel_failure(ragged_attention, models, page), kernel_failure(varlen_attention, models, page))
     attend, words = {"triton": (ragged_attention, RAGGED), "varlen": (varlen_attention, VARLEN)}[setting]
-    failure = kernel_failure(attend, models)
+    failure = kernel_failure(attend, models, page)
     if failure is not None:
         raise ConfigError(f"attention={setting} does not work on {device} ({failure}); use attention=auto or masked")
     return attend, words
+
+
+def page_tokens(setting: int | None, device: torch.device) -> int:
+    """Return the tokens of a page that the setting names, by default pages where memory is committed at once: CUDA."""
+    if setting is not None:
+        return setting
+    return PAGE_TOKENS if device.type == "cuda" else 0
+
+
+def reads_pages(attend: Attend) -> bool:
+    """Return True if an attention reads pages where they are. Others have them copied in every pass."""
+    of: Any = attend.func if isinstance(attend, partial) else attend
+    return of is ragged_attention
 
 
 def _best(no_triton: str | None, no_varlen: str | None) -> tuple[Attend, str]:
@@ -74,14 +93,14 @@ def _best(no_triton: str | None, no_varlen: str | None) -> tuple[Attend, str]:
     return masked_attention, f"{MASKED} (no Triton kernel: {no_triton}; no variable-length attention: {no_varlen})"
 
 
-def kernel_failure(attend: Attend, models: Sequence[LanguageModel]) -> str | None:
+def kernel_failure(attend: Attend, models: Sequence[LanguageModel], page: int = 0) -> str | None:
     """Return the reason not to use a kernel, None if it agrees with masked attention."""
     for model in models:
         if model.dtype not in TOLERANCE:
             return f"it does not compute in {str(model.dtype).removeprefix('torch.')}"
         for shape in _shapes(model):
             try:
-                difference = _difference(attend, shape, model.device, model.dtype)
+                difference = _difference(attend, shape, model.device, model.dtype, page)
             except Exception as error:  # a compiler has many ways to fail
                 return f"{type(error).__name__}: {in_one_line(error)}"
             if not difference <= TOLERANCE[model.dtype]:
@@ -102,7 +121,7 @@ def _shapes(model: LanguageModel) -> Iterator[_Shape]:
 
 
 @torch.inference_mode()
-def _difference(attend: Attend, shape: _Shape, device: torch.device, dtype: torch.dtype) -> float:
+def _difference(attend: Attend, shape: _Shape, device: torch.device, dtype: torch.dtype, page: int) -> float:
     """Return the largest difference from masked attention, as a share of the largest output, on three random rows."""
     generator = torch.Generator().manual_seed(0)
     cache = SlotCache(3, 512)
@@ -113,7 +132,8 @@ def _difference(attend: Attend, shape: _Shape, device: torch.device, dtype: torc
     held = (3, shape.kv_heads, cache.max_len + 1, shape.dim)
     query = torch.randn(3, shape.heads, shape.width, shape.dim, generator=generator).to(device, dtype)
     keys, values = (torch.randn(held, generator=generator).to(device, dtype) for _ in range(2))
-    found = attend(query, keys, values, view, window=shape.window, softcap=shape.softcap)
+    own = (keys, values, view) if page == 0 else _in_pages(keys, values, view, page)
+    found = attend(query, *own, window=shape.window, softcap=shape.softcap)
     wanted = masked_attention(
         query.float(), keys.float(), values.float(), view, window=shape.window, softcap=shape.softcap
     )
@@ -130,3 +150,19 @@ def _with_tree(view: SlotView) -> SlotView:
     return replace(
         view, base=base, positions=base[:, None] + depths, ancestors=torch.from_numpy(words).to(view.places.device)
     )
+
+
+def _in_pages(keys: Tensor, values: Tensor, view: SlotView, page: int) -> tuple[Tensor, Tensor, SlotView]:
+    """Return keys and values in pages, in which neighbours belong to different slots, and the view of them."""
+    slots, max_len = view.cache.slots, view.cache.max_len
+    pages = Pages(slots, max_len, slots * (max_len // page + 1), page)
+    for tokens in range(page, max_len + 1, page):
+        for slot in range(slots):
+            pages.resize(slot, tokens)
+    cache = PagedCache.of(view.cache, pages, keys.device)
+    cache.change_table(*(torch.from_numpy(part).to(keys.device) for part in cache.table_changes()))
+    rows, places = torch.cartesian_prod(torch.arange(slots), torch.arange(max_len)).to(keys.device).T
+    paged = [cache.zeros(held, held.shape[1], held.shape[3]) for held in (keys, values)]
+    for held, new in zip((keys, values), paged, strict=True):
+        write_tokens(cache, new, held[:, :, :max_len].transpose(1, 2).flatten(0, 1), rows, places, {})
+    return paged[0], paged[1], replace(view, cache=cache)

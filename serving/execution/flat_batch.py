@@ -62,7 +62,11 @@ class FlatBatch:
     def of(cls, cache: SlotCache, rows: Sequence[RowInput], device: torch.device) -> FlatBatch:
         """Return the batch of `rows`, which are in the order of their hidden states."""
         plan = _Plan(cache, rows)
-        parts = iter(_upload([*plan.columns(), *(part for group in plan.groups for part in group.parts)], device))
+        changes = cache.table_changes()
+        own = [part for group in plan.groups for part in group.parts]
+        parts = iter(_upload([*changes, *plan.columns(), *own], device))
+        if changes:
+            cache.change_table(next(parts), next(parts))
         tokens, slots, places, positions, wanted = (next(parts) for _ in range(5))
         groups = tuple(group.uploaded(cache, parts, places, positions) for group in plan.groups)
         return cls(tokens[None], FlatView(cache, slots, places, positions[None], groups), wanted)

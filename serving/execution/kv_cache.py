@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+from distillspec.models.pages import Pages
+
 PROBE = 16  # leading tokens that are compared first
 
 
 class Move(NamedTuple):
-    """Copy the first `length` places of slot `source` to slot `destination`."""
+    """Copy the first `length` places of row `source` of the caches to row `destination`. Rows are slots, or pages."""
 
     source: int
     destination: int
@@ -50,6 +52,7 @@ class SlotPool:
 
     Args:
         block: memory is taken by so many tokens at a time, and reservations are rounded up to that.
+        pages: memory of the slots, where they share it in pages. There are enough for the budget.
 
     Attributes:
         near: few owners get slots below this number, if one is free. Recorded passes read all rows up to the last slot.
@@ -61,12 +64,19 @@ class SlotPool:
     """
 
     def __init__(
-        self, slots: int, max_len: int, token_budget: int | None = None, block: int = 1, near: int | None = None
+        self,
+        slots: int,
+        max_len: int,
+        token_budget: int | None = None,
+        block: int = 1,
+        near: int | None = None,
+        pages: Pages | None = None,
     ) -> None:
         self.slots = slots
         self.max_len = max_len
         self.near = slots if near is None else near
         self.block = block
+        self.pages = pages
         self.token_budget = slots * max_len if token_budget is None else token_budget
         self.owners: dict[int, str] = {}
         self.reserved: dict[str, int] = {}
@@ -92,16 +102,30 @@ class SlotPool:
         """Give `owner` a slot with room for `tokens` and text of `salt`, which begins with `prefix`."""
         assert self.free_slots > 0, "no free slot"
         assert owner not in self.reserved, f"{owner} owns a slot already"
-        slot, moves = self._choose(prefix), []
+        slot = self._choose(prefix)
         if prefix is not None:
             self._touch(prefix.slot)
-            if prefix.slot != slot:
-                moves.append(Move(prefix.slot, slot, prefix.length))
         self._touch(slot)
+        rest = self._share(slot, prefix)
         shared = [] if prefix is None else self.contents[prefix.slot][: prefix.length]
         self.contents[slot], self.salts[slot] = shared, salt
         self.owners[slot], self._slot_of[owner] = owner, slot
-        return Taken(slot, moves, self.reserve(owner, tokens))
+        drops = self.reserve(owner, tokens)
+        if prefix is not None and self.pages is not None:
+            return Taken(slot, [Move(*copy) for copy in self.pages.copies(slot, rest, prefix.length)], drops)
+        moved = prefix is not None and prefix.slot != slot
+        return Taken(slot, [Move(prefix.slot, slot, prefix.length)] if prefix is not None and moved else [], drops)
+
+    def _share(self, slot: int, prefix: Prefix | None) -> list[int]:
+        """Share the prefix's pages with the slot, in place of its own. Return the pages that have to be copied."""
+        if self.pages is None:
+            return []
+        if prefix is None:
+            self.pages.resize(slot, 0)
+            return []
+        text = len(self.contents[prefix.slot])
+        readable = text - 1 if prefix.slot in self.owners else text  # its newest token is read once more
+        return self.pages.share(slot, prefix.slot, prefix.length, readable)
 
     def _choose(self, prefix: Prefix | None) -> int:
         """Return the prefix's own slot if it is free and the prefix is at least half of its text: nothing is copied.
@@ -126,13 +150,19 @@ class SlotPool:
         slot = self._slot_of[owner]
         drops = [Drop(slot, tokens)] if tokens < self.held[slot] else []
         self.reserved[owner] = tokens
-        self._hold(slot, tokens)
-        while self.held_tokens > self.token_budget:
+        while self._lacks(slot, tokens):
             free = [slot for slot in range(self.slots) if self.held[slot] and slot not in self.owners]
             if not free:
                 break
             drops.append(self._drop(min(free, key=self._last_use)))
+        self._hold(slot, tokens)
         return drops
+
+    def _lacks(self, slot: int, tokens: int) -> bool:
+        """Return True if there is no room for a slot to hold `tokens`."""
+        if self.pages is not None:
+            return self.pages.lacks(slot, tokens)
+        return self.held_tokens - self.held[slot] + tokens > self.token_budget
 
     def record(self, slot: int, tokens: Sequence[int], start: int) -> None:
         """Record that the target has read `tokens` into `slot` from position `start` on."""
@@ -180,6 +210,8 @@ class SlotPool:
     def _hold(self, slot: int, tokens: int) -> None:
         self.held_tokens += tokens - self.held[slot]
         self.held[slot] = tokens
+        if self.pages is not None:
+            self.pages.resize(slot, tokens)
 
     def _touch(self, slot: int) -> None:
         self._now += 1
@@ -196,7 +228,14 @@ class SlotPool:
             "memory is not as reserved"
         )
         assert sum(self.held) == self.held_tokens, "the held tokens are miscounted"
-        assert self.held_tokens <= self.token_budget, "more tokens held than the budget allows"
+        if self.pages is None:
+            assert self.held_tokens <= self.token_budget, "more tokens held than the budget allows"
+        else:
+            self.pages.check_integrity()
+            assert [len(table) for table in self.pages.tables] == [self.pages.needed(held) for held in self.held], (
+                "slots have other pages than they hold tokens"
+            )
+        assert self.reserved_tokens <= self.token_budget, "more tokens reserved than the budget allows"
         assert all(len(text) <= self.max_len for text in self.contents), "a slot holds more than fits"
         texts = zip(self.contents, self.held, strict=True)
         assert all(len(text) <= held for text, held in texts), "a text has less memory than it takes"

@@ -14,6 +14,7 @@ from distillspec.models import LanguageModel
 from distillspec.models.language_model import attention_heads
 from distillspec.models.lazy_memory import commits_lazily, tokens_a_page
 from distillspec.models.memory import cache_budget, free_bytes, slot_bytes, slots_that_fit, token_bytes
+from distillspec.models.pages import Pages
 
 DEFAULT_MODEL_LEN = 4096
 GIB = 2**30
@@ -28,7 +29,8 @@ class CachePlan:
         max_len: tokens that one of them may have.
         tokens: over all slots.
         lazy: memory is taken as texts grow, not at once.
-        block: memory is counted in so many tokens, where not all slots can be full.
+        block: memory is counted in so many tokens, where not all slots can be full. With pages, those of a page.
+        page_count: pages that the slots share, 0: each has memory of its own.
     """
 
     slots: int
@@ -36,16 +38,23 @@ class CachePlan:
     tokens: int
     lazy: bool = False
     block: int = 1
+    page_count: int = 0
 
     def bytes(self, models: Sequence[LanguageModel], feature_ids: Sequence[int] = ()) -> int:
         """Return the most bytes that the caches of these models take. The states `feature_ids` are the first one's."""
+        if self.page_count:
+            return (1 + self.page_count) * self.block * token_bytes(models, feature_ids)
         whole = self.slots * slot_bytes(models, self.max_len, feature_ids)
         return min(whole, self.tokens * token_bytes(models, feature_ids)) if self.lazy else whole
+
+    def pages(self) -> Pages | None:
+        """Return the pages that the slots share, None if each has memory of its own."""
+        return Pages(self.slots, self.max_len, self.page_count, self.block) if self.page_count else None
 
     def describe(self, models: Sequence[LanguageModel], feature_ids: Sequence[int] = ()) -> str:
         """Describe the slots and their memory for the log."""
         size = f"{self.bytes(models, feature_ids) / GIB:.2f} GiB"
-        when = "as texts grow" if self.lazy else "at once"
+        when = "as texts grow" if self.lazy else f"at once, in pages of {self.block}" if self.page_count else "at once"
         return f"{self.slots} slots of {self.max_len} tokens, together {self.tokens} in {size} taken {when}"
 
 
@@ -78,20 +87,28 @@ def _context(model: LanguageModel) -> int | None:
 
 
 def plan_cache(
-    settings: EngineConfig, models: Sequence[LanguageModel], max_len: int, feature_ids: Sequence[int] = ()
+    settings: EngineConfig,
+    models: Sequence[LanguageModel],
+    max_len: int,
+    feature_ids: Sequence[int] = (),
+    page: int = 0,
 ) -> CachePlan:
     """Return the slots that fit the cache's memory, at most `max_slots`, and the tokens that they may hold.
 
     Of the first model, the target, the states `feature_ids` are kept too.
 
-    Where memory is committed as it is written, there may be more slots than could all be full.
+    Where memory is committed as it is written, or slots share it in pages (of `page` tokens), there may be more slots
+    than could all be full.
 
     Raises:
         ConfigError: not even one slot fits, or `cache_gib` exceeds the free memory.
     """
     budget = _budget(settings, models[0].device)
     lazy = commits_lazily(models[0].device)
-    if budget is None:
+    if page:
+        fitting = math.inf if budget is None else budget // token_bytes(models, feature_ids)
+        plan = _paged_plan(settings.max_slots, max_len, page, fitting, settings.max_cache_tokens or math.inf)
+    elif budget is None:
         plan = CachePlan(settings.max_slots, max_len, settings.max_slots * max_len, lazy)
     elif lazy:
         plan = _lazy_plan(settings.max_slots, max_len, int(budget // token_bytes(models, feature_ids)), models)
@@ -104,7 +121,7 @@ def plan_cache(
             f"one sequence of max_model_len={max_len} needs {needed / GIB:.2f} GiB of cache and "
             f"there are {(budget or 0) / GIB:.2f}; lower max_model_len, or raise cache_gib if memory is there"
         )
-    if settings.max_cache_tokens is None:
+    if page or settings.max_cache_tokens is None:
         return plan
     return replace(plan, tokens=min(plan.tokens, settings.max_cache_tokens), block=1)
 
@@ -126,6 +143,24 @@ def _lazy_plan(most: int, max_len: int, tokens: int, models: Sequence[LanguageMo
     if tokens >= most * longest:
         return CachePlan(most, max_len, most * max_len, True)
     return CachePlan(most if tokens >= longest else 0, max_len, tokens // page * page, True, page)
+
+
+def _paged_plan(most: int, max_len: int, page: int, fitting: float, wanted: float) -> CachePlan:
+    """Plan pages for at most `wanted` tokens of text, where memory has room for `fitting`.
+
+    Reservations are whole pages, but a full slot may end within one more. Page 0 holds no text.
+
+    Raises:
+        ConfigError: `wanted` is less than a page.
+    """
+    if wanted < page:
+        raise ConfigError(f"max_cache_tokens={wanted} is less than a page of {page} tokens; set page_tokens lower")
+    partial = most if max_len % page else 0
+    room = (fitting // page - 1 - partial) * page
+    tokens = min(room, wanted, most * max_len)
+    tokens = int(tokens if tokens == most * max_len else tokens // page * page)
+    count = min(-(-tokens // page) + partial, most * -(-max_len // page))
+    return CachePlan(most if room >= max_len else 0, max_len, tokens, block=page, page_count=count)
 
 
 def check_draft_fits(

@@ -9,14 +9,14 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from distillspec.models import LanguageModel
-from distillspec.models.slot_cache import Attend, SlotCache, masked_attention
+from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 from distillspec.serving.execution.graphs import GraphedPasses, Recorder
 from distillspec.serving.execution.prepared import PreparedModel
 
 
 class ModelRunner:
-    """Runs `model` on rows of a slot cache. Call inside `slot_attention_in(model.model)` and `inference_mode`.
+    """Runs `model` on rows of its slot cache. Call inside `slot_attention_in(model.model)` and `inference_mode`.
 
     `passes` counts forward passes. The states `feature_ids` of all tokens are kept in `cache.features` (`FeatureTap`).
     """
@@ -24,16 +24,14 @@ class ModelRunner:
     def __init__(
         self,
         model: LanguageModel,
-        slots: int,
-        max_len: int,
+        cache: SlotCache,
         prepared: PreparedModel | None = None,
         recorder: Recorder | None = None,
-        attend: Attend = masked_attention,
         feature_ids: Sequence[int] = (),
     ) -> None:
         self.model = model
         self.prepared = prepared
-        self.cache = SlotCache(slots, max_len, attend)
+        self.cache = cache
         self.cache.state_ids = tuple(feature_ids)
         self.graphs = GraphedPasses(model, self.cache, recorder) if recorder is not None else None
         self.passes = 0

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from distillspec.models import LanguageModel
-from distillspec.models.slot_cache import Attend, SlotCache, masked_attention
+from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.execution.flat_batch import FlatBatch
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.runner import ModelRunner
@@ -27,13 +27,11 @@ class StateRunner(ModelRunner):
     def __init__(
         self,
         model: LanguageModel,
-        slots: int,
-        max_len: int,
+        cache: SlotCache,
         source: SlotCache,
         prepared: PreparedModel | None = None,
-        attend: Attend = masked_attention,
     ) -> None:
-        super().__init__(model, slots, max_len, prepared, None, attend)
+        super().__init__(model, cache, prepared)
         self.source = source
 
     def eager(self, batch: FlatBatch, states: Tensor | None = None) -> Tensor:
@@ -50,7 +48,8 @@ class StateRunner(ModelRunner):
         features = self.source.features
         if features is None:  # the target has read nothing yet
             return torch.zeros(len(places), self.model.state_input.fc.out_features, device=self.model.device)
-        states = features[slots, 0, (places - 1).clamp(min=0)]
+        rows, before = self.source.located(slots, (places - 1).clamp(min=0))
+        states = features[rows, 0, before]
         if (at := self._columns()) is not None:
             states = states.unflatten(-1, (len(self.source.state_ids), -1))[:, at].flatten(1)
         fused = self.model.state_input.fuse(states)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distillspec.models import LanguageModel
-from distillspec.models.slot_cache import Attend, SlotCache, masked_attention
+from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.catch_up import ALONG, MOST
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.transfer import to_host
@@ -97,23 +97,19 @@ class DraftModel:
         self,
         model: LanguageModel,
         sampler: TokenSampler,
-        slots: int,
-        max_len: int,
+        target_cache: SlotCache,
         *,
         version: str = "",
         source: str = DRAFT,
         rule: ContinueRule | None = None,
         prepared: PreparedModel | None = None,
         recorder: Recorder | None = None,
-        attend: Attend = masked_attention,
-        source_cache: SlotCache | None = None,
     ) -> None:
         self.reads_states = model.state_input is not None
         if self.reads_states:
-            assert source_cache is not None, "a draft that reads states needs the target's cache"
-            self.runner: ModelRunner = StateRunner(model, slots, max_len, source_cache, prepared, attend)
+            self.runner: ModelRunner = StateRunner(model, target_cache.another(), target_cache, prepared)
         else:
-            self.runner = ModelRunner(model, slots, max_len, prepared, recorder, attend)
+            self.runner = ModelRunner(model, target_cache.another(), prepared, recorder)
         self.sampler = sampler
         kept_ids = None if model.kept_ids is None else model.kept_ids.to(model.device)
         self.columns = Columns(model.identity.vocab_size, kept_ids)

@@ -8,7 +8,7 @@ from distillspec.config.engine import EngineConfig
 from distillspec.config.registry import PROPOSERS, WITH_DRAFT, WITHOUT_DRAFT, ProposerChoice, check_options, find
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
-from distillspec.models.slot_cache import Attend, SlotCache
+from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.tree import DRAFT, LOOKUP
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.graphs import Recorder
@@ -27,12 +27,9 @@ class ProposerParts:
     draft: LanguageModel | None
     version: str  # of the draft, reported by the proposer, "" without one
     sampler: TokenSampler
-    slots: int
-    max_len: int  # tokens a slot
     prepared: PreparedModel | None  # the draft
     recorder: Recorder | None
-    attend: Attend
-    source_cache: SlotCache | None = None  # the target's, for drafts that read its states
+    target_cache: SlotCache  # drafts have the same slots, and some read the target's states
 
 
 def make_proposer(parts: ProposerParts) -> Proposer | None:
@@ -86,14 +83,11 @@ def make_draft_model(parts: ProposerParts) -> DraftModel:
     return DraftModel(
         parts.draft,
         parts.sampler,
-        parts.slots,
-        parts.max_len,
+        parts.target_cache,
         version=parts.version,
         rule=ConfidenceThreshold(threshold) if threshold > 0 else None,
         prepared=parts.prepared,
         recorder=parts.recorder,
-        attend=parts.attend,
-        source_cache=parts.source_cache,
     )
 
 

@@ -65,8 +65,7 @@ class SequenceManager:
         caches: SlotFollower,
     ) -> None:
         self.pool, self.limits, self.tokenizer, self.stop_ids = pool, limits, tokenizer, tuple(stop_ids)
-        self.prefix_reuse = prefix_reuse
-        self.caches = caches
+        self.prefix_reuse, self.caches = prefix_reuse, caches
         self.unfinished: dict[str, SequenceState] = {}  # by id, in order of arrival
         self.texts: dict[str, Detokenizer] = {}
         self.waiting: list[SequenceState] = []  # most urgent first
@@ -131,6 +130,7 @@ class SequenceManager:
         """Preempt and admit as scheduled, and reserve room for the next step of all running sequences."""
         for sequence_id in schedule.preempt:
             self.preempt(self.unfinished[sequence_id])
+        self.reserve_ahead(less=True)  # others get it next
         for sequence_id in schedule.admit:
             self.admit(self.unfinished[sequence_id], now)
         self.reserve_ahead()
@@ -191,10 +191,12 @@ class SequenceManager:
             else:
                 self.finish(sequence, now)
 
-    def reserve_ahead(self) -> None:
-        """Reserve the tokens that the next step may add to each running sequence."""
+    def reserve_ahead(self, *, less: bool = False) -> None:
+        """Reserve the tokens that the next step may add to running sequences: to all, or where that is `less` now."""
         for sequence in self.running:
-            self.caches.drop(self.pool.reserve(sequence.id, reservation(sequence, self.limits)))
+            tokens = reservation(sequence, self.limits)
+            if not less or tokens < self.pool.reserved[sequence.id]:
+                self.caches.drop(self.pool.reserve(sequence.id, tokens))
 
     def end_request(self, request_id: str, now: float) -> None:
         """End all answers of a request unfinished, reason `abort`. Unknown ids are ignored."""
@@ -214,8 +216,7 @@ class SequenceManager:
         if sequence.status is Status.WAITING:
             self._wait_no_more(sequence)
         self._leave_slot(sequence)
-        sequence.status = Status.FINISHED
-        sequence.stats.finished_s = now
+        sequence.status, sequence.stats.finished_s = Status.FINISHED, now
         text = self.texts.pop(sequence.id).text
         sequence.text = None if self.tokenizer is None else text
         del self.unfinished[sequence.id]

@@ -131,16 +131,34 @@ def started(engine: Engine, wishes: list[dict[str, Any]]) -> Engine:
     return engine
 
 
+def pages_held(engine: Engine) -> int:
+    pages = engine.sequences.pool.pages
+    return 0 if pages is None else pages.used
+
+
 @pytest.mark.parametrize("kinds", [[name] for name in KINDS] + [list(KINDS)], ids=lambda kinds: "+".join(kinds)[:20])
 @pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("page", [0, 4], ids=["slots", "pages"])
 def test_a_step_reads_the_device_once(
-    target: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, tree: str, kinds: list[str]
+    target: LanguageModel,
+    make_engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    tree: str,
+    kinds: list[str],
+    page: int,
 ) -> None:
+    """Pages that texts grow into in this very step cost no read either."""
     guesses = Guesses(TREES[tree])
-    engine = make_engine(sampler_object=blind(target), proposer_object=guesses, max_slots=8, compile=False)
+    engine = make_engine(
+        sampler_object=blind(target), proposer_object=guesses, max_slots=8, compile=False, page_tokens=page
+    )
     started(engine, [KINDS[kind] for kind in kinds])
+    held = pages_held(engine)
     with Reads(monkeypatch) as reads:
-        output = engine.step()
+        for _ in range(4 if page else 1):
+            reads.through_the_door = 0
+            output = engine.step()
+    assert pages_held(engine) > held or not page
     assert output.result is not None
     assert sum(row.nodes for row in output.result.rows) > 0
     assert (reads.through_the_door, reads.others) == (1, [])

@@ -89,7 +89,7 @@ def test_float64_is_left_to_masks(random_model: Callable[[str], LanguageModel]) 
 
 def test_auto_falls_back_and_says_why(target: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a device whose compiler fails."""
-    monkeypatch.setattr(module, "kernel_failure", lambda attend, models: "OutOfResources: shared memory")
+    monkeypatch.setattr(module, "kernel_failure", lambda attend, models, page: "OutOfResources: shared memory")
     monkeypatch.setattr(LanguageModel, "device", property(lambda self: torch.device("cuda")))
     attend, words = choose_attention("auto", [target])
     assert attend is masked_attention
@@ -109,7 +109,7 @@ def test_auto_takes_what_works(
     target: LanguageModel, monkeypatch: pytest.MonkeyPatch, broken: Attend | None, wanted: object, why: str
 ) -> None:
     """As on a CUDA device: the Triton kernel for windows of drafted tokens, torch's for prompts."""
-    monkeypatch.setattr(module, "kernel_failure", lambda attend, models: "broken" if attend is broken else None)
+    monkeypatch.setattr(module, "kernel_failure", lambda attend, models, page: "broken" if attend is broken else None)
     monkeypatch.setattr(LanguageModel, "device", property(lambda self: torch.device("cuda")))
     attend, words = choose_attention("auto", [target])
     taken = (attend.func, attend.keywords["otherwise"]) if isinstance(attend, partial) else attend
@@ -126,7 +126,7 @@ def test_varlen_on_a_cpu_is_refused_in_a_line(target: LanguageModel) -> None:
 def test_a_refused_engine_leaves_its_model_alone(
     make_engine: MakeEngine, target: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "kernel_failure", lambda attend, models: "nothing works")
+    monkeypatch.setattr(module, "kernel_failure", lambda attend, models, page: "nothing works")
     with pytest.raises(ConfigError, match="nothing works"):
         make_engine(attention="triton")
     assert not is_hooked(target.model)

@@ -51,8 +51,7 @@ def copied(cache: SlotCache) -> SlotCache:
 
 @torch.inference_mode()
 def read(model: LanguageModel, cache: SlotCache, rows: list[RowInput]) -> Tensor:
-    runner = ModelRunner(model, cache.slots, cache.max_len)
-    runner.cache = cache
+    runner = ModelRunner(model, cache)
     with slot_attention_in(model.model):
         return runner.read(rows).clone()
 

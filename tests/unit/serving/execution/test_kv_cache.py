@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from distillspec.models.pages import Pages
 from distillspec.serving.execution.kv_cache import Drop, Move, Prefix, SlotPool
 
 
@@ -112,3 +113,70 @@ def test_misuse_of_the_pool_is_found() -> None:
     pool.owners[1] = "a"
     with pytest.raises(AssertionError, match="owns two slots"):
         pool.check_integrity()
+
+
+def paged_pool(slots: int, max_len: int, tokens: int, size: int = 4) -> tuple[SlotPool, Pages]:
+    pages = Pages(slots, max_len, tokens // size, size)
+    return SlotPool(slots, max_len, tokens, size, pages=pages), pages
+
+
+def test_a_prefix_shares_its_pages_and_copies_the_last_one() -> None:
+    pool, pages = paged_pool(3, 32, 48)
+    fill(pool, "a", [*range(11)])
+    taken = pool.take("b", 16, None, pool.longest_prefix([*range(10), 99]))
+    assert pages.tables[taken.slot][:2] == pages.tables[0][:2]
+    assert taken.moves == [Move(pages.tables[0][2], pages.tables[taken.slot][2], 2)]
+    pool.check_integrity()
+    assert pages.used == 3 + 2
+
+
+def test_the_page_of_an_owners_newest_token_is_copied() -> None:
+    """The owner writes that token once more, as the root of its window."""
+    pool, pages = paged_pool(3, 32, 48)
+    fill(pool, "a", [*range(12)])
+    taken = pool.take("b", 16, None, pool.longest_prefix([*range(12), 99]))
+    assert pages.tables[taken.slot][:2] == pages.tables[0][:2]
+    assert taken.moves == [Move(pages.tables[0][2], pages.tables[taken.slot][2], 4)]
+    pool.release(0)
+    again = pool.take("c", 16, None, pool.longest_prefix([*range(12), 98]))
+    assert (again.slot, again.moves) == (0, [])
+    pool.check_integrity()
+
+
+def test_free_texts_give_way_page_by_page() -> None:
+    pool, pages = paged_pool(4, 32, 40)
+    for name, text in (("a", [1] * 20), ("b", [1] * 8 + [2] * 4)):
+        pool.release(fill(pool, name, text))
+    assert pages.used == 6, "the second one has one page of its own"
+    assert sum(pool.held) == 32
+    pool.take("c", 16)
+    assert pages.free == 0
+    pool.reserve("c", 20)
+    pool.check_integrity()
+    assert [len(text) for text in pool.contents[:2]] == [0, 12], "the older text went, and left what is shared"
+    assert pages.free == 2
+
+
+def test_its_own_text_is_taken_over_in_place() -> None:
+    pool, pages = paged_pool(2, 32, 32)
+    pool.release(fill(pool, "a", [*range(10)]))
+    before = list(pages.tables[0])
+    taken = pool.take("b", 16, None, pool.longest_prefix([*range(10), 99]))
+    assert (taken.slot, taken.moves) == (0, [])
+    assert pages.tables[0][:3] == before
+    pool.check_integrity()
+
+
+def test_a_slot_without_a_prefix_gives_back_what_it_shared() -> None:
+    """As after a step that raised: no text is known any more, and nobody may write to what another slot reads."""
+    pool, pages = paged_pool(2, 16, 32)
+    for name in "ab":
+        fill(pool, name, [*range(12)])
+    assert set(pages.tables[0]) & set(pages.tables[1])
+    for slot in range(2):
+        pool.release(slot)
+        pool.forget(slot)
+    for name in "ab":
+        pool.take(name, 12)
+    pool.check_integrity()
+    assert not set(pages.tables[0]) & set(pages.tables[1])

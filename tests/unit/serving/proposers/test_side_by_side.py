@@ -59,7 +59,9 @@ def new_draft(draft: LanguageModel, truncated_draft: LanguageModel) -> Iterator[
     with ExitStack() as stack:
         for model in models.values():
             stack.enter_context(slot_attention_in(model.model))
-        yield lambda name, engine: DraftModel(models[name], engine.sampler, SLOTS, MAX_LEN, version=name, source=name)
+        yield lambda name, engine: DraftModel(
+            models[name], engine.sampler, engine.runner.cache, version=name, source=name
+        )
 
 
 def noted(source: str, proposer: DraftModel, found: list[Drafted]) -> DraftModel:

@@ -1,0 +1,98 @@
+"""Key/value cache in pages: memory for the tokens that slots hold, where a device commits it at once.
+
+The tensors are `[1 + pages, heads, tokens of a page, …]`. A block table on the device names the pages of each slot. It
+stays where it is and is changed in place, so recorded passes see what the host decided last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from distillspec.models.pages import Pages
+from distillspec.models.slot_cache import SlotCache, SlotView
+
+
+@dataclass
+class PagedCache(SlotCache):
+    """A slot cache in `pages`, which several caches of the same slots share, with their block `table`.
+
+    What no slot's text takes is never read, so NaN may stay there. Tokens without a page go to page 0.
+    """
+
+    pages: Pages = field(kw_only=True)
+    table: Tensor = field(kw_only=True)  # [slots, columns] int32
+
+    @classmethod
+    def of(cls, like: SlotCache, pages: Pages, device: torch.device) -> PagedCache:
+        """Return an empty cache of the same slots in pages, with a block table on the device."""
+        table = torch.zeros(like.slots, pages.columns, dtype=torch.int32, device=device)
+        return cls(like.slots, like.max_len, like.attend, pages=pages, table=table)
+
+    def another(self) -> PagedCache:
+        return PagedCache(self.slots, self.max_len, self.attend, pages=self.pages, table=self.table)
+
+    @property
+    def page_size(self) -> int:
+        return self.pages.size
+
+    def table_changes(self) -> list[NDArray[numpy.int64]]:
+        changes = self.pages.changes
+        return [numpy.array(list(part), dtype=numpy.int64) for part in (changes, changes.values())] if changes else []
+
+    def change_table(self, entries: Tensor, pages: Tensor) -> None:
+        self.table.view(-1).index_copy_(0, entries, pages.to(torch.int32))
+        self.pages.changes.clear()
+
+    def located(self, slots: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+        size = self.pages.size
+        entries = slots * self.pages.columns + places // size
+        return self.table.view(-1).index_select(0, entries.flatten()).view(entries.shape).long(), places % size
+
+    def unpaged(self, keys: Tensor, values: Tensor, view: SlotView) -> tuple[Tensor, Tensor, SlotView]:
+        ends = torch.where(view.places < self.max_len, view.places + 1, 0).amax(1)
+        reach = view.reach + view.places.shape[1]
+        keys, values = (self._rows(held, view.slots, ends, reach) for held in (keys, values))
+        own = torch.arange(len(view.slots), device=view.slots.device)
+        return keys, values, replace(view, cache=SlotCache(len(own), self.max_len), slots=own, first=0)
+
+    def _rows(self, held: Tensor, slots: Tensor, ends: Tensor, reach: int) -> Tensor:
+        """Copy the first `reach` places, or some more, of `slots [B]` out of the pages: `[B, heads, places, …]`.
+
+        Places from `ends [B]` on are zero, whatever their pages hold.
+        """
+        columns = min(self.pages.needed(reach), self.pages.columns)
+        pages = self.table[:, :columns].index_select(0, slots)
+        copied = held.index_select(0, pages.flatten()).unflatten(0, pages.shape).transpose(1, 2).flatten(2, 3)
+        there = (pages > 0).repeat_interleave(self.pages.size, 1, output_size=columns * self.pages.size)
+        there = there & (torch.arange(copied.shape[2], device=ends.device) < ends[:, None])
+        return torch.where(there[:, None, :, None], copied, 0)
+
+    def text(self, held: Tensor, slot: int, count: int) -> Tensor:
+        pages = self.table[slot, : self.pages.needed(count)]
+        return held.index_select(0, pages).transpose(0, 1).flatten(1, 2)[:, :count]
+
+    def zeros(self, like: Tensor, heads: int, dim: int) -> Tensor:
+        return like.new_zeros(1 + self.pages.count, heads, self.pages.size, dim)
+
+    def gather(self, slot: int, places: Tensor, start: int) -> None:
+        new = torch.arange(start, start + len(places), device=places.device)
+        source, destination = (self.located(torch.full_like(at, slot), at) for at in (places, new))
+        for held in self.tensors():
+            held[destination[0], :, destination[1]] = held[source[0], :, source[1]]
+
+    def drop(self, slot: int, start: int = 0) -> None:
+        """Do nothing: who decides about pages gave them back already."""
+
+    def clear(self, slot: int, start: int = 0) -> None:
+        """Do nothing: the text that is forgotten is never read."""
+
+    def commit(self, slots: int, length: int) -> None:
+        """Hold pages for the first `length` places of the first `slots`, as far as there are free ones."""
+        for slot in range(slots):
+            if len(self.pages.tables[slot]) < self.pages.needed(length) and not self.pages.lacks(slot, length):
+                self.pages.resize(slot, length)

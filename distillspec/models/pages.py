@@ -1,0 +1,113 @@
+"""Pages of a cache's memory, and which of them each slot holds: a decision of the host alone.
+
+Slots may share the pages of a text that they begin with. Nobody writes to a page that others hold.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class PageCopy(NamedTuple):
+    """Copy the first `length` places of page `source` to page `destination`."""
+
+    source: int
+    destination: int
+    length: int
+
+
+class Pages:
+    """Pages 1 … `count` of `size` tokens each. Page 0 takes what is written without a place, and is never read.
+
+    Attributes:
+        columns: pages that a slot's row of the block table names, one for the spare place among them.
+        tables: slot → its pages, in the order of its text.
+        changes: entry of the block table (slot · columns + column) → page, where the device's table is behind.
+    """
+
+    def __init__(self, slots: int, max_len: int, count: int, size: int) -> None:
+        self.count, self.size, self.columns = count, size, max_len // size + 1
+        self.tables: list[list[int]] = [[] for _ in range(slots)]
+        self.changes: dict[int, int] = {}
+        self._users = [0] * (1 + count)
+        self._free = list(range(count, 0, -1))
+
+    @property
+    def free(self) -> int:
+        """Pages that no slot holds."""
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        """Pages that slots hold. Shared ones count once."""
+        return self.count - self.free
+
+    def needed(self, tokens: int) -> int:
+        """Return the pages of so many tokens."""
+        return -(-tokens // self.size)
+
+    def lacks(self, slot: int, tokens: int) -> bool:
+        """Return True if there are not enough free pages for a slot to hold `tokens`."""
+        return self.needed(tokens) - len(self.tables[slot]) > self.free
+
+    def resize(self, slot: int, tokens: int) -> None:
+        """Hold pages for `tokens`, no more and no fewer. There must be enough."""
+        assert not self.lacks(slot, tokens), f"{self.free} pages are left, too few for {tokens} tokens of slot {slot}"
+        table, wanted = self.tables[slot], self.needed(tokens)
+        while len(table) > wanted:
+            self._name(slot, len(table) - 1, 0)
+            self._leave(table.pop())
+        while len(table) < wanted:
+            page = self._free.pop()
+            self._users[page] = 1
+            self._name(slot, len(table), page)
+            table.append(page)
+
+    def share(self, slot: int, source: int, length: int, readable: int) -> list[int]:
+        """Hold the pages of the first `length` tokens of `source` in place of the slot's own, those that are whole.
+
+        Args:
+            length: tokens of the prefix.
+            readable: tokens of the source that it never writes again.
+
+        Returns:
+            The source's pages with the rest of the prefix, to be copied (`copies`) when the slot has been resized.
+        """
+        first = min(length, readable) // self.size
+        old, held = list(self.tables[source]), self.needed(length)
+        rest = old[first:held]
+        kept = old[:first] + ([page for page in rest if self._users[page] == 1] if slot == source else [])
+        for page in kept:
+            self._users[page] += 1
+        self.resize(slot, 0)
+        for column, page in enumerate(kept):
+            self._name(slot, column, page)
+        self.tables[slot] = kept
+        return rest
+
+    def copies(self, slot: int, rest: list[int], length: int) -> list[PageCopy]:
+        """Return what to copy into the slot's own pages: the `rest` of a prefix of `length` tokens."""
+        first = self.needed(length) - len(rest)
+        new = self.tables[slot][first : first + len(rest)]
+        return [
+            PageCopy(page, own, min(self.size, length - (first + place) * self.size))
+            for place, (page, own) in enumerate(zip(rest, new, strict=True))
+            if page != own
+        ]
+
+    def check_integrity(self) -> None:
+        """Raise AssertionError where pages, their users and the free ones disagree."""
+        held = [page for table in self.tables for page in table]
+        assert all(held.count(page) == self._users[page] for page in range(1, 1 + self.count)), "users are miscounted"
+        assert 0 not in held, "a slot holds the spare page"
+        free = [page for page in range(1, 1 + self.count) if not self._users[page]]
+        assert sorted(self._free) == free, "a free page is held, or a page is lost"
+        assert all(len(table) == len(set(table)) <= self.columns for table in self.tables), "a slot holds a page twice"
+
+    def _name(self, slot: int, column: int, page: int) -> None:
+        self.changes[slot * self.columns + column] = page
+
+    def _leave(self, page: int) -> None:
+        self._users[page] -= 1
+        if not self._users[page]:
+            self._free.append(page)
