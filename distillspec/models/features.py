@@ -93,10 +93,8 @@ def _keep(view: Any, states: Tensor, place: int, ids: Sequence[int]) -> None:
     if cache.state_ids != tuple(ids):
         return
     width = states.shape[-1]
-    if cache.features is None:
-        cache.features = cache.zeros(states, 1, len(ids) * width)
     rows, places = cache.located(view.slots, view.places)
-    cache.features[rows, 0, places, place * width : (place + 1) * width] = states[0]
+    cache.kept_states(states, width)[rows, 0, places, place * width : (place + 1) * width] = states[0]
 
 
 def _keep_compiled(states: Tensor, place: int, ids: Sequence[int]) -> None:

@@ -141,6 +141,12 @@ class SlotCache:
         if self.features is not None:
             yield self.features
 
+    def kept_states(self, like: Tensor, width: int) -> Tensor:
+        """Return `features`, `[slots, 1, places, len(state_ids) · width]` typed as `like`, made on first use."""
+        if self.features is None:
+            self.features = self.zeros(like, 1, len(self.state_ids) * width)
+        return self.features
+
     def release(self) -> None:
         """Free everything."""
         self.layers.clear()

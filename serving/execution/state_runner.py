@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -33,6 +31,7 @@ class StateRunner(ModelRunner):
     ) -> None:
         super().__init__(model, cache, prepared)
         self.source = source
+        self._columns: tuple[tuple[int, ...], Tensor | None] = ((), None)  # for these states of the source
 
     def eager(self, batch: FlatBatch, states: Tensor | None = None) -> Tensor:
         return batch.view.hidden(self.model, batch.tokens, self._before(batch) if states is None else states)
@@ -45,20 +44,23 @@ class StateRunner(ModelRunner):
         """Return the fused states `[N, D]` of the tokens before each, zero at the start of a text."""
         assert self.model.state_input is not None
         places, slots = batch.view.places, batch.view.slots
-        features = self.source.features
-        if features is None:  # the target has read nothing yet
-            return torch.zeros(len(places), self.model.state_input.fc.out_features, device=self.model.device)
+        width = self.model.state_input.fc.in_features // len(self.model.state_ids)
+        # They are there before the target has read anything: a recorded loop keeps their address.
+        features = self.source.kept_states(self.model.head.weight, width)
         rows, before = self.source.located(slots, (places - 1).clamp(min=0))
         states = features[rows, 0, before]
-        if (at := self._columns()) is not None:
-            states = states.unflatten(-1, (len(self.source.state_ids), -1))[:, at].flatten(1)
+        if (columns := self._own_columns(width)) is not None:
+            states = states.index_select(-1, columns)
         fused = self.model.state_input.fuse(states)
         # No product with a mask: what a slot held before may be NaN, and NaN times 0 is NaN.
         return torch.where((places > 0)[:, None], fused, 0)
 
-    def _columns(self) -> Sequence[int] | None:
+    def _own_columns(self, width: int) -> Tensor | None:
         """Return where the draft's states are among those that the target keeps, None if they are the same."""
-        kept = self.source.state_ids
-        if kept == self.model.state_ids:
+        kept, own = self.source.state_ids, self.model.state_ids
+        if kept == own:
             return None
-        return [kept.index(state) for state in self.model.state_ids]
+        if self._columns[0] != kept:
+            first = torch.tensor([kept.index(state) * width for state in own], device=self.model.device)
+            self._columns = kept, (first[:, None] + torch.arange(width, device=self.model.device)).flatten()
+        return self._columns[1]

@@ -59,6 +59,7 @@ def test_drafted_tokens_are_the_drafts_own_recursion(
         speculation_length=3,
         max_cache_tokens=150 if circumstance == "preempted" else None,
         draft_confidence=1e-6 if circumstance == "confident" else 0.0,  # drafts token by token
+        feature_ids=[4, 1] if circumstance == "preempted" else [],  # kept for others
     )
     engine = Engine(target, draft, settings, recorder=FakeRecorder() if circumstance == "recorded" else None)
     watch = watched(engine)
