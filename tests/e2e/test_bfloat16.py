@@ -1,6 +1,8 @@
-"""The engine and `distill serve` in bfloat16 on the real SmolLM2 with default settings.
+"""The engine and `distill serve` in bfloat16 on the real SmolLM2 with default settings but for a fixed length.
 
-`dtype=auto` means bfloat16 on GPUs and on CPUs that multiply it. Other CPUs emulate it."""
+`dtype=auto` means bfloat16 on GPUs and on CPUs that multiply it. Other CPUs emulate it, where two tokens may cost three
+times one, so that the default controller would rightly draft nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ pytestmark = [
     ),
 ]
 SETTINGS = ("target=smollm2", "target.dtype=bfloat16", "online=on", "replay.share=1", "adapt.every_requests=16")
-UNAVOIDABLE = ("target.device=cpu", "server.port=0", "hydra.run.dir=run")
+UNAVOIDABLE = ("target.device=cpu", "server.port=0", "hydra.run.dir=run", "engine.controller=fixed", "adapt.niceness=0")
 PROMPT = "The three primary colours are"
+ANSWERS = 30  # a tenth is held out at random: surely enough for one update, and never for two
 UPDATE_S = 480.0  # without vector instructions an update in emulated bfloat16 takes minutes
 ROUNDING = 0.5  # of logits, which are up to 30: four units in the last place
 
@@ -46,7 +49,7 @@ def small_draft(target: LanguageModel, tmp_path_factory: pytest.TempPathFactory)
 
 
 def test_the_engine(target: LanguageModel, small_draft: Path) -> None:
-    engine = Engine.from_pretrained("smollm2", small_draft, dtype="bfloat16", device="cpu")
+    engine = Engine.from_pretrained("smollm2", small_draft, dtype="bfloat16", device="cpu", controller="fixed")
     prompt = engine.encode(PROMPT)
     answer = engine.generate([prompt], SamplingParams(temperature=0, max_tokens=16))[0].completions[0]
     engine.close()
@@ -56,12 +59,13 @@ def test_the_engine(target: LanguageModel, small_draft: Path) -> None:
     assert float((logits.amax(-1) - chosen).max()) <= ROUNDING
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_server_speculates_streams_learns_and_swaps(small_draft: Path, tmp_path: Path) -> None:
     with serving(tmp_path, f"draft.path={small_draft}", *UNAVOIDABLE, settings=SETTINGS) as server:
         first = server.used()
         with ThreadPoolExecutor(4) as clients:
-            proposed = sum(clients.map(lambda seed: _proposed(server, seed), range(20)))
+            proposed = sum(clients.map(lambda seed: _proposed(server, seed), range(ANSWERS)))
         assert proposed > 0
         wait_for(lambda: len(server.drafts()) == 2, every_s=0.5, patience_s=UPDATE_S)
         (learnt,) = set(server.drafts()) - {first}
@@ -81,7 +85,7 @@ def test_the_server_speculates_streams_learns_and_swaps(small_draft: Path, tmp_p
         written = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
         assert written
         assert server.used() == learnt
-        assert _proposed(server, 99) >= 0
+        assert _proposed(server, 99) > 0
         assert server.end() == 0, server.errors.read_text()
     assert "Traceback" not in server.errors.read_text()
 

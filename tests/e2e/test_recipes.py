@@ -70,6 +70,7 @@ def test_a_cell_that_fails_in_its_own_process_stops_the_study_and_names_its_log(
     assert any("train.max_tokens" in log.read_text() for log in logs)
 
 
+@pytest.mark.long
 def test_the_demo_ends_with_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["demo", "--minutes", "0.2", "--target", "tiny"])

@@ -45,6 +45,7 @@ def judged(server: Server, known: Collection[str]) -> list[str]:
     return [name for name, status in server.drafts().items() if name not in known and status != "candidate"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_the_server_serves_versions_of_trainers_that_come_and_go(distill: Any, given: Path, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "online")

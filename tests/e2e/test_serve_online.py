@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,7 @@ def kill_while_it_learns(server: Server, pid: int, layout: Layout) -> None:
     wait_for(lambda: is_gone(pid))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)  # 220 s were seen beside much other work: processes import torch one after another
 def test_it_learns_is_killed_and_goes_on_from_what_it_promoted(given: Path, tmp_path: Path) -> None:
     layout = Layout(tmp_path / "online")
@@ -122,6 +124,14 @@ def test_it_learns_is_killed_and_goes_on_from_what_it_promoted(given: Path, tmp_
     assert first_draft(settings, target) == last.path
 
 
+@pytest.fixture
+def usual_umask() -> Iterator[None]:
+    """Files are open to others unless a program says otherwise."""
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
 def open_to_others(*folders: Path) -> list[str]:
     found = [path for folder in folders for path in (folder, *folder.rglob("*"))]
     assert len(found) > len(folders)
@@ -129,34 +139,19 @@ def open_to_others(*folders: Path) -> list[str]:
 
 
 @pytest.mark.timeout(300)
-def test_what_was_asked_is_on_disk_for_this_account_alone(distill: Any, given: Path, tmp_path: Path) -> None:
-    """The log, its database with write-ahead log, versions, trainer, run folder and exports."""
-    online, run = tmp_path / "online", tmp_path / "run"
-    before = os.umask(0o022)
-    try:
-        with serving(tmp_path, "online=on", f"draft.path={given}", *TRAIN) as server:
-            with Traffic(server):
-                server.new_trainer([])
-            server.greedy()
-            wait_for(lambda: server.metric("replay_answers") >= len(GREEDY))
-            assert {"manifest.sqlite-wal", "manifest.sqlite-shm"} <= {path.name for path in online.rglob("*")}
-            assert open_to_others(online, run) == []
-            assert server.end() == 0, server.errors.read_text()
-        assert distill("replay", "action=export", f"online.folder={online}", "hydra.run.dir=export").code == 0
-        assert (tmp_path / "export" / "replay.safetensors").is_file()
-        assert open_to_others(online, run, tmp_path / "export") == []
-        assert os.umask(0o022) == 0o022  # a command leaves it as it was
-    finally:
-        os.umask(before)
-
-
-@pytest.mark.timeout(300)
-def test_a_second_signal_ends_server_and_trainer_at_once(given: Path, tmp_path: Path) -> None:
-    layout = Layout(tmp_path / "online")
+@pytest.mark.usefixtures("usual_umask")
+def test_a_second_signal_ends_server_and_trainer_at_once(distill: Any, given: Path, tmp_path: Path) -> None:
+    """Until then and afterwards, what was asked is on disk for this account alone: the log, its database with
+    write-ahead log, versions, trainer, run folder and exports."""
+    layout, folders = Layout(tmp_path / "online"), [tmp_path / "online", tmp_path / "run"]
     with serving(tmp_path, "online=on", f"draft.path={given}", "server.drain_s=600", *TRAIN) as server:
         assert server.trainer()["stage"] == "waiting_for_text"
         with Traffic(server):
             trainer, replies = server.new_trainer([]), []
+        server.greedy()
+        wait_for(lambda: server.metric("replay_answers") >= len(GREEDY))
+        assert {"manifest.sqlite-wal", "manifest.sqlite-shm"} <= {path.name for path in layout.root.rglob("*")}
+        assert open_to_others(*folders) == []
 
         def ask() -> None:
             body = {**GREEDY[0], "max_tokens": 200, "ignore_eos": True, "n": 8}
@@ -179,6 +174,10 @@ def test_a_second_signal_ends_server_and_trainer_at_once(given: Path, tmp_path: 
     assert "Traceback" not in server.errors.read_text()
     logged = ReplayLog(layout.replay)
     assert len(logged.load(logged.entries())) == logged.sizes()["answers"]
+    assert distill("replay", "action=export", f"online.folder={layout.root}", "hydra.run.dir=export").code == 0
+    assert (tmp_path / "export" / "replay.safetensors").is_file()
+    assert open_to_others(*folders, tmp_path / "export") == []
+    assert os.umask(0o022) == 0o022  # a command leaves it as it was
 
 
 @pytest.mark.timeout(300)

@@ -55,6 +55,7 @@ train_rank.leave(train_rank.main())
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", LAUNCHERS)
 def test_several_processes_learn_what_one_learns(alone: Run, tmp_path: Path, kind: str) -> None:
     run = alone.spread(tmp_path / "run", kind)

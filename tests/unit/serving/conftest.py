@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,6 +28,15 @@ def prompts(count: int = len(PROMPT_LENGTHS), seed: int = 3) -> list[list[int]]:
         ids = torch.randint(3, 250, (PROMPT_LENGTHS[i % len(PROMPT_LENGTHS)],), generator=generator).tolist()
         made.append(ids * 3 if i % 2 else ids)
     return made
+
+
+def ticks() -> Callable[[], float]:
+    """Return a clock that goes on by a second whenever it is read.
+
+    A controller that learns costs by it plans by the tokens alone. By the time of a busy machine it may rightly draft
+    nothing.
+    """
+    return itertools.count(1.0).__next__
 
 
 def hf_greedy(model: LanguageModel, prompt: list[int], max_new_tokens: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import pytest
 import torch
@@ -28,8 +29,17 @@ def test_no_choice_is_within_rounding(target: LanguageModel, expected: list[list
         assert float((best[:, 0] - best[:, 1]).min()) > 1e-3
 
 
-@pytest.mark.parametrize(("length", "slots"), [*((length, 4) for length in range(9)), (0, 1), (1, 1), (3, 1), (8, 1)])
-@pytest.mark.parametrize("proposer", ["draft_model", "prompt_lookup", "lookup_else_model"])
+@pytest.mark.parametrize(
+    ("proposer", "length", "slots"),
+    [
+        *(("draft_model", length, 4) for length in range(9)),
+        *(("prompt_lookup", length, 4) for length in (1, 3, 8)),
+        *(("lookup_else_model", length, 4) for length in (1, 2, 5, 8)),
+        *product(["draft_model", "lookup_else_model"], [1, 8], [1]),
+        ("prompt_lookup", 3, 1),
+        ("draft_model", 0, 1),
+    ],
+)
 def test_greedy_is_transformers_own(
     expected: list[list[int]],
     draft: LanguageModel,

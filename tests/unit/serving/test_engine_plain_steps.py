@@ -14,7 +14,7 @@ from distillspec.serving.costs.table import CostTable
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.side_by_side import SideBySide
 
-from .conftest import MakeEngine, prompts
+from .conftest import MakeEngine, prompts, ticks
 
 DEAR = LatencyModel(CostTable.line(1e-7, 1e-4, 1e-2), CostTable.line(1e-7, 1.0, 10.0))
 CONTROLLERS = {
@@ -38,6 +38,7 @@ def test_plain_steps_touch_no_draft(
 ) -> None:
     controller: LengthController = CONTROLLERS[name]()
     engine = make_engine(draft, proposer=proposer, controller_object=controller, lookup_shortest=1)
+    engine.clock = ticks()
     asked = 0
     propose = engine.proposer.propose  # type: ignore[union-attr]
 

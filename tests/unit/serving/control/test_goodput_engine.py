@@ -12,7 +12,7 @@ from distillspec.serving.control.acceptance_estimate import GLOBAL_ONLY
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.latency import guessed
 
-from ..conftest import MakeEngine, hf_greedy, prompts
+from ..conftest import MakeEngine, hf_greedy, prompts, ticks
 
 
 def test_an_engine_with_it_writes_the_same_text_and_explains_itself(
@@ -20,6 +20,7 @@ def test_an_engine_with_it_writes_the_same_text_and_explains_itself(
 ) -> None:
     wanted = [hf_greedy(target, prompt, 40) for prompt in prompts()]
     engine = make_engine(draft, controller="goodput", speculation_length=5, measure_costs_s=0)
+    engine.clock = ticks()
     assert engine.explain_last_plan() is None
     outputs = engine.generate(prompts(), SamplingParams(temperature=0.0, max_tokens=40))
     assert [list(output.token_ids) for output in outputs] == wanted
@@ -41,6 +42,7 @@ def test_an_engine_may_have_one_length_for_all_rows(
 ) -> None:
     wanted = [hf_greedy(target, prompt, 30) for prompt in prompts()]
     engine = make_engine(draft, controller="goodput", speculation_length=4, lengths=lengths, measure_costs_s=0)
+    engine.clock = ticks()
     controller = engine.controller
     assert isinstance(controller, GoodputController)
     assert (controller.acceptance.strength >= GLOBAL_ONLY) == (lengths == "global")
@@ -84,6 +86,7 @@ def test_a_swapped_draft_starts_with_a_clean_record(
 ) -> None:
     save_draft(draft, tmp_path / "next", target)
     engine = make_engine(draft, controller="goodput", speculation_length=3, measure_costs_s=0)
+    engine.clock = ticks()
     engine.generate(prompts(3), SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
     controller = engine.controller
     assert isinstance(controller, GoodputController)

@@ -53,6 +53,7 @@ def features_while_running(engine: Engine) -> torch.Tensor:
     return found
 
 
+@pytest.mark.long
 @needs_compiler
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # the compiler's own affair
 @pytest.mark.filterwarnings("ignore:.*:FutureWarning")
@@ -65,14 +66,15 @@ def test_one_code_serves_any_number_of_tokens_and_is_kept_on_disk(
     monkeypatch.setattr(packed_linear, "packing_is_faster", lambda dtype, weights: True)
     monkeypatch.setattr(packed_linear, "SMALLEST", 1)
     compiled_decoder.forget_compiled()
+    # A model that drafts for itself: each layer, and each further model, takes its time to compile.
+    target = draft = initialise_draft(DraftConfig(layers=2), target)
     wanted = [hf_greedy(target, prompt, 16) for prompt in prompts(3)]
-    draft = initialise_draft(DraftConfig(layers=2), target)
     kept = {
         "max_slots": 2,
         "max_model_len": 256,
         "controller": "fixed",
         "speculation_length": 3,
-        "feature_ids": [0, 2, 4],
+        "feature_ids": [0, 1, 2],
     }
     settings = EngineSettings(**kept, compile=True)
     with_features = features_while_running(Engine(target, draft, EngineSettings(**kept, compile=False)))
@@ -86,7 +88,8 @@ def test_one_code_serves_any_number_of_tokens_and_is_kept_on_disk(
     assert decoder.ready, "no compiled call failed"
     torch.testing.assert_close(features_while_running(engine), with_features)
     assert [list(output.token_ids) for output in outputs] == wanted
-    assert made <= 4, "one token and more, for the target and the draft"
+    assert made <= 2, "one token and more"
+    assert sum(output.stats.accepted for output in outputs) > 0, "drafts were read with it too"
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == made, "nothing is compiled while serving"
     assert Path(os.environ[CACHE_VARIABLE]) == tmp_path / "distillspec" / "compiled"
     assert ".so" in {path.suffix for path in tmp_path.rglob("*") if path.is_file()}, "the compiled code itself"

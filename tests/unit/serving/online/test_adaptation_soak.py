@@ -113,6 +113,7 @@ class Soak:
         print(f"soak: life {len(self.lives)}: {self.acknowledged} requests, {booted.name} serves", flush=True)
 
 
+@pytest.mark.long
 def test_nothing_is_lost_when_trainer_and_server_are_killed_once(tmp_path: Path) -> None:
     soak = Soak(tmp_path, random.Random(0))
     soak.live(lambda age_s: bool(soak.promoted) and soak.kill_trainer())

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from ...browser import PHONE, shows
+from ...conftest import ticks
 from ..conftest import API_KEY, Running, Serve, make_engine, start
 
 
 @pytest.fixture(scope="module")
 def live() -> Iterator[Running]:
-    engine = make_engine(drafts=True, controller="goodput")
+    engine = make_engine(drafts=True, controller="goodput", measure_costs_s=0)
+    engine.clock = ticks()
     running = start(engine, {}, {})
     yield running
     running.stop()
