@@ -17,7 +17,8 @@ from typing import Any
 import numpy
 from common import write_result
 
-from distillspec.serving.control.base import BatchView, LengthController, RowResult, RowView, StepResult
+from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.control.base import BatchView, LengthController, RowView, StepResult
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.smartspec import SmartSpecController
 from distillspec.serving.costs.latency import LatencyModel

@@ -64,7 +64,7 @@ def main() -> None:
     target = load_target(TargetConfig(path=options.target, dtype="auto"))
     draft = load_pretrained(options.draft, target, target.dtype)
     prompts = prompts_of(options, target)
-    engine = make_engine(options, target, draft, options.longest)
+    engine = make_engine(options, target, draft, options.speculation_length)
     if options.own_time:
         engine.clock = own
     sleep = own.sleep if options.own_time else time.sleep
@@ -100,7 +100,7 @@ def profiled(engine: Engine, options: argparse.Namespace) -> Profile:
     """Measure the costs of passes on this machine."""
     longest = options.longest_prompt
     rows = [r for r in (1, 2, 3, 5, 8, 16) if r <= options.slots]
-    lengths = [k for k in (0, 1, 2, 4) if k <= options.longest]
+    lengths = [k for k in (0, 1, 2, 4) if k <= options.speculation_length]
     prompts = [max(1, longest // share) for share in (16, 8, 4, 2, 1)]
     grid = Grid([max(1, longest // 8), longest // 2, longest], rows, lengths, prompts, options.profile_rounds)
     return measure(engine, grid, seed=options.seed, clock=engine.clock)
@@ -127,7 +127,12 @@ def live(
     latency = Profile.read(options.output / "fidelity_profile.json").latency
     return [
         live_once(
-            engine, arrivals, AcceptanceRecorder(named_controller(name, options.longest, latency)), name, rate, sleep
+            engine,
+            arrivals,
+            AcceptanceRecorder(named_controller(name, options.speculation_length, latency)),
+            name,
+            rate,
+            sleep,
         )
         for _ in range(options.rounds)
         for name in options.policies
@@ -162,7 +167,7 @@ def imitated(seen: Seen, runs: Sequence[Seen], machine: Hardware, options: argpa
     for run in [*(run for run in runs if run.rate == seen.rate), seen]:
         for sequence_id, own in run.trials.items():
             trials.setdefault(sequence_id, {}).update(own)
-    recorder = AcceptanceRecorder(named_controller(seen.policy, options.longest, machine.latency))
+    recorder = AcceptanceRecorder(named_controller(seen.policy, options.speculation_length, machine.latency))
     requests = recorded_requests(seen.requests, trials, options.seed)
     result = Simulation(requests, Policy(seen.policy, recorder), machine, options.seed).run()
     return Imitated([float(stats.total_s or 0.0) for stats in result.stats], recorder.results)
@@ -182,7 +187,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_options(parser, seconds=30.0)
     parser.add_argument("--policies", nargs="+", default=["none", "fixed-2", "goodput"])
-    parser.add_argument("--longest", type=int, default=4, help="tokens that a row drafts at most")
+    parser.add_argument("--speculation-length", type=int, default=4, help="tokens that a row drafts at most")
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6], help="shares of saturation")
     parser.add_argument("--own-time", action="store_true", help="count this thread's processor time")
     parser.add_argument("--rounds", type=int, default=3, help="in which policies take turns")

@@ -114,8 +114,8 @@ def in_turn(
     """Return one record per policy and round. A policy keeps what it learnt for the next round."""
 
     def side(name: str) -> Side[Any]:
-        longest = max(options.fixed)
-        controller = named_controller(name, longest, latency or engine.costs)
+        speculation_length = max(options.fixed)
+        controller = named_controller(name, speculation_length, latency or engine.costs)
 
         def bear(arrivals: Sequence[Arrival[Any]], _: str) -> LoadRecord:
             engine.use_controller(controller)

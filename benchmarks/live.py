@@ -40,13 +40,18 @@ def prompts_of(options: argparse.Namespace, target: LanguageModel) -> list[Promp
 
 
 def make_engine(
-    options: argparse.Namespace, target: LanguageModel, draft: LanguageModel, longest: int, *, compiled: bool = False
+    options: argparse.Namespace,
+    target: LanguageModel,
+    draft: LanguageModel,
+    speculation_length: int,
+    *,
+    compiled: bool = False,
 ) -> Engine:
     """Make an engine with room for the longest request in every slot. No prompt is reused from the cache."""
     settings = EngineSettings(
         max_slots=options.slots,
         max_model_len=options.longest_prompt + options.max_tokens + 8,
-        speculation_length=longest,
+        speculation_length=speculation_length,
         prefix_reuse=False,
         compile=compiled,
     )

@@ -286,11 +286,11 @@ class Engine(EngineView):
 
     def _measured_costs(self) -> LatencyModel | None:
         """Measure what steps cost for a controller that would else have to learn it. None: it has."""
-        controller, budget_s = innermost(self.controller), self.settings.measure_costs_s
-        if not isinstance(controller, TakesCosts) or not budget_s or not controller.longest or self.proposer is None:
+        controller, budget_s, longest = innermost(self.controller), self.settings.measure_costs_s, self.limits.lookahead
+        if not isinstance(controller, TakesCosts) or not budget_s or not longest or self.proposer is None:
             return None
         with_draft = uses_draft(self.settings, with_draft=self.draft is not None)
-        costs = measure_at_start(self.timed_passes(), self.limits, controller.longest, budget_s, with_draft=with_draft)
+        costs = measure_at_start(self.timed_passes(), self.limits, longest, budget_s, with_draft=with_draft)
         self.forget_prompts()  # and give back the memory that was timed
         if costs is not None:
             controller.use_costs(costs)

@@ -112,7 +112,7 @@ def build_parts(
     runner = ModelRunner(target, target_cache, held.prepared(target), recorder, feature_ids)
     proposers = ProposerBuilder(settings, held, sampler, recorder, target_cache)
     executor = ModelExecutor(target, runner, sampler, proposer or proposers.build(draft, version_of(draft)))
-    executor.record_ahead(controller.longest)
+    executor.record_ahead(controller.speculation_length)
     core = EngineCore(
         executor,
         SlotPool(cache.slots, max_model_len, cache.tokens, cache.block, None if recorder is None else NEAR, pages),

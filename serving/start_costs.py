@@ -26,7 +26,7 @@ LARGEST_PROMPT = 256
 def measure_at_start(
     passes: TimedPasses,
     limits: Limits,
-    longest: int,
+    speculation_length: int,
     budget_s: float,
     *,
     with_draft: bool,
@@ -36,14 +36,14 @@ def measure_at_start(
     Args:
         passes: of an idle engine.
         limits: its slots and tokens.
-        longest: the most tokens a row drafts.
+        speculation_length: the most tokens a row drafts.
         budget_s: seconds, besides the first pass of each model. A pass that would not fit in them is not started.
         with_draft: the proposer drafts with a model.
 
     Returns:
         The costs, None where not even two sizes could be timed.
     """
-    works = _works(passes, limits, longest, with_draft)
+    works = _works(passes, limits, speculation_length, with_draft)
     seconds = _time_in_turn(passes, works, budget_s)
     points: dict[bool, list[Timed]] = {False: [], True: []}
     for work, times in zip(works, seconds, strict=True):
@@ -57,22 +57,22 @@ def measure_at_start(
     return LatencyModel(target, draft)
 
 
-def _works(passes: TimedPasses, limits: Limits, longest: int, with_draft: bool) -> list[Work]:
+def _works(passes: TimedPasses, limits: Limits, speculation_length: int, with_draft: bool) -> list[Work]:
     """Return the works, small passes first. Whole batches are timed without drafts and with long contexts too."""
-    room = limits.max_len - longest - 1
-    slots = max(1, min(limits.slots, limits.cache_tokens // (longest + 2)))
-    room_each = max(1, limits.cache_tokens // slots - longest - 1)
+    room = limits.max_len - speculation_length - 1
+    slots = max(1, min(limits.slots, limits.cache_tokens // (speculation_length + 2)))
+    room_each = max(1, limits.cache_tokens // slots - speculation_length - 1)
     context, far = min(CONTEXT, room, room_each), min(LONG_CONTEXT, room, room_each)
-    most = slots * (longest + 1)
+    most = slots * (speculation_length + 1)
     sizes = [n for n in KNOTS if n < most] + [most]
-    rows = {n: -(-n // (longest + 1)) for n in sizes}
+    rows = {n: -(-n // (speculation_length + 1)) for n in sizes}
     windows = {(r, round(n / r) - 1, context) for n, r in rows.items()}
     windows |= {(r, 0, context) for r in sizes if r <= slots}
     windows |= {(slots, 0, context), (slots, 0, far), (1, 0, far)}
     works = [passes.verification(*window) for window in sorted(windows)]
     longest_prompt = min(room, limits.prefill_chunk, LARGEST_PROMPT)
     works += [passes.prefill(n, ROUNDS) for n in KNOTS if most < n <= longest_prompt]
-    if with_draft and longest:
+    if with_draft and speculation_length:
         loops = {(r, 1, context) for r in [*(n for n in KNOTS if n < slots), slots]}
         works += [passes.drafting(*loop) for loop in sorted(loops | {(slots, 1, far)})]
     return sorted(works, key=lambda work: work.point.tokens)

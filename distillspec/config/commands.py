@@ -145,13 +145,13 @@ class SimulateCommand:
     hardware: HardwareConfig = field(default_factory=HardwareConfig)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     policies: list[str] = field(default_factory=lambda: ["none", "fixed-3", "fixed-5", "goodput"])
-    longest: int = 5  # the most tokens a row drafts where the policy chooses
+    speculation_length: int = 5  # the most tokens a row drafts where the policy chooses
     seed: int = 0
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
         require(bool(self.policies), "name the policies to compare: policies=[none,fixed-3,goodput]")
-        require(self.longest >= 1, f"longest={self.longest} must be at least 1")
+        require(self.speculation_length >= 1, f"speculation_length={self.speculation_length} must be at least 1")
 
 
 COMMANDS: dict[str, type] = {

@@ -30,7 +30,7 @@ class Sweep:
     workload: WorkloadConfig
     rates: tuple[float, ...]
     policies: tuple[str, ...]
-    longest: int = 5
+    speculation_length: int = 5
     others: tuple[tuple[str, MakePolicy], ...] = ()  # policies that `make_policy` does not know
 
 
@@ -41,7 +41,7 @@ def run_sweep(sweep: Sweep, scale: float = 1.0, seed: int = 0) -> list[RunFigure
         count = max(4, round(scale * min(max(SECONDS * rate, FEWEST), MOST)))
         requests = make_workload(_with_requests(sweep.workload, count), rate, seed)
         policies = [
-            make_policy(name, sweep.hardware.latency, requests, longest=sweep.longest, seed=seed)
+            make_policy(name, sweep.hardware.latency, requests, speculation_length=sweep.speculation_length, seed=seed)
             for name in sweep.policies
         ]
         policies += [make(sweep.hardware, requests) for _, make in sweep.others]

@@ -114,3 +114,38 @@ class AcceptanceCounter:
 def acceptance_rate(accepted: float, tried: float) -> float | None:
     """Return α per trial, None before any trial."""
     return accepted / tried if tried else None
+
+
+class RowResult(NamedTuple):
+    """Result of verification for one row."""
+
+    sequence_id: str
+    depth: int  # levels of the drafted tree that was verified
+    nodes: int  # its tokens
+    accepted: int
+    emitted: int  # fewer than accepted + 1 where the answer ended inside the window
+    trials: tuple[Trial, ...] = ()  # what was tried, in order
+    domain: str = "default"  # the request's
+
+    @classmethod
+    def chain(
+        cls, sequence_id: str, depth: int, accepted: int, emitted: int, source: str = DRAFT, domain: str = "default"
+    ) -> RowResult:
+        """Return the result of a chain of `depth` tokens."""
+        tried = min(count_trials(accepted, depth), emitted)
+        return cls(sequence_id, depth, depth, accepted, emitted, chain_trials(tried, accepted, source), domain)
+
+    @property
+    def tried(self) -> int:
+        """Depths at which a drafted token was tried: those of the accepted ones and the first rejected one."""
+        return self.trials[-1].depth if self.trials else 0
+
+    @property
+    def rejected(self) -> bool:
+        """True if a token was tried after the accepted ones, and all that were tried there were rejected."""
+        return bool(self.trials) and not self.trials[-1].accepted
+
+    @property
+    def kept(self) -> int:
+        """Accepted tokens that were emitted."""
+        return min(self.accepted, self.emitted)

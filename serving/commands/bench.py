@@ -106,14 +106,16 @@ def _report_errors(records: Records) -> None:
 
 def _policies(config: BenchCommand, engine: Engine) -> dict[str, LengthController]:
     settings, with_model = config.engine, engine.draft is not None
-    longest = settings.speculation_length
+    speculation_length = settings.speculation_length
     policies = {
-        name: named_controller(name, longest, engine.costs, drafts_with_model=with_model)
+        name: named_controller(name, speculation_length, engine.costs, drafts_with_model=with_model)
         for name in config.bench.policies
     }
     for name, controller in policies.items():
-        if controller.longest > longest:
-            raise ConfigError(f"policy {name} drafts more than engine.speculation_length={longest}; raise that")
+        if controller.speculation_length > speculation_length:
+            raise ConfigError(
+                f"policy {name} drafts more than engine.speculation_length={speculation_length}; raise that"
+            )
     return policies
 
 

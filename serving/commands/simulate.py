@@ -46,5 +46,7 @@ def run(config: SimulateCommand, folder: Path) -> None:
 
 def _simulation(config: SimulateCommand, hardware: Hardware, name: str, requests: list[SimulatedRequest]) -> Simulation:
     """Build a simulation. All are built before the first runs, so that a wrong policy name fails at once."""
-    policy = make_policy(name, hardware.latency, requests, longest=config.longest, seed=config.seed)
+    policy = make_policy(
+        name, hardware.latency, requests, speculation_length=config.speculation_length, seed=config.seed
+    )
     return Simulation(requests, policy, hardware, config.seed)

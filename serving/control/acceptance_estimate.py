@@ -13,7 +13,7 @@ import numpy
 from numpy.typing import NDArray
 
 from distillspec.errors import ConfigError
-from distillspec.serving.control.base import RowResult
+from distillspec.serving.base.acceptance import RowResult
 
 IMAGINED = 2.0  # trials that the prior is worth
 POOLED = 20.0  # trials that all positions together are worth to each
@@ -23,10 +23,10 @@ Floats = NDArray[numpy.float64]
 
 
 class AcceptanceEstimate:
-    """Survival `[n, longest]` of requests by name, learnt from results.
+    """Survival `[n, speculation_length]` of requests by name, learnt from results.
 
     Args:
-        longest: positions that are told apart.
+        speculation_length: positions that are told apart.
         prior: hazard assumed before anything was seen.
         strength: trials that the global estimate is worth beside a request's own; infinite: global only.
         memory: trials of a position after which a request's evidence has half its weight.
@@ -35,19 +35,21 @@ class AcceptanceEstimate:
 
     def __init__(
         self,
-        longest: int,
+        speculation_length: int,
         *,
         prior: float = 0.6,
         strength: float = 30.0,
         memory: float = 60.0,
         global_memory: float = 500.0,
     ) -> None:
-        if longest < 0 or not 0 < prior < 1:
-            raise ConfigError(f"longest={longest} must be at least 0, and prior={prior} between 0 and 1")
+        if speculation_length < 0 or not 0 < prior < 1:
+            raise ConfigError(
+                f"speculation_length={speculation_length} must be at least 0, and prior={prior} between 0 and 1"
+            )
         if strength <= 0 or memory <= 0 or global_memory <= 0:
             raise ConfigError(f"strength={strength}, memory={memory} and global_memory={global_memory} must be above 0")
-        self.longest, self.prior, self.strength = longest, prior, strength
-        self._first = numpy.tri(longest + 1, longest, -1)  # row c: 1 for the first c positions
+        self.speculation_length, self.prior, self.strength = speculation_length, prior, strength
+        self._first = numpy.tri(speculation_length + 1, speculation_length, -1)  # row c: 1 for the first c positions
         self._forgetting = 1 - (1 - 0.5 ** (1 / memory)) * self._first  # row c: what of old evidence stays, c tried
         self._forget_globally = 0.5 ** (1 / global_memory)
         self.reset()
@@ -55,18 +57,13 @@ class AcceptanceEstimate:
     def reset(self) -> None:
         """Forget everything: another draft."""
         # Evidence is tried and accepted tokens by position.
-        self._all: dict[int, Floats] = {}  # by match, `[2, longest]`
+        self._all: dict[int, Floats] = {}  # by match, `[2, speculation_length]`
         self._hazards: dict[int, Floats] = {}  # by match, while nothing new is learnt
-        self._own = numpy.zeros((2, 1, self.longest))  # by place. The first one is for unknown requests
+        self._own = numpy.zeros((2, 1, self.speculation_length))  # by place. The first one is for unknown requests
         self._places: dict[tuple[int, str], int] = {}  # by match and request
 
-    @property
-    def hazards(self) -> Floats:
-        """P(position i is accepted | those before it were) over all requests, `[longest]`."""
-        return self.hazards_at(0)
-
-    def hazards_at(self, match: int) -> Floats:
-        """The same for proposals of one match length.
+    def hazards(self, match: int = 0) -> Floats:
+        """Return P(position i is accepted | those before it were) over all requests, `[speculation_length]`.
 
         Late positions are seldom tried: until they are, they are taken for like the others.
         """
@@ -77,13 +74,13 @@ class AcceptanceEstimate:
         return self._hazards[match]
 
     def survival(self, names: Sequence[str], matches: Sequence[int] | None = None) -> Floats:
-        """Return P(the first 1 … longest drafted tokens are all accepted) `[n, longest]`.
+        """Return P(the first 1 … speculation_length drafted tokens are all accepted) `[n, speculation_length]`.
 
         Requests without evidence have the global one.
         """
-        pooled, strength = self.hazards, min(self.strength, GLOBAL_ONLY)
+        pooled, strength = self.hazards(), min(self.strength, GLOBAL_ONLY)
         if matches is not None:
-            pooled = numpy.array([self.hazards_at(match) for match in matches]).reshape(-1, self.longest)
+            pooled = numpy.array([self.hazards(match) for match in matches]).reshape(-1, self.speculation_length)
         keys = zip(matches or [0] * len(names), names, strict=True)
         tried, accepted = self._own.take([self._places.get(key, 0) for key in keys], 1)
         survival: Floats = ((accepted + strength * pooled) / (tried + strength)).cumprod(1)
@@ -92,11 +89,12 @@ class AcceptanceEstimate:
     def observe(self, rows: Sequence[RowResult], matches: Sequence[int] | None = None) -> None:
         """Count the trials of a step's rows. Rows without drafted tokens have none."""
         drafted = [(match, row) for match, row in zip(matches or [0] * len(rows), rows, strict=True) if row.trials]
-        if not drafted or not self.longest:
+        if not drafted or not self.speculation_length:
             return
         places = [self._place((match, row.sequence_id)) for match, row in drafted]
-        tried = [min(row.tried, self.longest) for _, row in drafted]
-        counted = self._first[[tried, [min(row.kept, self.longest) for _, row in drafted]]]  # [2, n, longest]
+        tried = [min(row.tried, self.speculation_length) for _, row in drafted]
+        kept = [min(row.kept, self.speculation_length) for _, row in drafted]
+        counted = self._first[[tried, kept]]  # [2, n, speculation_length]
         self._own[:, places] = self._own[:, places] * self._forgetting[tried] + counted
         kinds = {match for match, _ in drafted}
         for match in kinds:
@@ -119,5 +117,5 @@ class AcceptanceEstimate:
         """Return the place of a request's evidence, a new one for a new request."""
         place = self._places.setdefault(key, len(self._places) + 1)
         if place == self._own.shape[1]:
-            self._own = numpy.concatenate([self._own, numpy.zeros((2, max(16, place), self.longest))], 1)
+            self._own = numpy.concatenate([self._own, numpy.zeros((2, max(16, place), self.speculation_length))], 1)
         return place

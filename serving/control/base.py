@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from distillspec.serving.base.acceptance import Trial, chain_trials, count_trials
+from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.shape import PlannedTree, chain_of
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.latency import LatencyModel
@@ -56,23 +56,33 @@ class AdmissionView:
 class RowPlan(NamedTuple):
     """Trees to draft for one row, one of each source, joined at the root. Without any it decodes plainly.
 
-    `draft_prefill` False: a draft model that has not read this row's text never will. Draft-free proposers may still
-    serve the row.
+    draft_prefill: False: a draft model that has not read this row's text never will. Draft-free proposers may still
+        serve the row.
+    verified: the most levels to verify, None for all that are drafted. It is planned, and so no function of the drafted
+        tokens: to drop one because of its value, or because a chain ended at it, would change the distribution.
     """
 
     sequence_id: str
     trees: tuple[PlannedTree, ...] = ()
     draft_prefill: bool = True
+    verified: int | None = None
 
     @classmethod
-    def chain(cls, row: RowView, speculation_length: int, draft_prefill: bool = True) -> RowPlan:
+    def chain(
+        cls, row: RowView, speculation_length: int, draft_prefill: bool = True, verified: int | None = None
+    ) -> RowPlan:
         """Return the plan of a chain from the row's own source, at most as long as the row's limit."""
-        return cls(row.sequence_id, chain_of(min(speculation_length, row.limit), row.source), draft_prefill)
+        return cls(row.sequence_id, chain_of(min(speculation_length, row.limit), row.source), draft_prefill, verified)
 
     @property
     def speculation_length(self) -> int:
         """Levels of the deepest tree. 0 is plain decoding."""
         return max([tree.shape.depth for tree in self.trees], default=0)
+
+    @property
+    def verified_length(self) -> int:
+        """The most levels that are verified."""
+        return self.speculation_length if self.verified is None else min(self.speculation_length, self.verified)
 
 
 @dataclass(frozen=True)
@@ -83,41 +93,6 @@ class Plan:
     predicted_tokens: float | None = None
     predicted_s: float | None = None
     why: Any = None  # the controller's reasons
-
-
-class RowResult(NamedTuple):
-    """Result of verification for one row."""
-
-    sequence_id: str
-    depth: int  # levels of the drafted tree that was verified
-    nodes: int  # its tokens
-    accepted: int
-    emitted: int  # fewer than accepted + 1 where the answer ended inside the window
-    trials: tuple[Trial, ...] = ()  # what was tried, in order
-    domain: str = "default"  # the request's
-
-    @classmethod
-    def chain(
-        cls, sequence_id: str, depth: int, accepted: int, emitted: int, source: str = DRAFT, domain: str = "default"
-    ) -> RowResult:
-        """Return the result of a chain of `depth` tokens."""
-        tried = min(count_trials(accepted, depth), emitted)
-        return cls(sequence_id, depth, depth, accepted, emitted, chain_trials(tried, accepted, source), domain)
-
-    @property
-    def tried(self) -> int:
-        """Depths at which a drafted token was tried: those of the accepted ones and the first rejected one."""
-        return self.trials[-1].depth if self.trials else 0
-
-    @property
-    def rejected(self) -> bool:
-        """True if a token was tried after the accepted ones, and all that were tried there were rejected."""
-        return bool(self.trials) and not self.trials[-1].accepted
-
-    @property
-    def kept(self) -> int:
-        """Accepted tokens that were emitted."""
-        return min(self.accepted, self.emitted)
 
 
 @dataclass(frozen=True)
@@ -146,39 +121,25 @@ def decoding_rows(result: StepResult) -> Sequence[RowResult]:
 class PlansTrees(Protocol):
     """A controller whose trees may have more nodes than levels."""
 
-    @property
-    def most_nodes(self) -> int:
-        """The most tokens that it may plan for a row. As many places are reserved."""
-        ...
+    most_nodes: int  # the most tokens that it may plan for a row. As many places are reserved
 
 
 class LengthController(Protocol):
     """Chooses speculation lengths."""
 
-    @property
-    def longest(self) -> int:
-        """The largest length it may plan. As many tokens a row are reserved."""
-        ...
+    speculation_length: int  # the largest length it may plan. As many tokens a row are reserved
 
     def plan(self, view: BatchView) -> Plan:
         """Plan lengths within each row's limit. Pure: no clock, no model, no change of state."""
         ...
 
-    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
-        """Return the most drafted tokens of each row to verify. Pure.
-
-        It must not depend on drafted tokens: to drop a token because of its value (or because a chain ended at it)
-        would change the distribution. So it is given the plan, not the drafts.
-        """
-        ...
-
     def observe(self, result: StepResult) -> None:
-        """Learn from a step."""
-        ...
+        """Learn from a step. By default nothing."""
+        return
 
     def draft_changed(self) -> None:
-        """Forget what was learnt of the old draft."""
-        ...
+        """Forget what was learnt of the old draft. By default nothing."""
+        return
 
 
 @runtime_checkable
@@ -193,8 +154,5 @@ class AdmissionController(Protocol):
 @runtime_checkable
 class TakesCosts(Protocol):
     """A length controller that predicts times and can go on from measured costs."""
-
-    @property
-    def longest(self) -> int: ...
 
     def use_costs(self, latency: LatencyModel) -> None: ...

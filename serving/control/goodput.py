@@ -11,14 +11,15 @@ import numpy
 
 from distillspec.config.engine import LENGTHS
 from distillspec.errors import ConfigError
+from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.allocation import Allocation, Batch, best_by_row, best_for_all, expected
-from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowResult, RowView, StepResult, decoding_rows
+from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowView, StepResult, decoding_rows
 from distillspec.serving.control.bounded import WITHIN, best_within
 from distillspec.serving.control.speculation_policy import SpeculationPolicy
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.live_latency import LiveLatency
-from distillspec.serving.costs.table import CostTable, Floats
+from distillspec.serving.costs.table import Floats
 
 TRY_LENGTH = 2  # tokens a row drafts on trial
 FORGET_ROWS_EVERY = 256  # steps
@@ -38,8 +39,7 @@ class Decision:
     best_tokens_per_s: float  # of the best lengths, whether they were taken or not
     uncertainty: float  # relative, of the measured goodput
     hazards: tuple[float, ...]
-    target: CostTable
-    draft: CostTable | None
+    latency: LatencyModel
     raw: tuple[float, float]  # goodput without speculation and of the best lengths, before what was measured
     slo_violation: float | None = None  # the worst row's expected time per token over its bound, None without bounds
 
@@ -48,7 +48,7 @@ class GoodputController:
     """Plans the lengths of highest expected goodput, and learns acceptance and costs from every step.
 
     Args:
-        longest: the most tokens a row may draft.
+        speculation_length: the most tokens a row may draft.
         latency: measured costs. None: guessed, and learnt from the first steps.
         lengths: `request` gives each row its own, `step` one for all, `global` one acceptance as well.
         drafts_with_model: False where proposals cost next to nothing (prompt lookup).
@@ -59,7 +59,7 @@ class GoodputController:
 
     def __init__(
         self,
-        longest: int,
+        speculation_length: int,
         latency: LatencyModel | None = None,
         *,
         lengths: str = "request",
@@ -71,11 +71,11 @@ class GoodputController:
             raise ConfigError(f"lengths={lengths} must be one of {', '.join(LENGTHS)}")
         if max_time_per_token_s is not None and not max_time_per_token_s > 0:
             raise ConfigError(f"max_time_per_token_s={max_time_per_token_s} must be above 0 seconds")
-        self.longest, self.max_time_per_token_s = longest, max_time_per_token_s
+        self.speculation_length, self.max_time_per_token_s = speculation_length, max_time_per_token_s
         self._alike = lengths != "request"
         self._costs = LiveLatency(latency, drafts_with_model=drafts_with_model)
         shared = {"strength": float("inf")} if lengths == "global" else {}
-        self.acceptance = AcceptanceEstimate(longest, **shared) if acceptance is None else acceptance
+        self.acceptance = AcceptanceEstimate(speculation_length, **shared) if acceptance is None else acceptance
         self._steps, self._price = 0, 0.0
         self.speculation = SpeculationPolicy()
 
@@ -117,15 +117,11 @@ class GoodputController:
             self.speculation.plain_rate(batch.plain.goodput),
             best.goodput * self.speculation.gain,
             self.speculation.uncertainty,
-            tuple(self.acceptance.hazards.tolist()),
-            batch.latency.target,
-            batch.latency.draft,
+            tuple(self.acceptance.hazards().tolist()),
+            batch.latency,
             (batch.plain.goodput, best.goodput),
             excess,
         )
-
-    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
-        return tuple([row.speculation_length for row in plan.rows])
 
     def observe(self, result: StepResult) -> None:
         """Learn from a step: acceptance, costs, and errors of the prediction."""
@@ -159,7 +155,7 @@ class GoodputController:
         names, contexts, limits, by_model, matches, *_ = columns
         return Batch(
             self.acceptance.survival(names, matches if any(matches) else None),
-            numpy.minimum(numpy.array(limits, dtype=numpy.int64), self.longest),
+            numpy.minimum(numpy.array(limits, dtype=numpy.int64), self.speculation_length),
             numpy.array(contexts, dtype=numpy.int64),
             self.latency,
             view.prefill_tokens,

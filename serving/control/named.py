@@ -38,7 +38,7 @@ CONTROLLER_NAMES: dict[str, str] = {
 class ControllerParts:
     """Parts that a new controller is made from."""
 
-    longest: int  # the most tokens a row may draft
+    speculation_length: int  # the most tokens a row may draft
     latency: LatencyModel | None = None  # measured costs, None to learn them
     drafts_with_model: bool = True  # False: proposals cost next to nothing
     settings: EngineConfig = field(default_factory=EngineConfig)
@@ -57,12 +57,12 @@ def make_controller(name: str, parts: ControllerParts, options: Mapping[str, Any
 
 
 def named_controller(
-    name: str, longest: int, latency: LatencyModel | None, *, drafts_with_model: bool = True
+    name: str, speculation_length: int, latency: LatencyModel | None, *, drafts_with_model: bool = True
 ) -> LengthController:
     """Build a controller for a comparison: a name of the table, of `VARIANTS`, `none` or `fixed-K`.
 
     Args:
-        longest: the most tokens a row drafts where the controller chooses.
+        speculation_length: the most tokens a row drafts where the controller chooses.
         latency: measured step costs, None to learn them.
 
     Raises:
@@ -76,18 +76,18 @@ def named_controller(
         raise ConfigError(f"policy {name} is not known; use one of {', '.join(known)}")
     if "profile" in CONTROLLERS[base].needs and latency is None:
         raise ConfigError(f"policy {name} needs costs: measure this machine with distill profile")
-    return make_controller(base, ControllerParts(longest, latency, drafts_with_model), options)
+    return make_controller(base, ControllerParts(speculation_length, latency, drafts_with_model), options)
 
 
 def make_fixed(parts: ControllerParts) -> FixedLength:
-    """Draft `longest` tokens for every row."""
-    return FixedLength(parts.longest)
+    """Draft `speculation_length` tokens for every row."""
+    return FixedLength(parts.speculation_length)
 
 
 def make_goodput(parts: ControllerParts, lengths: str | None = None) -> GoodputController:
     """Maximise goodput. `lengths` replaces the setting."""
     return GoodputController(
-        parts.longest,
+        parts.speculation_length,
         parts.latency,
         lengths=lengths or parts.settings.lengths,
         drafts_with_model=parts.drafts_with_model,
@@ -101,5 +101,5 @@ def make_smartspec(parts: ControllerParts, per_request: bool = False) -> SmartSp
     latency = parts.latency if parts.drafts_with_model else replace(parts.latency, draft=None)
     gated = latency.draft is not None and parts.settings.draft_confidence > 0
     return SmartSpecController(
-        parts.longest, latency, per_request=per_request, gated=gated, max_wait_s=parts.settings.max_wait_s
+        parts.speculation_length, latency, per_request=per_request, gated=gated, max_wait_s=parts.settings.max_wait_s
     )

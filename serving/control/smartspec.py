@@ -2,14 +2,14 @@
 
 Kept beside `goodput`, which goes further, to compare with, and for its admission of requests by goodput.
 
-With a confidence threshold in the draft (Algorithm 3) every row drafts `longest` tokens unless the draft grows unsure,
-and `trim` says how many are verified. That stays exact: whether position i is proposed depends on drawn tokens before i
-alone. `trim` does not look at how far a row came, which depends on tokens behind the cut as well.
+With a confidence threshold in the draft (Algorithm 3) every row drafts `speculation_length` tokens unless the draft
+grows unsure, and the plan says how many are verified. That stays exact: whether position i is proposed depends on drawn
+tokens before i alone. How far a row came depends on tokens behind the cut as well, and the plan does not know it.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -17,8 +17,9 @@ from itertools import accumulate
 import numpy
 
 from distillspec.errors import ConfigError
+from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.control.allocation import Batch, every_length
-from distillspec.serving.control.base import AdmissionView, BatchView, Plan, RowPlan, RowResult, StepResult
+from distillspec.serving.control.base import AdmissionView, BatchView, Plan, RowPlan, StepResult
 from distillspec.serving.costs.latency import LatencyModel
 
 IDLE_SHARE = 0.7  # of recent steps that propose nothing, past which new texts are not read by the draft
@@ -48,10 +49,7 @@ class MovingAcceptance:
     def reset(self) -> None:
         """Forget everything: another draft."""
         self._steps: deque[list[tuple[str, int, int]]] = deque()  # of each row: request, accepted, tried
-        self._accepted, self._tried = (
-            defaultdict[str, int](int),
-            defaultdict[str, int](int),
-        )  # by request, and "" for all together
+        self._accepted, self._tried = Counter[str](), Counter[str]()  # by request, and "" for all together
 
     def rate(self, sequence_id: str = "") -> float:
         """α of a request, or of all (also of a request that nothing is known of)."""
@@ -80,19 +78,17 @@ class MovingAcceptance:
 class Choice:
     """Why a plan is what it is."""
 
-    length: int
     alpha: float
     goodputs: tuple[float, ...]  # expected tokens a second of each length from 0 on
     idle_share: float  # of recent steps that proposed nothing
     latency: LatencyModel
-    verified: int  # of the drafted tokens, with a confidence gate fewer than are drafted
 
 
 class SmartSpecController:
     """Algorithms 1, 2 and (with `gated`) 3.
 
     Args:
-        longest: the most tokens a row may draft.
+        speculation_length: the most tokens a row may draft.
         latency: what steps cost; a profile's.
         acceptance: of all requests by moving average; `per_request`: of each.
         gated: rows stop drafting by the draft's confidence; the length is chosen for verification alone.
@@ -101,7 +97,7 @@ class SmartSpecController:
 
     def __init__(
         self,
-        longest: int,
+        speculation_length: int,
         latency: LatencyModel,
         *,
         acceptance: MovingAcceptance | None = None,
@@ -109,9 +105,13 @@ class SmartSpecController:
         gated: bool = False,
         max_wait_s: float = 1.0,
     ) -> None:
-        if longest < 0 or not max_wait_s >= 0:
-            raise ConfigError(f"longest={longest} and max_wait_s={max_wait_s} must be at least 0")
-        self.longest, self.latency, self.acceptance = longest, latency, acceptance or MovingAcceptance()
+        if speculation_length < 0 or not max_wait_s >= 0:
+            raise ConfigError(f"speculation_length={speculation_length} and max_wait_s={max_wait_s} must be at least 0")
+        self.speculation_length, self.latency, self.acceptance = (
+            speculation_length,
+            latency,
+            acceptance or MovingAcceptance(),
+        )
         self.per_request, self.gated, self.max_wait_s = per_request, gated, max_wait_s
         self.idle_steps: deque[bool] = deque(maxlen=RECENT_STEPS)  # whether nothing was drafted
 
@@ -124,16 +124,12 @@ class SmartSpecController:
         every = every_length(batch)
         goodputs = [one.tokens / (one.seconds + gate_s * (k > 0)) for k, one in enumerate(every)]
         verified = goodputs.index(max(goodputs))
-        best, drafted = every[verified], self.longest if self.gated and verified else verified
+        best, drafted = every[verified], self.speculation_length if self.gated and verified else verified
         reads = self.idle_share <= IDLE_SHARE
-        rows = tuple([RowPlan.chain(row, drafted, reads) for row in view.rows])
-        why = Choice(drafted, self.acceptance.rate(), tuple(goodputs), self.idle_share, self.latency, verified)
+        rows = tuple([RowPlan.chain(row, drafted, reads, verified) for row in view.rows])
+        why = Choice(self.acceptance.rate(), tuple(goodputs), self.idle_share, self.latency)
         prompts_s = self.latency.prompts_s(len(rows), view.prefill_tokens)
         return Plan(rows, best.tokens, best.seconds + prompts_s + gate_s * (verified > 0), why)
-
-    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
-        most = plan.why.verified if isinstance(plan.why, Choice) else self.longest
-        return tuple([min(row.speculation_length, most) for row in plan.rows])
 
     def admit(self, view: AdmissionView) -> int:
         """Algorithm 2: the prefix of those who wait with which the batch has the highest goodput over the next steps.
@@ -173,9 +169,9 @@ class SmartSpecController:
         shared = self.acceptance.rate()
         alphas = [self.acceptance.rate(row.sequence_id) if self.per_request else shared for row in view.rows]
         by_model = numpy.array([row.drafted_by_model for row in view.rows], dtype=bool)
-        limits = numpy.array([min(self.longest, row.limit) for row in view.rows], dtype=numpy.int64)
+        limits = numpy.array([min(self.speculation_length, row.limit) for row in view.rows], dtype=numpy.int64)
         contexts = numpy.array([row.context_tokens for row in view.rows], dtype=numpy.int64)
-        survival = numpy.power.outer(alphas, numpy.arange(1, self.longest + 1))
+        survival = numpy.power.outer(alphas, numpy.arange(1, self.speculation_length + 1))
         batch = Batch(survival, limits, contexts, self.latency, view.prefill_tokens, by_model)
         if not self.gated:
             return batch, 0.0
@@ -188,7 +184,7 @@ class SmartSpecController:
         tokens, prefill_s = HORIZON_STEPS * rows, self.latency.prompts_s(0, reading)
         goodputs = [
             tokens * chain(alpha, k) / max(HORIZON_STEPS * self.latency.alike_s(rows, context, k) + prefill_s, 1e-9)
-            for k in range(self.longest + 1)
+            for k in range(self.speculation_length + 1)
             if context + rows * (k + 1) <= view.cache_tokens
         ]
         return max(goodputs, default=0.0)

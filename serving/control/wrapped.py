@@ -10,17 +10,10 @@ class WrappedController:
     """Passes every call to the controller `inside`."""
 
     def __init__(self, inside: LengthController) -> None:
-        self.inside = inside
-
-    @property
-    def longest(self) -> int:
-        return self.inside.longest
+        self.inside, self.speculation_length = inside, inside.speculation_length
 
     def plan(self, view: BatchView) -> Plan:
         return self.inside.plan(view)
-
-    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
-        return self.inside.trim(view, plan)
 
     def observe(self, result: StepResult) -> None:
         self.inside.observe(result)

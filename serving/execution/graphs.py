@@ -183,13 +183,13 @@ class GraphedPasses:
         """Number of recorded shapes."""
         return len(self._recordings)
 
-    def record_ahead(self, longest: int) -> None:
-        """Record decoding passes before traffic: every batch size, with up to `longest` drafted tokens in all rows.
+    def record_ahead(self, speculation_length: int) -> None:
+        """Record decoding passes before traffic: every batch size, up to `speculation_length` drafted tokens a row.
 
         Longer contexts and ragged windows are recorded when they come.
         """
         slots, reach = self.cache.slots, recorded_reach(1, self.cache)
-        widths = sorted({power_of_two(1 + length) for length in range(min(longest, WIDEST - 1) + 1)})
+        widths = sorted({power_of_two(1 + length) for length in range(min(speculation_length, WIDEST - 1) + 1)})
         for rows in sorted({min(power_of_two(rows), slots) for rows in range(1, slots + 1)}):
             for width in widths:
                 shape = PassShape(power_of_two(rows * width), rows, width, reach)

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager, nullcontext
 from random import Random
 from typing import NamedTuple
 
-from distillspec.serving.base.acceptance import Trial, count_trials
+from distillspec.serving.base.acceptance import RowResult, Trial, count_trials
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import DRAFT
-from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowResult, RowView
+from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowView
 from distillspec.serving.execution.kv_cache import Drop, Move, Prefix
 from distillspec.serving.proposers.base import Prospect
 from distillspec.serving.sequences.manager import SequenceManager
@@ -86,7 +86,7 @@ class SimulatedExecutor:
         return depth
 
     def run(self, work: StepWork) -> tuple[RowResult, ...]:
-        windows = self._judge(work.view, work.plan, work.verified)
+        windows = self._judge(work.view, work.plan)
         draft_s, target_s = self._seconds(work.view, windows)
         self.now += draft_s + target_s
         work.timer.draft_s, work.timer.target_s = draft_s, target_s
@@ -110,19 +110,19 @@ class SimulatedExecutor:
     def release(self) -> None:
         """There is no cache."""
 
-    def _judge(self, view: BatchView, plan: Plan, kept: Sequence[int]) -> list[SimulatedWindow]:
+    def _judge(self, view: BatchView, plan: Plan) -> list[SimulatedWindow]:
         """Look up what each row drafts, verifies and accepts."""
-        rows = zip(view.rows, plan.rows, kept, strict=True)
-        return [self._judge_row(row, planned, most) if planned.trees else PLAIN for row, planned, most in rows]
+        rows = zip(view.rows, plan.rows, strict=True)
+        return [self._judge_row(row, planned) if planned.trees else PLAIN for row, planned in rows]
 
-    def _judge_row(self, row: RowView, planned: RowPlan, most: int) -> SimulatedWindow:
+    def _judge_row(self, row: RowView, planned: RowPlan) -> SimulatedWindow:
         trace, widths = self.rows[row.sequence_id], planned.trees[0].shape.widths
         place, drafted = row.context_tokens - trace.prompt_tokens, len(widths)
         if max(widths) > 1:
             return self._judge_tree(trace.ranks[place:], planned.trees[0].shape)
         if trace.gates is not None:
             drafted = min(drafted, trace.gates[place])
-        verified = min(drafted, most)
+        verified = min(drafted, planned.verified_length)
         return SimulatedWindow(drafted, verified, min(verified, trace.runs[place]))
 
     @staticmethod

@@ -43,7 +43,12 @@ class Policy:
 
 
 def make_policy(
-    name: str, latency: LatencyModel, requests: Sequence[SimulatedRequest], *, longest: int = 5, seed: int = 0
+    name: str,
+    latency: LatencyModel,
+    requests: Sequence[SimulatedRequest],
+    *,
+    speculation_length: int = 5,
+    seed: int = 0,
 ) -> Policy:
     """Build the policy of a name in `POLICY_NAMES`. Policies learn, so each run needs a new one.
 
@@ -51,7 +56,7 @@ def make_policy(
         name: a policy, with its number if it has one.
         latency: costs of steps, as a profile has them.
         requests: known to the oracle.
-        longest: the most tokens a row drafts where the policy chooses.
+        speculation_length: the most tokens a row drafts where the policy chooses.
         seed: of random policies.
 
     Raises:
@@ -59,83 +64,74 @@ def make_policy(
     """
     word, _, number = name.partition("-")
     if name == "confidence" or (word == "confidence" and re.fullmatch(r"0?\.\d+|0", number)):
-        return Policy(name, _named("goodput", longest, latency), float(number or CONFIDENCE))
+        return Policy(name, _named("goodput", speculation_length, latency), float(number or CONFIDENCE))
     if name == "smartspec-confidence":
-        return Policy(name, SmartSpecController(longest, latency, gated=latency.draft is not None), CONFIDENCE)
+        return Policy(
+            name, SmartSpecController(speculation_length, latency, gated=latency.draft is not None), CONFIDENCE
+        )
     if name in ("random", "random-request"):
-        return Policy(name, RandomLength(longest, by_row=name == "random-request", seed=seed))
+        return Policy(name, RandomLength(speculation_length, by_row=name == "random-request", seed=seed))
     if name == "oracle":
-        return Policy(name, Oracle(longest, latency, requests))
+        return Policy(name, Oracle(speculation_length, latency, requests))
     if name == "medusa":
         return Policy(name, GoodputTree(HEADS, MOST_CANDIDATES, latency))
     if re.fullmatch(r"medusa-top[1-9]", name):
         return Policy(name, FixedTree((int(name[-1]),) * HEADS))
     if name in CONTROLLER_NAMES or (name in CONTROLLERS and name != "fixed") or (word == "fixed" and number.isdigit()):
-        return Policy(name, _named(name, longest, latency))
+        return Policy(name, _named(name, speculation_length, latency))
     raise ConfigError(f"policies: {name} is not known; use some of {', '.join(POLICY_NAMES)}")
 
 
-class RandomLength:
-    """Draws lengths uniformly from 0 to `longest`, for the whole step or for each row."""
+class RandomLength(LengthController):
+    """Draws lengths uniformly from 0 to `speculation_length`, for the whole step or for each row."""
 
-    def __init__(self, longest: int, *, by_row: bool, seed: int = 0) -> None:
-        if longest < 0:
-            raise ConfigError(f"longest={longest} must be at least 0")
-        self.longest, self.by_row = longest, by_row
+    def __init__(self, speculation_length: int, *, by_row: bool, seed: int = 0) -> None:
+        if speculation_length < 0:
+            raise ConfigError(f"speculation_length={speculation_length} must be at least 0")
+        self.speculation_length, self.by_row = speculation_length, by_row
         self._seed, self._steps = seed, 0
 
     def plan(self, view: BatchView) -> Plan:
         draws = Random(f"{self._seed}/{self._steps}")
-        same = draws.randint(0, self.longest)
-        lengths = [draws.randint(0, self.longest) if self.by_row else same for _ in view.rows]
+        same = draws.randint(0, self.speculation_length)
+        lengths = [draws.randint(0, self.speculation_length) if self.by_row else same for _ in view.rows]
         return _plan(view, [min(length, row.limit) for length, row in zip(lengths, view.rows, strict=True)])
-
-    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
-        return tuple(row.speculation_length for row in plan.rows)
 
     def observe(self, result: StepResult) -> None:
         """Count the step, so that the next one draws anew."""
         self._steps += 1
 
-    def draft_changed(self) -> None:
-        """Forget nothing."""
 
-
-class Oracle:
+class Oracle(LengthController):
     """Knows each request's acceptance trace and the true costs: most tokens a second, and no rejected token.
 
     It maximises each step's goodput, which need not give the least latency over all requests.
     """
 
-    def __init__(self, longest: int, latency: LatencyModel, requests: Sequence[SimulatedRequest]) -> None:
-        self.longest, self.latency = longest, latency
+    def __init__(self, speculation_length: int, latency: LatencyModel, requests: Sequence[SimulatedRequest]) -> None:
+        self.speculation_length, self.latency = speculation_length, latency
         self._known = {f"{request.id}/0": (request.prompt_tokens, request.trace.runs) for request in requests}
 
     def plan(self, view: BatchView) -> Plan:
         runs = [self._run(row.sequence_id, row.context_tokens) for row in view.rows]
-        survival = (numpy.arange(self.longest) < numpy.array(runs)[:, None]).astype(float).reshape(-1, self.longest)
-        limits = numpy.array([min(row.limit, self.longest) for row in view.rows], dtype=numpy.int64)
+        survival = (
+            (numpy.arange(self.speculation_length) < numpy.array(runs)[:, None])
+            .astype(float)
+            .reshape(-1, self.speculation_length)
+        )
+        limits = numpy.array([min(row.limit, self.speculation_length) for row in view.rows], dtype=numpy.int64)
         contexts = numpy.array([row.context_tokens for row in view.rows], dtype=numpy.int64)
         best = best_by_row(Batch(survival, limits, contexts, self.latency, view.prefill_tokens))
         prompts_s = self.latency.prompts_s(len(view.rows), view.prefill_tokens)
         return _plan(view, best.lengths.tolist(), best.tokens, best.seconds + prompts_s)
-
-    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
-        return tuple(row.speculation_length for row in plan.rows)
-
-    def observe(self, result: StepResult) -> None:
-        """Learn nothing."""
-
-    def draft_changed(self) -> None:
-        """Forget nothing: traces hold for any draft."""
 
     def _run(self, sequence_id: str, context_tokens: int) -> int:
         prompt_tokens, runs = self._known[sequence_id]
         return runs[context_tokens - prompt_tokens]
 
 
-def _named(name: str, longest: int, latency: LatencyModel) -> LengthController:
-    return named_controller(name, longest, latency, drafts_with_model=latency.draft is not None)
+def _named(name: str, speculation_length: int, latency: LatencyModel) -> LengthController:
+    return named_controller(name, speculation_length, latency, drafts_with_model=latency.draft is not None)
 
 
 def _plan(view: BatchView, lengths: Sequence[int], tokens: float | None = None, seconds: float | None = None) -> Plan:

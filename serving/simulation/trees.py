@@ -10,33 +10,24 @@ from numpy.typing import NDArray
 
 from distillspec.errors import ConfigError
 from distillspec.serving.base.shape import PlannedTree, TreeShape
-from distillspec.serving.control.base import BatchView, Plan, RowPlan, StepResult
+from distillspec.serving.control.base import BatchView, LengthController, Plan, RowPlan, StepResult
 from distillspec.serving.costs.latency import LatencyModel
 
 PRIOR, PRIOR_TRIALS = 0.4, 4.0  # acceptance of a head's first candidate, and its weight in trials
 FORGETTING = 0.999  # weight of a step's trials after the next step
 
 
-class FixedTree:
+class FixedTree(LengthController):
     """The same widths for every row and step."""
 
     def __init__(self, widths: Sequence[int]) -> None:
         if any(width < 1 for width in widths):
             raise ConfigError(f"widths={tuple(widths)} must be at least 1 each")
         self.shape = TreeShape(tuple(widths))
-        self.longest, self.most_nodes = self.shape.depth, self.shape.nodes
+        self.speculation_length, self.most_nodes = self.shape.depth, self.shape.nodes
 
     def plan(self, view: BatchView) -> Plan:
         return _tree_plan(view, self.shape)
-
-    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
-        return tuple(row.speculation_length for row in plan.rows)
-
-    def observe(self, result: StepResult) -> None:
-        """Learn nothing."""
-
-    def draft_changed(self) -> None:
-        """Forget nothing."""
 
 
 class GoodputTree:
@@ -55,7 +46,7 @@ class GoodputTree:
         widths = [own for depth in range(heads + 1) for own in product(range(1, most + 1), repeat=depth)]
         self.shapes = list(map(TreeShape, widths))
         self._nodes = numpy.array([shape.nodes for shape in self.shapes])
-        self.longest, self.most_nodes = heads, int(self._nodes.max())
+        self.speculation_length, self.most_nodes = heads, int(self._nodes.max())
         padded = [[*own, *[0] * (heads - len(own))] for own in widths]
         self._widths = numpy.array(padded).reshape(-1, heads)
         self._tried = numpy.zeros((heads, most))
@@ -85,9 +76,6 @@ class GoodputTree:
         nodes = [int(self._nodes[best])] * rows
         step_s = self.latency.step_s([row.context_tokens for row in view.rows], nodes, view.prefill_tokens)
         return _tree_plan(view, self.shapes[best], float(tokens[best]), step_s)
-
-    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
-        return tuple(row.speculation_length for row in plan.rows)
 
     def observe(self, result: StepResult) -> None:
         """Count at each rank what was tried and accepted."""

@@ -11,12 +11,11 @@ import torch
 from torch import Tensor
 
 from distillspec.models.slot_cache import SlotCache
-from distillspec.serving.base.acceptance import Trial, by_others, trials_of
+from distillspec.serving.base.acceptance import RowResult, Trial, by_others, trials_of
 from distillspec.serving.base.outputs import delta, token_logprobs
 from distillspec.serving.base.requests import SequenceState, TokenLogprob
 from distillspec.serving.base.transfer import rows_of, to_device
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.control.base import RowResult
 from distillspec.serving.decoding.sampling import Judgement, VerificationWindow
 from distillspec.serving.decoding.verification import TreeVerdict
 from distillspec.serving.proposers.base import Proposer

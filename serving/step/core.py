@@ -46,8 +46,10 @@ class EngineCore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.executor, self.controller, self.target, self.clock = executor, controller, target, clock
-        self._longest = controller.longest  # packed weights, graphs and reservations are for it
-        limits = Limits(pool.slots, pool.max_len, pool.token_budget, prefill_chunk, controller.longest, 0, pool.block)
+        self._speculation_length = controller.speculation_length  # packed weights, graphs and reservations are for it
+        limits = Limits(
+            pool.slots, pool.max_len, pool.token_budget, prefill_chunk, controller.speculation_length, 0, pool.block
+        )
         tokenizer, stop_ids = (None, ()) if target is None else (target.tokenizer, target.stop_ids)
         self.sequences = SequenceManager(pool, limits, tokenizer, stop_ids, prefix_reuse=prefix_reuse, caches=executor)
         executor.attach(self.sequences)
@@ -90,17 +92,17 @@ class EngineCore:
         Raises:
             ConfigError: it may draft more than the engine was made for. The old controller stays.
         """
-        if controller.longest > self._longest:
+        if controller.speculation_length > self._speculation_length:
             raise ConfigError(
-                f"a controller that drafts up to {controller.longest} tokens a row does not fit an engine made for "
-                f"{self._longest}; give it speculation_length={controller.longest}"
+                f"a controller that drafts up to {controller.speculation_length} tokens a row does not fit an engine "
+                f"made for {self._speculation_length}; give it speculation_length={controller.speculation_length}"
             )
         self.controller = controller
         self.update_limits()
 
     def update_limits(self) -> None:
         """Reserve as many tokens a row as controller and executor may add to it."""
-        lookahead = self.controller.longest
+        lookahead = self.controller.speculation_length
         planned = self.controller.most_nodes if isinstance(self.controller, PlansTrees) else lookahead
         extra = max(planned, self.executor.most_nodes(lookahead)) - lookahead
         self.sequences.limits = replace(self.limits, lookahead=lookahead, extra=extra)
@@ -156,8 +158,7 @@ class EngineCore:
         chunks = [(sequence, min(tokens, len(sequence.tokens) - sequence.computed)) for sequence, tokens in planned]
         view = self._view(decoding, sum(tokens for _, tokens in chunks))
         plan = self.controller.plan(view)
-        verified = self.controller.trim(view, plan)
-        rows = self.executor.run(StepWork(decoding, chunks, view, plan, verified, timer))
+        rows = self.executor.run(StepWork(decoding, chunks, view, plan, timer))
         result = StepResult(
             rows, view, plan, view.prefill_tokens, timer.draft_s, timer.target_s, timer.total_s, reserved
         )

@@ -7,8 +7,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.requests import SequenceState
-from distillspec.serving.control.base import BatchView, Plan, RowResult
+from distillspec.serving.control.base import BatchView, Plan
 from distillspec.serving.proposers.base import Prospect
 from distillspec.serving.sequences.manager import SequenceManager, SlotFollower
 from distillspec.serving.step.timer import StepTimer
@@ -22,7 +23,6 @@ class StepWork:
     chunks: Sequence[tuple[SequenceState, int]]  # sequences with unread text, and the tokens to read of each
     view: BatchView  # of the decoding sequences, in their order
     plan: Plan  # the same
-    verified: Sequence[int]  # the most levels of each row's tree to verify, see `LengthController.trim`
     timer: StepTimer
 
 

@@ -10,10 +10,10 @@ import torch
 from distillspec.errors import RunError
 from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import SlotCache
+from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.transfer import on_device
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.control.base import RowResult
 from distillspec.serving.decoding.sampling import TokenSampler, VerificationWindow
 from distillspec.serving.execution.kv_cache import Drop, Move, Prefix
 from distillspec.serving.execution.runner import ModelRunner
@@ -50,11 +50,11 @@ class ModelExecutor:
         self._set(proposer)
 
     @torch.inference_mode()
-    def record_ahead(self, longest: int) -> None:
-        """Record the target's passes of up to `longest` drafted tokens a row, where passes are recorded."""
+    def record_ahead(self, speculation_length: int) -> None:
+        """Record the target's passes of up to `speculation_length` drafted tokens a row, where passes are recorded."""
         if self.runner.graphs is not None:
             with self.context():
-                self.runner.graphs.record_ahead(longest)
+                self.runner.graphs.record_ahead(speculation_length)
 
     def attach(self, sequences: SequenceManager) -> None:
         self.sequences = self.committer.sequences = sequences
@@ -147,11 +147,8 @@ class ModelExecutor:
             return [EMPTY] * len(pairs)
         self._health.succeeded()
         found = iter(proposals)
-        trees = [next(found) if row.trees else EMPTY for _, row in pairs]
-        return [
-            self._shortened_to_fit(sequence, tree.shortened(depth))
-            for sequence, tree, depth in zip(work.decoding, trees, work.verified, strict=True)
-        ]
+        trees = [next(found).shortened(row.verified_length) if row.trees else EMPTY for _, row in pairs]
+        return [self._shortened_to_fit(sequence, tree) for sequence, tree in zip(work.decoding, trees, strict=True)]
 
     def _shortened_to_fit(self, sequence: SequenceState, tree: TokenTree) -> TokenTree:
         """Drop the deepest levels of a wide tree that has more nodes than reserved places."""

@@ -52,7 +52,7 @@ def run(name: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_fidelity_benchmark_simulates_the_load_that_it_ran(
     load_words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    small = "--longest 2 --loads 0.3 --profile-rounds 1 --policies none fixed-2 --own-time"
+    small = "--speculation-length 2 --loads 0.3 --profile-rounds 1 --policies none fixed-2 --own-time"
     run("fidelity.py", f"{load_words} {small}", monkeypatch)
     found = json.loads((tmp_path / "fidelity.json").read_text())
     plain, drafted = found["runs"]

@@ -34,11 +34,15 @@ class AdjustableController(WrappedController):
     def plan(self, view: BatchView) -> Plan:
         override = self.override
         bound = self._bound(override)
-        if bound < self.longest:
+        if bound < self.speculation_length:
             view = replace(view, rows=tuple(row._replace(limit=min(row.limit, bound)) for row in view.rows))
         return FixedLength(bound).plan(view) if override.policy == "fixed" else super().plan(view)
 
     def _bound(self, override: LengthOverride) -> int:
         if override.policy == "off":
             return 0
-        return self.longest if override.max_length is None else min(self.longest, override.max_length)
+        return (
+            self.speculation_length
+            if override.max_length is None
+            else min(self.speculation_length, override.max_length)
+        )

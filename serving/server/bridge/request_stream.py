@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.requests import Request, RequestOutput, SequenceDelta, TokenLogprob
-from distillspec.serving.control.base import RowResult
 from distillspec.serving.server.http.errors import ApiError
 
 Kind = Literal["accepted", "corrected", "bonus", "plain"]

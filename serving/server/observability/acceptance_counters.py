@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter
 
-from distillspec.serving.base.acceptance import AcceptanceCounter, by_version
-from distillspec.serving.control.base import RowResult
+from distillspec.serving.base.acceptance import AcceptanceCounter, RowResult, by_version
 
 VERSIONS = 20  # the newest draft versions: series of older ones are dropped
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.requests import RequestOutput
-from distillspec.serving.control.base import RowResult
 from distillspec.serving.server.bridge.engine_thread import StepReport
 from distillspec.serving.server.bridge.online_figures import OnlineFigures
 from distillspec.serving.server.observability.acceptance_counters import AcceptanceCounters
@@ -30,19 +30,19 @@ class Metrics:
 
     Args:
         model: the label `model_name`.
-        longest: largest speculation length. Positions 0 … longest − 1 exist from the start.
+        speculation_length: largest speculation length. Positions 0 … speculation_length − 1 exist from the start.
         slots: most answers that decode in one step.
         cache_tokens: most tokens in the KV cache.
     """
 
-    def __init__(self, model: str, longest: int, slots: int, cache_tokens: int) -> None:
+    def __init__(self, model: str, speculation_length: int, slots: int, cache_tokens: int) -> None:
         self.registry = CollectorRegistry()
         self._label = {"model_name": model}
         self._cache_tokens = cache_tokens
         self._version = ""
         self.declare_gauges()
-        self.declare_counters(longest)
-        self.declare_histograms(longest)
+        self.declare_counters(speculation_length)
+        self.declare_histograms(speculation_length)
         self.acceptance = AcceptanceCounters(PREFIX, model, self.registry)
         self.online = OnlineMetrics(PREFIX, model)
         self.registry.register(self.online)
@@ -149,7 +149,7 @@ class Metrics:
         )
         self.draft_info.labels(draft_version="", **self._label).set(1)
 
-    def declare_counters(self, longest: int) -> None:
+    def declare_counters(self, speculation_length: int) -> None:
         """Declare every metric that only grows. Called once, before the first step."""
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens read")
         self.generation_tokens = self._counter("generation_tokens", "Tokens written")
@@ -164,7 +164,7 @@ class Metrics:
                 "spec_decode_num_accepted_tokens_per_pos",
                 "Drafted tokens accepted, by position",
                 "position",
-                map(str, range(longest)),
+                map(str, range(speculation_length)),
             ).values()
         )
         self.swaps = self._counter("draft_swaps", "Changes of the draft in use")
@@ -178,7 +178,7 @@ class Metrics:
             PREFIX + "http_requests", "HTTP requests", [*self._label, "route", "status"], registry=self.registry
         )
 
-    def declare_histograms(self, longest: int) -> None:
+    def declare_histograms(self, speculation_length: int) -> None:
         """Declare every distribution. Called once, before the first step."""
         self.first_token_seconds = self._histogram("time_to_first_token_seconds", "Submission to first token", SECONDS)
         self.token_seconds = self._histogram("time_per_output_token_seconds", "Mean gap between tokens", SECONDS)
@@ -187,7 +187,7 @@ class Metrics:
         self.request_prompt_tokens = self._histogram("request_prompt_tokens", "Prompt tokens of a request", TOKENS)
         self.request_tokens = self._histogram("request_generation_tokens", "Tokens of an answer", TOKENS)
         self.iteration_tokens = self._histogram("iteration_tokens_total", "Tokens read and written a step", STEP_TOKENS)
-        lengths = tuple(range(longest + 1))
+        lengths = tuple(range(speculation_length + 1))
         self.speculation_length = self._histogram("speculation_length", "Drafted tokens of a row and step", lengths)
 
     def _gauge(self, name: str, what: str) -> Gauge:

@@ -64,9 +64,9 @@ async def set_controller(
 ) -> dict[str, Any]:
     """Change the policy or the bound from the next step on."""
     state = app_state_of(request)
-    longest = state.controller.longest
-    if body.max_length is not None and body.max_length > longest:
-        raise bad_request(f"max_length={body.max_length} is above the engine's {longest}", "max_length")
+    speculation_length = state.controller.speculation_length
+    if body.max_length is not None and body.max_length > speculation_length:
+        raise bad_request(f"max_length={body.max_length} is above the engine's {speculation_length}", "max_length")
     given = {name: getattr(body, name) for name in body.model_fields_set}
     state.controller.override = dataclasses.replace(state.controller.override, **given)
     return _controller(state)
@@ -164,7 +164,7 @@ def _controller(state: AppState) -> dict[str, Any]:
         "policy": override.policy,
         "max_length": override.max_length,
         "engine_controller": state.engine.settings.controller,
-        "longest": state.controller.longest,
+        "speculation_length": state.controller.speculation_length,
         "last_plan": _as_json(state.engine.explain_last_plan()),
     }
 

@@ -68,7 +68,7 @@ def same_token(parts: ProposerParts, token: int = 5) -> SameToken:
 
 
 def every_other(parts: ControllerParts, divisor: int = 1) -> FixedLength:
-    return FixedLength(parts.longest // divisor)
+    return FixedLength(parts.speculation_length // divisor)
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_a_new_proposer_and_a_new_controller_serve(target: LanguageModel) -> Non
         proposer = engine.proposer
         assert isinstance(proposer, SameToken)
         assert proposer.token == 9
-        assert engine.controller.longest == 2
+        assert engine.controller.speculation_length == 2
         params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
         (found,) = engine.generate([list(range(30, 40))], params)
     finally:

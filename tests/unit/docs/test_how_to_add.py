@@ -19,7 +19,8 @@ from distillspec.losses import LossMix, per_token_loss
 from distillspec.losses.inputs import LossInputs
 from distillspec.models import LanguageModel, initialise_draft
 from distillspec.serving import Engine, SamplingParams
-from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowResult, RowView, StepResult
+from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowView, StepResult
 from distillspec.serving.server.bridge.engine_thread import StepReport
 from distillspec.serving.server.observability.metrics import Metrics
 from distillspec.serving.simulation.clock import Simulation
@@ -109,7 +110,7 @@ def test_a_metric(monkeypatch: pytest.MonkeyPatch) -> None:
     exec(code, added)
     for name in ("declare_gauges", "observe_step"):
         monkeypatch.setattr(Metrics, name, both(getattr(Metrics, name), added[name]))
-    metrics = Metrics("m", longest=4, slots=2, cache_tokens=100)
+    metrics = Metrics("m", speculation_length=4, slots=2, cache_tokens=100)
     view = BatchView((RowView("a", 9, 4), RowView("b", 9, 4)))
     plan = Plan(tuple([RowPlan.chain(row, 1) for row in view.rows]))
     rows = (RowResult.chain("a", 1, 1, 2), RowResult.chain("b", 1, 0, 1))

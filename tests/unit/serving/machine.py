@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import numpy
 
-from distillspec.serving.control.base import BatchView, LengthController, RowResult, RowView, StepResult
+from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.control.base import BatchView, LengthController, RowView, StepResult
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 

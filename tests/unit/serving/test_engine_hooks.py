@@ -18,7 +18,7 @@ SEEDED = [SamplingParams(temperature=0.9, seed=i, max_tokens=24) for i in range(
 class Restless:
     """Plans another length for every row and step, 0 among them. `trims`: verifies fewer tokens than were drafted."""
 
-    longest = 5
+    speculation_length = 5
 
     def __init__(self, trims: bool = False) -> None:
         self.trims = trims
@@ -27,11 +27,11 @@ class Restless:
     def plan(self, view: BatchView) -> Plan:
         turn = len(self.results)
         lengths = [(turn + 2 * place) % 6 for place in range(len(view.rows))]
-        return Plan(tuple(RowPlan.chain(row, k) for row, k in zip(view.rows, lengths, strict=True)))
-
-    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
-        planned = [row.speculation_length for row in plan.rows]
-        return tuple(max(0, k - 1 - place % 2) if self.trims else k for place, k in enumerate(planned))
+        plans = [RowPlan.chain(row, k) for row, k in zip(view.rows, lengths, strict=True)]
+        if self.trims:
+            kept = [max(0, plan.speculation_length - 1 - place % 2) for place, plan in enumerate(plans)]
+            plans = [plan._replace(verified=k) for plan, k in zip(plans, kept, strict=True)]
+        return Plan(tuple(plans))
 
     def observe(self, result: StepResult) -> None:
         self.results.append(result)

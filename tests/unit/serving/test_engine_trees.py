@@ -11,11 +11,10 @@ import torch
 from distillspec.models import LanguageModel
 from distillspec.sampling import policy_probs
 from distillspec.serving import Request, SamplingParams
-from distillspec.serving.base.acceptance import Trial
+from distillspec.serving.base.acceptance import RowResult, Trial
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenTree
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
-from distillspec.serving.control.base import RowResult
 from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest
 from distillspec.serving.server.bridge.request_stream import kinds
@@ -273,7 +272,7 @@ def test_a_wide_trees_acceptance_is_counted_by_level(target: LanguageModel, make
     estimate.observe(rows)
     assert [row.nodes for row in rows[:5]] == [9] * 5, "the nodes, which are what verification costs"
     assert all(row.tried == row.accepted and not row.rejected for row in rows)
-    assert estimate.hazards[2] > estimate.prior, "nothing fell, so no level is worse than before it was seen"
+    assert estimate.hazards()[2] > estimate.prior, "nothing fell, so no level is worse than before it was seen"
     assert kinds(4, rows[0]) == ("accepted", "accepted", "accepted", "bonus")
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from distillspec.serving.base.acceptance import (
     AcceptanceCounter,
+    RowResult,
     Trial,
     acceptance_rate,
     by_version,
@@ -14,7 +15,6 @@ from distillspec.serving.base.acceptance import (
     trials_of,
 )
 from distillspec.serving.base.tree import ROOT, SiblingGroup, TokenTree
-from distillspec.serving.control.base import RowResult
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from distillspec.serving.control.base import BatchView, LengthController, RowResult, RowView, StepResult
+from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.control.base import BatchView, LengthController, RowView, StepResult
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
 

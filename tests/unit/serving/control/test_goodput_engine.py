@@ -30,8 +30,8 @@ def test_an_engine_with_it_writes_the_same_text_and_explains_itself(
     assert why.lengths == tuple(row.speculation_length for row in result.plan.rows)
     assert (why.predicted_tokens, why.predicted_s) == (result.plan.predicted_tokens, result.plan.predicted_s)
     start = guessed()
-    assert why.target != start.target, "costs were learnt"
-    assert why.draft != start.draft
+    assert why.latency.target != start.target, "costs were learnt"
+    assert why.latency.draft != start.draft
     assert why.hazards != pytest.approx([0.6] * 5), "and acceptance"
     assert sum(output.stats.proposed for output in outputs) > 0
 

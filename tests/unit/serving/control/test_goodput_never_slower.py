@@ -10,9 +10,10 @@ from torch import Tensor
 
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
+from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.control.base import BatchView, LengthController, RowResult, RowView, StepResult
+from distillspec.serving.control.base import BatchView, LengthController, RowView, StepResult
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.latency import LatencyModel

@@ -9,7 +9,8 @@ import pytest
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.serving import EngineSettings, SamplingParams
-from distillspec.serving.control.base import BatchView, LengthController, Plan, RowResult, RowView, StepResult
+from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.control.base import BatchView, LengthController, Plan, RowView, StepResult
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import Decision, GoodputController
 from distillspec.serving.control.named import CONTROLLER_NAMES, named_controller
@@ -93,7 +94,7 @@ def test_an_engine_whose_clock_goes_back_writes_the_same_text(
     outputs = engine.generate(prompts(3), SamplingParams(temperature=0.0, max_tokens=24))
     assert [list(output.token_ids) for output in outputs] == wanted
     why, guess = engine.explain_last_plan(), guessed()
-    assert (why.target, why.draft) == (guess.target, guess.draft), "times below 0 teach nothing"
+    assert (why.latency.target, why.latency.draft) == (guess.target, guess.draft), "times below 0 teach nothing"
     assert sum(output.stats.proposed for output in outputs) > 0
 
 

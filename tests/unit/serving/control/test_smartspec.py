@@ -13,7 +13,8 @@ import pytest
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.serving import EngineSettings, SamplingParams
-from distillspec.serving.control.base import AdmissionView, BatchView, RowResult, RowView, StepResult, WaitingView
+from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.control.base import AdmissionView, BatchView, RowView, StepResult, WaitingView
 from distillspec.serving.control.smartspec import RECENT_STEPS, Choice, MovingAcceptance, SmartSpecController, chain
 from distillspec.serving.costs.hardware_profile import Fitted, ModelKey, PassKey, Profile, machine
 from distillspec.serving.costs.latency import LatencyModel
@@ -65,8 +66,7 @@ def after(controller: SmartSpecController, batch: BatchView, accepted: int, step
     """Run steps in which `accepted` of the drafted tokens stand in every row."""
     for _ in range(steps):
         plan = controller.plan(batch)
-        kept = controller.trim(batch, plan)
-        outcome = [(row.sequence_id, k, min(k, accepted)) for row, k in zip(plan.rows, kept, strict=True)]
+        outcome = [(row.sequence_id, row.verified_length, min(row.verified_length, accepted)) for row in plan.rows]
         rows = tuple(RowResult.chain(name, k, stood, stood + 1) for name, k, stood in outcome)
         controller.observe(StepResult(rows, batch, plan, 0, 0.0, 0.1, 0.1))
 
@@ -92,8 +92,9 @@ def test_a_gated_draft_goes_as_far_as_it_may_and_goodput_says_what_is_verified()
     plan = controller.plan(batch)
     assert [row.speculation_length for row in plan.rows] == [8, 8]
     assert isinstance(plan.why, Choice)
-    assert 0 < plan.why.verified < 8
-    assert controller.trim(batch, plan) == (plan.why.verified,) * 2
+    (verified,) = {row.verified_length for row in plan.rows}
+    assert 0 < verified < 8
+    assert verified == plan.why.goodputs.index(max(plan.why.goodputs))
 
 
 def waiting(*requests: tuple[int, float]) -> tuple[WaitingView, ...]:
@@ -134,7 +135,7 @@ def test_new_texts_are_not_read_by_the_draft_where_most_steps_propose_nothing() 
 
 def test_impossible_settings_are_refused_by_name() -> None:
     for make, name in (
-        (lambda: SmartSpecController(-1, CPU), "longest=-1"),
+        (lambda: SmartSpecController(-1, CPU), "speculation_length=-1"),
         (lambda: SmartSpecController(1, CPU, max_wait_s=-1.0), r"max_wait_s=-1\.0"),
         (lambda: MovingAcceptance(0), "window=0"),
         (lambda: MovingAcceptance(prior=2.0), r"prior=2\.0"),

@@ -46,7 +46,7 @@ def test_impossible_settings_are_refused_by_name() -> None:
         (lambda: CostTable.line(-1, 0, 0), "per_context=-1"),
         (lambda: CostTable.line(0, float("nan"), 0), "per_token=nan"),
         (lambda: LatencyModel(CPU.target, draft_free_s=-1.0), r"draft_free_s=-1\.0"),
-        (lambda: GoodputController(-1), "longest=-1"),
+        (lambda: GoodputController(-1), "speculation_length=-1"),
         (lambda: AcceptanceEstimate(4, prior=1.0), r"prior=1\.0"),
     ):
         with pytest.raises(ConfigError, match=name):

@@ -29,7 +29,7 @@ Drafted = tuple[str, tuple[int, ...], tuple[int, ...]]  # source, text before, t
 class Alternating:
     """Each step another source for each row: a, b, both, or none, at lengths 1 to 3."""
 
-    longest = 3
+    speculation_length = 3
 
     def __init__(self) -> None:
         self.turn = 0
@@ -42,9 +42,6 @@ class Alternating:
             sources = (("a",), ("b",), ("a", "b"), ())[turn % 4] if row.limit else ()
             rows.append(RowPlan(row.sequence_id, tuple([PlannedTree(source, shape) for source in sources])))
         return Plan(tuple(rows))
-
-    def trim(self, view: BatchView, plan: Plan) -> tuple[int, ...]:
-        return tuple(row.speculation_length for row in plan.rows)
 
     def observe(self, result: StepResult) -> None:
         self.turn += 1

@@ -104,7 +104,7 @@ def test_every_policy_plans_within_the_limits_and_purely(name: str) -> None:
     controller = make_policy(name, hardware.latency, []).controller
     plan = controller.plan(view)
     assert plan == controller.plan(view)
-    assert all(0 <= row.speculation_length <= controller.longest for row in plan.rows)
+    assert all(0 <= row.speculation_length <= controller.speculation_length for row in plan.rows)
     assert plan.rows[2].speculation_length == 0
     if not name.startswith("medusa"):
         assert plan.rows[1].speculation_length <= 1

@@ -10,8 +10,8 @@ import pytest
 from distillspec.config import GateConfig
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, RequestOutput, SamplingParams
+from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.control.base import RowResult
 from distillspec.serving.online.gate.monitor import ServedAcceptance
 from distillspec.serving.online.log.records import PLAIN, REJECTED
 from distillspec.serving.proposers.base import ProposalRequest

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from distillspec.serving import Request, SamplingParams
+from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.requests import SequenceDelta
-from distillspec.serving.control.base import RowResult
 from distillspec.serving.server.bridge.request_stream import RequestStream, kinds
 from distillspec.serving.server.http.errors import ApiError
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.shape import chain_of
-from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowResult, RowView, StepResult
+from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowView, StepResult
 from distillspec.serving.server.bridge.engine_thread import StepReport
 from distillspec.serving.server.observability.metrics import Metrics
 from distillspec.serving.server.observability.telemetry import Telemetry
@@ -40,7 +41,7 @@ def families(text: bytes) -> set[str]:
 
 @pytest.fixture(scope="module")
 def untouched() -> bytes:
-    return Metrics("m", longest=4, slots=2, cache_tokens=100).text()
+    return Metrics("m", speculation_length=4, slots=2, cache_tokens=100).text()
 
 
 def test_everything_is_registered_from_the_start(untouched: bytes, served: Running) -> None:
@@ -85,7 +86,7 @@ def step(emitted: int, seconds: float, predicted: tuple[float, float] | None, pr
 
 
 def test_goodput_is_shown_beside_what_was_predicted_of_it() -> None:
-    metrics, telemetry = Metrics("m", longest=4, slots=2, cache_tokens=100), Telemetry(slots=2)
+    metrics, telemetry = Metrics("m", speculation_length=4, slots=2, cache_tokens=100), Telemetry(slots=2)
     # Goodput leaves out steps with prefill. A plan without predictions adds none.
     for report in (
         step(4, 0.1, (3.0, 0.12)),

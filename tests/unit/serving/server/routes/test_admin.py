@@ -91,7 +91,11 @@ def test_the_controller_is_bounded_fixed_and_switched_off(serve: Serve) -> None:
     running = serve(engine={"drafts": True, "controller": "goodput"}, admin=ADMIN)
     quiet = running.complete(max_tokens=30).json()["choices"]
     explained = call(running, "GET", "controller")
-    assert (explained["policy"], explained["engine_controller"], explained["longest"]) == ("engine", "goodput", 4)
+    assert (explained["policy"], explained["engine_controller"], explained["speculation_length"]) == (
+        "engine",
+        "goodput",
+        4,
+    )
     assert {"mode", "lengths", "hazards"} <= set(explained["last_plan"])
     assert call(running, "PATCH", "controller", {"policy": "fixed", "max_length": 2})["max_length"] == 2
     fixed = running.complete(max_tokens=30).json()
