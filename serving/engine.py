@@ -253,8 +253,7 @@ class Engine(EngineView):
         """Keep the target's states that a draft reads. Running sequences are read again, if some were not kept."""
         if set(draft.state_ids) <= set(self.runner.cache.state_ids):
             return
-        ids = kept_states(self.settings, draft)
-        self._models.prepared(self.target).hand_out(ids)
+        self._models.prepared(self.target).hand_out(ids := kept_states(self.settings, draft))
         self.runner.keep_states(ids)
         self._core.read_again()
 

@@ -138,15 +138,15 @@ DRAFT_KINDS: dict[str, Choice] = {
         "some of the target's layers",
         reads=("layers", "keep", "select", "features", "feature_ids"),
     ),
-    "eagle": Choice(
-        "distillspec.models.draft:make_eagle",
-        "a layer on the target's hidden states (EAGLE-3)",
-        reads=("layers", "feature_ids"),
-    ),
     "scratch": Choice(
         "distillspec.models.draft:make_scratch",
         "a small random Llama",
         reads=("layers", "hidden_size", "heads"),
+    ),
+    "eagle": Choice(
+        "distillspec.models.draft:make_eagle",
+        "a layer on the target's hidden states (EAGLE-3)",
+        reads=("layers", "feature_ids"),
     ),
 }
 

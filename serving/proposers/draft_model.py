@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,30 +24,8 @@ from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.execution.state_runner import StateRunner
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Prospect
+from distillspec.serving.proposers.continue_rule import ContinueRule
 from distillspec.serving.proposers.draft_loop import DraftLoop
-
-
-class ContinueRule(Protocol):
-    """Decides after every draft step which rows continue."""
-
-    def keeps(self, logits: Tensor, step: int) -> list[bool]:
-        """Return which rows continue.
-
-        Args:
-            logits: `[B, width]` raw, of the rows still drafting.
-            step: the draft token (0, 1, …) that was taken from them.
-        """
-        ...
-
-
-class ConfidenceThreshold:
-    """Draft on while the draft's best probability exceeds a threshold (SmartSpec, Algorithm 3)."""
-
-    def __init__(self, threshold: float) -> None:
-        self.threshold = threshold
-
-    def keeps(self, logits: Tensor, step: int) -> list[bool]:
-        return to_host(torch.softmax(logits.float(), -1).amax(-1) > self.threshold).tolist()
 
 
 @dataclass

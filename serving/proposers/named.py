@@ -14,7 +14,8 @@ from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.graphs import Recorder
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.proposers.base import Proposer
-from distillspec.serving.proposers.draft_model import ConfidenceThreshold, DraftModel
+from distillspec.serving.proposers.continue_rule import ConfidenceThreshold
+from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.prompt_lookup import PromptLookup
 from distillspec.serving.proposers.side_by_side import SideBySide
 

@@ -59,8 +59,9 @@ SERVING_ARROWS: dict[str, set[str]] = {
         "serving.sequences",
         "serving.proposers",
     },
-    "": {  # engine and its builder, generator, profiler
+    "": {  # engine and its builder, generator, profiler, the decoder of measured speed-ups
         "config",
+        "evaluation",
         "models",
         "recording",
         "serving.base",

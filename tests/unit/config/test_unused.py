@@ -27,7 +27,10 @@ def refusal(line: str) -> str | None:
 @pytest.mark.parametrize(
     ("line", "needs"),
     [
-        ("train draft=pretrained draft.path=d draft.layers=2", "draft.layers=2 needs draft=pruned or draft=scratch"),
+        (
+            "train draft=pretrained draft.path=d draft.layers=2",
+            "draft.layers=2 needs draft=pruned or draft=scratch or draft=eagle",
+        ),
         ("train loss=fkl loss.kl=0.5", "loss.kl=0.5 needs loss=jsd_kl"),
         ("train loss=fkl loss.beta=.5", "loss.beta=.5 needs loss=jsd or loss=jsd_kl"),
         ("train loss=tvd loss.mix={fkl:1}", "loss=tvd needs loss.mix=null"),
