@@ -11,7 +11,7 @@ import torch
 from distillspec.models import LanguageModel
 from distillspec.models.paged_cache import PagedCache
 from distillspec.models.pages import Pages
-from distillspec.serving import Engine, Request, SamplingParams
+from distillspec.serving import Engine, Request, RequestOutput, SamplingParams
 from distillspec.serving.proposers.draft_model import DraftModel
 
 from ..models.state_drafts import state_draft
@@ -71,7 +71,7 @@ def test_trees_in_the_kernel_over_pages(target: LanguageModel, make_engine: Make
 
 CIRCUMSTANCES: dict[str, dict[str, Any]] = {
     "room for all": {"max_slots": 8},
-    "preempted": {"max_slots": 4, "max_cache_tokens": 256},
+    "preempted": {"max_slots": 8, "max_cache_tokens": 120, "page_tokens": 4},
     "few slots": {"max_slots": 2, "prefill_chunk": 9},
     "a page does not divide the context": {"max_slots": 3, "page_tokens": 7, "max_model_len": 230},
     "nothing is reused": {"max_slots": 3, "prefix_reuse": False},
@@ -106,12 +106,13 @@ def test_the_same_text_in_all_circumstances(
     params = SamplingParams(temperature=0.0, max_tokens=14)
     for number, (prompt, _) in enumerate(answers):
         engine.submit(Request(str(number), tuple(prompt), params))
-    done: dict[str, list[int]] = {}
+    done: dict[str, RequestOutput] = {}
     while engine.has_work:
-        for output in engine.step().finished:
-            done[output.request_id] = list(output.token_ids)
+        done.update({output.request_id: output for output in engine.step().finished})
         engine.check_integrity()
-    assert [done[str(number)] for number in range(len(answers))] == [answer for _, answer in answers]
+    outputs = [done[str(number)] for number in range(len(answers))]
+    assert [list(output.token_ids) for output in outputs] == [answer for _, answer in answers]
+    assert any(output.stats.preemptions for output in outputs) == (circumstance == "preempted")
 
 
 def test_reservations_that_shrink_make_room_before_others_grow(target: LanguageModel, make_engine: MakeEngine) -> None:
