@@ -36,10 +36,6 @@ class PagedCache(SlotCache):
     def another(self) -> PagedCache:
         return PagedCache(self.slots, self.max_len, self.attend, pages=self.pages, table=self.table)
 
-    @property
-    def page_size(self) -> int:
-        return self.pages.size
-
     def table_changes(self) -> list[NDArray[numpy.int64]]:
         changes = self.pages.changes
         return [numpy.array(list(part), dtype=numpy.int64) for part in (changes, changes.values())] if changes else []

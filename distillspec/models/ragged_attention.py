@@ -39,6 +39,7 @@ def ragged_attention(
         return otherwise(query, keys, values, view, scaling, window, softcap)
     from distillspec.models.ragged_kernel import attend_part
 
+    table, columns, page = _block_table(view)
     kv_heads, rows = keys.shape[1], max(16, power_of_two(groups * width))
     part_len, parts = split_parts(view.reach, batch * kv_heads)
     partial = query.new_empty(batch, kv_heads, parts, rows, dim, dtype=torch.float32)
@@ -49,7 +50,8 @@ def ragged_attention(
         keys,
         values,
         view.slots,
-        *_block_table(view),
+        table,
+        columns,
         view.places,
         view.positions,
         view.slots if view.base is None else view.base,  # read of trees only
@@ -66,7 +68,7 @@ def ragged_attention(
         DIM=dim,
         WINDOW=window or 0,
         SOFTCAP=softcap or 0.0,
-        PAGE=view.cache.page_size,
+        PAGE=page,
         WORDS=0 if view.ancestors is None else view.ancestors.shape[2],
         ROWS=rows,
         COLUMNS=COLUMNS,
@@ -76,10 +78,10 @@ def ragged_attention(
     return out.to(query.dtype).reshape(batch, heads, width, dim).transpose(1, 2)
 
 
-def _block_table(view: SlotView) -> tuple[Tensor, int]:
-    """Return the block table and its row length. Without pages nothing of it is read."""
+def _block_table(view: SlotView) -> tuple[Tensor, int, int]:
+    """Return the block table, its row length, and the tokens of a page. Without pages nothing of it is read."""
     cache = view.cache
-    return (cache.table, cache.table.shape[1]) if isinstance(cache, PagedCache) else (view.slots, 0)
+    return (cache.table, cache.pages.columns, cache.pages.size) if isinstance(cache, PagedCache) else (view.slots, 0, 0)
 
 
 def _weighed(partial: Tensor, weight: Tensor) -> Tensor:

@@ -109,11 +109,6 @@ class SlotCache:
         """Return an empty cache of the same slots, for another model."""
         return SlotCache(self.slots, self.max_len, self.attend)
 
-    @property
-    def page_size(self) -> int:
-        """Tokens of a page, 0 where slots are no pages."""
-        return 0
-
     def table_changes(self) -> list[NDArray[numpy.int64]]:
         """Return entries of the block table and their pages, two arrays, or nothing if the device's is up to date."""
         return []

@@ -62,7 +62,7 @@ def filled(cache: SlotCache, lengths: list[int], seed: int = 0) -> tuple[Tensor,
     """Write a text of these lengths to every slot, and NaN wherever a cache in pages has no text."""
     like = torch.zeros(1, 2, 1, 32, device=DEVICE)
     layer = cache.layer(0, like)
-    if cache.page_size:
+    if isinstance(cache, PagedCache):
         for held in layer:
             held.fill_(torch.nan)
     for slot, length in enumerate(lengths):
