@@ -243,5 +243,6 @@ def _add_timings(
         config.speedup_tokens,
         bootstrap_samples=config.bootstrap_samples,
         seed=seed,
+        decoders=DECODERS.get("engine", DECODERS["reference"]),
     )
     return replace(result, measured=measured)

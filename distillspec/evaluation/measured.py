@@ -66,6 +66,21 @@ class MakeDecoders(Protocol):
     ) -> AbstractContextManager[Decoders]: ...
 
 
+@contextmanager
+def reference_decoders(
+    draft: LanguageModel, target: LanguageModel, policy: SamplingPolicy, gamma: int, max_new_tokens: int, seed: int
+) -> Iterator[Decoders]:
+    """Yield the reference decoder, which serves drafts that read tokens alone."""
+
+    def plain(ids: Sequence[int]) -> Run:
+        return _run(lambda: plain_generate(target, ids, policy, max_new_tokens, seed=seed), target)
+
+    def speculative(ids: Sequence[int]) -> Run:
+        return _run(lambda: speculative_generate(draft, target, ids, policy, gamma, max_new_tokens, seed=seed), target)
+
+    yield Decoders(plain, speculative)
+
+
 def measure_speedup(
     draft: LanguageModel,
     target: LanguageModel,
@@ -77,19 +92,18 @@ def measure_speedup(
     bootstrap_samples: int = 1000,
     seed: int = 0,
     on_prompt: Callable[[int, int], None] | None = None,
+    decoders: MakeDecoders = reference_decoders,
 ) -> MeasuredSpeedup:
     """Decode every prompt (token ids) both ways, one right after the other, in alternating order.
 
-    The engine decodes where it is registered (`DECODERS`), else the reference decoder. Sampled responses differ in
-    length, so speeds are compared, not times. `on_prompt` is called with `(done, total)`.
+    Sampled responses differ in length, so speeds are compared, not times. `on_prompt` is called with `(done, total)`.
 
     Raises:
         ConfigError: there is no prompt.
     """
     if not prompts:
         raise ConfigError("the measured speed-up needs at least one prompt; raise evaluation.speedup_prompts")
-    make = DECODERS.get("engine", reference_decoders)
-    with make(draft, target, policy, gamma, max_new_tokens, seed) as (plain, speculative):
+    with decoders(draft, target, policy, gamma, max_new_tokens, seed) as (plain, speculative):
         speculative(prompts[0])  # the first call pays for start-up work of both models
         pairs = []
         for index, ids in enumerate(prompts):
@@ -109,21 +123,6 @@ def measure_speedup(
         sum(run.tokens for run in fast_runs) / sum(run.steps for run in fast_runs),
         len(pairs),
     )
-
-
-@contextmanager
-def reference_decoders(
-    draft: LanguageModel, target: LanguageModel, policy: SamplingPolicy, gamma: int, max_new_tokens: int, seed: int
-) -> Iterator[Decoders]:
-    """Yield the reference decoder, which serves drafts that read tokens alone."""
-
-    def plain(ids: Sequence[int]) -> Run:
-        return _run(lambda: plain_generate(target, ids, policy, max_new_tokens, seed=seed), target)
-
-    def speculative(ids: Sequence[int]) -> Run:
-        return _run(lambda: speculative_generate(draft, target, ids, policy, gamma, max_new_tokens, seed=seed), target)
-
-    yield Decoders(plain, speculative)
 
 
 DECODERS: dict[str, MakeDecoders] = {"reference": reference_decoders}  # `distillspec.cli` adds the engine

@@ -49,28 +49,31 @@ def write_weights(draft: LanguageModel, folder: Path) -> None:
 def read_weights(
     folder: Path, reading: dict[str, Any], target: LanguageModel | None, dtype: torch.dtype
 ) -> PreTrainedModel:
-    """Return the model that `write_weights` wrote, its embeddings shared with the target where they are its own.
+    """Return the model that `write_weights` wrote, its embeddings shared with the target unless it has its own.
 
     Raises:
-        ConfigError: the target is needed and not given, or a weight is missing.
+        ConfigError: the target is not given, or a weight is missing.
     """
-    shared = reading["embeddings"] == "target"
-    if target is None and shared:
+    if target is None:
         raise ConfigError(f"{folder} reads its target's states and embeddings; load it together with its target")
     state = load_file(folder / WEIGHTS)
     model = _bare(AutoConfig.from_pretrained(folder), reading)
     _fit_head(model, state)
-    if shared:
-        assert target is not None
-        share_embeddings(model, target, torch.float32)
+    share_embeddings(model, target, torch.float32)
+    embeddings = model.get_input_embeddings()
+    shared = reading["embeddings"] == "target"
+    if not shared:
+        embeddings.weight = nn.Parameter(embeddings.weight.detach().clone())
     missing, unknown = model.load_state_dict(state, strict=False)
-    embedding = {
-        f"{prefix}.weight" for prefix, module in model.named_modules() if module is model.get_input_embeddings()
-    }
-    if unknown or set(missing) - (embedding if shared else set()):
+    if shared:
+        name = next(name for name, module in model.named_modules() if module is embeddings)
+        missing = [key for key in missing if key != f"{name}.weight"]
+    if missing or unknown:
         raise ConfigError(f"the draft {folder} lacks weights, or has unknown ones: {[*missing, *unknown][0]}")
-    model = model.to(dtype)
-    if shared and target is not None:
+    # Parameters alone: rotary frequencies are buffers, and stay in float32.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    if shared:
         share_embeddings(model, target, dtype)
     return model
 
@@ -81,6 +84,13 @@ def share_embeddings(model: PreTrainedModel, target: LanguageModel, dtype: torch
     own = copy.copy(theirs)
     own._parameters = {**theirs._parameters, "weight": nn.Parameter(theirs.weight.detach().to(dtype), False)}
     model.set_input_embeddings(own)
+
+
+def own_embeddings(draft: LanguageModel) -> None:
+    """Give a draft that shares its target's embeddings its own copy, to be trained and stored."""
+    embeddings = draft.model.get_input_embeddings()
+    embeddings.weight = nn.Parameter(embeddings.weight.detach().clone())
+    draft.lineage["own_embeddings"] = True
 
 
 def add_state_input(model: PreTrainedModel, state_ids: list[int], target_width: int) -> None:

@@ -15,6 +15,7 @@ from distillspec.files import write_folder
 from distillspec.models import LanguageModel, initialise_draft, load_draft, read_metadata, save_draft
 from distillspec.models.features import read_states
 from distillspec.models.unrolling import unrolled
+from distillspec.training.optimizer import choose_trainable
 
 from .state_drafts import KINDS, state_draft
 
@@ -45,6 +46,13 @@ def test_a_saved_draft_comes_back_without_the_targets_embeddings(
     reads = read_metadata(tmp_path / "draft")["reads"]
     assert reads["state_ids"] == list(draft.state_ids)
     assert "after i layers" in reads["convention"]
+
+
+def test_in_bfloat16_rotary_frequencies_stay_in_float32(target: LanguageModel, tmp_path: Path) -> None:
+    save_draft(state_draft("eagle", target), tmp_path / "draft", target)
+    loaded = load_draft(tmp_path / "draft", target, dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.bfloat16}
+    assert {buffer.dtype for buffer in loaded.model.buffers()} == {torch.float32}
 
 
 def test_it_needs_its_target(target: LanguageModel, tmp_path: Path) -> None:
@@ -87,6 +95,20 @@ def test_features_begin_at_what_the_draft_knew(target: LanguageModel) -> None:
     reading = initialise_draft(DraftConfig(layers=2, features=True), target)
     for logits in drafted(reading, target):
         torch.testing.assert_close(logits, plain.logits(READ[0]))
+
+
+def test_embeddings_that_train_are_the_drafts_own(target: LanguageModel, tmp_path: Path) -> None:
+    draft = initialise_draft(DraftConfig(kind="eagle"), target)
+    theirs = target.model.get_input_embeddings().weight
+    before = theirs.detach().clone()
+    choose_trainable(draft, train_embeddings=True)
+    own = draft.model.get_input_embeddings().weight
+    assert own.requires_grad
+    with torch.no_grad():
+        own += 1
+    assert torch.equal(theirs, before)
+    save_draft(draft, tmp_path / "draft", target)
+    assert torch.equal(load_draft(tmp_path / "draft", target).model.get_input_embeddings().weight, own)
 
 
 @pytest.mark.parametrize(
