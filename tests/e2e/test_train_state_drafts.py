@@ -42,10 +42,8 @@ def test_a_resumed_run_ends_bit_for_bit_the_same(distill: Any, tmp_path: Path, w
     assert read_metadata(tmp_path / "run" / "draft")["reads"]["embeddings"] == "target"
 
 
-def test_it_is_evaluated_with_the_engine(
-    distill: Any, tmp_path: Path, words: tuple[str, ...], data_folder: Path
-) -> None:
-    assert distill("train", *words).code == 0
+def test_it_is_evaluated_with_the_engine(distill: Any, tmp_path: Path, data_folder: Path) -> None:
+    assert distill("train", *FAST, *KINDS["eagle"], f"data.cache={data_folder}").code == 0
     measured = distill(
         "eval", "target=tiny", "drafts=[run]", f"data.cache={data_folder}", "evaluation.measure_speedup=true",
         "evaluation.speedup_prompts=2", "evaluation.speedup_tokens=6", "evaluation.cost_batches=[1]",
@@ -56,14 +54,14 @@ def test_it_is_evaluated_with_the_engine(
     assert result["measured"]["tau"] >= 1
     assert len(result["alpha_by_position"]) == 2
 
+    exported = distill("export", "target=tiny", "draft.path=run", "hydra.run.dir=out")
+    assert exported.code == 2
+    assert "there is no export of such drafts yet" in exported.err
+
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_such_a_draft_cannot_do_is_one_line(distill: Any, tmp_path: Path, data_folder: Path, kind: str) -> None:
+def test_such_a_draft_cannot_write_alone(distill: Any, tmp_path: Path, data_folder: Path, kind: str) -> None:
     own_text = distill("train", *FAST, *KINDS[kind], "data=draft", f"data.cache={data_folder}")
     assert own_text.code == 2
     assert "cannot write alone; use data=teacher" in own_text.err
     assert not (tmp_path / "run").exists()
-    assert distill("train", *FAST, *KINDS[kind], f"data.cache={data_folder}").code == 0
-    exported = distill("export", "target=tiny", "draft.path=run", "hydra.run.dir=out")
-    assert exported.code == 2
-    assert "there is no export of such drafts yet" in exported.err
