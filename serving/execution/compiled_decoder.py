@@ -27,6 +27,7 @@ from distillspec.errors import in_one_line
 from distillspec.models import LanguageModel
 from distillspec.models.slot_attention import CacheView, passing_view
 from distillspec.models.slot_cache import SlotCache
+from distillspec.serving.execution.beside import Beside
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 
 log = logging.getLogger(__name__)
@@ -56,7 +57,7 @@ class CompiledDecoder:
         self.ready = False
         self._spent_s = 0.0
         self._started = False
-        self._thread: threading.Thread | None = None
+        self._beside: Beside | None = None
         self._compiler: int | None = None  # thread that calls compiled code before all do
         model.decoder.forward = self._forward
         if wait:
@@ -68,14 +69,14 @@ class CompiledDecoder:
         self._spent_s += seconds
         if not self._started and self._spent_s >= self._after_s:
             self._started = True
-            threads = torch.get_num_threads()  # the code is made for so many
-            self._thread = threading.Thread(target=self._compile_beside, args=(threads,), daemon=True)
-            self._thread.start()
+            self._beside = Beside(self._compile)  # with the passes' threads: the code is made for so many
+        if self._beside is not None:
+            self._beside.give_way()
 
     def join(self) -> None:
         """Wait until nothing is being compiled."""
-        if self._thread is not None:
-            self._thread.join()
+        if self._beside is not None:
+            self._beside.join()
 
     def detach(self) -> None:
         """Give the decoder back as it was."""
@@ -95,14 +96,6 @@ class CompiledDecoder:
                     raise
                 self._failed(error)  # a compiler has many ways to fail, and serving must go on
         return type(decoder).forward(decoder, *args, slot_view=slot_view, **kwargs)
-
-    def _compile_beside(self, threads: int) -> None:
-        own = torch.get_num_threads()
-        torch.set_num_threads(threads)
-        try:
-            self._compile()
-        finally:
-            torch.set_num_threads(own)  # threads that come later have as many as before
 
     @torch.inference_mode()
     def _compile(self) -> None:

@@ -1,0 +1,62 @@
+"""Passes give way to a call beside them, and take everything back when it ends."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from distillspec.serving.execution.beside import SWITCH_S, Beside
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("cores", "meanwhile"), [(1, 1), (2, 1), (3, 2)])
+def test_threads_and_turns_while_calls_run(
+    two_threads: None, monkeypatch: pytest.MonkeyPatch, cores: int, meanwhile: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
+    usual, ends = sys.getswitchinterval(), [threading.Event(), threading.Event()]
+    begun, seen = threading.Semaphore(0), []
+
+    def call(end: threading.Event) -> None:
+        seen.append(torch.get_num_threads())
+        begun.release()
+        assert end.wait(60)
+
+    first, second = [Beside(lambda end=end: call(end)) for end in ends]  # type: ignore[misc]
+    for _ in ends:
+        assert begun.acquire(timeout=60)
+    assert seen == [2, 2]
+    first.give_way()
+    assert torch.get_num_threads() == meanwhile
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+    ends[0].set()
+    first.join()
+    assert torch.get_num_threads() == 2
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_S), "another call is running"
+    ends[1].set()
+    second.join()
+    assert sys.getswitchinterval() == pytest.approx(usual)
+
+
+def test_a_call_that_raises_leaves_nothing_behind(two_threads: None) -> None:
+    usual, raised = sys.getswitchinterval(), []
+    hook, threading.excepthook = threading.excepthook, lambda args: raised.append(args.exc_value)
+    try:
+        call = Beside(lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+        call.join()
+    finally:
+        threading.excepthook = hook
+    assert isinstance(raised[0], ZeroDivisionError)
+    assert (sys.getswitchinterval(), torch.get_num_threads()) == (pytest.approx(usual), 2)
