@@ -75,6 +75,13 @@ class PagedCache(SlotCache):
     def zeros(self, like: Tensor, heads: int, dim: int) -> Tensor:
         return like.new_zeros(1 + self.pages.count, heads, self.pages.size, dim)
 
+    def copy_text(self, source: int, destination: int, length: int) -> None:
+        tables, size = self.pages.tables, self.pages.size
+        pairs = zip(tables[source], tables[destination], strict=False)
+        for column, (page, own) in enumerate(pairs):
+            if page != own and column * size < length:
+                self.copy(page, own, min(size, length - column * size))
+
     def gather(self, slot: int, places: Tensor, start: int) -> None:
         new = torch.arange(start, start + len(places), device=places.device)
         source, destination = (self.located(torch.full_like(at, slot), at) for at in (places, new))

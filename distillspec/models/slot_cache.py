@@ -168,6 +168,10 @@ class SlotCache:
         for held in self.tensors():
             held[destination, :, :length] = held[source, :, :length]
 
+    def copy_text(self, source: int, destination: int, length: int) -> None:
+        """Copy the first `length` places of one slot over another's. Both have room for them."""
+        self.copy(source, destination, length)
+
     def gather(self, slot: int, places: Tensor, start: int) -> None:
         """Copy the tokens at `places [n]` int64 of a slot to start, start + 1, …: the accepted path of a tree.
 
@@ -234,8 +238,7 @@ class SlotView:
 
         Args:
             starts, counts: int64 `[B]` on the model's device.
-            longest: the largest start + count. None reads it from the tensors.
-            width: the largest count. None reads it from the tensors.
+            longest, width: the largest start + count, and the largest count. None reads them from the tensors.
         """
         width = int(counts.max()) if width is None else width
         steps = torch.arange(width, device=starts.device)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import SlotCache
-from distillspec.serving.base.catch_up import ALONG, MOST
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.transfer import to_host
 from distillspec.serving.base.tree import DRAFT, DraftProbs, TokenTree
@@ -26,17 +25,7 @@ from distillspec.serving.execution.state_runner import StateRunner
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Prospect
 from distillspec.serving.proposers.continue_rule import ContinueRule
 from distillspec.serving.proposers.draft_loop import DraftLoop
-
-
-@dataclass
-class DraftState:
-    """State that a draft keeps of one sequence."""
-
-    computed: int = 0  # leading tokens whose keys and values its cache holds
-    unchecked: bool = False  # it has read text but given no logits of it, so NaN would be unnoticed
-    sound: bool = True  # False after NaN in its logits
-    skipped: bool = False  # True: it never reads the sequence
-    drafted: tuple[int, ...] = ()  # tokens of the last window, all but the newest of them read
+from distillspec.serving.proposers.read_texts import DraftState, ReadTexts
 
 
 @dataclass
@@ -93,8 +82,7 @@ class DraftModel:
         self.loop = DraftLoop(self.runner, self.columns, recorder)
         self.rule = rule
         self._version, self.source = version, source
-        self._states: dict[str, DraftState] = {}  # by sequence
-        self._last: dict[int, DraftState] = {}  # by slot, of the sequence that it holds or held last
+        self.texts = ReadTexts(self.runner)
 
     @property
     def version(self) -> str:
@@ -104,7 +92,8 @@ class DraftModel:
         rows = [_Row(request, self.state(request.sequence.id)) for request in requests]
         rows = [row for row in rows if row.state.sound and not row.state.skipped]
         rows.sort(key=lambda row: row.slot)  # rows in slot order read the cache without copies
-        rows = self._catch_up(rows)
+        ready = self.texts.catch_up([row.sequence for row in rows])
+        rows = [row for row in rows if row.sequence.id in ready]
         draft = self._draft_at_once if rows and self.can_draft_at_once(rows) else self._draft_one_by_one
         probs = draft(rows)
         table = None if probs is None else DraftProbs(probs, self.columns.kept_ids)
@@ -113,7 +102,7 @@ class DraftModel:
 
     def state(self, sequence_id: str) -> DraftState:
         """Return what the draft knows of a sequence. Nothing yet, if it is new."""
-        return self._states.setdefault(sequence_id, DraftState())
+        return self.texts.state(sequence_id)
 
     def prospect(self, sequence: SequenceState) -> Prospect:
         """Return a prospect of no tokens for sequences that the draft does not read."""
@@ -145,27 +134,20 @@ class DraftModel:
         self.loop.release()
 
     def enter_slot(self, sequence: SequenceState, prefix: Prefix | None) -> None:
-        """Begin with what the cache holds of the prefix, if its logits were finite."""
-        state, held = DraftState(), None if prefix is None else self._last.get(prefix.slot)
-        if prefix is not None and held is not None and held.sound and not held.unchecked:
-            state.computed = min(held.computed, prefix.length)
-        self._states[sequence.id] = self._last[sequence.held_slot] = state
+        """See `ReadTexts.enter_slot`."""
+        self.texts.enter_slot(sequence, prefix)
 
     def leave_slot(self, sequence: SequenceState) -> None:
-        """Forget the sequence. NaN that nobody has noticed would reach the next one in the slot."""
-        state = self._states.pop(sequence.id, None)
-        if state is not None and state.unchecked:
-            self.runner.cache.clear(sequence.held_slot)
-            state.computed = 0
+        """See `ReadTexts.leave_slot`."""
+        self.texts.leave_slot(sequence)
 
     @property
     def caches(self) -> Sequence[SlotCache]:
         return (self.runner.cache,)
 
     def distrust(self, sequence: SequenceState) -> None:
-        self.runner.cache.clear(sequence.held_slot)
-        state = self.state(sequence.id)
-        state.computed, state.unchecked, state.drafted = 0, False, ()
+        """See `ReadTexts.distrust`."""
+        self.texts.distrust(sequence)
 
     def skip(self, sequence: SequenceState) -> None:
         state = self.state(sequence.id)
@@ -173,27 +155,6 @@ class DraftModel:
 
     def assume_read(self, sequence: SequenceState, tokens: int) -> None:
         self.state(sequence.id).computed = tokens
-
-    def _catch_up(self, rows: Sequence[_Row]) -> list[_Row]:
-        """Do catch-up prefill of rows that are far behind, and return the rows that can draft now.
-
-        At most `MOST` tokens a step, in slot order. Rows still behind decode without drafts meanwhile.
-        """
-        room, ready, inputs = MOST, [], []
-        for row in rows:
-            tokens, start = row.sequence.tokens, row.state.computed
-            unread_tokens = len(tokens) - start
-            if unread_tokens > ALONG and room > 0:
-                end = start + min(unread_tokens - 1, room)  # drafting reads the newest token
-                inputs.append(RowInput(row.slot, start, tokens[start:end], wanted=0))
-                row.state.computed = end
-                row.state.unchecked = len(tokens) - end > ALONG  # else it drafts in this step
-                room -= end - start
-            if len(tokens) - row.state.computed <= ALONG:
-                ready.append(row)
-        if inputs:
-            self.runner.read(inputs)
-        return ready
 
     def can_draft_at_once(self, rows: Sequence[_Row]) -> bool:
         """Return True if one loop can draft all rows.

@@ -47,6 +47,8 @@ def test_what_slots_hold_is_planned_as_read(make_engine: MakeEngine) -> None:
     assert (len(result.rows), result.prefill_tokens) == (3, 12)
 
 
+@pytest.mark.parametrize("kind", ["tokens", "features"])
+@pytest.mark.parametrize("page_tokens", [0, 16])
 @pytest.mark.parametrize("prefix_reuse", [True, False])
 @pytest.mark.parametrize("slots", [1, 2, 4])
 def test_answers_to_one_prompt_read_it_once(
@@ -56,15 +58,19 @@ def test_answers_to_one_prompt_read_it_once(
     monkeypatch: pytest.MonkeyPatch,
     slots: int,
     prefix_reuse: bool,
+    page_tokens: int,
+    kind: str,
 ) -> None:
     wanted = hf_greedy(target, HEAD, 8)
-    engine = make_engine(draft, max_slots=slots, prefix_reuse=prefix_reuse, prefill_chunk=16, speculation_length=2)
+    drafts = draft if kind == "tokens" else state_draft("features", target)
+    settings = {"prefix_reuse": prefix_reuse, "page_tokens": page_tokens, "prefill_chunk": 16}
+    engine = make_engine(drafts, max_slots=slots, speculation_length=2, **settings)
     read, drafted = counted(engine.runner, monkeypatch), counted(draft_runner(engine), monkeypatch)
     (output,) = engine.generate([HEAD], SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, n=4))
     assert [list(answer.token_ids) for answer in output.completions] == [wanted] * 4
     assert [answer.stats.prefix_tokens for answer in output.completions] == [0, 59, 59, 59]
     assert sum(tokens for tokens in read if tokens > 3) == 60  # windows have three tokens
-    assert sum(tokens > 8 for tokens in drafted) == slots, "those that begin together find no draft's work to copy"
+    assert sum(tokens > 8 for tokens in drafted) == 1, "the draft's work is copied, too"
     engine.check_integrity()
     engine.generate([HEAD], GREEDY)
     assert sum(tokens for tokens in read if tokens > 3) == (60 if prefix_reuse else 120)

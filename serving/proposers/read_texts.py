@@ -1,0 +1,109 @@
+"""Texts as far as a draft model has read them into its cache, by sequence and by slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from distillspec.serving.base.catch_up import ALONG, MOST
+from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.execution.flat_batch import RowInput
+from distillspec.serving.execution.kv_cache import Prefix
+from distillspec.serving.execution.runner import ModelRunner
+
+
+@dataclass(eq=False)
+class DraftState:
+    """State that a draft keeps of one sequence."""
+
+    computed: int = 0  # leading tokens whose keys and values its cache holds
+    unchecked: bool = False  # it has read text but given no logits of it, so NaN would be unnoticed
+    sound: bool = True  # False after NaN in its logits
+    skipped: bool = False  # True: it never reads the sequence
+    drafted: tuple[int, ...] = ()  # tokens of the last window, all but the newest of them read
+    sibling: tuple[DraftState, Prefix] | None = None  # sequence in another slot that begins with the same text
+
+
+class ReadTexts:
+    """What a draft has read of each sequence. Rows do catch-up prefill when they draft next.
+
+    A text that another sequence begins with is read once, and copied.
+    """
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self.runner = runner
+        self._states: dict[str, DraftState] = {}  # by sequence
+        self._last: dict[int, DraftState] = {}  # by slot, of the sequence that it holds or held last
+
+    def state(self, sequence_id: str) -> DraftState:
+        """Return what the draft knows of a sequence. Nothing yet, if it is new."""
+        return self._states.setdefault(sequence_id, DraftState())
+
+    def enter_slot(self, sequence: SequenceState, prefix: Prefix | None) -> None:
+        """Begin with what the cache holds of the prefix, if its logits were finite."""
+        state, held = DraftState(), None if prefix is None else self._last.get(prefix.slot)
+        if prefix is not None and held is not None and held.sound and not held.unchecked:
+            state.computed = min(held.computed, prefix.length)
+            if prefix.slot != sequence.held_slot:
+                state.sibling = held, prefix
+        self._states[sequence.id] = self._last[sequence.held_slot] = state
+
+    def leave_slot(self, sequence: SequenceState) -> None:
+        """Forget the sequence. NaN that nobody has noticed would reach the next one in the slot."""
+        state = self._states.pop(sequence.id, None)
+        if state is not None and state.unchecked:
+            self.runner.cache.clear(sequence.held_slot)
+            state.computed = 0
+
+    def distrust(self, sequence: SequenceState) -> None:
+        """Read the sequence anew."""
+        self.runner.cache.clear(sequence.held_slot)
+        state = self.state(sequence.id)
+        state.computed, state.unchecked, state.drafted, state.sibling = 0, False, (), None
+
+    def catch_up(self, sequences: Sequence[SequenceState]) -> set[str]:
+        """Do catch-up prefill of those that are far behind, and return which can draft now.
+
+        At most `MOST` tokens a step, in the order given. The others decode without drafts meanwhile.
+        """
+        room, inputs = MOST, []
+        reading: list[DraftState] = []
+        copying: list[tuple[SequenceState, DraftState]] = []
+        for sequence in sequences:
+            state = self.state(sequence.id)
+            self._copy_from_sibling(sequence, state)
+            unread_tokens = len(sequence.tokens) - state.computed
+            if unread_tokens <= ALONG:
+                continue
+            if state.sibling is not None and state.sibling[0] in reading:
+                copying.append((sequence, state))
+            elif room > 0:
+                inputs.append(self._read_on(sequence, state, min(unread_tokens - 1, room)))
+                room -= len(inputs[-1].tokens)
+            reading.append(state)
+        if inputs:
+            self.runner.read(inputs)
+        for sequence, state in copying:
+            self._copy_from_sibling(sequence, state)
+        return {s.id for s in sequences if len(s.tokens) - self.state(s.id).computed <= ALONG}
+
+    def _read_on(self, sequence: SequenceState, state: DraftState, count: int) -> RowInput:
+        """Return the next tokens to read. Drafting reads the newest of all."""
+        start, tokens = state.computed, sequence.tokens
+        state.computed = start + count
+        state.unchecked = len(tokens) - state.computed > ALONG  # else it drafts in this step
+        return RowInput(sequence.held_slot, start, tokens[start : state.computed], wanted=0)
+
+    def _copy_from_sibling(self, sequence: SequenceState, state: DraftState) -> None:
+        """Take over what the sibling has read of the common text since, as long as it keeps its slot."""
+        if state.sibling is None:
+            return
+        held, prefix = state.sibling
+        if not held.sound or self._last[prefix.slot] is not held or state.computed >= prefix.length:
+            state.sibling = None
+            return
+        length = min(held.computed, prefix.length)
+        if length > state.computed:
+            self.runner.cache.copy_text(prefix.slot, sequence.held_slot, length)
+            state.computed = length
+            state.unchecked = len(sequence.tokens) - length > ALONG
