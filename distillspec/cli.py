@@ -116,7 +116,9 @@ def _connect_engine(settings: EngineConfig) -> None:
     from distillspec.evaluation.measured import DECODERS
     from distillspec.generation import GENERATORS
 
-    def engine_generator(writer: LanguageModel, slots: int, source: str, draft: LanguageModel | None) -> Generator:
+    def engine_generator(
+        writer: LanguageModel, slots: int, source: str, draft: LanguageModel | None, state_ids: Sequence[int]
+    ) -> Generator:
         from distillspec.serving.generator import EngineGenerator
 
         return EngineGenerator(writer, settings, source=source, draft=draft)

@@ -7,7 +7,7 @@ Probabilities and log-probabilities are natural (nats), float32 unless said othe
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import torch
@@ -77,6 +77,10 @@ class TeacherSignal:
     def rows(self, start: int, stop: int) -> TeacherSignal:
         return self._each(lambda values: values[start:stop])
 
+    def at(self, rows: Tensor) -> TeacherSignal:
+        """Return the rows `[n]` int64."""
+        return self._each(lambda values: values[rows])
+
     def to(self, device: torch.device | str) -> TeacherSignal:
         return self._each(lambda values: values.to(device))
 
@@ -84,6 +88,23 @@ class TeacherSignal:
         ids, logprobs, tail = (change(column) for column in (self.ids, self.logprobs, self.tail))
         draws = (None if column is None else change(column) for column in (self.tail_ids, self.tail_logprobs))
         return TeacherSignal(self.kind, ids, logprobs, tail, *draws)
+
+
+@dataclass(frozen=True)
+class RecordedStates:
+    """The target's hidden states `ids` of all tokens of a text but its last, which no draft reads the state of."""
+
+    ids: tuple[int, ...]
+    values: Tensor  # [L − 1, len(ids) · D] bfloat16, side by side in the order of `ids`
+
+    def of(self, ids: Sequence[int]) -> Tensor | None:
+        """Return the states `ids` `[L − 1, len(ids) · D]`, or None if one of them is missing."""
+        if tuple(ids) == self.ids:
+            return self.values
+        if not set(ids) <= set(self.ids):
+            return None
+        parts = self.values.chunk(len(self.ids), -1)
+        return torch.cat([parts[self.ids.index(state)] for state in ids], -1)
 
 
 @dataclass(frozen=True)
@@ -98,6 +119,7 @@ class Sample:
     source: str = "fixed"  # fixed | teacher | draft: which model wrote the response
     finished: bool = True  # False when cut at the length limit
     writer_logprobs: Tensor | None = None  # [T] float32, nats: of each token under the policy it was drawn with
+    states: RecordedStates | None = None
 
     def __len__(self) -> int:
         return len(self.prompt_ids) + len(self.response_ids)
@@ -125,6 +147,13 @@ class TokenBatch:
     @property
     def response_tokens(self) -> int:
         return int(self.loss_index.numel())
+
+    def at(self, rows: Tensor) -> TokenBatch:
+        """Return the batch with some of its loss positions, `rows [n]` int64, and without a signal."""
+        names = ("loss_index", "labels", "sample_index", "from_draft")
+        written = None if self.writer_logprobs is None else self.writer_logprobs[rows]
+        some = {name: getattr(self, name)[rows] for name in names}
+        return replace(self, signal=None, writer_logprobs=written, **some)
 
     def to(self, device: torch.device | str) -> TokenBatch:
         moved = {

@@ -26,6 +26,7 @@ def prepare_samples(
     seed: int,
     *,
     draft: LanguageModel | None = None,
+    state_bytes: float = 0,
 ) -> list[Sample]:
     """Return the training samples of a data folder, and make those that are missing.
 
@@ -33,12 +34,13 @@ def prepare_samples(
 
     Args:
         draft: the writer of the draft's part.
+        state_bytes: memory for the target's states, as far as they are stored with the text.
     """
     prompts = folder.read_prompts().train
     writer_hash = draft.identity.weights_hash if draft is not None else target.identity.weights_hash
     key = collection_key(target, config, config.policy, seed, writer_hash)
     if config.cache is not None:
-        samples = read_samples(folder.samples, target.identity)
+        samples = read_samples(folder.samples, target.identity, state_bytes)
         # With data.signal=none the live target judges, whatever the cache has recorded.
         return [replace(s, signal=None) for s in samples] if config.signal == "none" else samples
     writer = ShardWriter(folder.samples, key, config.shard_sequences)
@@ -47,7 +49,7 @@ def prepare_samples(
             _score_into(writer, prompts, target, config, seed)
         else:
             _sample_into(writer, prompts, target, draft, config, seed)
-    return read_samples(folder.samples, target.identity)
+    return read_samples(folder.samples, target.identity, state_bytes)
 
 
 def _sample_into(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from distillspec.commands.suitability import (
 from distillspec.commands.training_report import TrainingReport
 from distillspec.commands.unseen import known_before, with_trained_prompts
 from distillspec.commands.untrained import answered_training_prompts, prepare_draft
-from distillspec.config import TrainCommand
+from distillspec.config import DataConfig, TrainCommand
 from distillspec.data.collect import with_writer_logprobs
 from distillspec.data.folder import DataFolder
 from distillspec.data.on_policy import fresh_samples, recorded_answers
@@ -36,16 +37,18 @@ from distillspec.evaluation import EvaluationResult, TargetStates, cut_line, cut
 from distillspec.files import read_object, write_json
 from distillspec.losses import LossMix
 from distillspec.models import LanguageModel, check_draft, load_draft, load_target, save_draft
+from distillspec.models.draft import state_ids_of
 from distillspec.models.memory import moved_off_device
 from distillspec.progress import progress
+from distillspec.training.chains import Unrolling
 from distillspec.training.checkpoint import has_checkpoint
 from distillspec.training.feed import SampleFeed
 from distillspec.training.interrupts import listen_for_stop
 from distillspec.training.launch import check_launcher, launch, record_holdings
-from distillspec.training.module import DistillModule, Unrolling
+from distillspec.training.module import DistillModule
 from distillspec.training.optimizer import choose_trainable
 from distillspec.training.processes import from_main
-from distillspec.training.state_store import StateStore
+from distillspec.training.state_store import StateStore, state_room
 from distillspec.training.strategies import make_accelerator, make_strategy
 from distillspec.training.tracking import Tracker, last_values
 from distillspec.training.trainer import Trainer, TrainResult
@@ -101,8 +104,20 @@ def prepare(config: TrainCommand, folder: Path, target: LanguageModel) -> tuple[
     trained = known_before(config.draft)
     data = prepare_folder(config.data, target, folder / "data", config.seed, trained)
     # An on-policy run takes prompts and held-out answers from a cache, and its samples from the draft.
-    samples = [] if config.data.on_policy else prepare_samples(config.data, target, data, config.seed)
+    recording, room = _recording(config, target), state_room(config.train.feature_gib)
+    room = room if recording.state_ids else 0
+    on_policy = config.data.on_policy
+    samples = [] if on_policy else prepare_samples(recording, target, data, config.seed, state_bytes=room)
     return data, samples, prepare_held_out(config.data, config.sampling.policy, target, data, config.seed, trained)
+
+
+def _recording(config: TrainCommand, target: LanguageModel) -> DataConfig:
+    """Return the data settings. The target's text is stored with the states that a new draft reads."""
+    data = config.data
+    reads = config.draft.kind == "eagle" or config.draft.features
+    if not reads or data.state_ids is not None or data.source != "teacher" or data.generator != "slots":
+        return data
+    return replace(data, state_ids=list(state_ids_of(config.draft, target)))
 
 
 def _train_in_ranks(config: TrainCommand, folder: Path, target: LanguageModel) -> TrainResult:

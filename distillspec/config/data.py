@@ -38,6 +38,7 @@ class DataConfig:
     signal: str = "topk"  # target's signal stored with the text: topk | sampled | none (a live target scores)
     signal_entries: int = 64  # log-probabilities or draws stored per token
     tail_draws: int = 4  # topk: draws from the tail per token, so that losses and α are unbiased; 6 bytes each
+    state_ids: list[int] | None = None  # target's states stored with its text; null: those that the draft reads
     cache: str | None = None  # run or folder of `distill generate`: its prompts, held-out answers, samples
     shard_sequences: int = 128  # samples per file
     batch_slots: int = 64  # sequences sampled side by side; for the engine see engine.max_slots

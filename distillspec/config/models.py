@@ -34,7 +34,7 @@ class DraftConfig:
     hidden_size: int = 256  # scratch: width
     heads: int = 4  # scratch: attention heads
     features: bool = False  # pruned, pretrained: read the target's hidden states too
-    feature_ids: list[int] | None = None  # of features and eagle: states by number of layers; null: 2, L / 2, L − 3
+    feature_ids: list[int] | None = None  # of features and eagle: states by number of layers; null: 2, L / 2, L − 1
     train_embeddings: bool = False  # train the input embeddings too; tied ones always learn
 
     def __post_init__(self) -> None:

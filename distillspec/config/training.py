@@ -33,7 +33,7 @@ class TrainConfig:
     eval_max_prompts: int = 32  # held-out prompts that choose the checkpoint, at most half; the rest give the figures
     max_bad_steps: int = 5  # losses or gradients in a row with NaN or infinity that stop the run
     unroll: int = 3  # drafts that read states: drafted positions that a step trains, each fed the draft's own states
-    unroll_decay: float = 0.5  # weight of each further position, as a share of the one before
+    unroll_decay: float = 0.5  # share of the drafted chains that go on to each further position
     feature_gib: float | None = None  # memory for the target's states of training text; null: a third of what is free
     dtype: str = "auto"  # dtype of forward and backward; weights stay float32
 

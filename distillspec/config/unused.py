@@ -130,6 +130,11 @@ RULES = (
         _stores_samples,
         "samples written before training: data.cache=null, and data=teacher or data=fixed",
     ),
+    Rule(
+        ("data.state_ids",),
+        lambda c: c.data.source == "teacher" and c.data.generator == "slots" and c.data.cache is None,
+        "text that the target writes: data=teacher data.generator=slots data.cache=null",
+    ),
     Rule(("data.batch_slots",), lambda c: c.data.generator == "slots", "data.generator=slots; use engine.max_slots"),
     Rule(OF_THE_PROMPTS, lambda c: c.data.cache is None, "data.cache=null: a cache brings its own prompts"),
     Rule(OF_THE_FILE, lambda c: c.data.prompts != "selfprompt", "data.prompts=FILE: the target writes its own"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,8 +41,11 @@ def write_shard(path: Path, samples: list[Columns], metadata: ShardMetadata) -> 
     save_file(pack(samples), path, metadata={METADATA: json.dumps(content)})
 
 
-def read_shard(path: Path) -> tuple[list[Columns], ShardMetadata]:
+def read_shard(path: Path, without: Collection[str] = ()) -> tuple[list[Columns], ShardMetadata]:
     """Read the samples of a shard of this version or an older one.
+
+    Args:
+        without: columns to leave out.
 
     Raises:
         ShardRefused: unreadable, or written by a newer version.
@@ -50,7 +53,7 @@ def read_shard(path: Path) -> tuple[list[Columns], ShardMetadata]:
     with _refusing(path), safe_open(path, framework="pt") as stream:
         metadata = stream.metadata() or {}
         parsed = _parse(path, metadata)
-        columns = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 (not a mapping)
+        columns = {name: stream.get_tensor(name) for name in stream.keys() if name not in without}  # noqa: SIM118
         samples = unpack(upgraded_columns(columns, metadata))
     if len(samples) != len(parsed.samples):
         raise ShardRefused(f"{path.name} has columns of {len(samples)} samples but metadata of {len(parsed.samples)}")

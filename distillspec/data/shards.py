@@ -20,7 +20,7 @@ from distillspec.data.shard_schema import Columns
 from distillspec.data.shard_signal import signal_columns, signal_of
 from distillspec.errors import ConfigError
 from distillspec.files import sha256_of, write_atomic, write_json
-from distillspec.types import ModelIdentity, Sample, TeacherSignal
+from distillspec.types import ModelIdentity, RecordedStates, Sample, TeacherSignal
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1  # of the manifest
@@ -100,8 +100,11 @@ class ShardWriter:
         return max(numbers, default=-1) + 1
 
 
-def read_samples(folder: Path, identity: ModelIdentity | None = None) -> list[Sample]:
+def read_samples(folder: Path, identity: ModelIdentity | None = None, state_bytes: float = 0) -> list[Sample]:
     """Return all samples of a folder.
+
+    Args:
+        state_bytes: memory for recorded states. Those of later shards are left out.
 
     Raises:
         ConfigError: no manifest, a damaged shard, one of a newer version, or another target than `identity`.
@@ -123,7 +126,8 @@ def read_samples(folder: Path, identity: ModelIdentity | None = None) -> list[Sa
             raise ConfigError(
                 f"{folder / shard['file']} is damaged or missing; run the distill generate that made it again"
             )
-        samples += _load(folder / shard["file"])
+        samples += _load(folder / shard["file"], states=state_bytes > 0)
+        state_bytes -= sum(0 if s.states is None else s.states.values.nbytes for s in samples[-shard["sequences"] :])
     return samples
 
 
@@ -147,8 +151,14 @@ def _save(samples: list[Sample], path: Path) -> None:
     if whole:
         for own, signal in zip(columns, _aligned(signals), strict=True):
             own |= signal
+    common: dict[str, Any] = {"signal_kind": signals[0].kind} if whole else {}
+    states = [s.states for s in samples if s.states is not None]
+    if len(states) == len(samples) and len({each.ids for each in states}) == 1:
+        common["state_ids"] = list(states[0].ids)
+        for own, each in zip(columns, states, strict=True):
+            own["features"] = each.values
     records = [{"prompt_id": s.prompt_id, "domain": s.domain, "source": s.source} for s in samples]
-    write_shard(path, columns, ShardMetadata(records, {"signal_kind": signals[0].kind} if whole else {}))
+    write_shard(path, columns, ShardMetadata(records, common))
 
 
 def _columns(sample: Sample) -> Columns:
@@ -174,9 +184,9 @@ def _aligned(signals: list[TeacherSignal]) -> list[Columns]:
     return columns
 
 
-def _load(path: Path) -> list[Sample]:
+def _load(path: Path, states: bool) -> list[Sample]:
     try:
-        samples, metadata = read_shard(path)
+        samples, metadata = read_shard(path, without=() if states else ("features",))
     except ShardRefused as refused:
         raise ConfigError(f"{path.parent}: {refused}") from refused
     return [
@@ -189,9 +199,16 @@ def _load(path: Path) -> list[Sample]:
             source=own["source"],
             finished=bool(columns["finished"]),
             writer_logprobs=columns.get("writer_logprobs"),
+            states=_states(columns, metadata.common) if states else None,
         )
         for columns, own in zip(samples, metadata.samples, strict=True)
     ]
+
+
+def _states(columns: Columns, common: dict[str, Any]) -> RecordedStates | None:
+    if "features" not in columns:
+        return None
+    return RecordedStates(tuple(common["state_ids"]), columns["features"].clone())  # not the whole shard
 
 
 def _metadata_of(path: Path) -> list[dict[str, Any]]:

@@ -39,7 +39,8 @@ def choose_writer(config: DataConfig, target: LanguageModel, draft: LanguageMode
 
 
 def _teacher(config: DataConfig, target: LanguageModel, draft: LanguageModel | None) -> Generator:
-    return make_generator(config.generator, target, slots=config.batch_slots, draft=draft)
+    states = config.state_ids or ()
+    return make_generator(config.generator, target, slots=config.batch_slots, draft=draft, state_ids=states)
 
 
 def _draft_writer(config: DataConfig, draft: LanguageModel) -> Generator:

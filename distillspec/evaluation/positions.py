@@ -67,11 +67,11 @@ def measure_positions(
         empty = torch.empty(0, dtype=torch.float64)
         return Positions(empty, empty, empty, empty, empty, empty)
     states = states or TargetStates(target)
-    target_hidden = states.hidden(sample)
     if draft.state_input is None:
         drafted = [response_hidden(draft, sample)]
     else:
         drafted = drafted_hidden(draft, sample, states.features(sample, draft.state_ids), depths)
+    target_hidden = states.hidden(sample)  # behind `features`, which reads them too
     labels = torch.tensor(sample.response_ids, device=target.device)
     stop_columns = _stop_columns(draft, target.stop_ids)
     found: list[list[tuple[Tensor, ...]]] = [[] for _ in drafted]

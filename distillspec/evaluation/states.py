@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from distillspec.files import write_atomic
-from distillspec.models.features import read_states
+from distillspec.models.features import read_with_states
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.unrolling import unrolled
 from distillspec.types import Sample
@@ -60,10 +60,12 @@ class TargetStates:
 
     def features(self, sample: Sample, ids: tuple[int, ...]) -> Tensor:
         """Return the states `ids` `[1, L − 1, F]` of the sample's tokens but its last, which no draft reads."""
-        key = _key(sample.prompt_ids, sample.response_ids), ids
-        if key not in self._features:
-            self._features[key] = read_states(self.target, *_read(self.target, sample), ids)
-        return self._features[key]
+        text = _key(sample.prompt_ids, sample.response_ids)
+        if (text, ids) not in self._features:
+            hidden, states = read_with_states(self.target, *_read(self.target, sample), ids)
+            self._features[text, ids] = states
+            self._known.setdefault(text, hidden[0, len(sample.prompt_ids) - 1 :].clone())
+        return self._features[text, ids]
 
     @property
     def count(self) -> int:
@@ -98,8 +100,8 @@ def response_hidden(model: LanguageModel, sample: Sample) -> Tensor:
 @torch.no_grad()
 def drafted_hidden(draft: LanguageModel, sample: Sample, states: Tensor, depths: int) -> list[Tensor]:
     """Return `response_hidden` of a draft that reads `states`, at each drafted position up to `depths`."""
-    passes = unrolled(draft, *_read(draft, sample), states, depths)
-    return [hidden[0, len(sample.prompt_ids) - 1 :] for hidden in passes]
+    ids, places = _read(draft, sample)
+    return unrolled(draft, ids, places, states, [places[0, len(sample.prompt_ids) - 1 :]] * depths)
 
 
 def _read(model: LanguageModel, sample: Sample) -> tuple[Tensor, Tensor]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from distillspec.errors import ConfigError
 from distillspec.generation.slots import SlotGenerator
 from distillspec.models import LanguageModel
 from distillspec.types import Generator
 
-# (writer, slots, source, draft) → a generator. `distillspec.cli` adds the engine's, with the run's settings.
-MakeGenerator = Callable[[LanguageModel, int, str, LanguageModel | None], Generator]
+# (writer, slots, source, draft, state ids) → a generator. `distillspec.cli` adds the engine's, with the run's settings.
+MakeGenerator = Callable[[LanguageModel, int, str, LanguageModel | None, Sequence[int]], Generator]
 GENERATORS: dict[str, MakeGenerator] = {
-    "slots": lambda writer, slots, source, draft: SlotGenerator(writer, slots=slots, source=source),
+    "slots": lambda writer, slots, source, draft, state_ids: SlotGenerator(
+        writer, slots=slots, source=source, state_ids=state_ids
+    ),
 }
 
 
@@ -23,11 +25,13 @@ def make_generator(
     slots: int,
     source: str = "teacher",
     draft: LanguageModel | None = None,
+    state_ids: Sequence[int] = (),
 ) -> Generator:
     """Return the generator called `name` with `writer`. One that speculates may draft with `draft`.
 
     Args:
         slots: answers written side by side, unless the generator has settings of its own.
+        state_ids: hidden states of the writer to record with its text. The engine's generator records none.
 
     Raises:
         ConfigError: no generator of this name is registered in this process.
@@ -36,7 +40,7 @@ def make_generator(
         raise ConfigError(
             f"data.generator={name} is not available here; use {', '.join(GENERATORS)} (or launcher=local)"
         )
-    return GENERATORS[name](writer, slots, source, draft)
+    return GENERATORS[name](writer, slots, source, draft, state_ids)
 
 
 __all__ = ["GENERATORS", "SlotGenerator", "make_generator"]

@@ -12,12 +12,14 @@ from torch import Tensor
 
 from distillspec.errors import ConfigError
 from distillspec.generation.decoder import SlotDecoder
+from distillspec.models.features import FeatureTap
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.memory import slots_that_fit
 from distillspec.models.slot_attention import slot_attention_in
+from distillspec.models.slot_cache import SlotCache
 from distillspec.recording import SignalRecorder
 from distillspec.sampling import draw, policy_probs
-from distillspec.types import GenerationRequest, Sample, SamplingPolicy, SignalRequest
+from distillspec.types import GenerationRequest, RecordedStates, Sample, SamplingPolicy, SignalRequest
 
 PREFILL_TOKENS = 2048  # padded prompt tokens read in one forward pass
 
@@ -40,6 +42,7 @@ class SlotGenerator:
         slots: the most sequences side by side, fewer if their keys and values would take half the free memory.
         other: a second model that writes each token with probability `other_share` (DistillSpec's per-token
             mixed data). Signals are always `writer`'s.
+        state_ids: hidden states of `writer` to record with its text, for drafts that read them.
     """
 
     def __init__(
@@ -50,11 +53,13 @@ class SlotGenerator:
         source: str = "teacher",
         other: LanguageModel | None = None,
         other_share: float = 0.0,
+        state_ids: Sequence[int] = (),
     ) -> None:
         self.models = [writer] if other is None else [writer, other]
         self.slots = slots
         self.source = source
         self.other_share = other_share
+        self.state_ids = tuple(state_ids)
 
     @torch.no_grad()
     def generate(
@@ -74,6 +79,7 @@ class SlotGenerator:
         self._check_lengths(requests, max_len)
         slots = max(1, slots_that_fit(self.models, min(self.slots, len(requests)), max_len))
         decoders = [SlotDecoder(model, slots, max_len) for model in self.models]
+        decoders[0].cache.state_ids = self.state_ids
         waiting = _neighbours_alike(requests, 2 * slots)
         with ExitStack() as stack:
             for model in self.models:
@@ -81,11 +87,13 @@ class SlotGenerator:
                 model.model.eval()
                 stack.callback(model.model.train, was_training)
                 stack.enter_context(slot_attention_in(model.model))
+            stack.callback(FeatureTap(self.models[0], self.state_ids).detach)
             rows: list[_Row] = []
             while waiting or rows:
                 yield from self._admit(rows, waiting, requests, decoders, policy, stop_ids, signal, on_tokens)
                 if deadline is not None and time.monotonic() >= deadline:
-                    yield from ((row.index, self._sample(row, False)) for row in rows)
+                    states = decoders[0].cache
+                    yield from ((row.index, self._sample(row, False, slot, states)) for slot, row in enumerate(rows))
                     return
                 if rows:
                     last = torch.tensor([row.tokens[-1] for row in rows])
@@ -147,14 +155,15 @@ class SlotGenerator:
             stopped = row.tokens[-1] in stop_ids
             if not stopped and len(row.tokens) < row.request.max_new_tokens:
                 continue
+            sample = self._sample(row, stopped, place, decoders[0].cache)
             last = rows.pop()
             if place < len(rows):
                 rows[place] = last
                 for decoder in decoders:
                     decoder.move(len(rows), place)
-            yield row.index, self._sample(row, stopped)
+            yield row.index, sample
 
-    def _sample(self, row: _Row, stopped: bool) -> Sample:
+    def _sample(self, row: _Row, stopped: bool, slot: int, cache: SlotCache) -> Sample:
         prompt = row.request.prompt
         return Sample(
             prompt_id=prompt.id,
@@ -164,7 +173,15 @@ class SlotGenerator:
             signal=row.recorder.finish() if row.recorder is not None else None,
             source=self.source,
             finished=stopped,
+            states=self._states(cache, slot, len(prompt.token_ids) + len(row.tokens) - 1),
         )
+
+    def _states(self, cache: SlotCache, slot: int, count: int) -> RecordedStates | None:
+        """Return the states of the first `count` tokens of a slot: all that the writer has read."""
+        if cache.features is None:
+            return None
+        states = cache.text(cache.features, slot, count)[0]
+        return RecordedStates(self.state_ids, states.to("cpu", torch.bfloat16, copy=True))
 
     def _check_lengths(self, requests: Sequence[GenerationRequest], max_len: int) -> None:
         if any(len(r.prompt.token_ids) == 0 for r in requests):

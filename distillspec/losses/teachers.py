@@ -39,6 +39,10 @@ class Teacher(Protocol):
         """Return rows `start` to `stop`, without gradient."""
         ...
 
+    def at(self, rows: Tensor) -> Teacher:
+        """Return the target at some of the positions, `rows [n]` int64."""
+        ...
+
 
 @dataclass(frozen=True)
 class DenseTeacher:
@@ -62,6 +66,9 @@ class DenseTeacher:
                 rows = rows.to(self.head.weight.dtype)
             return TeacherChunk(logits=self.head.logits(rows))
 
+    def at(self, rows: Tensor) -> DenseTeacher:
+        return DenseTeacher(self.hidden[rows], self.head)
+
 
 @dataclass(frozen=True)
 class SignalTeacher:
@@ -80,6 +87,9 @@ class SignalTeacher:
     def chunk(self, start: int, stop: int) -> TeacherChunk:
         return TeacherChunk(signal=self.signal.rows(start, stop))
 
+    def at(self, rows: Tensor) -> SignalTeacher:
+        return SignalTeacher(self.signal.at(rows))
+
 
 @dataclass(frozen=True)
 class NoTeacher:
@@ -95,3 +105,6 @@ class NoTeacher:
 
     def chunk(self, start: int, stop: int) -> TeacherChunk:
         return TeacherChunk()
+
+    def at(self, rows: Tensor) -> NoTeacher:
+        return self

@@ -47,17 +47,24 @@ class FeatureTap:
             _keep(view, states, place, self.ids)
 
 
-@torch.no_grad()
 def read_states(model: LanguageModel, input_ids: Tensor, position_ids: Tensor, ids: Sequence[int]) -> Tensor:
     """Return the states `ids` of tokens `[B, L]`, `[B, L, len(ids) · D]` in the model's dtype, by a pass of its own."""
+    return read_with_states(model, input_ids, position_ids, ids)[1]
+
+
+@torch.no_grad()
+def read_with_states(
+    model: LanguageModel, input_ids: Tensor, position_ids: Tensor, ids: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Return final hidden states `[B, L, D]`, which the head reads, and what `read_states` returns."""
     found: dict[int, Tensor] = {}
     handles = _hook_states(model, ids, lambda place, states, _: found.update({place: states}))
     try:
-        model.hidden(input_ids, position_ids)
+        hidden = model.hidden(input_ids, position_ids)
     finally:
         for handle in handles:
             handle.remove()
-    return torch.cat([found[place] for place in range(len(ids))], -1)
+    return hidden, torch.cat([found[place] for place in range(len(ids))], -1)
 
 
 Take = Callable[[int, Tensor, dict[str, Any]], None]
@@ -88,13 +95,15 @@ def _hook_states(model: LanguageModel, ids: Sequence[int], take: Take) -> list[R
 
 
 def _keep(view: Any, states: Tensor, place: int, ids: Sequence[int]) -> None:
-    """Write `states [1, N, D]`, of `ids` those at `place`, of a pass over a cache that keeps `ids`."""
+    """Write `states [B, L, D]`, of `ids` those at `place`, of a pass over a cache that keeps `ids`."""
     cache = view.cache
     if cache.state_ids != tuple(ids):
         return
     width = states.shape[-1]
-    rows, places = cache.located(view.slots, view.places)
-    cache.kept_states(states, width)[rows, 0, places, place * width : (place + 1) * width] = states[0]
+    slots = view.slots if view.slots.shape == view.places.shape else view.slots[:, None].expand_as(view.places)
+    rows, places = cache.located(slots.flatten(), view.places.flatten())
+    kept = cache.kept_states(states, width)
+    kept[rows, 0, places, place * width : (place + 1) * width] = states.flatten(0, 1)
 
 
 def _keep_compiled(states: Tensor, place: int, ids: Sequence[int]) -> None:
@@ -109,9 +118,12 @@ torch.library.register_fake("distillspec::keep_states", lambda states, place, id
 
 
 def default_state_ids(model: LanguageModel) -> tuple[int, ...]:
-    """Return the states that a draft reads by default: EAGLE-3's 2, L / 2 and L − 3, in order and each once."""
+    """Return the states that a draft reads by default, in order and each once: 2, L / 2 and L − 1.
+
+    EAGLE-3's last one is L − 3. A draft that begins as the target's last layer wants what that layer reads.
+    """
     layers = len(model.layers)
-    return tuple(sorted({min(2, layers - 1), layers // 2, max(layers - 3, 0)}))
+    return tuple(sorted({min(2, layers - 1), layers // 2, layers - 1}))
 
 
 def check_feature_ids(model: LanguageModel, ids: Sequence[int]) -> None:

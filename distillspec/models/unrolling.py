@@ -1,11 +1,15 @@
 """Passes of a draft that reads states, as serving runs them: true states first, then the draft's own (EAGLE-3's TTT).
 
 Step k at token i is the draft's k-th drafted position: the target's states end k − 1 tokens before, and the draft's own
-follow. All starts are computed at once. The query of step k attends to the first step's keys up to the token where the
-true states end, and to one key of each later step: its own chain's.
+follow. The first step reads all tokens. The query of a later step attends to the first step's keys up to the token
+where the true states end, and to one key of each later step: its own chain's. So later steps read only the tokens of
+chains that somebody asks for.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,26 +19,93 @@ from distillspec.models.language_model import LanguageModel
 from distillspec.models.state_input import previous
 
 SLIDING = "sliding_attention"  # transformers' name of layers that see a window
+NOWHERE = -(1 << 40)  # tokens of padding lie here, far from all others and apart
 
 
-def unrolled(draft: LanguageModel, input_ids: Tensor, position_ids: Tensor, states: Tensor, steps: int) -> list[Tensor]:
-    """Return the hidden states `[B, L, D]` that the head reads, at each of `steps` drafted positions.
+def unrolled(
+    draft: LanguageModel, input_ids: Tensor, position_ids: Tensor, states: Tensor, wanted: Sequence[Tensor]
+) -> list[Tensor]:
+    """Return what the head reads at each of the first `len(wanted)` drafted positions: `[n_k, D]` at position k.
 
     Args:
         input_ids, position_ids: `[B, L]`, packed sequences.
         states: `[B, L, F]` the target's states of these tokens, those that the draft reads.
+        wanted: `[n_k]` int64 each, tokens in the flattened `[B · L]` grid.
     """
     assert draft.state_input is not None
-    own, sequence = [], (position_ids == 0).cumsum(-1)
-    fed = previous(draft.state_input.fuse(states), position_ids)
-    cache, seen = DynamicCache(), _Seen(sequence, draft)
-    for step in range(steps):
+    sequence = (position_ids == 0).cumsum(-1)
+    fed = last = previous(draft.state_input.fuse(states), position_ids)
+    read = _Tokens.all(input_ids)
+    cache, seen, own = DynamicCache(), _Seen(sequence, draft), []
+    for step, needed in enumerate(_needed(position_ids, wanted)):
+        if step:
+            behind, read = read, _Tokens.of(needed)
+            fed = behind.states_before(last, read) * (read.pick(position_ids) > 0).unsqueeze(-1)
         last = draft.last_states(
-            input_ids, position_ids, fed, past_key_values=cache, use_cache=True, attention_mask=seen.masks(step)
+            read.pick(input_ids),
+            read.pick(position_ids),
+            fed,
+            past_key_values=cache,
+            use_cache=True,
+            attention_mask=seen.masks(step, read),
         )
-        own.append(draft.normed(last))
-        fed = previous(last, position_ids)
+        own.append(draft.normed(read.at(last, wanted[step])))
     return own
+
+
+def _needed(position_ids: Tensor, wanted: Sequence[Tensor]) -> list[Tensor]:
+    """Return the tokens that each step reads, bool `[B, L]`: those wanted, and the chains that lead to later ones."""
+    needed: list[Tensor] = []
+    later = torch.zeros_like(position_ids, dtype=torch.bool)
+    for tokens in reversed(wanted):
+        before = torch.zeros_like(later)
+        before[:, :-1] = (later & (position_ids > 0))[:, 1:]
+        later = before.flatten().index_fill(0, tokens, True).view_as(before)
+        needed.insert(0, later)
+    return needed
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """Tokens `[B, n]` of the grid `[B, L]` that a step reads. Shorter rows have padding, which nobody sees."""
+
+    column: Tensor  # [B, n] int64, their place in the row
+    there: Tensor  # [B, n] bool, False for padding
+    place: Tensor  # [B, L] int64, where each token of the row is among them
+
+    @classmethod
+    def all(cls, input_ids: Tensor) -> _Tokens:
+        column = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        return cls(column, torch.ones_like(column, dtype=torch.bool), column)
+
+    @classmethod
+    def of(cls, needed: Tensor) -> _Tokens:
+        """Return the tokens where `needed [B, L]` is True, at least one a row: parallel wrappers count passes."""
+        count = max(int(needed.sum(-1).max()), 1)
+        order = needed.byte().argsort(dim=-1, descending=True, stable=True)
+        place = order.argsort(dim=-1)
+        column = order[:, :count]
+        return cls(column, needed.gather(1, column), place.clamp(max=count - 1))
+
+    def pick(self, grid: Tensor) -> Tensor:
+        """Return `grid [B, L]` at these tokens, `[B, n]`."""
+        return grid.gather(1, self.column)
+
+    def at(self, values: Tensor, tokens: Tensor) -> Tensor:
+        """Return `values [B, n, D]` at `tokens [m]` of the flattened grid: `[m, D]`."""
+        width = self.place.shape[1]
+        rows = tokens // width
+        return values.flatten(0, 1).index_select(0, rows * values.shape[1] + self.place.flatten()[tokens])
+
+    def states_before(self, states: Tensor, following: _Tokens) -> Tensor:
+        """Return the `states [B, n, D]` of the token before each of `following`, `[B, m, D]`."""
+        before = self.place.gather(1, (following.column - 1).clamp(min=0))
+        return states.gather(1, before.unsqueeze(-1).expand(-1, -1, states.shape[-1]))
+
+    def apart(self) -> Tensor:
+        """Return the place of each in its row, `[B, n]`, those of padding where no token is near."""
+        spare = NOWHERE * (2 + torch.arange(self.column.shape[1], device=self.column.device))
+        return torch.where(self.there, self.column, spare)
 
 
 class _Seen:
@@ -42,24 +113,32 @@ class _Seen:
 
     def __init__(self, sequence: Tensor, draft: LanguageModel) -> None:
         """`sequence [B, L]`: the number of the packed sequence that each token belongs to."""
-        place = torch.arange(sequence.shape[1], device=sequence.device)
-        self.apart = place[:, None] - place  # [L, L] tokens from key to query
-        self.same = sequence[:, :, None] == sequence[:, None]  # [B, L, L]
+        self.sequence = sequence
+        self.keys: list[tuple[Tensor, Tensor]] = []  # places and sequences of each step's tokens
         self.dtype = draft.dtype
         config = draft.model.config.get_text_config()
         self.window: int | None = getattr(config, "sliding_window", None)
         whole = SLIDING if self.window is not None else "full_attention"
         self.kinds = sorted(set(getattr(config, "layer_types", None) or [whole]))
 
-    def masks(self, step: int) -> Tensor | dict[str, Tensor]:
-        """Return the mask of a step, or one for each kind of layer where there are several."""
+    def masks(self, step: int, read: _Tokens) -> Tensor | dict[str, Tensor]:
+        """Return the mask of the next step, or one for each kind of layer where there are several."""
+        self.keys.append((read.apart(), read.pick(self.sequence)))
         masks = {kind: self._mask(step, self.window if kind == SLIDING else None) for kind in self.kinds}
         return masks if len(masks) > 1 else masks[self.kinds[0]]
 
     def _mask(self, step: int, window: int | None) -> Tensor:
-        """Return the term `[B, 1, L, (step + 1) · L]` added to the scores: 0 where a query attends, −inf elsewhere."""
-        blocks = [self.apart >= step, *(self.apart == step - own for own in range(1, step + 1))]
-        if window is not None:
-            blocks = [block & (self.apart < window) for block in blocks]
-        seen = torch.cat([block & self.same for block in blocks], -1)[:, None]
+        """Return the term added to the scores, 0 where a query attends, −inf elsewhere.
+
+        It is `[B, 1, n, …]`, with the keys of the first step and of all since.
+        """
+        query, whose = self.keys[-1]
+        blocks = []
+        for own, (key, sequence) in enumerate(self.keys):
+            apart = query[:, :, None] - key[:, None]
+            seen = apart >= step if own == 0 else apart == step - own
+            if window is not None:
+                seen = seen & (apart < window)
+            blocks.append(seen & (whose[:, :, None] == sequence[:, None]))
+        seen = torch.cat(blocks, -1)[:, None]
         return torch.zeros(seen.shape, dtype=self.dtype, device=seen.device).masked_fill_(~seen, -torch.inf)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,23 +24,8 @@ from distillspec.losses import (
 from distillspec.models import LanguageModel
 from distillspec.models.unrolling import unrolled
 from distillspec.sampling import NonFiniteLogits
+from distillspec.training.chains import Unrolling
 from distillspec.types import OutputHead, TokenBatch
-
-
-@dataclass(frozen=True)
-class Unrolling:
-    """Drafted positions that train at once, for drafts that read states. Token drafts have one kind of position.
-
-    `decay`: weight of each further position, as a share of the one before.
-    """
-
-    steps: int = 1
-    decay: float = 1.0
-
-    def weights(self, positions: int) -> list[float]:
-        """Return the weights of `positions` positions, 1 together."""
-        raw = [self.decay**position for position in range(positions)]
-        return [weight / sum(raw) for weight in raw]
 
 
 @dataclass(frozen=True)
@@ -65,10 +51,10 @@ class DistillModule(nn.Module):
         draft: LanguageModel,
         config: LossConfig,
         anchor: Anchor | None = None,
-        unrolling: Unrolling = Unrolling(),
+        unrolling: Unrolling | None = None,
     ) -> None:
         super().__init__()
-        self.unrolling = unrolling
+        self.unrolling = unrolling or Unrolling()
         self.model = draft.model
         self.draft = draft
         self.anchor = anchor
@@ -107,14 +93,17 @@ class DistillModule(nn.Module):
         try:
             if weights is None:
                 return token_values(self.draft, self, batch, teacher)
-            hidden = drafted_hidden(self.draft, batch, self.unrolling.steps)
-            results = [self._loss(each, batch, teacher, weights, normalizer, advantage) for each in hidden]
-            shares = self.unrolling.weights(len(results))
-            losses = [share * result.loss for share, result in zip(shares, results, strict=True)]
-            loss = torch.stack(losses).sum()
-            metrics = dict(results[0].metrics)
-            for position, result in enumerate(results[1:], start=2):
-                metrics[f"alpha_{position}"] = result.metrics.get("alpha", torch.tensor(math.nan))
+            rows = self.unrolling.rows(batch) if self.positions > 1 else []
+            hidden = drafted_hidden(self.draft, batch, rows)
+            first = self._loss(hidden[0], batch, teacher, weights, normalizer, advantage)
+            loss, metrics = first.loss, dict(first.metrics)
+            for position, (some, own) in enumerate(zip(rows, hidden[1:], strict=True), start=2):
+                chosen = None if advantage is None else advantage[some]
+                deeper = self._loss(own, batch.at(some), teacher.at(some), weights[some], normalizer, chosen)
+                loss = loss + deeper.loss
+                share = metrics["weight"] / deeper.metrics["weight"]
+                metrics[f"alpha_{position}"] = share * deeper.metrics.get("alpha", torch.tensor(math.nan))
+            loss = loss * self.unrolling.first_weight(self.positions)
             if self.anchor is not None:
                 drift = self._distance_to_anchor(self.anchor.draft, hidden[0], batch, weights, normalizer)
                 loss = loss + self.anchor.weight * drift
@@ -180,20 +169,20 @@ class DistillModule(nn.Module):
 
 def loss_hidden(model: LanguageModel, batch: TokenBatch) -> Tensor:
     """Return final hidden states at the batch's loss positions, `[N, D]`."""
-    return drafted_hidden(model, batch, 1)[0]
+    return drafted_hidden(model, batch, [])[0]
 
 
-def drafted_hidden(model: LanguageModel, batch: TokenBatch, steps: int) -> list[Tensor]:
-    """Return final hidden states at the loss positions, `[N, D]` for each drafted position up to `steps`.
+def drafted_hidden(model: LanguageModel, batch: TokenBatch, deeper: Sequence[Tensor]) -> list[Tensor]:
+    """Return final hidden states at the loss positions `[N, D]`, then at `deeper` rows of them, `[n_k, D]` each.
 
-    Models that read tokens alone give one: theirs do not differ.
+    These are the second, third, … drafted positions. Models that read tokens alone have one kind of position.
     """
     if model.state_input is None:
-        hidden = [model.hidden(batch.input_ids, batch.position_ids)]
-    else:
-        assert batch.states is not None, "the feed of a draft that reads states has them"
-        hidden = unrolled(model, batch.input_ids, batch.position_ids, batch.states, steps)
-    return [each.reshape(-1, each.shape[-1])[batch.loss_index] for each in hidden]
+        hidden = model.hidden(batch.input_ids, batch.position_ids)
+        return [hidden.reshape(-1, hidden.shape[-1])[batch.loss_index]]
+    assert batch.states is not None, "the feed of a draft that reads states has them"
+    wanted = [batch.loss_index, *(batch.loss_index[rows] for rows in deeper)]
+    return unrolled(model, batch.input_ids, batch.position_ids, batch.states, wanted)
 
 
 @torch.no_grad()

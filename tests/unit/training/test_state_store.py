@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from distillspec.models import LanguageModel
 from distillspec.models.features import read_states
 from distillspec.training.feed import SampleFeed
 from distillspec.training.state_store import StateStore
-from distillspec.types import Sample
+from distillspec.types import RecordedStates, Sample
 
 IDS = (1, 3)
 SAMPLES = [Sample(f"s{i}", "d", (1, 3 + i), tuple(range(20 + i, 24 + i + i % 4))) for i in range(9)]
@@ -59,3 +60,34 @@ def test_states_that_fit_are_computed_once(target: LanguageModel) -> None:
             store.rows([SAMPLES[:2]], 20)
         assert len(passes) == expected
     handle.remove()
+
+
+@pytest.mark.parametrize("ids", [IDS, (3, 1), (0, 1, 2, 3)])
+def test_recorded_states_are_not_computed_again(target: LanguageModel, ids: tuple[int, ...]) -> None:
+    """Whatever else was recorded, in any order."""
+    width = target.model.config.hidden_size
+    recorded = [
+        replace(s, states=RecordedStates(ids, torch.randn(len(s) - 1, len(ids) * width).bfloat16()))
+        for s in SAMPLES[:2]
+    ]
+    passes: list[int] = []
+    target.layers[0].register_forward_hook(lambda *_: passes.append(1))
+    store = StateStore(target, IDS, 1.0)
+    (rows,) = store.rows([recorded], 20)
+    assert not passes
+    for start, sample in ((0, recorded[0]), (len(recorded[0]), recorded[1])):
+        assert sample.states is not None
+        for place, state in enumerate(IDS):
+            values = sample.states.values[:, ids.index(state) * width :][:, :width]
+            found = rows[start : start + len(values), place * width : (place + 1) * width]
+            assert torch.equal(found, values)
+    assert "100% recorded with the text" in store.describe(recorded)
+    store.rows([[recorded[0], SAMPLES[3]]], 20)
+    assert len(passes) == 1
+
+
+def test_states_that_were_not_recorded_are_computed(target: LanguageModel) -> None:
+    width = target.model.config.hidden_size
+    sample = replace(SAMPLES[0], states=RecordedStates((1,), torch.randn(len(SAMPLES[0]) - 1, width).bfloat16()))
+    (rows,) = StateStore(target, IDS, 1.0).rows([[sample]], len(sample))
+    torch.testing.assert_close(rows.float(), own_states(target, sample), atol=2e-2, rtol=2e-2)
