@@ -71,16 +71,18 @@ class ReadTexts:
         copying: list[tuple[SequenceState, DraftState]] = []
         for sequence in sequences:
             state = self.state(sequence.id)
+            if state.sibling is not None and state.sibling[0] in reading:
+                reading.append(state)
+                copying.append((sequence, state))  # when the sibling has read
+                continue
             self._copy_from_sibling(sequence, state)
             unread_tokens = len(sequence.tokens) - state.computed
             if unread_tokens <= ALONG:
                 continue
-            if state.sibling is not None and state.sibling[0] in reading:
-                copying.append((sequence, state))
-            elif room > 0:
+            reading.append(state)
+            if room > 0:
                 inputs.append(self._read_on(sequence, state, min(unread_tokens - 1, room)))
                 room -= len(inputs[-1].tokens)
-            reading.append(state)
         if inputs:
             self.runner.read(inputs)
         for sequence, state in copying:

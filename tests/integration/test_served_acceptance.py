@@ -12,6 +12,7 @@ from distillspec.config import DraftConfig, EngineConfig
 from distillspec.models import LanguageModel, initialise_draft
 from distillspec.serving import Engine, SamplingParams
 
+from ..unit.conftest import target  # noqa: F401 (a fixture)
 from ..unit.models.state_drafts import KINDS, state_draft
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -24,10 +25,10 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("served_acceptance")
 
 
-def draft_of(kind: str, target: LanguageModel) -> LanguageModel:
+def draft_of(kind: str, model: LanguageModel) -> LanguageModel:
     if kind == "tokens":
-        return initialise_draft(DraftConfig(layers=2), target)
-    return state_draft(kind, target, noise=0.02)
+        return initialise_draft(DraftConfig(layers=2), model)
+    return state_draft(kind, model, noise=0.02)
 
 
 @pytest.mark.parametrize("kind", ["tokens", *KINDS])

@@ -24,7 +24,8 @@ from distillspec.serving.online.training.examples import (
     domain_shares,
     example_batches,
 )
-from distillspec.training.module import Anchor, DistillModule, Unrolling
+from distillspec.training.chains import Unrolling
+from distillspec.training.module import Anchor, DistillModule
 from distillspec.training.optimizer import choose_trainable, make_optimizer
 from distillspec.training.state_store import StateStore
 from distillspec.training.step import BadSteps, StepResult, WeightedBatch, take_step

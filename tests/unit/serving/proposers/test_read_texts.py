@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from distillspec.models import LanguageModel
 from distillspec.models.slot_attention import slot_attention_in
@@ -25,7 +26,7 @@ def sequence_of(name: str, slot: int, text: list[int]) -> SequenceState:
 
 @pytest.fixture
 def texts(draft: LanguageModel) -> Iterator[ReadTexts]:
-    with slot_attention_in(draft.model):
+    with torch.no_grad(), slot_attention_in(draft.model):
         yield ReadTexts(ModelRunner(draft, SlotCache(3, 700)))
 
 
