@@ -8,15 +8,19 @@ from typing import Any
 
 import pytest
 
-from distillspec.config import DraftConfig, EngineConfig
-from distillspec.models import LanguageModel, initialise_draft
+from distillspec.config import DraftConfig, EngineConfig, TargetConfig
+from distillspec.models import LanguageModel, initialise_draft, load_target
 from distillspec.serving import Engine, SamplingParams
 
-from ..unit.conftest import target  # noqa: F401 (a fixture)
 from ..unit.models.state_drafts import KINDS, state_draft
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PROMPTS = [[(7 * place + 11 * number) % 200 + 3 for place in range(5 + number)] for number in range(12)]
+
+
+@pytest.fixture
+def target() -> LanguageModel:
+    return load_target(TargetConfig(path="tiny", dtype="float32"))
 
 
 @pytest.fixture
