@@ -43,6 +43,8 @@ def one_line(command: str, error: Exception) -> str:
 
 def unknown_key(command: str, key: str) -> str:
     """Name a misspelt key and the nearest real one."""
+    if command == "eval" and key.partition(".")[0] == "draft":
+        return f"unknown setting {key}; distill eval judges finished drafts: drafts=[FOLDER, FOLDER]"
     known = [name for name in keys_of(OmegaConf.structured(COMMANDS[command])) if removed(command, name) is None]
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}?" if close else f"see distill {command} --help"

@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 
 from distillspec.errors import ConfigError
-from distillspec.models import LanguageModel, read_metadata
-from distillspec.models.checkpoint import draft_folder
+from distillspec.models import LanguageModel
 from distillspec.models.draft import load_pretrained
 
 
@@ -24,22 +23,6 @@ def load_draft(path: str | Path, target: LanguageModel) -> LanguageModel:
 def version_of(draft: LanguageModel | None) -> str:
     """Return the draft's short weights hash, "" without a draft."""
     return "" if draft is None else draft.identity.version
-
-
-def check_target(path: str | Path, target: LanguageModel) -> None:
-    """Refuse a draft folder that records another target. Models that record none pass.
-
-    Raises:
-        ConfigError: the draft was made for other weights.
-    """
-    if (folder := draft_folder(path)) is None:
-        return
-    made_for = read_metadata(folder).get("target", {})
-    recorded = made_for.get("weights_hash")
-    if recorded and recorded != target.identity.weights_hash:
-        raise ConfigError(
-            f"the draft {path} was made for {made_for.get('name')}, whose weights differ from {target.name}'s"
-        )
 
 
 def check_finite(draft: LanguageModel) -> None:

@@ -14,6 +14,7 @@ from distillspec.config import TargetConfig
 from distillspec.config.engine import EngineConfig
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel, load_target
+from distillspec.models.checkpoint import check_target
 from distillspec.models.features import check_feature_ids
 from distillspec.models.memory import return_freed_memory
 from distillspec.serving.base.params import SamplingParams
@@ -22,7 +23,7 @@ from distillspec.serving.control.base import LengthController, TakesCosts
 from distillspec.serving.control.wrapped import innermost
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.decoding.sampling import TokenSampler
-from distillspec.serving.draft_loading import check_finite, check_target, load_draft, version_of
+from distillspec.serving.draft_loading import check_finite, load_draft, version_of
 from distillspec.serving.engine_builder import build_parts, kept_states
 from distillspec.serving.engine_view import EngineView
 from distillspec.serving.execution.graphs import Recorder
@@ -111,10 +112,9 @@ class Engine(EngineView):
             raise ConfigError(f"{unknown[0]} is not an engine setting; there are {', '.join(known)}")
         chosen = EngineConfig(**settings)
         model = load_target(TargetConfig(path=target, dtype=dtype, device=device))
-        if draft is None:
-            return cls(model, None, chosen)
-        check_target(draft, model)
-        return cls(model, load_draft(draft, model), chosen)
+        if draft is not None:
+            check_target(draft, model)
+        return cls(model, None if draft is None else load_draft(draft, model), chosen)
 
     def generate(
         self,

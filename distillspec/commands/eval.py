@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from distillspec.commands.drafts import find_draft
+from distillspec.commands.drafts import find_drafts
 from distillspec.commands.held_out import prepare_held_out
 from distillspec.commands.own_runs import data_of, find_runs, typed_settings
 from distillspec.commands.prompt_folder import prepare_folder
@@ -24,15 +24,18 @@ from distillspec.evaluation import (
 )
 from distillspec.files import write_text
 from distillspec.models import LanguageModel, load_draft, load_target, read_metadata
+from distillspec.models.checkpoint import check_target
 from distillspec.progress import progress
 from distillspec.types import Sample
 
 
 def run(config: EvalCommand, folder: Path) -> None:
     """Write `summary.json`, `table.txt` and `comparison.png`."""
-    paths = [find_draft(path) for path in config.drafts]
+    paths = find_drafts(config.drafts)
     torch.manual_seed(config.seed)
     target = load_target(config.target)
+    for path in paths:
+        check_target(path, target)
     drafts = [load_draft(path, target) for path in paths]
     open_run(folder, config)
     held_out, states = _held_out(config, target, paths, drafts, folder)
@@ -54,7 +57,7 @@ def _held_out(
     _warn_of_unrecorded(paths)
     trained = frozenset[str]().union(*(trained_prompts(draft.lineage) for draft in drafts))
     # One training prompt, the least that a split takes: an evaluation reads only held-out ones.
-    data_config = replace(data_of(config.data, find_runs(paths, target), typed_settings(folder)), num_prompts=1)
+    data_config = replace(data_of(config.data, find_runs(paths), typed_settings(folder)), num_prompts=1)
     data = prepare_folder(data_config, target, folder / "data", config.seed, trained)
     held_out = prepare_held_out(data_config, config.sampling.policy, target, data, config.seed, trained)
     print(f"judged on {len(held_out)} held-out prompts of {data.root}")

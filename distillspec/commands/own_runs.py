@@ -11,7 +11,6 @@ from omegaconf import DictConfig, OmegaConf
 from distillspec.config import DataConfig
 from distillspec.data.folder import DataFolder, find_data_folder
 from distillspec.errors import ConfigError
-from distillspec.models import LanguageModel, read_metadata
 
 
 @dataclass(frozen=True)
@@ -23,12 +22,11 @@ class OwnRun:
     max_new_tokens: int
 
 
-def find_runs(drafts: Iterable[Path], target: LanguageModel) -> list[OwnRun]:
-    """Return the drafts' runs, each once. Drafts of another target and drafts without a run beside them have none."""
+def find_runs(drafts: Iterable[Path]) -> list[OwnRun]:
+    """Return the runs that the drafts lie in, each once. A draft without a run beside it has none."""
     found = {}
     for draft in drafts:
-        made_for = read_metadata(draft).get("target", {})
-        if made_for.get("weights_hash") == target.identity.weights_hash and (run := _run_of(draft)) is not None:
+        if (run := _run_of(draft)) is not None:
             found[run.folder.resolve()] = run
     return list(found.values())
 

@@ -48,16 +48,20 @@ class EvaluationResult:
     measured: MeasuredSpeedup | None = None
     cut: float = 0.0  # share of the answers that the token limit cut
     by_prompt: tuple[PromptSums, ...] = ()  # resampled for the intervals
+    kind: str = ""  # `LanguageModel.kind`
+
+    def alpha_at(self, position: int) -> Interval:
+        """Return α of the `position`-th drafted token, from 1 on, under the kind's own recursion."""
+        return self.alpha_by_position[position - 1] if self.alpha_by_position else self.alpha
 
     def to_json(self) -> dict[str, Any]:
         """Return plain dictionaries, lists and floats. Batch sizes become strings, sums by prompt are left out."""
         text = asdict(replace(self, cost=None, speedup=None, measured=None, by_prompt=()))
         del text["by_prompt"]
-        positions = list(text.pop("alpha_by_position"))
         return {
             **text,
             "tau": list(text["tau"]),
-            **({"alpha_by_position": positions} if positions else {}),
+            "alpha_by_position": [asdict(self.alpha_at(position)) for position in range(1, len(self.tau) + 1)],
             "cost": _by_batch(self.cost),
             "speedup": _by_batch(self.speedup),
             "measured": None if self.measured is None else self.measured.to_json(),
@@ -77,6 +81,11 @@ class PromptSums:
     values: NDArray[np.float64]  # [len(PER_POSITION)], then α of the second, third, … drafted position if they differ
     tokens: NDArray[np.float64]  # [G]
     blocks: NDArray[np.float64]  # [G]
+
+    def alpha_sum(self, position: int) -> float:
+        """Return the sum of α of the `position`-th drafted token, from 1 on."""
+        deeper = position > 1 and len(self.values) > len(PER_POSITION)
+        return float(self.values[len(PER_POSITION) + position - 2 if deeper else 0])
 
     def __add__(self, other: PromptSums) -> PromptSums:
         return PromptSums(
@@ -120,7 +129,7 @@ def evaluate(
     with deployed(draft, target) as model:
         prompts = _sum_by_prompt(model, target, samples, policy, gamma, on_sample, states or TargetStates(target))
         result = _summarise(draft.name, policy, prompts, config.bootstrap_samples, seed)
-        result = replace(result, cut=cut_share(samples))
+        result = replace(result, cut=cut_share(samples), kind=draft.kind)
         if max_prompts is None:
             result = _add_timings(result, model, target, samples, config, seed)
     return result

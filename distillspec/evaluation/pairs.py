@@ -12,6 +12,7 @@ from distillspec.evaluation.speedup import FEWEST
 from distillspec.types import Interval
 
 SHOWN_GAMMA = 4
+SHOWN_POSITIONS = 3  # whose α a sentence has room for
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,20 @@ class Pair:
     gamma: int
     alpha: Interval  # α less the other's
     tau: Interval  # how much larger τ(γ) is, as a share of the other's
+    alpha_by_position: tuple[Interval, ...] = ()  # α of the first, second, … drafted token less the other's
+    speedup: Interval | None = None  # predicted at batch 1, each at its best length, less the other's; costs as timed
 
     @property
     def sentence(self) -> str:
         """Return the comparison as one plain sentence."""
-        alpha = f"α {_signed(self.alpha, '+.3f')}, {_which(self.alpha, self.prompts)}"
-        tau = f"τ({self.gamma}) {_signed(self.tau, '+.1%')}, {_which(self.tau, self.prompts)}"
-        return f"{self.draft} against {self.against} on the same {self.prompts} prompts: {alpha}; {tau}."
+        said = [f"α {_signed(self.alpha, '+.3f')}, {_which(self.alpha, self.prompts)}"]
+        if any(deeper != self.alpha for deeper in self.alpha_by_position):
+            shown = enumerate(self.alpha_by_position[1:SHOWN_POSITIONS], start=2)
+            said += [f"α({i}) {_signed(deeper, '+.3f')}, {_which(deeper, self.prompts)}" for i, deeper in shown]
+        said.append(f"τ({self.gamma}) {_signed(self.tau, '+.1%')}, {_which(self.tau, self.prompts)}")
+        if self.speedup is not None:
+            said.append(f"predicted speed-up {_signed(self.speedup, '+.2f')}, {_which(self.speedup, self.prompts)}")
+        return f"{self.draft} against {self.against} on the same {self.prompts} prompts: {'; '.join(said)}."
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -42,26 +50,54 @@ def compare_pairs(results: Sequence[EvaluationResult], samples: int, seed: int) 
 
 
 def _pair(before: EvaluationResult, after: EvaluationResult, samples: int, seed: int) -> Pair:
-    gamma = min(SHOWN_GAMMA, len(before.tau), len(after.tau))
-    first, second = _sums(before.by_prompt, gamma), _sums(after.by_prompt, gamma)
+    longest = min(len(before.tau), len(after.tau))
+    gamma = min(SHOWN_GAMMA, longest)
+    first, second = before.by_prompt, after.by_prompt
+    alphas = tuple(
+        paired_difference(_alpha(first, position), _alpha(second, position), samples, seed)
+        for position in range(1, longest + 1)
+    )
     return Pair(
         after.draft,
         before.draft,
-        len(before.by_prompt),
+        len(first),
         gamma,
-        paired_difference(first[0], second[0], samples, seed),
-        relative_gain(first[1], second[1], samples, seed),
+        alphas[0],
+        relative_gain(_tau(first, gamma), _tau(second, gamma), samples, seed),
+        alphas,
+        _speedup(before, after, samples, seed),
     )
+
+
+def _speedup(before: EvaluationResult, after: EvaluationResult, samples: int, seed: int) -> Interval | None:
+    """Return how much higher the best predicted speed-up is at batch 1, None where costs were not timed."""
+    if (first := _best_prediction(before)) is None or (second := _best_prediction(after)) is None:
+        return None
+    return paired_difference(first, second, samples, seed)
 
 
 Ratio = tuple[list[float], list[float]]  # numerators and denominators by prompt
 
 
-def _sums(prompts: Sequence[PromptSums], gamma: int) -> tuple[Ratio, Ratio]:
-    """Return the sums by prompt of α, and those of τ(γ)."""
-    alpha = [float(p.values[0]) for p in prompts], [float(p.positions) for p in prompts]
-    tau = [float(p.tokens[gamma - 1]) for p in prompts], [float(p.blocks[gamma - 1]) for p in prompts]
-    return alpha, tau
+def _alpha(prompts: Sequence[PromptSums], position: int) -> Ratio:
+    """Return the sums by prompt of the `position`-th drafted token's α."""
+    return [p.alpha_sum(position) for p in prompts], [float(p.positions) for p in prompts]
+
+
+def _tau(prompts: Sequence[PromptSums], gamma: int) -> Ratio:
+    """Return the sums by prompt of τ(γ)."""
+    return [float(p.tokens[gamma - 1]) for p in prompts], [float(p.blocks[gamma - 1]) for p in prompts]
+
+
+def _best_prediction(result: EvaluationResult) -> Ratio | None:
+    """Return the sums by prompt of τ(γ) / (γ c + β(γ)) at the length where it is highest."""
+    if (speedup := (result.speedup or {}).get(1)) is None:
+        return None
+    predicted = speedup.predicted[: len(result.tau)]
+    gamma = 1 + max(range(len(predicted)), key=lambda i: predicted[i])
+    tokens, blocks = _tau(result.by_prompt, gamma)
+    step = result.tau[gamma - 1].mean / predicted[gamma - 1]  # a step's cost in plain steps
+    return tokens, [count * step for count in blocks]
 
 
 def _signed(interval: Interval, form: str) -> str:

@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from distillspec.evaluation.acceptance import EvaluationResult
-from distillspec.evaluation.pairs import SHOWN_GAMMA, Pair
+from distillspec.evaluation.pairs import SHOWN_GAMMA, SHOWN_POSITIONS, Pair
 from distillspec.evaluation.speedup import Speedup, call
 from distillspec.types import Interval
 
-HEADINGS = ("α", "ceiling", "greedy", "p(argmax q)", "c", "best γ", "predicted", "measured")
+HEADINGS = ("kind", "α", "α by position", "ceiling", "greedy", "p(argmax q)", "c", "best γ", "predicted", "measured")
 
 
 def comparison_table(results: Sequence[EvaluationResult]) -> Table:
@@ -21,14 +21,14 @@ def comparison_table(results: Sequence[EvaluationResult]) -> Table:
     gamma = min(SHOWN_GAMMA, min((len(result.tau) for result in results), default=SHOWN_GAMMA))
     table = Table(title=_title(results))
     table.add_column("draft", overflow="fold")
-    for heading in [*HEADINGS[:4], f"τ({gamma})", *HEADINGS[4:]]:
+    for heading in [*HEADINGS[:6], f"τ({gamma})", *HEADINGS[6:]]:
         table.add_column(heading, justify="right", no_wrap=True)
     for result in sorted(results, key=lambda result: -result.alpha.mean):
         table.add_row(*_row(result, gamma))
     return table
 
 
-def comparison_text(results: Sequence[EvaluationResult], pairs: Sequence[Pair] = (), width: int = 180) -> str:
+def comparison_text(results: Sequence[EvaluationResult], pairs: Sequence[Pair] = (), width: int = 220) -> str:
     """Return the table as plain text, followed by the notes on each draft and each pair."""
     out = io.StringIO()
     console = Console(file=out, width=width, no_color=True)
@@ -76,7 +76,9 @@ def _row(result: EvaluationResult, gamma: int) -> list[str]:
     measured = result.measured
     return [
         result.draft,
+        result.kind or "-",
         _with_interval(result.alpha),
+        _by_position(result),
         f"{result.ceiling.mean:.3f}",
         f"{result.greedy_agreement.mean:.3f}",
         f"{result.p_of_draft_argmax.mean:.3f}",
@@ -86,6 +88,12 @@ def _row(result: EvaluationResult, gamma: int) -> list[str]:
         "-" if speedup is None else _best_prediction(speedup),
         "-" if measured is None else f"{_with_interval(measured.ratio, digits=2)} at γ={measured.gamma}",
     ]
+
+
+def _by_position(result: EvaluationResult) -> str:
+    """Return α of the first drafted tokens, `0.51, 0.43, 0.40`."""
+    positions = range(1, min(SHOWN_POSITIONS, len(result.tau)) + 1)
+    return ", ".join(f"{result.alpha_at(position).mean:.2f}" for position in positions)
 
 
 def _best_length(speedup: Speedup) -> str:

@@ -146,6 +146,22 @@ def read_metadata(folder: Path | str) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
+def check_target(path: Path | str, target: LanguageModel) -> None:
+    """Refuse a draft folder that records another target. Models that record none pass.
+
+    Raises:
+        ConfigError: the draft was made for other weights.
+    """
+    if (folder := draft_folder(path)) is None:
+        return
+    made_for = read_metadata(folder).get("target", {})
+    recorded = made_for.get("weights_hash")
+    if recorded and recorded != target.identity.weights_hash:
+        raise ConfigError(
+            f"the draft {path} was made for {made_for.get('name')}, whose weights differ from {target.name}'s"
+        )
+
+
 def recorded_target(folder: Path | str) -> TargetRecord:
     """Return the target a draft was made for, to save another version of it where the target is not loaded."""
     made_for = read_metadata(folder)["target"]

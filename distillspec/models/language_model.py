@@ -68,6 +68,12 @@ class LanguageModel:
         return tuple(sorted({int(i) for i in [*ids, own] if i is not None}))
 
     @property
+    def kind(self) -> str:
+        """Return how a draft was made, and if it reads the target's states beside the tokens."""
+        made = str(self.lineage.get("kind", "pretrained"))
+        return made if self.state_input is None or made == "eagle" else f"{made}, features"
+
+    @property
     def text_tokenizer(self) -> PreTrainedTokenizerBase:
         """Return the tokenizer, for callers that read or write text.
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel, save_draft
+from distillspec.models.checkpoint import check_target
 from distillspec.models.draft import load_pretrained
-from distillspec.serving.draft_loading import check_target
 from distillspec.serving.online.log.records import LogKey
 from distillspec.serving.online.log.redaction import Redaction
 from distillspec.serving.online.log.replay_log import ReplayLog

@@ -115,6 +115,8 @@ STATIC = [
     ("train -m loss=fkl,nope", "loss=nope is not known"),
     ("train -m draft.layers=2,0", "draft.layers=0 is impossible"),
     ("eval", "name the drafts to judge"),
+    ("eval drafts=[d] draft.path=e", "unknown setting draft.path; distill eval judges finished drafts: drafts=[FOLDER"),
+    ("eval draft=eagle drafts=[d]", "unknown setting draft; distill eval judges finished drafts: drafts=[FOLDER"),
     ("export", "name the draft to export"),
     ("export draft.path=d format=gguf", "format=gguf is not known; use one of hf, vllm, sglang"),
     ("export draft.path=d gamma=0", "gamma=0"),

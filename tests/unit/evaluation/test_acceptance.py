@@ -54,6 +54,7 @@ def test_the_json_has_the_agreed_shape(
     assert set(result) == {
         "draft", "policy", "prompts", "positions", "alpha", "alpha_by_domain", "greedy_agreement",
         "p_of_draft_argmax", "ceiling", "tau", "cost", "speedup", "measured", "cut",
+        "kind", "alpha_by_position",
     }  # fmt: skip
     assert result["policy"] == {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     assert set(result["alpha"]) == set(result["tau"][1]) == {"mean", "low", "high"}

@@ -70,3 +70,31 @@ def test_drafts_are_compared_prompt_by_prompt(result: EvaluationResult) -> None:
     (even,) = compare_pairs([worse, judged("c", 0.0)], 200, 0)
     assert even.sentence.endswith("too close to call.")
     assert replace(pair, prompts=5).sentence.endswith("too few prompts to call.")
+
+
+def test_kinds_are_compared_at_every_drafted_position_and_by_speed(result: EvaluationResult) -> None:
+    """The second draft reads states: level at the first position, better at the second, and as dear."""
+    alpha = Interval(0.5, 0.5, 0.5)
+    plain = PromptSums("d", 100, np.array([50.0, 0, 0, 0]), np.array([60.0, 70.0]), np.array([50.0, 50.0]))
+    reading = PromptSums("d", 100, np.array([50.0, 0, 0, 0, 60.0]), np.array([60.0, 90.0]), np.array([50.0, 50.0]))
+    first = replace(result, alpha=alpha, kind="pruned", by_prompt=(plain,) * 8)
+    second = replace(
+        first,
+        draft="b",
+        kind="eagle",
+        alpha_by_position=(alpha, Interval(0.6, 0.6, 0.6)),
+        by_prompt=(reading,) * 8,
+    )
+    (pair,) = compare_pairs([first, second], 20, 0)
+    assert [position.mean for position in pair.alpha_by_position] == [0, pytest.approx(0.1)]
+    assert pair.speedup is not None
+    assert result.speedup is not None
+    predicted = result.speedup[1].predicted[1]
+    assert pair.speedup.mean == pytest.approx(predicted * (1.8 - 1.4) / result.tau[1].mean)
+    text = comparison_text([first, second], [pair])
+    assert "α +0.000 [+0.000, +0.000], too close to call; α(2) +0.100 [+0.100, +0.100], higher; τ(2) +28.6%" in text
+    assert "predicted speed-up +0." in text
+    row = next(line for line in text.splitlines() if "eagle" in line)
+    assert "0.50, 0.60" in row
+    assert "0.50, 0.50" in next(line for line in text.splitlines() if "pruned" in line)
+    assert compare_pairs([first, replace(second, speedup=None)], 20, 0)[0].speedup is None
