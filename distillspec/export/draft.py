@@ -20,7 +20,7 @@ from distillspec.export.vocabulary import align_rows, improbable_row, learnt_ids
 from distillspec.files import write_folder
 from distillspec.models import LanguageModel, load_draft
 from distillspec.models.numerics import DTYPES
-from distillspec.models.target import read_weights
+from distillspec.models.own_weights import full_width
 
 FORMATS = ("hf", "vllm", "sglang")
 EXPORTED_DTYPES = ("float32", "bfloat16", "float16")
@@ -61,7 +61,7 @@ def export_draft(
             f"{draft_folder} reads the target's hidden states, and there is no export of such drafts yet; distill "
             "serve and distill bench take the folder as it is"
         )
-    model, rows = _aligned(draft_folder, draft, target)
+    model, rows = _aligned(draft, target)
     sequences = probe_sequences(draft)
     stray_before = _silence_unlearnt(draft, model, sequences)
     probe = make_probe(draft, sequences[-HELD_OUT:], DTYPES[dtype])
@@ -106,9 +106,9 @@ def _check(draft_folder: Path, output_folder: Path, format: str, dtype: str) -> 
         raise ConfigError(f"{output_folder} exists and is not an earlier export; give a new folder")
 
 
-def _aligned(folder: Path, draft: LanguageModel, target: LanguageModel | None) -> tuple[PreTrainedModel, int]:
+def _aligned(draft: LanguageModel, target: LanguageModel | None) -> tuple[PreTrainedModel, int]:
     """Return the draft at full width in float32 with as many rows as the target, and that number."""
-    model = read_weights(folder, torch.float32).to(draft.device).eval()
+    model = full_width(draft)
     model.requires_grad_(False)
     source = model if target is None else target.model
     rows = int(source.get_output_embeddings().weight.shape[0])

@@ -1,4 +1,4 @@
-"""Drafts on disk: an ordinary Hugging Face folder plus `distillspec.json` (and `d2t.json`)."""
+"""Drafts on disk: configuration, tokenizer, the draft's own weights and `distillspec.json` (and `d2t.json`)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from distillspec.errors import ConfigError
 from distillspec.files import verify_folder, write_folder
-from distillspec.models import state_checkpoint
+from distillspec.models import own_weights
 from distillspec.models.language_model import LanguageModel, fingerprint
-from distillspec.models.state_checkpoint import reading_record, write_weights
+from distillspec.models.own_weights import reading_record, reads_targets_embeddings, write_weights
 from distillspec.models.target import load_tokenizer, one_line_failures, read_weights
 from distillspec.models.tokenizers import identify, require_same_tokenizer
 from distillspec.types import ModelIdentity
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 METADATA = "distillspec.json"
 KEPT_IDS = "d2t.json"  # not safetensors: other engines load every such file of a folder as weights
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1: plain drafts were whole Hugging Face folders
 
 
 @dataclass(frozen=True)
@@ -38,21 +38,20 @@ class TargetRecord:
 def save_draft(
     draft: LanguageModel, folder: Path, target: LanguageModel | TargetRecord, extra: dict[str, Any] | None = None
 ) -> None:
-    """Write the draft as a folder that any Hugging Face loader reads. It is complete before it is visible.
+    """Write what is the draft's own, in the precision it has. The folder is complete before it is visible.
 
-    A truncated head is written at full width, with zero rows for ids the draft does not keep. Measured, these take 0.4
-    % of the probability where the target's own rows would take 35 %. `d2t.json` (draft column → absolute id) names the
-    rows that count.
-
-    A draft that reads the target's states is no such folder: it has its own weights only (`state_checkpoint`).
+    Input embeddings that are the target's are left out (a `TargetRecord` has none to compare: all are written). A
+    truncated head has its kept rows only: `d2t.json` gives their ids. `distill export` writes whole folders.
     """
     reading = reading_record(draft)
+    own = not isinstance(target, LanguageModel) or not reads_targets_embeddings(draft, target)
     record = {
         "format_version": FORMAT_VERSION,
         "identity": asdict(draft.with_identity(weights_hash=fingerprint(draft.model)).identity),
         "target": {"name": target.name, **asdict(target.identity)},
         "kept_vocabulary": None if draft.kept_ids is None else int(draft.kept_ids.numel()),
         "lineage": draft.lineage,
+        "embeddings": "own" if own else "target",
         **({} if reading is None else {"reads": reading}),
         **(extra or {}),
     }
@@ -60,11 +59,7 @@ def save_draft(
     def write(temporary: Path) -> None:
         if draft.kept_ids is not None:
             (temporary / KEPT_IDS).write_text(json.dumps({"d2t": draft.kept_ids.tolist()}) + "\n")
-        if reading is not None:
-            write_weights(draft, temporary)
-        else:
-            full = {} if draft.kept_ids is None else _full_width_head(draft)
-            draft.model.save_pretrained(temporary, state_dict={**draft.model.state_dict(), **full})
+        write_weights(draft, temporary, embeddings=own)
         if draft.tokenizer is not None:
             draft.tokenizer.save_pretrained(temporary)
         (temporary / METADATA).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
@@ -78,7 +73,8 @@ def load_draft(
     """Read a saved draft and slice its head to the kept vocabulary.
 
     Raises:
-        ConfigError: not a draft folder, damaged, or made for another tokenizer than `target`'s.
+        ConfigError: not a draft folder, damaged, made for another tokenizer than `target`'s, or without embeddings and
+            `target` is not the one whose embeddings it reads.
     """
     folder = Path(folder)
     if not (folder / METADATA).is_file():
@@ -90,13 +86,16 @@ def load_draft(
     if target is not None:
         require_same_tokenizer(tokenizer, target.tokenizer, str(folder), target.name)
     kept_ids, dtype = read_kept_ids(folder), dtype or torch.float32
+    reading, embeddings = record.get("reads"), embeddings_of(record)
+    if embeddings == "target" and target is not None:
+        check_target(folder, target)
     with one_line_failures(str(folder)):
-        if (reading := record.get("reads")) is not None:
-            model = state_checkpoint.read_weights(folder, reading, target, dtype)
-        else:
+        if embeddings is None:
             model = read_weights(folder, dtype)
+        else:
+            model = own_weights.read_weights(folder, reading, embeddings == "own", target, dtype)
     rows = model.get_input_embeddings().weight.shape[0]
-    if kept_ids is not None and reading is None:
+    if kept_ids is not None and embeddings is None:
         _slice_head(model, kept_ids)
     if target is not None:
         model.to(target.device)
@@ -123,6 +122,15 @@ def matched(draft: LanguageModel, target: LanguageModel) -> LanguageModel:
     log.warning("%s has no tokenizer: draft and target are taken to share one, for both have %d ids", without, ours)
     identity = replace(target.identity, weights_hash=draft.identity.weights_hash)
     return replace(draft, tokenizer=target.tokenizer, identity=identity)
+
+
+def embeddings_of(record: dict[str, Any]) -> str | None:
+    """Return whose embeddings the draft of a `distillspec.json` reads: `target` or `own`. None: all is there.
+
+    Before version 2 only drafts that read states recorded it, beside how they read.
+    """
+    found: str | None = record.get("embeddings", (record.get("reads") or {}).get("embeddings"))
+    return found
 
 
 def draft_folder(path: Path | str) -> Path | None:
@@ -174,17 +182,3 @@ def _slice_head(model: Any, kept_ids: Tensor) -> None:
     if getattr(head, "bias", None) is not None:
         head.bias = nn.Parameter(head.bias.detach()[kept_ids].clone())
     head.out_features = len(kept_ids)
-
-
-def _full_width_head(draft: LanguageModel) -> dict[str, Tensor]:
-    """Return the head's tensors with one row an id: the draft's rows for kept ids, zero for others."""
-    assert draft.kept_ids is not None
-    head = draft.model.get_output_embeddings()
-    name = next(n for n, module in draft.model.named_modules() if module is head)
-    rows = draft.model.get_input_embeddings().weight.shape[0]
-    return {
-        f"{name}.{part}": torch.zeros(rows, *tensor.shape[1:], dtype=tensor.dtype).index_copy(
-            0, draft.kept_ids, tensor.detach().cpu()
-        )
-        for part, tensor in head.named_parameters()
-    }

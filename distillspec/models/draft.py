@@ -17,8 +17,8 @@ from distillspec.models.checkpoint import draft_folder, load_draft, matched, rea
 from distillspec.models.eagle import begin_from, eagle_config, eagle_model
 from distillspec.models.features import check_feature_ids, default_state_ids
 from distillspec.models.language_model import LanguageModel
+from distillspec.models.own_weights import add_state_input, share_embeddings
 from distillspec.models.pruning import check_layers, evenly_spaced, prune, select_by_acceptance
-from distillspec.models.state_checkpoint import add_state_input, share_embeddings
 from distillspec.models.target import load_causal_lm, load_tokenizer, resolve_path, wrap
 from distillspec.models.tokenizers import require_same_tokenizer
 
@@ -182,7 +182,7 @@ def _reading(draft: LanguageModel, config: DraftConfig, target: LanguageModel) -
     if same:
         share_embeddings(draft.model, target, torch.float32)
     add_state_input(draft.model, list(state_ids_of(config, target)), target.model.config.get_text_config().hidden_size)
-    return replace(draft, lineage={**draft.lineage, "features": True, **({} if same else {"own_embeddings": True})})
+    return replace(draft, lineage={**draft.lineage, "features": True})
 
 
 def make_scratch(config: DraftConfig, target: LanguageModel, layers: LayerSelection) -> LanguageModel:

@@ -1,7 +1,7 @@
-"""Weights on disk of drafts that read the target's states: what is the draft's own, and how it reads.
+"""Weights of drafts on disk: what is the draft's own.
 
-The input embeddings are the target's, frozen, and shared with it when the draft is loaded. They are written only if
-they were trained. The head has the kept rows only.
+Input embeddings that equal the target's are not written: they are read from the target when the draft is loaded. The
+head has the kept rows only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from distillspec.errors import ConfigError
 from distillspec.models.eagle import eagle_model
@@ -21,6 +21,7 @@ from distillspec.models.language_model import LanguageModel
 from distillspec.models.state_input import ADDED, JOINED, StateInput, defer_norm
 
 WEIGHTS = "model.safetensors"
+STOPS = "generation_config.json"
 CONVENTION = "state i is the hidden state after i layers, 0 the embeddings, the last one before the final norm"
 
 
@@ -33,48 +34,64 @@ def reading_record(draft: LanguageModel) -> dict[str, Any] | None:
         "state_ids": list(states.state_ids),
         "convention": CONVENTION,
         "target_width": states.fc.in_features // len(states.state_ids),
-        "embeddings": "own" if draft.lineage.get("own_embeddings") else "target",
     }
 
 
-def write_weights(draft: LanguageModel, folder: Path) -> None:
-    """Write configuration and weights of a draft that reads states."""
-    embeddings = draft.model.get_input_embeddings()
-    shared = () if draft.lineage.get("own_embeddings") else set(map(id, embeddings.parameters()))
-    own = {name: value for name, value in draft.model.named_parameters() if id(value) not in shared}
-    save_file({name: value.detach().cpu().contiguous() for name, value in own.items()}, folder / WEIGHTS)
+def reads_targets_embeddings(draft: LanguageModel, target: LanguageModel) -> bool:
+    """Return True if the draft's input embeddings are the target's, bit for bit in its dtype, and no head of its own.
+
+    Embeddings that are the head too (tied weights) train, so that they are the draft's own.
+    """
+    own, theirs = draft.model.get_input_embeddings(), target.model.get_input_embeddings()
+    tied = draft.model.get_output_embeddings().weight is own.weight
+    if tied or type(own) is not type(theirs) or own.weight.shape != theirs.weight.shape:
+        return False
+    return bool(torch.equal(own.weight, theirs.weight.to(own.weight)))
+
+
+def write_weights(draft: LanguageModel, folder: Path, embeddings: bool) -> None:
+    """Write configuration and weights, in the precision that the draft has, the input embeddings only if asked for."""
+    left_out = set() if embeddings else set(map(id, draft.model.get_input_embeddings().parameters()))
+    parameters = {name: value for name, value in draft.model.named_parameters() if id(value) not in left_out}
+    named = {name for name, _ in draft.model.named_parameters(remove_duplicate=False)}
+    buffers = {name: value for name, value in draft.model.state_dict().items() if name not in named}
+    own = {name: value.detach().cpu().contiguous() for name, value in (parameters | buffers).items()}
+    save_file(own, folder / WEIGHTS, metadata={"format": "pt"})
     draft.model.config.save_pretrained(folder)
+    if draft.model.generation_config is not None:
+        draft.model.generation_config.save_pretrained(folder)
 
 
 def read_weights(
-    folder: Path, reading: dict[str, Any], target: LanguageModel | None, dtype: torch.dtype
+    folder: Path, reading: dict[str, Any] | None, own: bool, target: LanguageModel | None, dtype: torch.dtype
 ) -> PreTrainedModel:
-    """Return the model that `write_weights` wrote, its embeddings shared with the target unless it has its own.
+    """Return the model that `write_weights` wrote.
+
+    A draft that reads states shares the target's embeddings, others get a copy.
+
+    Args:
+        reading: the record of `reading_record`.
+        own: the embeddings are in the folder.
 
     Raises:
         ConfigError: the target is not given, or a weight is missing.
     """
-    if target is None:
-        raise ConfigError(f"{folder} reads its target's states and embeddings; load it together with its target")
+    if target is None and not (own and reading is None):
+        raise ConfigError(f"{folder} reads its target's embeddings; load it together with its target")
     state = load_file(folder / WEIGHTS)
-    model = _bare(AutoConfig.from_pretrained(folder), reading)
-    _fit_head(model, state)
-    share_embeddings(model, target, torch.float32)
-    embeddings = model.get_input_embeddings()
-    shared = reading["embeddings"] == "target"
-    if not shared:
-        embeddings.weight = nn.Parameter(embeddings.weight.detach().clone())
-    missing, unknown = model.load_state_dict(state, strict=False)
-    if shared:
-        name = next(name for name, module in model.named_modules() if module is embeddings)
-        missing = [key for key in missing if key != f"{name}.weight"]
-    if missing or unknown:
-        raise ConfigError(f"the draft {folder} lacks weights, or has unknown ones: {[*missing, *unknown][0]}")
+    with torch.random.fork_rng(devices=[]):  # weights are random until they are loaded
+        model = _bare(AutoConfig.from_pretrained(folder), reading)
+        _fit_head(model, state)
+    if target is not None and (reading is not None or not own):
+        share_embeddings(model, target, dtype)
+        if own or reading is None:
+            own_embeddings(model)
     # Parameters alone: rotary frequencies are buffers, and stay in float32.
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
-    if shared:
-        share_embeddings(model, target, dtype)
+    _load(model, state, folder, own)
+    if (folder / STOPS).is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
     return model
 
 
@@ -86,11 +103,25 @@ def share_embeddings(model: PreTrainedModel, target: LanguageModel, dtype: torch
     model.set_input_embeddings(own)
 
 
-def own_embeddings(draft: LanguageModel) -> None:
-    """Give a draft that shares its target's embeddings its own copy, to be trained and stored."""
-    embeddings = draft.model.get_input_embeddings()
+def own_embeddings(model: PreTrainedModel) -> None:
+    """Give a model that shares its target's embeddings its own copy, to be changed."""
+    embeddings = model.get_input_embeddings()
     embeddings.weight = nn.Parameter(embeddings.weight.detach().clone())
-    draft.lineage["own_embeddings"] = True
+
+
+def full_width(draft: LanguageModel) -> PreTrainedModel:
+    """Return a copy of the draft's model that any loader knows: a head row for each id, zero for ids it lacks."""
+    model = copy.deepcopy(draft.model)
+    if draft.kept_ids is None:
+        return model
+    old, rows = model.get_output_embeddings(), model.get_input_embeddings().weight.shape[0]
+    head = nn.Linear(old.weight.shape[1], rows, bias=getattr(old, "bias", None) is not None)
+    ids = draft.kept_ids.to(old.weight.device)
+    for name, kept in old.named_parameters():
+        whole = kept.new_zeros(rows, *kept.shape[1:]).index_copy(0, ids, kept.detach())
+        setattr(head, name, nn.Parameter(whole))
+    model.set_output_embeddings(head)
+    return model
 
 
 def add_state_input(model: PreTrainedModel, state_ids: list[int], target_width: int) -> None:
@@ -100,11 +131,12 @@ def add_state_input(model: PreTrainedModel, state_ids: list[int], target_width: 
     model.state_input = StateInput(ADDED, state_ids, target_width, width).to(model.device)
 
 
-def _bare(config: Any, reading: dict[str, Any]) -> PreTrainedModel:
-    if reading["way"] == JOINED:
+def _bare(config: Any, reading: dict[str, Any] | None) -> PreTrainedModel:
+    if reading is not None and reading["way"] == JOINED:
         return eagle_model(config, reading["state_ids"], reading["target_width"])
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    add_state_input(model, reading["state_ids"], reading["target_width"])
+    if reading is not None:
+        add_state_input(model, reading["state_ids"], reading["target_width"])
     return model
 
 
@@ -116,3 +148,17 @@ def _fit_head(model: PreTrainedModel, state: dict[str, Tensor]) -> None:
         new = nn.Linear(weight.shape[1], weight.shape[0], bias=f"{name}.bias" in state)
         model.config.tie_word_embeddings = False
         model.set_output_embeddings(new)
+
+
+def _load(model: PreTrainedModel, state: dict[str, Tensor], folder: Path, own: bool) -> None:
+    """Load the stored weights. Those that are the same object under another name (tied) are stored once."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    if other := [name for name in state if name in named and named[name].shape != state[name].shape]:
+        raise ConfigError(f"in the draft {folder} {other[0]} has another shape than config.json says")
+    missing, unknown = model.load_state_dict(state, strict=False)
+    known = {id(named[name]) for name in state if name in named}
+    if not own:
+        known.add(id(model.get_input_embeddings().weight))
+    missing = [name for name in missing if name not in named or id(named[name]) not in known]
+    if missing or unknown:
+        raise ConfigError(f"the draft {folder} lacks weights, or has unknown ones: {[*missing, *unknown][0]}")

@@ -7,7 +7,7 @@ from torch.optim import AdamW, Optimizer
 
 from distillspec.config import TrainConfig
 from distillspec.models import LanguageModel
-from distillspec.models.state_checkpoint import own_embeddings
+from distillspec.models.own_weights import own_embeddings
 
 
 def choose_trainable(draft: LanguageModel, train_embeddings: bool) -> None:
@@ -15,8 +15,8 @@ def choose_trainable(draft: LanguageModel, train_embeddings: bool) -> None:
 
     Embeddings that are the head too (tied weights) train: a frozen head would hold the draft back.
     """
-    if train_embeddings and draft.state_input is not None and not draft.lineage.get("own_embeddings"):
-        own_embeddings(draft)  # training would change the target's
+    if train_embeddings and draft.state_input is not None:
+        own_embeddings(draft.model)  # training would change the target's
     draft.model.requires_grad_(True)
     embeddings = draft.model.get_input_embeddings().weight
     tied = draft.model.get_output_embeddings().weight is embeddings

@@ -65,7 +65,7 @@ def served_tail_share(study: Study, held_out: HeldOutSets) -> float:
     """
     file = study.part("tail")
     if not file.is_file():
-        draft = load_draft(first_version(study).path)
+        draft = load_draft(first_version(study).path, held_out.target)
         rows = [row for segment in range(len(study.segments)) for row in held_out.evaluate(draft, segment)]
         write_json(file, {"share": share_of_room(rows)})
     return float(json.loads(file.read_text())["share"])

@@ -100,7 +100,7 @@ class _ArmRun:
         self.registry = self.trainer.registry
         first = self.registry.add(lambda into: shutil.copytree(first_version(study).path, into))
         self.version = self.registry.promote(first.name, "first draft")
-        self.draft = load_draft(self.version.path)
+        self.draft = load_draft(self.version.path, stream.target)
         self.rows: list[dict[str, Any]] = []
         self.updates: list[dict[str, Any]] = []
 
@@ -146,7 +146,7 @@ class _ArmRun:
         if version is None:
             return
         self.version = self.registry.promote(version.name, str(reason))
-        self.draft = load_draft(self.version.path)
+        self.draft = load_draft(self.version.path, self.stream.target)
         self.registry.clear_away(0)
         names = ("steps", "tokens", "loss", "loss_at_end", "seconds")
         figures = {name: version.metrics[name] for name in names}

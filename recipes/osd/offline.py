@@ -43,6 +43,6 @@ def _cell(study: Study, stream: Stream, held_out: HeldOutSets, segment: int, fra
     usable = [answer for answer in stream.of(segment) if answer.split == "train"]
     config = AdaptConfig(**common(study))
     examples = [training_example_of(answer, config) for answer in usable[: max(1, round(fraction * len(usable)))]]
-    draft = load_draft(first_version(study).path)
+    draft = load_draft(first_version(study).path, held_out.target)
     result = learn(draft, examples, config, LossConfig(name=study.loss), seed=study.seed)
     return {"requests": len(examples), "learnt": result.to_json(), "exam": held_out.evaluate(draft, segment)}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from distillspec.config import DataConfig, EngineConfig, OnlineConfig, ReplayConfig
+from distillspec.config import DataConfig, EngineConfig, OnlineConfig, ReplayConfig, TargetConfig
 from distillspec.data.prompts import read_prompts
 from distillspec.errors import ConfigError, RunError
 from distillspec.files import write_json
@@ -33,6 +33,7 @@ class Stream:
 
     answers: tuple[LoggedAnswer, ...]
     key: LogKey
+    target: LanguageModel
 
     def of(self, segment: int) -> list[LoggedAnswer]:
         return [answer for answer in self.answers if segment_of(answer) == segment]
@@ -84,7 +85,7 @@ def read_stream(study: Study, target: LanguageModel) -> Stream:
     planned = {request.id for request in planned_requests(study, target)}
     try:
         entries = [entry for entry in replay.entries() if entry.request_id in planned]
-        return Stream(tuple(replay.load(entries)), replay.key)
+        return Stream(tuple(replay.load(entries)), replay.key, target)
     finally:
         replay.close()
 
@@ -102,6 +103,7 @@ def recording_settings(study: Study) -> OnlineSettings:
             flush_s=10.0,
         ),
         seed=study.seed,
+        target=TargetConfig(path=study.target),
     )
 
 

@@ -39,7 +39,7 @@ def test_a_resumed_run_ends_bit_for_bit_the_same(distill: Any, tmp_path: Path, w
     after = summary(tmp_path / "run")["after"]
     assert len(after["alpha_by_position"]) == len(after["tau"])
     assert after["alpha_by_position"][0] == after["alpha"]
-    assert read_metadata(tmp_path / "run" / "draft")["reads"]["embeddings"] == "target"
+    assert read_metadata(tmp_path / "run" / "draft")["embeddings"] == "target"
 
 
 def test_it_is_evaluated_with_the_engine(distill: Any, tmp_path: Path, data_folder: Path) -> None:

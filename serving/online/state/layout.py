@@ -21,7 +21,7 @@ M = TypeVar("M", bound="_Message")
 class OnlineSettings(OnlineGroups):
     """All settings of online adaptation.
 
-    The trainer loads `target` for drafts that read its states, and for no others.
+    The trainer loads `target` for drafts that read its states or embeddings, and for no others.
     """
 
     target: TargetConfig = field(default_factory=TargetConfig)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import takewhile
+from typing import Any
 
 from distillspec.config import TargetConfig
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel, load_draft, load_target, read_metadata
-from distillspec.models.checkpoint import TargetRecord, recorded_target
+from distillspec.models.checkpoint import TargetRecord, embeddings_of, recorded_target
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import Version
@@ -21,13 +22,14 @@ class BaseDrafts:
     Args:
         replay: the log whose target and tokenizer they must have.
         device: to train on.
-        served: the target, which is loaded for drafts that read its states.
+        served: the target, which is loaded for drafts that read its states or embeddings.
     """
 
     def __init__(self, registry: VersionRegistry, replay: ReplayLog, device: str, served: TargetConfig) -> None:
         self._registry, self._replay, self._device = registry, replay, device
         self._served = served
         self._model: LanguageModel | None = None
+        self._embeddings: LanguageModel | None = None  # the target without its layers
 
     def current(self) -> Version:
         """Return the version in service.
@@ -60,6 +62,10 @@ class BaseDrafts:
         """Return what the version in service records of its target."""
         return recorded_target(self.current().path)
 
+    def made_for(self) -> TargetRecord | LanguageModel:
+        """Return the target to save a version for: loaded if its embeddings were read, else its record."""
+        return self._model or self._embeddings or self.target()
+
     def load(self, version: Version) -> LanguageModel:
         """Load a version for training.
 
@@ -68,8 +74,7 @@ class BaseDrafts:
         """
         if problem := self._registry.problem_of(version):
             raise RunError(f"{version.name} cannot be trained on: {problem}")
-        reads = "reads" in read_metadata(version.path)
-        draft = load_draft(version.path, self._target() if reads else None)
+        draft = load_draft(version.path, self._needed(read_metadata(version.path)))
         key, folder = self._replay.key, self._replay.folder
         if draft.identity.tokenizer_hash != key.tokenizer_hash:
             raise ConfigError(
@@ -88,21 +93,35 @@ class BaseDrafts:
         """Return a store of the states that a draft reads, None for a draft that reads tokens alone."""
         return StateStore(self._target(), draft.state_ids) if draft.state_ids else None
 
+    def _needed(self, record: dict[str, Any]) -> LanguageModel | None:
+        """Return what a draft with this record reads: the target, its embeddings alone, or nothing of it."""
+        if "reads" in record:
+            return self._target()
+        if embeddings_of(record) != "target":
+            return None
+        if self._model is None and self._embeddings is None:
+            self._embeddings = self._loaded("cpu")
+            del self._embeddings.layers[:]
+        return self._model or self._embeddings
+
     def _target(self) -> LanguageModel:
-        """Return the target, loaded once.
+        """Return the target, loaded once."""
+        self._model = self._model or self._loaded(self._device)
+        return self._model
+
+    def _loaded(self, device: str) -> LanguageModel:
+        """Load the target.
 
         Raises:
             ConfigError: it is not the one that the log was written by.
         """
-        if self._model is None:
-            model = load_target(replace(self._served, device=self._device))
-            if model.identity.weights_hash != self._replay.key.weights_hash:
-                raise ConfigError(
-                    f"target.path={self._served.path} is not the target of the log in {self._replay.folder}, whose "
-                    "states the draft reads; set target.path to the served model"
-                )
-            self._model = model
-        return self._model
+        model = load_target(replace(self._served, device=device))
+        if model.identity.weights_hash != self._replay.key.weights_hash:
+            raise ConfigError(
+                f"target.path={self._served.path} is not the target of the log in {self._replay.folder}, whose states "
+                "or embeddings the draft reads; set target.path to the served model"
+            )
+        return model
 
     def _descends(self, version: Version, current: Version) -> bool:
         """Return True if `version` descends from `current` with no refused or rolled-back version in between."""

@@ -204,7 +204,7 @@ class OnlineTrainer:
         draft.model.to("cpu")
 
         def write(folder: Any) -> None:
-            save_draft(draft, folder, self._drafts.target(), {"online": trained})
+            save_draft(draft, folder, self._drafts.made_for(), {"online": trained})
             self._stage("registering")
 
         requests = min(numbers), max(numbers)

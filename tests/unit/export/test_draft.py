@@ -16,6 +16,7 @@ from distillspec.config import DraftConfig, TargetConfig
 from distillspec.errors import ConfigError, RunError
 from distillspec.export import export_draft
 from distillspec.models import LanguageModel, initialise_draft, load_draft, load_target, save_draft
+from distillspec.models.checkpoint import TargetRecord
 from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_model, tiny_tokenizer
 from distillspec.models.tokenizers import tokenizer_hash, tokenizer_size
@@ -80,7 +81,9 @@ def test_rows_follow_the_target_up_and_down(
     rows: int, saved: dict[str, Path], tmp_path: Path, target: LanguageModel
 ) -> None:
     other = wrap(tiny_model(rows), tiny_tokenizer(), "other")
-    result = export_draft(saved["whole"], tmp_path / "out", "hf", other)
+    record = TargetRecord(target.name, target.identity)
+    save_draft(load_draft(saved["whole"], target), tmp_path / "own", record)  # its embeddings go with it
+    result = export_draft(tmp_path / "own", tmp_path / "out", "hf", other)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert result.rows == config["vocab_size"] == logits_of(tmp_path / "out").shape[-1] == rows
     with torch.no_grad():
@@ -102,11 +105,14 @@ def test_a_tied_head_stays_tied(tmp_path: Path) -> None:
     torch.testing.assert_close(logits_of(tmp_path / "out")[..., :TOKENS], ours, atol=1e-4, rtol=0)
 
 
-def test_a_target_with_fewer_rows_than_tokens_is_refused(saved: dict[str, Path], tmp_path: Path) -> None:
+def test_a_target_with_fewer_rows_than_tokens_is_refused(
+    saved: dict[str, Path], target: LanguageModel, tmp_path: Path
+) -> None:
     short = wrap(tiny_model(200), tiny_tokenizer(), "short")
+    save_draft(load_draft(saved["whole"], target), tmp_path / "own", TargetRecord(target.name, target.identity))
     with pytest.raises(ConfigError, match="200 rows, but the draft's tokenizer needs 259"):
-        export_draft(saved["whole"], tmp_path / "out", "hf", short)
-    assert list(tmp_path.iterdir()) == []
+        export_draft(tmp_path / "own", tmp_path / "out", "hf", short)
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
 
 
 def test_engines_find_no_stray_weight_files_and_older_names(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,12 @@ from distillspec.config import DraftConfig
 from distillspec.errors import ConfigError
 from distillspec.files import sha256_of
 from distillspec.models import LanguageModel, initialise_draft, load_draft, read_metadata, save_draft
+from distillspec.models.checkpoint import TargetRecord
 from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_model
 from distillspec.models.tokenizers import tokenizer_size
 
-from .draft_folders import plain_folder
+from .draft_folders import plain_folder, version_1
 
 IDS = torch.tensor([[1, 20, 30, 40, 50, 60]])
 
@@ -61,7 +64,7 @@ def test_a_saved_draft_comes_back_bit_for_bit(
 def test_any_loader_reads_a_truncated_draft_at_full_width(
     target: LanguageModel, truncated: LanguageModel, tmp_path: Path
 ) -> None:
-    save_draft(truncated, tmp_path / "draft", target)
+    version_1(truncated, tmp_path / "draft", target)
     plain, loading = AutoModelForCausalLM.from_pretrained(
         tmp_path / "draft", dtype=torch.float32, output_loading_info=True
     )
@@ -141,3 +144,78 @@ def test_a_moved_draft_still_loads(target: LanguageModel, truncated: LanguageMod
     save_draft(truncated, tmp_path / "draft", target)
     shutil.move(tmp_path / "draft", tmp_path / "elsewhere")
     assert load_draft(tmp_path / "elsewhere", target).width == 40
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_a_folder_of_version_1_still_loads(
+    target: LanguageModel, truncated: LanguageModel, tmp_path: Path, cut: bool
+) -> None:
+    draft = truncated if cut else initialise_draft(DraftConfig(keep=[0, 2]), target)
+    version_1(draft, tmp_path / "old", target)
+    stored = load_file(tmp_path / "old" / "model.safetensors")
+    assert stored["lm_head.weight"].shape == stored["model.embed_tokens.weight"].shape
+    for given in (None, target):
+        old = load_draft(tmp_path / "old", given)
+        assert torch.equal(old.logits(IDS), draft.logits(IDS))
+        assert old.width == draft.width
+    save_draft(load_draft(tmp_path / "old", target), tmp_path / "new", target)
+    assert torch.equal(load_draft(tmp_path / "new", target).logits(IDS), draft.logits(IDS))
+    assert _weights_bytes(tmp_path / "new") < _weights_bytes(tmp_path / "old")
+
+
+def _weights_bytes(folder: Path) -> int:
+    return (folder / "model.safetensors").stat().st_size
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_folder_holds_what_is_the_drafts_own(
+    target: LanguageModel, truncated: LanguageModel, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """Layers, the final norm and 40 rows of the head, each number in the draft's own precision."""
+    model = copy.deepcopy(truncated.model).to(dtype)
+    save_draft(replace(truncated, model=model), tmp_path / "draft", target)
+    stored = load_file(tmp_path / "draft" / "model.safetensors")
+    assert not any("embed_tokens" in name for name in stored)
+    assert stored["lm_head.weight"].shape[0] == 40
+    assert {tensor.dtype for tensor in stored.values()} == {dtype}
+    embeddings = truncated.model.get_input_embeddings().weight.numel()
+    own = sum(parameter.numel() for parameter in truncated.model.parameters()) - embeddings
+    assert own * dtype.itemsize < _weights_bytes(tmp_path / "draft") < own * dtype.itemsize + 8192  # names and shapes
+    assert read_metadata(tmp_path / "draft")["embeddings"] == "target"
+    again = load_draft(tmp_path / "draft", target, dtype=dtype).model.state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_it_is_read_with_the_target_it_was_made_for(
+    target: LanguageModel, truncated: LanguageModel, tmp_path: Path
+) -> None:
+    save_draft(truncated, tmp_path / "draft", target)
+    with pytest.raises(ConfigError, match=r"reads its target's embeddings; load it together with its target"):
+        load_draft(tmp_path / "draft")
+    other = wrap(tiny_model(target.identity.vocab_size + 5, layers=1), target.tokenizer, "other")
+    with pytest.raises(ConfigError, match=r"was made for tiny, whose weights differ from other's"):
+        load_draft(tmp_path / "draft", other)
+
+
+def test_changed_embeddings_are_stored(target: LanguageModel, truncated: LanguageModel, tmp_path: Path) -> None:
+    changed = replace(truncated, model=copy.deepcopy(truncated.model))
+    with torch.no_grad():
+        changed.model.get_input_embeddings().weight[7] += 1
+    save_draft(changed, tmp_path / "draft", target)
+    assert read_metadata(tmp_path / "draft")["embeddings"] == "own"
+    for given in (None, target):
+        again = load_draft(tmp_path / "draft", given)
+        assert torch.equal(again.model.get_input_embeddings().weight, changed.model.get_input_embeddings().weight)
+    save_draft(truncated, tmp_path / "unknown", TargetRecord(target.name, target.identity))
+    assert torch.equal(load_draft(tmp_path / "unknown").logits(IDS), truncated.logits(IDS))
+
+
+def test_loading_draws_no_random_numbers_and_shares_no_memory(
+    target: LanguageModel, truncated: LanguageModel, tmp_path: Path
+) -> None:
+    save_draft(truncated, tmp_path / "draft", target)
+    before = torch.get_rng_state()
+    again = load_draft(tmp_path / "draft", target)
+    assert torch.equal(torch.get_rng_state(), before)
+    storages = {parameter.data_ptr() for parameter in target.model.parameters()}
+    assert not storages & {parameter.data_ptr() for parameter in again.model.parameters()}

@@ -67,6 +67,7 @@ def online_settings(folder: Path, mode: str, **adapt: Any) -> OnlineSettings:
         ReplayConfig(share=1.0, held_out=0.3, entries=16, shard_positions=200, flush_s=0.2),
         AdaptConfig(**{**defaults, "on_drift": False, "niceness": 0, **adapt}),
         GateConfig(requests=12, min_requests=4, domain_requests=4, rollback_requests=8, bootstrap_samples=200),
+        target=TargetConfig(path="tiny", dtype="float32", device="cpu"),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from distillspec.config import AdaptConfig, DraftConfig, GateConfig, OnlineConfig, ReplayConfig
+from distillspec.config import AdaptConfig, DraftConfig, GateConfig, OnlineConfig, ReplayConfig, TargetConfig
 from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.recording import top_signal
 from distillspec.serving.online.log.records import LoggedAnswer, LogKey
@@ -81,6 +81,7 @@ def settings(tmp_path: Path) -> OnlineSettings:
         ReplayConfig(share=1.0, held_out=0.3, entries=ENTRIES, shard_positions=200, flush_s=0.2),
         AdaptConfig(every_requests=20, min_requests=4, learning_rate=2e-3, max_steps=40, epochs=4, on_drift=False),
         GateConfig(requests=12, min_requests=4, domain_requests=4, rollback_requests=8, bootstrap_samples=200),
+        target=TargetConfig(path="tiny", dtype="float32", device="cpu"),
     )
 
 

@@ -1,4 +1,4 @@
-"""Drafts that read the target's states learn online: the trainer loads the target, and only for them."""
+"""Drafts that read the target's states or embeddings learn online: the trainer loads the target, and only for them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, initialise_draft, load_draft, read_metadata, save_draft
+from distillspec.models.checkpoint import TargetRecord
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
@@ -39,7 +42,7 @@ def test_an_update_of_a_draft_that_reads_states(
     assert version.metrics["loss_at_end"] < version.metrics["loss"]
     learnt = load_draft(version.path, target)
     assert learnt.state_ids == load_draft(served.newest(2)[-1].path, target).state_ids
-    assert read_metadata(version.path)["reads"]["embeddings"] == "target"
+    assert read_metadata(version.path)["embeddings"] == "target"
 
 
 def test_another_target_is_refused(
@@ -53,10 +56,22 @@ def test_another_target_is_refused(
         run_trainer(wrong, lambda: False, once=True)
 
 
-def test_token_drafts_need_no_target(
-    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+def test_token_drafts_with_embeddings_of_their_own_need_no_target(
+    settings: OnlineSettings, small_draft: LanguageModel, target: LanguageModel, replay: ReplayLog, answer: Answer
 ) -> None:
+    registry, made_for = VersionRegistry(settings.layout.versions), TargetRecord(target.name, target.identity)
+    registry.promote(registry.add(lambda folder: save_draft(small_draft, folder, made_for)).name, "first draft")
     fill(replay, answer, 6)
     nowhere = replace(changed(settings), target=replace(TINY, path="no-such-folder"))
     (version,) = run_trainer(nowhere, lambda: False, once=True)
     assert version.status == "candidate"
+
+
+def test_versions_of_token_drafts_hold_no_embeddings(
+    settings: OnlineSettings, registry: VersionRegistry, target: LanguageModel, replay: ReplayLog, answer: Answer
+) -> None:
+    fill(replay, answer, 6)
+    (version,) = run_trainer(replace(changed(settings), target=TINY), lambda: False, once=True)
+    assert not any("embed_tokens" in name for name in load_file(version.path / "model.safetensors"))
+    embeddings = load_draft(version.path, target).model.get_input_embeddings().weight
+    assert torch.equal(embeddings, target.model.get_input_embeddings().weight)
