@@ -39,11 +39,16 @@ def reading_record(draft: LanguageModel) -> dict[str, Any] | None:
 
 def write_weights(draft: LanguageModel, folder: Path) -> None:
     """Write configuration and weights of a draft that reads states."""
-    embeddings = draft.model.get_input_embeddings()
-    shared = () if draft.lineage.get("own_embeddings") else set(map(id, embeddings.parameters()))
-    own = {name: value for name, value in draft.model.named_parameters() if id(value) not in shared}
+    own = own_parameters(draft)
     save_file({name: value.detach().cpu().contiguous() for name, value in own.items()}, folder / WEIGHTS)
     draft.model.config.save_pretrained(folder)
+
+
+def own_parameters(draft: LanguageModel) -> dict[str, Tensor]:
+    """Return the parameters by name of a draft that reads states, without embeddings that are the target's."""
+    embeddings = draft.model.get_input_embeddings()
+    shared = () if draft.lineage.get("own_embeddings") else set(map(id, embeddings.parameters()))
+    return {name: value for name, value in draft.model.named_parameters() if id(value) not in shared}
 
 
 def read_weights(

@@ -116,7 +116,7 @@ STATIC = [
     ("train -m draft.layers=2,0", "draft.layers=0 is impossible"),
     ("eval", "name the drafts to judge"),
     ("export", "name the draft to export"),
-    ("export draft.path=d format=gguf", "format=gguf is not known; use one of hf, vllm, sglang"),
+    ("export draft.path=d format=gguf", "format=gguf is not known; use one of hf, vllm, sglang, speculators"),
     ("export draft.path=d gamma=0", "gamma=0"),
     ("report", "name the run folders"),
     ("report runs=['']", "name the run folders"),
