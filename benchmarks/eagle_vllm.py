@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,12 +22,14 @@ from typing import Any
 
 WITHIN = 0.05
 MODEL_LEN = 1024
+MEMORY = 0.4  # of the machine, which vLLM wants free at its start
 
 
 def main() -> int:
     options = _options()
     if options.worker:
-        print(json.dumps(in_vllm(json.loads(Path(options.worker).read_text()))))
+        work = Path(options.worker)
+        answers_of(work).write_text(json.dumps(in_vllm(json.loads(work.read_text()))))
         return 0
     looked = subprocess.run([options.vllm, "-c", "import vllm"], capture_output=True, check=False)
     if looked.returncode:
@@ -100,6 +103,7 @@ def in_distillspec(
 
 def in_vllm(work: dict[str, Any]) -> dict[str, Any]:
     """Answer the prompts in vLLM and return texts and counts. Runs where distillspec may not be installed."""
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")  # GiB
     from vllm import LLM, SamplingParams, __version__
 
     llm = LLM(
@@ -110,6 +114,7 @@ def in_vllm(work: dict[str, Any]) -> dict[str, Any]:
         enforce_eager=True,
         enable_prefix_caching=False,
         disable_log_stats=False,
+        gpu_memory_utilization=MEMORY,
         speculative_config={"method": "eagle3", "model": work["draft"], "num_speculative_tokens": work["length"]},
     )
     params = SamplingParams(temperature=0.0, max_tokens=work["tokens"], ignore_eos=True)
@@ -134,11 +139,15 @@ def common_share(ours: Sequence[list[int]], theirs: Sequence[list[int]]) -> floa
     return common / sum(map(len, ours))
 
 
+def answers_of(work: Path) -> Path:
+    """Return the file that the other environment's results go to."""
+    return work.with_suffix(".answers.json")
+
+
 def _in_other_python(python: str, work: Path) -> dict[str, Any]:
-    """Run this file in the environment with vLLM. Its last line of output is the result."""
-    command = [python, __file__, "--worker", str(work)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    """Run this file in the environment with vLLM."""
+    subprocess.run([python, __file__, "--worker", str(work)], check=True)
+    found: dict[str, Any] = json.loads(answers_of(work).read_text())
     return found
 
 

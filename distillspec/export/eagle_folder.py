@@ -92,7 +92,7 @@ def eagle_settings(
     layer = draft.model.config.to_dict()
     layer |= {"vocab_size": head_rows(target), "dtype": dtype, "rope_parameters": _rope(layer["rope_parameters"])}
     add_older_names(layer)
-    reading = {
+    reading: dict[str, Any] = {
         "draft_vocab_size": draft.width,
         "target_hidden_size": int(target.model.config.get_text_config().hidden_size),
         "norm_before_residual": False,
