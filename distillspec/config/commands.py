@@ -111,17 +111,17 @@ class EvalCommand:
 
 @dataclass
 class ExportCommand:
-    """`distill export`: a folder that vLLM, SGLang or plain transformers load."""
+    """`distill export`: a folder that vLLM, SGLang, speculators or plain transformers load."""
 
     draft: DraftPathConfig = field(default_factory=DraftPathConfig)
-    format: str = "hf"  # hf | vllm | sglang
-    dtype: str = "auto"  # of the weights; auto: float32 for hf, bfloat16 for vllm and sglang
+    format: str = "hf"  # hf | vllm | sglang | speculators
+    dtype: str = "auto"  # of the weights; auto: float32 for hf, bfloat16 for engines
     gamma: int = 4  # speculation length in the printed command
     target: TargetConfig = field(default_factory=TargetConfig)
 
     def __post_init__(self) -> None:
         require(bool(self.draft.path), "name the draft to export: draft.path=FOLDER")
-        one_of("format", self.format, ("hf", "vllm", "sglang"))
+        one_of("format", self.format, ("hf", "vllm", "sglang", "speculators"))
         one_of("dtype", self.dtype, ("auto", "float32", "bfloat16", "float16"))
         require(1 <= self.gamma <= 32, f"gamma={self.gamma} must be in 1..32")
 

@@ -15,11 +15,12 @@ from typing import Any
 
 def make_readable_for_transformers_4(folder: Path) -> None:
     """Add the older names beside the newer ones in `config.json`, and repair `tokenizer_config.json`."""
-    _edit(folder / "config.json", _with_older_names)
+    _edit(folder / "config.json", add_older_names)
     _edit(folder / "tokenizer_config.json", _with_older_tokenizer_class)
 
 
-def _with_older_names(config: dict[str, Any]) -> None:
+def add_older_names(config: dict[str, Any]) -> None:
+    """Add the older names of number format and rotary settings to a model's configuration, in place."""
     if "dtype" in config:
         config.setdefault("torch_dtype", config["dtype"])
     rope = config.get("rope_parameters")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,9 +11,10 @@ from transformers import PreTrainedModel
 
 from distillspec.errors import ConfigError
 from distillspec.export.compatibility import make_readable_for_transformers_4
+from distillspec.export.eagle import export_eagle
 from distillspec.export.probes import HELD_OUT, probe_sequences
 from distillspec.export.proof import make_probe, model_logits, prove
-from distillspec.export.result import ExportResult
+from distillspec.export.result import RECORD, ExportResult, write_record
 from distillspec.export.serving import NOTES, serve_command, target_name, warn
 from distillspec.export.vocabulary import align_rows, improbable_row, learnt_ids, stray_mass, suppress_rows
 from distillspec.files import write_folder
@@ -22,9 +22,8 @@ from distillspec.models import LanguageModel, load_draft
 from distillspec.models.numerics import DTYPES
 from distillspec.models.own_weights import full_width
 
-FORMATS = ("hf", "vllm", "sglang")
+FORMATS = ("hf", "vllm", "sglang", "speculators")
 EXPORTED_DTYPES = ("float32", "bfloat16", "float16")
-RECORD = "distillspec_export.json"
 
 
 def export_draft(
@@ -40,10 +39,11 @@ def export_draft(
 
     Embeddings and head get the target's row count (engines compare vocabulary sizes). Ids that the draft
     never learnt (outside a truncated vocabulary, or padding) get a row fitted to be improbable, if that
-    measurably leaves them less probability than the rows the draft was saved with.
+    measurably leaves them less probability than the rows the draft was saved with. A draft that reads the target's
+    states keeps its own rows, and its format names their ids (`distillspec.export.eagle`).
 
     Args:
-        format: `hf` (plain transformers), `vllm` or `sglang`.
+        format: `hf` (plain transformers), `vllm`, `sglang`, or `speculators` (drafts of kind eagle alone).
         target: the target that the draft will serve. None leaves the row count as it is.
         dtype: of the weights. `auto` is float32 for `hf` and bfloat16 for the engines, which cast anyway.
         gamma: the speculation length in the printed command.
@@ -57,9 +57,12 @@ def export_draft(
     dtype = ("float32" if format == "hf" else "bfloat16") if dtype == "auto" else dtype
     draft = load_draft(draft_folder, target)
     if draft.state_input is not None:
+        assert target is not None, "load_draft refuses such a draft without its target"
+        return export_eagle(draft, target, output_folder, format, dtype=dtype, gamma=gamma)
+    if format == "speculators":
         raise ConfigError(
-            f"{draft_folder} reads the target's hidden states, and there is no export of such drafts yet; distill "
-            "serve and distill bench take the folder as it is"
+            f"format=speculators holds drafts of kind eagle, and {draft_folder} reads tokens alone; use format=vllm, "
+            "sglang or hf"
         )
     model, rows = _aligned(draft, target)
     sequences = probe_sequences(draft)
@@ -73,10 +76,7 @@ def export_draft(
         draft.text_tokenizer.save_pretrained(temporary)
         make_readable_for_transformers_4(temporary)
         measured.update(prove(temporary, probe))
-        # The kept ids go into JSON: engines read every *.safetensors file of a folder as weights.
-        kept = None if draft.kept_ids is None else draft.kept_ids.tolist()
-        record = {"source": str(draft_folder), "format": format, "dtype": dtype, **measured, "kept_ids": kept}
-        (temporary / RECORD).write_text(json.dumps(record) + "\n")
+        write_record(temporary, draft, format, dtype, measured)
 
     write_folder(output_folder, write)
     return ExportResult(

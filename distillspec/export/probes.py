@@ -32,11 +32,23 @@ def probe_sequences(draft: LanguageModel, *, samples: int = 8, new_tokens: int =
     """
     generator = torch.Generator().manual_seed(seed)
     beginnings = torch.randint(draft.identity.vocab_size, (BEGINNINGS, 1), generator=generator)
-    prompts = [_prompt_ids(draft, text, chat=i % 2 == 0) for i, text in enumerate(PROMPTS)]
+    prompts = _prompts(draft)
     return [
         _continued(draft, beginnings, new_tokens // 4, generator),
         *(_continued(draft, torch.tensor([ids] * samples), new_tokens, generator) for ids in prompts),
     ]
+
+
+@torch.no_grad()
+def held_out_sequences(model: LanguageModel, *, samples: int = 4, new_tokens: int = 32, seed: int = 0) -> list[Tensor]:
+    """Return batches `[B, L]` int64 of the held-out prompts, continued by `model`."""
+    generator = torch.Generator().manual_seed(seed)
+    prompts = _prompts(model)[-HELD_OUT:]
+    return [_continued(model, torch.tensor([ids] * samples), new_tokens, generator) for ids in prompts]
+
+
+def _prompts(model: LanguageModel) -> list[list[int]]:
+    return [_prompt_ids(model, text, chat=i % 2 == 0) for i, text in enumerate(PROMPTS)]
 
 
 def _prompt_ids(draft: LanguageModel, text: str, *, chat: bool) -> list[int]:
@@ -56,7 +68,7 @@ def _continued(draft: LanguageModel, ids: Tensor, new_tokens: int, generator: to
         cache = output.past_key_values
         logits = output.logits[:, -1, : draft.width].float().cpu()
         if not torch.isfinite(logits).all():
-            raise RunError(f"the draft {draft.name} gives logits that are not finite; nothing was exported")
+            raise RunError(f"{draft.name} gives logits that are not finite; nothing was exported")
         columns = torch.multinomial(logits.softmax(-1), 1, generator=generator)
         anything = torch.randint(draft.identity.vocab_size, columns.shape, generator=generator)
         surprised = torch.rand(columns.shape, generator=generator) < SURPRISES

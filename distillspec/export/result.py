@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from distillspec.models import LanguageModel
+
+RECORD = "distillspec_export.json"
 
 
 @dataclass(frozen=True)
@@ -16,7 +21,7 @@ class ExportResult:
     """
 
     folder: Path
-    format: str  # hf | vllm | sglang
+    format: str  # hf | vllm | sglang | speculators
     dtype: str
     rows: int  # rows of embeddings and head, the target's where a target is given
     learnt: int  # ids the draft was trained on (it must never propose others)
@@ -45,3 +50,10 @@ class ExportResult:
             "serve with:",
             self.serve,
         ]
+
+
+def write_record(folder: Path, draft: LanguageModel, form: str, dtype: str, measured: dict[str, float]) -> None:
+    """Write what was exported and how it was proved. The kept ids go into JSON: engines load every safetensors file."""
+    kept = None if draft.kept_ids is None else draft.kept_ids.tolist()
+    record = {"source": draft.name, "format": form, "dtype": dtype, **measured, "kept_ids": kept}
+    (folder / RECORD).write_text(json.dumps(record) + "\n")

@@ -24,18 +24,24 @@ NOTES = {
 }
 
 
-def serve_command(form: str, folder: Path, target: str, gamma: int) -> str:
-    """Return the command (for plain transformers, the code) that serves `target` with the draft in `folder`."""
+def serve_command(form: str, folder: Path, target: str, gamma: int, *, eagle: bool = False) -> str:
+    """Return the command (for plain transformers, the code) that serves `target` with the draft in `folder`.
+
+    Args:
+        eagle: whether the draft reads the target's states.
+    """
     path = str(folder.resolve())
-    if form == "vllm":
-        speculative = {"method": "draft_model", "model": path, "num_speculative_tokens": gamma}
+    if form in ("vllm", "speculators"):
+        method = "eagle3" if eagle else "draft_model"
+        speculative = {"method": method, "model": path, "num_speculative_tokens": gamma}
         compact = json.dumps(speculative, separators=(",", ":"))
         return f"vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(compact)}"
     if form == "sglang":
+        algorithm = "EAGLE3" if eagle else "STANDALONE"
         # With one candidate a step, SGLang verifies the root and the gamma drafted tokens together.
         return (
             f"python -m sglang.launch_server --model-path {shlex.quote(target)}"
-            f" --speculative-algorithm STANDALONE --speculative-draft-model-path {shlex.quote(path)}"
+            f" --speculative-algorithm {algorithm} --speculative-draft-model-path {shlex.quote(path)}"
             f" --speculative-num-steps {gamma} --speculative-eagle-topk 1"
             f" --speculative-num-draft-tokens {gamma + 1}"
         )
@@ -68,9 +74,17 @@ def warn(
         )
     if target is None:
         lines.append("no target was given, so the row count is the draft's own; engines want the target's")
-    elif (ours := _length(draft.model)) < (theirs := _length(target.model)):
-        lines.append(f"the draft reads {ours:,} positions, the target {theirs:,}; limit the context")
+    else:
+        lines += length_warnings(draft, target)
     return tuple(lines)
+
+
+def length_warnings(draft: LanguageModel, target: LanguageModel) -> tuple[str, ...]:
+    """Return a warning if the draft reads fewer positions than its target."""
+    ours, theirs = _length(draft.model), _length(target.model)
+    if ours >= theirs:
+        return ()
+    return (f"the draft reads {ours:,} positions, the target {theirs:,}; limit the context",)
 
 
 def _length(model: PreTrainedModel) -> int:

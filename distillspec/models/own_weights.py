@@ -51,8 +51,7 @@ def reads_targets_embeddings(draft: LanguageModel, target: LanguageModel) -> boo
 
 def write_weights(draft: LanguageModel, folder: Path, embeddings: bool) -> None:
     """Write configuration and weights, in the precision that the draft has, the input embeddings only if asked for."""
-    left_out = set() if embeddings else set(map(id, draft.model.get_input_embeddings().parameters()))
-    parameters = {name: value for name, value in draft.model.named_parameters() if id(value) not in left_out}
+    parameters = own_parameters(draft, embeddings)
     named = {name for name, _ in draft.model.named_parameters(remove_duplicate=False)}
     buffers = {name: value for name, value in draft.model.state_dict().items() if name not in named}
     own = {name: value.detach().cpu().contiguous() for name, value in (parameters | buffers).items()}
@@ -60,6 +59,12 @@ def write_weights(draft: LanguageModel, folder: Path, embeddings: bool) -> None:
     draft.model.config.save_pretrained(folder)
     if draft.model.generation_config is not None:
         draft.model.generation_config.save_pretrained(folder)
+
+
+def own_parameters(draft: LanguageModel, embeddings: bool) -> dict[str, Tensor]:
+    """Return the draft's parameters by name, the input embeddings only if asked for."""
+    left_out = set() if embeddings else set(map(id, draft.model.get_input_embeddings().parameters()))
+    return {name: value for name, value in draft.model.named_parameters() if id(value) not in left_out}
 
 
 def read_weights(

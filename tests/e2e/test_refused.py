@@ -118,7 +118,7 @@ STATIC = [
     ("eval drafts=[d] draft.path=e", "unknown setting draft.path; distill eval judges finished drafts: drafts=[FOLDER"),
     ("eval draft=eagle drafts=[d]", "unknown setting draft; distill eval judges finished drafts: drafts=[FOLDER"),
     ("export", "name the draft to export"),
-    ("export draft.path=d format=gguf", "format=gguf is not known; use one of hf, vllm, sglang"),
+    ("export draft.path=d format=gguf", "format=gguf is not known; use one of hf, vllm, sglang, speculators"),
     ("export draft.path=d gamma=0", "gamma=0"),
     ("report", "name the run folders"),
     ("report runs=['']", "name the run folders"),

@@ -54,9 +54,14 @@ def test_it_is_evaluated_with_the_engine(distill: Any, tmp_path: Path, data_fold
     assert result["measured"]["tau"] >= 1
     assert len(result["alpha_by_position"]) == 2
 
-    exported = distill("export", "target=tiny", "draft.path=run", "hydra.run.dir=out")
-    assert exported.code == 2
-    assert "there is no export of such drafts yet" in exported.err
+    refused = distill("export", "target=tiny", "draft.path=run", "hydra.run.dir=out")
+    assert refused.code == 2
+    assert "transformers has no such class" in refused.err
+    exported = distill("export", "target=tiny", "draft.path=run", "format=vllm", "hydra.run.dir=exported")
+    assert exported.code == 0, exported.err
+    assert json.loads((tmp_path / "exported" / "export" / "config.json").read_text())[
+        "eagle_aux_hidden_state_layer_ids"
+    ]
 
 
 def test_states_are_recorded_with_the_text_that_is_written_for_it(distill: Any, tmp_path: Path) -> None:

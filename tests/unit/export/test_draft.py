@@ -187,7 +187,7 @@ def test_a_draft_that_is_not_finite_is_an_error_of_the_run(target: LanguageModel
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": "gguf"}, "format=gguf is not known; use one of hf, vllm, sglang"),
+        ({"format": "gguf"}, "format=gguf is not known; use one of hf, vllm, sglang, speculators"),
         ({"dtype": "int8"}, "dtype=int8 is not known"),
         ({"output": "draft"}, "would replace the draft"),
         ({"output": "thesis"}, "is not an earlier export"),
