@@ -97,6 +97,7 @@ def figures() -> dict[str, list[str]]:
     exact, plain, spec = _result("exactness"), _result("engine_plain"), _result("engine_speculation")
     server, data = _result("server_overhead")["tokens_per_s_ratio"], _result("data_source")
     one, eight, lookup = (spec["batch"][key] for key in ("1", "8", "lookup"))
+    served, vllm = _result("served_acceptance_eagle")["all"], _result("eagle_vllm")["ratio"]
     outputs = f"{exact['identical']} of {exact['outputs']} outputs, {exact['combinations']} combinations"
     ratios = [f"{plain['batch'][key]['ratio']:.2f} at batch {key}" for key in ("1", "8")]
     return {
@@ -109,6 +110,8 @@ def figures() -> dict[str, list[str]]:
             f"{lookup['goodput']:.2f} by goodput",
         ],
         "server": [f"{server['median']:.2f} [{server['low']:.2f}, {server['high']:.2f}]"],
+        "tokens accepted": [f"{served['served']:.3f} and {served['evaluated']:.3f} of {served['trials']:,}"],
+        "exported draft": [f"{vllm:.3f}"],
         "sampling training data": [f"{data['ratio']:.2f}"],
     }
 
