@@ -14,31 +14,36 @@ SWITCH_S = 1e-4  # a pass asks for the interpreter at every operator, and each t
 _lock = threading.Lock()
 _calls = 0  # that are running
 _usual_s = 0.0  # the interpreter's switch interval without them
+_own = threading.local()  # `threads`: how many this thread had before it gave way
 
 
 class Beside:
-    """A call in a thread of its own.
+    """A call in a thread of its own, of which several may run.
 
-    While it runs, the interpreter changes threads 50 times as often as usual. Where torch's threads take all cores,
+    While one runs, the interpreter changes threads 50 times as often as usual. Where torch's threads take all cores,
     the caller's operators use one fewer: each would wait for the core that the call has.
 
     Args:
-        call: runs with as many of torch's threads as the caller has.
+        call: runs with as many of torch's threads as the caller has without giving way.
     """
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
-        self._threads = torch.get_num_threads()
-        self._gave_way = False
+        self._threads = _usual_threads()
+        _switch_often(1)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def give_way(self) -> None:
+    @staticmethod
+    def give_way() -> None:
         """Take as many threads as are good now. Call it in the thread of the passes, before or after each."""
-        if self._gave_way != self._thread.is_alive():
-            self._gave_way = not self._gave_way
-            fewer = self._gave_way and self._threads >= _cores()
-            torch.set_num_threads(max(1, self._threads - 1) if fewer else self._threads)
+        usual, giving_way = _usual_threads(), hasattr(_own, "threads")
+        if _calls and not giving_way and usual >= _cores():
+            _own.threads = usual
+            torch.set_num_threads(max(1, usual - 1))
+        elif not _calls and giving_way:
+            del _own.threads
+            torch.set_num_threads(usual)
 
     def join(self) -> None:
         """Wait for the call."""
@@ -48,12 +53,15 @@ class Beside:
     def _run(self) -> None:
         own = torch.get_num_threads()
         torch.set_num_threads(self._threads)
-        _switch_often(1)
         try:
             self._call()
         finally:
             _switch_often(-1)
             torch.set_num_threads(own)  # threads that come later have as many as before
+
+
+def _usual_threads() -> int:
+    return int(getattr(_own, "threads", torch.get_num_threads()))
 
 
 def _switch_often(calls: int) -> None:
