@@ -104,7 +104,10 @@ def share_embeddings(model: PreTrainedModel, target: LanguageModel, dtype: torch
     """Let a model read the target's input embeddings, without a copy if both have the same dtype."""
     theirs = target.model.get_input_embeddings()
     own = copy.copy(theirs)
-    own._parameters = {**theirs._parameters, "weight": nn.Parameter(theirs.weight.detach().to(dtype), False)}
+    for name, value in vars(theirs).items():
+        if isinstance(value, dict):  # parameters, and hooks: those of one (DeepSpeed's) are not the other's
+            setattr(own, name, copy.copy(value))
+    own._parameters["weight"] = nn.Parameter(theirs.weight.detach().to(dtype), False)
     model.set_input_embeddings(own)
 
 

@@ -122,3 +122,14 @@ def test_embeddings_that_train_are_the_drafts_own(target: LanguageModel, tmp_pat
 def test_settings_that_do_not_go_together_are_refused(words: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         DraftConfig(**words)
+
+
+def test_hooks_of_shared_embeddings_are_not_the_targets(target: LanguageModel) -> None:
+    draft = initialise_draft(DraftConfig(kind="eagle"), target)
+    handle = draft.model.get_input_embeddings().register_forward_hook(lambda *_: 1 / 0)
+    try:
+        with pytest.raises(ZeroDivisionError):
+            draft.model.get_input_embeddings()(READ[0])
+        assert target.model.get_input_embeddings()(READ[0]).isfinite().all()
+    finally:
+        handle.remove()
