@@ -125,6 +125,16 @@ class LanguageModel:
         """Return what the head reads of `last_states`."""
         return states if self.state_input is None else deferred_norm(self.decoder)(states)
 
+    def head_input(self, carried: Tensor, position: int = 0, newest: Tensor | None = None) -> Tensor:
+        """Return what the head reads at a drafted position.
+
+        Args:
+            carried: `[n, …]` what the draft's passes carry from position to position: last states `[n, D]` here.
+            position: number of the drafted position, the first is 0.
+            newest: `[n]` int64 the tokens before it.
+        """
+        return self.normed(carried)
+
     def logits(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """Return logits `[B, L, width]` of `input_ids [B, L]`. Columns follow `kept_ids`, if there are any."""
         if position_ids is None:

@@ -66,14 +66,34 @@ class ModelRunner:
         """
         return batch.view.hidden(self.model, batch.tokens)
 
-    def follow(self, batch: FlatBatch, states: Tensor) -> Tensor:
-        """Run one pass of a token a row behind the rows' last `states [N, D]`. Return theirs, `[N, D]`."""
-        return self.hidden(batch)
+    def begin(self, batch: FlatBatch, count: int, *, recording: bool = False) -> Tensor:
+        """Read the rows of a draft, for `count` drafted positions. Return what `follow` and `logits` carry on.
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits `[n, width]` of last states `[n, D]` in the model's dtype, columns as in `model.kept_ids`."""
+        It is `[rows, …]`, one entry a row. What it holds is the kind's own affair: a last state `[rows, D]` here.
+
+        Args:
+            recording: run the pass as it is, for a recorder around it.
+        """
+        return (self.eager(batch) if recording else self.hidden(batch))[batch.wanted]
+
+    def follow(self, batch: FlatBatch, carried: Tensor, position: int, *, recording: bool = False) -> Tensor:
+        """Go on to drafted position `position` (the first is 0) behind one more token a row. Return what to carry on.
+
+        Args:
+            carried: `[rows, …]` of the position before.
+        """
+        return self.eager(batch) if recording else self.hidden(batch)
+
+    def logits(self, carried: Tensor, position: int = 0, newest: Tensor | None = None) -> Tensor:
+        """Return logits `[n, width]` in the model's dtype, columns as in `model.kept_ids`.
+
+        Args:
+            carried: `[n, …]` of a drafted position, or last states `[n, D]`.
+            newest: `[n]` int64 the newest token of each row, for kinds whose head reads it.
+        """
         packs = None if self.prepared is None else self.prepared.packs
-        return self.model.head.logits(self.model.normed(hidden), linear if packs is None else packs.linear)
+        read = self.model.head_input(carried, position, newest)
+        return self.model.head.logits(read, linear if packs is None else packs.linear)
 
     def keep_states(self, feature_ids: Sequence[int]) -> None:
         """Keep other states of the tokens of later passes. Recorded passes are recorded again."""

@@ -36,9 +36,9 @@ class StateRunner(ModelRunner):
     def eager(self, batch: FlatBatch, states: Tensor | None = None) -> Tensor:
         return batch.view.hidden(self.model, batch.tokens, self._before(batch) if states is None else states)
 
-    def follow(self, batch: FlatBatch, states: Tensor) -> Tensor:
-        self.passes += 1
-        return self.eager(batch, states)
+    def follow(self, batch: FlatBatch, carried: Tensor, position: int, *, recording: bool = False) -> Tensor:
+        self.passes += not recording
+        return self.eager(batch, carried)
 
     def _before(self, batch: FlatBatch) -> Tensor:
         """Return the fused states `[N, D]` of the tokens before each, zero at the start of a text."""

@@ -20,8 +20,6 @@ from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 from distillspec.serving.execution.graphs import PassInputs, PassShape, Recorder, Recordings
 from distillspec.serving.execution.runner import ModelRunner
 
-Pass = Callable[[FlatBatch, Tensor | None], Tensor]  # batch, last states of the tokens before → last states [N, D]
-
 
 class Drafts(NamedTuple):
     """Drafted tokens of B rows, on the device. Valid until the next loop."""
@@ -60,12 +58,9 @@ class DraftLoop:
         recorded = self._recorded(batch, reach, count, draws)
         if recorded is None:
             ends = batch.view.places[batch.wanted] + 1
-            return self._loop(self._pass, batch, ends, reach, count, draws)
+            return self._loop(batch, ends, reach, count, draws)
         self.runner.passes += count
         return recorded.run(batch, draws)
-
-    def _pass(self, batch: FlatBatch, states: Tensor | None) -> Tensor:
-        return self.runner.hidden(batch) if states is None else self.runner.follow(batch, states)
 
     def _recorded(self, batch: FlatBatch, reach: int, count: int, draws: Draws) -> _Recorded | None:
         if self._recordings is None:
@@ -84,26 +79,31 @@ class DraftLoop:
 
         def run() -> Drafts:
             batch = FlatBatch(inputs.tokens, inputs.view(), last)
-            return self._loop(self.runner.eager, batch, ends, shape.reach, count, draws)
+            return self._loop(batch, ends, shape.reach, count, draws, recording=True)
 
         assert self._recordings is not None
         return _Recorded(inputs, last, ends, draws, self._recordings.recorder.record(run))
 
-    def _loop(self, one_pass: Pass, batch: FlatBatch, ends: Tensor, reach: int, count: int, draws: Draws) -> Drafts:
+    def _loop(
+        self, batch: FlatBatch, ends: Tensor, reach: int, count: int, draws: Draws, recording: bool = False
+    ) -> Drafts:
         """Draft `count` tokens a row, the first at place `ends [B]`."""
-        max_len, hidden = batch.view.cache.max_len, one_pass(batch, None)[batch.wanted]
+        max_len, carried = batch.view.cache.max_len, self.runner.begin(batch, count, recording=recording)
+        newest = batch.tokens[0, batch.wanted]
         ids, finite, probs = [], [], []
         for step in range(count):
-            logits = self.runner.logits(hidden).float()
+            logits = self.runner.logits(carried, step, newest).float()
             choice = choose(logits, draws, step, self.hashed)
             finite.append(choice.finite)
-            ids.append(self.columns.ids(choice.columns))
+            newest = self.columns.ids(choice.columns)
+            ids.append(newest)
             if choice.probs is not None:
                 probs.append(choice.probs)
             if step + 1 < count:
                 # Rows near the context's end write to the spare place, and their excess tokens are cut off afterwards.
                 at = batch.view.following((ends + step).clamp(max=max_len), reach)
-                hidden = one_pass(FlatBatch(ids[-1][None], at, batch.wanted), hidden)
+                following = FlatBatch(newest[None], at, batch.wanted)
+                carried = self.runner.follow(following, carried, step + 1, recording=recording)
         return Drafts(
             torch.stack(ids, 1),
             torch.stack(finite, 1).long().cumprod(1).bool(),

@@ -37,7 +37,7 @@ class _Row:
     tokens: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)  # of the distributions that the tokens were drawn from
     drafting: bool = True
-    last: Tensor | None = None  # [D] last state of its newest token that was read
+    carried: Tensor | None = None  # […] what the draft carries behind its newest token that was read
 
     @property
     def sequence(self) -> SequenceState:
@@ -196,8 +196,9 @@ class DraftModel:
     def _draft_one(self, rows: Sequence[_Row], step: int, first: int) -> Tensor | None:
         """Draft one token of each row. Its distribution becomes row `first` + r of all. Return those of this step."""
         inputs = [self._input(row) for row in rows]
-        hidden = self._read(rows, inputs)
-        logits = self.runner.logits(hidden)
+        carried = self._read(rows, inputs, step)
+        newest = torch.tensor([entry.tokens[-1] for entry in inputs], device=carried.device)
+        logits = self.runner.logits(carried, step, newest)
         places = [Place(row.sequence, tuple(row.tokens)) for row in rows]
         choice = choose(logits.float(), self.sampler.draws(places, 1, self.columns), 0, self.loop.hashed)
         tokens, finite = to_host(torch.stack([self.columns.ids(choice.columns), choice.finite.long()])).tolist()
@@ -212,17 +213,17 @@ class DraftModel:
             row.drafting = keep and not full and token not in row.sequence.stop_ids
         return choice.probs
 
-    def _read(self, rows: Sequence[_Row], inputs: Sequence[RowInput]) -> Tensor:
-        """Read the rows' text, or the one token behind what each has drafted. Return their last states `[B, D]`."""
-        if rows[0].last is None:
-            hidden = self.runner.read(inputs)
+    def _read(self, rows: Sequence[_Row], inputs: Sequence[RowInput], step: int) -> Tensor:
+        """Read the rows' text, or the one token behind what each has drafted. Return what they carry `[B, …]`."""
+        batch = self.runner.prepare(inputs)
+        if step == 0:
+            carried = self.runner.begin(batch, max(row.request.speculation_length for row in rows))
         else:
-            hidden = self.runner.follow(
-                self.runner.prepare(inputs), torch.stack([row.last for row in rows if row.last is not None])
-            )
-        for row, last in zip(rows, hidden, strict=True):
-            row.last = last
-        return hidden
+            before = torch.stack([row.carried for row in rows if row.carried is not None])
+            carried = self.runner.follow(batch, before, step)
+        for row, own in zip(rows, carried, strict=True):
+            row.carried = own
+        return carried
 
     def _give_up(self, row: _Row) -> None:
         """End speculation for a row whose draft logits are NaN."""
