@@ -124,7 +124,11 @@ class CompiledDecoder:
     def _read(self, counts: tuple[int, ...]) -> Tensor:
         rows = [RowInput(slot, 0, [0] * count) for slot, count in enumerate(counts)]
         batch = FlatBatch.of(SlotCache(len(counts), WARM_LEN), rows, self.model.device)
-        return batch.view.hidden(self.model, batch.tokens)
+        fed = None
+        if self.model.state_input is not None:
+            width = self.model.model.config.get_text_config().hidden_size
+            fed = torch.zeros(sum(counts), width, dtype=self.model.dtype, device=self.model.device)
+        return batch.view.hidden(self.model, batch.tokens, fed)
 
 
 def _compiled(decoder: nn.Module) -> Callable[..., Any]:

@@ -51,8 +51,7 @@ class PreparedModel:
 
     @property
     def _may_compile(self) -> bool:
-        plain = self.model.state_input is None
-        return self._compile is not False and plain and self.model.device.type == "cpu" and can_compile()
+        return self._compile is not False and self.model.device.type == "cpu" and can_compile()
 
     def restore(self) -> None:
         """Undo the preparation."""

@@ -51,8 +51,12 @@ class ModelRunner:
         self.passes += 1
         if self.graphs is not None:
             return self.graphs.hidden(batch.tokens, batch.view)
+        return self._timed(batch)
+
+    def _timed(self, batch: FlatBatch, states: Tensor | None = None) -> Tensor:
+        """Run a pass as it is. Its time counts towards compiling."""
         started = time.perf_counter()
-        hidden = self.eager(batch)
+        hidden = self.eager(batch, states)
         if self.prepared is not None and self.prepared.compiled is not None:
             self.prepared.compiled.spent(time.perf_counter() - started)
         return hidden

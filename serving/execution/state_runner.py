@@ -37,8 +37,10 @@ class StateRunner(ModelRunner):
         return batch.view.hidden(self.model, batch.tokens, self._before(batch) if states is None else states)
 
     def follow(self, batch: FlatBatch, carried: Tensor, position: int, *, recording: bool = False) -> Tensor:
-        self.passes += not recording
-        return self.eager(batch, carried)
+        if recording:
+            return self.eager(batch, carried)
+        self.passes += 1
+        return self._timed(batch, carried)
 
     def _before(self, batch: FlatBatch) -> Tensor:
         """Return the fused states `[N, D]` of the tokens before each, zero at the start of a text."""

@@ -18,6 +18,7 @@ from distillspec.serving.execution import compiled_decoder, packed_linear
 from distillspec.serving.execution.compiled_decoder import CACHE_VARIABLE, CompiledDecoder, can_compile
 from distillspec.serving.execution.prepared import PreparedModel
 
+from ...models.state_drafts import KINDS, state_draft
 from ..conftest import hf_greedy, prompts
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
@@ -114,6 +115,22 @@ def test_a_decoder_is_compiled_in_the_background_once_it_pays(
     decoder.detach()
     prepared.restore()
     assert "forward" not in target.decoder.__dict__
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_that_read_states_are_compiled_too(
+    kind: str, target: LanguageModel, plain_compiler: list[Callable[..., Any]]
+) -> None:
+    draft, wanted = state_draft(kind, target), [hf_greedy(target, prompt, 16) for prompt in prompts(3)]
+    settings = EngineSettings(max_slots=2, max_model_len=256, controller="fixed", speculation_length=3, compile=True)
+    engine = Engine(target, draft, settings)
+    assert type(draft.decoder).forward in plain_compiler
+    assert "forward" in draft.decoder.__dict__, "passes of the draft call compiled code"
+    outputs = engine.generate(prompts(3), GREEDY)
+    assert [list(output.token_ids) for output in outputs] == wanted
+    assert sum(output.stats.proposed for output in outputs) > 0
+    engine.close()
+    assert "forward" not in draft.decoder.__dict__
 
 
 def test_a_compiler_that_fails_leaves_the_decoder_as_it_is(
