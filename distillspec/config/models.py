@@ -34,7 +34,9 @@ class DraftConfig:
     hidden_size: int = 256  # scratch: width
     heads: int = 4  # scratch: attention heads
     features: bool = False  # pruned, pretrained: read the target's hidden states too
-    feature_ids: list[int] | None = None  # of features and eagle: states by number of layers; null: 2, L / 2, L − 1
+    feature_ids: list[int] | None = None  # of features, eagle, medusa: states read; null: 2, L / 2, L − 1 (medusa L)
+    positions: int = 4  # medusa: drafted tokens, a head for each
+    sequential: bool = False  # medusa: heads read the tokens drafted before too (Hydra)
     train_embeddings: bool = False  # train the input embeddings too; tied ones always learn
 
     def __post_init__(self) -> None:
@@ -86,11 +88,17 @@ class DraftConfig:
             self.heads >= 1 and self.hidden_size >= 1 and self.hidden_size % (2 * self.heads) == 0,
             f"draft.hidden_size={self.hidden_size} must be an even multiple of draft.heads={self.heads}",
         )
-        for key in ("hidden_size", "heads"):
+        require(self.positions >= 1, f"draft.positions={self.positions} is impossible; draft at least 1 token")
+        for key, made_by in {
+            "hidden_size": "scratch",
+            "heads": "scratch",
+            "positions": "medusa",
+            "sequential": "medusa",
+        }.items():
             value = getattr(self, key)
             require(
                 key in kind.reads or value == getattr(DraftConfig, key),
-                f"draft.{key}={value} shapes a draft from scratch: add draft=scratch",
+                f"draft.{key}={value} has no part in draft={self.kind}; add draft={made_by}",
             )
 
 

@@ -31,7 +31,7 @@ class CachedModel:
         positions = torch.arange(self.length, self.length + new, device=input_ids.device).expand_as(input_ids)
         states = self.model.last_states(input_ids, positions, past_key_values=self._cache, use_cache=True)
         self.length += new
-        return self._head.logits(self.model.normed(states[:, -last:]))
+        return self._head.logits(self.model.head_input(states[:, -last:]))
 
     def crop(self, length: int) -> None:
         """Drop all tokens after the first `length`.
@@ -39,7 +39,8 @@ class CachedModel:
         Raises:
             ConfigError: the model cannot (recurrent state), so it cannot speculate.
         """
-        if length >= self.length:
+        if length >= self.length or not self.model.attends:
+            self.length = min(length, self.length)
             return
         # A negative number means "remove so many" in every supported version. A positive one does not.
         self._cache.crop(length - self.length)

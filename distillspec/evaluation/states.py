@@ -99,8 +99,12 @@ def response_hidden(model: LanguageModel, sample: Sample) -> Tensor:
 
 @torch.no_grad()
 def drafted_hidden(draft: LanguageModel, sample: Sample, states: Tensor, depths: int) -> list[Tensor]:
-    """Return `response_hidden` of a draft that reads `states`, at each drafted position up to `depths`."""
+    """Return `response_hidden` of a draft that reads `states`, at each drafted position up to `depths`.
+
+    Positions that it cannot draft are left out.
+    """
     ids, places = _read(draft, sample)
+    depths = min(depths, draft.most_positions or depths)
     return unrolled(draft, ids, places, states, [places[0, len(sample.prompt_ids) - 1 :]] * depths)
 
 

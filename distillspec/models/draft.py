@@ -14,11 +14,13 @@ from distillspec.config import DraftConfig
 from distillspec.config.registry import DRAFT_KINDS, find
 from distillspec.errors import ConfigError
 from distillspec.models.checkpoint import draft_folder, load_draft, matched, read_kept_ids
-from distillspec.models.eagle import begin_from, eagle_config, eagle_model
+from distillspec.models.eagle import begin_from, copy_ends, eagle_config, eagle_model
 from distillspec.models.features import check_feature_ids, default_state_ids
+from distillspec.models.heads import heads_model
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.own_weights import add_state_input, share_embeddings
 from distillspec.models.pruning import check_layers, evenly_spaced, prune, select_by_acceptance
+from distillspec.models.state_input import PARALLEL, SEQUENTIAL
 from distillspec.models.target import load_causal_lm, load_tokenizer, resolve_path, wrap
 from distillspec.models.tokenizers import require_same_tokenizer
 
@@ -165,9 +167,22 @@ def make_eagle(config: DraftConfig, target: LanguageModel, layers: LayerSelectio
     return _untrained(model, target, {"kind": "eagle", "layers": config.layers or 1, "copied": copied})
 
 
+def make_medusa(config: DraftConfig, target: LanguageModel, layers: LayerSelection) -> LanguageModel:
+    """Make heads on the target's states, which start as the target's own head where shapes allow."""
+    width, ids = target.model.config.get_text_config().hidden_size, state_ids_of(config, target)
+    way = SEQUENTIAL if config.sequential else PARALLEL
+    model = heads_model(eagle_config(target, config.positions), way, list(ids), width)
+    share_embeddings(model, target, torch.float32)
+    copied = copy_ends(model, target)
+    lineage = {"kind": "medusa", "positions": config.positions, "sequential": config.sequential, "copied": copied}
+    return _untrained(model, target, lineage)
+
+
 def state_ids_of(config: DraftConfig, target: LanguageModel) -> tuple[int, ...]:
-    """Return the states of the target that a new draft reads."""
-    return default_state_ids(target) if config.feature_ids is None else tuple(config.feature_ids)
+    """Return the states of the target that a new draft reads: by default the last one for heads, else three."""
+    if config.feature_ids is not None:
+        return tuple(config.feature_ids)
+    return (len(target.layers),) if config.kind == "medusa" else default_state_ids(target)
 
 
 def _reading(draft: LanguageModel, config: DraftConfig, target: LanguageModel) -> LanguageModel:

@@ -75,12 +75,18 @@ def begin_from(model: PreTrainedModel, target: LanguageModel) -> int:
     The first layer reads its state as the target's layer did, and nothing of the embedding yet. Returns the number of
     tensors copied.
     """
-    layers, head = list(model.get_decoder().layers), model.get_output_embeddings().weight
-    copied = 0
-    final = getattr(target.decoder, "norm", None)
-    if isinstance(final, nn.Module) and _is_plain_norm(final):  # weights of other norms mean something else
+    layers, copied = list(model.get_decoder().layers), 0
+    if _final_norm(target) is not None:
         for own, theirs in zip(reversed(layers), reversed(target.layers), strict=False):
             copied += _copy_layer(own, dict(theirs.named_parameters()), first=own is layers[0])
+    return copied + copy_ends(model, target)
+
+
+@torch.no_grad()
+def copy_ends(model: PreTrainedModel, target: LanguageModel) -> int:
+    """Copy the target's final norm and head where shapes allow. Returns the number of tensors copied."""
+    copied, head = 0, model.get_output_embeddings().weight
+    if (final := _final_norm(target)) is not None:
         model.get_decoder().norm.norm.weight.copy_(final.weight)
         copied += 1
     if head.shape == target.head.weight.shape:
@@ -104,6 +110,12 @@ def _copy_layer(layer: nn.Module, source: dict[str, Tensor], first: bool) -> int
             continue
         copied += 1
     return copied
+
+
+def _final_norm(target: LanguageModel) -> nn.Module | None:
+    """Return the target's final norm, None for one whose weights mean something else."""
+    final = getattr(target.decoder, "norm", None)
+    return final if isinstance(final, nn.Module) and _is_plain_norm(final) else None
 
 
 def _is_plain_norm(norm: nn.Module) -> bool:

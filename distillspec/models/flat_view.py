@@ -69,14 +69,15 @@ class FlatView:
     groups: tuple[RowGroup, ...]
     _rows: dict[torch.Size, Tensor] = field(default_factory=dict)
 
-    def hidden(self, model: LanguageModel, tokens: Tensor, fed: Tensor | None = None) -> Tensor:
+    def hidden(self, model: LanguageModel, tokens: Tensor, fed: Tensor | None = None, **named: int) -> Tensor:
         """Run `model`, hooked, over `tokens [1, N]` int64. Return its last states `[N, D]`.
 
         Args:
             fed: `[N, D]` states of the tokens before, for a draft that reads states.
+            named: what its layers read besides.
         """
         states = None if fed is None else fed[None]
-        return model.last_states(tokens, self.positions, states, slot_view=self)[0]
+        return model.last_states(tokens, self.positions, states, slot_view=self, **named)[0]
 
     def following(self, places: Tensor, reach: int) -> FlatView:
         """Return the view of the next pass: one more token in each row, at `places [rows]` int64.

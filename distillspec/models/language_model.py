@@ -71,7 +71,9 @@ class LanguageModel:
     def kind(self) -> str:
         """Return how a draft was made, and if it reads the target's states beside the tokens."""
         made = str(self.lineage.get("kind", "pretrained"))
-        return made if self.state_input is None or made == "eagle" else f"{made}, features"
+        if self.lineage.get("sequential"):
+            return f"{made}, sequential"
+        return made if self.state_input is None or made in ("eagle", "medusa") else f"{made}, features"
 
     @property
     def text_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -97,13 +99,23 @@ class LanguageModel:
         """Return the states of the target that the model reads, () for models that read tokens alone."""
         return () if self.state_input is None else self.state_input.state_ids
 
+    @property
+    def attends(self) -> bool:
+        """Return True if the model has attention, and so keys and values of a text."""
+        return self.state_input is None or self.state_input.attends
+
+    @property
+    def most_positions(self) -> int | None:
+        """Return the most tokens that the model can draft at once, None for any number."""
+        return None if self.attends else len(self.layers)
+
     def hidden(self, input_ids: Tensor, position_ids: Tensor, fed: Tensor | None = None, **kwargs: Any) -> Tensor:
         """Return final hidden states `[B, L, D]`. Position ids that restart at 0 start a new packed sequence.
 
         Args:
             fed: see `last_states`.
         """
-        return self.normed(self.last_states(input_ids, position_ids, fed, **kwargs))
+        return self.head_input(self.last_states(input_ids, position_ids, fed, **kwargs))
 
     def last_states(self, input_ids: Tensor, position_ids: Tensor, fed: Tensor | None = None, **kwargs: Any) -> Tensor:
         """Return the states `[B, L, D]` of the last layer, before the final norm if the model reads states.
@@ -133,7 +145,7 @@ class LanguageModel:
             position: number of the drafted position, the first is 0.
             newest: `[n]` int64 the tokens before it.
         """
-        return self.normed(carried)
+        return self.normed(carried if self.attends else self.layers[position].read(carried))
 
     def logits(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """Return logits `[B, L, width]` of `input_ids [B, L]`. Columns follow `kept_ids`, if there are any."""

@@ -59,6 +59,8 @@ def cache_budget(device: torch.device) -> float | None:
 
 def kv_bytes_per_token(model: LanguageModel) -> int:
     """Return the bytes of keys and values of one token over all layers."""
+    if not model.attends:
+        return 0
     layers = model.model.config.get_text_config().num_hidden_layers
     heads = attention_heads(model)
     return 2 * layers * heads.kv * heads.dim * torch.finfo(model.dtype).bits // 8

@@ -17,8 +17,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, Pre
 
 from distillspec.errors import ConfigError
 from distillspec.models.eagle import eagle_model
+from distillspec.models.heads import heads_model
 from distillspec.models.language_model import LanguageModel
-from distillspec.models.state_input import ADDED, JOINED, StateInput, defer_norm
+from distillspec.models.state_input import ADDED, JOINED, PARALLEL, SEQUENTIAL, StateInput, defer_norm
 
 WEIGHTS = "model.safetensors"
 STOPS = "generation_config.json"
@@ -140,8 +141,11 @@ def add_state_input(model: PreTrainedModel, state_ids: list[int], target_width: 
 
 
 def _bare(config: Any, reading: dict[str, Any] | None) -> PreTrainedModel:
-    if reading is not None and reading["way"] == JOINED:
+    way = None if reading is None else reading["way"]
+    if reading is not None and way == JOINED:
         return eagle_model(config, reading["state_ids"], reading["target_width"])
+    if reading is not None and way in (PARALLEL, SEQUENTIAL):
+        return heads_model(config, way, reading["state_ids"], reading["target_width"])
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     if reading is not None:
         add_state_input(model, reading["state_ids"], reading["target_width"])

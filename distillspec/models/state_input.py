@@ -17,6 +17,7 @@ from torch.nn.functional import rms_norm
 from distillspec.errors import ConfigError
 
 JOINED, ADDED = "joined", "added"  # ways to bring the states in
+PARALLEL, SEQUENTIAL = "heads", "sequential heads"  # the same as joined, for heads without attention
 EPS = 1e-6
 
 
@@ -24,7 +25,8 @@ class StateInput(nn.Module):
     """Turns embeddings and states into the input of a draft's first layer. It belongs to the draft's model.
 
     `joined` puts both side by side for a first layer that reads twice the width. `added` adds a projection of the
-    states to the embeddings, zero at the start, so that training begins with what the draft already knows.
+    states to the embeddings, zero at the start, so that training begins with what the draft already knows. Heads read
+    both side by side too.
 
     Attributes:
         state_ids: states of the target, numbered as in `FeatureTap`.
@@ -43,6 +45,11 @@ class StateInput(nn.Module):
                 self.fc.weight.normal_(0, 1 / math.sqrt(self.fc.in_features))
             if self.projection is not None:
                 self.projection.weight.zero_()
+
+    @property
+    def attends(self) -> bool:
+        """True if the draft has attention, and so keys and values of its own."""
+        return self.way in (JOINED, ADDED)
 
     def fuse(self, states: Tensor) -> Tensor:
         """Return one state `[…, width]` of the target's `[…, len(state_ids) · D]`."""

@@ -41,15 +41,12 @@ def unrolled(
         if step:
             behind, read = read, _Tokens.of(needed)
             fed = behind.states_before(last, read) * (read.pick(position_ids) > 0).unsqueeze(-1)
-        last = draft.last_states(
-            read.pick(input_ids),
-            read.pick(position_ids),
-            fed,
-            past_key_values=cache,
-            use_cache=True,
-            attention_mask=seen.masks(step, read),
-        )
-        own.append(draft.normed(read.at(last, wanted[step])))
+        if draft.attends:
+            attention = {"past_key_values": cache, "use_cache": True, "attention_mask": seen.masks(step, read)}
+        else:
+            attention = {"drafted": step}
+        last = draft.last_states(read.pick(input_ids), read.pick(position_ids), fed, **attention)
+        own.append(draft.head_input(read.at(last, wanted[step]), step))
     return own
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +54,8 @@ class DistillModule(nn.Module):
         unrolling: Unrolling | None = None,
     ) -> None:
         super().__init__()
-        self.unrolling = unrolling or Unrolling()
+        unrolling = unrolling or Unrolling()
+        self.unrolling = replace(unrolling, steps=draft.most_positions or unrolling.steps)
         self.model = draft.model
         self.draft = draft
         self.anchor = anchor

@@ -51,7 +51,7 @@ class PreparedModel:
 
     @property
     def _may_compile(self) -> bool:
-        return self._compile is not False and self.model.device.type == "cpu" and can_compile()
+        return self._compile is not False and self.model.attends and self.model.device.type == "cpu" and can_compile()
 
     def restore(self) -> None:
         """Undo the preparation."""

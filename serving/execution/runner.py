@@ -53,20 +53,21 @@ class ModelRunner:
             return self.graphs.hidden(batch.tokens, batch.view)
         return self._timed(batch)
 
-    def _timed(self, batch: FlatBatch, states: Tensor | None = None) -> Tensor:
+    def _timed(self, batch: FlatBatch, states: Tensor | None = None, position: int = 0) -> Tensor:
         """Run a pass as it is. Its time counts towards compiling."""
         started = time.perf_counter()
-        hidden = self.eager(batch, states)
+        hidden = self.eager(batch, states, position)
         if self.prepared is not None and self.prepared.compiled is not None:
             self.prepared.compiled.spent(time.perf_counter() - started)
         return hidden
 
-    def eager(self, batch: FlatBatch, states: Tensor | None = None) -> Tensor:
+    def eager(self, batch: FlatBatch, states: Tensor | None = None, position: int = 0) -> Tensor:
         """Run one pass that nothing has recorded. Return last states `[N, D]`.
 
         Args:
             states: last states `[N, D]` of the tokens before, where the pass goes on behind them. For drafts that read
                 states.
+            position: number of the drafted position, for them too.
         """
         return batch.view.hidden(self.model, batch.tokens)
 

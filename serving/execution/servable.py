@@ -34,7 +34,7 @@ def check_servable(model: LanguageModel, max_model_len: int) -> None:
     if getattr(model.model, "_is_stateful", False):
         raise ConfigError(f"{model.name} keeps recurrent state, which cannot roll back: the engine cannot serve it")
     _check_lengths(model, max_model_len)
-    if model.model not in _tried and not is_hooked(model.model):
+    if model.attends and model.model not in _tried and not is_hooked(model.model):
         _try(model)
         _tried.add(model.model)
 

@@ -33,14 +33,16 @@ class StateRunner(ModelRunner):
         self.source = source
         self._columns: tuple[tuple[int, ...], Tensor | None] = ((), None)  # for these states of the source
 
-    def eager(self, batch: FlatBatch, states: Tensor | None = None) -> Tensor:
-        return batch.view.hidden(self.model, batch.tokens, self._before(batch) if states is None else states)
+    def eager(self, batch: FlatBatch, states: Tensor | None = None, position: int = 0) -> Tensor:
+        fed = self._before(batch) if states is None else states
+        named = {} if self.model.attends else {"drafted": position}
+        return batch.view.hidden(self.model, batch.tokens, fed, **named)
 
     def follow(self, batch: FlatBatch, carried: Tensor, position: int, *, recording: bool = False) -> Tensor:
         if recording:
-            return self.eager(batch, carried)
+            return self.eager(batch, carried, position)
         self.passes += 1
-        return self._timed(batch, carried)
+        return self._timed(batch, carried, position)
 
     def _before(self, batch: FlatBatch) -> Tensor:
         """Return the fused states `[N, D]` of the tokens before each, zero at the start of a text."""

@@ -13,6 +13,7 @@ from distillspec.serving.base.tree import DRAFT, TokenTree
 from distillspec.serving.execution.kv_cache import Prefix
 
 EMPTY = TokenTree()
+ANY = 1 << 30  # levels, where nothing limits them
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class ProposalRequest:
 class Prospect(NamedTuple):
     """A proposer's possible tokens for a row, known before lengths are chosen."""
 
-    most: int = 1 << 30  # levels that it can propose
+    most: int = ANY  # levels that it can propose
     by_model: bool = True  # True if a draft model would run for it
     match: int = 0  # tokens of text that a lookup found again
     unread_tokens: int = 0  # tokens of its text that a draft model would read first

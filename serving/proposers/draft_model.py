@@ -22,7 +22,7 @@ from distillspec.serving.execution.kv_cache import Prefix
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.execution.state_runner import StateRunner
-from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Prospect
+from distillspec.serving.proposers.base import ANY, EMPTY, ProposalRequest, Prospect
 from distillspec.serving.proposers.continue_rule import ContinueRule
 from distillspec.serving.proposers.draft_loop import DraftLoop
 from distillspec.serving.proposers.read_texts import DraftState, ReadTexts
@@ -37,6 +37,7 @@ class _Row:
     tokens: list[int] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)  # of the distributions that the tokens were drawn from
     drafting: bool = True
+    speculation_length: int = 0  # tokens to draft
     carried: Tensor | None = None  # […] what the draft carries behind its newest token that was read
 
     @property
@@ -83,17 +84,20 @@ class DraftModel:
         self.rule = rule
         self._version, self.source = version, source
         self.texts = ReadTexts(self.runner)
+        self.attends = model.attends
+        self.most = model.most_positions or ANY
 
     @property
     def version(self) -> str:
         return self._version
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
-        rows = [_Row(request, self.state(request.sequence.id)) for request in requests]
+        rows = [self._row(request) for request in requests]
         rows = [row for row in rows if row.state.sound and not row.state.skipped]
         rows.sort(key=lambda row: row.slot)  # rows in slot order read the cache without copies
-        ready = self.texts.catch_up([row.sequence for row in rows])
-        rows = [row for row in rows if row.sequence.id in ready]
+        if self.attends:
+            ready = self.texts.catch_up([row.sequence for row in rows])
+            rows = [row for row in rows if row.sequence.id in ready]
         draft = self._draft_at_once if rows and self.can_draft_at_once(rows) else self._draft_one_by_one
         probs = draft(rows)
         table = None if probs is None else DraftProbs(probs, self.columns.kept_ids)
@@ -109,7 +113,8 @@ class DraftModel:
         state = self.state(sequence.id)
         if state.skipped or not state.sound:
             return Prospect(0)
-        return Prospect(unread_tokens=len(sequence.tokens) - state.computed, source=self.source)
+        unread = len(sequence.tokens) - state.computed if self.attends else 1
+        return Prospect(self.most, unread_tokens=unread, source=self.source)
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         """Keep what the cache holds of the accepted tokens, whoever proposed them.
@@ -161,18 +166,18 @@ class DraftModel:
 
         Where passes are not recorded, rows of unlike lengths are cheaper one by one: short ones leave early.
         """
-        even = self.loop.records or len({row.request.speculation_length for row in rows}) == 1
+        even = self.loop.records or len({row.speculation_length for row in rows}) == 1
         return even and self.rule is None
 
     def _draft_at_once(self, rows: Sequence[_Row]) -> Tensor | None:
         """Draft all tokens of all rows with one device read. Return what drawn ones were drawn from `[n, width]`."""
-        count = max(row.request.speculation_length for row in rows)
+        count = max(row.speculation_length for row in rows)
         draws = self.sampler.draws([Place(row.sequence) for row in rows], count, self.columns)
         drafts = self.loop.run([self._input(row) for row in rows], count, draws)
         seen = to_host(torch.cat([drafts.ids, drafts.finite], 1)).tolist()
         for r, (row, found) in enumerate(zip(rows, seen, strict=True)):
             sound = sum(found[count:])
-            row.tokens = _until_stop(found[: min(sound, row.request.speculation_length)], row.sequence.stop_ids)
+            row.tokens = _until_stop(found[: min(sound, row.speculation_length)], row.sequence.stop_ids)
             row.rows = list(range(r * count, r * count + len(row.tokens)))
             if sound < count:
                 self._give_up(row)
@@ -184,7 +189,7 @@ class DraftModel:
     def _draft_one_by_one(self, rows: Sequence[_Row]) -> Tensor | None:
         """Draft one token of every row at a time, with a device read each. Returns what `_draft_at_once` does."""
         probs: list[Tensor] = []
-        for step in range(max((row.request.speculation_length for row in rows), default=0)):
+        for step in range(max((row.speculation_length for row in rows), default=0)):
             drafting = [row for row in rows if row.drafting]
             if not drafting:
                 break
@@ -209,7 +214,7 @@ class DraftModel:
                 continue
             row.tokens.append(token)
             row.rows.append(first + r)
-            full = len(row.tokens) >= row.request.speculation_length
+            full = len(row.tokens) >= row.speculation_length
             row.drafting = keep and not full and token not in row.sequence.stop_ids
         return choice.probs
 
@@ -217,13 +222,17 @@ class DraftModel:
         """Read the rows' text, or the one token behind what each has drafted. Return what they carry `[B, …]`."""
         batch = self.runner.prepare(inputs)
         if step == 0:
-            carried = self.runner.begin(batch, max(row.request.speculation_length for row in rows))
+            carried = self.runner.begin(batch, max(row.speculation_length for row in rows))
         else:
             before = torch.stack([row.carried for row in rows if row.carried is not None])
             carried = self.runner.follow(batch, before, step)
         for row, own in zip(rows, carried, strict=True):
             row.carried = own
         return carried
+
+    def _row(self, request: ProposalRequest) -> _Row:
+        length = min(request.speculation_length, self.most)
+        return _Row(request, self.state(request.sequence.id), speculation_length=length)
 
     def _give_up(self, row: _Row) -> None:
         """End speculation for a row whose draft logits are NaN."""
@@ -236,7 +245,7 @@ class DraftModel:
         sequence = row.sequence
         if row.tokens:
             return RowInput(row.slot, row.state.computed + len(row.tokens) - 1, row.tokens[-1:])
-        start = row.state.computed
+        start = row.state.computed if self.attends else len(sequence.tokens) - 1
         row.state.computed = len(sequence.tokens)
         return RowInput(row.slot, start, sequence.tokens[start:])
 

@@ -150,7 +150,11 @@ def test_a_new_proposer_and_a_new_controller_serve(target: LanguageModel) -> Non
     [
         ("train", ["loss=nope"], r"loss=nope is not known; use one of ce, fkl, .*, toy"),
         ("train", ["loss.name=nope"], r"loss\.name=nope is not known; use one of fkl, rkl, .*, toy"),
-        ("train", ["draft=nope"], r"draft=nope is not known; use one of eagle, pretrained, pruned, scratch, toy"),
+        (
+            "train",
+            ["draft=nope"],
+            r"draft=nope is not known; use one of eagle, medusa, .*, scratch, toy",
+        ),
         ("serve", ["engine.proposer=nope"], r"proposer=nope is not known; use one of none, draft_model, .*, toy"),
         ("serve", ["engine.controller=nope"], r"controller=nope is not known; use one of fixed, .*, toy"),
     ],

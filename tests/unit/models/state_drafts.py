@@ -14,7 +14,10 @@ KINDS = {
     "eagle": DraftConfig(kind="eagle", feature_ids=[1, 3]),
     "two layers of eagle": DraftConfig(kind="eagle", layers=2),
     "features": DraftConfig(kind="pruned", layers=2, features=True),
+    "medusa": DraftConfig(kind="medusa"),
+    "hydra": DraftConfig(kind="medusa", sequential=True, feature_ids=[1, 3]),
 }
+ATTENDING = [kind for kind, config in KINDS.items() if config.kind != "medusa"]
 
 
 def state_draft(kind: str, target: LanguageModel, kept_ids: Tensor | None = None, noise: float = 0.1) -> LanguageModel:
@@ -37,14 +40,16 @@ def drafted_logits(draft: LanguageModel, target: LanguageModel, text: list[int],
     The last token of `text` is the newest: the target has not read it.
     """
     assert draft.state_input is not None
-    cache, logits = DynamicCache(), []
+    attention = {"past_key_values": DynamicCache(), "use_cache": True} if draft.attends else {}
+    logits = []
     states = read_states(target, torch.tensor([text]), torch.arange(len(text))[None], draft.state_ids)
     fused = draft.state_input.fuse(states)
     fed = torch.cat([torch.zeros_like(fused[:, :1]), fused[:, :-1]], 1)
     read = torch.tensor([text]), torch.arange(len(text))[None]
-    last = draft.last_states(*read, fed, past_key_values=cache, use_cache=True)[:, -1:]
-    for place, token in enumerate([*drafted, 0], start=len(text)):
-        logits.append(draft.head.logits(draft.normed(last))[0, 0])
-        at = torch.tensor([[token]]), torch.tensor([[place]])
-        last = draft.last_states(*at, last, past_key_values=cache, use_cache=True)
-    return logits[: len(drafted)]
+    last = draft.last_states(*read, fed, **attention)[:, -1:]
+    for position, token in enumerate(drafted):
+        logits.append(draft.head.logits(draft.head_input(last, position))[0, 0])
+        if position + 1 < len(drafted):
+            at = torch.tensor([[token]]), torch.tensor([[len(text) + position]])
+            last = draft.last_states(*at, last, **(attention or {"drafted": position + 1}))
+    return logits

@@ -117,6 +117,9 @@ def test_embeddings_that_train_are_the_drafts_own(target: LanguageModel, tmp_pat
         ({"kind": "scratch", "features": True}, "draft.features=true adds"),
         ({"kind": "pruned", "feature_ids": [1]}, "has no part without draft.features=true"),
         ({"kind": "eagle", "feature_ids": []}, "names no state"),
+        ({"kind": "eagle", "positions": 3}, "draft.positions=3 has no part in draft=eagle; add draft=medusa"),
+        ({"kind": "pruned", "sequential": True}, "draft.sequential=True has no part in draft=pruned"),
+        ({"kind": "medusa", "positions": 0}, "draft at least 1 token"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(words: dict, message: str) -> None:

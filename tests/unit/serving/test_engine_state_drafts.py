@@ -51,6 +51,7 @@ def watched(engine: Engine) -> Watched:
     [
         *product(("eagle", "features"), ("room", "preempted", "recorded", "confident")),
         ("two layers of eagle", "preempted"),
+        *product(("medusa", "hydra"), ("preempted", "recorded", "confident")),
     ],
 )
 def test_drafted_tokens_are_the_drafts_own_recursion(
@@ -91,9 +92,9 @@ def test_swaps_between_kinds_change_no_token_and_rows_draft_again(
 ) -> None:
     target = random_model("llama", torch.float64)
     folders = []
-    for number, draft in enumerate(
-        [state_draft("eagle", target), initialise_draft(DraftConfig(layers=2), target), state_draft("features", target)]
-    ):
+    tokens_alone = initialise_draft(DraftConfig(layers=2), target)
+    others = [state_draft(kind, target) for kind in ("features", "hydra")]
+    for number, draft in enumerate([state_draft("eagle", target), tokens_alone, *others]):
         folders.append(tmp_path / str(number))
         save_draft(draft, folders[-1], target)
     settings = EngineSettings(**ROOM, controller="fixed", speculation_length=2)
@@ -107,8 +108,8 @@ def test_swaps_between_kinds_change_no_token_and_rows_draft_again(
     found: dict[str, list[int]] = {}
     drafted_after = []
     for step in range(400):
-        if step in (3, 12, 21):
-            engine.load_draft(folders[{3: 0, 12: 2, 21: 1}[step]])
+        if step in (3, 10, 16, 22):
+            engine.load_draft(folders[{3: 0, 10: 2, 16: 3, 22: 1}[step]])
             watch, loaded = None, step
         output = engine.step()
         engine.check_integrity()
@@ -124,6 +125,19 @@ def test_swaps_between_kinds_change_no_token_and_rows_draft_again(
     engine.close()
     assert [found[str(number)] for number in range(len(asked))] == expected
     assert drafted_after[0] <= 8
+
+
+def test_no_more_tokens_are_drafted_than_there_are_heads(random_model: Callable[..., LanguageModel]) -> None:
+    target = random_model("llama", torch.float64)
+    draft = initialise_draft(DraftConfig(kind="medusa", positions=2, sequential=True), target)
+    engine = Engine(target, draft, EngineSettings(**ROOM, controller="fixed", speculation_length=6))
+    watch = watched(engine)
+    asked = prompts(2)
+    answers = engine.generate(asked, GREEDY)
+    assert max(len(tokens) for _, tokens in watch.seen) == 2
+    assert engine.proposer.caches[0].layers == {}, "heads keep nothing of a text"
+    engine.close()
+    assert [list(answer.token_ids) for answer in answers] == [hf_greedy(target, prompt, 24) for prompt in asked]
 
 
 def test_a_token_draft_keeps_no_states(random_model: Callable[..., LanguageModel]) -> None:

@@ -18,7 +18,7 @@ from distillspec.serving.execution import compiled_decoder, packed_linear
 from distillspec.serving.execution.compiled_decoder import CACHE_VARIABLE, CompiledDecoder, can_compile
 from distillspec.serving.execution.prepared import PreparedModel
 
-from ...models.state_drafts import KINDS, state_draft
+from ...models.state_drafts import ATTENDING, state_draft
 from ..conftest import hf_greedy, prompts
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
@@ -117,7 +117,7 @@ def test_a_decoder_is_compiled_in_the_background_once_it_pays(
     assert "forward" not in target.decoder.__dict__
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ATTENDING)
 def test_drafts_that_read_states_are_compiled_too(
     kind: str, target: LanguageModel, plain_compiler: list[Callable[..., Any]]
 ) -> None:
