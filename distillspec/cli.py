@@ -112,7 +112,8 @@ def _check_engine(config: Any, overrides: Sequence[str]) -> None:
 
 
 def _connect_engine(settings: EngineConfig) -> None:
-    """Register the serving engine, which only this module may import: `data.generator=engine`, measured speed-ups."""
+    """Register the serving engine, which only this module may import: `data.generator=engine`, costs and speed-ups."""
+    from distillspec.evaluation.cost import COSTS
     from distillspec.evaluation.measured import DECODERS
     from distillspec.generation import GENERATORS
 
@@ -130,6 +131,14 @@ def _connect_engine(settings: EngineConfig) -> None:
 
         return decoders(draft, target, policy, gamma, max_new_tokens, seed)
 
+    def engine_costs(
+        draft: LanguageModel, target: LanguageModel, batches: Sequence[int], max_gamma: int
+    ) -> dict[int, StepCost]:
+        from distillspec.serving.speedup import engine_costs as costs
+
+        return costs(draft, target, batches, max_gamma)
+
+    COSTS["engine"] = engine_costs
     GENERATORS["engine"] = engine_generator
     DECODERS["engine"] = engine_decoders
 

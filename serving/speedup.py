@@ -1,4 +1,4 @@
-"""The engine as the decoder of `distillspec.evaluation.measured`: the speed-up that serving will see."""
+"""The engine as the decoder of `distillspec.evaluation.measured`, and its costs: the speed-up that serving will see."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
+
 from distillspec.config.engine import EngineConfig
+from distillspec.evaluation.cost import CONTEXT_TOKENS, DRAFT, LOOP, VERIFY, StepCost, paired_cost
 from distillspec.evaluation.measured import Decoders, Run
 from distillspec.models import LanguageModel
 from distillspec.serving.base.params import SamplingParams
@@ -44,5 +47,42 @@ def engine_decoders(
 
     try:
         yield Decoders(lambda ids: decode(ids, 0), lambda ids: decode(ids, gamma))
+    finally:
+        engine.close()
+
+
+def engine_costs(
+    draft: LanguageModel, target: LanguageModel, batches: Sequence[int], max_gamma: int
+) -> dict[int, StepCost]:
+    """Time the engine's passes at every batch size, with `CONTEXT_TOKENS` tokens a row, verdicts included."""
+    return {batch: _engine_cost(draft, target, batch, max_gamma) for batch in batches}
+
+
+@torch.inference_mode()
+def _engine_cost(draft: LanguageModel, target: LanguageModel, batch: int, max_gamma: int) -> StepCost:
+    limit = getattr(target.model.config.get_text_config(), "max_position_embeddings", None) or CONTEXT_TOKENS * 2
+    length = min(CONTEXT_TOKENS + 2 * max_gamma + 2, limit)
+    context = length - 2 * max_gamma - 2
+    settings = EngineConfig(
+        controller="fixed",
+        speculation_length=max_gamma,
+        max_slots=batch,
+        max_model_len=length,
+        compile=False,
+        prefix_reuse=False,
+    )
+    engine = Engine(target, draft, settings)
+    try:
+        passes = engine.timed_passes()
+        drafting = {k: passes.drafting(batch, k, context) for k in range(1, max_gamma + 1)}
+        verifying = {k: passes.verification(batch, k, context) for k in range(max_gamma + 1)}
+        passes.warm_up([*verifying.values(), *drafting.values()])
+
+        def seconds(side: str, k: int) -> float:
+            if side in (DRAFT, LOOP):
+                return passes.seconds(drafting[k if side == LOOP else 1])
+            return passes.seconds(verifying[k if side == VERIFY else 0])
+
+        return paired_cost(batch, seconds, max_gamma, loops=True)
     finally:
         engine.close()

@@ -27,17 +27,24 @@ class DraftConfig:
 
     kind: str = chosen_from(DRAFT_KINDS, "pruned")
     path: str | None = None  # pretrained: Hub id, folder, or the run folder of an earlier draft
-    layers: int | None = None  # pruned, scratch, eagle: number of layers; null: 4, of eagle 1
+    layers: int | None = None  # pruned, scratch, eagle, block: number of layers; null: 4, of eagle and block 1
     keep: list[int] | None = None  # pruned: numbers of the target's layers to keep
     select: str = "even"  # pruned: even (evenly spaced layers) | acceptance (the layers that keep α highest)
     vocabulary: int | None = None  # number of output tokens that are kept; null: all
     hidden_size: int = 256  # scratch: width
     heads: int = 4  # scratch: attention heads
     features: bool = False  # pruned, pretrained: read the target's hidden states too
-    feature_ids: list[int] | None = None  # of features, eagle, medusa: states read; null: 2, L / 2, L − 1 (medusa L)
-    positions: int = 4  # medusa: drafted tokens, a head for each
+    feature_ids: list[int] | None = None  # states that the draft reads; null: 2, L / 2, L − 1 (medusa L)
+    positions: int = 4  # medusa, block: the most tokens to draft at once
+    markov: int = 64  # block: width of what the head reads of the token before; 0: nothing
     sequential: bool = False  # medusa: heads read the tokens drafted before too (Hydra)
     train_embeddings: bool = False  # train the input embeddings too; tied ones always learn
+
+    @property
+    def reads_states(self) -> bool:
+        """True if a new draft of this kind reads the target's states."""
+        reads = find("draft.kind", self.kind, DRAFT_KINDS).reads
+        return self.features or ("feature_ids" in reads and "features" not in reads)
 
     def __post_init__(self) -> None:
         kind = find("draft.kind", self.kind, DRAFT_KINDS)
@@ -88,11 +95,13 @@ class DraftConfig:
             self.heads >= 1 and self.hidden_size >= 1 and self.hidden_size % (2 * self.heads) == 0,
             f"draft.hidden_size={self.hidden_size} must be an even multiple of draft.heads={self.heads}",
         )
+        require(self.markov >= 0, f"draft.markov={self.markov} is no width; 0 leaves the Markov head out")
         require(self.positions >= 1, f"draft.positions={self.positions} is impossible; draft at least 1 token")
         for key, made_by in {
             "hidden_size": "scratch",
             "heads": "scratch",
             "positions": "medusa",
+            "markov": "block",
             "sequential": "medusa",
         }.items():
             value = getattr(self, key)

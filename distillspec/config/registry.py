@@ -148,6 +148,11 @@ DRAFT_KINDS: dict[str, Choice] = {
         "a layer on the target's hidden states (EAGLE-3)",
         reads=("layers", "feature_ids"),
     ),
+    "block": Choice(
+        "distillspec.models.draft:make_block",
+        "a layer on the target's hidden states that drafts a block in one pass (DFlash)",
+        reads=("layers", "feature_ids", "positions", "markov"),
+    ),
     "medusa": Choice(
         "distillspec.models.draft:make_medusa",
         "a head a drafted token on the target's last state (Medusa, Hydra)",

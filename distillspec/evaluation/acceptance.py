@@ -16,7 +16,7 @@ from distillspec.config import EvaluationConfig
 from distillspec.errors import ConfigError
 from distillspec.evaluation.blocks import count_blocks
 from distillspec.evaluation.bootstrap import ratio_intervals, resampled_ratios
-from distillspec.evaluation.cost import StepCost, measure_costs
+from distillspec.evaluation.cost import COSTS, StepCost
 from distillspec.evaluation.measured import DECODERS, MeasuredSpeedup, measure_speedup
 from distillspec.evaluation.positions import measure_positions
 from distillspec.evaluation.speedup import Speedup, predict_speedup
@@ -231,7 +231,8 @@ def _add_timings(
 ) -> EvaluationResult:
     gamma = min(DEFAULT_GAMMA, config.max_gamma)
     if config.measure_cost and config.cost_batches:
-        costs = measure_costs(draft, target, config.cost_batches, config.max_gamma)
+        measure = COSTS.get("engine", COSTS["reference"])
+        costs = measure(draft, target, config.cost_batches, config.max_gamma)
         tau = [interval.mean for interval in result.tau]
         resampled = resampled_ratios(*_block_sums(result.by_prompt), config.bootstrap_samples, seed)
         speedups = {batch: predict_speedup(tau, cost, resampled, seed, result.prompts) for batch, cost in costs.items()}

@@ -31,7 +31,7 @@ class CachedModel:
         positions = torch.arange(self.length, self.length + new, device=input_ids.device).expand_as(input_ids)
         states = self.model.last_states(input_ids, positions, past_key_values=self._cache, use_cache=True)
         self.length += new
-        return self._head.logits(self.model.head_input(states[:, -last:]))
+        return self._head.logits(self.model.head_input(states[:, -last:], 0, input_ids[:, -last:].clamp(min=0)))
 
     def crop(self, length: int) -> None:
         """Drop all tokens after the first `length`.

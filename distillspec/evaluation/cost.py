@@ -1,7 +1,8 @@
 """Cost of a draft step and of a verification on this machine, in runs of the target on one token.
 
-Both are measured in pairs: each is timed right beside a plain step and divided by it, so that a machine that slows down
-slows both. Medians over rounds count. Their intervals come from resampling rounds, and cover this run alone.
+They are the engine's where it is there (`distill` commands), else those of transformers' passes. Both are measured in
+pairs: each is timed right beside a plain step and divided by it, so that a machine that slows down slows both. Medians
+over rounds count. Their intervals come from resampling rounds, and cover this run alone.
 
 Verification cannot cost less than a plain step, which could read the same tokens and ignore all but one. If it clearly
 measures less (some CPUs are slow on one row), the plain step is slow, and a draft deserves no credit for that: costs
@@ -32,6 +33,7 @@ CONTEXT_TOKENS = 256
 WARMUP_ROUNDS = 2
 ROUNDS = 10  # the fewest that make a false `plain_share` rarer than 5 % at 32 lengths
 RESAMPLES = 1000  # of the rounds, for the costs' own intervals
+DRAFT, PLAIN, VERIFY, LOOP = "draft", "plain", "verify", "loop"  # what is timed
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,8 @@ class StepCost:
     verify_s: tuple[float, ...]  # entry k: the target on k + 1 tokens a row, all their logits included
     # Each round's draft step and verifications of 1 … γ tokens, relative to its plain steps. (): costs are exact.
     rounds: tuple[tuple[float, ...], ...] = ()
+    # Cost of drafting 1, 2, … γ tokens, in draft steps. (): one step a token.
+    draft_steps: tuple[float, ...] = ()
 
     @property
     def target_step_s(self) -> float:
@@ -57,6 +61,10 @@ class StepCost:
     def beta(self) -> tuple[float, ...]:
         """Return β(k), k = 0 … γ: verifying k proposals / a plain step, at least 1. β(0) = 1."""
         return (1.0, *self._in_plain_steps(self._medians)[1:].tolist())
+
+    def steps(self, gamma: int) -> float:
+        """Return the cost of drafting `gamma` tokens, in draft steps."""
+        return self.draft_steps[gamma - 1] if self.draft_steps else float(gamma)
 
     @cached_property
     def measured(self) -> tuple[Interval, ...]:
@@ -83,6 +91,7 @@ class StepCost:
             "beta": list(self.beta),
             "target_step_s": self.target_step_s,
             "draft_step_s": self.draft_step_s,
+            "draft_steps": [self.steps(gamma) for gamma in range(1, len(self.beta))],
             "plain_share": self.plain_share,
             "measured": [asdict(interval) for interval in self.measured],
         }
@@ -133,32 +142,51 @@ def _measure_batch(
     for cached in (reader, drafter):
         cached.extend(ids[:, :context_tokens])
     ids = ids[:, context_tokens:]
-    # Each verification and draft step has a plain step beside it, and lengths go up and down in turn, so that a
-    # machine that slows down slows all of them alike.
-    sides = {"draft": drafter, "plain": reader, "verify": reader}
-    seconds: dict[tuple[str, int], list[float]] = defaultdict(list)
+    most = min(max_gamma, draft.most_positions or max_gamma)
+    block = torch.cat([ids[:, :1], -torch.arange(1, most, device=ids.device).expand(len(ids), -1)], 1)
+
+    def seconds(side: str, k: int) -> float:
+        read = {VERIFY: ids[:, : k + 1], LOOP: block[:, :k]}.get(side, ids[:, :1])
+        return time_step(drafter if side in (DRAFT, LOOP) else reader, read)
+
+    return paired_cost(batch, seconds, max_gamma, rounds, loops=draft.drafts_at_once)
+
+
+def paired_cost(
+    batch: int, seconds: Callable[[str, int], float], max_gamma: int, rounds: int = ROUNDS, *, loops: bool
+) -> StepCost:
+    """Time the sides in turn. Each verification and draft step has a plain step beside it.
+
+    Lengths go up and down in turn, so that a machine that slows down slows all of them alike.
+
+    Args:
+        seconds: times one of the sides: `DRAFT` a draft step, `PLAIN` a plain step, `VERIFY` a verification of k
+            drafted tokens, `LOOP` drafting them.
+        loops: time `LOOP` too. Else k tokens cost k draft steps.
+    """
+    sides = (DRAFT, PLAIN, VERIFY, LOOP) if loops else (DRAFT, PLAIN, VERIFY)
+    found: dict[str, list[list[float]]] = defaultdict(lambda: [[] for _ in range(max_gamma)])
     for round_ in range(WARMUP_ROUNDS + rounds):
         turn = 1 if round_ % 2 else -1
         for k in range(1, max_gamma + 1)[::turn]:
-            for side in list(sides)[::turn]:
-                took = time_step(sides[side], ids[:, : k + 1 if side == "verify" else 1])
+            for side in sides[::turn]:
+                took = seconds(side, k)
                 if round_ >= WARMUP_ROUNDS:
-                    seconds[side, k].append(took)
-    return _step_cost(batch, seconds, max_gamma)
-
-
-def _step_cost(batch: int, seconds: dict[tuple[str, int], list[float]], max_gamma: int) -> StepCost:
-    """Compute costs from the seconds of every round, keyed by what was timed and the length beside it."""
-    times = {
-        side: np.array([seconds[side, k] for k in range(1, max_gamma + 1)]) for side in ("draft", "plain", "verify")
-    }
-    c, beta = np.median(times["draft"] / times["plain"], axis=0), times["verify"] / times["plain"]
+                    found[side][k - 1].append(took)
+    times = {side: np.array(values) for side, values in found.items()}  # [γ, rounds] each
+    c, beta = np.median(times[DRAFT] / times[PLAIN], axis=0), times[VERIFY] / times[PLAIN]
+    steps = np.maximum.accumulate(np.median(times[LOOP], axis=1) / np.median(times[DRAFT])) if loops else np.array([])
     return StepCost(
         batch,
-        median(times["draft"].flat),
-        (median(times["plain"].flat), *np.median(times["verify"], axis=1).tolist()),
+        median(times[DRAFT].flat),
+        (median(times[PLAIN].flat), *np.median(times[VERIFY], axis=1).tolist()),
         tuple(map(tuple, np.column_stack([c, beta.T]).tolist())),
+        tuple(steps.tolist()),
     )
+
+
+MeasureCosts = Callable[[LanguageModel, LanguageModel, Sequence[int], int], dict[int, StepCost]]
+COSTS: dict[str, MeasureCosts] = {"reference": measure_costs}  # `distillspec.cli` adds the engine
 
 
 def time_step(cached: CachedModel, ids: Tensor) -> float:

@@ -32,7 +32,10 @@ def _too_few(prompts: int | None) -> bool:
 
 @dataclass(frozen=True)
 class Speedup:
-    """`predicted[γ − 1]` = τ(γ) / (γ c + β(γ)), in multiples of plain decoding."""
+    """`predicted[γ − 1]` = τ(γ) / (γ c + β(γ)), in multiples of plain decoding.
+
+    A draft of blocks has `StepCost.steps(γ)` in place of γ.
+    """
 
     predicted: tuple[float, ...]
     intervals: tuple[Interval, ...]  # of the predictions: prompts and timing rounds resampled
@@ -68,8 +71,10 @@ def predict_speedup(
     """
     known = np.asarray(tau, dtype=np.float64)
     samples = known[None] if tau_samples is None else tau_samples
-    predicted = _ratios(known, np.array([cost.c, *cost.beta[1:]]))
-    resampled = _ratios(samples, cost.resampled(len(samples) if tau_samples is not None else 1000, seed + COST_SEED))
+    steps = np.array([cost.steps(gamma) for gamma in range(1, known.size + 1)])
+    predicted = _ratios(known, steps, np.array([cost.c, *cost.beta[1:]]))
+    costs = cost.resampled(len(samples) if tau_samples is not None else 1000, seed + COST_SEED)
+    resampled = _ratios(samples, steps, costs)
     intervals = intervals_of(predicted, resampled)
     best = 1 + int(predicted.argmax())
     called = call(intervals[best - 1], prompts)
@@ -92,10 +97,9 @@ def _breaks_even(resampled: NDArray[np.float64]) -> bool:
     return bool((np.quantile(resampled, QUANTILES[0] / resampled.shape[-1], axis=0) >= 1).any())
 
 
-def _ratios(tau: NDArray[np.float64], costs: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return speed-ups `[..., G]` from `tau [..., G]` and `costs [..., 1 + γ]` (c, β(1), …)."""
-    gammas = np.arange(1, tau.shape[-1] + 1)
-    ratios: NDArray[np.float64] = tau / (gammas * costs[..., :1] + costs[..., 1 : tau.shape[-1] + 1])
+def _ratios(tau: NDArray[np.float64], steps: NDArray[np.float64], costs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return speed-ups `[..., G]` from `tau [..., G]`, draft `steps [G]` and `costs [..., 1 + γ]` (c, β(1), …)."""
+    ratios: NDArray[np.float64] = tau / (steps * costs[..., :1] + costs[..., 1 : tau.shape[-1] + 1])
     return ratios
 
 
@@ -111,10 +115,10 @@ def _verdict(
         "slower": f"Do not speculate: even the best length, {tokens}, gives {shown}",
         "too close to call": f"{unsure}: the best length, {tokens}{between}, gives {shown}",
     }[called]
-    room = tau - best * cost.c
+    room = tau - cost.steps(best) * cost.c
     figures = (
         f"verification may cost up to {room:.2f} plain steps "
-        f"(tau {tau:.2f} - {best} x {cost.c:.2f}) and costs {cost.beta[best]:.2f}"
+        f"(tau {tau:.2f} - {cost.steps(best):.3g} x {cost.c:.2f}) and costs {cost.beta[best]:.2f}"
     )
     return f"{advice}; {figures}.{_about_plain_steps(cost)}"
 

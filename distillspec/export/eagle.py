@@ -69,10 +69,10 @@ def check_shape(draft: LanguageModel, target: LanguageModel, format: str) -> Non
         ConfigError: it names the reason, and what takes the draft instead.
     """
     assert draft.state_input is not None
-    if not draft.state_input.attends:
+    if not draft.state_input.attends or draft.drafts_at_once:
         raise ConfigError(
-            f"{draft.name} is of kind medusa, which distill export does not write yet; distill serve takes the folder "
-            "as it is, and draft=eagle makes one that can be exported"
+            f"{draft.name} is of kind {draft.kind}, which distill export does not write yet; distill serve takes the "
+            "folder as it is, and draft=eagle makes one that can be exported"
         )
     if draft.state_input.way != JOINED:
         raise ConfigError(

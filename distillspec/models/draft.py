@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from distillspec.config import DraftConfig
 from distillspec.config.registry import DRAFT_KINDS, find
 from distillspec.errors import ConfigError
+from distillspec.models.block import block_model
 from distillspec.models.checkpoint import draft_folder, load_draft, matched, read_kept_ids
 from distillspec.models.eagle import begin_from, copy_ends, eagle_config, eagle_model
 from distillspec.models.features import check_feature_ids, default_state_ids
@@ -165,6 +166,17 @@ def make_eagle(config: DraftConfig, target: LanguageModel, layers: LayerSelectio
     share_embeddings(model, target, torch.float32)
     copied = begin_from(model, target)
     return _untrained(model, target, {"kind": "eagle", "layers": config.layers or 1, "copied": copied})
+
+
+def make_block(config: DraftConfig, target: LanguageModel, layers: LayerSelection) -> LanguageModel:
+    """Make a draft of whole blocks that starts as `make_eagle`'s does."""
+    width, ids = target.model.config.get_text_config().hidden_size, state_ids_of(config, target)
+    shape = eagle_config(target, config.layers or 1)
+    model = block_model(shape, list(ids), width, config.positions, config.markov)
+    share_embeddings(model, target, torch.float32)
+    copied = begin_from(model, target)
+    lineage = {"kind": "block", "layers": config.layers or 1, "positions": config.positions, "copied": copied}
+    return _untrained(model, target, lineage)
 
 
 def make_medusa(config: DraftConfig, target: LanguageModel, layers: LayerSelection) -> LanguageModel:

@@ -89,8 +89,9 @@ def copy_ends(model: PreTrainedModel, target: LanguageModel) -> int:
     if (final := _final_norm(target)) is not None:
         model.get_decoder().norm.norm.weight.copy_(final.weight)
         copied += 1
-    if head.shape == target.head.weight.shape:
-        head.copy_(target.head.weight * target.head.scale)
+    width = target.head.weight.shape[1]
+    if head[:, :width].shape == target.head.weight.shape:  # what a Markov head reads comes behind
+        head[:, :width] = target.head.weight * target.head.scale
         copied += 1
     return copied
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distillspec.errors import ConfigError
-from distillspec.models.state_input import StateInput, deferred_norm
+from distillspec.models.state_input import ADDED, BLOCK, StateInput, deferred_norm
 from distillspec.types import ModelIdentity, OutputHead
 
 
@@ -73,7 +73,7 @@ class LanguageModel:
         made = str(self.lineage.get("kind", "pretrained"))
         if self.lineage.get("sequential"):
             return f"{made}, sequential"
-        return made if self.state_input is None or made in ("eagle", "medusa") else f"{made}, features"
+        return f"{made}, features" if self.state_input is not None and self.state_input.way == ADDED else made
 
     @property
     def text_tokenizer(self) -> PreTrainedTokenizerBase:
@@ -107,7 +107,14 @@ class LanguageModel:
     @property
     def most_positions(self) -> int | None:
         """Return the most tokens that the model can draft at once, None for any number."""
+        if self.drafts_at_once:
+            return int(self.state_input.positions)  # type: ignore[union-attr, arg-type]
         return None if self.attends else len(self.layers)
+
+    @property
+    def drafts_at_once(self) -> bool:
+        """Return True if one pass gives all drafted positions."""
+        return self.state_input is not None and self.state_input.way == BLOCK
 
     def hidden(self, input_ids: Tensor, position_ids: Tensor, fed: Tensor | None = None, **kwargs: Any) -> Tensor:
         """Return final hidden states `[B, L, D]`. Position ids that restart at 0 start a new packed sequence.
@@ -115,7 +122,7 @@ class LanguageModel:
         Args:
             fed: see `last_states`.
         """
-        return self.head_input(self.last_states(input_ids, position_ids, fed, **kwargs))
+        return self.head_input(self.last_states(input_ids, position_ids, fed, **kwargs), 0, input_ids)
 
     def last_states(self, input_ids: Tensor, position_ids: Tensor, fed: Tensor | None = None, **kwargs: Any) -> Tensor:
         """Return the states `[B, L, D]` of the last layer, before the final norm if the model reads states.
@@ -127,10 +134,9 @@ class LanguageModel:
         if self.state_input is None:
             inputs = {"input_ids": input_ids}
         else:
-            embeddings = self.model.get_input_embeddings()(input_ids)
-            inputs = {
-                "inputs_embeds": self.state_input(embeddings, torch.zeros_like(embeddings) if fed is None else fed)
-            }
+            embeddings = self.model.get_input_embeddings()(input_ids.clamp(min=0))
+            states = torch.zeros_like(embeddings) if fed is None else fed
+            inputs = {"inputs_embeds": self.state_input(embeddings, states, input_ids)}
         return self.decoder(**inputs, position_ids=position_ids, **kwargs).last_hidden_state
 
     def normed(self, states: Tensor) -> Tensor:
@@ -145,7 +151,11 @@ class LanguageModel:
             position: number of the drafted position, the first is 0.
             newest: `[n]` int64 the tokens before it.
         """
-        return self.normed(carried if self.attends else self.layers[position].read(carried))
+        states = self.normed(carried if self.attends else self.layers[position].read(carried))
+        if not self.drafts_at_once:
+            return states
+        newest = None if newest is None else self.model.get_input_embeddings()(newest)
+        return self.state_input.head_input(states, newest)  # type: ignore[union-attr, operator]
 
     def logits(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """Return logits `[B, L, width]` of `input_ids [B, L]`. Columns follow `kept_ids`, if there are any."""

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from distillspec.errors import ConfigError
+from distillspec.models.block import BlockInput, block_model
 from distillspec.models.eagle import eagle_model
 from distillspec.models.heads import heads_model
 from distillspec.models.language_model import LanguageModel
-from distillspec.models.state_input import ADDED, JOINED, PARALLEL, SEQUENTIAL, StateInput, defer_norm
+from distillspec.models.state_input import ADDED, BLOCK, JOINED, PARALLEL, SEQUENTIAL, StateInput, defer_norm
 
 WEIGHTS = "model.safetensors"
 STOPS = "generation_config.json"
@@ -35,6 +36,7 @@ def reading_record(draft: LanguageModel) -> dict[str, Any] | None:
         "state_ids": list(states.state_ids),
         "convention": CONVENTION,
         "target_width": states.fc.in_features // len(states.state_ids),
+        **({"positions": states.positions, "markov": states.rank} if isinstance(states, BlockInput) else {}),
     }
 
 
@@ -144,6 +146,9 @@ def _bare(config: Any, reading: dict[str, Any] | None) -> PreTrainedModel:
     way = None if reading is None else reading["way"]
     if reading is not None and way == JOINED:
         return eagle_model(config, reading["state_ids"], reading["target_width"])
+    if reading is not None and way == BLOCK:
+        shape = reading["positions"], reading["markov"]
+        return block_model(config, reading["state_ids"], reading["target_width"], *shape)
     if reading is not None and way in (PARALLEL, SEQUENTIAL):
         return heads_model(config, way, reading["state_ids"], reading["target_width"])
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()

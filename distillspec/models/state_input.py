@@ -18,6 +18,7 @@ from distillspec.errors import ConfigError
 
 JOINED, ADDED = "joined", "added"  # ways to bring the states in
 PARALLEL, SEQUENTIAL = "heads", "sequential heads"  # the same as joined, for heads without attention
+BLOCK = "block"  # the same as joined, with masks in place of tokens not drafted yet
 EPS = 1e-6
 
 
@@ -49,19 +50,20 @@ class StateInput(nn.Module):
     @property
     def attends(self) -> bool:
         """True if the draft has attention, and so keys and values of its own."""
-        return self.way in (JOINED, ADDED)
+        return self.way in (JOINED, ADDED, BLOCK)
 
     def fuse(self, states: Tensor) -> Tensor:
         """Return one state `[…, width]` of the target's `[…, len(state_ids) · D]`."""
         fused: Tensor = self.fc(states.to(self.fc.weight.dtype))
         return fused
 
-    def forward(self, embeddings: Tensor, fed: Tensor) -> Tensor:
+    def forward(self, embeddings: Tensor, fed: Tensor, input_ids: Tensor | None = None) -> Tensor:
         """Return the first layer's input.
 
         Args:
             embeddings: `[…, width]` of the tokens.
             fed: `[…, width]` states of the tokens before them, zero where there is none.
+            input_ids: `[…]` the tokens, for kinds with masks.
         """
         if self.projection is None:
             return torch.cat([embeddings, fed.to(embeddings.dtype)], -1)

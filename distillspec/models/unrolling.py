@@ -1,9 +1,9 @@
 """Passes of a draft that reads states, as serving runs them: true states first, then the draft's own (EAGLE-3's TTT).
 
 Step k at token i is the draft's k-th drafted position: the target's states end k − 1 tokens before, and the draft's own
-follow. The first step reads all tokens. The query of a later step attends to the first step's keys up to the token
-where the true states end, and to one key of each later step: its own chain's. So later steps read only the tokens of
-chains that somebody asks for.
+follow, or masks (`distillspec.models.block`). The first step reads all tokens. The query of a later step attends to the
+first step's keys up to the token where the true states end, and to one key of each later step: its own chain's. So
+later steps read only the tokens of chains that somebody asks for. Heads (`distillspec.models.heads`) attend to nothing.
 """
 
 from __future__ import annotations
@@ -45,8 +45,11 @@ def unrolled(
             attention = {"past_key_values": cache, "use_cache": True, "attention_mask": seen.masks(step, read)}
         else:
             attention = {"drafted": step}
-        last = draft.last_states(read.pick(input_ids), read.pick(position_ids), fed, **attention)
-        own.append(draft.head_input(read.at(last, wanted[step]), step))
+        ids = read.pick(input_ids)
+        if draft.drafts_at_once and step:
+            ids = torch.full_like(ids, -step)  # masks
+        last = draft.last_states(ids, read.pick(position_ids), fed, **attention)
+        own.append(draft.head_input(read.at(last, wanted[step]), step, input_ids.flatten()[wanted[step]]))
     return own
 
 

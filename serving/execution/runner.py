@@ -21,6 +21,8 @@ class ModelRunner:
     `passes` counts forward passes. The states `feature_ids` of all tokens are kept in `cache.features` (`FeatureTap`).
     """
 
+    one_pass = False  # True: `begin` computes all drafted positions, and `follow` runs nothing
+
     def __init__(
         self,
         model: LanguageModel,
@@ -42,8 +44,8 @@ class ModelRunner:
         hidden = self.hidden(batch)
         return hidden if len(batch.wanted) == len(hidden) else hidden.index_select(0, batch.wanted)
 
-    def prepare(self, rows: Sequence[RowInput]) -> FlatBatch:
-        """Return the input of one pass over `rows`, on the device."""
+    def prepare(self, rows: Sequence[RowInput], count: int = 1) -> FlatBatch:
+        """Return the input of one pass over `rows`, on the device. `count`: positions that it drafts, where it can."""
         return FlatBatch.of(self.cache, rows, self.model.device)
 
     def hidden(self, batch: FlatBatch) -> Tensor:

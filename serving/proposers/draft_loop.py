@@ -53,13 +53,13 @@ class DraftLoop:
 
     def run(self, rows: Sequence[RowInput], count: int, draws: Draws) -> Drafts:
         """Read `rows` (each wants its last token's logits) and draft `count` tokens after each."""
-        batch = self.runner.prepare(rows)
+        batch = self.runner.prepare(rows, count)
         reach = self.runner.cache.reach(max(row.end for row in rows) + count)
         recorded = self._recorded(batch, reach, count, draws)
         if recorded is None:
             ends = batch.view.places[batch.wanted] + 1
             return self._loop(batch, ends, reach, count, draws)
-        self.runner.passes += count
+        self.runner.passes += 1 if self.runner.one_pass else count
         return recorded.run(batch, draws)
 
     def _recorded(self, batch: FlatBatch, reach: int, count: int, draws: Draws) -> _Recorded | None:
@@ -99,7 +99,7 @@ class DraftLoop:
             ids.append(newest)
             if choice.probs is not None:
                 probs.append(choice.probs)
-            if step + 1 < count:
+            if step + 1 < count and not self.runner.one_pass:
                 # Rows near the context's end write to the spare place, and their excess tokens are cut off afterwards.
                 at = batch.view.following((ends + step).clamp(max=max_len), reach)
                 following = FlatBatch(newest[None], at, batch.wanted)

@@ -16,6 +16,7 @@ from distillspec.serving.base.tree import DRAFT, DraftProbs, TokenTree
 from distillspec.serving.decoding.drafting import choose
 from distillspec.serving.decoding.logits import Columns, Place
 from distillspec.serving.decoding.sampling import TokenSampler
+from distillspec.serving.execution.block_runner import BlockRunner
 from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.graphs import Recorder
 from distillspec.serving.execution.kv_cache import Prefix
@@ -74,7 +75,8 @@ class DraftModel:
     ) -> None:
         self.reads_states = model.state_input is not None
         if self.reads_states:
-            self.runner: ModelRunner = StateRunner(model, target_cache.another(), target_cache, prepared)
+            kind = BlockRunner if model.drafts_at_once else StateRunner
+            self.runner: ModelRunner = kind(model, target_cache.another(), target_cache, prepared)
         else:
             self.runner = ModelRunner(model, target_cache.another(), prepared, recorder)
         self.sampler = sampler
@@ -93,7 +95,7 @@ class DraftModel:
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         rows = [self._row(request) for request in requests]
-        rows = [row for row in rows if row.state.sound and not row.state.skipped]
+        rows = [row for row in rows if row.state.sound and not row.state.skipped and self._has_room(row)]
         rows.sort(key=lambda row: row.slot)  # rows in slot order read the cache without copies
         if self.attends:
             ready = self.texts.catch_up([row.sequence for row in rows])
@@ -220,12 +222,12 @@ class DraftModel:
 
     def _read(self, rows: Sequence[_Row], inputs: Sequence[RowInput], step: int) -> Tensor:
         """Read the rows' text, or the one token behind what each has drafted. Return what they carry `[B, …]`."""
-        batch = self.runner.prepare(inputs)
+        count = max(row.speculation_length for row in rows)
         if step == 0:
-            carried = self.runner.begin(batch, max(row.speculation_length for row in rows))
+            carried = self.runner.begin(self.runner.prepare(inputs, count), count)
         else:
             before = torch.stack([row.carried for row in rows if row.carried is not None])
-            carried = self.runner.follow(batch, before, step)
+            carried = before if self.runner.one_pass else self.runner.follow(self.runner.prepare(inputs), before, step)
         for row, own in zip(rows, carried, strict=True):
             row.carried = own
         return carried
@@ -233,6 +235,10 @@ class DraftModel:
     def _row(self, request: ProposalRequest) -> _Row:
         length = min(request.speculation_length, self.most)
         return _Row(request, self.state(request.sequence.id), speculation_length=length)
+
+    def _has_room(self, row: _Row) -> bool:
+        """Return False at the context's end, where a block's masks have no place."""
+        return not self.runner.one_pass or len(row.sequence.tokens) + self.most <= self.runner.cache.max_len
 
     def _give_up(self, row: _Row) -> None:
         """End speculation for a row whose draft logits are NaN."""

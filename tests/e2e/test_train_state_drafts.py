@@ -15,6 +15,7 @@ from .test_train_runs import FAST, steps, summary
 KINDS = {
     "eagle": ("draft=eagle", "draft.layers=null", "draft.vocabulary=100"),
     "features": ("draft=pruned", "draft.features=true"),
+    "block": ("draft=block", "draft.positions=3", "draft.layers=null"),
     "hydra": ("draft=medusa", "draft.sequential=true", "draft.positions=3", "draft.layers=null"),
 }
 STEADY = ("train.schedule=constant", "train.warmup_fraction=0", "train.eval_every=3")

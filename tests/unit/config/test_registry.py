@@ -153,7 +153,7 @@ def test_a_new_proposer_and_a_new_controller_serve(target: LanguageModel) -> Non
         (
             "train",
             ["draft=nope"],
-            r"draft=nope is not known; use one of eagle, medusa, .*, scratch, toy",
+            r"draft=nope is not known; use one of block, eagle, .*, scratch, toy",
         ),
         ("serve", ["engine.proposer=nope"], r"proposer=nope is not known; use one of none, draft_model, .*, toy"),
         ("serve", ["engine.controller=nope"], r"controller=nope is not known; use one of fixed, .*, toy"),

@@ -60,7 +60,15 @@ def test_the_json_has_the_agreed_shape(
     assert set(result["alpha"]) == set(result["tau"][1]) == {"mean", "low", "high"}
     assert result["ceiling"]["mean"] < 1
     assert set(result["cost"]) == set(result["speedup"]) == {"1", "2"}
-    assert set(result["cost"]["1"]) == {"c", "beta", "target_step_s", "draft_step_s", "plain_share", "measured"}
+    assert set(result["cost"]["1"]) == {
+        "c",
+        "beta",
+        "target_step_s",
+        "draft_step_s",
+        "draft_steps",
+        "plain_share",
+        "measured",
+    }
     assert result["cost"]["2"]["beta"][0] == 1
     assert len(result["cost"]["2"]["beta"]) == 3
     assert set(result["speedup"]["1"]) == {

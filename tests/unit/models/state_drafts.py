@@ -15,6 +15,7 @@ KINDS = {
     "two layers of eagle": DraftConfig(kind="eagle", layers=2),
     "features": DraftConfig(kind="pruned", layers=2, features=True),
     "medusa": DraftConfig(kind="medusa"),
+    "block": DraftConfig(kind="block"),
     "hydra": DraftConfig(kind="medusa", sequential=True, feature_ids=[1, 3]),
 }
 ATTENDING = [kind for kind, config in KINDS.items() if config.kind != "medusa"]
@@ -48,8 +49,10 @@ def drafted_logits(draft: LanguageModel, target: LanguageModel, text: list[int],
     read = torch.tensor([text]), torch.arange(len(text))[None]
     last = draft.last_states(*read, fed, **attention)[:, -1:]
     for position, token in enumerate(drafted):
-        logits.append(draft.head.logits(draft.head_input(last, position))[0, 0])
+        newest = torch.tensor([[[*text, *drafted][len(text) - 1 + position]]])
+        logits.append(draft.head.logits(draft.head_input(last, position, newest))[0, 0])
         if position + 1 < len(drafted):
-            at = torch.tensor([[token]]), torch.tensor([[len(text) + position]])
+            read_next = -1 - position if draft.drafts_at_once else token
+            at = torch.tensor([[read_next]]), torch.tensor([[len(text) + position]])
             last = draft.last_states(*at, last, **(attention or {"drafted": position + 1}))
     return logits

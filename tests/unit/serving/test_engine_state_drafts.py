@@ -51,7 +51,7 @@ def watched(engine: Engine) -> Watched:
     [
         *product(("eagle", "features"), ("room", "preempted", "recorded", "confident")),
         ("two layers of eagle", "preempted"),
-        *product(("medusa", "hydra"), ("preempted", "recorded", "confident")),
+        *product(("medusa", "hydra", "block"), ("preempted", "recorded", "confident")),
     ],
 )
 def test_drafted_tokens_are_the_drafts_own_recursion(
@@ -93,7 +93,7 @@ def test_swaps_between_kinds_change_no_token_and_rows_draft_again(
     target = random_model("llama", torch.float64)
     folders = []
     tokens_alone = initialise_draft(DraftConfig(layers=2), target)
-    others = [state_draft(kind, target) for kind in ("features", "hydra")]
+    others = [state_draft(kind, target) for kind in ("features", "hydra", "block")]
     for number, draft in enumerate([state_draft("eagle", target), tokens_alone, *others]):
         folders.append(tmp_path / str(number))
         save_draft(draft, folders[-1], target)
@@ -108,8 +108,8 @@ def test_swaps_between_kinds_change_no_token_and_rows_draft_again(
     found: dict[str, list[int]] = {}
     drafted_after = []
     for step in range(400):
-        if step in (3, 10, 16, 22):
-            engine.load_draft(folders[{3: 0, 10: 2, 16: 3, 22: 1}[step]])
+        if step in (3, 9, 14, 19, 24):
+            engine.load_draft(folders[{3: 0, 9: 2, 14: 3, 19: 4, 24: 1}[step]])
             watch, loaded = None, step
         output = engine.step()
         engine.check_integrity()

@@ -1,0 +1,78 @@
+"""Input of block drafts, which draft a whole block in one pass (as DFlash and P-EAGLE do, with DSpark's Markov head).
+
+The pass reads the newest token, and masks in place of the tokens behind it. The k-th mask gives drafted position k
+(the newest token gives position 0). A mask sees the text and the masks before it, so a block of fewer tokens is the
+beginning of a longer one, and training and serving agree at every length.
+
+Positions know nothing of the tokens that are drawn before them in the block. A Markov head tells the one before: the
+head reads a projection of its embedding beside the state. With it, q is the distribution of a token given the one
+before, and verification is exact as it is. Without it, q is independent of the drawn tokens, and exact too, but tokens
+that do not fit together are drawn at temperatures above 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import rms_norm
+from transformers import LlamaConfig, PreTrainedModel
+
+from distillspec.models.eagle import eagle_model
+from distillspec.models.state_input import BLOCK, EPS, StateInput
+
+MASK_SCALE = 0.02  # of masks at the start: norms bring them to the size of states
+
+
+class BlockInput(StateInput):
+    """`StateInput` whose tokens may be masks: id −k is the mask of drafted position k.
+
+    Attributes:
+        masks: `[positions − 1, 2 · width]`, embedding and state of each mask.
+        markov: projection of the newest token's embedding to `rank`, None without a Markov head.
+    """
+
+    def __init__(self, state_ids: Sequence[int], target_width: int, width: int, positions: int, rank: int) -> None:
+        super().__init__(BLOCK, state_ids, target_width, width)
+        self.positions = positions
+        self.masks = nn.Parameter(MASK_SCALE * torch.randn(max(positions - 1, 1), 2 * width))
+        self.markov = nn.Linear(width, rank, bias=False) if rank else None
+
+    @property
+    def rank(self) -> int:
+        """Width of what the Markov head reads, 0 without one."""
+        return 0 if self.markov is None else self.markov.out_features
+
+    def forward(self, embeddings: Tensor, fed: Tensor, input_ids: Tensor | None = None) -> Tensor:
+        joined = super().forward(embeddings, fed)
+        if input_ids is None:
+            return joined
+        masks = self.masks[(-1 - input_ids).clamp(0, len(self.masks) - 1)].to(joined.dtype)
+        return torch.where((input_ids < 0).unsqueeze(-1), masks, joined)
+
+    def head_input(self, states: Tensor, newest: Tensor | None) -> Tensor:
+        """Return what the head reads: normed `states […, width]`, and the embedding before, if there is a Markov head.
+
+        Args:
+            newest: `[…, width]` embedding of the token before the drafted one.
+        """
+        if self.markov is None:
+            return states
+        assert newest is not None, "a Markov head reads the token before"
+        return torch.cat([states, self.markov(rms_norm(newest, newest.shape[-1:], eps=EPS).to(states.dtype))], -1)
+
+
+def block_model(
+    config: LlamaConfig, state_ids: list[int], target_width: int, positions: int, rank: int
+) -> PreTrainedModel:
+    """Return an EAGLE-3 model with masks and a Markov head that starts without effect."""
+    model = eagle_model(config, state_ids, target_width)
+    width, rows = config.hidden_size, config.vocab_size
+    model.state_input = BlockInput(state_ids, target_width, width, positions, rank)
+    if rank:
+        head = nn.Linear(width + rank, rows, bias=False)
+        with torch.no_grad():
+            head.weight[:, width:] = 0
+        model.set_output_embeddings(head)
+    return model

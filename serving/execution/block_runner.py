@@ -1,0 +1,41 @@
+"""Runner of a draft that drafts a whole block in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
+from distillspec.serving.execution.state_runner import StateRunner
+
+
+class BlockRunner(StateRunner):
+    """Reads the unread text and the masks behind it in one pass. What is carried on holds all positions.
+
+    What it keeps of masks lies behind the text, and is written over.
+    """
+
+    one_pass = True
+
+    def prepare(self, rows: Sequence[RowInput], count: int = 1) -> FlatBatch:
+        """Return the input of one pass over `rows` with `count` − 1 masks behind each. Newest tokens are `wanted`."""
+        if count == 1:
+            return super().prepare(rows)
+        masks = [-k for k in range(1, count)]
+        blocks = [RowInput(row.slot, row.start, [*row.tokens, *masks], count) for row in rows]
+        batch = super().prepare(blocks)
+        return replace(batch, wanted=batch.wanted.view(len(rows), count)[:, 0])
+
+    def begin(self, batch: FlatBatch, count: int, *, recording: bool = False) -> Tensor:
+        """Return the last states `[rows, count, D]` of the newest token and the masks."""
+        hidden = self.eager(batch) if recording else self.hidden(batch)
+        return hidden[batch.wanted[:, None] + torch.arange(count, device=hidden.device)]
+
+    def follow(self, batch: FlatBatch, carried: Tensor, position: int, *, recording: bool = False) -> Tensor:
+        return carried
+
+    def logits(self, carried: Tensor, position: int = 0, newest: Tensor | None = None) -> Tensor:
+        return super().logits(carried[:, position], position, newest)
