@@ -22,6 +22,7 @@ from distillspec.helptext import command_help, general_help
 from distillspec.hydra_run import resumed_overrides, run_with_hydra
 
 if TYPE_CHECKING:
+    from distillspec.evaluation.cost import StepCost
     from distillspec.evaluation.measured import Decoders
     from distillspec.models import LanguageModel
     from distillspec.types import Generator, SamplingPolicy

@@ -114,12 +114,8 @@ def prepare(config: TrainCommand, folder: Path, target: LanguageModel) -> tuple[
 def _recording(config: TrainCommand, target: LanguageModel) -> DataConfig:
     """Return the data settings. The target's text is stored with the states that a new draft reads."""
     data = config.data
-    if (
-        not config.draft.reads_states
-        or data.state_ids is not None
-        or data.source != "teacher"
-        or data.generator != "slots"
-    ):
+    records = data.source == "teacher" and data.generator == "slots"
+    if not config.draft.reads_states or data.state_ids is not None or not records:
         return data
     return replace(data, state_ids=list(state_ids_of(config.draft, target)))
 

@@ -1,0 +1,39 @@
+"""Costs of steps by the engine's own passes."""
+
+from __future__ import annotations
+
+import pytest
+
+from distillspec.config import DraftConfig
+from distillspec.models import LanguageModel, initialise_draft
+from distillspec.serving.speedup import engine_costs
+from distillspec.serving.timed_passes import TimedPasses, Work
+
+from ..models.state_drafts import state_draft
+
+PASS_S = {"verification": 10.0, "drafting": 1.0}  # and a tenth of it for each token
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("eagle", 4), ("medusa", 4), ("block", 4), ("tokens", 4)])
+def test_costs_are_those_of_timed_passes(
+    kind: str, steps: int, target: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = initialise_draft(DraftConfig(layers=2), target) if kind == "tokens" else state_draft(kind, target)
+
+    def charged(self: TimedPasses, work: Work) -> float:
+        work.run()
+        rows = work.point.rows if work.kind == "verification" else 1
+        return PASS_S[work.kind] * (1 + (work.point.tokens - rows) / 10)
+
+    monkeypatch.setattr(TimedPasses, "seconds", charged)
+    found = engine_costs(draft, target, [1], steps)[1]
+    assert found.c == pytest.approx(0.1)
+    assert found.beta == pytest.approx((1.0, 1.1, 1.2, 1.3, 1.4))
+    assert [found.steps(k) for k in range(1, steps + 1)] == pytest.approx([1.0, 1.1, 1.2, 1.3])
+
+
+def test_every_batch_is_timed(target: LanguageModel) -> None:
+    costs = engine_costs(initialise_draft(DraftConfig(layers=1), target), target, [1, 3], 2)
+    assert [cost.batch for cost in costs.values()] == [1, 3]
+    assert all(min(cost.draft_step_s, *cost.verify_s) > 0 for cost in costs.values())
+    assert all(cost.steps(2) >= cost.steps(1) > 0 for cost in costs.values())
