@@ -16,6 +16,7 @@ from distillspec.recipes.demo import __main__ as demo
 from distillspec.recipes.distillspec import __main__ as study
 from distillspec.recipes.distillspec import cells, results
 from distillspec.recipes.distillspec.grid import Study
+from distillspec.recipes.kinds import __main__ as kinds
 from distillspec.recipes.osd import __main__ as osd
 from distillspec.recipes.osd import live, sides
 from distillspec.recipes.osd.minutes import table
@@ -29,6 +30,33 @@ def prompts(tmp_path: Path) -> Path:
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def test_kinds_learn_from_the_same_text_and_are_compared(
+    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = "draft.vocabulary=128 data.num_prompts=24 data.eval_prompts=8 data.max_new_tokens=12 train.max_steps=3 "
+    words += (
+        "evaluation.speedup_prompts=2 evaluation.speedup_tokens=6 evaluation.cost_batches=[1] evaluation.max_gamma=4"
+    )
+    arguments = ["--prompts", str(prompts), "--output", "out", "--target", "tiny", "--kinds", "block,hydra"]
+    monkeypatch.setattr(sys, "argv", ["kinds", *arguments, *words.split()])
+    assert kinds.main() == 0
+    found = json.loads(Path("out/results.json").read_text())["kinds"]
+    assert list(found) == ["eagle", "block", "hydra"]
+    for each in found.values():
+        assert len(each["alpha"]) == len(each["tau"]) == 4
+        assert each["bytes"] > 1000
+        assert each["measured"]["tau"] >= 1
+    folders = [json.loads(Path(f"out/{kind}/summary.json").read_text()) for kind in found]
+    assert len({summary["after"]["positions"] for summary in folders}) == 1, "judged on the same answers"
+    assert Path("out/kinds.png").stat().st_size > 1000
+    written = Path("out/eagle/summary.json").stat().st_mtime_ns
+    capsys.readouterr()
+    assert kinds.main() == 0
+    assert Path("out/eagle/summary.json").stat().st_mtime_ns == written, "finished runs are kept"
+    assert "| block |" in capsys.readouterr().out
 
 
 def test_the_study_fills_cells_and_goes_on_where_it_stopped(

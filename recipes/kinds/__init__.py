@@ -1,0 +1,1 @@
+"""All kinds of drafts, trained for the same minutes on the same text."""

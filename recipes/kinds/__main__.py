@@ -1,0 +1,56 @@
+"""`python -m distillspec.recipes.kinds --prompts FILE`: every kind of draft, on the same text, for the same minutes.
+
+Run it again after an interruption: finished kinds are kept, and an interrupted one goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from distillspec.cli import main as distill
+from distillspec.recipes.distillspec.cells import resumable
+from distillspec.recipes.kinds.results import summary_of, write_results
+from distillspec.recipes.kinds.study import FIRST, KINDS, Study
+
+
+def main() -> int:
+    study = _study()
+    for kind in study.kinds:
+        folder = study.folder(kind)
+        if summary_of(folder) is None:
+            code = distill(resumable([*study.command(kind), f"hydra.run.dir={folder}"], folder))
+            if code:
+                return code
+        print(write_results(study), flush=True)
+    print(f"results: {study.root}")
+    return 0
+
+
+def _study() -> Study:
+    parser = argparse.ArgumentParser(prog="python -m distillspec.recipes.kinds", description=__doc__)
+    parser.add_argument("--prompts", required=True, help="JSON, JSONL, CSV or Parquet with a prompt column")
+    parser.add_argument("--output", default="runs/study/kinds", help="where everything goes")
+    parser.add_argument("--minutes", type=float, default=10.0, help="training, each kind")
+    parser.add_argument("--text-minutes", type=float, default=10.0, help="writing text, once")
+    parser.add_argument("--target", default="smollm2")
+    parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
+    parser.add_argument("words", nargs="*", help="further settings of every run")
+    options = parser.parse_args()
+    if min(options.minutes, options.text_minutes) <= 0:
+        parser.error("--minutes and --text-minutes must be above 0")
+    if not Path(options.prompts).is_file():
+        parser.error(f"--prompts {options.prompts}: no such file")
+    named = options.kinds.split(",")
+    if unknown := [kind for kind in named if kind not in KINDS]:
+        parser.error(f"--kinds {unknown[0]} is not known; use some of {', '.join(KINDS)}")
+    kinds = tuple(dict.fromkeys([FIRST, *named]))  # the first one writes the text
+    words = tuple(options.words)
+    return Study(
+        Path(options.output), options.prompts, options.minutes, options.text_minutes, options.target, kinds, words
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

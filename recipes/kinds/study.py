@@ -1,0 +1,57 @@
+"""What the study trains: one run for each kind of draft."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+FIRST = "eagle"  # its run writes the text that all kinds learn from
+KINDS: dict[str, tuple[str, ...]] = {
+    FIRST: (),
+    "block": ("draft=block",),
+    "hydra": ("draft=medusa", "draft.sequential=true"),
+    "medusa": ("draft=medusa",),
+    "features": ("draft=pruned", "draft.layers=3", "draft.features=true"),
+    "tokens": ("draft=pruned", "draft.layers=3"),
+}
+
+
+@dataclass(frozen=True)
+class Study:
+    """Settings of the study.
+
+    Attributes:
+        root: where everything goes.
+        prompts: prompt file of the text.
+        minutes: of training, each kind.
+        text_minutes: of writing text, once.
+        words: further settings of every run.
+    """
+
+    root: Path
+    prompts: str
+    minutes: float = 10.0
+    text_minutes: float = 10.0
+    target: str = "smollm2"
+    kinds: tuple[str, ...] = tuple(KINDS)
+    words: tuple[str, ...] = ()
+
+    def folder(self, kind: str) -> Path:
+        """Return the run folder of a kind."""
+        return self.root / kind
+
+    def command(self, kind: str) -> list[str]:
+        """Return the `distill train` command of a kind. All take the first one's text."""
+        first = kind == FIRST
+        text = f"data.prompts={self.prompts}" if first else f"data.cache={self.folder(FIRST)}"
+        return [
+            "train",
+            "experiment=ten-minutes",
+            f"target={self.target}",
+            *KINDS[kind],
+            text,
+            *([f"data.max_minutes={self.text_minutes:g}"] if first else []),
+            f"train.max_minutes={self.minutes:g}",
+            "evaluation.measure_speedup=true",
+            *self.words,
+        ]
