@@ -29,7 +29,7 @@ def refusal(line: str) -> str | None:
     [
         (
             "train draft=pretrained draft.path=d draft.layers=2",
-            "draft.layers=2 needs draft=pruned or draft=scratch or draft=eagle",
+            "draft.layers=2 needs draft=pruned or draft=scratch or draft=eagle or draft=block",
         ),
         ("train loss=fkl loss.kl=0.5", "loss.kl=0.5 needs loss=jsd_kl"),
         ("train loss=fkl loss.beta=.5", "loss.beta=.5 needs loss=jsd or loss=jsd_kl"),
