@@ -84,8 +84,8 @@ def measure_positions(
             pieces.append(_compare(draft, target_probs, best, draft_logits, labels[rows], stop_columns, policy))
     by_depth = [_joined(pieces) for pieces in found]
     if draft.state_input is not None:  # a draft accepts nothing at positions that it cannot draft
-        nothing = torch.zeros(len(labels), dtype=torch.float64)
-        by_depth += [Positions(*[nothing] * 6)] * (depths - len(by_depth))
+        none = torch.zeros(len(labels), dtype=torch.float64)
+        by_depth += [Positions(none, none, none, none, none, none)] * (depths - len(by_depth))
     return replace(by_depth[0], deeper=tuple(by_depth[1:]))
 
 

@@ -151,11 +151,14 @@ class LanguageModel:
             position: number of the drafted position, the first is 0.
             newest: `[n]` int64 the tokens before it.
         """
-        states = self.normed(carried if self.attends else self.layers[position].read(carried))
+        if not self.attends:
+            carried = self.layers[position].read(carried)  # type: ignore[operator]
+        states = self.normed(carried)
         if not self.drafts_at_once:
             return states
         newest = None if newest is None else self.model.get_input_embeddings()(newest)
-        return self.state_input.head_input(states, newest)  # type: ignore[union-attr, operator]
+        read: Tensor = self.state_input.head_input(states, newest)  # type: ignore[union-attr, operator]
+        return read
 
     def logits(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """Return logits `[B, L, width]` of `input_ids [B, L]`. Columns follow `kept_ids`, if there are any."""

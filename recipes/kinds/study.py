@@ -1,4 +1,4 @@
-"""What the study trains: one run for each kind of draft."""
+"""The runs of the study, one for each kind of draft."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from distillspec.recipes.demo.__main__ import overrides
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 PRESET = {
     "draft.kind": "eagle",
-    "draft.vocabulary": 8192,
+    "draft.vocabulary": 2048,
     "data.num_prompts": 4000,
     "data.batch_slots": 96,
     "data.max_minutes": 10,
