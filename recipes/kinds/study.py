@@ -25,7 +25,7 @@ class Study:
         prompts: prompt file of the text.
         minutes: of training, each kind.
         text_minutes: of writing text, once.
-        words: further settings of every run.
+        words: further settings of every run, those of `data` for the first alone.
     """
 
     root: Path
@@ -53,5 +53,5 @@ class Study:
             *([f"data.max_minutes={self.text_minutes:g}"] if first else []),
             f"train.max_minutes={self.minutes:g}",
             "evaluation.measure_speedup=true",
-            *self.words,
+            *(word for word in self.words if first or not word.startswith("data.")),
         ]

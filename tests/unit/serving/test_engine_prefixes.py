@@ -23,11 +23,11 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 def counted(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the tokens of each row that a runner reads from now on."""
     read: list[int] = []
-    prepare: Callable[[Any], Any] = runner.prepare
+    prepare: Callable[..., Any] = runner.prepare
 
-    def noted(rows: list[RowInput]) -> Any:
+    def noted(rows: list[RowInput], *positions: int) -> Any:
         read.extend(len(row.tokens) for row in rows)
-        return prepare(rows)
+        return prepare(rows, *positions)
 
     monkeypatch.setattr(runner, "prepare", noted)
     return read
