@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FIRST = "eagle"  # its run writes the text that all kinds learn from
+JUDGED = ("data.eval_prompts=", "data.max_new_tokens=")  # settings of the held-out answers, the same for all kinds
 KINDS: dict[str, tuple[str, ...]] = {
     FIRST: (),
     "block": ("draft=block",),
@@ -25,7 +26,7 @@ class Study:
         prompts: prompt file of the text.
         minutes: of training, each kind.
         text_minutes: of writing text, once.
-        words: further settings of every run, those of `data` for the first alone.
+        words: further settings of every run. Those that choose the training text go to the first run alone.
     """
 
     root: Path
@@ -53,5 +54,5 @@ class Study:
             *([f"data.max_minutes={self.text_minutes:g}"] if first else []),
             f"train.max_minutes={self.minutes:g}",
             "evaluation.measure_speedup=true",
-            *(word for word in self.words if first or not word.startswith("data.")),
+            *(word for word in self.words if first or word.startswith(JUDGED) or not word.startswith("data.")),
         ]

@@ -47,8 +47,8 @@ STATIC = [
     ("train draft.keep=[[1]]", "draft.keep"),
     ("train draft=scratch draft.select=acceptance", "draft.select=acceptance chooses among the target's layers"),
     ("train draft.keep=[0] draft.select=acceptance", "draft.select=acceptance chooses among the target's layers"),
-    ("train draft.hidden_size=128", "draft.hidden_size=128 shapes a draft from scratch: add draft=scratch"),
-    ("train draft=pretrained draft.path=d draft.heads=2", "draft.heads=2 shapes a draft from scratch"),
+    ("train draft.hidden_size=128", "draft.hidden_size=128 has no part in draft=pruned; add draft=scratch"),
+    ("train draft=pretrained draft.path=d draft.heads=2", "draft.heads=2 has no part in draft=pretrained; add draft=scratch"),
     ("train draft=pretrained draft.path=d draft.layers=2", "draft.layers=2 needs draft=pruned or draft=scratch"),
     ("train data.mixed_lambda=0.3", "data.mixed_lambda=0.3 needs data=mixed"),
     (
