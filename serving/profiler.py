@@ -67,7 +67,8 @@ def measure(
     passes = engine.timed_passes(clock)
     works = [*_verifications(passes, grid), *(passes.prefill(tokens, grid.rounds) for tokens in grid.prompts)]
     if engine.draft is not None and engine.proposer is not None:
-        lengths = sorted({k for k in grid.lengths if k > 0})
+        most = passes.prospect().most
+        lengths = sorted({min(k, most) for k in grid.lengths if k > 0})
         works += [passes.drafting(r, k, context) for context, r, k in product(grid.contexts, grid.rows, lengths)]
     seconds: list[list[float]] = [[] for _ in works]
     passes.warm_up(works)
@@ -93,6 +94,7 @@ def measure(
         fit(points["verification"] + points["prefill"]),
         ModelKey.of(engine.draft) if engine.draft is not None and drafted else None,
         fit(drafted) if drafted else None,
+        passes.prospect().at_once,
     )
 
 

@@ -73,9 +73,17 @@ def _works(passes: TimedPasses, limits: Limits, speculation_length: int, with_dr
     longest_prompt = min(room, limits.prefill_chunk, LARGEST_PROMPT)
     works += [passes.prefill(n, ROUNDS) for n in KNOTS if most < n <= longest_prompt]
     if with_draft and speculation_length:
-        loops = {(r, 1, context) for r in [*(n for n in KNOTS if n < slots), slots]}
-        works += [passes.drafting(*loop) for loop in sorted(loops | {(slots, 1, far)})]
+        works += _draft_loops(passes, slots, speculation_length, context, far)
     return sorted(works, key=lambda work: work.point.tokens)
+
+
+def _draft_loops(passes: TimedPasses, slots: int, speculation_length: int, context: int, far: int) -> list[Work]:
+    """Return draft loops: of one token a row, or of blocks whose positions add up to rising numbers."""
+    prospect = passes.prospect()
+    longest = min(speculation_length, prospect.most) if prospect.at_once else 1
+    loops = {(rows := -(-n // longest), round(n / rows), context) for n in KNOTS if n < slots * longest}
+    loops |= {(slots, longest, context), (slots, longest, far)}
+    return [passes.drafting(*loop) for loop in sorted(loops)]
 
 
 def _time_in_turn(passes: TimedPasses, works: Sequence[Work], budget_s: float) -> list[list[float]]:

@@ -18,7 +18,7 @@ from distillspec.serving.costs.hardware_profile import Timed
 from distillspec.serving.decoding.sampling import TokenSampler, VerificationWindow
 from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.runner import ModelRunner
-from distillspec.serving.proposers.base import ProposalRequest, Proposer, caches_of, readers
+from distillspec.serving.proposers.base import ANY, Foresees, ProposalRequest, Proposer, Prospect, caches_of, readers
 
 TOKEN = 5  # any token costs the same
 
@@ -73,8 +73,13 @@ class TimedPasses:
         tokens = max(1.0, longest - (rounds + 1) / 2)  # mean over the rounds that count
         return Work("prefill", Timed(0, tokens, 1, 0.0, 1), run)
 
+    def prospect(self) -> Prospect:
+        """Return what the proposer may propose for a row with some text."""
+        (sequence,) = _sequences(1, 1)
+        return self.proposer.prospect(sequence) if isinstance(self.proposer, Foresees) else Prospect(ANY)
+
     def drafting(self, rows: int, length: int, context: int) -> Work:
-        """Return a whole draft loop, one pass a depth, for greedy requests."""
+        """Return a whole draft loop for greedy requests: one pass a depth, or a single one for a block."""
         proposer = self.proposer
         assert proposer is not None
         requests = [ProposalRequest(sequence, chain_of(length)) for sequence in _sequences(rows, context)]
@@ -88,7 +93,8 @@ class TimedPasses:
                 proposer.leave_slot(request.sequence)
             return trees
 
-        point = Timed(rows * context * length, rows * length, length, 0.0, rows * length)
+        passes = 1 if self.prospect().at_once else length
+        point = Timed(rows * context * passes, rows * length, passes, 0.0, rows * passes)
         return Work("drafting", point, run, (rows, context))
 
     def warm_up(self, works: Sequence[Work]) -> None:

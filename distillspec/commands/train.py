@@ -45,6 +45,7 @@ from distillspec.training.checkpoint import has_checkpoint
 from distillspec.training.feed import SampleFeed
 from distillspec.training.interrupts import listen_for_stop
 from distillspec.training.launch import check_launcher, launch, record_holdings
+from distillspec.training.learning_curve import LearningCurve
 from distillspec.training.module import DistillModule
 from distillspec.training.optimizer import choose_trainable
 from distillspec.training.processes import from_main
@@ -92,11 +93,13 @@ def run(config: TrainCommand, folder: Path) -> None:
     last = last_values(folder)
     problem = nothing_learned(config, before["alpha"]["mean"], after.alpha.mean, last, result.progress.tokens)
     apart = evaluator.selection_prompts if len(held_out) > 1 else None
-    text = {"selection_prompts": apart, "training_answers_cut": cut_share(samples), "nothing_learned": problem}
+    text: dict[str, Any] = {"selection_prompts": apart, "training_answers_cut": cut_share(samples), "nothing_learned": problem}
+    curve = None if problem is not None else LearningCurve.of(folder, sum(len(s.response_ids) for s in samples))
+    text["learning_curve"] = None if curve is None else curve.to_json()
     close_run(folder, "train", {**_summary(result, before, after, folder), **text})
     _print_gain(before, after)
-    if problem is not None:
-        print(problem)
+    for line in filter(None, [problem, curve and curve.line()]):
+        print(line)
 
 
 def prepare(config: TrainCommand, folder: Path, target: LanguageModel) -> tuple[DataFolder, list[Sample], list[Sample]]:

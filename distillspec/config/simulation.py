@@ -48,6 +48,7 @@ class HardwareConfig:
     target: ModelFigures = field(default_factory=ModelFigures)
     draft: ModelFigures = field(default_factory=ModelFigures)
     draft_free_s: float = 0.0005  # seconds of a step's proposals without a draft model
+    draft_at_once: bool = False  # one pass of the draft gives all of a row's tokens (draft=block)
     slots: int = 256  # the most requests at a time
     max_len: int = 4096  # tokens of prompt and answer
     prefill_chunk: int = 2048  # prompt tokens read per step

@@ -5,7 +5,8 @@ row's items are taken from the first on. A set of items costs the target's pass 
 over the rows that reach it, and the context that those read. For a given price of a second and a deepest item the best
 sets are those with the highest gain less their row's cost at that price, and each number of them is tried. The ratio
 found is the next price (Dinkelbach 1967). Sets are priced by the tables as they are. The optimum is exact where a draft
-pass costs a line by its rows, and a row of little loss else: items are put in order by that line.
+pass costs a line by its rows, and a row of little loss else: items are put in order by that line. A draft of blocks
+costs one pass, by the rows that draft and the deepest of them: items are put in order by their gain.
 
 Prompt tokens read in the same step cost the same whatever is drafted, so their time is in no allocation. They are only
 counted as tokens of the target's pass, where they may make each further token dearer.
@@ -13,7 +14,7 @@ counted as tokens of the target's pass, where they may make each further token d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -92,12 +93,12 @@ def best_by_row(batch: Batch) -> Allocation:
 def _best_of_one(batch: Batch) -> Allocation:
     """A single row: all lengths in turn, in plain numbers, since arrays of a few are slower."""
     latency, best, tokens, read = batch.latency, batch.plain, 1.0, 1 + batch.prefill_tokens
-    draft = latency.draft if batch.by_model is None or batch.by_model[0] else None
-    pass_s = 0.0 if draft is None else draft.seconds(int(batch.contexts[0]), 1, 1)
-    once_s = best.seconds - latency.target.seconds(0, read) + latency.draft_free_s * (draft is None)
+    if batch.by_model is not None and not batch.by_model[0]:
+        latency = replace(latency, draft=None)
+    context, once_s = int(batch.contexts[0]), best.seconds - latency.target.seconds(0, read)
     for length, survives in enumerate(batch.survival[0, : int(batch.limits[0])].tolist(), 1):
         tokens += survives
-        seconds = once_s + latency.target.seconds(0, read + length) + pass_s * length
+        seconds = once_s + latency.target.seconds(0, read + length) + latency.loop_s(1, context, length)
         if tokens / seconds > best.goodput:
             best = Allocation(numpy.array([length]), tokens, seconds)
     return best
@@ -160,9 +161,10 @@ def best_in(batch: Batch, order: Ints, forced: int = 0, budget_s: float = numpy.
         return up_to if lead else numpy.concatenate([up_to, up_to[1:] - up_to[0]])
 
     counts = at.cumsum(1)
-    level_s = costs.pass_s[counts] + (at * costs.read_s[owner]).cumsum(1)
+    read_s = (at * costs.read_s[owner]).cumsum(1)
+    level_s = costs.by_depth(counts[1 - lead :], read_s[1 - lead :])
     if lead == 0:
-        level_s[0] = batch.latency.draft_free_s * (counts[0] > 0)
+        level_s = numpy.concatenate([batch.latency.draft_free_s * (counts[:1] > 0), level_s])
     taken = sums(counts)
     tokens = sums((at * batch.survival.take(order)).cumsum(1)) + batch.plain.tokens
     seconds = sums(level_s) + costs.target_s[taken] + batch.plain.seconds

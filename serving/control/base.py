@@ -23,6 +23,7 @@ class RowView(NamedTuple):
     max_time_per_token_s: float | None = None  # this request's own bound, None for the engine's
     unread_tokens: int = 0  # tokens of its text that the draft model has not read
     source: str = DRAFT  # who would draft for it
+    at_once: bool = False  # one pass of the draft model gives all its tokens
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,11 @@ class BatchView:
     rows: tuple[RowView, ...]
     prefill_tokens: int = 0
     waiting: int = 0
+
+    @property
+    def at_once(self) -> bool:
+        """True if the draft model drafts blocks."""
+        return any(row.at_once for row in self.rows)
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,7 @@ class GoodputController:
             result.prefill_tokens,
             result.target_s,
             result.draft_s,
+            view.at_once,
         )
         matches = {row.sequence_id: row.match for row in view.rows if row.match}
         self.acceptance.observe(rows, [matches.get(row.sequence_id, 0) for row in rows] if matches else None)
@@ -157,7 +158,7 @@ class GoodputController:
             self.acceptance.survival(names, matches if any(matches) else None),
             numpy.minimum(numpy.array(limits, dtype=numpy.int64), self.speculation_length),
             numpy.array(contexts, dtype=numpy.int64),
-            self.latency,
+            self.latency.of_draft(view.at_once),
             view.prefill_tokens,
             None if all(by_model) else numpy.array(by_model),
             price=self._price,

@@ -172,11 +172,12 @@ class SmartSpecController:
         limits = numpy.array([min(self.speculation_length, row.limit) for row in view.rows], dtype=numpy.int64)
         contexts = numpy.array([row.context_tokens for row in view.rows], dtype=numpy.int64)
         survival = numpy.power.outer(alphas, numpy.arange(1, self.speculation_length + 1))
-        batch = Batch(survival, limits, contexts, self.latency, view.prefill_tokens, by_model)
+        latency = self.latency.of_draft(view.at_once)
+        batch = Batch(survival, limits, contexts, latency, view.prefill_tokens, by_model)
         if not self.gated:
             return batch, 0.0
-        free = replace(batch, latency=replace(self.latency, draft=None, draft_free_s=0.0))
-        return free, self.latency.draft_s(contexts.tolist(), limits.tolist())
+        free = replace(batch, latency=replace(latency, draft=None, draft_free_s=0.0))
+        return free, latency.draft_s(contexts.tolist(), limits.tolist())
 
     def _goodput_over_horizon(self, view: AdmissionView, admitted: int, reading: int) -> float:
         """Return the best goodput over all lengths with so many more rows, 0 if not even length 0 fits."""

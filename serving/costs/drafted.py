@@ -19,8 +19,8 @@ class DraftedCosts:
 
     model: which rows take part in draft passes `[n]`.
     target_s: seconds that drafted tokens add to the target's pass, by their number from 0 to n · most.
-    pass_s: seconds of a draft pass by its rows from 0 on, without their contexts.
-    read_s: seconds that reading a row's context takes a draft pass `[n]`.
+    pass_s: seconds of a draft pass by its tokens from 0 on.
+    read_s: seconds that a row and its context add to a draft pass `[n]`.
 
     Args:
         latency: costs of steps.
@@ -34,7 +34,7 @@ class DraftedCosts:
         self, latency: LatencyModel, contexts: Ints, most: int, prefill_tokens: int = 0, by_model: Bools | None = None
     ) -> None:
         rows, draft = len(contexts), latency.draft
-        self.draft_free_s, self._depths = latency.draft_free_s, numpy.arange(most)
+        self.draft_free_s, self.at_once, self._depths = latency.draft_free_s, latency.at_once, numpy.arange(most)
         counts = numpy.arange(rows * most + 3.0)
         self.target_s = latency.target.by_tokens(counts + (rows + prefill_tokens))
         self.target_s -= self.target_s[0]
@@ -42,22 +42,46 @@ class DraftedCosts:
         if draft is None:
             return
         self.model = numpy.ones(rows, dtype=bool) if by_model is None else by_model
-        self.read_s = draft.per_context * contexts * self.model
-        self.pass_s = draft.by_tokens(counts) + draft.per_row * counts
+        self.read_s = (draft.per_context * contexts + draft.per_row) * self.model
+        self.pass_s = draft.by_tokens(counts)
         self.pass_s[0] = 0.0
 
     @cached_property
     def least_s(self) -> Floats:
-        """The least seconds that one more token of a row takes `[n]`, where draft passes cost a line by their rows."""
+        """The least seconds that one more token of a row takes `[n]`, where draft passes cost a line by their tokens.
+
+        In a block, a row's further token costs no drafting where another row drafts as deep.
+        """
+        verified_s = float((self.target_s[1:] - self.target_s[:-1]).min())
+        if self.at_once:
+            return numpy.full(len(self.model), verified_s)
         rows = max(int(self.model.sum()), 2)
         per_row = float(self.pass_s[rows] - self.pass_s[1]) / (rows - 1)
-        return self.read_s + (per_row * self.model + float((self.target_s[1:] - self.target_s[:-1]).min()))
+        return self.read_s + (per_row * self.model + verified_s)
+
+    def by_depth(self, rows: Ints, read_s: Floats) -> Floats:
+        """Return the seconds `[depths, …]` that each further depth of drafting takes.
+
+        Args:
+            rows: `[depths, …]`, rows that draft at depth 1, 2, … or deeper.
+            read_s: `[depths, …]`, Σ of `self.read_s` over them.
+        """
+        if not self.at_once:
+            return self.pass_s[rows] + read_s
+        depths = numpy.arange(len(rows) + 1).reshape(-1, *[1] * (rows.ndim - 1))
+        seconds = numpy.diff(self.pass_s[rows[:1] * depths], axis=0)
+        seconds[:1] += read_s[:1]
+        return seconds
 
     def of(self, lengths: Ints) -> Floats:
         """Return the seconds `[m]` that each of `lengths [m, n]` adds to a step."""
-        seconds = self.target_s[lengths.sum(1)] + lengths @ self.read_s
+        seconds = self.target_s[lengths.sum(1)]
         if not self.model.all():
             seconds += self.draft_free_s * ((lengths > 0) & ~self.model).any(1)
             lengths = lengths * self.model
+        if self.at_once:
+            drafts = lengths > 0
+            positions = drafts.sum(1) * lengths.max(1, initial=0)
+            return numpy.asarray(seconds + self.pass_s[positions] + drafts @ self.read_s)
         rows = (lengths[:, None, :] > self._depths[:, None]).sum(2)  # [m, most]
-        return numpy.asarray(seconds + self.pass_s[rows].sum(1))
+        return numpy.asarray(seconds + self.pass_s[rows].sum(1) + lengths @ self.read_s)

@@ -107,10 +107,12 @@ class Profile:
     target_cost: Fitted  # newest and drafted tokens with verdicts, and prompts
     draft: ModelKey | None = None
     draft_cost: Fitted | None = None
+    draft_at_once: bool = False  # the draft drafts blocks
 
     @property
     def latency(self) -> LatencyModel:
-        return LatencyModel(self.target_cost.cost, None if self.draft_cost is None else self.draft_cost.cost)
+        draft = None if self.draft_cost is None else self.draft_cost.cost
+        return LatencyModel(self.target_cost.cost, draft, at_once=self.draft_at_once)
 
     def save(self, path: Path) -> None:
         write_json(path, {"version": VERSION, **asdict(self)})
@@ -136,6 +138,7 @@ class Profile:
                     _fitted(stored["target_cost"]),
                     None if stored["draft"] is None else ModelKey(**stored["draft"]),
                     None if stored["draft_cost"] is None else _fitted(stored["draft_cost"]),
+                    bool(stored.get("draft_at_once", False)),
                 )
         except (ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
             raise ConfigError(f"profile={path} cannot be read ({error}); measure again with distill profile") from error

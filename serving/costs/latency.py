@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from distillspec.errors import ConfigError
 from distillspec.serving.base.catch_up import catch_up_cost
@@ -12,12 +13,16 @@ from distillspec.serving.costs.table import CostTable
 
 @dataclass(frozen=True)
 class LatencyModel:
-    """Seconds of whole steps: one draft pass a depth over the rows that still draft, then one pass of the target.
+    """Seconds of whole steps: the draft's passes, then one pass of the target.
+
+    A draft takes one pass a depth over the rows that still draft. A draft of blocks takes a single pass, which computes
+    as many positions for each row as the deepest row drafts.
 
     Args:
         target: a pass of the target, over decoding rows and prompt tokens together.
         draft: a pass of the draft. None where proposals come without a model.
         draft_free_s: proposals without a model, a step.
+        at_once: the draft drafts blocks.
 
     Raises:
         ConfigError: `draft_free_s` is negative or not finite.
@@ -26,10 +31,15 @@ class LatencyModel:
     target: CostTable
     draft: CostTable | None = None
     draft_free_s: float = 5e-4
+    at_once: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.draft_free_s < float("inf"):
             raise ConfigError(f"draft_free_s={self.draft_free_s} must be finite and at least 0 seconds")
+
+    def of_draft(self, at_once: bool) -> LatencyModel:
+        """Return the same for a draft of blocks, or for one that takes a pass a depth."""
+        return self if at_once == self.at_once else replace(self, at_once=at_once)
 
     def target_s(self, contexts: Sequence[int], lengths: Sequence[int], prefill_tokens: int = 0) -> float:
         """Return the seconds of the target's pass: a root and `lengths[i]` tokens of each row, and prompt tokens."""
@@ -44,7 +54,7 @@ class LatencyModel:
         return self.target.seconds(0, rows + prefill_tokens) - alone_s
 
     def draft_s(self, contexts: Sequence[int], lengths: Sequence[int], by_model: Sequence[bool] | None = None) -> float:
-        """Return the seconds of all draft passes: depth s runs over the rows with at least s tokens to draft.
+        """Return the seconds of all draft passes.
 
         `by_model` is False for rows whose tokens come without the model. All such rows together cost `draft_free_s`.
         """
@@ -54,10 +64,9 @@ class LatencyModel:
             free = any(length and not own for length, own in zip(lengths, by_model, strict=True))
             lengths = [length if own else 0 for length, own in zip(lengths, by_model, strict=True)]
             return self.draft_s(contexts, lengths) + (self.draft_free_s if free else 0.0)
-        # A row takes part in as many passes as it drafts tokens.
-        read = sum([context * length for context, length in zip(contexts, lengths, strict=True)])
-        passes_s = sum([self.draft.seconds(0, rows, rows) for rows in rows_by_depth(lengths)])
-        return self.draft.per_context * read + passes_s
+        work = draft_work(contexts, lengths, self.at_once)
+        further_s = self.draft.per_context * work.context + self.draft.per_row * work.rows
+        return further_s + sum([self.draft.seconds(0, tokens) for tokens in work.passes])
 
     def catch_up_s(self, unread_tokens: Sequence[int]) -> float:
         """Return the seconds of catch-up prefill of rows that draft, by their unread tokens."""
@@ -71,9 +80,15 @@ class LatencyModel:
     def alike_s(self, rows: int, context: float, length: int) -> float:
         """Return the seconds of a step in which each row drafts `length` tokens. `context` is of all rows together."""
         target_s = self.target.seconds(context, rows * (length + 1), rows)
-        if self.draft is None or not length:
-            return target_s + self.draft_free_s * (length > 0)
-        return target_s + length * self.draft.seconds(context, rows, rows)
+        return target_s + (self.loop_s(rows, context, length) if length else 0.0)
+
+    def loop_s(self, rows: int, context: float, length: int) -> float:
+        """Return the seconds in which the draft drafts `length` tokens a row. `context` is of all rows together."""
+        if self.draft is None:
+            return self.draft_free_s
+        if self.at_once:
+            return self.draft.seconds(context, rows * length, rows)
+        return length * self.draft.seconds(context, rows, rows)
 
     def step_s(
         self,
@@ -88,9 +103,24 @@ class LatencyModel:
         return self.target_s(contexts, lengths, prefill_tokens) + self.draft_s(contexts, lengths, by_model)
 
 
-def rows_by_depth(lengths: Sequence[int]) -> list[int]:
-    """Return the rows that still draft at depth 1, 2, … of the deepest."""
-    return [sum([length >= depth for length in lengths]) for depth in range(1, max(lengths, default=0) + 1)]
+class DraftWork(NamedTuple):
+    """Work of all draft passes of a step: tokens of each pass, and cached tokens and rows, summed over the passes."""
+
+    passes: list[int]
+    context: int
+    rows: int
+
+
+def draft_work(contexts: Sequence[int], lengths: Sequence[int], at_once: bool) -> DraftWork:
+    """Return the work of drafting `lengths[i]` tokens behind `contexts[i]`. Depth s runs over rows of length ≥ s."""
+    deepest = max(lengths, default=0)
+    if at_once:
+        drafting = [context for context, length in zip(contexts, lengths, strict=True) if length]
+        return DraftWork([len(drafting) * deepest] if drafting else [], sum(drafting), len(drafting))
+    passes = [sum([length >= depth for length in lengths]) for depth in range(1, deepest + 1)]
+    # A row takes part in as many passes as it drafts tokens.
+    read = sum([context * length for context, length in zip(contexts, lengths, strict=True)])
+    return DraftWork(passes, read, sum(lengths))
 
 
 def guessed() -> LatencyModel:

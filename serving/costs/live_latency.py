@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distillspec.serving.base.catch_up import catch_up_cost
-from distillspec.serving.costs.latency import LatencyModel, guessed, rows_by_depth
+from distillspec.serving.costs.latency import LatencyModel, draft_work, guessed
 from distillspec.serving.costs.live_costs import GUESSED, MEASURED, LiveCosts
 
 
@@ -42,6 +42,7 @@ class LiveLatency:
         prefill_tokens: int,
         target_s: float,
         draft_s: float,
+        at_once: bool = False,
     ) -> bool:
         """Learn from a step.
 
@@ -52,6 +53,7 @@ class LiveLatency:
             prefill_tokens: prompt tokens in the target's pass.
             target_s: seconds of the target's pass.
             draft_s: seconds of all draft passes.
+            at_once: the draft drafts blocks.
 
         Returns:
             True if the times could be predicted well enough to judge by.
@@ -66,8 +68,8 @@ class LiveLatency:
             return sure
         self._guess = None
         lengths = [0 if unread is None else k for k, unread in zip(proposed, unread_tokens, strict=True)]
-        read = sum([context * k for context, k in zip(contexts, lengths, strict=True)])
-        passes: list[float] = [*rows_by_depth(lengths)]
+        work = draft_work(contexts, lengths, at_once)
+        passes: list[float] = [*work.passes]
         further, own_passes = catch_up_cost(
             [unread for unread, k in zip(unread_tokens, lengths, strict=True) if k and unread]
         )
@@ -75,7 +77,7 @@ class LiveLatency:
             passes.append(further)
         elif further:
             passes[0] += further
-        return self._draft.observe(read, passes, draft_s, sum(lengths)) and sure
+        return self._draft.observe(work.context, passes, draft_s, work.rows) and sure
 
     def _guess_draft(self, tokens: int) -> None:
         """Take a draft that was never measured for as much faster than guessed as the target is."""

@@ -41,6 +41,7 @@ class Prospect(NamedTuple):
     match: int = 0  # tokens of text that a lookup found again
     unread_tokens: int = 0  # tokens of its text that a draft model would read first
     source: str = DRAFT
+    at_once: bool = False  # True if one pass gives all its tokens
 
 
 @runtime_checkable

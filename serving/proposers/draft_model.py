@@ -116,7 +116,7 @@ class DraftModel:
         if state.skipped or not state.sound:
             return Prospect(0)
         unread = len(sequence.tokens) - state.computed if self.attends else 1
-        return Prospect(self.most, unread_tokens=unread, source=self.source)
+        return Prospect(self.most, unread_tokens=unread, source=self.source, at_once=self.runner.one_pass)
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         """Keep what the cache holds of the accepted tokens, whoever proposed them.

@@ -80,7 +80,8 @@ class SimulatedExecutor:
         """Count nothing."""
 
     def prospect(self, sequence: SequenceState) -> Prospect:
-        return Prospect(unread_tokens=len(sequence.tokens) - self._draft_computed.get(sequence.id, 0))
+        unread = len(sequence.tokens) - self._draft_computed.get(sequence.id, 0)
+        return Prospect(unread_tokens=unread, at_once=self.hardware.latency.at_once)
 
     def most_nodes(self, depth: int) -> int:
         return depth

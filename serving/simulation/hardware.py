@@ -77,7 +77,7 @@ def _latency(config: HardwareConfig) -> LatencyModel:
     if config.target.params <= 0:
         raise ConfigError("hardware.target.params=0: choose a machine (hardware=a100-7b) or give hardware.profile")
     draft = forward_cost(config, config.draft) if config.draft.params else None
-    return LatencyModel(forward_cost(config, config.target), draft, config.draft_free_s)
+    return LatencyModel(forward_cost(config, config.target), draft, config.draft_free_s, config.draft_at_once)
 
 
 def _cache_tokens(config: HardwareConfig) -> int:

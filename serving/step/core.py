@@ -181,4 +181,5 @@ class EngineCore:
             sequence.request.max_time_per_token_s,
             prospect.unread_tokens,
             prospect.source,
+            prospect.at_once,
         )

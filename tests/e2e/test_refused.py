@@ -48,7 +48,10 @@ STATIC = [
     ("train draft=scratch draft.select=acceptance", "draft.select=acceptance chooses among the target's layers"),
     ("train draft.keep=[0] draft.select=acceptance", "draft.select=acceptance chooses among the target's layers"),
     ("train draft.hidden_size=128", "draft.hidden_size=128 has no part in draft=pruned; add draft=scratch"),
-    ("train draft=pretrained draft.path=d draft.heads=2", "draft.heads=2 has no part in draft=pretrained; add draft=scratch"),
+    (
+        "train draft=pretrained draft.path=d draft.heads=2",
+        "draft.heads=2 has no part in draft=pretrained; add draft=scratch",
+    ),
     ("train draft=pretrained draft.path=d draft.layers=2", "draft.layers=2 needs draft=pruned or draft=scratch"),
     ("train data.mixed_lambda=0.3", "data.mixed_lambda=0.3 needs data=mixed"),
     (

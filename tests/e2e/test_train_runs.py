@@ -290,6 +290,21 @@ def test_an_evaluation_with_other_settings_does_not_test_on_training_prompts(
     assert summary(tmp_path / "judged")["results"][0]["prompts"] == 2
 
 
+def test_a_run_says_at_most_how_much_text_and_minutes_would_give(
+    distill: Any, tmp_path: Path, data_folder: Path
+) -> None:
+    outcome = distill("train", *FAST, "train.max_steps=12", "train.eval_every=3", f"data.cache={data_folder}")
+    assert outcome.code == 0, outcome.err
+    curve = summary(tmp_path / "run")["learning_curve"]
+    text = read_samples(DataFolder(data_folder / "data").samples)
+    learnt = steps(tmp_path / "run")[-1]["tokens"]
+    assert curve["passes"] == learnt / sum(len(sample.response_ids) for sample in text)
+    assert curve["line"] in outcome.out
+    assert distill("report", "runs=[run]", "hydra.run.dir=reported").code == 0
+    page = (tmp_path / "reported" / "report.html").read_text()
+    assert f"The text was read {curve['passes']:.1f} times" in page
+
+
 def test_a_run_that_learns_nothing_says_so_while_it_runs_and_at_the_end(
     distill: Any, tmp_path: Path, data_folder: Path
 ) -> None:

@@ -18,13 +18,18 @@ Decision = Literal["promoted", "inconclusive", "refused"]
 
 @dataclass(frozen=True)
 class Costs:
-    """Cost of a step at length γ, in plain steps of the target: γ · `draft` + 1 + γ · `verify`."""
+    """Cost of a step at length γ, in plain steps of the target: 1, γ · `verify`, and γ tokens of the draft.
+
+    further: of each drafted token behind the first, None: as the first. A block's further tokens cost less.
+    """
 
     draft: float
     verify: float
+    further: float | None = None
 
     def of(self, gamma: int) -> float:
-        return gamma * self.draft + 1 + gamma * self.verify
+        further = self.draft if self.further is None else self.further
+        return self.draft + (gamma - 1) * further + 1 + gamma * self.verify
 
 
 @dataclass(frozen=True)
@@ -143,11 +148,14 @@ def _decision(
 def estimate_costs(target: LanguageModel, draft: LanguageModel, latency: LatencyModel | None = None) -> Costs:
     """Estimate costs from measured step times if they are known, otherwise from the weights that a token reads."""
     if latency is not None and latency.draft is not None:
-        plain = latency.target_s([CONTEXT], [0])
+        plain, latency = latency.target_s([CONTEXT], [0]), latency.of_draft(draft.drafts_at_once)
         if plain > 0:
             verify = (latency.target_s([CONTEXT], [1]) - plain) / plain
-            return Costs(latency.draft_s([CONTEXT], [1]) / plain, verify)
-    return Costs(_weights_read(draft) / _weights_read(target), VERIFY_COST)
+            first, second = (latency.draft_s([CONTEXT], [length]) / plain for length in (1, 2))
+            return Costs(first, verify, second - first)
+    read = _weights_read(target)
+    further = draft.head.weight.numel() / read if draft.drafts_at_once else None
+    return Costs(_weights_read(draft) / read, VERIFY_COST, further)
 
 
 CONTEXT = 256  # tokens of a typical request

@@ -13,6 +13,7 @@ from distillspec.serving import EngineSettings, SamplingParams
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.costs.hardware_profile import Timed
 from distillspec.serving.costs.table import CostTable
+from distillspec.serving.proposers.base import Prospect
 from distillspec.serving.sequences.scheduler import Limits
 from distillspec.serving.start_costs import measure_at_start
 from distillspec.serving.timed_passes import TimedPasses, Work
@@ -21,14 +22,19 @@ from .conftest import MakeEngine, hf_greedy, prompts
 
 TARGET = CostTable(((1.0, 0.02), (5.0, 0.021), (40.0, 0.06), (512.0, 0.6)), 1e-6)
 DRAFT = CostTable(((1.0, 0.003), (8.0, 0.004)), 1e-7)
+ANYTHING = Prospect()
 LIMITS = Limits(8, 2048, 8 * 2048, 512, 4)
 
 
 class Passes(TimedPasses):
     """Passes that take what two tables say, on a clock of their own."""
 
-    def __init__(self, now: list[float]) -> None:
+    def __init__(self, now: list[float], prospect: Prospect = ANYTHING) -> None:
         object.__setattr__(self, "now", now)
+        object.__setattr__(self, "proposed", prospect)
+
+    def prospect(self) -> Prospect:
+        return self.proposed  # type: ignore[attr-defined, no-any-return]
 
     def work(self, kind: str, context: int, tokens: int, passes: int, rows: int) -> Work:
         return Work(kind, Timed(context, tokens, passes, 0.0, rows), lambda: None)
@@ -40,7 +46,9 @@ class Passes(TimedPasses):
         return self.work("prefill", 0, longest, 1, 1)
 
     def drafting(self, rows: int, length: int, context: int) -> Work:
-        return self.work("drafting", rows * context * length, rows * length, length, rows * length)
+        assert length <= self.prospect().most
+        passes = 1 if self.prospect().at_once else length
+        return self.work("drafting", rows * context * passes, rows * length, passes, rows * passes)
 
     def commit(self, rows: int, context: int) -> None:
         """There is no cache."""
@@ -52,10 +60,12 @@ class Passes(TimedPasses):
         return took
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, budget_s: float, *, with_draft: bool = True) -> tuple[object, float]:
+def measured(
+    monkeypatch: pytest.MonkeyPatch, budget_s: float, *, with_draft: bool = True, prospect: Prospect = ANYTHING
+) -> tuple[object, float]:
     now = [0.0]
     monkeypatch.setattr("distillspec.serving.start_costs.time.perf_counter", lambda: now[0])
-    found = measure_at_start(Passes(now), LIMITS, 4, budget_s, with_draft=with_draft)
+    found = measure_at_start(Passes(now, prospect), LIMITS, 4, budget_s, with_draft=with_draft)
     return found, now[0]
 
 
@@ -68,6 +78,13 @@ def test_tables_are_found_within_the_budget(monkeypatch: pytest.MonkeyPatch, bud
     assert found.target.seconds(0, 500) == pytest.approx(TARGET.seconds(0, 500), rel=0.25), "extrapolated"  # type: ignore[attr-defined]
     for rows in (1, 4, 8):
         assert found.draft.seconds(300, rows) == pytest.approx(DRAFT.seconds(300, rows), rel=0.08)  # type: ignore[attr-defined]
+
+
+def test_blocks_are_timed_by_their_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft of three positions at most, in an engine that may plan four."""
+    found, _ = measured(monkeypatch, 20.0, prospect=Prospect(3, at_once=True))
+    for tokens in (1, 3, 8, 24):
+        assert found.draft.seconds(300, tokens) == pytest.approx(DRAFT.seconds(300, tokens), rel=0.08)  # type: ignore[attr-defined]
 
 
 def test_a_budget_of_one_pass_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,12 +89,24 @@ def test_the_optimum_is_brute_forces(
     assert common.goodput == pytest.approx(max(alike))
 
 
-def test_little_is_lost_where_draft_passes_do_not_cost_a_line() -> None:
+@pytest.mark.parametrize("by_model", [True, False])
+@pytest.mark.parametrize("limit", [0, 1, 3])
+def test_the_length_of_a_single_row_is_the_best_where_the_draft_drafts_blocks(limit: int, by_model: bool) -> None:
+    latency = LatencyModel(CostTable.line(1e-4, 0.05, 1.0), CostTable(((1.0, 0.3), (4.0, 0.35))), 0.01, True)
+    survival, model = numpy.array([[0.6, 0.4, 0.3]]), [by_model]
+    best = best_by_row(Batch(survival, numpy.array([limit]), numpy.array([9]), latency, by_model=numpy.array(model)))
+    rates = [goodput(survival, (length,), [9], latency, model) for length in range(limit + 1)]
+    assert best.goodput == pytest.approx(max(rates))
+    assert best.lengths.tolist() == [int(numpy.argmax(rates))]
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_little_is_lost_where_draft_passes_do_not_cost_a_line(at_once: bool) -> None:
     """Four rows cost nearly what one does, and sixteen three times that: bound by bandwidth, then by arithmetic."""
     generator, kept = numpy.random.default_rng(0), []
     draft = CostTable(((1.0, 0.1), (4.0, 0.11), (16.0, 0.33)), 1e-5)
     for _ in range(100):
-        latency = LatencyModel(CostTable.line(1e-4, float(generator.uniform(0, 0.1)), 0.5), draft)
+        latency = LatencyModel(CostTable.line(1e-4, float(generator.uniform(0, 0.1)), 0.5), draft, at_once=at_once)
         survival, contexts = generator.random((6, 2)).cumprod(1), generator.integers(0, 400, 6)
         batch = Batch(survival, numpy.full(6, 2), contexts, latency)
         best = best_by_row(batch)

@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from distillspec.models import LanguageModel, save_draft
+from distillspec.config import DraftConfig
+from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.serving import Request, SamplingParams
 from distillspec.serving.control.acceptance_estimate import GLOBAL_ONLY
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.costs.latency import guessed
+from distillspec.serving.costs.latency import LatencyModel, guessed
+from distillspec.serving.costs.table import CostTable
 
 from ..conftest import MakeEngine, hf_greedy, prompts, ticks
 
@@ -94,3 +96,25 @@ def test_a_swapped_draft_starts_with_a_clean_record(
     engine.load_draft(tmp_path / "next")
     engine.step()
     assert len(controller.acceptance) == 0
+
+
+@pytest.mark.parametrize("kind", ["block", "eagle"])
+def test_lengths_are_priced_as_the_draft_drafts_them(target: LanguageModel, make_engine: MakeEngine, kind: str) -> None:
+    """A block's further tokens cost next to nothing here, a pass a token costs much."""
+    wanted = [hf_greedy(target, prompt, 20) for prompt in prompts(3)]
+    draft = initialise_draft(DraftConfig(kind=kind), target)
+    engine = make_engine(draft, controller="goodput", speculation_length=4, measure_costs_s=0)
+    controller = engine.controller
+    assert isinstance(controller, GoodputController)
+    controller.use_costs(LatencyModel(CostTable.line(0, 1e-5, 1.0), CostTable.line(0, 1e-5, 0.5)))
+    for i, prompt in enumerate(prompts(3)):
+        engine.submit(Request(str(i), tuple(prompt), SamplingParams(temperature=0.0, max_tokens=20)))
+    texts, latency = {}, None
+    while engine.has_work:
+        texts.update({output.request_id: list(output.token_ids) for output in engine.step().finished})
+        if (result := engine.last_result) is not None and any(row.limit for row in result.view.rows):
+            latency = result.plan.why.latency
+    assert [texts[str(i)] for i in range(3)] == wanted
+    assert latency is not None
+    passes = 1 if kind == "block" else 4
+    assert latency.loop_s(2, 0, 4) == pytest.approx(passes * latency.draft.seconds(0, 2 * 4 / passes, 2))

@@ -102,6 +102,21 @@ def test_nothing_to_fit_is_an_error(points: list[Timed]) -> None:
         fit(points)
 
 
+def test_a_profile_of_a_block_says_that_one_pass_drafts_it(
+    target: LanguageModel, make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    engine = make_engine(initialise_draft(DraftConfig(kind="block", positions=3), target), max_slots=3, compile=False)
+    measure(engine, SMALL).save(tmp_path / "profile.json")
+    profile = Profile.load(tmp_path / "profile.json", target, engine.draft)
+    assert profile.draft_cost is not None
+    points = profile.draft_cost.points
+    assert {(point.passes, point.tokens / point.rows) for point in points} == {(1, 2), (1, 3)}, "three at most"
+    latency = profile.latency
+    assert latency.at_once
+    assert latency.draft is not None
+    assert latency.draft_s([40, 40], [3, 1]) == pytest.approx(latency.draft.seconds(80, 6, 2))
+
+
 @pytest.fixture
 def measured(target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, tmp_path: Path) -> Path:
     engine = make_engine(draft, max_slots=3, compile=False)

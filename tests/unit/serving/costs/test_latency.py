@@ -9,7 +9,7 @@ import pytest
 from distillspec.errors import ConfigError
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.costs.latency import LatencyModel, rows_by_depth
+from distillspec.serving.costs.latency import LatencyModel, draft_work
 from distillspec.serving.costs.table import CostTable
 
 from ..machine import CPU
@@ -30,7 +30,19 @@ def test_draft_passes_shrink_with_their_rows() -> None:
     draft = CostTable(((1.0, 1.0), (2.0, 1.5), (3.0, 4.0)), 0.0, 0.25)
     latency = LatencyModel(CostTable.line(0, 0, 0), draft)
     assert latency.draft_s([5, 5, 5], [3, 1, 2]) == pytest.approx(4 + 1.5 + 1 + 6 * 0.25)
-    assert rows_by_depth([3, 1, 2]) == [3, 2, 1]
+    assert draft_work([5, 6, 7], [3, 1, 2], at_once=False) == ([3, 2, 1], 15 + 6 + 14, 6)
+
+
+def test_a_block_is_one_pass_over_the_rows_that_draft_as_deep_as_the_deepest() -> None:
+    draft = CostTable.line(0.25, 1.0, 3.0)
+    latency = LatencyModel(CostTable.line(0.5, 2.0, 10.0), draft, at_once=True)
+    assert draft_work([10, 20, 30], [3, 0, 1], at_once=True) == ([6], 40, 2)
+    assert latency.draft_s([10, 20, 30], [3, 0, 1]) == 0.25 * 40 + 6 + 3
+    assert latency.draft_s([10, 20], [0, 0]) == 0
+    assert latency.draft_s([10, 20, 30], [3, 2, 1], [True, True, False]) == 0.25 * 30 + 6 + 3 + latency.draft_free_s
+    assert latency.of_draft(False).draft_s([10, 20, 30], [3, 0, 1]) == 0.25 * 60 + 4 + 3 * 3
+    for length in range(4):
+        assert latency.alike_s(3, 60, length) == latency.step_s([10, 20, 30], [length] * 3)
 
 
 def test_prompts_share_the_pass_of_the_rows() -> None:

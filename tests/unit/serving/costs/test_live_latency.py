@@ -11,12 +11,20 @@ from distillspec.serving.costs.table import CostTable
 COSTS = LatencyModel(CostTable(((1.0, 0.02), (8.0, 0.022), (64.0, 0.07))), CostTable(((1.0, 2e-3), (8.0, 3e-3))))
 
 
-def observe(live: LiveLatency, lengths: list[int], *, unread: int = 1, prompts: int = 0, factor: float = 1.0) -> bool:
+def observe(
+    live: LiveLatency,
+    lengths: list[int],
+    *,
+    unread: int = 1,
+    prompts: int = 0,
+    factor: float = 1.0,
+    at_once: bool = False,
+) -> bool:
     """Show it a step that took what `COSTS` say, times `factor`."""
-    contexts = [100] * len(lengths)
-    draft_s = COSTS.draft_s(contexts, lengths) + COSTS.catch_up_s([unread for k in lengths if k])
-    target_s = COSTS.target_s(contexts, lengths, prompts)
-    return live.observe(contexts, lengths, [unread] * len(lengths), prompts, factor * target_s, factor * draft_s)
+    contexts, unread_tokens, costs = [100] * len(lengths), [unread] * len(lengths), COSTS.of_draft(at_once)
+    draft_s = costs.draft_s(contexts, lengths) + costs.catch_up_s([unread for k in lengths if k])
+    target_s = costs.target_s(contexts, lengths, prompts)
+    return live.observe(contexts, lengths, unread_tokens, prompts, factor * target_s, factor * draft_s, at_once)
 
 
 def test_measured_costs_are_those_of_the_first_steps_and_follow_them() -> None:
@@ -31,11 +39,12 @@ def test_measured_costs_are_those_of_the_first_steps_and_follow_them() -> None:
     )
 
 
-def test_catch_up_and_prompts_are_counted_as_the_passes_they_are() -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_catch_up_and_prompts_are_counted_as_the_passes_they_are(at_once: bool) -> None:
     live = LiveLatency(COSTS)
     for _ in range(20):
         for unread, prompts in ((4, 40), (30, 0), (1, 20)):
-            observe(live, [3, 3], unread=unread, prompts=prompts)
+            observe(live, [3, 3], unread=unread, prompts=prompts, at_once=at_once)
     for tokens in (1, 2, 8, 20):
         assert live.latency.draft is not None
         assert COSTS.draft is not None

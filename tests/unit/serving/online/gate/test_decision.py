@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from distillspec.config import GateConfig
-from distillspec.serving.online.gate.decision import Comparison, Costs, decide
+import pytest
+
+from distillspec.config import DraftConfig, GateConfig
+from distillspec.models import LanguageModel, initialise_draft
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import CostTable
+from distillspec.serving.online.gate.decision import Comparison, Costs, decide, estimate_costs
 from distillspec.serving.online.gate.shadow import Score
 
 from .conftest import CONFIG, COSTS, scores
@@ -50,3 +55,17 @@ def test_a_better_draft_is_let_in_where_neither_is_worth_its_cost() -> None:
     assert verdict.decision == "promoted"
     assert verdict.goodput is not None
     assert max(verdict.goodput) < 1
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_further_tokens_of_a_block_cost_less_than_its_first(target: LanguageModel, measured: bool) -> None:
+    """By measured costs a block of four takes one pass over four tokens, and other drafts take four passes."""
+    latency = LatencyModel(CostTable.line(0, 0.0, 10.0), CostTable.line(0, 0.1, 0.9)) if measured else None
+    block, eagle = (
+        estimate_costs(target, initialise_draft(DraftConfig(kind=kind), target), latency) for kind in ("block", "eagle")
+    )
+    assert eagle.of(4) - 1 - 4 * eagle.verify == pytest.approx(4 * (eagle.of(1) - 1 - eagle.verify))
+    assert block.of(4) - block.of(1) < 0.9 * (eagle.of(4) - eagle.of(1))
+    if measured:
+        assert block.of(4) == pytest.approx(1 + 0.13)
+        assert eagle.of(4) == pytest.approx(1 + 0.4)
