@@ -93,9 +93,13 @@ def run(config: TrainCommand, folder: Path) -> None:
     last = last_values(folder)
     problem = nothing_learned(config, before["alpha"]["mean"], after.alpha.mean, last, result.progress.tokens)
     apart = evaluator.selection_prompts if len(held_out) > 1 else None
-    text: dict[str, Any] = {"selection_prompts": apart, "training_answers_cut": cut_share(samples), "nothing_learned": problem}
     curve = None if problem is not None else LearningCurve.of(folder, sum(len(s.response_ids) for s in samples))
-    text["learning_curve"] = None if curve is None else curve.to_json()
+    text = {
+        "selection_prompts": apart,
+        "training_answers_cut": cut_share(samples),
+        "nothing_learned": problem,
+        "learning_curve": None if curve is None else curve.to_json(),
+    }
     close_run(folder, "train", {**_summary(result, before, after, folder), **text})
     _print_gain(before, after)
     for line in filter(None, [problem, curve and curve.line()]):
