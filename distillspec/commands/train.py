@@ -245,7 +245,7 @@ def _measure_untrained(
     with progress("measuring the untrained draft"):
         alpha = evaluator.quick(draft)["eval/alpha"]  # the target reads these answers here only
         seconds = _evaluation_seconds(evaluator, draft) if config.train.max_minutes is not None else 0.0
-        result = evaluator.whole(draft).to_json()
+        result = evaluator.untrained(draft).to_json()
     before = {**result, "selection_alpha": alpha, "evaluation_s": seconds}
     write_json(record, before)
     return before

@@ -107,7 +107,7 @@ def test_the_demo_ends_with_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "α" in page.read_text()
     (summary,) = tmp_path.glob("runs/demo/*/summary.json")
     figures = json.loads(summary.read_text())
-    assert figures["before"]["measured"] is not None
+    assert figures["before"]["measured"] is None  # nobody serves it: measuring it would only take minutes
     assert figures["selection_prompts"] == 6
     assert figures["after"]["prompts"] == 12
     assert "picked on 6 other held-out prompts" in page.read_text()
