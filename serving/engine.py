@@ -235,7 +235,7 @@ class Engine(EngineView):
         `load_draft` checks a draft first, this method does not.
         """
         version = version_of(draft) if version is None else version
-        self._models.hold(draft)
+        self._models.hold(draft, exact=False)
         proposer = self._proposers.build(draft, version)
 
         def switch() -> None:

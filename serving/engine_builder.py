@@ -104,7 +104,7 @@ def build_parts(
     held = HeldModels(pack_weights=settings.pack_weights, compile=settings.compile)
     held.hold(target, feature_ids)
     if draft is not None:
-        held.hold(draft)
+        held.hold(draft, exact=False)
     recorder = recorder or _choose_recorder(settings, target)
     sampler = sampler or TokenSampler(target.identity.vocab_size, target.device, settings.seed)
     pages, slots = cache.pages(), SlotCache(cache.slots, max_model_len, attend)
@@ -163,8 +163,8 @@ def _choose_recorder(settings: EngineConfig, target: LanguageModel) -> Recorder 
 def _describe_passes(attention: str, target: PreparedModel, recorder: Recorder | None) -> str:
     """Describe for the log how forward passes run."""
     words = [f"attention by {attention}"]
-    if target.packs:
-        words.append("packed weights")
+    if target.packs is not None and target.packs.kind is not None:
+        words.append(f"weights packed by {target.packs.kind.name}")
     if recorder is not None:
         words.append("graphs")
     elif target.compiled is None:

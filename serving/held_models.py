@@ -28,16 +28,19 @@ class HeldModels:
         """True while any model is held."""
         return bool(self._held)
 
-    def hold(self, model: LanguageModel, feature_ids: Sequence[int] = ()) -> None:
+    def hold(self, model: LanguageModel, feature_ids: Sequence[int] = (), *, exact: bool = True) -> None:
         """Prepare a model for serving. A model held twice must be released twice.
 
         Args:
             feature_ids: states that its passes hand out.
+            exact: False for a draft, whose weights may be rounded. A model that is held already stays as it is.
         """
         if (held := self._find(model)) is not None:
             held.holds += 1
             return
-        prepared = PreparedModel(model, pack_weights=self._pack_weights, compile=self._compile, feature_ids=feature_ids)
+        prepared = PreparedModel(
+            model, pack_weights=self._pack_weights, compile=self._compile, feature_ids=feature_ids, exact=exact
+        )
         self._held.append(HeldModel(prepared))
 
     def release(self, model: LanguageModel) -> None:

@@ -21,14 +21,21 @@ class PreparedModel:
         pack_weights: False leaves all weights as they are.
         compile: True before the first pass, auto once it has computed for a while, False never. CPUs only.
         feature_ids: states that passes hand out (`FeatureTap`).
+        exact: False lets packing round the weights (`PackedLinears`).
     """
 
     def __init__(
-        self, model: LanguageModel, *, pack_weights: bool, compile: bool | str, feature_ids: Sequence[int] = ()
+        self,
+        model: LanguageModel,
+        *,
+        pack_weights: bool,
+        compile: bool | str,
+        feature_ids: Sequence[int] = (),
+        exact: bool = True,
     ) -> None:
         self.model = model
         self._was_training = model.model.training
-        self.packs = PackedLinears(model) if pack_weights and PackedLinears.helps(model) else None
+        self.packs = PackedLinears(model, exact=exact) if pack_weights and PackedLinears.helps(model) else None
         model.model.eval()
         hook(model.model)
         if self.packs is not None:

@@ -14,8 +14,9 @@ import torch
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft, slot_attention
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
-from distillspec.serving.execution import compiled_decoder, packed_linear
+from distillspec.serving.execution import compiled_decoder, packed_linear, product_trial
 from distillspec.serving.execution.compiled_decoder import CACHE_VARIABLE, CompiledDecoder, can_compile
+from distillspec.serving.execution.packed_products import HalfProduct
 from distillspec.serving.execution.prepared import PreparedModel
 
 from ...models.state_drafts import ATTENDING, state_draft
@@ -64,11 +65,13 @@ def test_one_code_serves_any_number_of_tokens_and_is_kept_on_disk(
     monkeypatch.setenv(CACHE_VARIABLE, "")  # so that it is taken back afterwards, whatever it was
     monkeypatch.delenv(CACHE_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(packed_linear, "packing_is_faster", lambda dtype, weights: True)
+    monkeypatch.setattr(product_trial, "ranked", lambda dtype, weights: (HalfProduct,))
     monkeypatch.setattr(packed_linear, "SMALLEST", 1)
     compiled_decoder.forget_compiled()
     # A model that drafts for itself: each layer, and each further model, takes its time to compile.
     target = draft = initialise_draft(DraftConfig(layers=2), target)
+    for parameter in target.model.parameters():
+        parameter.data.copy_(parameter.data.half())  # so that it may be packed
     wanted = [hf_greedy(target, prompt, 16) for prompt in prompts(3)]
     kept = {
         "max_slots": 2,
@@ -84,6 +87,7 @@ def test_one_code_serves_any_number_of_tokens_and_is_kept_on_disk(
     decoder = engine.runner.prepared.compiled
     assert decoder is not None
     assert decoder.ready
+    assert engine.runner.prepared.packs.kind is HalfProduct
     made = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     outputs = engine.generate(prompts(3), GREEDY)
     assert decoder.ready, "no compiled call failed"

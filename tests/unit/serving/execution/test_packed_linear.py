@@ -1,4 +1,4 @@
-"""Packed products are the plain ones, for any number of rows, and leave the model as it was."""
+"""Packed weights are used where they fit, and leave the model as it was."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from distillspec.models import LanguageModel
 from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_model, tiny_tokenizer
 from distillspec.serving import Engine, EngineSettings, SamplingParams
-from distillspec.serving.execution import packed_linear
-from distillspec.serving.execution.packed_linear import PackedLinear, PackedLinears, product
+from distillspec.serving.execution import packed_linear, product_trial
+from distillspec.serving.execution.packed_linear import PackedLinear, PackedLinears
+from distillspec.serving.execution.packed_products import KINDS, HalfProduct, OneDnnProduct, PackedProduct
 
 from ..conftest import hf_greedy, prompts
 
@@ -21,55 +22,59 @@ pytestmark = pytest.mark.numerics
 
 @pytest.fixture(scope="module")
 def wide() -> LanguageModel:
-    """Wide enough that its layers are worth packing."""
-    model = tiny_model(264, layers=2, hidden=256)
-    return wrap(model.requires_grad_(False), tiny_tokenizer(), "wide")
+    """Wide enough that its layers are worth packing, with weights as checkpoints have them."""
+    return wide_model(torch.float32, layers=2)
 
 
 needs_onednn = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
-DTYPES = [
-    pytest.param(torch.float32, id="float32"),
-    pytest.param(
-        torch.bfloat16,
-        id="bfloat16",
-        marks=pytest.mark.skipif(
-            not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this CPU has no instructions for bfloat16"
-        ),
-    ),
-]
 
 
-@pytest.fixture
-def always_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pack whatever the trial of speed says."""
-    monkeypatch.setattr(packed_linear, "packing_is_faster", lambda dtype, weights: True)
+@pytest.fixture(params=KINDS, ids=lambda kind: kind.name)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[PackedProduct]:
+    """Pack by this kind, whatever the trial of speed says, and skip where the CPU has no instructions for it."""
+    found: type[PackedProduct] = request.param
+    try:
+        found(torch.ones(64, 64))
+    except RuntimeError as error:
+        pytest.skip(str(error).splitlines()[0])
+    monkeypatch.setattr(product_trial, "ranked", lambda dtype, weights: (found,))
+    return found
 
 
-def wide_model(dtype: torch.dtype) -> LanguageModel:
-    return wrap(tiny_model(264, layers=1, hidden=256).requires_grad_(False).to(dtype), tiny_tokenizer(), "wide")
+def wide_model(dtype: torch.dtype, layers: int = 1) -> LanguageModel:
+    model = tiny_model(264, layers=layers, hidden=256).requires_grad_(False).to(torch.bfloat16).to(dtype)
+    return wrap(model, tiny_tokenizer(), "wide")
 
 
 @needs_onednn
-@pytest.mark.usefixtures("always_packed")
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 2, 5, 40, 100])
-def test_products_are_the_plain_ones(dtype: torch.dtype, rows: int) -> None:
-    model = wide_model(dtype)
-    packs = PackedLinears(model)
-    weight, bias = model.layers[0].mlp.gate_proj.weight, torch.randn(model.layers[0].mlp.gate_proj.out_features)
-    x = torch.randn(rows, 256, generator=torch.Generator().manual_seed(rows)).to(dtype)
-    wanted = x.double() @ weight.double().T + bias.to(dtype).double()
-    found = packs.linear(x, weight, bias.to(dtype))
-    assert found.dtype == dtype
-    scale = x.double().abs() @ weight.double().abs().T + bias.to(dtype).double().abs()
-    assert ((found.double() - wanted).abs() <= 4 * torch.finfo(dtype).eps * scale).all()
-    assert packs.linear(x[None], weight).shape == (1, rows, len(weight))
-    assert packs.linear(x[:, ::2].contiguous(), torch.randn(3, 128, dtype=dtype)).shape == (rows, 3), "not packed"
+def test_an_exact_model_whose_weights_need_more_than_16_bits_is_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product_trial, "ranked", lambda dtype, weights: (HalfProduct, OneDnnProduct))
+    model = wide_model(torch.float32)
+    assert PackedLinears(model).kind is HalfProduct
+    model.layers[0].mlp.gate_proj.weight[3, 5] = 1 / 3
+    assert PackedLinears(model).kind is OneDnnProduct
+    assert PackedLinears(model, exact=False).kind is HalfProduct, "drafts may be rounded"
+    model.layers[0].mlp.gate_proj.weight[3, 5] = torch.inf
+    assert PackedLinears(model, exact=False).kind is OneDnnProduct
 
 
 @needs_onednn
-@pytest.mark.usefixtures("always_packed")
-def test_tied_weights_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_does_not_fit_into_memory_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = wide_model(torch.float32)
+    large = {w.data_ptr(): w.numel() for w in [model.head.weight, *model.decoder.parameters()] if w.dim() == 2}
+    embeddings = model.model.get_input_embeddings().weight
+    if embeddings.data_ptr() != model.head.weight.data_ptr():
+        del large[embeddings.data_ptr()]
+    elements = sum(count for count in large.values() if count >= packed_linear.SMALLEST)
+    monkeypatch.setattr(product_trial, "ranked", lambda dtype, weights: (OneDnnProduct, HalfProduct))
+    for free, wanted in ((8 * elements, OneDnnProduct), (8 * elements - 1, HalfProduct), (4 * elements - 1, None)):
+        monkeypatch.setattr(packed_linear, "free_bytes", lambda device, free=free: free)
+        assert PackedLinears(model).kind is wanted
+
+
+@needs_onednn
+@pytest.mark.usefixtures("kind")
+def test_tied_weights_are_packed_once() -> None:
     model = wide_model(torch.float32)
     one = model.layers[0].mlp
     one.up_proj.weight = one.gate_proj.weight
@@ -84,50 +89,19 @@ def test_tied_weights_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_onednn
-@pytest.mark.parametrize("ratio", [0.9, 1.1])
-def test_the_faster_product_is_chosen_and_logged(
-    ratio: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_an_engine_uses_them_and_gives_the_model_back(
+    wide: LanguageModel, kind: type[PackedProduct], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seconds = iter([1.0, ratio] * 100)
-    monkeypatch.setattr(packed_linear, "seconds", lambda run: next(seconds))
-    packed_linear.forget_trials()
-    with caplog.at_level("INFO"):
-        packs = PackedLinears(wide_model(torch.float32))
-    packed_linear.forget_trials()
-    assert bool(packs) == (ratio < 1)
-    assert f"{ratio:.2f} times the plain" in caplog.text
-
-
-@needs_onednn
-def test_a_cpu_without_the_instructions_keeps_plain_products(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("needs avx512")
-
-    monkeypatch.setattr(packed_linear, "pack", refuse)
-    packed_linear.forget_trials()
-    model = wide_model(torch.float32)
-    with caplog.at_level("INFO"):
-        packs = PackedLinears(model)
-    packed_linear.forget_trials()
-    packs.attach()
-    assert "weights are not packed: needs avx512" in caplog.text
-    assert not any(isinstance(module, PackedLinear) for module in model.model.modules())
-
-
-@needs_onednn
-@pytest.mark.usefixtures("always_packed")
-def test_an_engine_uses_them_and_gives_the_model_back(wide: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = prompts(4)
     wanted = [hf_greedy(wide, prompt, 10) for prompt in asked]
     used: list[int] = []
+    multiply = kind.__call__
 
-    def counted(x: torch.Tensor, packed: Any, bias: Any = None) -> torch.Tensor:
+    def counted(self: Any, x: torch.Tensor, bias: Any = None) -> torch.Tensor:
         used.append(x.numel() // x.shape[-1])
-        return product(x, packed, bias)
+        return multiply(self, x, bias)
 
-    monkeypatch.setattr(packed_linear, "product", counted)
+    monkeypatch.setattr(kind, "__call__", counted)
     engine = Engine(wide, None, EngineSettings(max_slots=4, max_model_len=300, proposer="prompt_lookup"))
     outputs = engine.generate(asked, SamplingParams(temperature=0.0, max_tokens=10))
     assert [list(output.token_ids) for output in outputs] == wanted

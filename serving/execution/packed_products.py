@@ -1,0 +1,154 @@
+"""Products of tokens with a weight that was packed in advance, on CPUs. Each kind is one library's."""
+
+from __future__ import annotations
+
+import math
+from itertools import count
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float32, torch.bfloat16)
+TYPICAL_TOKENS = 16  # oneDNN chooses a layout for so many tokens. From 8 on it is the same
+
+
+class PackedProduct(Protocol):
+    """A packed weight `[out, in]` that multiplies.
+
+    Raises:
+        RuntimeError: by the constructor, the CPU or the build of torch cannot multiply so.
+    """
+
+    name: str  # for the log
+
+    def __init__(self, weight: Tensor) -> None: ...
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return `x [..., in]` times the weight plus the bias, `[..., out]` in the dtype of `x`."""
+        ...
+
+    @staticmethod
+    def size(weight: Tensor) -> int:
+        """Return the bytes of the packed copy."""
+        ...
+
+    @staticmethod
+    def fits(weight: Tensor, *, exact: bool) -> bool:
+        """Return True if the weight can be packed, with `exact` only if products keep the dtype's precision."""
+        ...
+
+
+class OneDnnProduct:
+    """oneDNN's layout, in the weight's own dtype."""
+
+    name = "oneDNN"
+
+    def __init__(self, weight: Tensor) -> None:
+        self._packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), TYPICAL_TOKENS)
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        # Compilers see one operator of ours, for inductor's own lowering wants constant weights.
+        if torch.compiler.is_dynamo_compiling():
+            out: Tensor = torch.ops.distillspec.onednn_linear(x, self._packed, bias)
+            return out
+        return _onednn_linear(x, self._packed, bias)
+
+    @staticmethod
+    def size(weight: Tensor) -> int:
+        return weight.numel() * weight.element_size()
+
+    @staticmethod
+    def fits(weight: Tensor, *, exact: bool) -> bool:
+        return True
+
+
+class HalfProduct:
+    """FBGEMM's layout, in float16, with products and sums in float32.
+
+    It reads half the bytes of float32. Checkpoints are published in 16 bits, and a bfloat16 weight is a float16 number
+    unless it is very small. Then the whole weight is scaled by a power of two, which loses nothing.
+    """
+
+    name = "FBGEMM in float16"
+
+    def __init__(self, weight: Tensor) -> None:
+        weight = weight.detach().float()
+        self._scale = _scale(weight)
+        self._packed: Any = torch.ops.quantized.linear_prepack_fp16((weight * self._scale).contiguous(), None)
+        self._out = len(weight)
+        number = next(_numbers)
+        _alive[number] = self
+        self._number = torch.tensor(number)  # compilers take tensors, and no packed objects
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        if torch.compiler.is_dynamo_compiling():
+            out: Tensor = torch.ops.distillspec.half_linear(x, self._number, self._out)
+        else:
+            out = self.multiply(x)
+        return out if bias is None else out + bias
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """Return `x [..., in]` times the weight, without a bias."""
+        scaled = x.float() if self._scale == 1.0 else x.float() / self._scale
+        out: Tensor = torch.ops.quantized.linear_dynamic_fp16(scaled, self._packed)
+        return out.to(x.dtype)
+
+    @staticmethod
+    def size(weight: Tensor) -> int:
+        return 2 * weight.numel()
+
+    @staticmethod
+    def fits(weight: Tensor, *, exact: bool) -> bool:
+        if not weight.isfinite().all():
+            return False
+        return not exact or _rounds_alike(weight.float(), _scale(weight.float()), torch.finfo(weight.dtype).eps)
+
+
+def _scale(weight: Tensor) -> float:
+    """Return the power of two that brings a weight close to float16's largest number, 1 where it fits as it is."""
+    largest = float(weight.abs().max())
+    if largest == 0 or not math.isfinite(largest) or _rounds_alike(weight, 1.0, torch.finfo(torch.float32).eps):
+        return 1.0
+    return 2.0 ** (15 - math.frexp(largest)[1])
+
+
+def _rounds_alike(weight: Tensor, scale: float, eps: float) -> bool:
+    """Return True if float16 changes no element by more than the rounding `eps` of its row's largest."""
+    if scale == 1.0 and torch.equal(weight.to(torch.float16).float(), weight):
+        return True  # the usual case, in a fifth of the time
+    error = ((weight * scale).to(torch.float16).float() / scale - weight).abs().amax(1)
+    return bool((error <= eps * weight.abs().amax(1)).all())
+
+
+KINDS: tuple[type[PackedProduct], ...] = (OneDnnProduct, HalfProduct)
+
+_numbers = count()
+_alive: WeakValueDictionary[int, HalfProduct] = WeakValueDictionary()
+
+
+def _onednn_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return out
+
+
+def _half_linear(x: Tensor, number: Tensor, out: int) -> Tensor:
+    return _alive[int(number)].multiply(x)
+
+
+_library = torch.library.Library("distillspec", "FRAGMENT")
+_library.define("onednn_linear(Tensor x, Tensor packed, Tensor? bias) -> Tensor")
+_library.define("half_linear(Tensor x, Tensor number, int out) -> Tensor")
+_library.impl("onednn_linear", _onednn_linear, "MkldnnCPU")  # the dispatch key of packed weights
+_library.impl("half_linear", _half_linear, "CPU")
+
+
+@torch.library.register_fake("distillspec::onednn_linear", lib=_library)
+def _onednn_linear_shape(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], packed.shape[0])
+
+
+@torch.library.register_fake("distillspec::half_linear", lib=_library)
+def _half_linear_shape(x: Tensor, number: Tensor, out: int) -> Tensor:
+    return x.new_empty(*x.shape[:-1], out)
