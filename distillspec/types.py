@@ -95,16 +95,51 @@ class RecordedStates:
     """The target's hidden states `ids` of all tokens of a text but its last, which no draft reads the state of."""
 
     ids: tuple[int, ...]
-    values: Tensor  # [L − 1, len(ids) · D] bfloat16, side by side in the order of `ids`
+    values: Tensor  # [L − 1, len(ids) · D] side by side in the order of `ids`: bfloat16, or float8_e4m3fn with scales
+    scales: Tensor | None = None  # [L − 1, len(ids)] float32: a state is its values times its scale
+
+    @property
+    def nbytes(self) -> int:
+        return self.values.nbytes + (0 if self.scales is None else self.scales.nbytes)
 
     def of(self, ids: Sequence[int]) -> Tensor | None:
-        """Return the states `ids` `[L − 1, len(ids) · D]`, or None if one of them is missing."""
-        if tuple(ids) == self.ids:
-            return self.values
+        """Return the states `ids` `[L − 1, len(ids) · D]` in bfloat16, or None if one of them is missing."""
         if not set(ids) <= set(self.ids):
             return None
-        parts = self.values.chunk(len(self.ids), -1)
-        return torch.cat([parts[self.ids.index(state)] for state in ids], -1)
+        places = [self.ids.index(state) for state in ids]
+        parts = self.values.unflatten(1, (len(self.ids), -1))
+        if places != list(range(len(self.ids))):
+            parts = parts[:, places]
+        if self.scales is not None:
+            parts = parts.float() * self.scales[:, places, None]
+        return parts.flatten(1).to(torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class StateRequest:
+    """Hidden states of the target to record, none by default, and the precision to keep them in."""
+
+    ids: tuple[int, ...] = ()
+    precision: str = "bf16"  # bf16 | fp8
+
+    def bytes_per_token(self, width: int) -> int:
+        """Return the bytes that the states of one token take, given their width D."""
+        return len(self.ids) * (2 * width if self.precision == "bf16" else width + torch.float32.itemsize)
+
+    def record(self, values: Tensor) -> RecordedStates:
+        """Return states `[L − 1, len(ids) · D]` of any dtype as they are kept, on the CPU.
+
+        In fp8 each state of a token has a scale of its own: some states are a thousand times as large as others.
+        """
+        if self.precision == "bf16":
+            return RecordedStates(self.ids, values.to("cpu", torch.bfloat16, copy=True))
+        parts = values.float().unflatten(1, (len(self.ids), -1))
+        scales = parts.abs().amax(-1).clamp_min(torch.finfo(torch.float32).tiny) / torch.finfo(torch.float8_e4m3fn).max
+        kept = (parts / scales[..., None]).to(torch.float8_e4m3fn)
+        return RecordedStates(self.ids, kept.flatten(1).cpu(), scales.cpu())
+
+
+NO_STATES = StateRequest()
 
 
 @dataclass(frozen=True)

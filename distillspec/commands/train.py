@@ -214,7 +214,7 @@ def _make_state_store(
     """Return the store of the states that the draft reads, None for a draft that reads tokens alone."""
     if not draft.state_ids:
         return None
-    store = StateStore(target, draft.state_ids, config.train.feature_gib)
+    store = StateStore(target, draft.state_ids, config.train.feature_gib, config.data.state_precision)
     print(store.describe(samples))
     return store
 

@@ -39,6 +39,7 @@ class DataConfig:
     signal_entries: int = 64  # log-probabilities or draws stored per token
     tail_draws: int = 4  # topk: draws from the tail per token, so that losses and α are unbiased; 6 bytes each
     state_ids: list[int] | None = None  # target's states stored with its text; null: those that the draft reads
+    state_precision: str = "bf16"  # of states that are stored: bf16 | fp8, half the bytes
     cache: str | None = None  # run or folder of `distill generate`: its prompts, held-out answers, samples
     shard_sequences: int = 128  # samples per file
     batch_slots: int = 64  # sequences sampled side by side; for the engine see engine.max_slots
@@ -47,6 +48,7 @@ class DataConfig:
     def __post_init__(self) -> None:
         one_of("data.source", self.source, ("fixed", "teacher", "draft", "mixed"))
         one_of("data.signal", self.signal, ("topk", "sampled", "none"))
+        one_of("data.state_precision", self.state_precision, ("bf16", "fp8"))
         one_of("data.generator", self.generator, ("slots", "engine"))
         one_of("data.mixed_by", self.mixed_by, ("sequence", "token"))
         one_of("data.mixed_with", self.mixed_with, ("teacher", "fixed"))

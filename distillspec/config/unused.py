@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distillspec.config.bench import BenchCommand
-from distillspec.config.commands import EvalCommand, GenerateCommand, InitDraftCommand
+from distillspec.config.commands import EvalCommand, GenerateCommand, InitDraftCommand, TrainCommand
 from distillspec.config.models import DraftConfig
 from distillspec.config.online_commands import AdaptCommand, ReplayCommand, VersionsCommand
 from distillspec.config.registry import CONTROLLERS, DRAFT_KINDS, LOSSES, PROPOSERS, WITH_DRAFT, Choice, choices_that
@@ -134,6 +134,11 @@ RULES = (
         ("data.state_ids",),
         lambda c: c.data.source == "teacher" and c.data.generator == "slots" and c.data.cache is None,
         "text that the target writes: data=teacher data.generator=slots data.cache=null",
+    ),
+    Rule(
+        ("data.state_precision",),
+        lambda c: c.data.state_ids is not None or (isinstance(c, TrainCommand) and c.draft.reads_states),
+        "data.state_ids=[…], or a draft that reads states",
     ),
     Rule(("data.batch_slots",), lambda c: c.data.generator == "slots", "data.generator=slots; use engine.max_slots"),
     Rule(OF_THE_PROMPTS, lambda c: c.data.cache is None, "data.cache=null: a cache brings its own prompts"),

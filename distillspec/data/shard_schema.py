@@ -60,7 +60,8 @@ COLUMNS = (
     # Log-probability of each response token under the policy it was drawn with, nats.
     Column("writer_logprobs", (torch.float32,), fill=torch.nan),
     Column("group_id", (torch.int64,), offsets=None),  # samples with one id answer one prompt
-    Column("features", REALS, ("feature_size",), FEATURES),  # inner hidden states that a draft reads
+    Column("features", (*REALS, torch.float8_e4m3fn), ("feature_size",), FEATURES),  # hidden states that a draft reads
+    Column("feature_scales", (torch.float32,), ("feature_count",), FEATURES),  # of float8 features
     # Served speculation (`LoggedAnswer`).
     Column("outcomes", (torch.uint8,)),
     Column("draft_tokens", (torch.int32,)),

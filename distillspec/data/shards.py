@@ -127,7 +127,7 @@ def read_samples(folder: Path, identity: ModelIdentity | None = None, state_byte
                 f"{folder / shard['file']} is damaged or missing; run the distill generate that made it again"
             )
         samples += _load(folder / shard["file"], states=state_bytes > 0)
-        state_bytes -= sum(0 if s.states is None else s.states.values.nbytes for s in samples[-shard["sequences"] :])
+        state_bytes -= sum(0 if s.states is None else s.states.nbytes for s in samples[-shard["sequences"] :])
     return samples
 
 
@@ -156,7 +156,7 @@ def _save(samples: list[Sample], path: Path) -> None:
     if len(states) == len(samples) and len({each.ids for each in states}) == 1:
         common["state_ids"] = list(states[0].ids)
         for own, each in zip(columns, states, strict=True):
-            own["features"] = each.values
+            own |= {"features": each.values} | ({} if each.scales is None else {"feature_scales": each.scales})
     records = [{"prompt_id": s.prompt_id, "domain": s.domain, "source": s.source} for s in samples]
     write_shard(path, columns, ShardMetadata(records, common))
 
@@ -186,7 +186,7 @@ def _aligned(signals: list[TeacherSignal]) -> list[Columns]:
 
 def _load(path: Path, states: bool) -> list[Sample]:
     try:
-        samples, metadata = read_shard(path, without=() if states else ("features",))
+        samples, metadata = read_shard(path, without=() if states else ("features", "feature_scales"))
     except ShardRefused as refused:
         raise ConfigError(f"{path.parent}: {refused}") from refused
     return [
@@ -208,7 +208,9 @@ def _load(path: Path, states: bool) -> list[Sample]:
 def _states(columns: Columns, common: dict[str, Any]) -> RecordedStates | None:
     if "features" not in columns:
         return None
-    return RecordedStates(tuple(common["state_ids"]), columns["features"].clone())  # not the whole shard
+    values, scales = columns["features"], columns.get("feature_scales")
+    # Clones, for parts would keep the whole shard in memory.
+    return RecordedStates(tuple(common["state_ids"]), values.clone(), None if scales is None else scales.clone())
 
 
 def _metadata_of(path: Path) -> list[dict[str, Any]]:

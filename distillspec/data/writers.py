@@ -8,7 +8,7 @@ from distillspec.config import DataConfig
 from distillspec.data.prompts import stable_seed
 from distillspec.generation import SlotGenerator, make_generator
 from distillspec.models import LanguageModel
-from distillspec.types import Generator, Prompt
+from distillspec.types import Generator, Prompt, StateRequest
 
 
 def share_prompts(
@@ -39,8 +39,8 @@ def choose_writer(config: DataConfig, target: LanguageModel, draft: LanguageMode
 
 
 def _teacher(config: DataConfig, target: LanguageModel, draft: LanguageModel | None) -> Generator:
-    states = config.state_ids or ()
-    return make_generator(config.generator, target, slots=config.batch_slots, draft=draft, state_ids=states)
+    states = StateRequest(tuple(config.state_ids or ()), config.state_precision)
+    return make_generator(config.generator, target, slots=config.batch_slots, draft=draft, states=states)
 
 
 def _draft_writer(config: DataConfig, draft: LanguageModel) -> Generator:

@@ -19,7 +19,15 @@ from distillspec.models.slot_attention import slot_attention_in
 from distillspec.models.slot_cache import SlotCache
 from distillspec.recording import SignalRecorder
 from distillspec.sampling import draw, policy_probs
-from distillspec.types import GenerationRequest, RecordedStates, Sample, SamplingPolicy, SignalRequest
+from distillspec.types import (
+    NO_STATES,
+    GenerationRequest,
+    RecordedStates,
+    Sample,
+    SamplingPolicy,
+    SignalRequest,
+    StateRequest,
+)
 
 PREFILL_TOKENS = 2048  # padded prompt tokens read in one forward pass
 
@@ -42,7 +50,7 @@ class SlotGenerator:
         slots: the most sequences side by side, fewer if their keys and values would take half the free memory.
         other: a second model that writes each token with probability `other_share` (DistillSpec's per-token
             mixed data). Signals are always `writer`'s.
-        state_ids: hidden states of `writer` to record with its text, for drafts that read them.
+        states: hidden states of `writer` to record with its text, for drafts that read them.
     """
 
     def __init__(
@@ -53,13 +61,13 @@ class SlotGenerator:
         source: str = "teacher",
         other: LanguageModel | None = None,
         other_share: float = 0.0,
-        state_ids: Sequence[int] = (),
+        states: StateRequest = NO_STATES,
     ) -> None:
         self.models = [writer] if other is None else [writer, other]
         self.slots = slots
         self.source = source
         self.other_share = other_share
-        self.state_ids = tuple(state_ids)
+        self.states = states
 
     @torch.no_grad()
     def generate(
@@ -79,7 +87,7 @@ class SlotGenerator:
         self._check_lengths(requests, max_len)
         slots = max(1, slots_that_fit(self.models, min(self.slots, len(requests)), max_len))
         decoders = [SlotDecoder(model, slots, max_len) for model in self.models]
-        decoders[0].cache.state_ids = self.state_ids
+        decoders[0].cache.state_ids = self.states.ids
         waiting = _neighbours_alike(requests, 2 * slots)
         with ExitStack() as stack:
             for model in self.models:
@@ -87,7 +95,7 @@ class SlotGenerator:
                 model.model.eval()
                 stack.callback(model.model.train, was_training)
                 stack.enter_context(slot_attention_in(model.model))
-            stack.callback(FeatureTap(self.models[0], self.state_ids).detach)
+            stack.callback(FeatureTap(self.models[0], self.states.ids).detach)
             rows: list[_Row] = []
             while waiting or rows:
                 yield from self._admit(rows, waiting, requests, decoders, policy, stop_ids, signal, on_tokens)
@@ -181,7 +189,7 @@ class SlotGenerator:
         if cache.features is None:
             return None
         states = cache.text(cache.features, slot, count)[0]
-        return RecordedStates(self.state_ids, states.to("cpu", torch.bfloat16, copy=True))
+        return self.states.record(states)
 
     def _check_lengths(self, requests: Sequence[GenerationRequest], max_len: int) -> None:
         if any(len(r.prompt.token_ids) == 0 for r in requests):

@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from distillspec.models.language_model import LanguageModel, attention_heads
-from distillspec.models.state_input import JOINED, StateInput, defer_norm
+from distillspec.models.state_input import JOINED, StateInput, defer_norm, deferred_scale
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
@@ -76,7 +76,8 @@ def begin_from(model: PreTrainedModel, target: LanguageModel) -> int:
     tensors copied.
     """
     layers, copied = list(model.get_decoder().layers), 0
-    if _final_norm(target) is not None:
+    final = getattr(target.decoder, "norm", None)
+    if final is not None and _is_plain_norm(final):
         for own, theirs in zip(reversed(layers), reversed(target.layers), strict=False):
             copied += _copy_layer(own, dict(theirs.named_parameters()), first=own is layers[0])
     return copied + copy_ends(model, target)
@@ -86,8 +87,8 @@ def begin_from(model: PreTrainedModel, target: LanguageModel) -> int:
 def copy_ends(model: PreTrainedModel, target: LanguageModel) -> int:
     """Copy the target's final norm and head where shapes allow. Returns the number of tensors copied."""
     copied, head = 0, model.get_output_embeddings().weight
-    if (final := _final_norm(target)) is not None:
-        model.get_decoder().norm.norm.weight.copy_(final.weight)
+    if (scale := final_scale(target)) is not None:
+        deferred_scale(model.get_decoder()).copy_(scale)
         copied += 1
     width = target.head.weight.shape[1]
     if head[:, :width].shape == target.head.weight.shape:  # what a Markov head reads comes behind
@@ -113,10 +114,18 @@ def _copy_layer(layer: nn.Module, source: dict[str, Tensor], first: bool) -> int
     return copied
 
 
-def _final_norm(target: LanguageModel) -> nn.Module | None:
-    """Return the target's final norm, None for one whose weights mean something else."""
+def final_scale(target: LanguageModel) -> Tensor | None:
+    """Return what the target's final norm multiplies by `[D]`, None for one that is no RMS norm.
+
+    It is measured, for some families keep the weights less one (gemma).
+    """
     final = getattr(target.decoder, "norm", None)
-    return final if isinstance(final, nn.Module) and _is_plain_norm(final) else None
+    if final is None:
+        return None
+    varied = torch.linspace(-2, 3, len(final.weight)).to(final.weight)[None]
+    scale: Tensor = final(torch.full_like(varied, 2.0**10))[0]  # so large that no epsilon matters
+    expected = scale * varied * varied.square().mean().rsqrt()
+    return scale if torch.allclose(final(varied)[0], expected[0], rtol=2e-2, atol=2e-2) else None
 
 
 def _is_plain_norm(norm: nn.Module) -> bool:

@@ -15,7 +15,7 @@ from torch.nn.functional import silu
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from distillspec.models.state_input import SEQUENTIAL, StateInput, defer_norm
+from distillspec.models.state_input import PARALLEL, SEQUENTIAL, StateInput, defer_norm
 
 
 class Head(nn.Module):
@@ -47,8 +47,28 @@ class Head(nn.Module):
         return changed
 
     def read(self, carried: Tensor) -> Tensor:
-        """Return the state `[…, D]` that this position's logits are made from."""
+        """Return what the head reads, of normed states `[…, D]`. Medusa's residual block comes last."""
         return carried if self.sequential else carried + silu(self.down_proj(carried))
+
+
+class TargetNorm(nn.Module):
+    """The target's final norm (RMS), which does not train: Medusa's heads read the state that the target's head reads.
+
+    Other engines hand over that state, so a norm of the draft's own could not be exported.
+    """
+
+    weight: Tensor
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.ones(width))
+        self.eps = eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return normed states `[…, D]` in their dtype, computed in float32."""
+        wide = hidden.float()  # as the target's norm does, in float64 too
+        normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return (self.weight * normed.to(hidden.dtype)).to(hidden.dtype)
 
 
 def heads_model(config: LlamaConfig, way: str, state_ids: list[int], target_width: int) -> PreTrainedModel:
@@ -56,6 +76,8 @@ def heads_model(config: LlamaConfig, way: str, state_ids: list[int], target_widt
     model = LlamaForCausalLM(config)
     heads = [Head(config, position, way == SEQUENTIAL) for position in range(config.num_hidden_layers)]
     model.model.layers = nn.ModuleList(heads)
+    if way == PARALLEL:
+        model.model.norm = TargetNorm(config.hidden_size, config.rms_norm_eps)
     defer_norm(model.model)
     model.state_input = StateInput(way, state_ids, target_width, config.hidden_size)
     return model.eval()

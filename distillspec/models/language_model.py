@@ -151,9 +151,9 @@ class LanguageModel:
             position: number of the drafted position, the first is 0.
             newest: `[n]` int64 the tokens before it.
         """
-        if not self.attends:
-            carried = self.layers[position].read(carried)  # type: ignore[operator]
         states = self.normed(carried)
+        if not self.attends:
+            states = self.layers[position].read(states)  # type: ignore[operator]
         if not self.drafts_at_once:
             return states
         newest = None if newest is None else self.model.get_input_embeddings()(newest)

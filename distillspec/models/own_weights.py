@@ -35,7 +35,7 @@ def reading_record(draft: LanguageModel) -> dict[str, Any] | None:
         "way": states.way,
         "state_ids": list(states.state_ids),
         "convention": CONVENTION,
-        "target_width": states.fc.in_features // len(states.state_ids),
+        "target_width": states.target_width,
         **({"positions": states.positions, "markov": states.rank} if isinstance(states, BlockInput) else {}),
     }
 

@@ -36,6 +36,11 @@ class StateInput(nn.Module):
     def __init__(self, way: str, state_ids: Sequence[int], target_width: int, width: int) -> None:
         super().__init__()
         self.way, self.state_ids = way, tuple(state_ids)
+        self.target_width = target_width
+        self.fc: nn.Module = nn.Identity()
+        if way == PARALLEL and len(self.state_ids) == 1 and target_width == width:
+            self.projection = None
+            return  # Medusa's heads read the target's state itself
         self.fc = nn.Linear(len(self.state_ids) * target_width, width, bias=False)
         self.projection = nn.Linear(width, width, bias=False) if way == ADDED else None
         with torch.no_grad():
@@ -54,6 +59,8 @@ class StateInput(nn.Module):
 
     def fuse(self, states: Tensor) -> Tensor:
         """Return one state `[…, width]` of the target's `[…, len(state_ids) · D]`."""
+        if not isinstance(self.fc, nn.Linear):
+            return states
         fused: Tensor = self.fc(states.to(self.fc.weight.dtype))
         return fused
 
@@ -103,6 +110,13 @@ def deferred_norm(decoder: nn.Module) -> nn.Module:
     """Return the final norm that `defer_norm` set aside."""
     found: nn.Module = next(child.norm for child in decoder.children() if isinstance(child, DeferredNorm))
     return found
+
+
+def deferred_scale(decoder: nn.Module) -> Tensor:
+    """Return what that norm multiplies by, `[D]`: the tensor itself."""
+    weight = deferred_norm(decoder).weight
+    assert isinstance(weight, Tensor)
+    return weight
 
 
 def previous(states: Tensor, position_ids: Tensor) -> Tensor:

@@ -11,36 +11,38 @@ from torch import Tensor
 from distillspec.models import LanguageModel
 from distillspec.models.features import read_states
 from distillspec.models.memory import free_bytes
-from distillspec.types import Sample
+from distillspec.types import RecordedStates, Sample, StateRequest
 
 log = logging.getLogger(__name__)
 
 SHARE = 1 / 3  # of the free memory, at most
 GIB = 1 << 30
-KEPT_DTYPE = torch.bfloat16
-
 Key = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 class StateStore:
-    """States `ids` of samples, in bfloat16 on the CPU: recorded with the text, or computed at the first use.
+    """States of samples, on the CPU: recorded with the text, or computed at the first use.
 
     What has no room is computed again at every use.
 
     Args:
+        ids: states that the draft reads.
         gib: memory to use. None: a third of what is free.
+        precision: of what is computed here.
     """
 
-    def __init__(self, target: LanguageModel, ids: Sequence[int], gib: float | None = None) -> None:
-        self.target, self.ids = target, tuple(ids)
+    def __init__(
+        self, target: LanguageModel, ids: Sequence[int], gib: float | None = None, precision: str = "bf16"
+    ) -> None:
+        self.target, self.request = target, StateRequest(tuple(ids), precision)
         self.room = state_room(gib)
-        self._known: dict[Key, Tensor] = {}
+        self._width = int(target.model.config.get_text_config().hidden_size)
+        self._known: dict[Key, RecordedStates] = {}
 
     @property
     def bytes_per_token(self) -> int:
         """Bytes that the states of one token take."""
-        width = int(self.target.model.config.get_text_config().hidden_size)
-        return len(self.ids) * width * KEPT_DTYPE.itemsize
+        return self.request.bytes_per_token(self._width)
 
     def describe(self, samples: Sequence[Sample]) -> str:
         """Return one line about the memory that the states of `samples` take."""
@@ -52,21 +54,22 @@ class StateStore:
         elif recorded:
             kept = f"{recorded / needed:.0%} recorded with the text"
         return (
-            f"the draft reads the target's states {list(self.ids)}: {self.bytes_per_token / 1000:.1f} kB a token, "
-            f"{needed / GIB:.2f} GiB in all, {kept}"
+            f"the draft reads the target's states {list(self.request.ids)}: {self.bytes_per_token / 1000:.1f} kB "
+            f"a token, {needed / GIB:.2f} GiB in all, {kept}"
         )
 
     def rows(self, rows: Sequence[Sequence[Sample]], width: int) -> Tensor:
-        """Return the states `[B, width, F]` of samples laid out in rows, as `collate` does."""
+        """Return the states `[B, width, F]` bfloat16 of samples laid out in rows, as `collate` does."""
         found = {_key(sample): self._recorded(sample) for row in rows for sample in row}
         self._read([s for row in rows for s in row if found[_key(s)] is None and _key(s) not in self._known])
-        states = torch.zeros(len(rows), width, self.bytes_per_token // KEPT_DTYPE.itemsize, dtype=KEPT_DTYPE)
+        states = torch.zeros(len(rows), width, len(self.request.ids) * self._width, dtype=torch.bfloat16)
         for r, row in enumerate(rows):
             start = 0
             for sample in row:
                 key = _key(sample)
                 recorded = found[key]
-                values = self._known[key] if recorded is None else recorded
+                values = self._known[key].of(self.request.ids) if recorded is None else recorded
+                assert values is not None, "they were made for these ids"
                 states[r, start : start + len(values)] = values
                 start += len(sample)
         self._trim()
@@ -74,7 +77,7 @@ class StateStore:
 
     def _recorded(self, sample: Sample) -> Tensor | None:
         """Return the states `[L − 1, F]` that came with the text, if they are those."""
-        return None if sample.states is None else sample.states.of(self.ids)
+        return None if sample.states is None else sample.states.of(self.request.ids)
 
     def _read(self, samples: Sequence[Sample]) -> None:
         """Compute the states of samples, packed into one row."""
@@ -84,16 +87,15 @@ class StateStore:
         ids = [token for sample in samples for token in (*sample.prompt_ids, *sample.response_ids)]
         places = [place for sample in samples for place in range(len(sample))]
         packed = torch.tensor([ids], device=device), torch.tensor([places], device=device)
-        states = read_states(self.target, *packed, self.ids)[0].to("cpu", KEPT_DTYPE)
-        parts = states.split([len(sample) for sample in samples])
-        self._known.update({_key(sample): part.clone() for sample, part in zip(samples, parts, strict=True)})
+        parts = read_states(self.target, *packed, self.request.ids)[0].split([len(sample) for sample in samples])
+        self._known.update({_key(s): self.request.record(part) for s, part in zip(samples, parts, strict=True)})
 
     def _trim(self) -> None:
         """Forget the newest states that exceed the memory: older ones are needed as soon."""
-        excess = sum(len(states) for states in self._known.values()) * self.bytes_per_token - self.room
+        excess = sum(states.nbytes for states in self._known.values()) - self.room
         while excess > 0 and self._known:
             _, states = self._known.popitem()
-            excess -= len(states) * self.bytes_per_token
+            excess -= states.nbytes
 
 
 def state_room(gib: float | None) -> float:

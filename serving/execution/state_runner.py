@@ -48,7 +48,7 @@ class StateRunner(ModelRunner):
         """Return the fused states `[N, D]` of the tokens before each, zero at the start of a text."""
         assert self.model.state_input is not None
         places, slots = batch.view.places, batch.view.slots
-        width = self.model.state_input.fc.in_features // len(self.model.state_ids)
+        width = self.model.state_input.target_width
         # They are there before the target has read anything: a recorded loop keeps their address.
         features = self.source.kept_states(self.model.head.weight, width)
         rows, before = self.source.located(slots, (places - 1).clamp(min=0))

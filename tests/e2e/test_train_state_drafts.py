@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from distillspec.models import read_metadata
 
@@ -67,9 +69,12 @@ def test_it_is_evaluated_with_the_engine(distill: Any, tmp_path: Path, data_fold
 
 
 def test_states_are_recorded_with_the_text_that_is_written_for_it(distill: Any, tmp_path: Path) -> None:
-    trained = distill("train", *FAST, *KINDS["eagle"], "draft.feature_ids=[1,2]")
+    halved = "data.state_precision=fp8"
+    trained = distill("train", *FAST, *KINDS["eagle"], "draft.feature_ids=[1,2]", halved)
     assert trained.code == 0, trained.err
     assert "100% recorded with the text" in trained.out
+    shards = [load_file(path) for path in (tmp_path / "run" / "data").rglob("shard-*.safetensors")]
+    assert {shard["features"].dtype for shard in shards if "features" in shard} == {torch.float8_e4m3fn}
     other = distill("train", *FAST, *KINDS["eagle"], "draft.feature_ids=[2,3]", "data.cache=run", "hydra.run.dir=other")
     assert other.code == 0, other.err
     assert "kept in memory" in other.out

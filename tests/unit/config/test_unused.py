@@ -42,6 +42,10 @@ def refusal(line: str) -> str | None:
         ("train data.prompts=f.jsonl data.response_field=a", "data.response_field=a needs data=fixed, or data=mixed"),
         ("train data=draft data.max_minutes=3", "data.max_minutes=3 needs samples written before training"),
         ("train data.cache=d data.shard_sequences=3", "data.shard_sequences=3 needs samples written before training"),
+        (
+            "train draft=pruned data.state_precision=fp8",
+            r"data.state_precision=fp8 needs data.state_ids=\[…\], or a draft that reads states",
+        ),
         ("serve loss=tvd", "loss=tvd needs online=on or online=decoupled"),
         ("serve loss.chunk_tokens=9", "loss.chunk_tokens=9 needs online=on or online=decoupled"),
         ("serve tracker=tensorboard", "tracker=tensorboard needs online=on or online=decoupled"),

@@ -19,7 +19,7 @@ from distillspec.data.shard_schema import (
     unpack,
 )
 
-SIZES = {"entries": 3, "draws": 2, "hidden_size": 5, "feature_size": 7}
+SIZES = {"entries": 3, "draws": 2, "hidden_size": 5, "feature_size": 7, "feature_count": 4}
 OPTIONAL = [column for column in COLUMNS if not column.required]
 REQUIRED = [column for column in COLUMNS if column.required]
 

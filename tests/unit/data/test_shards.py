@@ -15,7 +15,7 @@ from distillspec.data.shard_file import METADATA
 from distillspec.data.shards import ShardWriter, read_samples
 from distillspec.errors import ConfigError, RunError
 from distillspec.files import sha256_of, write_text
-from distillspec.types import ModelIdentity, RecordedStates, Sample, TeacherSignal
+from distillspec.types import ModelIdentity, Sample, StateRequest, TeacherSignal
 
 IDENTITY = ModelIdentity("tokens", 100, "weights")
 KEY: dict[str, Any] = {"target": {"tokenizer_hash": "tokens", "weights_hash": "weights"}, "seed": 0}
@@ -173,26 +173,29 @@ def test_a_shard_of_a_newer_version_is_refused_by_reader_and_writer(tmp_path: Pa
         assert "\n" not in str(refused.value)
 
 
-def with_states(number: int) -> Sample:
+def with_states(number: int, precision: str = "bf16") -> Sample:
     own = sample(number)
-    values = torch.randn(len(own) - 1, 6, generator=torch.Generator().manual_seed(number)).bfloat16()
-    return replace(own, states=RecordedStates((2, 4), values))
+    values = torch.randn(len(own) - 1, 6, generator=torch.Generator().manual_seed(number))
+    return replace(own, states=StateRequest((2, 4), precision).record(values))
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
 @pytest.mark.parametrize(("room", "kept"), [(0, 0), (1, 3), (1e9, 8)])
-def test_states_come_back_as_far_as_there_is_room(tmp_path: Path, room: float, kept: int) -> None:
+def test_states_come_back_as_far_as_there_is_room(tmp_path: Path, room: float, kept: int, precision: str) -> None:
     writer = ShardWriter(tmp_path, KEY, shard_sequences=3)
     for number in range(8):
-        writer.add(with_states(number))
+        writer.add(with_states(number, precision))
     writer.flush(complete=True)
     samples = read_samples(tmp_path, IDENTITY, room)
     for number, found in enumerate(samples):
         assert_same(replace(found, states=None), sample(number))
-        wanted = with_states(number).states
+        wanted = with_states(number, precision).states
         assert (found.states is not None) == (number < kept)
         if found.states is not None and wanted is not None:
             assert found.states.ids == wanted.ids
-            assert torch.equal(found.states.values, wanted.values)
+            assert torch.equal(found.states.values.float(), wanted.values.float())
+            assert found.states.values.dtype == wanted.values.dtype
+            assert torch.equal(found.states.of((4, 2)), wanted.of((4, 2)))
 
 
 def test_a_shard_with_states_of_some_samples_has_none(tmp_path: Path) -> None:

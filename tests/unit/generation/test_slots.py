@@ -16,7 +16,7 @@ from distillspec.models import LanguageModel, initialise_draft
 from distillspec.models.features import read_states
 from distillspec.models.slot_attention import IMPLEMENTATION, slot_attention_in
 from distillspec.sampling import NonFiniteLogits
-from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy, SignalRequest
+from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy, SignalRequest, StateRequest
 
 GREEDY, PLAIN = SamplingPolicy(temperature=0.0), SamplingPolicy()
 LENGTHS = (3, 17, 1, 8, 70, 5, 29, 2, 11, 40, 6)
@@ -276,7 +276,7 @@ def test_a_model_that_breaks_is_reported_and_left_as_it_was(target: LanguageMode
 @pytest.mark.parametrize("deadline", [None, 0.0])
 def test_recorded_states_are_those_of_a_pass_over_the_text(target: LanguageModel, deadline: float | None) -> None:
     asked = [GenerationRequest(r.prompt, 4 + 5 * i % 17, r.seed) for i, r in enumerate(requests())]
-    generator = SlotGenerator(target, slots=4, state_ids=(3, 1))
+    generator = SlotGenerator(target, slots=4, states=StateRequest((3, 1)))
     answers = dict(generator.generate(asked, PLAIN, stop_ids=target.stop_ids, deadline=deadline))
     assert len(answers) == (len(asked) if deadline is None else 4)
     for sample in answers.values():
@@ -290,7 +290,9 @@ def test_recorded_states_are_those_of_a_pass_over_the_text(target: LanguageModel
 
 def test_texts_do_not_depend_on_what_is_recorded(target: LanguageModel) -> None:
     plain, recording = (
-        write(SlotGenerator(target, slots=4, state_ids=ids), requests(), PLAIN, signal=SignalRequest("topk", 5))
+        write(
+            SlotGenerator(target, slots=4, states=StateRequest(ids)), requests(), PLAIN, signal=SignalRequest("topk", 5)
+        )
         for ids in ((), (1, 2))
     )
     assert [s.response_ids for s in plain] == [s.response_ids for s in recording]

@@ -13,7 +13,7 @@ from distillspec.models import LanguageModel
 from distillspec.models.features import read_states
 from distillspec.training.feed import SampleFeed
 from distillspec.training.state_store import StateStore
-from distillspec.types import RecordedStates, Sample
+from distillspec.types import RecordedStates, Sample, StateRequest
 
 IDS = (1, 3)
 SAMPLES = [Sample(f"s{i}", "d", (1, 3 + i), tuple(range(20 + i, 24 + i + i % 4))) for i in range(9)]
@@ -26,8 +26,11 @@ def own_states(target: LanguageModel, sample: Sample) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("gib", [None, 0.0, 1e-5])
-def test_batches_hold_each_tokens_states(target: LanguageModel, gib: float | None) -> None:
-    store = StateStore(target, IDS, gib)
+@pytest.mark.parametrize(("precision", "rounding"), [("bf16", 2**-8), ("fp8", 2**-4)])
+def test_batches_hold_each_tokens_states(
+    target: LanguageModel, gib: float | None, precision: str, rounding: float
+) -> None:
+    store = StateStore(target, IDS, gib, precision)
     feed = SampleFeed(SAMPLES, CONFIG, 2, 0, states=store)
     for _ in range(12):
         batch = feed.take()
@@ -37,8 +40,12 @@ def test_batches_hold_each_tokens_states(target: LanguageModel, gib: float | Non
             for start, end in itertools.pairwise(starts):
                 sample = next((s for s in SAMPLES if [*s.prompt_ids, *s.response_ids] == row[start:end].tolist()), None)
                 if sample is not None:
+                    wanted = own_states(target, sample)
                     torch.testing.assert_close(
-                        states[start:end].float(), own_states(target, sample), atol=2e-2, rtol=2e-2
+                        states[start:end].float(),
+                        wanted,
+                        atol=1e-3 + rounding * 2**-5 * float(wanted.max()),
+                        rtol=rounding,
                     )
 
 
@@ -46,6 +53,7 @@ def test_it_says_what_it_takes(target: LanguageModel) -> None:
     store = StateStore(target, IDS, gib=1.0)
     width = target.model.config.hidden_size
     assert store.bytes_per_token == 2 * width * 2
+    assert StateStore(target, IDS, 1.0, "fp8").bytes_per_token == 2 * (width + 4)
     assert "kept in memory" in store.describe(SAMPLES)
     assert "others computed at each use" in StateStore(target, IDS, gib=1e-6).describe(SAMPLES)
 
@@ -63,27 +71,28 @@ def test_states_that_fit_are_computed_once(target: LanguageModel) -> None:
 
 
 @pytest.mark.parametrize("ids", [IDS, (3, 1), (0, 1, 2, 3)])
-def test_recorded_states_are_not_computed_again(target: LanguageModel, ids: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_recorded_states_are_not_computed_again(target: LanguageModel, ids: tuple[int, ...], precision: str) -> None:
     """Whatever else was recorded, in any order."""
     width = target.model.config.hidden_size
-    recorded = [
-        replace(s, states=RecordedStates(ids, torch.randn(len(s) - 1, len(ids) * width).bfloat16()))
-        for s in SAMPLES[:2]
-    ]
+    request = StateRequest(ids, precision)
+    recorded = [replace(s, states=request.record(torch.randn(len(s) - 1, len(ids) * width))) for s in SAMPLES[:2]]
     passes: list[int] = []
-    target.layers[0].register_forward_hook(lambda *_: passes.append(1))
+    handle = target.layers[0].register_forward_hook(lambda *_: passes.append(1))
     store = StateStore(target, IDS, 1.0)
     (rows,) = store.rows([recorded], 20)
     assert not passes
     for start, sample in ((0, recorded[0]), (len(recorded[0]), recorded[1])):
         assert sample.states is not None
         for place, state in enumerate(IDS):
-            values = sample.states.values[:, ids.index(state) * width :][:, :width]
+            values = sample.states.of((state,))
+            assert values is not None
             found = rows[start : start + len(values), place * width : (place + 1) * width]
             assert torch.equal(found, values)
     assert "100% recorded with the text" in store.describe(recorded)
     store.rows([[recorded[0], SAMPLES[3]]], 20)
     assert len(passes) == 1
+    handle.remove()
 
 
 def test_states_that_were_not_recorded_are_computed(target: LanguageModel) -> None:
