@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from distillspec.evaluation.cost import StepCost
     from distillspec.evaluation.measured import Decoders
     from distillspec.models import LanguageModel
-    from distillspec.types import Generator, SamplingPolicy
+    from distillspec.types import Generator, SamplingPolicy, StateRequest
 
 OF_THE_ENGINE_HERE = ("engine=", "engine.", "target=", "target.", "draft.", "bench.policies=", "bench.longest_prompt=")
 HELP_FLAGS = {"-h", "--help", "help"}
@@ -119,7 +119,7 @@ def _connect_engine(settings: EngineConfig) -> None:
     from distillspec.generation import GENERATORS
 
     def engine_generator(
-        writer: LanguageModel, slots: int, source: str, draft: LanguageModel | None, state_ids: Sequence[int]
+        writer: LanguageModel, slots: int, source: str, draft: LanguageModel | None, states: StateRequest
     ) -> Generator:
         from distillspec.serving.generator import EngineGenerator
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from distillspec.errors import ConfigError
 from distillspec.export.compatibility import make_readable_for_transformers_4
 from distillspec.export.eagle import export_eagle
+from distillspec.export.medusa import export_medusa
 from distillspec.export.probes import HELD_OUT, probe_sequences
 from distillspec.export.proof import make_probe, model_logits, prove
 from distillspec.export.result import RECORD, ExportResult, write_record
@@ -58,7 +59,8 @@ def export_draft(
     draft = load_draft(draft_folder, target)
     if draft.state_input is not None:
         assert target is not None, "load_draft refuses such a draft without its target"
-        return export_eagle(draft, target, output_folder, format, dtype=dtype, gamma=gamma)
+        export = export_eagle if draft.attends else export_medusa
+        return export(draft, target, output_folder, format, dtype=dtype, gamma=gamma)
     if format == "speculators":
         raise ConfigError(
             f"format=speculators holds drafts of kind eagle, and {draft_folder} reads tokens alone; use format=vllm, "

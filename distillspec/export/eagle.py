@@ -52,7 +52,7 @@ def export_eagle(
         draft.width,
         **measured,
         stray_mass_before=0.0,
-        serve=serve_command(format, folder, target_name(target), gamma, eagle=True),
+        serve=serve_command(format, folder, target_name(target), gamma, method="eagle3"),
         warnings=length_warnings(draft, target),
         notes=(
             *(NOTES["vllm"] if format != "sglang" else ()),
@@ -69,7 +69,7 @@ def check_shape(draft: LanguageModel, target: LanguageModel, format: str) -> Non
         ConfigError: it names the reason, and what takes the draft instead.
     """
     assert draft.state_input is not None
-    if not draft.state_input.attends or draft.drafts_at_once:
+    if draft.drafts_at_once:
         raise ConfigError(
             f"{draft.name} is of kind {draft.kind}, which distill export does not write yet; distill serve takes the "
             "folder as it is, and draft=eagle makes one that can be exported"

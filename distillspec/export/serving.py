@@ -24,20 +24,19 @@ NOTES = {
 }
 
 
-def serve_command(form: str, folder: Path, target: str, gamma: int, *, eagle: bool = False) -> str:
+def serve_command(form: str, folder: Path, target: str, gamma: int, *, method: str = "draft_model") -> str:
     """Return the command (for plain transformers, the code) that serves `target` with the draft in `folder`.
 
     Args:
-        eagle: whether the draft reads the target's states.
+        method: what vLLM calls the draft: `draft_model`, `eagle3` or `medusa`.
     """
     path = str(folder.resolve())
     if form in ("vllm", "speculators"):
-        method = "eagle3" if eagle else "draft_model"
         speculative = {"method": method, "model": path, "num_speculative_tokens": gamma}
         compact = json.dumps(speculative, separators=(",", ":"))
         return f"vllm serve {shlex.quote(target)} --speculative-config {shlex.quote(compact)}"
     if form == "sglang":
-        algorithm = "EAGLE3" if eagle else "STANDALONE"
+        algorithm = "EAGLE3" if method == "eagle3" else "STANDALONE"
         # With one candidate a step, SGLang verifies the root and the gamma drafted tokens together.
         return (
             f"python -m sglang.launch_server --model-path {shlex.quote(target)}"

@@ -1,11 +1,12 @@
-"""Compare the acceptance of an exported EAGLE-3 draft in vLLM with this engine's, at temperature 0 on the same prompts.
+"""Compare the acceptance of an exported draft in vLLM with this engine's, at temperature 0 on the same prompts.
 
-    python benchmarks/eagle_vllm.py --prompts math.jsonl --draft RUN/draft --vllm ../vllm/bin/python
+    python benchmarks/vllm_acceptance.py --prompts math.jsonl --draft RUN/draft --vllm ../vllm/bin/python
 
 `--vllm` is the Python of an environment with vLLM (its CPU build is enough). Without vLLM in it the script says so and
-exits 2. Both sides compute in the same number format and draft fixed chains greedily. Acceptance length is one plus the
-accepted tokens of a drafted chain, its mean over all chains. Texts part where two tokens are nearly equal, so their
-common beginning is reported too. Exits 1 if the lengths differ by more than 5 %. Writes `results/eagle_vllm.json`.
+exits 2. `eagle` drafts run as EAGLE-3, `medusa` ones as Medusa. Both sides compute in the same number format and draft
+fixed chains greedily. Acceptance length is one plus the accepted tokens of a drafted chain, its mean over all chains.
+Texts part where two tokens are nearly equal, so their common beginning is reported too. Exits 1 if the lengths differ
+by more than 5 %. Writes `results/KIND_vllm.json`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def main() -> int:
         result = compare(options, Path(folder))
     from common import write_result
 
-    write_result("eagle_vllm", result)
+    write_result(f"{result['kind']}_vllm", result)
     return 0 if abs(result["ratio"] - 1) <= WITHIN else 1
 
 
@@ -57,10 +58,12 @@ def compare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     target.model.save_pretrained(folder / "target")
     target.text_tokenizer.save_pretrained(folder / "target")
     draft = load_draft(Path(options.draft), target, dtype=target.dtype)
+    options.length = options.length if draft.attends else len(draft.layers)  # vLLM asks all heads
     ours = in_distillspec(options, target, draft, prompts)
     work = {
         "target": str(folder / "target"),
         "draft": str(folder / "draft"),
+        "method": "eagle3" if draft.attends else "medusa",
         "dtype": options.dtype,
         "length": options.length,
         "tokens": options.tokens,
@@ -70,6 +73,7 @@ def compare(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     theirs = _in_other_python(options.vllm, folder / "work.json")
     return {
         "target": options.target,
+        "kind": draft.kind,
         "format": options.format,
         "dtype": options.dtype,
         "prompts": len(prompts),
@@ -115,7 +119,7 @@ def in_vllm(work: dict[str, Any]) -> dict[str, Any]:
         enable_prefix_caching=False,
         disable_log_stats=False,
         gpu_memory_utilization=MEMORY,
-        speculative_config={"method": "eagle3", "model": work["draft"], "num_speculative_tokens": work["length"]},
+        speculative_config={"method": work["method"], "model": work["draft"], "num_speculative_tokens": work["length"]},
     )
     params = SamplingParams(temperature=0.0, max_tokens=work["tokens"], ignore_eos=True)
     outputs = llm.generate([{"prompt_token_ids": ids} for ids in work["prompts"]], params, use_tqdm=False)
@@ -154,7 +158,7 @@ def _in_other_python(python: str, work: Path) -> dict[str, Any]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts")
-    parser.add_argument("--draft", help="a draft of kind eagle")
+    parser.add_argument("--draft", help="a draft of kind eagle or medusa")
     parser.add_argument("--vllm", default=sys.executable, help="Python of an environment with vLLM")
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("--format", default="vllm", choices=("vllm", "speculators"))

@@ -1,0 +1,165 @@
+"""Export of Medusa's heads as vLLM holds them: residual blocks on the state that the target's head reads, one head.
+
+Weights: `blocks.K.layers.0.weight [D, D]` of drafted position K, `lm_head.weight [Vd, D]` for all of them, and with a
+truncated vocabulary `token_map [Vd]` int64, the target's id of each row.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn.functional import silu
+
+from distillspec.errors import ConfigError, RunError
+from distillspec.export.compatibility import make_readable_for_transformers_4
+from distillspec.export.eagle_folder import CONFIG, head_rows
+from distillspec.export.probes import held_out_sequences
+from distillspec.export.proof import TOLERANCE
+from distillspec.export.result import ExportResult, write_record
+from distillspec.export.serving import NOTES, serve_command, target_name
+from distillspec.files import write_folder
+from distillspec.models import LanguageModel
+from distillspec.models.eagle import final_scale
+from distillspec.models.features import read_states
+from distillspec.models.numerics import DTYPES
+from distillspec.models.own_weights import WEIGHTS
+from distillspec.models.state_input import PARALLEL, deferred_scale
+
+
+def export_medusa(
+    draft: LanguageModel, target: LanguageModel, folder: Path, form: str, *, dtype: str, gamma: int
+) -> ExportResult:
+    """Write the draft as a folder that vLLM loads, complete and proved before it is visible.
+
+    Raises:
+        ConfigError: the format has no such draft.
+        RunError: the folder did not load back to the draft's logits within 1e-4. Nothing is left behind.
+    """
+    check_heads(draft, target, form)
+    texts = held_out_sequences(target)
+    exact = rounded = _draft_logits(draft, target, texts)
+    if not torch.isfinite(exact).all():
+        raise RunError(f"the draft {draft.name} gives logits that are not finite; nothing was exported")
+    if DTYPES[dtype] is not torch.float32:
+        with torch.no_grad():
+            for parameter in _their_weights(draft).values():
+                parameter.copy_(parameter.to(DTYPES[dtype]))
+        rounded = _draft_logits(draft, target, texts)
+    measured: dict[str, float] = {}
+
+    def write(temporary: Path) -> None:
+        write_medusa(temporary, draft, target, dtype)
+        draft.text_tokenizer.save_pretrained(temporary)
+        make_readable_for_transformers_4(temporary)
+        logits = _folder_logits(temporary, target, texts)
+        error = float((logits - rounded).abs().max()) if logits.shape == rounded.shape else float("nan")
+        if not error < TOLERANCE:  # NaN too
+            raise RunError(f"the export does not give the draft's logits (off by {error:.2e}); nothing was written")
+        measured.update(
+            max_abs_error=error,
+            rounding_error=float((logits - exact).abs().max()),
+            argmax_agreement=float((logits.argmax(-1) == exact.argmax(-1)).float().mean()),
+            stray_mass=0.0,  # ids that were never learnt have no row
+        )
+        write_record(temporary, draft, form, dtype, measured)
+
+    write_folder(folder, write)
+    serve = serve_command(form, folder, target_name(target), len(draft.layers), method="medusa")
+    notes = ("vLLM drafts as many tokens as there are heads, each greedily",)
+    return ExportResult(
+        folder,
+        form,
+        dtype,
+        head_rows(target),
+        draft.width,
+        **measured,
+        stray_mass_before=0.0,
+        serve=serve,
+        warnings=(),
+        notes=(*NOTES["vllm"][1:], *notes),
+    )
+
+
+def check_heads(draft: LanguageModel, target: LanguageModel, form: str) -> None:
+    """Refuse heads that the format cannot hold.
+
+    Raises:
+        ConfigError: it names the reason, and what takes the draft instead.
+    """
+    assert draft.state_input is not None
+    if draft.state_input.way != PARALLEL:
+        raise ConfigError(
+            f"{draft.name} has heads that read drafted tokens (draft.sequential=true), and no other engine has such "
+            "drafts; distill serve takes the folder as it is, and draft=medusa alone can be exported"
+        )
+    if form != "vllm":
+        raise ConfigError(
+            f"{draft.name} has Medusa's heads, and format={form} has no such draft; use format=vllm (distill serve "
+            "takes the folder as it is)"
+        )
+    theirs, own = final_scale(target), deferred_scale(draft.decoder)
+    same = theirs is not None and torch.allclose(own, theirs.to(own))
+    if draft.state_ids != (len(target.layers),) or not same:
+        raise ConfigError(
+            f"{draft.name} reads other states than the one that the target's head reads, and vLLM hands over that one "
+            "alone; distill serve takes the folder as it is"
+        )
+
+
+def write_medusa(folder: Path, draft: LanguageModel, target: LanguageModel, dtype: str) -> None:
+    """Write weights in `dtype` and configuration."""
+    weights = {name: value.detach().to(DTYPES[dtype]) for name, value in _their_weights(draft).items()}
+    rows = head_rows(target)
+    if draft.width < rows:
+        weights["token_map"] = torch.arange(draft.width) if draft.kept_ids is None else draft.kept_ids
+    save_file({name: value.cpu().contiguous() for name, value in weights.items()}, folder / WEIGHTS, {"format": "pt"})
+    settings = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": draft.model.config.hidden_size,
+        "vocab_size": rows,
+        "truncated_vocab_size": draft.width,
+        "num_heads": len(draft.layers),
+        "num_hidden_layers": 1,
+        "medusa_fc_bias": False,
+        "original_lm_head": True,
+        "dtype": dtype,
+    }
+    (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def _their_weights(draft: LanguageModel) -> dict[str, Tensor]:
+    blocks = {f"blocks.{k}.layers.0.weight": head.down_proj.weight for k, head in enumerate(draft.layers)}  # type: ignore[union-attr]
+    return {**blocks, "lm_head.weight": draft.head.weight}  # type: ignore[dict-item]
+
+
+@torch.no_grad()
+def _draft_logits(draft: LanguageModel, target: LanguageModel, texts: Sequence[Tensor]) -> Tensor:
+    """Return our logits `[positions, N, Vd]` float32 on the CPU after every token of `texts`."""
+    assert draft.state_input is not None
+    states = draft.state_input.fuse(_last_states(target, texts))
+    heads = range(len(draft.layers))
+    return torch.stack([draft.head.logits(draft.head_input(states, k)).float().cpu() for k in heads])
+
+
+@torch.no_grad()
+def _folder_logits(folder: Path, target: LanguageModel, texts: Sequence[Tensor]) -> Tensor:
+    """Return the same by the format's arithmetic on the folder's weights and the target's own norm."""
+    weights = {name: value.float() for name, value in load_file(folder / WEIGHTS).items() if name != "token_map"}
+    heads = json.loads((folder / CONFIG).read_text(encoding="utf-8"))["num_heads"]
+    x = target.decoder.norm(_last_states(target, texts)).float().cpu()  # type: ignore[operator]
+    read = [x + silu(x @ weights[f"blocks.{k}.layers.0.weight"].T) for k in range(heads)]
+    return torch.stack([state @ weights["lm_head.weight"].T for state in read])
+
+
+def _last_states(target: LanguageModel, texts: Sequence[Tensor]) -> Tensor:
+    """Return the target's states `[N, D]` float32 before the final norm."""
+    layers = [len(target.layers)]
+    places = [torch.arange(ids.shape[1], device=ids.device).expand_as(ids) for ids in texts]
+    found = [read_states(target, ids, at, layers).flatten(0, 1) for ids, at in zip(texts, places, strict=True)]
+    return torch.cat(found).float()
