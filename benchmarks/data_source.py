@@ -24,7 +24,8 @@ from distillspec.models import LanguageModel, load_target
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import EngineSettings
 from distillspec.serving.generator import EngineGenerator
-from distillspec.types import GenerationRequest, Generator, Prompt, SamplingPolicy, SignalRequest
+from distillspec.signals import SignalRequest
+from distillspec.types import GenerationRequest, Generator, Prompt, SamplingPolicy
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ from distillspec.data.packing import collate
 from distillspec.files import sha256_of
 from distillspec.losses import DenseTeacher, chunked_loss
 from distillspec.models import LanguageModel, initialise_draft, load_target
+from distillspec.signals import SignalRequest
 from distillspec.training.chains import Unrolling
 from distillspec.training.feed import SampleFeed
 from distillspec.training.module import DistillModule, loss_hidden
@@ -39,7 +40,7 @@ from distillspec.training.state_store import StateStore
 from distillspec.training.strategies import ReplicatedStrategy
 from distillspec.training.tracking import Tracker
 from distillspec.training.trainer import Trainer
-from distillspec.types import Sample, SignalRequest
+from distillspec.types import Sample
 
 TEXT = Path(__file__).parents[1] / "LICENSE"  # English that stays as it is
 STARTS = {

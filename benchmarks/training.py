@@ -26,10 +26,11 @@ from distillspec.data.packing import collate
 from distillspec.generation import SlotGenerator
 from distillspec.models import LanguageModel, initialise_draft, load_target
 from distillspec.models.vocabulary import choose_kept_ids, count_tokens
+from distillspec.signals import SignalRequest
 from distillspec.training.feed import SampleFeed
 from distillspec.training.module import DistillModule, teacher_view
 from distillspec.training.optimizer import choose_trainable, make_optimizer
-from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy, SignalRequest, TokenBatch
+from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy, TokenBatch
 
 GOALS = {"response_tokens_per_s": 1500, "against_trl": 1.3}
 TRL_ROWS, TRL_LENGTH = 8, 384

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from distillspec.sampling import draw_each
-from distillspec.types import SignalRequest, TeacherSignal
+from distillspec.signals import SignalRequest, TeacherSignal
 
 TINY = torch.finfo(torch.float32).tiny
 BLOCK = 64  # neighbouring ids whose maximum is found first

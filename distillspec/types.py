@@ -1,19 +1,19 @@
 """Messages that cross module borders, and the Protocols of interchangeable parts.
 
-Imports nothing of ours. Shapes: N = loss positions, T = tokens, K = entries kept per position, V = vocabulary.
-Probabilities and log-probabilities are natural (nats), float32 unless said otherwise.
+Shapes: N = loss positions, T = tokens, V = vocabulary. Log-probabilities are natural (nats), float32 unless said
+otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-SignalKind = Literal["topk", "sampled"]
+from distillspec.signals import Signal, SignalRequest
 
 
 @dataclass(frozen=True)
@@ -46,48 +46,6 @@ class Prompt:
     token_ids: tuple[int, ...]
     domain: str = "default"
     response: str | None = None
-
-
-@dataclass(frozen=True)
-class TeacherSignal:
-    """The target's distribution at T positions, compressed. Row t is the distribution that emits token t.
-
-    `topk`: `ids` are the K most probable tokens, `logprobs` their raw log-probabilities (temperature 1, no filter) and
-    `tail` the probability of all others. It may also hold n independent draws from these others, `tail_ids`, with their
-    raw log-probabilities: unlike the tail's mass they show how much probability a draft gives them.
-
-    `sampled`: `ids` are K independent draws from the raw distribution (unbiased), `logprobs` theirs, `tail` is zero.
-    """
-
-    kind: SignalKind
-    ids: Tensor  # [T, K] int32
-    logprobs: Tensor  # [T, K] float16 on disk, float32 in batches
-    tail: Tensor  # [T] float32, probability
-    tail_ids: Tensor | None = None  # [T, n] int32, −1 where nothing was drawn
-    tail_logprobs: Tensor | None = None  # [T, n] as logprobs
-
-    def __len__(self) -> int:
-        return self.ids.shape[0]
-
-    @property
-    def request(self) -> SignalRequest:
-        """Return the request that records such a signal."""
-        return SignalRequest(self.kind, self.ids.shape[1], 0 if self.tail_ids is None else self.tail_ids.shape[1])
-
-    def rows(self, start: int, stop: int) -> TeacherSignal:
-        return self._each(lambda values: values[start:stop])
-
-    def at(self, rows: Tensor) -> TeacherSignal:
-        """Return the rows `[n]` int64."""
-        return self._each(lambda values: values[rows])
-
-    def to(self, device: torch.device | str) -> TeacherSignal:
-        return self._each(lambda values: values.to(device))
-
-    def _each(self, change: Callable[[Tensor], Tensor]) -> TeacherSignal:
-        ids, logprobs, tail = (change(column) for column in (self.ids, self.logprobs, self.tail))
-        draws = (None if column is None else change(column) for column in (self.tail_ids, self.tail_logprobs))
-        return TeacherSignal(self.kind, ids, logprobs, tail, *draws)
 
 
 @dataclass(frozen=True)
@@ -150,7 +108,7 @@ class Sample:
     domain: str
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
-    signal: TeacherSignal | None = None
+    signal: Signal | None = None
     source: str = "fixed"  # fixed | teacher | draft: which model wrote the response
     finished: bool = True  # False when cut at the length limit
     writer_logprobs: Tensor | None = None  # [T] float32, nats: of each token under the policy it was drawn with
@@ -175,7 +133,7 @@ class TokenBatch:
     sample_index: Tensor  # [N] int64, which of `domains` each position belongs to
     domains: tuple[str, ...]
     from_draft: Tensor  # [N] bool, the label was sampled from the draft
-    signal: TeacherSignal | None = None
+    signal: Signal | None = None
     writer_logprobs: Tensor | None = None  # [N] float32, of the labels when they were drawn, NaN where unknown
     states: Tensor | None = None  # [B, L, F] the target's states that the draft reads
 
@@ -208,20 +166,6 @@ class GenerationRequest:
     prompt: Prompt
     max_new_tokens: int
     seed: int
-
-
-@dataclass(frozen=True)
-class SignalRequest:
-    """Teacher signal to record while generating: its kind, entries a position, and draws from the tail."""
-
-    kind: SignalKind = "topk"
-    entries: int = 64
-    tail_draws: int = 0  # topk only
-
-    @property
-    def draws(self) -> int:
-        """Return the number of tokens drawn at random at each position."""
-        return self.tail_draws if self.kind == "topk" else self.entries
 
 
 @dataclass(frozen=True)

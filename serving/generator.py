@@ -18,7 +18,8 @@ from distillspec.serving.base.transfer import to_device
 from distillspec.serving.engine import Engine
 from distillspec.serving.proposers.named import without_draft
 from distillspec.serving.step.commit import Emission
-from distillspec.types import GenerationRequest, Sample, SamplingPolicy, SignalRequest
+from distillspec.signals import SignalRequest
+from distillspec.types import GenerationRequest, Sample, SamplingPolicy
 
 
 class EngineGenerator:

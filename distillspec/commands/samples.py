@@ -74,15 +74,16 @@ def _sample_into(
                     scored.add(sample)
                 scored.flush()
                 continue
-            by_draft = generator.source == "draft"  # it cannot record the target's signal: scored afterwards
+            # Drafts cannot record the target's signal, and no generator its final states: scored afterwards.
+            later = generator.source == "draft" or config.signal == "hidden"
             done = sample_responses(
                 share,
                 generator,
-                scored if by_draft else writer,
+                scored if later else writer,
                 policy=config.policy,
                 stop_ids=target.stop_ids,
                 max_new_tokens=config.max_new_tokens,
-                signal=None if by_draft else signal,
+                signal=None if later else signal,
                 seed=seed,
                 deadline=deadline,
                 on_tokens=meter,

@@ -35,7 +35,7 @@ class DataConfig:
     refresh_steps: int = 100  # draft, mixed: steps after which the current draft writes new text
     refresh_prompts: int = 64  # prompts answered at each refresh
     refresh_keep: int | None = None  # refreshes to train on at a time; null: 2 (loss=tvdpp: 1)
-    signal: str = "topk"  # target's signal stored with the text: topk | sampled | none (a live target scores)
+    signal: str = "topk"  # the target's, stored with the text: topk | sampled | hidden (exact) | none (a live target)
     signal_entries: int = 64  # log-probabilities or draws stored per token
     tail_draws: int = 4  # topk: draws from the tail per token, so that losses and α are unbiased; 6 bytes each
     state_ids: list[int] | None = None  # target's states stored with its text; null: those that the draft reads
@@ -47,7 +47,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         one_of("data.source", self.source, ("fixed", "teacher", "draft", "mixed"))
-        one_of("data.signal", self.signal, ("topk", "sampled", "none"))
+        one_of("data.signal", self.signal, ("topk", "sampled", "hidden", "none"))
         one_of("data.state_precision", self.state_precision, ("bf16", "fp8"))
         one_of("data.generator", self.generator, ("slots", "engine"))
         one_of("data.mixed_by", self.mixed_by, ("sequence", "token"))

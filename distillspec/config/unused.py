@@ -123,7 +123,11 @@ RULES = (
     ),
     Rule(OF_THE_SAMPLES, lambda c: not isinstance(c, EvalCommand), "distill train or distill generate"),
     Rule(("data.temperature", "data.top_p"), _samples, "data=teacher, data=draft or data=mixed"),
-    Rule(("data.signal_entries",), lambda c: c.data.signal != "none", "data.signal=topk or data.signal=sampled"),
+    Rule(
+        ("data.signal_entries",),
+        lambda c: c.data.signal in ("topk", "sampled"),
+        "data.signal=topk or data.signal=sampled",
+    ),
     Rule(("data.tail_draws",), lambda c: c.data.signal == "topk", "data.signal=topk"),
     Rule(
         ("data.max_minutes", "data.shard_sequences"),

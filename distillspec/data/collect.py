@@ -19,14 +19,8 @@ from distillspec.errors import ConfigError
 from distillspec.models.language_model import LanguageModel
 from distillspec.recording import SignalRecorder
 from distillspec.sampling import policy_probs
-from distillspec.types import (
-    GenerationRequest,
-    Generator,
-    Prompt,
-    Sample,
-    SamplingPolicy,
-    SignalRequest,
-)
+from distillspec.signals import HiddenSignal, SignalRequest
+from distillspec.types import GenerationRequest, Generator, OutputHead, Prompt, Sample, SamplingPolicy
 
 SCORED_ROWS = 512  # positions whose logits exist at one time
 
@@ -114,6 +108,11 @@ def score(samples: Sequence[Sample], target: LanguageModel, signal: SignalReques
         batch = collate([[s] for s in chunk], max(len(s) for s in chunk), target.text_tokenizer.eos_token_id)
         hidden = target.hidden(batch.input_ids.to(target.device), batch.position_ids.to(target.device))
         hidden = hidden.reshape(-1, hidden.shape[-1])[batch.loss_index.to(target.device)]
+        if signal.kind == "hidden":
+            lengths = [len(sample.response_ids) for sample in chunk]
+            for index, own in zip(indices, hidden.split(lengths), strict=True):
+                scored[index] = replace(samples[index], signal=hidden_signal(own, target.head))
+            continue
         recorders = [SignalRecorder(signal, stable_seed(seed, sample.prompt_id)) for sample in chunk]
         owners = [recorder for recorder, s in zip(recorders, chunk, strict=True) for _ in s.response_ids]
         for first, part in zip(range(0, len(owners), SCORED_ROWS), hidden.split(SCORED_ROWS), strict=True):
@@ -121,6 +120,14 @@ def score(samples: Sequence[Sample], target: LanguageModel, signal: SignalReques
         for index, sample, recorder in zip(indices, chunk, recorders, strict=True):
             scored[index] = replace(sample, signal=recorder.finish())
     return [scored[index] for index in range(len(samples))]
+
+
+def hidden_signal(hidden: Tensor, head: OutputHead) -> HiddenSignal:
+    """Return the signal of a text's final states `[T, D]`, on the CPU. log Z is that of the rounded states' logits."""
+    kept = hidden.to(torch.bfloat16 if hidden.dtype == torch.bfloat16 else torch.float16)
+    parts = kept.to(head.weight.dtype).split(SCORED_ROWS)
+    log_z = torch.cat([torch.logsumexp(head.logits(part).float(), -1) for part in parts])
+    return HiddenSignal(kept.to("cpu", copy=True), log_z.cpu())
 
 
 @torch.no_grad()
@@ -164,6 +171,8 @@ def collection_key(
 def signal_request(config: DataConfig) -> SignalRequest | None:
     if config.signal == "none":
         return None
+    if config.signal == "hidden":
+        return SignalRequest("hidden")
     if config.signal == "sampled":
         return SignalRequest("sampled", config.signal_entries)
     return SignalRequest("topk", config.signal_entries, config.tail_draws)

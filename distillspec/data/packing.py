@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from distillspec.types import Sample, TeacherSignal, TokenBatch
+from distillspec.signals import HiddenSignal, Signal, TeacherSignal
+from distillspec.types import Sample, TokenBatch
 
 WINDOW_ROWS = 16  # rows packed together before shuffling: more give fuller rows, fewer a freer order
 
@@ -111,8 +112,11 @@ def cut_to_fit(sample: Sample, limit: int) -> Sample:
     )
 
 
-def _joined(signals: Sequence[TeacherSignal | None]) -> TeacherSignal | None:
-    known = [signal for signal in signals if signal is not None]
+def _joined(signals: Sequence[Signal | None]) -> Signal | None:
+    hidden = [signal for signal in signals if isinstance(signal, HiddenSignal)]
+    if len(hidden) == len(signals):
+        return HiddenSignal(torch.cat([s.hidden for s in hidden]), torch.cat([s.log_z for s in hidden]))
+    known = [signal for signal in signals if isinstance(signal, TeacherSignal)]
     if len(known) != len(signals) or len({(s.kind, s.ids.shape[1]) for s in known}) != 1:
         return None
     return TeacherSignal(
@@ -135,7 +139,7 @@ def joined_writer_logprobs(samples: Sequence[Sample]) -> Tensor | None:
 
 def joined_draws(signals: Sequence[TeacherSignal]) -> tuple[Tensor, Tensor] | tuple[None, None]:
     """Return the tails' draws side by side, padded with −1 and 0 for signals that have fewer than others."""
-    most = max(0 if s.tail_ids is None else s.tail_ids.shape[1] for s in signals)
+    most = max((0 if s.tail_ids is None else s.tail_ids.shape[1] for s in signals), default=0)
     if most == 0:
         return None, None
     ids, logprobs = [], []

@@ -5,7 +5,8 @@ from __future__ import annotations
 from distillspec.data.collect import score
 from distillspec.data.shards import ShardWriter
 from distillspec.models.language_model import LanguageModel
-from distillspec.types import Sample, SignalRequest
+from distillspec.signals import SignalRequest
+from distillspec.types import Sample
 
 
 class ScoringWriter:

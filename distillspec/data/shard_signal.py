@@ -7,11 +7,13 @@ from typing import Any
 import torch
 
 from distillspec.data.shard_schema import Columns
-from distillspec.types import TeacherSignal
+from distillspec.signals import HiddenSignal, Signal, TeacherSignal
 
 
-def signal_columns(signal: TeacherSignal) -> Columns:
+def signal_columns(signal: Signal) -> Columns:
     """Return a signal in the dtypes of the shard schema. The tail keeps float32."""
+    if isinstance(signal, HiddenSignal):
+        return {"hidden": signal.hidden, "log_z": signal.log_z}
     columns = {
         "signal_ids": signal.ids.to(torch.int32),
         "signal_logprobs": signal.logprobs.to(torch.float16),
@@ -25,8 +27,10 @@ def signal_columns(signal: TeacherSignal) -> Columns:
     return columns
 
 
-def signal_of(columns: Columns, common: dict[str, Any]) -> TeacherSignal | None:
+def signal_of(columns: Columns, common: dict[str, Any]) -> Signal | None:
     """Return the signal in a sample's columns. None: its shard has none."""
+    if "hidden" in columns:
+        return HiddenSignal(columns["hidden"], columns["log_z"])
     if "signal_ids" not in columns:
         return None
     return TeacherSignal(

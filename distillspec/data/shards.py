@@ -20,7 +20,8 @@ from distillspec.data.shard_schema import Columns
 from distillspec.data.shard_signal import signal_columns, signal_of
 from distillspec.errors import ConfigError
 from distillspec.files import sha256_of, write_atomic, write_json
-from distillspec.types import ModelIdentity, RecordedStates, Sample, TeacherSignal
+from distillspec.signals import Signal, TeacherSignal
+from distillspec.types import ModelIdentity, RecordedStates, Sample
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1  # of the manifest
@@ -172,10 +173,11 @@ def _columns(sample: Sample) -> Columns:
     return columns
 
 
-def _aligned(signals: list[TeacherSignal]) -> list[Columns]:
+def _aligned(signals: list[Signal]) -> list[Columns]:
     """Return the signals' columns. Those with fewer draws than others are padded."""
     columns = [signal_columns(signal) for signal in signals]
-    tail_ids, tail_logprobs = joined_draws(signals)
+    compressed = [signal for signal in signals if isinstance(signal, TeacherSignal)]
+    tail_ids, tail_logprobs = joined_draws(compressed)
     if tail_ids is not None and tail_logprobs is not None:
         lengths = [len(signal) for signal in signals]
         draws = zip(tail_ids.int().split(lengths), tail_logprobs.half().split(lengths), strict=True)

@@ -19,15 +19,8 @@ from distillspec.models.slot_attention import slot_attention_in
 from distillspec.models.slot_cache import SlotCache
 from distillspec.recording import SignalRecorder
 from distillspec.sampling import draw, policy_probs
-from distillspec.types import (
-    NO_STATES,
-    GenerationRequest,
-    RecordedStates,
-    Sample,
-    SamplingPolicy,
-    SignalRequest,
-    StateRequest,
-)
+from distillspec.signals import SignalRequest
+from distillspec.types import NO_STATES, GenerationRequest, RecordedStates, Sample, SamplingPolicy, StateRequest
 
 PREFILL_TOKENS = 2048  # padded prompt tokens read in one forward pass
 

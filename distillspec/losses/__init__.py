@@ -10,7 +10,7 @@ from distillspec.losses.pairs import BucketedPair, columns_of
 from distillspec.losses.registry import LOSS_NAMES, LOSSES, acceptance_of, per_token_loss
 from distillspec.losses.sampled import LabelView, ce, tvdpp
 from distillspec.losses.selection import advantages, select_tokens
-from distillspec.losses.teachers import DenseTeacher, NoTeacher, SignalTeacher, Teacher, TeacherChunk
+from distillspec.losses.teachers import DenseTeacher, HiddenTeacher, NoTeacher, SignalTeacher, Teacher, TeacherChunk
 from distillspec.losses.token_values import TokenValues, chunked_token_values
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "BucketedPair",
     "ChunkedLoss",
     "DenseTeacher",
+    "HiddenTeacher",
     "LabelView",
     "LossInputs",
     "LossMix",

@@ -63,10 +63,11 @@ class Block:
     def inputs(self, draft_logits: Tensor) -> LossInputs:
         """Return the block's loss inputs, given its `draft_logits [N, Vd]`."""
         at = self.positions
-        logits, signal = self.teacher_chunk.rows(self.start - self.chunk_start, self.stop - self.chunk_start)
+        logits, signal, log_z = self.teacher_chunk.rows(self.start - self.chunk_start, self.stop - self.chunk_start)
         return LossInputs(
             draft_logits,
             target_logits=logits,
+            target_log_z=log_z,
             signal=signal,
             kept_ids=at.kept_ids,
             labels=_rows(at.labels, self.start, self.stop),

@@ -13,11 +13,12 @@ from distillspec.losses.pairs import (
     check_temperature,
     columns_of,
     full_pair,
+    kept_pair,
     topk_pair,
     truncated_pair,
 )
 from distillspec.sampling import NonFiniteLogits, bad_row
-from distillspec.types import TeacherSignal
+from distillspec.signals import TeacherSignal
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class LossInputs:
     """
 
     draft_logits: Tensor  # [N, Vd]
-    target_logits: Tensor | None = None  # [N, V]
+    target_logits: Tensor | None = None  # [N, V], or [N, Vd] with their log-sum-exp over V
+    target_log_z: Tensor | None = None  # [N] float32
     signal: TeacherSignal | None = None  # N rows
     kept_ids: Tensor | None = None  # [Vd] int64, absolute id of each draft column
     labels: Tensor | None = None  # [N] int64, absolute ids, negative for none
@@ -59,7 +61,7 @@ class LossInputs:
         check_temperature(self.temperature)
         if self.target_logits is not None and self.signal is not None:
             raise ValueError("give target_logits or a recorded signal, not both")
-        if self.signal is not None and self.temperature != 1.0:
+        if (self.signal is not None or self.target_log_z is not None) and self.temperature != 1.0:
             raise ConfigError(
                 f"loss temperature={self.temperature} needs a live teacher: recorded signals hold "
                 "temperature 1; set temperature=1 or drop the recorded signal"
@@ -70,6 +72,8 @@ class LossInputs:
     @cached_property
     def pair(self) -> BucketedPair:
         """Return both distributions over common buckets, built once for all losses of a mix."""
+        if self.target_logits is not None and self.target_log_z is not None:
+            return kept_pair(self.draft_logits, self.target_logits, self.target_log_z[:, None])
         if self.target_logits is not None and self.kept_ids is not None:
             return truncated_pair(self.draft_logits, self.target_logits, self.kept_ids, self.temperature)
         if self.target_logits is not None:
@@ -115,7 +119,8 @@ class LossInputs:
         width = self.draft_logits.shape[-1]
         if self.kept_ids is not None and self.kept_ids.shape != (width,):
             raise ValueError(f"kept_ids {tuple(self.kept_ids.shape)} must name each of the {width} draft columns")
-        if self.target_logits is not None and self.kept_ids is None and self.target_logits.shape[-1] != width:
+        whole = self.kept_ids is None or self.target_log_z is not None
+        if self.target_logits is not None and whole and self.target_logits.shape[-1] != width:
             raise ValueError(
                 f"draft logits have {width} columns, target logits {self.target_logits.shape[-1]}; "
                 "slice padded columns off, or pass kept_ids for a truncated draft vocabulary"
@@ -123,7 +128,7 @@ class LossInputs:
 
     def _check_rows(self) -> None:
         rows = self.draft_logits.shape[0]
-        for name in ("target_logits", "signal", "labels", "from_draft", "advantage", "writer_logprobs"):
+        for name in ("target_logits", "target_log_z", "signal", "labels", "from_draft", "advantage", "writer_logprobs"):
             value = getattr(self, name)
             if value is not None and len(value) != rows:
                 raise ValueError(f"{name} has {len(value)} rows, draft_logits {rows}")

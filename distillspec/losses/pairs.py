@@ -18,7 +18,7 @@ from torch import Tensor
 from distillspec.errors import ConfigError
 from distillspec.losses.buckets import TINY, bucket_logprobs
 from distillspec.sampling import check_logits
-from distillspec.types import TeacherSignal
+from distillspec.signals import TeacherSignal
 
 LOG_TINY = math.log(TINY)
 HIDDEN_TAIL = 2.0**-12  # half a unit in the last place of a float16 probability near 1
@@ -110,9 +110,19 @@ def truncated_pair(draft_logits: Tensor, target_logits: Tensor, kept_ids: Tensor
         target_logits: `[N, V]`.
         kept_ids: `[Vd]` absolute ids.
     """
-    target_logits = target_logits.detach()
-    log_z = torch.logsumexp(tempered(target_logits, temperature), -1, keepdim=True)
-    kept_logp = tempered(target_logits.index_select(-1, kept_ids), temperature) - log_z
+    log_z = torch.logsumexp(tempered(target_logits.detach(), temperature), -1, keepdim=True)
+    return kept_pair(draft_logits, target_logits.index_select(-1, kept_ids), log_z, temperature)
+
+
+def kept_pair(draft_logits: Tensor, kept_logits: Tensor, log_z: Tensor, temperature: float = 1.0) -> BucketedPair:
+    """Return a pair with one bucket a kept token, from the target's logits of these alone.
+
+    Args:
+        draft_logits: `[N, Vd]`.
+        kept_logits: `[N, Vd]`.
+        log_z: `[N, 1]` log-sum-exp of all the target's logits over the temperature.
+    """
+    kept_logp = tempered(kept_logits.detach(), temperature) - log_z
     return BucketedPair(
         target_logp=without_infinities(kept_logp),
         draft_logp=without_infinities(torch.log_softmax(tempered(draft_logits, temperature), -1)),

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from distillspec.types import OutputHead, TeacherSignal
+from distillspec.signals import HiddenSignal, TeacherSignal
+from distillspec.types import OutputHead
 
 
 class TeacherChunk(NamedTuple):
-    """At most one of the two is given."""
+    """Logits or a signal, or neither. With `log_z` the logits are those of the draft's columns alone."""
 
-    logits: Tensor | None = None  # [C, V]
+    logits: Tensor | None = None  # [C, V], or [C, Vd] with log_z
     signal: TeacherSignal | None = None  # C rows
+    log_z: Tensor | None = None  # [C] log-sum-exp of all V logits
 
     def rows(self, start: int, stop: int) -> TeacherChunk:
-        logits = None if self.logits is None else self.logits[start:stop]
-        return TeacherChunk(logits, None if self.signal is None else self.signal.rows(start, stop))
+        logits, log_z = (None if part is None else part[start:stop] for part in (self.logits, self.log_z))
+        return TeacherChunk(logits, None if self.signal is None else self.signal.rows(start, stop), log_z)
 
 
 class Teacher(Protocol):
@@ -68,6 +70,39 @@ class DenseTeacher:
 
     def at(self, rows: Tensor) -> DenseTeacher:
         return DenseTeacher(self.hidden[rows], self.head)
+
+
+@dataclass(frozen=True)
+class HiddenTeacher:
+    """A target recorded by its final hidden states. The head computes the logits of the draft's columns alone."""
+
+    signal: HiddenSignal
+    head: OutputHead
+    truncated: bool  # the head has the rows of a truncated draft's columns
+
+    @classmethod
+    def of(cls, signal: HiddenSignal, head: OutputHead, kept_ids: Tensor | None) -> HiddenTeacher:
+        """Return the teacher for a draft with the columns `kept_ids [Vd]` int64, None: all of the head's."""
+        if kept_ids is None:
+            return cls(signal, head, truncated=False)
+        bias = None if head.bias is None else head.bias.index_select(0, kept_ids)
+        return cls(signal, replace(head, weight=head.weight.index_select(0, kept_ids), bias=bias), truncated=True)
+
+    @property
+    def positions(self) -> int | None:
+        return len(self.signal)
+
+    @property
+    def logit_width(self) -> int:
+        return self.head.weight.shape[0]
+
+    def chunk(self, start: int, stop: int) -> TeacherChunk:
+        rows = self.signal.rows(start, stop)
+        found = DenseTeacher(rows.hidden, self.head).chunk(0, stop - start)
+        return found._replace(log_z=rows.log_z) if self.truncated else found
+
+    def at(self, rows: Tensor) -> HiddenTeacher:
+        return replace(self, signal=self.signal.at(rows))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from distillspec.types import Sample, TeacherSignal
+from distillspec.signals import TeacherSignal
+from distillspec.types import Sample
 
 
 def count_tokens(sequences: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
@@ -23,12 +24,12 @@ def count_tokens(sequences: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
 def expected_counts(samples: Iterable[Sample], vocab_size: int) -> Tensor:
     """Return the expected number of times each id occurs, `[V]` float64.
 
-    Prompt tokens count once. Response positions count by the target's recorded probabilities, if there are any: these
-    say more than the one token it drew.
+    Prompt tokens count once. Response positions count by the tokens of a recorded signal, if there are any: these say
+    more than the one token that was drawn.
     """
     counts = torch.zeros(vocab_size, dtype=torch.float64)
     for sample in samples:
-        signal = sample.signal
+        signal = sample.signal if isinstance(sample.signal, TeacherSignal) else None
         counts += count_tokens([sample.prompt_ids, () if signal is not None else sample.response_ids], vocab_size)
         if signal is not None:
             counts.index_add_(0, signal.ids.flatten().long(), _weights(signal).flatten())

@@ -13,6 +13,7 @@ from distillspec.config import LossConfig
 from distillspec.losses import (
     ChunkedLoss,
     DenseTeacher,
+    HiddenTeacher,
     LossMix,
     NoTeacher,
     SignalTeacher,
@@ -24,6 +25,7 @@ from distillspec.losses import (
 from distillspec.models import LanguageModel
 from distillspec.models.unrolling import unrolled
 from distillspec.sampling import NonFiniteLogits
+from distillspec.signals import HiddenSignal
 from distillspec.training.chains import Unrolling
 from distillspec.types import OutputHead, TokenBatch
 
@@ -187,11 +189,17 @@ def drafted_hidden(model: LanguageModel, batch: TokenBatch, deeper: Sequence[Ten
 
 
 @torch.no_grad()
-def teacher_view(mix: LossMix, batch: TokenBatch, target: LanguageModel) -> Teacher:
-    """Return the batch's recorded signal, or else a forward pass of the live target."""
+def teacher_view(mix: LossMix, batch: TokenBatch, target: LanguageModel, kept_ids: Tensor | None = None) -> Teacher:
+    """Return the batch's recorded signal, or else a forward pass of the live target.
+
+    Args:
+        kept_ids: `[Vd]` int64 columns of a truncated draft.
+    """
     if not mix.needs_teacher:
         return NoTeacher()
     if batch.signal is not None:
+        if isinstance(batch.signal, HiddenSignal):
+            return HiddenTeacher.of(batch.signal, target.head, kept_ids)
         return SignalTeacher(batch.signal)
     return DenseTeacher(loss_hidden(target, batch), target.head)
 

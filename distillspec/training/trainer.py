@@ -150,7 +150,7 @@ class Trainer:
         self.report(self.progress, values)
 
     def weighted(self, batch: TokenBatch) -> WeightedBatch:
-        teacher = teacher_view(self.module.mix, batch, self.target)
+        teacher = teacher_view(self.module.mix, batch, self.target, self.module.kept_ids)
         weights = token_weights(self.strategy.module, self.module, batch, teacher, self.reference)
         return WeightedBatch(batch, teacher, weights, counted=weights)
 

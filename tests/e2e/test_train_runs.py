@@ -11,8 +11,8 @@ import torch
 
 from distillspec.data.folder import DataFolder
 from distillspec.data.shards import read_samples
+from distillspec.signals import SignalRequest
 from distillspec.training.checkpoint import load_newest
-from distillspec.types import SignalRequest
 
 FAST = (
     "experiment=smoke",

@@ -68,6 +68,16 @@ def test_it_is_evaluated_with_the_engine(distill: Any, tmp_path: Path, data_fold
     ]
 
 
+def test_it_learns_from_recorded_hidden_states_as_from_the_live_target(distill: Any, tmp_path: Path) -> None:
+    eagle = (*FAST, *KINDS["eagle"], *STEADY, "train.max_steps=6")
+    recorded = distill("train", *eagle, "data.signal=hidden", "hydra.run.dir=recorded")
+    assert recorded.code == 0, recorded.err
+    live = distill("train", *eagle, "data.signal=none", "data.cache=recorded", "hydra.run.dir=live")
+    assert live.code == 0, live.err
+    ours, theirs = (steps(tmp_path / run) for run in ("recorded", "live"))
+    assert [line["train/loss"] for line in ours] == pytest.approx([line["train/loss"] for line in theirs], rel=5e-3)
+
+
 def test_states_are_recorded_with_the_text_that_is_written_for_it(distill: Any, tmp_path: Path) -> None:
     halved = "data.state_precision=fp8"
     trained = distill("train", *FAST, *KINDS["eagle"], "draft.feature_ids=[1,2]", halved)

@@ -8,7 +8,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from distillspec.types import ModelIdentity, Sample, SamplingPolicy, TeacherSignal
+from distillspec.signals import TeacherSignal
+from distillspec.types import ModelIdentity, Sample, SamplingPolicy
 
 Split = Literal["train", "held_out"]
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from distillspec.recording import TINY
 from distillspec.serving.online.log.records import PLAIN, LoggedAnswer
 from distillspec.serving.online.log.shard import ROW_FIELDS
-from distillspec.types import TeacherSignal
+from distillspec.signals import TeacherSignal
 
 Redaction = Callable[[LoggedAnswer], LoggedAnswer | None]
 """Takes an answer before it is written. Returns the part that may be kept, or None."""

@@ -13,6 +13,7 @@ from distillspec.data.shard_file import ShardMetadata, ShardRefused, check_diges
 from distillspec.data.shard_schema import Columns
 from distillspec.data.shard_signal import signal_columns, signal_of
 from distillspec.serving.online.log.records import LoggedAnswer, LogKey
+from distillspec.signals import TeacherSignal
 from distillspec.types import SamplingPolicy
 
 ROW_FIELDS = ("outcomes", "draft_tokens", "draft_probs", "draft_entropies", "version_of")
@@ -67,7 +68,7 @@ def _columns(answer: LoggedAnswer) -> Columns:
 
 def _answer(columns: Columns, own: dict[str, Any], common: dict[str, Any]) -> LoggedAnswer:
     signal = signal_of(columns, common)
-    assert signal is not None, "every logged answer has a signal"
+    assert isinstance(signal, TeacherSignal), "every logged answer has a compressed signal"
     policy, versions = SamplingPolicy(**own["policy"]), tuple(own["draft_versions"])
     rows: dict[str, Any] = {name: columns[name] for name in ROW_FIELDS}
     return LoggedAnswer(

@@ -24,7 +24,7 @@ from distillspec.serving.online.log.records import LoggedAnswer, share_of, split
 from distillspec.serving.online.log.signal import LoggedDraft, Packed, pack, read
 from distillspec.serving.online.log.tenant_cap import TenantCap
 from distillspec.serving.step.commit import Emission
-from distillspec.types import TeacherSignal
+from distillspec.signals import TeacherSignal
 
 log = logging.getLogger(__name__)
 

@@ -24,6 +24,7 @@ from distillspec.serving.online.training.examples import (
     domain_shares,
     example_batches,
 )
+from distillspec.signals import TeacherSignal
 from distillspec.training.chains import Unrolling
 from distillspec.training.module import Anchor, DistillModule
 from distillspec.training.optimizer import choose_trainable, make_optimizer
@@ -142,7 +143,7 @@ class _Student:
         """Learn from one batch, which is of its first sample's domain where domains learn apart."""
         if self._adapters is not None:
             self._adapters.choose(batch.batch.domains[0])
-        assert batch.batch.signal is not None, "every logged answer has a signal"
+        assert isinstance(batch.batch.signal, TeacherSignal), "every logged answer has a compressed signal"
         weighted = WeightedBatch(batch.batch, SignalTeacher(batch.batch.signal), batch.weights, batch.counted)
         return take_step(
             self._strategy, self._module, [weighted], learning_rate=learning_rate, clip_norm=self.config.clip_norm

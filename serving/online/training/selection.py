@@ -107,9 +107,8 @@ def offline_samples(config: AdaptConfig, identity: ModelIdentity, entries: int) 
     if folder is None or config.offline_share == 0:
         return []
     samples = read_samples(folder.samples, identity)
-    usable = [
-        s for s in samples if s.signal is not None and s.signal.kind == "topk" and s.signal.ids.shape[1] == entries
-    ]
+    requests = [None if s.signal is None else s.signal.request for s in samples]
+    usable = [s for s, r in zip(samples, requests, strict=True) if r and (r.kind, r.entries) == ("topk", entries)]
     if not usable:
         raise ConfigError(
             f"adapt.offline={config.offline} has no top-{entries} signals; make it with distill generate "

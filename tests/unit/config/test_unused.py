@@ -74,6 +74,7 @@ def refusal(line: str) -> str | None:
         ("train loss.mix={fkl:1} loss.kl=.5", "loss.kl=.5 needs loss.mix=null"),
         ("train data.signal=none data.tail_draws=9", "data.tail_draws=9 needs data.signal=topk"),
         ("train data.signal=sampled data.tail_draws=9", "data.tail_draws=9 needs data.signal=topk"),
+        ("train data.signal=hidden data.signal_entries=9", "data.signal_entries=9 needs data.signal=topk or"),
         ("train data.signal=none data.signal_entries=9", "data.signal_entries=9 needs data.signal=topk or"),
         ("train data=fixed data.prompts=f.jsonl data.temperature=.3", "data.temperature=.3 needs data=teacher,"),
         ("generate data=fixed data.prompts=f.jsonl data.top_p=.3", "data.top_p=.3 needs data=teacher,"),

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from distillspec.config import DataConfig
 from distillspec.data.collect import fixed_samples, held_out_samples, sample_responses, score
+from distillspec.data.packing import collate
 from distillspec.data.selfprompt import usable, write_prompts
 from distillspec.data.shards import ShardWriter, read_samples
 from distillspec.errors import ConfigError, RunError
 from distillspec.generation import SlotGenerator
+from distillspec.losses import HiddenTeacher
 from distillspec.models import LanguageModel
-from distillspec.types import Prompt, Sample, SamplingPolicy, SignalRequest
+from distillspec.signals import HiddenSignal, SignalRequest
+from distillspec.types import Prompt, Sample, SamplingPolicy
 
 POLICY = SamplingPolicy()
 PROMPTS = [Prompt(f"p{i}", tuple(range(20 + i, 26 + 2 * i))) for i in range(9)]
@@ -88,6 +93,25 @@ def test_scores_are_the_plain_forward_pass(target: LanguageModel) -> None:
         torch.testing.assert_close(one.signal.logprobs.float(), top.values, atol=5e-3, rtol=1e-3)
         whole = one.signal.logprobs.float().exp().sum(-1) + one.signal.tail
         torch.testing.assert_close(whole, torch.ones(len(one.response_ids)), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kept", [None, torch.tensor([2, 30, 41, 60, 7])], ids=["full", "truncated"])
+def test_recorded_hidden_states_are_the_targets_distribution(target: LanguageModel, kept: Tensor | None) -> None:
+    samples = [Sample("a", "d", (1, 30, 31), (40, 41, 42, 2)), Sample("b", "d", (1, 50), (60,))]
+    scored = score(samples, target, SignalRequest("hidden"), seed=0)
+    for sample, one in zip(samples, scored, strict=True):
+        ids = torch.tensor([one.prompt_ids + one.response_ids])
+        logprobs = torch.log_softmax(target.logits(ids)[0, len(one.prompt_ids) - 1 : -1], -1)
+        assert isinstance(one.signal, HiddenSignal)
+        assert replace(one, signal=None) == sample
+        logits, _, log_z = HiddenTeacher.of(one.signal, target.head, kept).chunk(0, len(one.response_ids))
+        assert logits is not None
+        found = logits - (torch.logsumexp(logits, -1) if log_z is None else log_z)[:, None]
+        wanted = logprobs if kept is None else logprobs[:, kept]
+        torch.testing.assert_close(found, wanted, atol=5e-3, rtol=1e-3)  # states are rounded to float16
+    batch = collate([scored], 32, 0)
+    assert isinstance(batch.signal, HiddenSignal)
+    assert len(batch.signal) == batch.response_tokens
 
 
 def test_scoring_pads_little(target: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:

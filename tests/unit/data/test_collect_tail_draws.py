@@ -18,8 +18,9 @@ from distillspec.losses import DenseTeacher, SignalTeacher, Teacher
 from distillspec.losses.chunked import chunked_loss
 from distillspec.losses.mix import LossMix
 from distillspec.models import LanguageModel, initialise_draft
+from distillspec.signals import SignalRequest
 from distillspec.training.module import loss_hidden
-from distillspec.types import Prompt, Sample, SamplingPolicy, SignalRequest, TokenBatch
+from distillspec.types import Prompt, Sample, SamplingPolicy, TokenBatch
 
 PLAIN = SamplingPolicy()
 PROMPTS = [Prompt(f"p{i}", tuple(range(20 + i, 26 + 2 * i))) for i in range(9)]

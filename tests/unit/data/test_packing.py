@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distillspec.data.packing import collate, plan_epoch
-from distillspec.types import Sample, TeacherSignal
+from distillspec.signals import TeacherSignal
+from distillspec.types import Sample
 
 PAD = 2
 lengths = st.lists(st.integers(2, 40), min_size=1, max_size=60)

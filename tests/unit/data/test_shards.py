@@ -15,7 +15,8 @@ from distillspec.data.shard_file import METADATA
 from distillspec.data.shards import ShardWriter, read_samples
 from distillspec.errors import ConfigError, RunError
 from distillspec.files import sha256_of, write_text
-from distillspec.types import ModelIdentity, Sample, StateRequest, TeacherSignal
+from distillspec.signals import HiddenSignal, Signal, TeacherSignal
+from distillspec.types import ModelIdentity, Sample, StateRequest
 
 IDENTITY = ModelIdentity("tokens", 100, "weights")
 KEY: dict[str, Any] = {"target": {"tokenizer_hash": "tokens", "weights_hash": "weights"}, "seed": 0}
@@ -24,8 +25,12 @@ KEY: dict[str, Any] = {"target": {"tokenizer_hash": "tokens", "weights_hash": "w
 def sample(number: int, kind: str | None = "topk", length: int | None = None) -> Sample:
     length = number % 4 + 1 if length is None else length
     generator = torch.Generator().manual_seed(number)
-    signal = None
-    if kind is not None:
+    signal: Signal | None = None
+    if kind == "hidden":
+        signal = HiddenSignal(
+            torch.randn(length, 5, generator=generator).to(torch.float16), torch.rand(length, generator=generator)
+        )
+    elif kind is not None:
         signal = TeacherSignal(
             kind,  # type: ignore[arg-type]
             torch.randint(0, 100, (length, 3), generator=generator, dtype=torch.int32),
@@ -50,11 +55,11 @@ def assert_same(ours: Sample, theirs: Sample) -> None:
     assert (ours.signal is None) == (theirs.signal is None)
     if ours.signal is not None and theirs.signal is not None:
         assert ours.signal.kind == theirs.signal.kind
-        for name in ("ids", "logprobs", "tail"):
+        for name in ("hidden", "log_z") if ours.signal.kind == "hidden" else ("ids", "logprobs", "tail"):
             assert torch.equal(getattr(ours.signal, name), getattr(theirs.signal, name))
 
 
-@pytest.mark.parametrize("kind", ["topk", "sampled", None])
+@pytest.mark.parametrize("kind", ["topk", "sampled", "hidden", None])
 def test_what_is_written_comes_back(tmp_path: Path, kind: str | None) -> None:
     writer = write(tmp_path, range(8), kind=kind)
     samples = read_samples(tmp_path, IDENTITY)

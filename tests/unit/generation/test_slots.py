@@ -16,7 +16,8 @@ from distillspec.models import LanguageModel, initialise_draft
 from distillspec.models.features import read_states
 from distillspec.models.slot_attention import IMPLEMENTATION, slot_attention_in
 from distillspec.sampling import NonFiniteLogits
-from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy, SignalRequest, StateRequest
+from distillspec.signals import SignalRequest
+from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy, StateRequest
 
 GREEDY, PLAIN = SamplingPolicy(temperature=0.0), SamplingPolicy()
 LENGTHS = (3, 17, 1, 8, 70, 5, 29, 2, 11, 40, 6)

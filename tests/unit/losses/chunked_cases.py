@@ -11,6 +11,7 @@ from torch import Tensor
 from distillspec.losses import (
     ChunkedLoss,
     DenseTeacher,
+    HiddenTeacher,
     LossInputs,
     LossMix,
     NoTeacher,
@@ -21,11 +22,12 @@ from distillspec.losses import (
     per_token_loss,
 )
 from distillspec.losses.sampled import label_view
-from distillspec.types import OutputHead, TeacherSignal
+from distillspec.signals import HiddenSignal, TeacherSignal
+from distillspec.types import OutputHead
 
 T, D, V = 11, 6, 14
 KEPT = torch.tensor([9, 1, 4, 0, 7, 13, 2])
-TEACHERS = ("dense", "topk", "sampled", "none")
+TEACHERS = ("dense", "hidden", "topk", "sampled", "none")
 
 
 def noise(*shape: int, seed: int) -> Tensor:
@@ -54,10 +56,14 @@ class Case:
         )
 
     def inputs(self, **kwargs: Any) -> LossInputs:
-        logits, signal = self.teacher.chunk(0, T)
+        logits, signal, log_z = self.teacher.chunk(0, T)
         known = {name: value for name, value in self.kwargs.items() if name != "weights"}
         return LossInputs(
-            self.head.logits(self.hidden).float(), target_logits=logits, signal=signal, **{**known, **kwargs}
+            self.head.logits(self.hidden).float(),
+            target_logits=logits,
+            target_log_z=log_z,
+            signal=signal,
+            **{**known, **kwargs},
         )
 
 
@@ -71,11 +77,14 @@ def make(teacher: str, truncated: bool = False, dtype: torch.dtype = torch.float
     )
     target_head = OutputHead(noise(V, D + 2, seed=3).to(dtype), softcap=20.0)
     target_hidden = noise(T, D + 2, seed=4).to(dtype)
-    logp = torch.log_softmax(target_head.logits(target_hidden).float(), -1)
+    logits = target_head.logits(target_hidden).float()
+    logp = torch.log_softmax(logits, -1)
+    states = HiddenSignal(target_hidden, torch.logsumexp(logits, -1))
     top = logp.topk(4)
     drawn = torch.multinomial(logp.exp(), 5, generator=torch.Generator().manual_seed(5))
     teachers: dict[str, Teacher] = {
         "dense": DenseTeacher(target_hidden, target_head),
+        "hidden": HiddenTeacher.of(states, target_head, KEPT if truncated else None),
         "topk": SignalTeacher(TeacherSignal("topk", top.indices.int(), top.values, 1 - top.values.exp().sum(-1))),
         "sampled": SignalTeacher(TeacherSignal("sampled", drawn.int(), logp.gather(-1, drawn), torch.zeros(T))),
         "none": NoTeacher(),

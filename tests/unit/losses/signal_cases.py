@@ -10,7 +10,7 @@ from torch import Tensor
 from distillspec.losses import (
     LOSSES,
 )
-from distillspec.types import TeacherSignal
+from distillspec.signals import TeacherSignal
 
 INF = math.inf
 N, V = 6, 12

@@ -45,6 +45,17 @@ def test_equals_the_reference_in_value_and_gradient(
         torch.testing.assert_close(actual, wanted, atol=2e-6, rtol=1e-4)
 
 
+@pytest.mark.parametrize("truncated", [False, True], ids=["full", "truncated"])
+@pytest.mark.parametrize("name", LOSS_NAMES)
+def test_recorded_hidden_states_teach_what_the_live_target_does(name: str, truncated: bool) -> None:
+    live, recorded = make("dense", truncated), make("hidden", truncated)
+    expected, found = live.chunked(name, chunk_tokens=4), recorded.chunked(name, chunk_tokens=4)
+    for metric, value in expected.metrics.items():
+        torch.testing.assert_close(found.metrics[metric], value)
+    for actual, wanted in zip(gradients(found.loss, recorded), gradients(expected.loss, live), strict=True):
+        torch.testing.assert_close(actual, wanted, atol=2e-6, rtol=1e-4)
+
+
 def test_temperature_parameters_and_weights_reach_a_mix() -> None:
     case = make("dense")
     mix = {"jsd": {"weight": 0.5, "beta": 0.2}, "tvd": 2.0}

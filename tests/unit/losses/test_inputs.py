@@ -18,7 +18,7 @@ from distillspec.losses import (
     fkl,
     per_token_loss,
 )
-from distillspec.types import TeacherSignal
+from distillspec.signals import TeacherSignal
 
 from .signal_cases import INF, KEPT, PAIRWISE, N, V, gradient, logits, lumped, scattered, topk_signal
 

@@ -13,7 +13,7 @@ from distillspec.losses.acceptance_direct import acceptance_rate
 from distillspec.losses.inputs import LossInputs
 from distillspec.losses.registry import acceptance_of, per_token_loss
 from distillspec.losses.sampled import label_view
-from distillspec.types import TeacherSignal
+from distillspec.signals import TeacherSignal
 
 VOCAB, ENTRIES, DRAWS, ROWS = 30, 5, 3, 20_000
 

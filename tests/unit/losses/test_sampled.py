@@ -17,7 +17,7 @@ from distillspec.losses import (
     per_token_loss,
     tvdpp,
 )
-from distillspec.types import TeacherSignal
+from distillspec.signals import TeacherSignal
 
 from .signal_cases import KEPT, PAIRWISE, N, V, gradient, logits, topk_signal
 

@@ -6,7 +6,8 @@ import torch
 
 from distillspec.models import LanguageModel
 from distillspec.models.vocabulary import choose_kept_ids, count_tokens, expected_counts
-from distillspec.types import Sample, TeacherSignal
+from distillspec.signals import TeacherSignal
+from distillspec.types import Sample
 
 
 def test_the_most_frequent_ids_and_all_special_tokens_are_kept(target: LanguageModel) -> None:

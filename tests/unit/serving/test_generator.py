@@ -15,7 +15,8 @@ from distillspec.generation import SlotGenerator
 from distillspec.models import LanguageModel
 from distillspec.serving import EngineSettings
 from distillspec.serving.generator import EngineGenerator
-from distillspec.types import GenerationRequest, Generator, Prompt, Sample, SamplingPolicy, SignalRequest
+from distillspec.signals import SignalRequest
+from distillspec.types import GenerationRequest, Generator, Prompt, Sample, SamplingPolicy
 
 from .conftest import hf_greedy, prompts
 

@@ -14,13 +14,14 @@ from accelerate.state import AcceleratorState, PartialState
 from distillspec.config import DraftConfig, LossConfig, TrackerConfig, TrainCommand, TrainConfig
 from distillspec.generation import SlotGenerator
 from distillspec.models import LanguageModel, initialise_draft
+from distillspec.signals import SignalRequest
 from distillspec.training.feed import SampleFeed
 from distillspec.training.module import DistillModule
 from distillspec.training.optimizer import choose_trainable, make_optimizer
 from distillspec.training.strategies import ReplicatedStrategy
 from distillspec.training.tracking import Tracker
 from distillspec.training.trainer import Trainer
-from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy, SignalRequest
+from distillspec.types import GenerationRequest, Prompt, Sample, SamplingPolicy
 
 PROBE = torch.tensor([[1, 20, 30, 40, 50, 60, 70, 80]])
 SETTINGS: dict[str, Any] = {"max_steps": 6, "batch_tokens": 64, "row_tokens": 32, "eval_every": 3, "dtype": "float32"}

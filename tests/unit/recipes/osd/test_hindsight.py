@@ -15,7 +15,8 @@ from distillspec.models.draft import truncate_head
 from distillspec.recipes.osd.hindsight import Hindsight, look_back, redraw
 from distillspec.recording import top_signal
 from distillspec.serving.online.log.records import ACCEPTED, BONUS, REJECTED, LoggedAnswer
-from distillspec.types import SamplingPolicy, TeacherSignal
+from distillspec.signals import TeacherSignal
+from distillspec.types import SamplingPolicy
 
 TOKENS = 40
 

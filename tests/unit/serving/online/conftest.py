@@ -18,7 +18,8 @@ from distillspec.serving.online.log.records import LoggedAnswer, LogKey
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
-from distillspec.types import SamplingPolicy, TeacherSignal
+from distillspec.signals import TeacherSignal
+from distillspec.types import SamplingPolicy
 
 ENTRIES = 16
 Answer = Callable[..., LoggedAnswer]

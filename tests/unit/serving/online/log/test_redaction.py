@@ -25,7 +25,7 @@ from distillspec.serving.online.log.writer import LogWriter
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.training.examples import training_example_of
 from distillspec.serving.online.training.learning import learn
-from distillspec.types import TeacherSignal
+from distillspec.signals import TeacherSignal
 
 from ...conftest import MakeEngine
 from ..conftest import Answer
