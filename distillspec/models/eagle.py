@@ -6,13 +6,32 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 from distillspec.models.language_model import LanguageModel, attention_heads
+from distillspec.models.slot_attention import is_hooked
 from distillspec.models.state_input import JOINED, StateInput, defer_norm, deferred_scale
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+
+
+class EagleDecoder(LlamaModel):
+    """Decoder that leaves out, over slots, what transformers does around the layers: that takes a third of a layer."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """See `LlamaModel`."""
+        if not is_hooked(self):
+            return super().forward(*args, **kwargs)
+        return self._over_slots(*args, **kwargs)
+
+    def _over_slots(self, inputs_embeds: Tensor, position_ids: Tensor, use_cache: bool = False, **named: Any) -> Any:
+        turned = self.rotary_emb(inputs_embeds, position_ids)
+        hidden = inputs_embeds
+        for layer in self.layers:
+            hidden = layer(hidden, attention_mask=None, position_embeddings=turned, position_ids=position_ids, **named)
+        return BaseModelOutputWithPast(last_hidden_state=hidden)
 
 
 class EagleLayer(LlamaDecoderLayer):
@@ -38,6 +57,7 @@ class EagleLayer(LlamaDecoderLayer):
 def eagle_model(config: LlamaConfig, state_ids: list[int], target_width: int) -> PreTrainedModel:
     """Return an EAGLE-3 model in float32, random but for the states' fusion."""
     model = LlamaForCausalLM(config)
+    model.model.__class__ = EagleDecoder
     model.model.layers[0] = EagleLayer(config, 0)
     defer_norm(model.model)
     model.state_input = StateInput(JOINED, state_ids, target_width, config.hidden_size)

@@ -19,7 +19,8 @@ class PreparedModel:
     Args:
         model: changed until `restore`.
         pack_weights: False leaves all weights as they are.
-        compile: True before the first pass, auto once it has computed for a while, False never. CPUs only.
+        compile: True before the first pass, auto once it has computed for a while, False never. CPUs only, and models
+            of several layers: one layer takes less time than the checks before compiled code.
         feature_ids: states that passes hand out (`FeatureTap`).
         exact: False lets packing round the weights (`PackedLinears`).
     """
@@ -58,7 +59,8 @@ class PreparedModel:
 
     @property
     def _may_compile(self) -> bool:
-        return self._compile is not False and self.model.attends and self.model.device.type == "cpu" and can_compile()
+        deep = self.model.attends and len(self.model.layers) > 1
+        return self._compile is not False and deep and self.model.device.type == "cpu" and can_compile()
 
     def restore(self) -> None:
         """Undo the preparation."""

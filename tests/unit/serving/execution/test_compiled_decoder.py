@@ -19,7 +19,7 @@ from distillspec.serving.execution.compiled_decoder import CACHE_VARIABLE, Compi
 from distillspec.serving.execution.packed_products import HalfProduct
 from distillspec.serving.execution.prepared import PreparedModel
 
-from ...models.state_drafts import ATTENDING, state_draft
+from ...models.state_drafts import state_draft
 from ..conftest import hf_greedy, prompts
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
@@ -121,8 +121,17 @@ def test_a_decoder_is_compiled_in_the_background_once_it_pays(
     assert "forward" not in target.decoder.__dict__
 
 
-@pytest.mark.parametrize("kind", ATTENDING)
-def test_drafts_that_read_states_are_compiled_too(
+@pytest.mark.parametrize("kind", ["eagle", "block"])
+def test_a_single_layer_is_not_compiled(kind: str, target: LanguageModel) -> None:
+    draft = state_draft(kind, target)
+    prepared = PreparedModel(draft, pack_weights=False, compile=True, exact=False)
+    assert prepared.compiled is None
+    assert "forward" not in draft.decoder.__dict__
+    prepared.restore()
+
+
+@pytest.mark.parametrize("kind", ["two layers of eagle", "features"])
+def test_deeper_drafts_that_read_states_are_compiled_too(
     kind: str, target: LanguageModel, plain_compiler: list[Callable[..., Any]]
 ) -> None:
     draft, wanted = state_draft(kind, target), [hf_greedy(target, prompt, 16) for prompt in prompts(3)]
