@@ -34,7 +34,7 @@ class EngineConfig:
     max_wait_s: float = 1.0  # smartspec: requests that waited longer are admitted regardless
     profile: str | None = None  # folder or file of `distill profile`; null: costs are measured at the start
     measure_costs_s: float = 2.0  # goodput without a profile: the most seconds to time passes at the start; 0: none
-    draft_confidence: float = 0.0  # stop drafting at this best probability of the draft; 0: never
+    draft_confidence: float = 0.0  # stop drafting at this best probability, or predicted acceptance; 0: never
     lookup_longest: int = 4  # prompt_lookup: tokens of the longest n-gram
     lookup_shortest: int = 2  # prompt_lookup: tokens of the shortest n-gram
     attention: str = "auto"  # masked | triton | varlen | auto: triton or varlen on CUDA where they work, else masked

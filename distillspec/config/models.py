@@ -37,6 +37,7 @@ class DraftConfig:
     feature_ids: list[int] | None = None  # states that the draft reads; null: 2, L / 2, L − 1 (medusa L)
     positions: int = 4  # medusa, block: the most tokens to draft at once
     markov: int = 64  # block: width of what the head reads of the token before; 0: nothing
+    confidence: bool = False  # block: learn what will be accepted, for engine.draft_confidence
     sequential: bool = False  # medusa: heads read the tokens drafted before too (Hydra)
     train_embeddings: bool = False  # train the input embeddings too; tied ones always learn
 
@@ -102,6 +103,7 @@ class DraftConfig:
             "heads": "scratch",
             "positions": "medusa",
             "markov": "block",
+            "confidence": "block",
             "sequential": "medusa",
         }.items():
             value = getattr(self, key)

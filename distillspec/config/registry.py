@@ -151,7 +151,7 @@ DRAFT_KINDS: dict[str, Choice] = {
     "block": Choice(
         "distillspec.models.draft:make_block",
         "a layer on the target's hidden states that drafts a block in one pass (DFlash)",
-        reads=("layers", "feature_ids", "positions", "markov"),
+        reads=("layers", "feature_ids", "positions", "markov", "confidence"),
     ),
     "medusa": Choice(
         "distillspec.models.draft:make_medusa",

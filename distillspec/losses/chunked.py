@@ -37,10 +37,13 @@ class ChunkedLoss:
     * the name of each loss: Σw·value, and `<name>_weight`: Σw where it is defined, to divide it by.
     * `outside`: Σw·(target probability that the draft's vocabulary lacks).
     * `alpha`, given a teacher: Σw·α. `acceptance_of` says what α means with a recorded signal.
+
+    `acceptance` is α at each position, `[T]` float32, None without a teacher.
     """
 
     loss: Tensor
     metrics: dict[str, Tensor]
+    acceptance: Tensor | None = None
 
 
 def chunked_loss(
@@ -89,7 +92,7 @@ def chunked_loss(
     loss = _ChunkedLossFunction.apply(
         draft_hidden, draft_head.weight, draft_head.bias, chunks, sums, normalizer, torch.is_grad_enabled()
     )
-    return ChunkedLoss(loss, sums.values)
+    return ChunkedLoss(loss, sums.values, torch.cat(sums.accepted) if sums.accepted else None)
 
 
 class _ChunkedLossFunction(torch.autograd.Function):

@@ -19,6 +19,7 @@ class MetricSums:
     mix: LossMix
     weights: Tensor  # [T] float32
     values: dict[str, Tensor] = field(default_factory=dict)
+    accepted: list[Tensor] = field(default_factory=list)  # α of each block's positions, in their order
 
     def __post_init__(self) -> None:
         zero = torch.zeros((), device=self.weights.device)
@@ -43,6 +44,7 @@ class MetricSums:
         alpha = acceptance_of(inputs)
         if alpha is not None:
             self._sum("alpha", weights * alpha)
+            self.accepted.append(alpha)
         assert outside is not None, "a mix has at least one term"
         self._sum("outside", weights * outside)
         self._sum("weight", weights)

@@ -8,6 +8,9 @@ Positions know nothing of the tokens that are drawn before them in the block. A 
 head reads a projection of its embedding beside the state. With it, q is the distribution of a token given the one
 before, and verification is exact as it is. Without it, q is independent of the drawn tokens, and exact too, but tokens
 that do not fit together are drawn at temperatures above 0.
+
+A confidence head predicts from the state alone how probable it is that a position's token is accepted (DSpark's: it
+learns α = Σ min(p, q)), so that serving need not verify what would be rejected.
 """
 
 from __future__ import annotations
@@ -31,13 +34,23 @@ class BlockInput(StateInput):
     Attributes:
         masks: `[positions − 1, 2 · width]`, embedding and state of each mask.
         markov: projection of the newest token's embedding to `rank`, None without a Markov head.
+        confidence: logit of the probability that a position's token is accepted, None without a confidence head.
     """
 
-    def __init__(self, state_ids: Sequence[int], target_width: int, width: int, positions: int, rank: int) -> None:
+    def __init__(
+        self,
+        state_ids: Sequence[int],
+        target_width: int,
+        width: int,
+        positions: int,
+        rank: int,
+        confident: bool = False,
+    ) -> None:
         super().__init__(BLOCK, state_ids, target_width, width)
         self.positions = positions
         self.masks = nn.Parameter(MASK_SCALE * torch.randn(max(positions - 1, 1), 2 * width))
         self.markov = nn.Linear(width, rank, bias=False) if rank else None
+        self.confidence = nn.Linear(width, 1) if confident else None
 
     @property
     def rank(self) -> int:
@@ -62,14 +75,26 @@ class BlockInput(StateInput):
         assert newest is not None, "a Markov head reads the token before"
         return torch.cat([states, self.markov(rms_norm(newest, newest.shape[-1:], eps=EPS).to(states.dtype))], -1)
 
+    def confidence_logits(self, states: Tensor) -> Tensor:
+        """Return the logits `[…]` float32 of the probability that each position's token is accepted.
+
+        They may decide what is verified at any temperature, for they know none of the drawn tokens.
+
+        Args:
+            states: `[…, width + rank]` what the head reads. The part of the token before is left out.
+        """
+        assert self.confidence is not None, "made with draft.confidence"
+        logits: Tensor = self.confidence(states[..., : self.confidence.in_features])
+        return logits[..., 0].float()
+
 
 def block_model(
-    config: LlamaConfig, state_ids: list[int], target_width: int, positions: int, rank: int
+    config: LlamaConfig, state_ids: list[int], target_width: int, positions: int, rank: int, confident: bool = False
 ) -> PreTrainedModel:
-    """Return an EAGLE-3 model with masks and a Markov head that starts without effect."""
+    """Return an EAGLE-3 model with masks, a Markov head that starts without effect, and a confidence head if asked."""
     model = eagle_model(config, state_ids, target_width)
     width, rows = config.hidden_size, config.vocab_size
-    model.state_input = BlockInput(state_ids, target_width, width, positions, rank)
+    model.state_input = BlockInput(state_ids, target_width, width, positions, rank, confident)
     if rank:
         head = nn.Linear(width + rank, rows, bias=False)
         with torch.no_grad():

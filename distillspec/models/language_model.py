@@ -160,6 +160,19 @@ class LanguageModel:
         read: Tensor = self.state_input.head_input(states, newest)  # type: ignore[union-attr, operator]
         return read
 
+    @property
+    def predicts_acceptance(self) -> bool:
+        """Return True if a confidence head tells how probable it is that each drafted token is accepted."""
+        return getattr(self.state_input, "confidence", None) is not None
+
+    def predicted_acceptance(self, carried: Tensor) -> Tensor:
+        """Return the confidence head's probabilities `[…]` float32 that drafted tokens are accepted.
+
+        Args:
+            carried: `[…, D]` last states of the drafted positions.
+        """
+        return torch.sigmoid(self.state_input.confidence_logits(self.normed(carried)))  # type: ignore[union-attr, operator]
+
     def logits(self, input_ids: Tensor, position_ids: Tensor | None = None) -> Tensor:
         """Return logits `[B, L, width]` of `input_ids [B, L]`. Columns follow `kept_ids`, if there are any."""
         if position_ids is None:

@@ -36,8 +36,12 @@ def reading_record(draft: LanguageModel) -> dict[str, Any] | None:
         "state_ids": list(states.state_ids),
         "convention": CONVENTION,
         "target_width": states.target_width,
-        **({"positions": states.positions, "markov": states.rank} if isinstance(states, BlockInput) else {}),
+        **(_block_record(states) if isinstance(states, BlockInput) else {}),
     }
+
+
+def _block_record(states: BlockInput) -> dict[str, Any]:
+    return {"positions": states.positions, "markov": states.rank, "confidence": states.confidence is not None}
 
 
 def reads_targets_embeddings(draft: LanguageModel, target: LanguageModel) -> bool:
@@ -147,7 +151,7 @@ def _bare(config: Any, reading: dict[str, Any] | None) -> PreTrainedModel:
     if reading is not None and way == JOINED:
         return eagle_model(config, reading["state_ids"], reading["target_width"])
     if reading is not None and way == BLOCK:
-        shape = reading["positions"], reading["markov"]
+        shape = reading["positions"], reading["markov"], reading.get("confidence", False)
         return block_model(config, reading["state_ids"], reading["target_width"], *shape)
     if reading is not None and way in (PARALLEL, SEQUENTIAL):
         return heads_model(config, way, reading["state_ids"], reading["target_width"])

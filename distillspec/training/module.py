@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from distillspec.config import LossConfig
 from distillspec.losses import (
@@ -62,6 +63,8 @@ class DistillModule(nn.Module):
         self.draft = draft
         self.anchor = anchor
         self.mix = LossMix.parse(config.terms)
+        if draft.predicts_acceptance and not self.mix.needs_teacher:
+            draft.state_input.confidence.requires_grad_(False)  # type: ignore[union-attr]
         self.config = config
         self.problem: str | None = None
         head = draft.model.get_output_embeddings()
@@ -125,7 +128,7 @@ class DistillModule(nn.Module):
         advantage: Tensor | None,
     ) -> ChunkedLoss:
         """Return the loss of one drafted position, `hidden [N, D]`."""
-        return chunked_loss(
+        found = chunked_loss(
             hidden,
             self.head(),
             teacher,
@@ -140,6 +143,16 @@ class DistillModule(nn.Module):
             advantage=advantage,
             temperature=self.config.temperature,
         )
+        if not self.draft.predicts_acceptance or found.acceptance is None:
+            return found
+        missed = self._confidence_loss(hidden, found.acceptance, weights) / normalizer
+        return replace(found, loss=found.loss + missed)
+
+    def _confidence_loss(self, hidden: Tensor, acceptance: Tensor, weights: Tensor) -> Tensor:
+        """Return the weighted cross entropy of predicted acceptance, summed. It teaches the confidence head alone."""
+        logits = self.draft.state_input.confidence_logits(hidden.detach())  # type: ignore[union-attr, operator]
+        missed = binary_cross_entropy_with_logits(logits, acceptance.clamp(0, 1), reduction="none")
+        return (weights * missed).sum()
 
     def _distance_to_anchor(
         self, anchor: LanguageModel, hidden: Tensor, batch: TokenBatch, weights: Tensor, normalizer: float

@@ -37,5 +37,8 @@ class BlockRunner(StateRunner):
     def follow(self, batch: FlatBatch, carried: Tensor, position: int, *, recording: bool = False) -> Tensor:
         return carried
 
+    def predicted_acceptance(self, carried: Tensor) -> Tensor | None:
+        return self.model.predicted_acceptance(carried) if self.model.predicts_acceptance else None
+
     def logits(self, carried: Tensor, position: int = 0, newest: Tensor | None = None) -> Tensor:
         return super().logits(carried[:, position], position, newest)

@@ -105,6 +105,10 @@ class ModelRunner:
         self._head = self._head or self.model.head
         return self._head.logits(read, linear if packs is None else packs.linear)
 
+    def predicted_acceptance(self, carried: Tensor) -> Tensor | None:
+        """Return the probabilities `[rows, positions]` that drafted tokens are accepted, None if none are predicted."""
+        return None
+
     def keep_states(self, feature_ids: Sequence[int]) -> None:
         """Keep other states of the tokens of later passes. Recorded passes are recorded again."""
         self.cache.features, self.cache.state_ids = None, tuple(feature_ids)

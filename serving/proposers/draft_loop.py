@@ -27,6 +27,7 @@ class Drafts(NamedTuple):
     ids: Tensor  # [B, count] int64, absolute
     finite: Tensor  # [B, count] bool: False from the first NaN of a row's logits on
     probs: Tensor | None  # [B, count, width] float32 that tokens were drawn from, None if all rows are greedy
+    predicted: Tensor | None = None  # [B, count] float32: probability of each being accepted, if the draft predicts it
 
 
 class DraftLoop:
@@ -89,6 +90,7 @@ class DraftLoop:
     ) -> Drafts:
         """Draft `count` tokens a row, the first at place `ends [B]`."""
         max_len, carried = batch.view.cache.max_len, self.runner.begin(batch, count, recording=recording)
+        predicted = self.runner.predicted_acceptance(carried)
         newest = batch.tokens[0, batch.wanted]
         ids, finite, probs = [], [], []
         for step in range(count):
@@ -108,6 +110,7 @@ class DraftLoop:
             torch.stack(ids, 1),
             torch.stack(finite, 1).long().cumprod(1).bool(),
             torch.stack(probs, 1) if probs else None,
+            predicted,
         )
 
 
@@ -130,5 +133,5 @@ class _Recorded:
         for held, part in zip(self.draws, draws, strict=True):
             if held is not None and part is not None:
                 held[slots] = part
-        ids, finite, probs = self.replay()
-        return Drafts(ids[slots], finite[slots], None if probs is None else probs[slots])
+        ids, finite, *others = self.replay()
+        return Drafts(ids[slots], finite[slots], *(None if part is None else part[slots] for part in others))

@@ -25,7 +25,7 @@ from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.execution.state_runner import StateRunner
 from distillspec.serving.proposers.base import ANY, EMPTY, ProposalRequest, Prospect
 from distillspec.serving.proposers.continue_rule import ContinueRule
-from distillspec.serving.proposers.draft_loop import DraftLoop
+from distillspec.serving.proposers.draft_loop import DraftLoop, Drafts
 from distillspec.serving.proposers.read_texts import DraftState, ReadTexts
 
 
@@ -59,6 +59,11 @@ class DraftModel:
     """Drafts with a model. Its cache has the target's slots, and rows do catch-up prefill when they draft next.
 
     A row whose draft logits are NaN gets the tokens drafted before, and no more speculation.
+
+    Args:
+        rule: which rows draft on, token by token.
+        surer_than: drop the first token, and all behind it, that a draft with a confidence head expects to be accepted
+            with at most this probability. Drawn tokens have no part in it, so verification stays exact.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class DraftModel:
         version: str = "",
         source: str = DRAFT,
         rule: ContinueRule | None = None,
+        surer_than: float = 0.0,
         prepared: PreparedModel | None = None,
         recorder: Recorder | None = None,
     ) -> None:
@@ -83,7 +89,7 @@ class DraftModel:
         kept_ids = None if model.kept_ids is None else model.kept_ids.to(model.device)
         self.columns = Columns(model.identity.vocab_size, kept_ids)
         self.loop = DraftLoop(self.runner, self.columns, recorder)
-        self.rule = rule
+        self.rule, self.surer_than = rule, surer_than
         self._version, self.source = version, source
         self.texts = ReadTexts(self.runner)
         self.attends = model.attends
@@ -168,18 +174,18 @@ class DraftModel:
 
         Where passes are not recorded, rows of unlike lengths are cheaper one by one: short ones leave early.
         """
-        even = self.loop.records or len({row.speculation_length for row in rows}) == 1
-        return even and self.rule is None
+        together = self.loop.records or self.runner.one_pass or len({row.speculation_length for row in rows}) == 1
+        return together and self.rule is None
 
     def _draft_at_once(self, rows: Sequence[_Row]) -> Tensor | None:
         """Draft all tokens of all rows with one device read. Return what drawn ones were drawn from `[n, width]`."""
         count = max(row.speculation_length for row in rows)
         draws = self.sampler.draws([Place(row.sequence) for row in rows], count, self.columns)
         drafts = self.loop.run([self._input(row) for row in rows], count, draws)
-        seen = to_host(torch.cat([drafts.ids, drafts.finite], 1)).tolist()
+        seen = to_host(torch.cat([drafts.ids, drafts.finite, self._likely(drafts)], 1)).tolist()
         for r, (row, found) in enumerate(zip(rows, seen, strict=True)):
-            sound = sum(found[count:])
-            row.tokens = _until_stop(found[: min(sound, row.speculation_length)], row.sequence.stop_ids)
+            sound, likely = sum(found[count : 2 * count]), sum(found[2 * count :])
+            row.tokens = _until_stop(found[: min(sound, likely, row.speculation_length)], row.sequence.stop_ids)
             row.rows = list(range(r * count, r * count + len(row.tokens)))
             if sound < count:
                 self._give_up(row)
@@ -187,6 +193,12 @@ class DraftModel:
             return None
         probs = drafts.probs.clone() if self.loop.records else drafts.probs  # the next replay overwrites them
         return probs.flatten(0, 1)
+
+    def _likely(self, drafts: Drafts) -> Tensor:
+        """Return `[B, count]` bool: False from the first token on that the draft expects to be rejected."""
+        if drafts.predicted is None or self.surer_than == 0:
+            return torch.ones_like(drafts.finite)
+        return (drafts.predicted > self.surer_than).long().cumprod(1).bool()
 
     def _draft_one_by_one(self, rows: Sequence[_Row]) -> Tensor | None:
         """Draft one token of every row at a time, with a device read each. Returns what `_draft_at_once` does."""

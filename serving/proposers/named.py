@@ -78,15 +78,16 @@ def make_prompt_lookup(parts: ProposerParts) -> PromptLookup:
 
 
 def make_draft_model(parts: ProposerParts) -> DraftModel:
-    """Run the draft, gated by `draft_confidence` where that is above 0."""
+    """Run the draft, gated by `draft_confidence` where that is above 0: by its confidence head if it has one."""
     assert parts.draft is not None, "the engine checks that there is a draft"
-    threshold = parts.settings.draft_confidence
+    threshold, predicts = parts.settings.draft_confidence, parts.draft.predicts_acceptance
     return DraftModel(
         parts.draft,
         parts.sampler,
         parts.target_cache,
         version=parts.version,
-        rule=ConfidenceThreshold(threshold) if threshold > 0 else None,
+        rule=ConfidenceThreshold(threshold) if threshold > 0 and not predicts else None,
+        surer_than=threshold if predicts else 0.0,
         prepared=parts.prepared,
         recorder=parts.recorder,
     )

@@ -16,6 +16,7 @@ KINDS = {
     "features": DraftConfig(kind="pruned", layers=2, features=True),
     "medusa": DraftConfig(kind="medusa"),
     "block": DraftConfig(kind="block"),
+    "confident block": DraftConfig(kind="block", confidence=True),
     "hydra": DraftConfig(kind="medusa", sequential=True, feature_ids=[1, 3]),
 }
 ATTENDING = [kind for kind, config in KINDS.items() if config.kind != "medusa"]

@@ -19,6 +19,7 @@ from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.decoding import sampling
 from distillspec.serving.decoding.tree_batch import TreeBatch
 
+from ..models.state_drafts import state_draft
 from .conftest import MakeEngine, prompts
 
 PROMPT = prompts()[1][:9]
@@ -113,6 +114,7 @@ def penalised(logits: Tensor, texts: Tensor, params: SamplingParams) -> Tensor:
         *product(["draft", "lookup"], POLICIES),
         *product(["none"], ["plain", "warm"]),
         ("truncated", "plain"),  # the others side by side below
+        ("confident", "plain"),  # a block that is cut before it is verified
     ],
 )
 def test_every_emitted_position_follows_the_target(
@@ -123,9 +125,11 @@ def test_every_emitted_position_follows_the_target(
     kind: str,
     policy: str,
 ) -> None:
-    chosen = {"draft": draft, "truncated": truncated_draft}.get(kind)
+    confident = state_draft("confident block", target, noise=0.3)
+    chosen = {"draft": draft, "truncated": truncated_draft, "confident": confident}.get(kind)
     proposer = {"lookup": "prompt_lookup", "none": "none"}.get(kind, "draft_model")
-    engine = make_engine(chosen, proposer=proposer, speculation_length=2, max_slots=64, lookup_shortest=1)
+    settings = {"lookup_shortest": 1} if kind == "lookup" else {"draft_confidence": 0.5 * (kind == "confident")}
+    engine = make_engine(chosen, proposer=proposer, speculation_length=2, max_slots=64, **settings)
     assert float(excess(engine, target, POLICIES[policy]).max()) < 5
 
 

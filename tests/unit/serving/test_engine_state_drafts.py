@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import torch
 
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft, load_draft, save_draft
+from distillspec.models.features import read_states
+from distillspec.models.unrolling import unrolled
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.proposers.base import ProposalRequest
@@ -52,6 +55,7 @@ def watched(engine: Engine) -> Watched:
         *product(("eagle", "features"), ("room", "preempted", "recorded", "confident")),
         ("two layers of eagle", "preempted"),
         *product(("medusa", "hydra", "block"), ("preempted", "recorded", "confident")),
+        ("confident block", "recorded"),
     ],
 )
 def test_drafted_tokens_are_the_drafts_own_recursion(
@@ -125,6 +129,38 @@ def test_swaps_between_kinds_change_no_token_and_rows_draft_again(
     engine.close()
     assert [found[str(number)] for number in range(len(asked))] == expected
     assert drafted_after[0] <= 8
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_what_a_confidence_head_expects_to_be_rejected_is_not_verified(
+    random_model: Callable[..., LanguageModel], recorded: bool
+) -> None:
+    target = random_model("llama", torch.float64)
+    draft = state_draft("confident block", target, noise=NOISE)
+    with torch.no_grad():
+        draft.state_input.confidence.weight.mul_(20)  # type: ignore[union-attr, union-attr]
+    settings = EngineSettings(**ROOM, controller="fixed", speculation_length=3, draft_confidence=0.5)
+    engine = Engine(target, draft, settings, recorder=FakeRecorder() if recorded else None)
+    watch = watched(engine)
+    prompt = prompts(3)[-1]
+    (answer,) = engine.generate([prompt], replace(GREEDY, max_tokens=48))
+    engine.close()
+    assert list(answer.token_ids) == hf_greedy(target, prompt, 48)
+    assert len({len(tokens) for _, tokens in watch.seen}) > 2
+    for text, tokens in watch.seen[:-4]:  # the last ones may draft fewer
+        assert len(tokens) == _likely(draft, target, text, 3)
+
+
+@torch.no_grad()
+def _likely(draft: LanguageModel, target: LanguageModel, text: list[int], count: int) -> int:
+    """Return the number of drafted tokens before the first one that is predicted to be rejected."""
+    ids = torch.tensor([[*text, *[0] * count]])
+    places = torch.arange(ids.shape[1])[None]
+    newest = [torch.tensor([len(text) - 1 + position]) for position in range(count)]
+    states = read_states(target, ids, places, draft.state_ids)
+    own = torch.cat(unrolled(draft, ids, places, states, newest))
+    likely = torch.sigmoid(draft.state_input.confidence_logits(own)) > 0.5  # type: ignore[union-attr, operator]
+    return int(likely.long().cumprod(0).sum())
 
 
 def test_no_more_tokens_are_drafted_than_there_are_heads(random_model: Callable[..., LanguageModel]) -> None:

@@ -1,0 +1,84 @@
+"""The module of draft and loss: what the parts of a draft learn from."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from distillspec.config import LossConfig, TrainConfig
+from distillspec.models import LanguageModel
+from distillspec.training.feed import SampleFeed
+from distillspec.training.module import DistillModule, teacher_view
+from distillspec.training.state_store import StateStore
+from distillspec.types import Sample
+
+from ..models.state_drafts import state_draft
+
+TRAINED = ("state_input.confidence.weight", "state_input.confidence.bias")
+
+
+def loss_of(module: DistillModule, samples: list[Sample], target: LanguageModel) -> tuple[Tensor, dict[str, Tensor]]:
+    """Loss and metrics of all samples in one batch."""
+    config = TrainConfig(max_steps=1, batch_tokens=512, row_tokens=512)
+    states = StateStore(target, module.draft.state_ids)
+    batch = SampleFeed(samples, config, 0, seed=0, states=states).take()
+    teacher = teacher_view(module.mix, batch, target, module.kept_ids)
+    result = module(batch, teacher, torch.ones(batch.response_tokens), float(batch.response_tokens))
+    return result.loss, result.metrics
+
+
+@pytest.mark.parametrize("loss", ["jsd", "ce"])
+def test_a_confidence_head_changes_nothing_that_the_draft_learns(
+    target: LanguageModel, samples: list[Sample], loss: str
+) -> None:
+    drafts = [state_draft(kind, target) for kind in ("block", "confident block")]
+    shared = dict(drafts[0].model.named_parameters())
+    with torch.no_grad():
+        for name, parameter in drafts[1].model.named_parameters():
+            if name in shared:
+                parameter.copy_(shared[name])
+    found = []
+    for draft in drafts:
+        value, _ = loss_of(DistillModule(draft, LossConfig(name=loss)), samples, target)
+        value.backward()
+        found.append({name: own.grad for name, own in draft.model.named_parameters()})
+    plain, confident = found
+    assert {name for name in confident if name not in plain} == set(TRAINED)
+    for name, gradient in plain.items():
+        if gradient is None:
+            assert confident[name] is None
+        else:
+            torch.testing.assert_close(confident[name], gradient)
+    assert all((confident[name] is not None) == (loss == "jsd") for name in TRAINED), "ce knows no acceptance"
+
+
+def test_a_confidence_head_learns_how_much_is_accepted(target: LanguageModel, samples: list[Sample]) -> None:
+    """Cross entropy with a bias is smallest where the mean prediction is the mean acceptance."""
+    draft = state_draft("confident block", target)
+    module = DistillModule(draft, LossConfig())
+    head = [own for name, own in draft.model.named_parameters() if name in TRAINED]
+    optimizer = torch.optim.Adam(head, lr=0.05)
+    for _ in range(60):
+        optimizer.zero_grad()
+        value, metrics = loss_of(module, samples, target)
+        value.backward()
+        optimizer.step()
+    predicted = _mean_prediction(draft, samples, target)
+    accepted = torch.stack([metrics["alpha"] / metrics["weight"]])
+    assert float(accepted) > 0.05
+    torch.testing.assert_close(predicted[None], accepted, atol=0.05, rtol=0)
+
+
+@torch.no_grad()
+def _mean_prediction(draft: LanguageModel, samples: list[Sample], target: LanguageModel) -> Tensor:
+    """Mean probability that the first drafted token is accepted, over all response tokens."""
+    found = []
+    for sample in samples:
+        ids = torch.tensor([[*sample.prompt_ids, *sample.response_ids]])
+        places = torch.arange(ids.shape[1])[None]
+        states = StateStore(target, draft.state_ids).rows([[sample]], ids.shape[1])
+        fed = torch.cat([torch.zeros_like(states[:, :1]), states[:, :-1]], 1)
+        last = draft.last_states(ids, places, draft.state_input.fuse(fed.float()))  # type: ignore[union-attr]
+        found.append(draft.predicted_acceptance(last)[0, len(sample.prompt_ids) - 1 : -1])
+    return torch.cat(found).mean()
