@@ -5,6 +5,8 @@ Slots may share the pages of a text that they begin with. Nobody writes to a pag
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 
@@ -22,6 +24,7 @@ class Pages:
     Attributes:
         columns: pages that a slot's row of the block table names, one for the spare place among them.
         tables: slot → its pages, in the order of its text.
+        shared: pages that several slots hold.
         changes: entry of the block table (slot · columns + column) → page, where the device's table is behind.
     """
 
@@ -29,6 +32,7 @@ class Pages:
         self.count, self.size, self.columns = count, size, max_len // size + 1
         self.tables: list[list[int]] = [[] for _ in range(slots)]
         self.changes: dict[int, int] = {}
+        self.shared = 0
         self._users = [0] * (1 + count)
         self._free = list(range(count, 0, -1))
 
@@ -78,12 +82,29 @@ class Pages:
         rest = old[first:held]
         kept = old[:first] + ([page for page in rest if self._users[page] == 1] if slot == source else [])
         for page in kept:
-            self._users[page] += 1
+            self._join(page)
         self.resize(slot, 0)
         for column, page in enumerate(kept):
             self._name(slot, column, page)
         self.tables[slot] = kept
         return rest
+
+    def surely_whole(self, length: int) -> int:
+        """Return how many tokens of a prefix of `length` are at least shared: its source may write its newest token."""
+        return max(0, length - 1) // self.size * self.size
+
+    def held_before(self, slots: Sequence[int]) -> list[int]:
+        """Return how many pages of each slot one before it in `slots` holds too.
+
+        Slots share what they begin with, so that a page with one user ends the search.
+        """
+        seen: set[int] = set()
+        counts = []
+        for slot in slots:
+            begin = list(takewhile(lambda page: self._users[page] > 1, self.tables[slot]))
+            counts.append(len(seen.intersection(begin)))
+            seen.update(begin)
+        return counts
 
     def copies(self, slot: int, rest: list[int], length: int) -> list[PageCopy]:
         """Return what to copy into the slot's own pages: the `rest` of a prefix of `length` tokens."""
@@ -99,6 +120,7 @@ class Pages:
         """Raise AssertionError where pages, their users and the free ones disagree."""
         held = [page for table in self.tables for page in table]
         assert all(held.count(page) == self._users[page] for page in range(1, 1 + self.count)), "users are miscounted"
+        assert self.shared == sum(users > 1 for users in self._users), "shared pages are miscounted"
         assert 0 not in held, "a slot holds the spare page"
         free = [page for page in range(1, 1 + self.count) if not self._users[page]]
         assert sorted(self._free) == free, "a free page is held, or a page is lost"
@@ -107,7 +129,12 @@ class Pages:
     def _name(self, slot: int, column: int, page: int) -> None:
         self.changes[slot * self.columns + column] = page
 
+    def _join(self, page: int) -> None:
+        self._users[page] += 1
+        self.shared += self._users[page] == 2
+
     def _leave(self, page: int) -> None:
         self._users[page] -= 1
+        self.shared -= self._users[page] == 1
         if not self._users[page]:
             self._free.append(page)

@@ -6,7 +6,7 @@ long as no owner needs the memory. `SlotPool` decides, and the caches follow.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 from distillspec.models.pages import Pages
@@ -95,8 +95,28 @@ class SlotPool:
 
     @property
     def reserved_tokens(self) -> int:
-        """Tokens reserved for all owners together."""
-        return sum(self.reserved.values())
+        """Tokens reserved for all owners together. Shared pages count once."""
+        return sum(self.reserved.values()) - sum(self.shared_tokens(list(self._slot_of)).values())
+
+    @property
+    def shares_pages(self) -> bool:
+        """True if several slots hold the same page."""
+        return self.pages is not None and self.pages.shared > 0
+
+    def shared_tokens(self, owners: Sequence[str]) -> dict[str, int]:
+        """Return how many tokens of each owner's pages one before it in `owners` holds too. Others are left out."""
+        if self.pages is None or not self.shares_pages:
+            return {}
+        counts = self.pages.held_before([self._slot_of[owner] for owner in owners])
+        return {owner: self.pages.size * count for owner, count in zip(owners, counts, strict=True) if count}
+
+    def has_room(self, tokens: int, prefix: Prefix) -> bool:
+        """Return True if a new owner of `tokens` fits beside the others when it uses the pages of `prefix`."""
+        if self.pages is None or prefix.slot in self.owners:
+            return True
+        whole = self.pages.tables[prefix.slot][: prefix.length // self.pages.size]
+        kept = {*whole, *(page for slot in self.owners for page in self.pages.tables[slot])}
+        return self.pages.needed(tokens) - len(whole) <= self.pages.count - len(kept)
 
     def take(self, owner: str, tokens: int, salt: Hashable = None, prefix: Prefix | None = None) -> Taken:
         """Give `owner` a slot with room for `tokens` and text of `salt`, which begins with `prefix`."""
@@ -176,12 +196,18 @@ class SlotPool:
         del self.reserved[owner], self._slot_of[owner]
         self._touch(slot)
 
-    def longest_prefix(self, tokens: Sequence[int], salt: Hashable = None) -> Prefix | None:
-        """Return the slot of this salt, owned or not, that shares the longest prefix with `tokens`. Free ones first."""
+    def longest_prefix(
+        self, tokens: Sequence[int], salt: Hashable = None, slots: Iterable[int] | None = None
+    ) -> Prefix | None:
+        """Return the slot of this salt that shares the longest prefix with `tokens`. Free ones first.
+
+        Args:
+            slots: look at these only. None: at all, owned or not.
+        """
         best = Prefix(0, 0)
-        for slot, (held, whose) in enumerate(zip(self.contents, self.salts, strict=True)):
-            probe = min(best.length, PROBE)
-            if whose != salt or len(held) < best.length or held[:probe] != tokens[:probe]:
+        for slot in range(self.slots) if slots is None else slots:
+            held, probe = self.contents[slot], min(best.length, PROBE)
+            if self.salts[slot] != salt or len(held) < best.length or held[:probe] != tokens[:probe]:
                 continue  # not longer
             length = _common(held, tokens)
             if length > best.length or (length == best.length and slot not in self.owners and best.slot in self.owners):

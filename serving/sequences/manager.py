@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Protocol
 
@@ -15,7 +15,8 @@ from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, RequestOutput, SequenceDelta, SequenceState, Status
 from distillspec.serving.execution.kv_cache import Drop, Move, Prefix, SlotPool
 from distillspec.serving.sequences.detokenize import Detokenizer
-from distillspec.serving.sequences.scheduler import MIN_PREFIX, Limits, SchedulePlan, reservation, urgency
+from distillspec.serving.sequences.prefixes import Prefixes
+from distillspec.serving.sequences.scheduler import Limits, SchedulePlan, reservation, urgency
 
 
 class SlotFollower(Protocol):
@@ -65,7 +66,7 @@ class SequenceManager:
         caches: SlotFollower,
     ) -> None:
         self.pool, self.limits, self.tokenizer, self.stop_ids = pool, limits, tokenizer, tuple(stop_ids)
-        self.prefix_reuse, self.caches = prefix_reuse, caches
+        self.prefixes, self.caches = Prefixes(pool, reuse=prefix_reuse), caches
         self.unfinished: dict[str, SequenceState] = {}  # by id, in order of arrival
         self.texts: dict[str, Detokenizer] = {}
         self.waiting: list[SequenceState] = []  # most urgent first
@@ -131,19 +132,15 @@ class SequenceManager:
         for sequence_id in schedule.preempt:
             self.preempt(self.unfinished[sequence_id])
         self.reserve_ahead(less=True)  # others get it next
-        for sequence_id in schedule.admit:
-            self.admit(self.unfinished[sequence_id], now)
         self.reserve_ahead()
-
-    def cached_tokens(self, sequence: SequenceState) -> int:
-        """Return how many leading tokens a waiting sequence would find in slots if it were admitted now."""
-        prefix = self._prefix(sequence)
-        return 0 if prefix is None else prefix.length
+        for sequence_id in schedule.admit:  # last: what is free now is theirs
+            self.admit(self.unfinished[sequence_id], now)
 
     def admit(self, sequence: SequenceState, now: float) -> None:
         """Give a waiting sequence a slot, with the longest prefix that a slot of the same tenant holds."""
-        prefix = self._prefix(sequence)
-        taken = self.pool.take(sequence.id, reservation(sequence, self.limits), self._salt(sequence), prefix)
+        tokens = reservation(sequence, self.limits)
+        prefix = self.prefixes.for_admission(sequence, tokens)
+        taken = self.pool.take(sequence.id, tokens, self.prefixes.salt(sequence), prefix)
         self._wait_no_more(sequence)
         sequence.slot, sequence.status = taken.slot, Status.PREFILL
         self.caches.enter_slot(sequence, prefix)
@@ -155,14 +152,6 @@ class SequenceManager:
             sequence.computed = prefix.length
             if sequence.stats.preemptions == 0:  # after a preemption it finds its own text, which is no reuse
                 sequence.stats.prefix_tokens = prefix.length
-
-    def _prefix(self, sequence: SequenceState) -> Prefix | None:
-        prefix = self.pool.longest_prefix(sequence.tokens[:-1], self._salt(sequence))
-        return None if prefix is None or prefix.length < MIN_PREFIX else prefix
-
-    def _salt(self, sequence: SequenceState) -> Hashable:
-        """Return the salt of the texts that a sequence may reuse: its tenant's, or those of the same request."""
-        return sequence.request.cache_key if self.prefix_reuse else sequence.arrival - sequence.index
 
     def has_read(self, sequence: SequenceState, tokens: int) -> bool:
         """Record that the target has read the next `tokens` tokens of a prompt. Return True if that completes it."""
@@ -223,8 +212,8 @@ class SequenceManager:
         group = self._groups[sequence.request.id]
         if all(s.finished for s in group):
             del self._groups[sequence.request.id]
-            if not self.prefix_reuse and len(group) > 1:
-                self.pool.forget_salt(self._salt(sequence))
+            if not self.prefixes.reuse and len(group) > 1:
+                self.pool.forget_salt(self.prefixes.salt(sequence))
             self.done.append(output(sequence.request, group))
 
     def forgive_failures(self) -> None:
@@ -250,7 +239,7 @@ class SequenceManager:
             assert s.slot == slot, f"{s.id} is not in the slot it believes"
             assert s.status in (Status.PREFILL, Status.DECODE), f"{s.id} holds a slot and is {s.status}"
             assert self.pool.contents[slot] == s.tokens[: s.computed], f"slot {slot} does not hold the text of {s.id}"
-            assert self.pool.salts[slot] == self._salt(s), f"slot {slot} is not salted as {s.id} is"
+            assert self.pool.salts[slot] == self.prefixes.salt(s), f"slot {slot} is not salted as {s.id} is"
         waiting = [s for s in self.unfinished.values() if s.status is Status.WAITING]
         assert all(s.slot is None for s in waiting), "a waiting sequence holds a slot"
         assert self.waiting == sorted(waiting, key=urgency), "the waiting list is not who waits, most urgent first"
@@ -295,6 +284,6 @@ class SequenceManager:
             self.pool.forget(sequence.slot)
         self.caches.leave_slot(sequence)
         self.pool.release(sequence.slot)
-        if not self.prefix_reuse and sequence.params.n == 1:
+        if not self.prefixes.reuse and sequence.params.n == 1:
             self.pool.forget(sequence.slot)
         sequence.slot, sequence.computed = None, 0

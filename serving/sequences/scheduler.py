@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import Protocol
 
 from distillspec.serving.base.requests import SequenceState, Status
 from distillspec.serving.control.base import AdmissionController, AdmissionView, LengthController, WaitingView
@@ -34,6 +35,38 @@ class Chunk:
 
     sequence_id: str
     tokens: int
+
+
+class HeldTexts(Protocol):
+    """What slots hold, as far as plans depend on it."""
+
+    def cached_tokens(self, sequence: SequenceState) -> int:
+        """Return how many leading tokens of a waiting sequence slots hold already."""
+        ...
+
+    def shared_tokens(self, running: Sequence[SequenceState]) -> Mapping[str, int]:
+        """Return how many tokens of each sequence's memory a more urgent one holds too. Others are left out."""
+        ...
+
+    def shareable_tokens(self, sequence: SequenceState, running: Sequence[SequenceState]) -> int:
+        """Return for how many tokens a waiting sequence would at least use memory that `running` hold."""
+        ...
+
+
+class NoTexts:
+    """Slots that hold nothing which others could use."""
+
+    def cached_tokens(self, sequence: SequenceState) -> int:
+        return 0
+
+    def shared_tokens(self, running: Sequence[SequenceState]) -> Mapping[str, int]:
+        return {}
+
+    def shareable_tokens(self, sequence: SequenceState, running: Sequence[SequenceState]) -> int:
+        return 0
+
+
+NO_TEXTS = NoTexts()
 
 
 @dataclass(frozen=True)
@@ -84,19 +117,16 @@ def plan_step(
     running: Sequence[SequenceState],
     limits: Limits,
     most: int | None = None,
-    cached: Callable[[SequenceState], int] = lambda sequence: 0,
+    held: HeldTexts = NO_TEXTS,
 ) -> SchedulePlan:
     """Plan preemptions, admissions (at most `most`) and the prompt tokens to read. Changes nothing.
 
     Lower `priority` goes first, equal ones in order of arrival. `waiting` is in that order. Running sequences are
     preempted, the last first, if their next step does not fit the cache, or if a more urgent one waits and finds no
     slot. The first in order always fits, for `submit` refuses requests larger than the cache. An answer whose prompt is
-    being read for another answer waits for that, and its place is kept.
-
-    Args:
-        cached: leading tokens of a waiting sequence that slots hold already.
+    being read for another answer waits for that, and its place is kept. Shared memory counts once.
     """
-    needs = {s.id: reservation(s, limits) for s in running}
+    needs = _needs(running, limits, held)
     kept, preempted = _keep_what_fits(running, needs, limits)
     admitted: list[SequenceState] = []
     held_back: list[SequenceState] = []
@@ -110,13 +140,14 @@ def plan_step(
             break
         if preempted and urgency(sequence) > min(map(urgency, preempted)):
             break  # preempted sequences get the next slot before any that come after them
-        needs[sequence.id] = reservation(sequence, limits)
+        staying = [s for s in kept if s.request.priority <= sequence.request.priority]  # never preempted for it
+        needs[sequence.id] = reservation(sequence, limits) - held.shareable_tokens(sequence, staying)
         victims = _make_room(sequence, kept, admitted + held_back, needs, limits)
         if victims is None:
             break  # first come, first served: none overtakes the first that does not fit
         asked = (sequence.request.id, len(sequence.tokens))  # answers to one prompt find the same
         if asked not in known:
-            known[asked] = cached(sequence)
+            known[asked] = held.cached_tokens(sequence)
         found = known[asked]
         if sequence.request.id in reading and max(found, MIN_PREFIX) < sequence.prompt_length - 1:
             held_back.append(sequence)
@@ -130,6 +161,14 @@ def plan_step(
     prefilling = sorted((s for s in kept if s.status is Status.PREFILL), key=urgency)
     chunks = _chunks({s.id: unread[s.id] for s in prefilling + admitted}, limits.prefill_chunk)
     return SchedulePlan(tuple(s.id for s in preempted), tuple(s.id for s in admitted), chunks)
+
+
+def _needs(running: Sequence[SequenceState], limits: Limits, held: HeldTexts) -> dict[str, int]:
+    """Return the tokens of memory that each running sequence takes beside what a more urgent one holds anyway."""
+    needs = {s.id: reservation(s, limits) for s in running}
+    for sequence_id, tokens in held.shared_tokens(running).items():
+        needs[sequence_id] -= tokens
+    return needs
 
 
 def _keep_what_fits(

@@ -133,7 +133,7 @@ class EngineCore:
         self.sequences.end_expired(timer.started)
         waiting, running = self.sequences.waiting, self.sequences.running
         most = most_admitted(self.controller, waiting, running, self.limits, timer.started)
-        schedule = plan_step(waiting, running, self.limits, most, self.sequences.cached_tokens)
+        schedule = plan_step(waiting, running, self.limits, most, self.sequences.prefixes)
         try:
             self.sequences.follow(schedule, self.clock())
             result = self._run(schedule, timer) if self.sequences.pool.owners else None

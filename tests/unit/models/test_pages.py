@@ -118,3 +118,19 @@ def test_at_most_a_quarter_is_wasted(lengths: Sequence[int]) -> None:
     assert pages.free == 0
     assert 1 - sum(lengths) / (pages.used * SIZE) <= 0.25
     assert pages.used * SIZE - sum(lengths) < SIZE * len(lengths)
+
+
+def test_pages_that_an_earlier_slot_holds_are_counted() -> None:
+    pages = Pages(4, 100, 30, SIZE)
+    pages.resize(0, 64)
+    for slot, length in ((1, 32), (2, 48)):
+        pages.share(slot, 0, length, readable=64)
+        pages.resize(slot, 64)
+    pages.resize(3, 64)
+    assert (pages.held_before([0, 1, 2, 3]), pages.shared) == ([0, 2, 3, 0], 3)
+    assert pages.held_before([3, 1, 2]) == [0, 0, 2]
+    pages.resize(0, 0)
+    assert (pages.held_before([2, 1]), pages.shared) == ([0, 2], 2)
+    pages.resize(1, 16)
+    pages.check_integrity()
+    assert [pages.surely_whole(length) for length in (0, 16, 17, 33)] == [0, 0, 16, 32]

@@ -128,3 +128,26 @@ def test_free_texts_give_way_to_requests(target: LanguageModel, make_engine: Mak
     assert sum(engine.sequences.pool.held) <= 130
     found = [engine.sequences.pool.longest_prefix(prompt, ("default", "")) for prompt in asked]
     assert [prefix is not None for prefix in found] == [True, True, False]
+
+
+@pytest.mark.parametrize("n", [1, 6])
+def test_rows_that_share_a_prompt_fit_together(target: LanguageModel, make_engine: MakeEngine, n: int) -> None:
+    """Six answers to 60 tokens: 6 × 72 tokens of memory by themselves, 48 + 6 × 24 with shared pages."""
+    asked = [HEAD] if n > 1 else [[*HEAD[:-2], 9, 10 + number] for number in range(6)]
+    wanted = [hf_greedy(target, prompt, 8) for prompt in asked for _ in range(n)]
+    engine = make_engine(
+        max_slots=6, max_model_len=128, max_cache_tokens=200, page_tokens=8, speculation_length=0, prefill_chunk=128
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, n=n)
+    engine.generate([HEAD], GREEDY)
+    for name, prompt in enumerate(asked):
+        engine.submit(Request(str(name), tuple(prompt), params))
+    most, outputs = 0, []
+    while engine.has_work:
+        outputs += engine.step().finished
+        most = max(most, len(engine.sequences.running))
+        engine.check_integrity()
+    assert most == 6
+    answers = [answer for output in sorted(outputs, key=lambda one: one.request_id) for answer in output.completions]
+    assert [list(answer.token_ids) for answer in answers] == wanted
+    assert sum(answer.stats.preemptions for answer in answers) == 0

@@ -29,6 +29,7 @@ class EngineLife(RuleBasedStateMachine):
 
     target: LanguageModel
     draft: LanguageModel
+    page_tokens: int
     happened: Counter[str]  # over all lives of a run
 
     def __init__(self) -> None:
@@ -40,6 +41,7 @@ class EngineLife(RuleBasedStateMachine):
             prefill_chunk=9,
             controller="fixed",
             speculation_length=3,
+            page_tokens=self.page_tokens,
         )
         self.engine = Engine(self.target, self.draft, settings_)
         self.now = 0.0
@@ -71,7 +73,7 @@ class EngineLife(RuleBasedStateMachine):
     ) -> None:
         name = f"r{len(self.asked)}"
         params = SamplingParams(temperature=temperature, max_tokens=most, n=n, seed=seed, **PARAMS_BY_NAME[options])
-        prompt = tuple(3 + (i * 7 + length) % 200 for i in range(length))
+        prompt = tuple(3 + (i * 7 + length // 8) % 200 for i in range(length))  # some begin alike
         self.asked[name] = Request(name, prompt, params, priority, deadline_s)
         self.engine.submit(self.asked[name])
 
@@ -140,6 +142,8 @@ class EngineLife(RuleBasedStateMachine):
     @invariant()
     def nothing_leaks(self) -> None:
         self.engine.check_integrity()
+        pool = self.engine.sequences.pool
+        self.happened["shared"] += sum(pool.reserved.values()) > pool.token_budget
 
     def teardown(self) -> None:
         for _ in range(2000):
@@ -152,9 +156,9 @@ class EngineLife(RuleBasedStateMachine):
         assert not self.engine.sequences.pool.owners
 
 
-@pytest.mark.parametrize("examples", [75])
-def test_any_life_of_the_engine(target: LanguageModel, examples: int) -> None:
-    EngineLife.target = target
+@pytest.mark.parametrize(("page_tokens", "examples"), [(0, 50), (4, 50)], ids=["slots", "pages"])
+def test_any_life_of_the_engine(target: LanguageModel, page_tokens: int, examples: int) -> None:
+    EngineLife.target, EngineLife.page_tokens = target, page_tokens
     EngineLife.draft = initialise_draft(DraftConfig(layers=1), target)
     EngineLife.happened = Counter()
     run_state_machine_as_test(
@@ -167,6 +171,7 @@ def test_any_life_of_the_engine(target: LanguageModel, examples: int) -> None:
         ),
     )
     happened = EngineLife.happened
-    assert happened.keys() <= {"stop", "length", "abort", "deadline", "unwanted", "preempt", "forced", "swap"}
+    assert happened.keys() <= {"stop", "length", "abort", "deadline", "unwanted", "preempt", "forced", "swap", "shared"}
     assert all(happened[event] > 0 for event in ("stop", "length", "deadline", "unwanted", "forced", "swap")), happened
     assert happened["preempt"] > happened["forced"], "the scheduler preempted too"
+    assert (happened["shared"] > 0) == (page_tokens > 0), "with pages, more is reserved than fits without sharing"

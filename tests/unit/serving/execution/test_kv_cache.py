@@ -180,3 +180,26 @@ def test_a_slot_without_a_prefix_gives_back_what_it_shared() -> None:
         pool.take(name, 12)
     pool.check_integrity()
     assert not set(pages.tables[0]) & set(pages.tables[1])
+
+
+def test_shared_pages_are_reserved_once() -> None:
+    pool, pages = paged_pool(4, 32, 48)
+    fill(pool, "a", [*range(12)])
+    fill(pool, "b", [*range(12), 1, 2])
+    assert sum(pool.reserved.values()) - pool.reserved_tokens == 8
+    assert pool.shared_tokens(["b", "a"]) == {"a": 8}
+    pool.release(0)
+    assert pool.reserved_tokens == pool.reserved["b"]
+    pool.check_integrity()
+    assert pages.shared == 2, "the text of a free slot still is"
+
+
+def test_a_free_slots_prefix_needs_room_beside_what_is_owned() -> None:
+    pool, _ = paged_pool(3, 32, 40)
+    pool.release(fill(pool, "a", [*range(12)]))
+    fill(pool, "b", [90] * 16)
+    prefix = pool.longest_prefix([*range(12), 99])
+    assert prefix is not None
+    assert pool.has_room(24, prefix)
+    assert not pool.has_room(25, prefix)
+    assert pool.has_room(25, Prefix(1, 4)), "what is owned takes nothing"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,15 @@ from distillspec.serving.control.smartspec import SmartSpecController
 from distillspec.serving.control.wrapped import WrappedController
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
-from distillspec.serving.sequences.scheduler import Chunk, Limits, most_admitted, plan_step, reservation, urgency
+from distillspec.serving.sequences.scheduler import (
+    Chunk,
+    Limits,
+    SchedulePlan,
+    most_admitted,
+    plan_step,
+    reservation,
+    urgency,
+)
 
 LIMITS = Limits(slots=3, max_len=64, cache_tokens=150, prefill_chunk=32, lookahead=4)
 
@@ -40,6 +49,24 @@ def running(name: str, slot: int, **extra: int) -> SequenceState:
     made = sequence(name, status=Status.DECODE, slot=slot, arrival=slot, **extra)
     made.computed = len(made.tokens) - 1
     return made
+
+
+@dataclass
+class Held:
+    """What a plan is told of the slots."""
+
+    cached: Callable[[SequenceState], int] = lambda sequence: 0
+    shared: Mapping[str, int] = field(default_factory=dict)
+    shareable: Callable[[Sequence[SequenceState]], int] = lambda running: 0
+
+    def cached_tokens(self, sequence: SequenceState) -> int:
+        return self.cached(sequence)
+
+    def shared_tokens(self, running: Sequence[SequenceState]) -> Mapping[str, int]:
+        return {s.id: self.shared[s.id] for s in running if s.id in self.shared}
+
+    def shareable_tokens(self, sequence: SequenceState, running: Sequence[SequenceState]) -> int:
+        return self.shareable(running)
 
 
 def test_first_come_first_served_within_slots() -> None:
@@ -139,7 +166,7 @@ def test_cached_tokens_are_neither_planned_nor_charged() -> None:
     waiting = [sequence(name, prompt=1004, arrival=i) for i, name in enumerate("abc")]
     limits = Limits(slots=3, max_len=1100, cache_tokens=3300, prefill_chunk=512, lookahead=4)
     assert plan_step(waiting, [], limits).prefill == (Chunk("a", 512),)
-    plan = plan_step(waiting, [], limits, cached=lambda s: 1000)
+    plan = plan_step(waiting, [], limits, held=Held(lambda s: 1000))
     assert plan.admit == ("a", "b", "c")
     assert plan.prefill == (Chunk("a", 4), Chunk("b", 4), Chunk("c", 4))
 
@@ -151,8 +178,28 @@ def test_answers_to_one_prompt_wait_until_it_is_read_and_none_takes_their_place(
     assert plan_step([first, second, *others], [], LIMITS).admit == ("r/0", "x"), "a slot is kept for r/1"
     first.status, first.slot, first.computed = Status.PREFILL, 0, 20
     assert plan_step([second, *others], [first], LIMITS).admit == ("x",)
-    assert plan_step([second], [first], LIMITS, cached=lambda s: 20).admit == ()
-    assert plan_step([second], [first], LIMITS, cached=lambda s: 29).admit == ("r/1",), "another slot holds it"
+    assert plan_step([second], [first], LIMITS, held=Held(lambda s: 20)).admit == ()
+    assert plan_step([second], [first], LIMITS, held=Held(lambda s: 29)).admit == ("r/1",), "another slot holds it"
     first.status, first.computed = Status.DECODE, 29
-    plan = plan_step([second, *others], [first], LIMITS, cached=lambda s: 29 * (s is second))
+    plan = plan_step([second, *others], [first], LIMITS, held=Held(lambda s: 29 * (s is second)))
     assert plan.prefill == (Chunk("r/1", 1), Chunk("x", 1))
+
+
+def test_shared_memory_counts_once() -> None:
+    """Each row takes 15 tokens (10 and 5 to write), of which the later two share 8 with the first."""
+    slots = [running(name, slot) for slot, name in enumerate("abc")]
+    tight = replace(LIMITS, cache_tokens=29)
+    assert plan_step([], slots, tight).preempt == ("b", "c")
+    assert plan_step([], slots, tight, held=Held(shared={"b": 8, "c": 8})).preempt == ()
+    assert plan_step([], slots, replace(tight, cache_tokens=28), held=Held(shared={"b": 8, "c": 8})).preempt == ("c",)
+
+
+def test_a_prompt_that_running_sequences_hold_needs_room_for_the_rest_alone() -> None:
+    first, late = running("a", 0), running("b", 1, priority=5)
+    limits = replace(LIMITS, cache_tokens=37)
+    waiting = [sequence("w", arrival=9, priority=1)]
+    assert plan_step(waiting, [first, late], limits).preempt == ("b",)
+    held = Held(shareable=lambda rows: 8 * (first in rows))
+    assert plan_step(waiting, [first, late], limits, held=held) == SchedulePlan((), ("w",), (Chunk("w", 10),))
+    lost = Held(shareable=lambda rows: 8 * (late in rows))
+    assert plan_step(waiting, [first, late], limits, held=lost).preempt == ("b",), "it is no help: it may have to go"
