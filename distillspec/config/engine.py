@@ -9,7 +9,7 @@ from distillspec.config.checks import chosen_from, one_of, require
 from distillspec.config.registry import CONTROLLERS, PROPOSERS, choices_that, find
 
 OFFLINE_PREFILL = 2048  # prompt tokens a step where time to first token does not matter
-ATTENTIONS = ("auto", "masked", "triton", "varlen")
+ATTENTIONS = ("auto", "masked", "native", "triton", "varlen")
 LENGTHS = ("request", "step", "global")
 
 
@@ -37,7 +37,9 @@ class EngineConfig:
     draft_confidence: float = 0.0  # stop drafting at this best probability, or predicted acceptance; 0: never
     lookup_longest: int = 4  # prompt_lookup: tokens of the longest n-gram
     lookup_shortest: int = 2  # prompt_lookup: tokens of the shortest n-gram
-    attention: str = "auto"  # masked | triton | varlen | auto: triton or varlen on CUDA where they work, else masked
+    attention: str = (
+        "auto"  # masked | native | triton | varlen | auto: what works of native on CPUs, of the others on CUDA
+    )
     cuda_graphs: bool = True  # CUDA: passes of few tokens run as recorded graphs, one a shape
     compile: bool | str = "auto"  # CPU: compile passes: auto (in the background, once it pays) | true (first) | false
     pack_weights: bool = True  # CPU: a second copy of the weights, packed for speed, where a trial finds it faster

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from distillspec.models.few_queries import attention_on
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.slot_cache import SlotCache, SlotView
 
@@ -20,7 +21,7 @@ class SlotDecoder:
 
     def __init__(self, model: LanguageModel, slots: int, max_len: int) -> None:
         self.model = model
-        self.cache = SlotCache(slots, max_len)
+        self.cache = SlotCache(slots, max_len, attention_on(model.device))
         self.lengths = torch.zeros(slots, dtype=torch.int64)
 
     def prefill(self, rows: Sequence[int], prompts: Sequence[Sequence[int]]) -> Tensor:

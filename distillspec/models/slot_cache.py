@@ -7,7 +7,7 @@ places. Rolling back means not counting the last places. On Linux's CPUs only th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -221,7 +221,7 @@ class SlotView:
     first: int | None = None  # rows are the slots first, first + 1, …: read without a copy
     base: Tensor | None = None  # [B] int64, contiguous, with ancestors
     ancestors: Tensor | None = None  # [B, q, words] int64, see `ancestor_words`
-    _masks: dict[tuple[int | None, int, torch.dtype], Tensor] = field(default_factory=dict)
+    _kept: dict[Hashable, Tensor] = field(default_factory=dict)
     _rows: dict[torch.Size, Tensor] = field(default_factory=dict)
 
     @classmethod
@@ -273,15 +273,19 @@ class SlotView:
         return held[self.first : self.first + len(self.slots), :, : self.reach]
 
     def mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
-        """Return the term added to scores, `[B, 1, groups · q, reach]`: 0 where a folded query attends, −inf elsewhere.
+        """Return the term added to scores, `[B, 1, groups · q, reach]`: 0 where a folded query attends, −inf elsewhere."""
 
-        It is made once a pass.
-        """
-        key = (window, groups, dtype)
-        if key not in self._masks:
+        def made() -> Tensor:
             seen = self._visible(window).repeat(1, groups, 1)[:, None]
-            self._masks[key] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
-        return self._masks[key]
+            return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
+
+        return self.kept((window, groups, dtype), made)
+
+    def kept(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """Return what `make` makes, once a pass: all layers attend alike."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
 
     def _visible(self, window: int | None) -> Tensor:
         place = torch.arange(self.reach, device=self.places.device)

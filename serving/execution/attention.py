@@ -13,6 +13,7 @@ from torch import Tensor
 from distillspec.errors import ConfigError, in_one_line
 from distillspec.models import LanguageModel
 from distillspec.models.ancestors import ancestor_words
+from distillspec.models.few_queries import few_queries_attention, why_not
 from distillspec.models.language_model import attention_heads
 from distillspec.models.paged_cache import PagedCache
 from distillspec.models.pages import Pages
@@ -22,6 +23,7 @@ from distillspec.models.varlen_attention import varlen_attention
 
 MASKED = "masked scaled_dot_product_attention over the slots"
 RAGGED = "a Triton kernel over each row's own keys, with masks for prompts"
+NATIVE = "a C++ kernel over each row's own keys, with masks for prompts"
 VARLEN = "torch's variable-length attention, with masks for trees"
 BOTH = "a Triton kernel over each row's own keys, with torch's variable-length attention for prompts"
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 2e-2}  # of the largest output
@@ -46,11 +48,11 @@ def choose_attention(setting: str, models: Sequence[LanguageModel], page: int = 
     """Return the attention that the setting names, and its description for the log.
 
     A kernel is used if it runs for all the models' shapes, from one token a row to the widest window, and agrees there
-    with masked attention in float32. `auto` is masked attention on CPUs. On CUDA it is the Triton kernel for windows
-    of drafted tokens, which splits long rows over the device, and torch's kernel for prompts, or the one that works.
+    with masked attention in float32. `auto` is the C++ kernel on CPUs. On CUDA it is the Triton kernel for windows
+    of drafted tokens, which splits long rows over the device, and torch's kernel for prompts. It is the one that works.
 
     Args:
-        setting: auto, masked, triton or varlen.
+        setting: auto, masked, native, triton or varlen.
         models: all that the engine runs.
         page: tokens of a page of their caches, 0 without pages.
 
@@ -58,12 +60,20 @@ def choose_attention(setting: str, models: Sequence[LanguageModel], page: int = 
         ConfigError: the setting names a kernel that does not run, or gives wrong results.
     """
     device = models[0].device
-    if setting == "masked" or (setting == "auto" and device.type != "cuda"):
+    if setting == "masked":
         return masked_attention, MASKED
+    if setting == "auto" and device.type != "cuda":
+        failure = why_not() or kernel_failure(few_queries_attention, models, page)
+        return (few_queries_attention, NATIVE) if failure is None else (masked_attention, f"{MASKED} ({failure})")
     if setting == "auto":
         return _best(kernel_failure(ragged_attention, models, page), kernel_failure(varlen_attention, models, page))
-    attend, words = {"triton": (ragged_attention, RAGGED), "varlen": (varlen_attention, VARLEN)}[setting]
-    failure = kernel_failure(attend, models, page)
+    kernels: dict[str, tuple[Attend, str]] = {
+        "native": (few_queries_attention, NATIVE),
+        "triton": (ragged_attention, RAGGED),
+        "varlen": (varlen_attention, VARLEN),
+    }
+    attend, words = kernels[setting]
+    failure = (why_not() if setting == "native" else None) or kernel_failure(attend, models, page)
     if failure is not None:
         raise ConfigError(f"attention={setting} does not work on {device} ({failure}); use attention=auto or masked")
     return attend, words

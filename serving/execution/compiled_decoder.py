@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +23,7 @@ from torch import Tensor, nn
 
 from distillspec.errors import in_one_line
 from distillspec.models import LanguageModel
+from distillspec.models.native import cache_home
 from distillspec.models.slot_attention import CacheView, passing_view
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.execution.beside import Beside
@@ -36,11 +35,6 @@ CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 MOST_VARIANTS = 64  # of one class: targets and drafts, one token or more
 WARM_ROWS = ((1,), (2, 1))  # tokens of the rows of the warm-up passes: compilers treat one token apart
 WARM_LEN = 8
-
-
-def can_compile() -> bool:
-    """Return True if there is a C++ compiler."""
-    return any(shutil.which(name) for name in (os.environ.get("CXX", ""), "g++", "clang++") if name)
 
 
 class CompiledDecoder:
@@ -101,7 +95,7 @@ class CompiledDecoder:
     def _compile(self) -> None:
         """Run the compiled decoder over a cache of its own, for each number of tokens that is treated apart."""
         started = time.perf_counter()
-        os.environ.setdefault(CACHE_VARIABLE, str(_cache_home() / "distillspec" / "compiled"))
+        os.environ.setdefault(CACHE_VARIABLE, str(cache_home() / "compiled"))
         # Hooks hand features out: code made without them is not for a decoder that has some.
         torch._dynamo.config.skip_nnmodule_hook_guards = False
         torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_VARIANTS)
@@ -145,7 +139,3 @@ def forget_compiled() -> None:
 
 
 _made: dict[Callable[..., Any], Callable[..., Any]] = {}
-
-
-def _cache_home() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from distillspec.models import LanguageModel
 from distillspec.models.features import FeatureTap
+from distillspec.models.native import cpp_compiler
 from distillspec.models.slot_attention import hook, unhook
-from distillspec.serving.execution.compiled_decoder import CompiledDecoder, can_compile
+from distillspec.serving.execution.compiled_decoder import CompiledDecoder
 from distillspec.serving.execution.packed_linear import PackedLinears
 
 COMPILE_AFTER_S = 30.0  # about the cost of compiling: models that never compute for so long are not worth it
@@ -60,7 +61,7 @@ class PreparedModel:
     @property
     def _may_compile(self) -> bool:
         deep = self.model.attends and len(self.model.layers) > 1
-        return self._compile is not False and deep and self.model.device.type == "cpu" and can_compile()
+        return self._compile is not False and deep and self.model.device.type == "cpu" and cpp_compiler() is not None
 
     def restore(self) -> None:
         """Undo the preparation."""

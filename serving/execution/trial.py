@@ -113,7 +113,7 @@ class Trial:
         wanted = call.output[:, piece]
         found = attention(*own, view)
         perturbed = [_perturbed(tensor, unit, self._generator) for tensor in own]
-        noise = _norm(attention(*perturbed, replace(view, cache=self._caches[1], _masks={})) - found)
+        noise = _norm(attention(*perturbed, replace(view, cache=self._caches[1], _kept={})) - found)
         self._check(found, wanted, noise, unit)
         self._next += 1
         return wanted

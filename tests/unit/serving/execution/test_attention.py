@@ -14,13 +14,14 @@ import torch
 
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
+from distillspec.models.few_queries import few_queries_attention
 from distillspec.models.ragged_attention import ragged_attention
 from distillspec.models.slot_attention import is_hooked
 from distillspec.models.slot_cache import Attend, masked_attention
 from distillspec.models.varlen_attention import varlen_attention
 from distillspec.serving import SamplingParams
 from distillspec.serving.execution import attention as module
-from distillspec.serving.execution.attention import choose_attention
+from distillspec.serving.execution.attention import MASKED, NATIVE, choose_attention
 
 from ...models.slot_cases import varlen_described
 from ..conftest import MakeEngine, hf_greedy, prompts
@@ -31,10 +32,19 @@ no_gpu = pytest.mark.skipif(bool(shutil.which("nvidia-smi")), reason="kernels ar
 
 
 @no_gpu
-def test_a_cpu_takes_masks(target: LanguageModel) -> None:
+@pytest.mark.parametrize("setting", ["auto", "native"])
+def test_a_cpu_takes_the_kernel_that_it_builds(target: LanguageModel, setting: str) -> None:
+    assert choose_attention(setting, [target]) == (few_queries_attention, NATIVE)
+
+
+@no_gpu
+def test_a_cpu_without_a_compiler_takes_masks(target: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "why_not", lambda: "no C++ compiler")
     attend, words = choose_attention("auto", [target])
     assert attend is masked_attention
-    assert "masked" in words
+    assert words == f"{MASKED} (no C++ compiler)"
+    with pytest.raises(ConfigError, match="attention=native does not work on cpu .no C.. compiler.; use"):
+        choose_attention("native", [target])
 
 
 @no_gpu

@@ -13,9 +13,10 @@ import torch
 
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft, slot_attention
+from distillspec.models.native import cpp_compiler
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
 from distillspec.serving.execution import compiled_decoder, packed_linear, product_trial
-from distillspec.serving.execution.compiled_decoder import CACHE_VARIABLE, CompiledDecoder, can_compile
+from distillspec.serving.execution.compiled_decoder import CACHE_VARIABLE, CompiledDecoder
 from distillspec.serving.execution.packed_products import HalfProduct
 from distillspec.serving.execution.prepared import PreparedModel
 
@@ -23,7 +24,7 @@ from ...models.state_drafts import state_draft
 from ..conftest import hf_greedy, prompts
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
-needs_compiler = pytest.mark.skipif(not can_compile(), reason="needs a C++ compiler")
+needs_compiler = pytest.mark.skipif(cpp_compiler() is None, reason="needs a C++ compiler")
 
 
 @pytest.fixture

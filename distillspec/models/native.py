@@ -1,0 +1,77 @@
+"""C++ files of this package, built by the machine's own compiler for its own processor, once."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
+BUILD_S = 60.0  # a build takes a second or two
+
+
+class NotBuilt(Exception):
+    """A file could not be built here, for the reason in the message."""
+
+
+def cache_home() -> Path:
+    """Return the folder of what is compiled here. It is still there after a restart of the machine."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "distillspec"
+
+
+def cpp_compiler() -> str | None:
+    """Return the C++ compiler, None without one."""
+    return next(
+        (found for name in (os.environ.get("CXX", ""), "g++", "clang++") if (found := shutil.which(name))), None
+    )
+
+
+def library(source: Path) -> ctypes.CDLL:
+    """Return the library built of a C++ file, from the cache if this machine has built it before.
+
+    Raises:
+        NotBuilt: there is no compiler, it refuses the file, or the library cannot be written or loaded.
+    """
+    compiler = cpp_compiler()
+    if compiler is None:
+        raise NotBuilt("no C++ compiler")
+    try:
+        key = hashlib.sha256("\0".join((compiler, *FLAGS, _processor(), source.read_text())).encode()).hexdigest()[:16]
+        built = cache_home() / "native" / f"{source.stem}-{key}.so"
+        if not built.exists():
+            _build(compiler, source, built)
+        return ctypes.CDLL(str(built))
+    except OSError as error:
+        raise NotBuilt(f"{type(error).__name__}: {error}") from error
+
+
+def _build(compiler: str, source: Path, built: Path) -> None:
+    """Build a library. It appears whole or not at all, since other processes may build it too."""
+    built.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=built.parent) as folder:
+        made = Path(folder) / built.name
+        command = [compiler, *FLAGS, str(source), "-o", str(made)]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S)
+        except subprocess.TimeoutExpired:
+            raise NotBuilt(f"{compiler} took more than {BUILD_S:.0f} s") from None
+        if done.returncode:
+            raise NotBuilt(f"{compiler} failed: {(done.stderr.strip() or 'no reason given').splitlines()[0]}")
+        made.replace(built)
+
+
+@cache
+def _processor() -> str:
+    """Return what tells processors with different instructions apart."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    features = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+    return " ".join((platform.machine(), platform.processor(), features))

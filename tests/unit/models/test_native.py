@@ -1,0 +1,60 @@
+"""C++ files are built once, whole or not at all, and failures say why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distillspec.models.native import NotBuilt, cache_home, cpp_compiler, library
+
+needs_compiler = pytest.mark.skipif(cpp_compiler() is None, reason="needs a C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return cache_home() / "native"
+
+
+def source(folder: Path, answer: int) -> Path:
+    made = folder / "answer.cpp"
+    made.write_text(f'extern "C" int answer() {{ return {answer}; }}')
+    return made
+
+
+@needs_compiler
+def test_a_file_is_built_once_and_again_when_it_changes(tmp_path: Path, own_cache: Path) -> None:
+    assert library(source(tmp_path, 41)).answer() == 41
+    (built,) = own_cache.iterdir()
+    changed = built.stat().st_mtime_ns
+    assert library(source(tmp_path, 41)).answer() == 41
+    assert built.stat().st_mtime_ns == changed
+    assert library(source(tmp_path, 42)).answer() == 42
+    assert len(list(own_cache.iterdir())) == 2
+
+
+@needs_compiler
+def test_a_file_that_is_refused_leaves_nothing(tmp_path: Path, own_cache: Path) -> None:
+    wrong = tmp_path / "wrong.cpp"
+    wrong.write_text("int answer( {")
+    with pytest.raises(NotBuilt, match="wrong.cpp") as found:
+        library(wrong)
+    assert "\n" not in str(found.value)
+    assert list(own_cache.iterdir()) == []
+
+
+def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(NotBuilt, match="no C\\+\\+ compiler"):
+        library(source(tmp_path, 1))
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(blocked))
+    with pytest.raises(NotBuilt, match="NotADirectoryError"):
+        library(source(tmp_path, 1))
