@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 from torch.nn.utils.rnn import pad_sequence
 
 from distillspec.models.few_queries import attention_on
 from distillspec.models.language_model import LanguageModel
+from distillspec.models.packed_linear import PackedLinears
 from distillspec.models.slot_cache import SlotCache, SlotView
 
 
@@ -17,10 +19,14 @@ class SlotDecoder:
     """Sequences in slots 0..active−1 of a cache. Call inside `slot_attention_in(model)` and `no_grad`.
 
     Logits are float32 `[rows, V]` over the whole vocabulary (−inf where a truncated head has no row).
+
+    Args:
+        packs: the model's weights, for the head.
     """
 
-    def __init__(self, model: LanguageModel, slots: int, max_len: int) -> None:
+    def __init__(self, model: LanguageModel, slots: int, max_len: int, packs: PackedLinears | None = None) -> None:
         self.model = model
+        self.linear = linear if packs is None else packs.linear
         self.cache = SlotCache(slots, max_len, attention_on(model.device))
         self.lengths = torch.zeros(slots, dtype=torch.int64)
 
@@ -52,4 +58,4 @@ class SlotDecoder:
         self.lengths[destination] = length
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        return self.model.full_width(self.model.head.logits(hidden)).float()
+        return self.model.full_width(self.model.head.logits(hidden, self.linear)).float()

@@ -15,6 +15,7 @@ from distillspec.generation.decoder import SlotDecoder
 from distillspec.models.features import FeatureTap
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.memory import slots_that_fit
+from distillspec.models.packed_linear import PackedLinears
 from distillspec.models.slot_attention import slot_attention_in
 from distillspec.models.slot_cache import SlotCache
 from distillspec.recording import SignalRecorder
@@ -22,6 +23,7 @@ from distillspec.sampling import draw, policy_probs
 from distillspec.signals import SignalRequest
 from distillspec.types import NO_STATES, GenerationRequest, RecordedStates, Sample, SamplingPolicy, StateRequest
 
+PACKED_STEPS = 100  # fewer steps do not pay for packing weights
 PREFILL_TOKENS = 2048  # padded prompt tokens read in one forward pass
 
 
@@ -79,10 +81,11 @@ class SlotGenerator:
         max_len = max(len(r.prompt.token_ids) + r.max_new_tokens for r in requests)
         self._check_lengths(requests, max_len)
         slots = max(1, slots_that_fit(self.models, min(self.slots, len(requests)), max_len))
-        decoders = [SlotDecoder(model, slots, max_len) for model in self.models]
-        decoders[0].cache.state_ids = self.states.ids
         waiting = _neighbours_alike(requests, 2 * slots)
         with ExitStack() as stack:
+            packs = [_packed(model, slots, requests, stack) for model in self.models]
+            decoders = [SlotDecoder(model, slots, max_len, own) for model, own in zip(self.models, packs, strict=True)]
+            decoders[0].cache.state_ids = self.states.ids
             for model in self.models:
                 was_training = model.model.training
                 model.model.eval()
@@ -194,6 +197,19 @@ class SlotGenerator:
                     f"prompt and response need {max_len} tokens, but {model.name} reads at most {limit}; "
                     "lower data.max_new_tokens or data.max_prompt_tokens"
                 )
+
+
+def _packed(
+    model: LanguageModel, slots: int, requests: Sequence[GenerationRequest], stack: ExitStack
+) -> PackedLinears | None:
+    """Pack a model's weights until the stack closes, where so many steps follow that it pays."""
+    steps = sum(request.max_new_tokens for request in requests) / slots
+    if steps < PACKED_STEPS or not PackedLinears.helps(model):
+        return None
+    packs = PackedLinears(model, tokens=(slots,))
+    packs.attach()
+    stack.callback(packs.detach)
+    return packs
 
 
 def _neighbours_alike(requests: Sequence[GenerationRequest], block: int) -> list[int]:

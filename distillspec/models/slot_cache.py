@@ -273,7 +273,7 @@ class SlotView:
         return held[self.first : self.first + len(self.slots), :, : self.reach]
 
     def mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
-        """Return the term added to scores, `[B, 1, groups · q, reach]`: 0 where a folded query attends, −inf elsewhere."""
+        """Return the term added to scores, `[B, 1, groups · q, reach]`: 0 where a folded query attends, else −inf."""
 
         def made() -> Tensor:
             seen = self._visible(window).repeat(1, groups, 1)[:, None]

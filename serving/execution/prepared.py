@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from distillspec.models import LanguageModel
 from distillspec.models.features import FeatureTap
 from distillspec.models.native import cpp_compiler
+from distillspec.models.packed_linear import PackedLinears
 from distillspec.models.slot_attention import hook, unhook
 from distillspec.serving.execution.compiled_decoder import CompiledDecoder
-from distillspec.serving.execution.packed_linear import PackedLinears
 
 COMPILE_AFTER_S = 30.0  # about the cost of compiling: models that never compute for so long are not worth it
 

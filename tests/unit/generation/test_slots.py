@@ -11,9 +11,12 @@ from torch import Tensor
 from distillspec.config import DraftConfig
 from distillspec.errors import ConfigError
 from distillspec.generation import SlotGenerator
+from distillspec.generation import slots as generator_module
 from distillspec.generation.decoder import SlotDecoder
-from distillspec.models import LanguageModel, initialise_draft
+from distillspec.models import LanguageModel, initialise_draft, packed_linear, product_trial
 from distillspec.models.features import read_states
+from distillspec.models.packed_linear import PackedLinear
+from distillspec.models.packed_products import OneDnnProduct
 from distillspec.models.slot_attention import IMPLEMENTATION, slot_attention_in
 from distillspec.sampling import NonFiniteLogits
 from distillspec.signals import SignalRequest
@@ -298,3 +301,24 @@ def test_texts_do_not_depend_on_what_is_recorded(target: LanguageModel) -> None:
     )
     assert [s.response_ids for s in plain] == [s.response_ids for s in recording]
     assert all(s.states is None for s in plain)
+
+
+@pytest.mark.parametrize("least", [20, 21])
+def test_packed_weights_write_the_same_text(target: LanguageModel, monkeypatch: pytest.MonkeyPatch, least: int) -> None:
+    """They are packed where as many steps follow, and put back."""
+    wanted = write(SlotGenerator(target), requests(20), SamplingPolicy())
+    used: list[int] = []
+    multiply = OneDnnProduct.__call__
+
+    def watched(product: OneDnnProduct, *args: Any) -> Tensor:
+        used.append(1)
+        return multiply(product, *args)
+
+    monkeypatch.setattr(OneDnnProduct, "__call__", watched)
+    monkeypatch.setattr(product_trial, "ranked", lambda dtype, weights, tokens: (OneDnnProduct,))
+    monkeypatch.setattr(packed_linear, "SMALLEST", 1)
+    monkeypatch.setattr(generator_module, "PACKED_STEPS", least)
+    found = write(SlotGenerator(target, slots=len(LENGTHS)), requests(20), SamplingPolicy())
+    assert [sample.response_ids for sample in found] == [sample.response_ids for sample in wanted]
+    assert bool(used) == (least == 20)
+    assert not any(isinstance(layer, PackedLinear) for layer in target.decoder.modules()), "all are plain again"

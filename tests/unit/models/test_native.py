@@ -38,7 +38,7 @@ def test_a_file_is_built_once_and_again_when_it_changes(tmp_path: Path, own_cach
 def test_a_file_that_is_refused_leaves_nothing(tmp_path: Path, own_cache: Path) -> None:
     wrong = tmp_path / "wrong.cpp"
     wrong.write_text("int answer( {")
-    with pytest.raises(NotBuilt, match="wrong.cpp") as found:
+    with pytest.raises(NotBuilt, match=r"wrong\.cpp") as found:
         library(wrong)
     assert "\n" not in str(found.value)
     assert list(own_cache.iterdir()) == []
@@ -47,7 +47,7 @@ def test_a_file_that_is_refused_leaves_nothing(tmp_path: Path, own_cache: Path) 
 def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(NotBuilt, match="no C\\+\\+ compiler"):
+    with pytest.raises(NotBuilt, match=r"no C\+\+ compiler"):
         library(source(tmp_path, 1))
 
 

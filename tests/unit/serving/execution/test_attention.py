@@ -43,7 +43,7 @@ def test_a_cpu_without_a_compiler_takes_masks(target: LanguageModel, monkeypatch
     attend, words = choose_attention("auto", [target])
     assert attend is masked_attention
     assert words == f"{MASKED} (no C++ compiler)"
-    with pytest.raises(ConfigError, match="attention=native does not work on cpu .no C.. compiler.; use"):
+    with pytest.raises(ConfigError, match=r"attention=native does not work on cpu .no C.. compiler.; use"):
         choose_attention("native", [target])
 
 

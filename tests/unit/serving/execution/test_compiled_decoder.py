@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from distillspec.config import DraftConfig
-from distillspec.models import LanguageModel, initialise_draft, slot_attention
+from distillspec.models import LanguageModel, initialise_draft, packed_linear, product_trial, slot_attention
 from distillspec.models.native import cpp_compiler
+from distillspec.models.packed_products import HalfProduct
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
-from distillspec.serving.execution import compiled_decoder, packed_linear, product_trial
+from distillspec.serving.execution import compiled_decoder
 from distillspec.serving.execution.compiled_decoder import CACHE_VARIABLE, CompiledDecoder
-from distillspec.serving.execution.packed_products import HalfProduct
 from distillspec.serving.execution.prepared import PreparedModel
 
 from ...models.state_drafts import state_draft
@@ -66,7 +66,7 @@ def test_one_code_serves_any_number_of_tokens_and_is_kept_on_disk(
     monkeypatch.setenv(CACHE_VARIABLE, "")  # so that it is taken back afterwards, whatever it was
     monkeypatch.delenv(CACHE_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(product_trial, "ranked", lambda dtype, weights: (HalfProduct,))
+    monkeypatch.setattr(product_trial, "ranked", lambda dtype, weights, tokens: (HalfProduct,))
     monkeypatch.setattr(packed_linear, "SMALLEST", 1)
     compiled_decoder.forget_compiled()
     # A model that drafts for itself: each layer, and each further model, takes its time to compile.

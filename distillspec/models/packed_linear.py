@@ -14,12 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from distillspec.models import LanguageModel
+from distillspec.models import product_trial
+from distillspec.models.language_model import LanguageModel
 from distillspec.models.memory import free_bytes
-from distillspec.serving.execution import product_trial
-from distillspec.serving.execution.packed_products import DTYPES, PackedProduct
+from distillspec.models.packed_products import DTYPES, PackedProduct
 
 SMALLEST = 1 << 16  # weights with fewer elements stay in the CPU's caches, and packing does not help
+FEW_TOKENS = (1, 5, 32)  # plain decoding, verification, a batch
 SHARE = 0.5  # of the free memory, at most, for the packed copy
 
 
@@ -41,12 +42,13 @@ class PackedLinears:
     Args:
         exact: products must be right to the dtype's rounding. Drafts may have their weights rounded: what they propose
             is judged by the probabilities that they proposed it with.
+        tokens: a pass has about so many, one of these.
     """
 
-    def __init__(self, model: LanguageModel, *, exact: bool = True) -> None:
+    def __init__(self, model: LanguageModel, *, exact: bool = True, tokens: Sequence[int] = FEW_TOKENS) -> None:
         self._layers = [module for module in model.decoder.modules() if type(module) is nn.Linear]
         weights = _unlike([*(layer.weight for layer in self._layers), model.head.weight])
-        self.kind = _choose(weights, model, exact) if weights else None
+        self.kind = _choose(weights, model, exact, tuple(tokens)) if weights else None
         self._packed = {} if self.kind is None else _pack(weights, self.kind)
 
     def __bool__(self) -> bool:
@@ -92,10 +94,12 @@ def _pack(weights: Sequence[Tensor], kind: type[PackedProduct]) -> dict[int, Pac
         return dict(zip([weight.data_ptr() for weight in weights], threads.map(kind, weights), strict=True))
 
 
-def _choose(weights: Sequence[Tensor], model: LanguageModel, exact: bool) -> type[PackedProduct] | None:
+def _choose(
+    weights: Sequence[Tensor], model: LanguageModel, exact: bool, tokens: tuple[int, ...]
+) -> type[PackedProduct] | None:
     """Return the fastest kind of product that fits all weights and into the share of the free memory."""
     free = free_bytes(model.device)
-    for kind in product_trial.ranked(model.dtype, weights):
+    for kind in product_trial.ranked(model.dtype, weights, tokens):
         affordable = free is None or sum(map(kind.size, weights)) <= SHARE * free
         if affordable and all(kind.fits(weight, exact=exact) for weight in weights):
             return kind

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from distillspec.serving.execution.packed_products import KINDS, HalfProduct, PackedProduct
+from distillspec.models.packed_products import KINDS, HalfProduct, PackedProduct
 
 pytestmark = pytest.mark.numerics
 

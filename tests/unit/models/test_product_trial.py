@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from distillspec.serving.execution import product_trial
-from distillspec.serving.execution.packed_products import HalfProduct, OneDnnProduct
+from distillspec.models import product_trial
+from distillspec.models.packed_products import HalfProduct, OneDnnProduct
 
 WEIGHTS = [torch.ones(64, 32)]
+TOKENS = (1, 5, 32)
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +24,7 @@ def tried_anew() -> Iterator[None]:
 
 def clock(monkeypatch: pytest.MonkeyPatch, *, onednn: float, half: float) -> list[float]:
     """Let a plain product take a second, and packed ones these."""
-    each = product_trial.ROUNDS * len(product_trial.TRIED_TOKENS)
+    each = product_trial.ROUNDS * len(TOKENS)
     left = [1.0, onednn] * each + [1.0, half] * each
     monkeypatch.setattr(product_trial, "seconds", lambda run: (run(), left.pop(0))[1])
     return left
@@ -42,9 +43,9 @@ def test_the_fastest_come_first_and_all_are_logged(
 ) -> None:
     left = clock(monkeypatch, onednn=onednn, half=half)
     with caplog.at_level("INFO"):
-        assert product_trial.ranked(torch.float32, WEIGHTS) == wanted
+        assert product_trial.ranked(torch.float32, WEIGHTS, TOKENS) == wanted
     assert not left
-    assert product_trial.ranked(torch.float32, WEIGHTS) == wanted, "no second trial"
+    assert product_trial.ranked(torch.float32, WEIGHTS, TOKENS) == wanted, "no second trial"
     assert f"oneDNN take {onednn:.2f} times the plain" in caplog.text
     assert f"float16 take {half:.2f} times the plain" in caplog.text
 
@@ -58,6 +59,6 @@ def test_a_cpu_without_the_instructions_keeps_plain_products(
     monkeypatch.setattr(OneDnnProduct, "__init__", refuse)
     monkeypatch.setattr(HalfProduct, "__init__", refuse)
     with caplog.at_level("INFO"):
-        assert product_trial.ranked(torch.float32, WEIGHTS) == ()
+        assert product_trial.ranked(torch.float32, WEIGHTS, TOKENS) == ()
     assert "weights are not packed by oneDNN: needs avx512" in caplog.text
     assert "weights are not packed by FBGEMM in float16: needs avx512" in caplog.text

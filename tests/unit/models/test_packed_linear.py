@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from distillspec.models import LanguageModel
+from distillspec.models import LanguageModel, packed_linear, product_trial
+from distillspec.models.packed_linear import PackedLinear, PackedLinears
+from distillspec.models.packed_products import KINDS, HalfProduct, OneDnnProduct, PackedProduct
 from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_model, tiny_tokenizer
 from distillspec.serving import Engine, EngineSettings, SamplingParams
-from distillspec.serving.execution import packed_linear, product_trial
-from distillspec.serving.execution.packed_linear import PackedLinear, PackedLinears
-from distillspec.serving.execution.packed_products import KINDS, HalfProduct, OneDnnProduct, PackedProduct
 
 from ..conftest import hf_greedy, prompts
 
@@ -37,7 +36,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> typ
         found(torch.ones(64, 64))
     except RuntimeError as error:
         pytest.skip(str(error).splitlines()[0])
-    monkeypatch.setattr(product_trial, "ranked", lambda dtype, weights: (found,))
+    monkeypatch.setattr(product_trial, "ranked", lambda dtype, weights, tokens: (found,))
     return found
 
 
@@ -48,7 +47,7 @@ def wide_model(dtype: torch.dtype, layers: int = 1) -> LanguageModel:
 
 @needs_onednn
 def test_an_exact_model_whose_weights_need_more_than_16_bits_is_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(product_trial, "ranked", lambda dtype, weights: (HalfProduct, OneDnnProduct))
+    monkeypatch.setattr(product_trial, "ranked", lambda dtype, weights, tokens: (HalfProduct, OneDnnProduct))
     model = wide_model(torch.float32)
     assert PackedLinears(model).kind is HalfProduct
     model.layers[0].mlp.gate_proj.weight[3, 5] = 1 / 3
@@ -66,7 +65,7 @@ def test_a_copy_that_does_not_fit_into_memory_is_not_made(monkeypatch: pytest.Mo
     if embeddings.data_ptr() != model.head.weight.data_ptr():
         del large[embeddings.data_ptr()]
     elements = sum(count for count in large.values() if count >= packed_linear.SMALLEST)
-    monkeypatch.setattr(product_trial, "ranked", lambda dtype, weights: (OneDnnProduct, HalfProduct))
+    monkeypatch.setattr(product_trial, "ranked", lambda dtype, weights, tokens: (OneDnnProduct, HalfProduct))
     for free, wanted in ((8 * elements, OneDnnProduct), (8 * elements - 1, HalfProduct), (4 * elements - 1, None)):
         monkeypatch.setattr(packed_linear, "free_bytes", lambda device, free=free: free)
         assert PackedLinears(model).kind is wanted

@@ -1,4 +1,4 @@
-"""A trial of which packed product is the fastest on this machine, once a process, dtype and number of threads."""
+"""A trial of which packed product is the fastest on this machine, once a process, dtype, tokens and threads."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from distillspec.errors import in_one_line
-from distillspec.serving.execution.packed_products import KINDS, PackedProduct
+from distillspec.models.packed_products import KINDS, PackedProduct
 
 log = logging.getLogger(__name__)
 
-TRIED_TOKENS = (1, 5, 32)  # plain decoding, verification, a batch
 TRIED_BYTES = 1 << 26  # weights to try on: more than the caches hold
 ROUNDS = 5
 
 
-def ranked(dtype: torch.dtype, weights: Sequence[Tensor]) -> tuple[type[PackedProduct], ...]:
-    """Return the kinds that are faster than the plain product here, the fastest first."""
-    key = (dtype, torch.get_num_threads())
+def ranked(dtype: torch.dtype, weights: Sequence[Tensor], tokens: tuple[int, ...]) -> tuple[type[PackedProduct], ...]:
+    """Return the kinds that are faster than the plain product here over so many `tokens` a pass, the fastest first."""
+    key = (dtype, tokens, torch.get_num_threads())
     if key not in _tried:
-        _tried[key] = _try(weights)
+        _tried[key] = _try(weights, tokens)
     ratios = _tried[key]
     return tuple(sorted((kind for kind in ratios if ratios[kind] < 1), key=lambda kind: ratios[kind]))
 
@@ -36,10 +35,10 @@ def forget_trials() -> None:
     _tried.clear()
 
 
-_tried: dict[tuple[torch.dtype, int], Mapping[type[PackedProduct], float]] = {}
+_tried: dict[tuple[torch.dtype, tuple[int, ...], int], Mapping[type[PackedProduct], float]] = {}
 
 
-def _try(weights: Sequence[Tensor]) -> Mapping[type[PackedProduct], float]:
+def _try(weights: Sequence[Tensor], tokens: tuple[int, ...]) -> Mapping[type[PackedProduct], float]:
     """Return each kind's time over the plain product's, over weights that the caches do not hold, and log it."""
     ends = accumulate(weight.numel() * weight.element_size() for weight in weights)
     tried = [weight.detach() for weight, end in zip(weights, ends, strict=True) if end <= TRIED_BYTES] or weights[:1]
@@ -47,7 +46,7 @@ def _try(weights: Sequence[Tensor]) -> Mapping[type[PackedProduct], float]:
     for kind in KINDS:
         try:
             packed = [kind(weight) for weight in tried]
-            ratios[kind] = geometric_mean([_ratio(tried, packed, tokens) for tokens in TRIED_TOKENS])
+            ratios[kind] = geometric_mean([_ratio(tried, packed, count) for count in tokens])
         except RuntimeError as error:  # the CPU has no instructions for it
             log.info("weights are not packed by %s: %s", kind.name, in_one_line(error))
         else:
