@@ -14,7 +14,7 @@ from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_model, tiny_tokenizer
 from distillspec.serving import Engine, EngineSettings, SamplingParams
 
-from ..conftest import hf_greedy, prompts
+from ..serving.conftest import hf_greedy, prompts
 
 pytestmark = pytest.mark.numerics
 
