@@ -38,7 +38,7 @@ class Chunk:
 
 
 class HeldTexts(Protocol):
-    """What slots hold, as far as plans depend on it."""
+    """Texts in slots, as far as plans depend on them."""
 
     def cached_tokens(self, sequence: SequenceState) -> int:
         """Return how many leading tokens of a waiting sequence slots hold already."""
