@@ -150,8 +150,7 @@ class SlotCache:
     def layer(self, index: int, like: Tensor) -> tuple[Tensor, Tensor]:
         """Return the layer's keys and values, `[slots, kv_heads, places, head_dim]` each, typed as `like`."""
         if index not in self.layers:
-            heads, dim = like.shape[1], like.shape[3]
-            self.layers[index] = (self.zeros(like, heads, dim), self.zeros(like, heads, dim))
+            self.layers[index] = (self.zeros(like, *like.shape[1::2]), self.zeros(like, *like.shape[1::2]))
         return self.layers[index]
 
     def zeros(self, like: Tensor, heads: int, dim: int) -> Tensor:
@@ -268,18 +267,15 @@ class SlotView:
 
     def read(self, held: Tensor) -> Tensor:
         """Return `[B, kv, reach, d]` of a layer's keys or values, a view if the rows are contiguous."""
-        if self.first is None:
-            return held[self.slots, :, : self.reach]
-        return held[self.first : self.first + len(self.slots), :, : self.reach]
+        rows = self.slots if self.first is None else slice(self.first, self.first + len(self.slots))
+        return held[rows, :, : self.reach]
 
     def mask(self, window: int | None, groups: int, dtype: torch.dtype) -> Tensor:
         """Return the term added to scores, `[B, 1, groups · q, reach]`: 0 where a folded query attends, else −inf."""
-
-        def made() -> Tensor:
-            seen = self._visible(window).repeat(1, groups, 1)[:, None]
-            return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
-
-        return self.kept((window, groups, dtype), made)
+        return self.kept(
+            (window, groups, dtype),
+            lambda: torch.where(self._visible(window).repeat(1, groups, 1)[:, None], 0.0, -torch.inf).to(dtype),
+        )
 
     def kept(self, key: Hashable, make: Callable[[], Tensor]) -> Tensor:
         """Return what `make` makes, once a pass: all layers attend alike."""
