@@ -140,9 +140,13 @@ def plan_step(
             break
         if preempted and urgency(sequence) > min(map(urgency, preempted)):
             break  # preempted sequences get the next slot before any that come after them
-        staying = [s for s in kept if s.request.priority <= sequence.request.priority]  # never preempted for it
-        needs[sequence.id] = reservation(sequence, limits) - held.shareable_tokens(sequence, staying)
-        victims = _make_room(sequence, kept, admitted + held_back, needs, limits)
+        needs[sequence.id] = reservation(sequence, limits)
+        others = admitted + held_back
+        victims = _make_room(sequence, kept, others, needs, limits)
+        if victims != [] and len(kept) + len(others) < limits.slots:  # memory is short: look at what it may share
+            staying = [s for s in kept if s.request.priority <= sequence.request.priority]  # never preempted for it
+            needs[sequence.id] -= held.shareable_tokens(sequence, staying)
+            victims = _make_room(sequence, kept, others, needs, limits)
         if victims is None:
             break  # first come, first served: none overtakes the first that does not fit
         asked = (sequence.request.id, len(sequence.tokens))  # answers to one prompt find the same
