@@ -30,6 +30,7 @@ from distillspec.serving.proposers.base import Proposer
 from distillspec.serving.proposers.named import ProposerParts, check_proposer, make_proposer, uses_draft
 from distillspec.serving.step.core import EngineCore
 from distillspec.serving.step.model_executor import ModelExecutor
+from distillspec.serving.step.prefill_pace import PrefillPace
 
 log = logging.getLogger(__name__)
 
@@ -120,6 +121,7 @@ def build_parts(
         target,
         prefill_chunk=settings.prefill_chunk,
         prefix_reuse=settings.prefix_reuse,
+        prefill_pace=_choose_pace(settings),
     )
     log.info(
         "engine: %s on %s in %s, %s, %s",
@@ -154,6 +156,11 @@ def choose_controller(settings: EngineConfig, costs: LatencyModel | None) -> Len
     with_model = uses_draft(settings, with_draft=True)  # a draft may be loaded later
     parts = ControllerParts(settings.speculation_length, costs, with_model, settings)
     return make_controller(settings.controller, parts, settings.controller_options)
+
+
+def _choose_pace(settings: EngineConfig) -> PrefillPace | None:
+    share = settings.prefill_slowdown
+    return None if share is None else PrefillPace(settings.prefill_chunk, share)
 
 
 def _choose_recorder(settings: EngineConfig, target: LanguageModel) -> Recorder | None:

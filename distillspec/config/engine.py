@@ -23,6 +23,7 @@ class EngineConfig:
     max_cache_tokens: int | None = None  # tokens that all slots may hold together; null: as memory allows
     page_tokens: int | None = None  # tokens of a page of the KV caches; null: 16 on CUDA with triton, else 0: no pages
     prefill_chunk: int = 512  # prompt tokens read per step; decoding goes on between the chunks of a long prompt
+    prefill_slowdown: float | None = None  # share that reading prompts may add to a step of decoding rows; null: any
     prefix_reuse: bool = True  # reuse the KV cache of a prefix that prompts share
     proposer: str | None = chosen_from(PROPOSERS, None)  # null: draft_model where there is a draft, else none
     proposer_options: dict[str, Any] = field(default_factory=dict)  # parameters of a proposer of your own
@@ -37,9 +38,7 @@ class EngineConfig:
     draft_confidence: float = 0.0  # stop drafting at this best probability, or predicted acceptance; 0: never
     lookup_longest: int = 4  # prompt_lookup: tokens of the longest n-gram
     lookup_shortest: int = 2  # prompt_lookup: tokens of the shortest n-gram
-    attention: str = (
-        "auto"  # masked | native | triton | varlen | auto: what works of native on CPUs, of the others on CUDA
-    )
+    attention: str = "auto"  # masked | native (CPU) | triton | varlen | auto: the best that works, else masked
     cuda_graphs: bool = True  # CUDA: passes of few tokens run as recorded graphs, one a shape
     compile: bool | str = "auto"  # CPU: compile passes: auto (in the background, once it pays) | true (first) | false
     pack_weights: bool = True  # CPU: a second copy of the weights, packed for speed, where a trial finds it faster
@@ -52,6 +51,8 @@ class EngineConfig:
         for name in ("max_model_len", "max_cache_tokens"):
             value = getattr(self, name)
             require(value is None or value >= 2, f"{name}={value} must be at least 2")
+        share = self.prefill_slowdown
+        require(share is None or share > 0, f"prefill_slowdown={share} must be above 0, or null")
         pages = self.page_tokens
         require(pages is None or pages >= 0, f"page_tokens={pages} must be at least 0")
         require(self.cache_gib is None or self.cache_gib > 0, f"cache_gib={self.cache_gib} must be above 0")

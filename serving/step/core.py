@@ -12,7 +12,7 @@ import torch
 
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
-from distillspec.serving.base.requests import Request, SequenceState
+from distillspec.serving.base.requests import Request, SequenceState, Status
 from distillspec.serving.control.base import BatchView, LengthController, PlansTrees, RowView, StepResult
 from distillspec.serving.execution.kv_cache import SlotPool
 from distillspec.serving.proposers.base import Prospect
@@ -21,6 +21,7 @@ from distillspec.serving.sequences.request_check import check_request
 from distillspec.serving.sequences.scheduler import Limits, SchedulePlan, most_admitted, plan_step, speculation_limit
 from distillspec.serving.step.executor import Executor, StepWork
 from distillspec.serving.step.output import StepOutput
+from distillspec.serving.step.prefill_pace import PrefillPace
 from distillspec.serving.step.timer import StepTimer
 
 
@@ -32,6 +33,7 @@ class EngineCore:
 
     Args:
         target: its vocabulary, tokenizer and stop ids are used. None (simulations): requests are not checked.
+        prefill_pace: None reads `prefill_chunk` prompt tokens a step, whoever decodes.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class EngineCore:
         *,
         prefill_chunk: int = 512,
         prefix_reuse: bool = True,
+        prefill_pace: PrefillPace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.executor, self.controller, self.target, self.clock = executor, controller, target, clock
@@ -55,6 +58,7 @@ class EngineCore:
         executor.attach(self.sequences)
         self.update_limits()
         self.last_result: StepResult | None = None
+        self._pace = prefill_pace
         self._messages: deque[Callable[[], None]] = deque()
         self._known: set[str] = set()
         self._submitting = Lock()  # `step` never takes it
@@ -133,7 +137,7 @@ class EngineCore:
         self.sequences.end_expired(timer.started)
         waiting, running = self.sequences.waiting, self.sequences.running
         most = most_admitted(self.controller, waiting, running, self.limits, timer.started)
-        schedule = plan_step(waiting, running, self.limits, most, self.sequences.prefixes)
+        schedule = plan_step(waiting, running, self._limits_now(), most, self.sequences.prefixes)
         try:
             self.sequences.follow(schedule, self.clock())
             result = self._run(schedule, timer) if self.sequences.pool.owners else None
@@ -143,6 +147,15 @@ class EngineCore:
         deltas, finished = self.sequences.take_results()
         self._known.difference_update(output.request_id for output in finished)
         return StepOutput(deltas, finished, result)
+
+    def _limits_now(self) -> Limits:
+        """Return the limits with as many prompt tokens as the next step should read beside the rows that decode."""
+        unread = [s for s in self.sequences.unfinished.values() if s.status is not Status.DECODE]
+        if self._pace is None or not unread:
+            return self.limits
+        decoding = len(self.sequences.unfinished) - len(unread)
+        tokens = self._pace.tokens(decoding, sum(len(s.tokens) - s.computed for s in unread))
+        return replace(self.limits, prefill_chunk=tokens)
 
     def check(self, request: Request) -> None:
         """Raise what `submit` would raise."""
@@ -163,6 +176,8 @@ class EngineCore:
             rows, view, plan, view.prefill_tokens, timer.draft_s, timer.target_s, timer.total_s, reserved
         )
         self.controller.observe(result)
+        if self._pace is not None:
+            self._pace.observe(result)
         self.last_result = result
         return result
 

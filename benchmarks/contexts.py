@@ -1,0 +1,163 @@
+"""Long contexts, and prompts that arrive beside decoding rows, in one process on this machine.
+
+    python benchmarks/contexts.py --prompts math.jsonl [--draft RUN/draft] [--sections lengths,arrivals]
+
+lengths    8 rows with so many cached tokens: tokens a second by fixed speculation lengths, taking turns step by step
+arrivals   8 rows that decode while a prompt arrives every second: their time per token, beside that without arrivals,
+           with prompts read whole and at the default pace (`engine.prefill_slowdown`), and the prompts' first token
+
+Greedy. Writes `results/contexts_SECTION.json`, and a picture of the lengths.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
+from typing import Any
+
+import numpy
+import torch
+from common import RESULTS, write_result
+from matplotlib.figure import Figure
+from sides import greedy, make_engine, read_prompts
+
+from distillspec.config import TargetConfig
+from distillspec.models import LanguageModel, load_target
+from distillspec.serving import Engine
+from distillspec.serving.base.requests import Request
+from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.draft_loading import load_draft
+
+ROWS, STEPS = 8, 24
+LENGTHS = (256, 512, 1024, 2048, 4096)
+SPECULATION = (0, 1, 2, 4)
+ARRIVALS_S, GOAL = 30.0, 1.3
+PACES = {"whole": None, "paced": 0.3}  # as in conf/engine/default.yaml
+
+
+def main() -> None:
+    options = _options()
+    target = load_target(TargetConfig(path=options.target, dtype=options.dtype))
+    machine = {"dtype": str(target.dtype), "threads": torch.get_num_threads()}
+    for name in options.sections.split(","):
+        write_result(
+            f"contexts_{name}", {**machine, **{"lengths": lengths, "arrivals": arrivals}[name](options, target)}
+        )
+
+
+def lengths(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
+    """Tokens a second by context and speculation length."""
+    draft = load_draft(options.draft, target) if options.draft else None
+    words = [token for prompt in read_prompts(options.prompts, target, 400) for token in prompt]
+    found = {}
+    for length in LENGTHS:
+        settings = {"max_model_len": length + 512, "speculation_length": max(SPECULATION), "prefill_chunk": 2048}
+        engine = make_engine(options, target, draft, ROWS, **settings)
+        prompts = [list(islice(cycle(words[row * 997 :] + words), length)) for row in range(ROWS)]
+        found[str(length)] = _by_speculation(engine, prompts, SPECULATION if draft is not None else (0,))
+        engine.close()
+    _plot({int(length): rates for length, rates in found.items()})
+    return {"rows": ROWS, "context": found}
+
+
+def _by_speculation(engine: Engine, prompts: Sequence[list[int]], chosen: Sequence[int]) -> dict[str, Any]:
+    """Return tokens a second of the same running rows by speculation length."""
+    for row, prompt in enumerate(prompts):
+        engine.submit(Request(str(row), tuple(prompt), greedy(480)))
+    while len(engine.sequences.decoding) < len(prompts):
+        engine.step()
+    rates: dict[int, list[float]] = {k: [] for k in chosen}
+    for step in range(STEPS + 2):
+        for k in chosen if step % 2 else chosen[::-1]:
+            engine.use_controller(FixedLength(k))
+            started = time.perf_counter()
+            output = engine.step()
+            seconds = time.perf_counter() - started
+            if step >= 2:
+                rates[k].append(sum(len(delta.token_ids) for delta in output.deltas) / seconds)
+    plain = rates[0]
+    return {
+        str(k): {
+            "tokens_per_s": statistics.fmean(own),
+            "gain": statistics.fmean(own) / statistics.fmean(plain),
+        }
+        for k, own in rates.items()
+    }
+
+
+def _plot(found: dict[int, dict[str, Any]]) -> None:
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    rates, gains = figure.subplots(1, 2)
+    for k in next(iter(found.values())):
+        label = "none" if k == "0" else f"{k} tokens"
+        rates.plot(list(found), [by_k[k]["tokens_per_s"] for by_k in found.values()], marker="o", label=label)
+        gains.plot(list(found), [by_k[k]["gain"] for by_k in found.values()], marker="o", label=label)
+    rates.set(ylabel="tokens/s", title=f"{ROWS} rows")
+    gains.set(ylabel="times no speculation", title="gain")
+    for axes in (rates, gains):
+        axes.set(xscale="log", xlabel="cached tokens a row")
+        axes.set_xticks(list(found), [str(length) for length in found])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    rates.legend()
+    figure.savefig(RESULTS / "contexts_lengths.png", dpi=120)
+
+
+def arrivals(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
+    """Quantiles of the decoding rows' time per token, with and without prompts that arrive."""
+    prompts = read_prompts(options.prompts, target, ROWS + 200)
+    found = {}
+    for name, share in PACES.items():
+        settings = {"max_model_len": 2048, "speculation_length": 0, "prefill_slowdown": share}
+        engine = make_engine(options, target, None, ROWS + 8, **settings)
+        for row, prompt in enumerate(prompts[:ROWS]):
+            engine.submit(Request(f"row{row}", tuple(prompt), greedy(1800)))
+        while len(engine.sequences.decoding) < ROWS:
+            engine.step()
+        alone, _ = _steps(engine, iter(()))
+        beside, first = _steps(engine, iter(prompts[ROWS:]))
+        quantiles = {side: _quantiles(own) for side, own in {"alone": alone, "beside": beside}.items()}
+        ratios = {p: quantiles["beside"][p] / quantiles["alone"][p] for p in quantiles["alone"]}
+        found[name] = {**quantiles, "ratio": ratios, "first_token": _quantiles(first), "arrived": len(first)}
+        engine.close()
+    met = {p: found["paced"]["ratio"][p] <= GOAL for p in ("p95", "p99")}
+    return {"rows": ROWS, "a_second": 1, "seconds": ARRIVALS_S, **found, "goal": GOAL, "met": met}
+
+
+def _steps(engine: Engine, arriving: Iterator[list[int]]) -> tuple[list[float], list[float]]:
+    """Run for a while with a prompt a second. Return the seconds of the steps, and of the prompts' first token."""
+    started = before = time.perf_counter()
+    times, first, arrived = [], [], 0
+    while before - started < ARRIVALS_S:
+        if before - started > arrived and (prompt := next(arriving, None)) is not None:
+            engine.submit(Request(f"new{arrived}", tuple(prompt), greedy(1)))
+            arrived += 1
+        output = engine.step()
+        first += [done.stats.time_to_first_token_s for done in output.finished]
+        now = time.perf_counter()
+        times.append(now - before)
+        before = now
+    return times, [seconds for seconds in first if seconds is not None]
+
+
+def _quantiles(seconds: Sequence[float]) -> dict[str, float]:
+    """Return medians and tails in milliseconds."""
+    return {f"p{p}": 1e3 * float(numpy.quantile(seconds, p / 100)) for p in (50, 95, 99)}
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", required=True)
+    parser.add_argument("--draft")
+    parser.add_argument("--target", default="smollm2")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--sections", default="lengths,arrivals")
+    parser.add_argument("--compile", action="store_true", help="compile passes first")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

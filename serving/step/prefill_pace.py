@@ -1,0 +1,54 @@
+"""Pace of reading prompts beside rows that decode: a long prompt should not hold everybody's next token up."""
+
+from __future__ import annotations
+
+from distillspec.serving.control.base import StepResult
+
+LEAST = 16  # tokens: a pass of fewer takes hardly less time
+PATIENCE_S = 0.5  # prompts that wait are read within about so long, whatever that costs the others
+NEW = 0.1  # weight of the newest step in the running means
+
+
+class PrefillPace:
+    """Chooses how many prompt tokens a step reads, from what the steps before took.
+
+    Args:
+        most: tokens that a step reads while nobody decodes.
+        slowdown: share by which reading may lengthen a step of rows that decode.
+    """
+
+    def __init__(self, most: int, slowdown: float) -> None:
+        self.most, self.slowdown = most, slowdown
+        self._plain_s: float | None = None  # of a step that reads no prompt
+        self._token_s: float | None = None  # that a prompt's token adds
+
+    def tokens(self, decoding: int, unread: int) -> int:
+        """Return the tokens to read in the next step.
+
+        Args:
+            decoding: rows that decode.
+            unread: prompt tokens of all requests that are still to be read.
+        """
+        if not decoding:
+            return self.most
+        if self._plain_s is None or self._token_s is None:
+            return min(self.most, LEAST)
+        spare_s = PATIENCE_S - unread * self._token_s
+        if spare_s <= 0:
+            return self.most
+        in_time = unread * self._plain_s / spare_s  # of unread = n · patience / (plain + n · token)
+        allowed = self.slowdown * self._plain_s / max(self._token_s, 1e-9)
+        return min(self.most, max(LEAST, int(in_time) + 1, int(allowed)))
+
+    def observe(self, result: StepResult) -> None:
+        """Learn from a step's time."""
+        if not result.view.rows:
+            return
+        if not result.prefill_tokens:
+            self._plain_s = _mean(self._plain_s, result.total_s)
+        elif self._plain_s is not None:
+            self._token_s = _mean(self._token_s, max(0.0, result.total_s - self._plain_s) / result.prefill_tokens)
+
+
+def _mean(before: float | None, value: float) -> float:
+    return value if before is None else (1 - NEW) * before + NEW * value
