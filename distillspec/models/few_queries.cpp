@@ -192,15 +192,22 @@ void attend(const T* query, const T* keys, const T* values, T* out, const int64_
 #pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
     for (int64_t item = 0; item < pairs * parts; ++item) {
         const int64_t b = item / parts / shape.kv_heads, h = item / parts % shape.kv_heads;
-        const int64_t begin = item % parts * size, count = std::min(size, all - begin);
         const int64_t* row = rows + b * (3 + 2 * queries);
         const int64_t slot = row[0], base = row[1], end = row[2], *first = row + 3, *nodes = first + queries;
+        const int64_t real = end - base;  // the rest is padding, which costs nothing
+        const int64_t begin = item % parts * size, count = std::min(size, groups * real - begin);
+        if (begin == 0)
+            for (int64_t t = real; t < queries; ++t) {
+                T* own = out + ((b * queries + t) * shape.heads + h * groups) * dim;
+                std::fill(own, own + groups * dim, T{});
+            }
+        if (count <= 0) continue;
         std::vector<float> space(2 * count * dim + 2 * count);
         std::vector<Query> seen(count);
         float *scaled = space.data(), *sum = scaled + count * dim, *most = sum + count * dim, *total = most + count;
         int64_t start = end;
         for (int64_t r = 0; r < count; ++r) {
-            const int64_t head = h * groups + (begin + r) / queries, t = (begin + r) % queries;
+            const int64_t head = h * groups + (begin + r) / real, t = (begin + r) % real;
             const T* own = query + b * shape.query_row + head * shape.query_head + t * shape.query_token;
             for (int64_t c = 0; c < dim; c += LANES) store(load(own + c) * scale, scaled + r * dim + c);
             seen[r] = {int(first[t]), uint64_t(nodes[t])};
@@ -213,10 +220,9 @@ void attend(const T* query, const T* keys, const T* values, T* out, const int64_
         for (; start < end; start += BLOCK)
             part.read(int(start), int(std::min<int64_t>(BLOCK, end - start)), int(base));
         for (int64_t r = 0; r < count; ++r) {
-            const int64_t head = h * groups + (begin + r) / queries, t = (begin + r) % queries;
+            const int64_t head = h * groups + (begin + r) / real, t = (begin + r) % real;
             T* own = out + ((b * queries + t) * shape.heads + head) * dim;
-            const float share = total[r] == 0 ? 0 : 1 / total[r];  // a row of padding sees nothing
-            for (int64_t c = 0; c < dim; c += LANES) store(load(sum + r * dim + c) * share, own + c);
+            for (int64_t c = 0; c < dim; c += LANES) store(load(sum + r * dim + c) / total[r], own + c);
         }
     }
 }

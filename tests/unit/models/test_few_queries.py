@@ -125,6 +125,13 @@ def test_nan_stays_in_its_row_and_what_lies_behind_a_text_is_never_read() -> Non
     assert torch.equal(found[1, :2, 2:], wanted[1, :2, 2:]), "the other key head"
 
 
+def test_padding_is_finite() -> None:
+    view = cache_view([10, 20, 30], [3, 0, 1], [0, 1, 2])
+    query, keys, values = held(view)
+    query.transpose(1, 2)[view.places == view.cache.max_len] = torch.nan
+    assert few_queries_attention(query, keys, values, view).isfinite().all()
+
+
 @pytest.mark.parametrize("size", [1e4, 1e-30])
 def test_scores_of_any_size(size: float) -> None:
     view = cache_view([100], [3], [0])
