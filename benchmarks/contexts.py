@@ -134,7 +134,11 @@ def arrivals(options: argparse.Namespace, target: LanguageModel) -> dict[str, An
 
 
 def _steps(engine: Engine, arriving: Iterator[list[int]]) -> tuple[list[float], list[float]]:
-    """Run for a while, with a prompt a second while there are some. Return the seconds of the steps, and of the prompts' first token."""
+    """Run for a while, with a prompt a second while there are some.
+
+    Returns:
+        Seconds of each step, and to the first token of each prompt.
+    """
     started = before = time.perf_counter()
     times: list[float] = []
     first: list[float | None] = []
