@@ -94,26 +94,34 @@ def test_the_questions_of_a_newcomer_lead_to_the_right_file() -> None:
 
 def figures() -> dict[str, list[str]]:
     """Return the README's figures as the results have them, by the first words of their row."""
-    exact, plain, spec = _result("exactness"), _result("engine_plain"), _result("engine_speculation")
+    exact, plain, spec = _result("exactness"), _result("engine_plain_compiled"), _result("engine_speculation_compiled")
     server, data = _result("server_overhead")["tokens_per_s_ratio"], _result("data_source")
     one, eight, lookup = (spec["batch"][key] for key in ("1", "8", "lookup"))
-    served, vllm = _result("served_acceptance_eagle")["all"], _result("eagle_vllm")["ratio"]
+    served, exported = _result("served_acceptance_eagle")["all"], _result("eagle_vllm")["ratio"]
+    vllm = {batch: found["ratios"] for batch, found in _result("vllm_speed")["batch"].items()}
     outputs = f"{exact['identical']} of {exact['outputs']} outputs, {exact['combinations']} combinations"
     ratios = [f"{plain['batch'][key]['ratio']:.2f} at batch {key}" for key in ("1", "8")]
     return {
         "greedy output identical": [outputs],
-        "engine without speculation": ratios,
-        "best fixed length": [f"{one['ratio']:.2f} at batch 1", f"**{eight['ratio']:.2f}** at batch 8"],
-        "lengths by goodput": [f"{one['goodput']:.2f} at batch 1", f"**{eight['goodput']:.2f}** at batch 8"],
+        "engine without speculation, times transformers": ratios,
+        "engine without speculation, times vLLM": [f"{shown(vllm[k]['distillspec'])} at batch {k}" for k in ("1", "8")],
+        "engine with a draft": [f"{shown(vllm[k]['goodput'])} at batch {k}" for k in ("1", "8")],
+        "best fixed length": [f"{shown(one['ratio'])} at batch 1", f"{shown(eight['ratio'])} at batch 8"],
+        "lengths by goodput": [f"{shown(one['goodput'])} at batch 1", f"{shown(eight['goodput'])} at batch 8"],
         "prompt lookup": [
             f"{lookup['ratio']:.2f} with {lookup['best_length']} tokens",
             f"{lookup['goodput']:.2f} by goodput",
         ],
         "server": [f"{server['median']:.2f} [{server['low']:.2f}, {server['high']:.2f}]"],
         "tokens accepted": [f"{served['served']:.3f} and {served['evaluated']:.3f} of {served['trials']:,}"],
-        "exported draft": [f"{vllm:.3f}"],
+        "exported draft": [f"{exported:.3f}"],
         "sampling training data": [f"{data['ratio']:.2f}"],
     }
+
+
+def shown(ratio: float) -> str:
+    """Return a ratio with two digits, in bold where it is a loss."""
+    return f"{ratio:.2f}" if ratio >= 1 else f"**{ratio:.2f}**"
 
 
 def test_the_readmes_figures_are_those_of_the_results() -> None:
