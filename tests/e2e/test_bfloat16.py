@@ -84,7 +84,7 @@ def test_the_server_speculates_streams_learns_and_swaps(small_draft: Path, tmp_p
             chunks += list(stream)
         written = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
         assert written
-        assert server.used() == learnt
+        wait_for(lambda: server.used() == learnt)  # from the next step on, and the stream's steps may be over
         assert _proposed(server, 99) > 0
         assert server.end() == 0, server.errors.read_text()
     assert "Traceback" not in server.errors.read_text()

@@ -42,7 +42,7 @@ async def load_draft(request: HttpRequest, body: Draft) -> dict[str, str]:
 
 @router.post("/drafts/promote", openapi_extra=described(DraftBody))
 async def promote_draft(request: HttpRequest, body: Draft) -> dict[str, str]:
-    """Make a version the draft that restarts use."""
+    """Use a version from the next step on, and after restarts."""
     return {"version": await _with_drafts(app_state_of(request), lambda drafts: drafts.promote(body.draft))}
 
 
