@@ -42,7 +42,7 @@ def library(source: Path) -> ctypes.CDLL:
     if compiler is None:
         raise NotBuilt("no C++ compiler")
     try:
-        key = hashlib.sha256("\0".join((compiler, *FLAGS, _processor(), source.read_text())).encode()).hexdigest()[:16]
+        key = hashlib.sha256("\0".join((compiler, *FLAGS, _processor(), *_texts(source))).encode()).hexdigest()[:16]
         built = cache_home() / "native" / f"{source.stem}-{key}.so"
         if not built.exists():
             _build(compiler, source, built)
@@ -64,6 +64,11 @@ def _build(compiler: str, source: Path, built: Path) -> None:
         if done.returncode:
             raise NotBuilt(f"{compiler} failed: {(done.stderr.strip() or 'no reason given').splitlines()[0]}")
         made.replace(built)
+
+
+def _texts(source: Path) -> list[str]:
+    """Return the text of a file and of the headers beside it."""
+    return [path.read_text() for path in (source, *sorted(source.parent.glob("*.h")))]
 
 
 @cache

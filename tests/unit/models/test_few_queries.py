@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ import torch
 
 from distillspec.models import few_queries as module
 from distillspec.models.few_queries import few_queries_attention, why_not
+from distillspec.models.native import FLAGS, cpp_compiler
 from distillspec.models.slot_cache import Attend, SlotView
 
 from .slot_cases import both, cache_view, tree_view
@@ -42,7 +46,7 @@ def left_to_masks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 16), (4, 1, 256), (8, 2, 112)])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 4, 16), (4, 1, 256), (8, 2, 112), (6, 2, 96)])
 @pytest.mark.parametrize("counts", [[1, 1, 1], [5, 2, 5], [16, 3, 1], [2, 0, 2]])
 def test_rows_of_unlike_lengths(
     heads: int,
@@ -59,6 +63,16 @@ def test_rows_of_unlike_lengths(
     found, wanted = both(few_queries_attention, view, heads, kv_heads, dim, dtype)
     torch.testing.assert_close(found, wanted, **CLOSE[dtype])
     assert not left_to_masks
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names processors of this kind")
+@pytest.mark.parametrize("processor", ["x86-64", "haswell", "skylake-avx512", "cooperlake"])
+def test_every_processor_gets_a_kernel(processor: str, tmp_path: Path) -> None:
+    compiler, flags = cpp_compiler(), [flag for flag in FLAGS if not flag.startswith("-march")]
+    assert compiler is not None
+    command = [compiler, *flags, f"-march={processor}", str(module.SOURCE), "-o", str(tmp_path / "built.so")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("how", [{"window": 17}, {"window": 130}, {"scaling": 0.5}, {"window": 64, "scaling": 0.01}])
@@ -103,18 +117,20 @@ def held(view: SlotView, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, 
     return query, keys, values
 
 
-def test_a_row_does_not_depend_on_its_neighbours() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
     view = cache_view([0, 300, 63], [4, 4, 4], [0, 1, 2])
-    query, keys, values = held(view)
+    query, keys, values = (given.to(dtype) for given in held(view))
     together = few_queries_attention(query, keys, values, view)
     for row in range(3):
         alone = cache_view([[0, 300, 63][row]], [4], [row])
         assert torch.equal(few_queries_attention(query[row : row + 1], keys, values, alone)[0], together[row])
 
 
-def test_nan_stays_in_its_row_and_what_lies_behind_a_text_is_never_read() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_nan_stays_in_its_row_and_what_lies_behind_a_text_is_never_read(dtype: torch.dtype) -> None:
     view = cache_view([10, 20], [3, 2], [0, 1])
-    query, keys, values = held(view)
+    query, keys, values = (given.to(dtype) for given in held(view))
     wanted = few_queries_attention(query, keys, values, view)
     keys[0, :, 13:], values[0, :, 13:], values[1, :, 22:] = torch.nan, torch.nan, torch.nan
     assert torch.equal(few_queries_attention(query, keys, values, view)[0], wanted[0])

@@ -35,6 +35,16 @@ def test_a_file_is_built_once_and_again_when_it_changes(tmp_path: Path, own_cach
 
 
 @needs_compiler
+def test_a_file_is_built_again_when_a_header_beside_it_changes(tmp_path: Path) -> None:
+    (tmp_path / "given.h").write_text("constexpr int GIVEN = 1;")
+    made = tmp_path / "answer.cpp"
+    made.write_text('#include "given.h"\nextern "C" int answer() { return GIVEN; }')
+    assert library(made).answer() == 1
+    (tmp_path / "given.h").write_text("constexpr int GIVEN = 2;")
+    assert library(made).answer() == 2
+
+
+@needs_compiler
 def test_a_file_that_is_refused_leaves_nothing(tmp_path: Path, own_cache: Path) -> None:
     wrong = tmp_path / "wrong.cpp"
     wrong.write_text("int answer( {")

@@ -1,0 +1,116 @@
+// Vectors of float32 in GCC's vector types, so that one text serves AVX-512, AVX2 and NEON, and of bfloat16 in pairs
+// where the processor multiplies these.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#else
+constexpr int LANES = 8;
+#endif
+constexpr float SMALLEST = -87.0f;  // e^x is 0 below
+
+typedef float Vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
+
+inline Vec load(const float* from) {
+    Vec x;
+    std::memcpy(&x, from, sizeof x);
+    return x;
+}
+
+inline Vec load(const uint16_t* from) {  // bfloat16: the upper half of a float32
+    Halves x;
+    std::memcpy(&x, from, sizeof x);
+    return (Vec)(__builtin_convertvector(x, Words) << 16);
+}
+
+inline Vec rounded(Vec x, const float*) { return x; }
+
+inline Vec rounded(Vec x, const uint16_t*) {  // to the nearest bfloat16, ties to even
+    const Words bits = (Words)x, high = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000;
+    return (Vec)(x == x ? high : Words{} + 0x7FC00000);
+}
+
+inline void store(Vec x, float* to) { std::memcpy(to, &x, sizeof x); }
+
+inline void store(Vec x, uint16_t* to) {
+    const Halves y = __builtin_convertvector((Words)rounded(x, to) >> 16, Halves);
+    std::memcpy(to, &y, sizeof y);
+}
+
+// e^x of x <= 0, with a relative error of 2e-7.
+inline Vec exponential(Vec x) {
+    const Vec y = (x < SMALLEST ? Vec{} + SMALLEST : x) * 1.44269504088896341f;
+    const Ints whole = __builtin_convertvector(y - 0.5f, Ints);
+    const Vec t = (y - __builtin_convertvector(whole, Vec)) * 0.693147180559945309f;
+    Vec e = 8.3333338e-3f + t * 1.3888889e-3f;  // Taylor's polynomial, |t| <= 0.35
+    e = 4.1666668e-2f + t * e;
+    e = 1.6666667e-1f + t * e;
+    e = 0.5f + t * e;
+    e = 1.0f + t * (1.0f + t * e);
+    return x < SMALLEST ? Vec{} : e * (Vec)((whole + 127) << 23);
+}
+
+inline float exponential(float x) { return exponential(Vec{} + x)[0]; }
+
+inline float largest(Vec x) {
+#pragma GCC unroll 4
+    for (int step = LANES / 2; step > 0; step /= 2) {
+        Ints other;
+        for (int i = 0; i < LANES; ++i) other[i] = i ^ step;
+        const Vec y = __builtin_shuffle(x, other);
+        x = x > y ? x : y;
+    }
+    return x[0];
+}
+
+inline float sum_of(Vec x) {
+    float all = 0;
+    for (int i = 0; i < LANES; ++i) all += x[i];
+    return all;
+}
+
+// Lane i of the result is the sum of the lanes of parts[i], of N parts. Halves are added first.
+template <int N>
+inline Vec sums(const Vec* parts) {
+    if constexpr (N == 1) {
+        return parts[0];
+    } else {
+        const Vec a = sums<N / 2>(parts), b = sums<N / 2>(parts + N / 2);
+        Ints low, high;
+        for (int i = 0; i < LANES; ++i) {
+            low[i] = (i % N < N / 2 ? 0 : LANES) + i / N * N + i % (N / 2);
+            high[i] = low[i] + N / 2;
+        }
+        return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
+    }
+}
+
+#if defined(__AVX512BF16__)
+typedef __m512i Pairs;  // 32 of bfloat16
+
+inline Pairs pairs(const uint16_t* from) { return _mm512_loadu_si512(from); }
+
+// Add the products of both numbers of each pair. Sums are float32.
+inline Vec add_products(Vec sum, Pairs a, Pairs b) {
+    return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+}
+
+constexpr Ints FIRST = {0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23};  // columns in order, see `mix_pairs`
+constexpr Ints SECOND = FIRST + 8;
+constexpr int WIDTH = 2 * LANES;
+#endif
+
+}  // namespace
