@@ -11,7 +11,7 @@ scaling       batch sizes and prompt lengths, as curves
 
 Each section writes `results/engine_SECTION.json`. Both sides of a comparison take turns, and the ratio is the
 median of the rounds' ratios. With `--compile` engines compile their passes first (minutes), and the results are
-`engine_SECTION_compiled.json`.
+`engine_SECTION_compiled.json`. `--temperature 0.7` makes it `engine_speculation_t0.7.json`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from sides import (
 )
 from stopwatch import Stopwatch
 
+from distillspec.commands.unseen import trained_prompts
 from distillspec.config import TargetConfig
 from distillspec.models import LanguageModel, load_target
 from distillspec.serving import Engine, SamplingParams
@@ -54,7 +56,7 @@ from distillspec.serving.execution.flat_batch import RowInput
 
 GOALS = {
     "plain": {"1": 1.4, "8": 1.9},
-    "speculation": {"1": 1.5, "8": 1.2, "lookup": 1.3},
+    "speculation": {"1": 1.55, "8": 1.2, "lookup": 1.3},
     "verify": 1.5,
     "overhead": {"greedy": 2.0, "temperature 1": 5.0, "top-p 0.95": 8.0, "batch 1": 1.5},
 }
@@ -74,7 +76,8 @@ def main() -> None:
     for name in options.sections.split(","):
         result = sections[name](options, target)
         machine = {"dtype": str(target.dtype), "threads": torch.get_num_threads(), "compiled": options.compile}
-        write_result(f"engine_{name}{'_compiled' if options.compile else ''}", {**machine, **result})
+        drawn = f"_t{options.temperature:g}" if name == "speculation" and options.temperature else ""
+        write_result(f"engine_{name}{drawn}{'_compiled' if options.compile else ''}", {**machine, **result})
 
 
 def plain(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
@@ -99,41 +102,50 @@ def plain(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
 
 
 def speculation(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
-    """Lengths 1 to 4 of a draft on maths prompts, and lookups on summaries, against length 0."""
+    """Lengths 1 to 4 of a draft on prompts it has not seen, and lookups on summaries, against length 0.
+
+    Each round has prompts of its own, the same for all sides.
+    """
     found: dict[str, Any] = {}
     goals: dict[str, float] = {}
     if options.draft:
         draft = load_draft(options.draft, target)
-        prompts = read_prompts(options.prompts, target, 8)
+        seen = trained_prompts(draft.lineage)
+        prompts = read_prompts(options.prompts, target, (options.rounds + 1) * max(options.batches), without=seen)
         for batch in options.batches:
             engine = make_engine(options, target, draft, batch, speculation_length=4)
-            found[str(batch)] = _against_plain(engine, prompts[:batch], (0, 1, 2, 3, 4), options)
+            found[str(batch)] = _against_plain(engine, prompts, batch, (0, 1, 2, 3, 4), options)
             goals[str(batch)] = GOALS["speculation"][str(batch)]
     if options.summaries:
         texts = read_prompts(options.summaries, target, 4, longest=600)
         engine = make_engine(options, target, None, 1, proposer="prompt_lookup", speculation_length=7)
-        found["lookup"] = _against_plain(engine, texts, (0, 3, 5, 7), options)
+        found["lookup"] = _against_plain(engine, texts, len(texts), (0, 3, 5, 7), options)
         goals["lookup"] = GOALS["speculation"]["lookup"]
-    return {"tokens": NEW_TOKENS, "batch": found, "goals": goals, "met": _met(found, goals)}
+    written = {"tokens": NEW_TOKENS, "temperature": options.temperature}
+    return {**written, "batch": found, "goals": goals, "met": _met(found, goals)}
 
 
 def _against_plain(
-    engine: Engine, texts: list[list[int]], lengths: Sequence[int], options: argparse.Namespace
+    engine: Engine, prompts: list[list[int]], batch: int, lengths: Sequence[int], options: argparse.Namespace
 ) -> dict[str, Any]:
     """The same engine at several lengths, not speculating, and with lengths by goodput."""
+    params = SamplingParams(temperature=options.temperature, max_tokens=NEW_TOKENS, ignore_eos=True)
     controllers: dict[str, LengthController] = {str(k): FixedLength(k) for k in lengths}
     controllers["goodput"] = GoodputController(max(lengths), drafts_with_model=engine.draft is not None)
 
+    parts = [prompts[i : i + batch] for i in range(0, len(prompts), batch)]
+    turns = {name: cycle(parts) for name in controllers}
+    steps: dict[str, list[int]] = {name: [] for name in controllers}
+
     def under(name: str) -> int:
         engine.use_controller(controllers[name])
-        return generate(engine, texts, greedy())
+        outputs = engine.generate(next(turns[name]), params)
+        steps[name].append(sum(output.stats.steps for output in outputs))
+        return sum(len(output.token_ids) for output in outputs)
 
     timed = paired({name: (lambda name=name: under(name)) for name in controllers}, options.rounds, against="0")
-    for name, controller in controllers.items():
-        engine.use_controller(controller)
-        outputs = engine.generate(texts, greedy())
-        tokens, steps = sum(len(o.token_ids) for o in outputs), sum(o.stats.steps for o in outputs)
-        timed["sides"][name]["block_efficiency"] = tokens / steps
+    for name, taken in steps.items():
+        timed["sides"][name]["block_efficiency"] = len(taken) * batch * NEW_TOKENS / sum(taken)
     engine.close()
     best = max((str(k) for k in lengths if k), key=lambda name: timed["ratios"][name])
     return {**timed, "best_length": int(best), "ratio": timed["ratios"][best], "goodput": timed["ratios"]["goodput"]}
@@ -279,6 +291,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8], help="of plain and speculation: 1, 8 or both")
+    parser.add_argument("--temperature", type=float, default=0.0, help="of speculation")
     parser.add_argument("--compile", action="store_true", help="compile passes first")
     parser.add_argument("--sections", default="plain,verify,overhead,speculation,scaling")
     return parser.parse_args()

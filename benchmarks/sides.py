@@ -6,13 +6,14 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from distillspec.data.chat import render_prompt
+from distillspec.data.prompts import prompt_key
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, EngineSettings, SamplingParams
 
@@ -90,12 +91,18 @@ def alternating_seconds(sides: dict[str, Callable[[], int]], rounds: int) -> dic
     return times
 
 
-def read_prompts(path: str, target: LanguageModel, count: int, longest: int = 256) -> list[list[int]]:
-    """Return the first `count` prompts of a JSONL file that are short enough, in the target's chat template."""
+def read_prompts(
+    path: str, target: LanguageModel, count: int, longest: int = 256, without: Collection[str] = ()
+) -> list[list[int]]:
+    """Return the first `count` prompts of a JSONL file that are short enough, in the target's chat template.
+
+    Args:
+        without: keys (`prompt_key`) of prompts to leave out, such as those that a draft was trained on.
+    """
     found = []
     for line in Path(path).read_text().splitlines():
         ids = list(render_prompt(target.tokenizer, json.loads(line)["prompt"]))
-        if len(ids) <= longest:
+        if len(ids) <= longest and prompt_key(ids) not in without:
             found.append(ids)
         if len(found) == count:
             break
