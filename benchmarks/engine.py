@@ -20,14 +20,13 @@ import argparse
 import statistics
 from collections.abc import Callable, Sequence
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import torch
-from common import RESULTS, write_result
-from matplotlib.figure import Figure
+from common import write_result
 from rich.console import Console
 from rich.table import Table
+from scaling import scaling
 from sides import (
     NEW_TOKENS,
     alternating_seconds,
@@ -36,7 +35,6 @@ from sides import (
     hf_generate,
     make_engine,
     paired,
-    rate_of,
     read_prompts,
 )
 from stopwatch import Stopwatch
@@ -235,47 +233,6 @@ def _real_logits(options: argparse.Namespace, target: LanguageModel, rows: int) 
     """The target's logits at the last places of some prompts, `[rows, V]`."""
     prompts = read_prompts(options.prompts, target, 8)
     return torch.cat([target.logits(torch.tensor([prompt]))[0, -(rows // 8) :] for prompt in prompts])
-
-
-def scaling(options: argparse.Namespace, target: LanguageModel) -> dict[str, Any]:
-    """Tokens a second by batch (short prompts), and milliseconds to the first and each later token by prompt length."""
-    prompt = read_prompts(options.prompts, target, 1)[0]
-    by_batch, by_length = {}, {}
-    for batch in (1, 2, 4, 8, 16, 32):
-        engine = make_engine(options, target, None, batch)
-        rates = [rate_of(lambda e=engine, b=batch: generate(e, [prompt] * b, greedy(32))) for _ in range(3)]
-        by_batch[batch] = statistics.median(rates)
-        engine.close()
-    limit = target.model.config.get_text_config().max_position_embeddings
-    for length in (64, 256, 1024, 4096):
-        engine = make_engine(options, target, None, 1, max_model_len=min(limit, length + 40))
-        ids = (prompt * (length // len(prompt) + 1))[: min(length, limit - 40)]
-        engine.generate([ids], greedy(2))
-        engine.sequences.pool.forget(0)  # its prompt must be read again
-        (output,) = engine.generate([ids], greedy(32))
-        first, total = output.stats.time_to_first_token_s, output.stats.total_s
-        by_length[len(ids)] = {"first_ms": 1e3 * first, "later_ms": 1e3 * (total - first) / 31}
-        engine.close()
-    _plot_scaling(by_batch, by_length, RESULTS / f"engine_scaling{'_compiled' if options.compile else ''}.png")
-    return {"tokens_per_s_by_batch": by_batch, "by_prompt_length": by_length}
-
-
-def _plot_scaling(by_batch: dict[int, float], by_length: dict[int, dict[str, float]], path: Path) -> None:
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    batches, lengths = figure.subplots(1, 2)
-    batches.plot(list(by_batch), list(by_batch.values()), marker="o")
-    batches.set(xscale="log", xlabel="requests at once", ylabel="tokens/s", title="no speculation, short prompts")
-    lengths.plot(list(by_length), [found["first_ms"] for found in by_length.values()], marker="o", label="first token")
-    lengths.plot(
-        list(by_length), [found["later_ms"] for found in by_length.values()], marker="s", label="each later one"
-    )
-    lengths.set(xscale="log", yscale="log", xlabel="tokens of the prompt", ylabel="ms", title="one request")
-    lengths.legend()
-    for axes, places in ((batches, list(by_batch)), (lengths, list(by_length))):
-        axes.set_xticks(places, [str(place) for place in places])
-        axes.minorticks_off()
-        axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
 
 
 def _met(found: dict[str, Any], goals: dict[str, float]) -> dict[str, bool]:
