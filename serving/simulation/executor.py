@@ -64,6 +64,8 @@ class SimulatedExecutor:
         now: seconds since the start.
     """
 
+    overlaps = False
+
     def __init__(self, hardware: Hardware, seed: int) -> None:
         self.hardware, self.now = hardware, 0.0
         self.rows: dict[str, SimulatedRow] = {}

@@ -58,6 +58,7 @@ class EngineCore:
         executor.attach(self.sequences)
         self.update_limits()
         self.last_result: StepResult | None = None
+        self._unobserved: StepResult | None = None  # last step's, until the controller has learnt from it
         self._pace = prefill_pace
         self._messages: deque[Callable[[], None]] = deque()
         self._known: set[str] = set()
@@ -101,6 +102,7 @@ class EngineCore:
                 f"a controller that drafts up to {controller.speculation_length} tokens a row does not fit an engine "
                 f"made for {self._speculation_length}; give it speculation_length={controller.speculation_length}"
             )
+        self._observe()
         self.controller = controller
         self.update_limits()
 
@@ -117,6 +119,7 @@ class EngineCore:
 
     def draft_changed(self) -> None:
         """Learn that the executor drafts with something else from now on."""
+        self._observe()
         self.update_limits()
         self.controller.draft_changed()
 
@@ -171,15 +174,27 @@ class EngineCore:
         chunks = [(sequence, min(tokens, len(sequence.tokens) - sequence.computed)) for sequence, tokens in planned]
         view = self._view(decoding, sum(tokens for _, tokens in chunks))
         plan = self.controller.plan(view)
-        rows = self.executor.run(StepWork(decoding, chunks, view, plan, timer))
+        rows = self.executor.run(StepWork(decoding, chunks, view, plan, timer, self._observe))
         result = StepResult(
             rows, view, plan, view.prefill_tokens, timer.draft_s, timer.target_s, timer.total_s, reserved
         )
+        self._observe()  # where no pass ran that it could overlap
+        self.last_result = self._unobserved = result
+        if not self.executor.overlaps:
+            self._observe()
+        return result
+
+    def _observe(self) -> None:
+        """Let controller and pace learn from the last step.
+
+        On a device of its own the next step's pass runs meanwhile, so lengths follow what is known one step late.
+        """
+        result, self._unobserved = self._unobserved, None
+        if result is None:
+            return
         self.controller.observe(result)
         if self._pace is not None:
             self._pace.observe(result)
-        self.last_result = result
-        return result
 
     def _view(self, decoding: Sequence[SequenceState], prefill_tokens: int) -> BatchView:
         return BatchView(tuple([self._row(s) for s in decoding]), prefill_tokens, len(self.sequences.waiting))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,10 +24,16 @@ class StepWork:
     view: BatchView  # of the decoding sequences, in their order
     plan: Plan  # the same
     timer: StepTimer
+    meanwhile: Callable[[], None]  # work for the host while the target's pass runs on a device of its own
 
 
 class Executor(SlotFollower, Protocol):
     """Drafts, verifies and commits. One thread calls it, inside `context`."""
+
+    @property
+    def overlaps(self) -> bool:
+        """True if the host is idle while the target's pass runs: `run` calls `StepWork.meanwhile` then."""
+        ...
 
     def attach(self, sequences: SequenceManager) -> None:
         """Take the sequences that steps work on. Called once."""

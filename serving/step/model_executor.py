@@ -49,6 +49,10 @@ class ModelExecutor:
         self.committer = Committer(runner.cache)
         self._set(proposer)
 
+    @property
+    def overlaps(self) -> bool:
+        return not self.sampler.look
+
     @torch.inference_mode()
     def record_ahead(self, speculation_length: int) -> None:
         """Record the target's passes of up to `speculation_length` drafted tokens a row, where passes are recorded."""
@@ -97,6 +101,8 @@ class ModelExecutor:
             if not windows:
                 return ()
             logits = self.target.full_width(self.runner.logits(hidden))
+            if self.overlaps:
+                work.meanwhile()
             # Reading the verdicts waits for the target.
             judgements = self.sampler.verify(logits, windows)
         return self.committer.commit(windows, judgements, logits, self.proposer, work.timer.now)
