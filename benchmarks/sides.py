@@ -7,9 +7,11 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Collection, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 
 from distillspec.data.chat import render_prompt
@@ -107,6 +109,14 @@ def read_prompts(
         if len(found) == count:
             break
     return found
+
+
+def ragged(path: str, target: LanguageModel, count: int, shortest: int = 16, longest: int = 1024) -> list[list[int]]:
+    """Return `count` texts of rising length, cut from the file's prompts one after another."""
+    words = [token for prompt in read_prompts(path, target, 400) for token in prompt]
+    lengths = numpy.geomspace(shortest, longest, count).round().astype(int).tolist()
+    starts = [0, *accumulate(lengths)]
+    return [words[start : start + length] for start, length in zip(starts, lengths, strict=False)]
 
 
 def rate_of(call: Callable[[], int]) -> float:

@@ -174,8 +174,8 @@ def _describe_passes(attention: str, target: PreparedModel, recorder: Recorder |
         words.append(f"weights packed by {target.packs.kind.name}")
     if recorder is not None:
         words.append("graphs")
-    elif target.compiled is None:
-        words.append("passes run as they are")
-    else:
+    if target.compiled is not None:
         words.append("passes compiled" if target.compiled.ready else "passes to be compiled")
+    elif recorder is None:
+        words.append("passes run as they are")
     return ", ".join(words)

@@ -40,7 +40,7 @@ class EngineConfig:
     lookup_shortest: int = 2  # prompt_lookup: tokens of the shortest n-gram
     attention: str = "auto"  # masked | native (CPU) | triton | varlen | auto: the best that works, else masked
     cuda_graphs: bool = True  # CUDA: passes of few tokens run as recorded graphs, one a shape
-    compile: bool | str = "auto"  # CPU: compile passes: auto (in the background, once it pays) | true (first) | false
+    compile: bool | str = "auto"  # compile passes: auto (CPU: in the background, once it pays) | true (first) | false
     pack_weights: bool = True  # CPU: a second copy of the weights, packed for speed, where a trial finds it faster
     feature_ids: list[int] = field(default_factory=list)  # keep the target's hidden states after so many layers
     seed: int = 0  # seed of requests without one

@@ -20,8 +20,7 @@ class PreparedModel:
     Args:
         model: changed until `restore`.
         pack_weights: False leaves all weights as they are.
-        compile: True before the first pass, auto once it has computed for a while, False never. CPUs only, and models
-            of several layers: one layer takes less time than the checks before compiled code.
+        compile: True before the first pass, auto once it has computed for a while, False never. See `may_compile`.
         feature_ids: states that passes hand out (`FeatureTap`).
         exact: False lets packing round the weights (`PackedLinears`).
     """
@@ -55,13 +54,8 @@ class PreparedModel:
         if self.compiled is not None:
             self.compiled.detach()
             self.compiled = None
-        if self._may_compile:
+        if may_compile(self.model, self._compile):
             self.compiled = CompiledDecoder(self.model, after_s=COMPILE_AFTER_S, wait=self._compile is True)
-
-    @property
-    def _may_compile(self) -> bool:
-        deep = self.model.attends and len(self.model.layers) > 1
-        return self._compile is not False and deep and self.model.device.type == "cpu" and cpp_compiler() is not None
 
     def restore(self) -> None:
         """Undo the preparation."""
@@ -73,3 +67,14 @@ class PreparedModel:
             self._tap.detach()
         unhook(self.model.model)
         self.model.model.train(self._was_training)
+
+
+def may_compile(model: LanguageModel, choice: bool | str) -> bool:
+    """Return True if a model's passes are compiled under a choice of `engine.compile`.
+
+    One layer takes less time than the checks before compiled code. Accelerators compile only where they are told to:
+    no machine has measured yet what that gains there.
+    """
+    if choice is False or not model.attends or len(model.layers) < 2:
+        return False
+    return cpp_compiler() is not None if model.device.type == "cpu" else choice is True

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,10 +19,11 @@ from distillspec.models.packed_products import HalfProduct
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
 from distillspec.serving.execution import compiled_decoder
 from distillspec.serving.execution.compiled_decoder import CACHE_VARIABLE, CompiledDecoder
-from distillspec.serving.execution.prepared import PreparedModel
+from distillspec.serving.execution.prepared import PreparedModel, may_compile
 
 from ...models.state_drafts import state_draft
 from ..conftest import hf_greedy, prompts
+from .test_graphs import FakeRecorder
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)
 needs_compiler = pytest.mark.skipif(cpp_compiler() is None, reason="needs a C++ compiler")
@@ -129,6 +131,45 @@ def test_a_single_layer_is_not_compiled(kind: str, target: LanguageModel) -> Non
     assert prepared.compiled is None
     assert "forward" not in draft.decoder.__dict__
     prepared.restore()
+
+
+@pytest.mark.parametrize(
+    ("device", "layers", "choice", "compiled"),
+    [
+        ("cuda", 2, True, True),
+        ("cuda", 2, "auto", False),  # nobody has measured it there yet
+        ("cuda", 2, False, False),
+        ("cuda", 1, True, False),
+        ("cpu", 2, "auto", cpp_compiler() is not None),
+        ("cpu", 2, False, False),
+    ],
+)
+def test_which_models_are_compiled(device: str, layers: int, choice: bool | str, compiled: bool) -> None:
+    model: Any = SimpleNamespace(device=torch.device(device), attends=True, layers=[None] * layers)
+    assert may_compile(model, choice) == compiled
+
+
+def test_recorded_passes_are_compiled_before_they_are_recorded(
+    target: LanguageModel, plain_compiler: list[Callable[..., Any]]
+) -> None:
+    """As on CUDA: layers compiled, then graphs of them."""
+    compiled_before: list[int] = []
+
+    class Noting(FakeRecorder):
+        def record(self, run: Callable[[], Any]) -> Callable[[], Any]:
+            compiled_before.append(len(plain_compiler))
+            return super().record(run)
+
+    wanted = [hf_greedy(target, prompt, 16) for prompt in prompts(3)]
+    settings = EngineSettings(max_slots=2, max_model_len=256, controller="fixed", compile=True)
+    recorder = Noting()
+    engine = Engine(target, None, settings, recorder=recorder)
+    outputs = engine.generate(prompts(3), GREEDY)
+    assert set(compiled_before) == {1}
+    assert recorder.replayed > 0
+    assert engine.runner.prepared.compiled.ready, "no compiled call failed"
+    assert [list(output.token_ids) for output in outputs] == wanted
+    engine.close()
 
 
 @pytest.mark.parametrize("kind", ["two layers of eagle", "features"])

@@ -30,7 +30,9 @@ class Noted(FixedLength):
         self.events.append("observe")
 
 
-def watched(make_engine: MakeEngine, model: LanguageModel, draft: LanguageModel, look: bool) -> tuple[Engine, list[str]]:
+def watched(
+    make_engine: MakeEngine, model: LanguageModel, draft: LanguageModel, look: bool
+) -> tuple[Engine, list[str]]:
     """Return an engine past its prompt, and the list of what its steps do from now on."""
     events: list[str] = []
     sampler = TokenSampler(model.identity.vocab_size, model.device, look=look)
