@@ -170,8 +170,8 @@ def _choose_recorder(settings: EngineConfig, target: LanguageModel) -> Recorder 
 def _describe_passes(attention: str, target: PreparedModel, recorder: Recorder | None) -> str:
     """Describe for the log how forward passes run."""
     words = [f"attention by {attention}"]
-    if target.packs is not None and target.packs.kind is not None:
-        words.append(f"weights packed by {target.packs.kind.name}")
+    if target.packs is not None and target.packs.packing is not None:
+        words.append(f"weights packed by {target.packs.packing.name}")
     if recorder is not None:
         words.append("graphs")
     if target.compiled is not None:

@@ -7,21 +7,25 @@ take no longer than plain decoding, which is one of a single token.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from distillspec.models import product_trial
+from distillspec.models.joint_product import JointLinear, JointProduct, joined, layers_by_input
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.memory import free_bytes
 from distillspec.models.packed_products import DTYPES, PackedProduct
+from distillspec.models.packing import Packing, packings
 
 SMALLEST = 1 << 16  # weights with fewer elements stay in the CPU's caches, and packing does not help
-FEW_TOKENS = (1, 5, 32)  # plain decoding, verification, a batch
 SHARE = 0.5  # of the free memory, at most, for the packed copy
+
+Item = TypeVar("Item")
+Packed = TypeVar("Packed")
 
 
 class PackedLinear(nn.Linear):
@@ -37,23 +41,31 @@ class PackedLinear(nn.Linear):
 class PackedLinears:
     """A packed copy of a model's weights. Where packing does not help, all products are the plain ones.
 
-    `attach` uses it for the model's linear layers, `linear` for the head. Weights must not change while it exists.
+    `attach` uses it for the model's linear layers, `linear` for the head. Layers that read the same input are packed as
+    one (`JointProduct`). Weights must not change while it exists.
 
     Args:
         exact: products must be right to the dtype's rounding. Drafts may have their weights rounded: what they propose
             is judged by the probabilities that they proposed it with.
-        tokens: a pass has about so many, one of these.
+        tokens: a pass has about so many, one of these. None: few or many.
     """
 
-    def __init__(self, model: LanguageModel, *, exact: bool = True, tokens: Sequence[int] = FEW_TOKENS) -> None:
-        self._layers = [module for module in model.decoder.modules() if type(module) is nn.Linear]
-        weights = _unlike([*(layer.weight for layer in self._layers), model.head.weight])
-        self.kind = _choose(weights, model, exact, tuple(tokens)) if weights else None
-        self._packed = {} if self.kind is None else _pack(weights, self.kind)
+    def __init__(self, model: LanguageModel, *, exact: bool = True, tokens: Sequence[int] | None = None) -> None:
+        self._groups = [layers for layers in layers_by_input(model.decoder) if _size(layers) >= SMALLEST]
+        parts = _parts(self._groups, model.head.weight.detach())
+        self.packing = _choose(parts, model, exact, tokens) if parts else None
+        joint = [layers for layers in self._groups if len(layers) > 1]
+        self._joint: dict[nn.Linear, JointProduct] = {}  # by a group's first layer
+        self._packed: dict[int, PackedProduct] = {}  # of weights by themselves, by their address
+        if self.packing is not None:
+            pack, alone = self.packing.pack, {part[0].data_ptr(): part[0] for part in parts if len(part) == 1}
+            products = _each(lambda layers: JointProduct(layers, pack), joint)
+            self._joint = {layers[0]: product for layers, product in zip(joint, products, strict=True)}
+            self._packed = dict(zip(alone, _each(pack, alone.values()), strict=True))
 
     def __bool__(self) -> bool:
         """True if any weight is packed."""
-        return bool(self._packed)
+        return bool(self._packed or self._joint)
 
     @staticmethod
     def helps(model: LanguageModel) -> bool:
@@ -62,19 +74,26 @@ class PackedLinears:
 
     def attach(self) -> None:
         """Let the model's linear layers use the packed weights."""
-        for layer in self._layers:
-            packed = self._packed.get(layer.weight.data_ptr())
-            if packed is not None:
-                layer.__class__ = PackedLinear
-                layer.__dict__["packed"] = packed  # no buffer: it belongs to no checkpoint
+        for layers in self._groups:
+            packed, joint = self._packed.get(layers[0].weight.data_ptr()), self._joint.get(layers[0])
+            for place, layer in enumerate(layers):
+                # Not as buffers: they belong to no checkpoint.
+                if joint is not None:
+                    layer.__class__ = JointLinear
+                    layer.__dict__.update(joint=joint, place=place)
+                elif packed is not None:
+                    layer.__class__ = PackedLinear
+                    layer.__dict__["packed"] = packed
 
     def detach(self) -> None:
         """Restore the layers' own product and free the packed copy."""
-        for layer in self._layers:
-            if isinstance(layer, PackedLinear):
-                layer.__class__ = nn.Linear  # type: ignore[assignment]
-                del layer.__dict__["packed"]
+        for layer in (layer for layers in self._groups for layer in layers):
+            if isinstance(layer, PackedLinear | JointLinear):
+                layer.__class__ = nn.Linear
+                for name in ("packed", "joint", "place"):
+                    layer.__dict__.pop(name, None)
         self._packed.clear()
+        self._joint.clear()
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Return the product of `x [..., in]` and the weight, `[..., out]`."""
@@ -82,25 +101,31 @@ class PackedLinears:
         return linear(x, weight, bias) if packed is None else packed(x, bias)
 
 
-def _unlike(weights: Iterable[Tensor]) -> list[Tensor]:
-    """Return the weights that are large enough to pack, tied ones once."""
-    large = {weight.data_ptr(): weight.detach() for weight in weights if weight.numel() >= SMALLEST}
-    return list(large.values())
+def _size(layers: Sequence[nn.Linear]) -> int:
+    return sum(layer.weight.numel() for layer in layers)
 
 
-def _pack(weights: Sequence[Tensor], kind: type[PackedProduct]) -> dict[int, PackedProduct]:
-    """Return packed copies by the address of the weight. One thread packs a weight, so there are several."""
+def _parts(groups: Iterable[Sequence[nn.Linear]], head: Tensor) -> list[tuple[Tensor, ...]]:
+    """Return the weights to pack, those of one product together. Tied ones come once, the head last."""
+    parts = [tuple(layer.weight.detach() for layer in layers) for layers in groups]
+    if head.numel() >= SMALLEST:
+        parts.append((head,))
+    return list({part[0].data_ptr(): part for part in parts}.values())
+
+
+def _each(pack: Callable[[Item], Packed], items: Iterable[Item]) -> list[Packed]:
+    """Pack all items. One thread packs a weight, so there are several."""
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        return dict(zip([weight.data_ptr() for weight in weights], threads.map(kind, weights), strict=True))
+        return list(threads.map(pack, items))
 
 
 def _choose(
-    weights: Sequence[Tensor], model: LanguageModel, exact: bool, tokens: tuple[int, ...]
-) -> type[PackedProduct] | None:
-    """Return the fastest kind of product that fits all weights and into the share of the free memory."""
+    parts: Sequence[tuple[Tensor, ...]], model: LanguageModel, exact: bool, tokens: Sequence[int] | None
+) -> Packing | None:
+    """Return the fastest packing that fits all weights and into the share of the free memory."""
     free = free_bytes(model.device)
-    for kind in product_trial.ranked(model.dtype, weights, tokens):
-        affordable = free is None or sum(map(kind.size, weights)) <= SHARE * free
-        if affordable and all(kind.fits(weight, exact=exact) for weight in weights):
-            return kind
+    for packing in packings(model.dtype, map(joined, parts), tokens):
+        affordable = free is None or sum(packing.size(weight) for part in parts for weight in part) <= SHARE * free
+        if affordable and all(packing.fits(joined(part), exact=exact) for part in parts):
+            return packing
     return None

@@ -64,7 +64,31 @@ class OneDnnProduct:
         return True
 
 
-class HalfProduct:
+class OpaqueProduct:
+    """A product that compilers take for one operator, whatever it does inside.
+
+    Args:
+        out: width of the result.
+    """
+
+    def __init__(self, out: int) -> None:
+        self._out = out
+        number = next(_numbers)
+        _alive[number] = self
+        self._number = torch.tensor(number)  # compilers take tensors, and no packed objects
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        if torch.compiler.is_dynamo_compiling():
+            out: Tensor = torch.ops.distillspec.packed_linear(x, self._number, bias, self._out)
+            return out
+        return self.multiply(x, bias)
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return the product, outside of compilers."""
+        raise NotImplementedError
+
+
+class HalfProduct(OpaqueProduct):
     """FBGEMM's layout, in float16, with products and sums in float32.
 
     It reads half the bytes of float32. Checkpoints are published in 16 bits, and a bfloat16 weight is a float16 number
@@ -74,26 +98,16 @@ class HalfProduct:
     name = "FBGEMM in float16"
 
     def __init__(self, weight: Tensor) -> None:
+        super().__init__(len(weight))
         weight = weight.detach().float()
         self._scale = _scale(weight)
         self._packed: Any = torch.ops.quantized.linear_prepack_fp16((weight * self._scale).contiguous(), None)
-        self._out = len(weight)
-        number = next(_numbers)
-        _alive[number] = self
-        self._number = torch.tensor(number)  # compilers take tensors, and no packed objects
 
-    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        if torch.compiler.is_dynamo_compiling():
-            out: Tensor = torch.ops.distillspec.half_linear(x, self._number, self._out)
-        else:
-            out = self.multiply(x)
-        return out if bias is None else out + bias
-
-    def multiply(self, x: Tensor) -> Tensor:
-        """Return `x [..., in]` times the weight, without a bias."""
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         scaled = x.float() if self._scale == 1.0 else x.float() / self._scale
         out: Tensor = torch.ops.quantized.linear_dynamic_fp16(scaled, self._packed)
-        return out.to(x.dtype)
+        out = out.to(x.dtype)
+        return out if bias is None else out + bias
 
     @staticmethod
     def size(weight: Tensor) -> int:
@@ -125,7 +139,7 @@ def _rounds_alike(weight: Tensor, scale: float, eps: float) -> bool:
 KINDS: tuple[type[PackedProduct], ...] = (OneDnnProduct, HalfProduct)
 
 _numbers = count()
-_alive: WeakValueDictionary[int, HalfProduct] = WeakValueDictionary()
+_alive: WeakValueDictionary[int, OpaqueProduct] = WeakValueDictionary()
 
 
 def _onednn_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
@@ -133,15 +147,15 @@ def _onednn_linear(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
-def _half_linear(x: Tensor, number: Tensor, out: int) -> Tensor:
-    return _alive[int(number)].multiply(x)
+def _packed_linear(x: Tensor, number: Tensor, bias: Tensor | None, out: int) -> Tensor:
+    return _alive[int(number)].multiply(x, bias)
 
 
 _library = torch.library.Library("distillspec", "FRAGMENT")
 _library.define("onednn_linear(Tensor x, Tensor packed, Tensor? bias) -> Tensor")
-_library.define("half_linear(Tensor x, Tensor number, int out) -> Tensor")
+_library.define("packed_linear(Tensor x, Tensor number, Tensor? bias, int out) -> Tensor")
 _library.impl("onednn_linear", _onednn_linear, "MkldnnCPU")  # the dispatch key of packed weights
-_library.impl("half_linear", _half_linear, "CPU")
+_library.impl("packed_linear", _packed_linear, "CPU")
 
 
 @torch.library.register_fake("distillspec::onednn_linear", lib=_library)
@@ -149,6 +163,6 @@ def _onednn_linear_shape(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tens
     return x.new_empty(*x.shape[:-1], packed.shape[0])
 
 
-@torch.library.register_fake("distillspec::half_linear", lib=_library)
-def _half_linear_shape(x: Tensor, number: Tensor, out: int) -> Tensor:
+@torch.library.register_fake("distillspec::packed_linear", lib=_library)
+def _packed_linear_shape(x: Tensor, number: Tensor, bias: Tensor | None, out: int) -> Tensor:
     return x.new_empty(*x.shape[:-1], out)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import geometric_mean, median
 
 import torch
@@ -21,13 +20,26 @@ TRIED_BYTES = 1 << 26  # weights to try on: more than the caches hold
 ROUNDS = 5
 
 
-def ranked(dtype: torch.dtype, weights: Sequence[Tensor], tokens: tuple[int, ...]) -> tuple[type[PackedProduct], ...]:
+def sample(weights: Iterable[Tensor]) -> list[Tensor]:
+    """Return the first weights to try on, `TRIED_BYTES` together but at least one."""
+    found: list[Tensor] = []
+    size = 0
+    for weight in weights:
+        size += weight.numel() * weight.element_size()
+        if found and size > TRIED_BYTES:
+            break
+        found.append(weight.detach())
+    return found
+
+
+def ranked(dtype: torch.dtype, weights: Sequence[Tensor], tokens: Sequence[int]) -> tuple[type[PackedProduct], ...]:
     """Return the kinds that are faster than the plain product here over so many `tokens` a pass, the fastest first."""
-    key = (dtype, tokens, torch.get_num_threads())
-    if key not in _tried:
-        _tried[key] = _try(weights, tokens)
-    ratios = _tried[key]
-    return tuple(sorted((kind for kind in ratios if ratios[kind] < 1), key=lambda kind: ratios[kind]))
+    keys = {count: (dtype, count, torch.get_num_threads()) for count in tokens}
+    if missing := [count for count in tokens if keys[count] not in _tried]:
+        _tried.update({keys[count]: ratios for count, ratios in _try(weights, missing).items()})
+    works = set.intersection(*(set(_tried[key]) for key in keys.values()))
+    means = {kind: geometric_mean([_tried[key][kind] for key in keys.values()]) for kind in KINDS if kind in works}
+    return tuple(sorted((kind for kind in means if means[kind] < 1), key=lambda kind: means[kind]))
 
 
 def forget_trials() -> None:
@@ -35,23 +47,25 @@ def forget_trials() -> None:
     _tried.clear()
 
 
-_tried: dict[tuple[torch.dtype, tuple[int, ...], int], Mapping[type[PackedProduct], float]] = {}
+# (dtype, tokens, threads) → the kinds that work here, with their time over the plain product's.
+_tried: dict[tuple[torch.dtype, int, int], Mapping[type[PackedProduct], float]] = {}
 
 
-def _try(weights: Sequence[Tensor], tokens: tuple[int, ...]) -> Mapping[type[PackedProduct], float]:
-    """Return each kind's time over the plain product's, over weights that the caches do not hold, and log it."""
-    ends = accumulate(weight.numel() * weight.element_size() for weight in weights)
-    tried = [weight.detach() for weight, end in zip(weights, ends, strict=True) if end <= TRIED_BYTES] or weights[:1]
-    ratios = {}
+def _try(weights: Sequence[Tensor], tokens: Sequence[int]) -> dict[int, dict[type[PackedProduct], float]]:
+    """Return each kind's time over the plain product's by number of tokens, and log it."""
+    found: dict[int, dict[type[PackedProduct], float]] = {count: {} for count in tokens}
     for kind in KINDS:
         try:
-            packed = [kind(weight) for weight in tried]
-            ratios[kind] = geometric_mean([_ratio(tried, packed, count) for count in tokens])
+            packed = [kind(weight) for weight in weights]
+            ratios = [_ratio(weights, packed, count) for count in tokens]
         except RuntimeError as error:  # the CPU has no instructions for it
             log.info("weights are not packed by %s: %s", kind.name, in_one_line(error))
-        else:
-            log.info("products by %s take %.2f times the plain ones' time here", kind.name, ratios[kind])
-    return ratios
+            continue
+        for count, ratio in zip(tokens, ratios, strict=True):
+            found[count][kind] = ratio
+        shown = ", ".join(f"{ratio:.2f} at {count}" for count, ratio in zip(tokens, ratios, strict=True))
+        log.info("products by %s over the plain ones' time here, by tokens: %s", kind.name, shown)
+    return found
 
 
 def _ratio(weights: Sequence[Tensor], packed: Sequence[PackedProduct], tokens: int) -> float:

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from distillspec.models import LanguageModel, packed_linear, product_trial
+from distillspec.models.joint_product import JointLinear, layers_by_input
 from distillspec.models.packed_linear import PackedLinear, PackedLinears
 from distillspec.models.packed_products import KINDS, HalfProduct, OneDnnProduct, PackedProduct
+from distillspec.models.packing import FEW, FEW_TOKENS, MANY_TOKENS, ByTokens, Packing
 from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_model, tiny_tokenizer
 from distillspec.serving import Engine, EngineSettings, SamplingParams
@@ -45,30 +47,63 @@ def wide_model(dtype: torch.dtype, layers: int = 1) -> LanguageModel:
     return wrap(model, tiny_tokenizer(), "wide")
 
 
+def only(kind: type[PackedProduct]) -> Packing:
+    return Packing(kind, kind)
+
+
 @needs_onednn
 def test_an_exact_model_whose_weights_need_more_than_16_bits_is_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(product_trial, "ranked", lambda dtype, weights, tokens: (HalfProduct, OneDnnProduct))
     model = wide_model(torch.float32)
-    assert PackedLinears(model).kind is HalfProduct
+    assert PackedLinears(model).packing == only(HalfProduct)
     model.layers[0].mlp.gate_proj.weight[3, 5] = 1 / 3
-    assert PackedLinears(model).kind is OneDnnProduct
-    assert PackedLinears(model, exact=False).kind is HalfProduct, "drafts may be rounded"
+    assert PackedLinears(model).packing == only(OneDnnProduct)
+    assert PackedLinears(model, exact=False).packing == only(HalfProduct), "drafts may be rounded"
     model.layers[0].mlp.gate_proj.weight[3, 5] = torch.inf
-    assert PackedLinears(model, exact=False).kind is OneDnnProduct
+    assert PackedLinears(model, exact=False).packing == only(OneDnnProduct)
 
 
 @needs_onednn
 def test_a_copy_that_does_not_fit_into_memory_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     model = wide_model(torch.float32)
-    large = {w.data_ptr(): w.numel() for w in [model.head.weight, *model.decoder.parameters()] if w.dim() == 2}
-    embeddings = model.model.get_input_embeddings().weight
-    if embeddings.data_ptr() != model.head.weight.data_ptr():
-        del large[embeddings.data_ptr()]
-    elements = sum(count for count in large.values() if count >= packed_linear.SMALLEST)
+    groups = [sum(layer.weight.numel() for layer in layers) for layers in layers_by_input(model.decoder)]
+    elements = sum(size for size in [*groups, model.head.weight.numel()] if size >= packed_linear.SMALLEST)
     monkeypatch.setattr(product_trial, "ranked", lambda dtype, weights, tokens: (OneDnnProduct, HalfProduct))
     for free, wanted in ((8 * elements, OneDnnProduct), (8 * elements - 1, HalfProduct), (4 * elements - 1, None)):
         monkeypatch.setattr(packed_linear, "free_bytes", lambda device, free=free: free)
-        assert PackedLinears(model).kind is wanted
+        assert PackedLinears(model).packing == (None if wanted is None else only(wanted))
+
+
+@needs_onednn
+def test_two_copies_are_made_where_one_is_faster_for_few_tokens_and_memory_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = wide_model(torch.float32)
+    single = PackedLinears(model, tokens=(32,))
+    assert single.packing is None or single.packing.few is single.packing.many
+    by_tokens = {FEW_TOKENS: (HalfProduct, OneDnnProduct), MANY_TOKENS: (OneDnnProduct, HalfProduct)}
+    monkeypatch.setattr(product_trial, "ranked", lambda dtype, weights, tokens: by_tokens.get(tokens, (OneDnnProduct,)))
+    both = PackedLinears(model).packing
+    assert both == Packing(HalfProduct, OneDnnProduct)
+    assert both.name == "FBGEMM in float16 for up to 8 tokens and by oneDNN for more"
+    size = sum(both.size(layer.weight) for layers in layers_by_input(model.decoder) for layer in layers)
+    monkeypatch.setattr(packed_linear, "free_bytes", lambda device: 1.9 * size)  # half of it may be taken
+    assert PackedLinears(model).packing == only(OneDnnProduct)
+    model.layers[0].mlp.gate_proj.weight[3, 5] = 1 / 3  # float16 rounds it
+    monkeypatch.setattr(packed_linear, "free_bytes", lambda device: None)
+    assert PackedLinears(model).packing == only(OneDnnProduct)
+
+
+@pytest.mark.parametrize("tokens", [1, FEW, FEW + 1, 40])
+def test_passes_take_the_copy_for_their_number_of_tokens(tokens: int) -> None:
+    used: list[str] = []
+
+    def product(name: str) -> Any:
+        return lambda x, bias: used.append(name) or x
+
+    x = torch.ones(1, tokens, 4)
+    assert ByTokens(product("few"), product("many"), 4)(x) is x
+    assert used == ["few" if tokens <= FEW else "many"]
 
 
 @needs_onednn
@@ -81,10 +116,13 @@ def test_tied_weights_are_packed_once() -> None:
     packs.attach()
     layers = [m for m in model.decoder.modules() if isinstance(m, torch.nn.Linear)]
     own = {id(layer.packed) for layer in layers if isinstance(layer, PackedLinear)}
-    large = {layer.weight.data_ptr() for layer in layers if layer.weight.numel() >= packed_linear.SMALLEST}
-    assert len(own) == len(large) > 1
+    alone = [one.gate_proj, one.down_proj, model.layers[0].self_attn.o_proj]
+    assert len(own) == len(alone)
     assert one.up_proj.packed is one.gate_proj.packed
+    joint = {id(layer.joint) for layer in layers if isinstance(layer, JointLinear)}
+    assert len(joint) == 1, "queries, keys and values"
     packs.detach()
+    assert {type(layer) for layer in layers} == {torch.nn.Linear}
 
 
 @needs_onednn
@@ -106,7 +144,7 @@ def test_an_engine_uses_them_and_gives_the_model_back(
     assert [list(output.token_ids) for output in outputs] == wanted
     assert used
     engine.close()
-    assert not any(isinstance(module, PackedLinear) for module in wide.model.modules())
+    assert not any(isinstance(module, PackedLinear | JointLinear) for module in wide.model.modules())
 
 
 def test_other_formats_are_left_alone() -> None:

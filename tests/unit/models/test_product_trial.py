@@ -46,8 +46,26 @@ def test_the_fastest_come_first_and_all_are_logged(
         assert product_trial.ranked(torch.float32, WEIGHTS, TOKENS) == wanted
     assert not left
     assert product_trial.ranked(torch.float32, WEIGHTS, TOKENS) == wanted, "no second trial"
-    assert f"oneDNN take {onednn:.2f} times the plain" in caplog.text
-    assert f"float16 take {half:.2f} times the plain" in caplog.text
+    assert f"by tokens: {onednn:.2f} at 1, {onednn:.2f} at 5, {onednn:.2f} at 32" in caplog.text
+    assert f"by tokens: {half:.2f} at 1, {half:.2f} at 5, {half:.2f} at 32" in caplog.text
+
+
+def test_only_what_was_not_tried_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock(monkeypatch, onednn=0.9, half=0.5)
+    product_trial.ranked(torch.float32, WEIGHTS, TOKENS)
+    one = product_trial.ROUNDS
+    left = [1.0, 0.5] * one + [1.0, 2.0] * one  # at 64 tokens
+    monkeypatch.setattr(product_trial, "seconds", lambda run: (run(), left.pop(0))[1])
+    assert product_trial.ranked(torch.float32, WEIGHTS, (5, 64)) == (OneDnnProduct,), "half: √(.5 · 2)"
+    assert not left
+
+
+def test_the_trial_takes_the_first_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product_trial, "TRIED_BYTES", 4 * 30)
+    weights = [torch.full((2, 5), float(i)) for i in range(5)]
+    assert [float(weight[0, 0]) for weight in product_trial.sample(weights)] == [0, 1, 2]
+    monkeypatch.setattr(product_trial, "TRIED_BYTES", 1)
+    assert len(product_trial.sample(weights)) == 1
 
 
 def test_a_cpu_without_the_instructions_keeps_plain_products(

@@ -15,7 +15,8 @@ import torch
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft, packed_linear, product_trial, slot_attention
 from distillspec.models.native import cpp_compiler
-from distillspec.models.packed_products import HalfProduct
+from distillspec.models.packed_products import HalfProduct, OneDnnProduct
+from distillspec.models.packing import FEW_TOKENS, Packing
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
 from distillspec.serving.execution import compiled_decoder
 from distillspec.serving.execution.compiled_decoder import CACHE_VARIABLE, CompiledDecoder
@@ -68,7 +69,8 @@ def test_one_code_serves_any_number_of_tokens_and_is_kept_on_disk(
     monkeypatch.setenv(CACHE_VARIABLE, "")  # so that it is taken back afterwards, whatever it was
     monkeypatch.delenv(CACHE_VARIABLE)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(product_trial, "ranked", lambda dtype, weights, tokens: (HalfProduct,))
+    few, many = (HalfProduct,), (OneDnnProduct,)
+    monkeypatch.setattr(product_trial, "ranked", lambda dtype, weights, tokens: few if tokens == FEW_TOKENS else many)
     monkeypatch.setattr(packed_linear, "SMALLEST", 1)
     compiled_decoder.forget_compiled()
     # A model that drafts for itself: each layer, and each further model, takes its time to compile.
@@ -90,7 +92,7 @@ def test_one_code_serves_any_number_of_tokens_and_is_kept_on_disk(
     decoder = engine.runner.prepared.compiled
     assert decoder is not None
     assert decoder.ready
-    assert engine.runner.prepared.packs.kind is HalfProduct
+    assert engine.runner.prepared.packs.packing == Packing(HalfProduct, OneDnnProduct)
     made = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     outputs = engine.generate(prompts(3), GREEDY)
     assert decoder.ready, "no compiled call failed"

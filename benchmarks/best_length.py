@@ -1,0 +1,142 @@
+"""Lengths by goodput against every fixed length, by batch size, live in one process.
+
+    python benchmarks/best_length.py --prompts math.jsonl --draft RUN/draft [--batches 1 2 4 8 16]
+
+Each round asks `batch` prompts that the draft was not trained on, and every side answers the same ones with 128 tokens.
+The sides take turns, in another order each round: an engine without a draft, fixed lengths from 0 to 4, and the
+engine's default, `controller=goodput` with its costs measured at the start. Goodput counts from its first answer on,
+and goes on with what it has learnt. The best fixed length is chosen on the odd rounds and compared on the even ones.
+Intervals are Student's over rounds. Writes `results/best_length.json`, with `--temperature 0` `best_length_t0.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from common import write_result
+from scipy.stats import t as student
+from sides import NEW_TOKENS, generate, greedy, make_engine, rate_of, read_prompts
+
+from distillspec.commands.unseen import trained_prompts
+from distillspec.config import TargetConfig
+from distillspec.models import LanguageModel, load_target
+from distillspec.serving import Engine, SamplingParams
+from distillspec.serving.control.base import LengthController
+from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.draft_loading import load_draft
+
+LONGEST = 4
+NO_DRAFT, PLAIN, GOODPUT = "no draft", "0", "goodput"
+# Goodput over the best fixed length, its lower end, and tokens/s at length 0 over those without a draft.
+GOALS = {"goodput": 0.98, "goodput_low": 0.96, "plain": 0.97}
+
+
+def main() -> None:
+    options = _options()
+    target = load_target(TargetConfig(path=options.target, dtype=options.dtype))
+    alone = load_target(TargetConfig(path=options.target, dtype=options.dtype))
+    draft = load_draft(options.draft, target)
+    seen = trained_prompts(draft.lineage)
+    prompts = read_prompts(options.prompts, target, options.rounds * max(options.batches), without=seen)
+    found = {}
+    for batch in options.batches:
+        found[str(batch)] = _judged(_rates(options, target, draft, alone, prompts, batch))
+        print(f"batch {batch}: {found[str(batch)]}", flush=True)
+    machine = {"dtype": str(target.dtype), "threads": torch.get_num_threads(), "draft": draft.kind}
+    setting = {"tokens": NEW_TOKENS, "temperature": options.temperature, "rounds": options.rounds, "goals": GOALS}
+    name = "best_length" if options.temperature else "best_length_t0"
+    write_result(name, {**machine, **setting, "batch": found})
+
+
+def _rates(
+    options: argparse.Namespace,
+    target: LanguageModel,
+    draft: LanguageModel,
+    alone: LanguageModel,
+    prompts: list[list[int]],
+    batch: int,
+) -> dict[str, list[float]]:
+    """Return the tokens a second of each side by round."""
+    engine = make_engine(options, target, draft, batch, speculation_length=LONGEST, controller="goodput")
+    plain = make_engine(options, alone, None, batch)
+    controllers: dict[str, LengthController] = {str(k): FixedLength(k) for k in range(LONGEST + 1)}
+    controllers[GOODPUT] = engine.controller
+    params = SamplingParams(temperature=options.temperature, max_tokens=NEW_TOKENS, ignore_eos=True)
+    rates: dict[str, list[float]] = {name: [] for name in (NO_DRAFT, *controllers)}
+    for k in (0, 1, LONGEST):  # warm up
+        engine.use_controller(controllers[str(k)])
+        generate(engine, prompts[:batch], greedy(32))
+    generate(plain, prompts[:batch], greedy(32))
+    for round_ in range(options.rounds):
+        texts = prompts[round_ * batch : (round_ + 1) * batch]
+        names = list(rates)
+        turn = round_ % len(names)
+        for name in names[turn:] + names[:turn]:
+            side = plain if name == NO_DRAFT else engine
+            rates[name].append(rate_of(_answers(side, controllers.get(name), texts, params)))
+    engine.close()
+    plain.close()
+    return rates
+
+
+def _answers(
+    engine: Engine, controller: LengthController | None, texts: list[list[int]], params: SamplingParams
+) -> Callable[[], int]:
+    if controller is not None:
+        engine.use_controller(controller)
+    return lambda: generate(engine, texts, params)
+
+
+def _judged(rates: dict[str, list[float]]) -> dict[str, Any]:
+    """Choose the best fixed length on odd rounds, and compare on the even ones."""
+    fixed = [str(k) for k in range(LONGEST + 1)]
+    best = max(fixed, key=lambda name: statistics.median(rates[name][::2]))  # rounds 1, 3, …
+    goodput = _interval(_ratios(rates, GOODPUT, best)[1::2])
+    plain = _interval(_ratios(rates, PLAIN, NO_DRAFT))
+    return {
+        "tokens_per_s": {name: statistics.median(found) for name, found in rates.items()},
+        "times_plain": {name: _interval(_ratios(rates, name, PLAIN)) for name in rates},
+        "best_length": int(best),
+        "goodput_over_best": goodput,
+        "plain_over_no_draft": plain,
+        "met": {
+            "goodput": goodput["mean"] >= GOALS["goodput"] and goodput["low"] >= GOALS["goodput_low"],
+            "plain": plain["median"] >= GOALS["plain"],
+        },
+        "rounds": {name: [round(rate, 2) for rate in found] for name, found in rates.items()},
+    }
+
+
+def _ratios(rates: dict[str, list[float]], name: str, other: str) -> list[float]:
+    return [a / b for a, b in zip(rates[name], rates[other], strict=True)]
+
+
+def _interval(ratios: list[float]) -> dict[str, float]:
+    """Return mean, median and the 95 % interval of the mean."""
+    mean = statistics.fmean(ratios)
+    half = float(student.ppf(0.975, len(ratios) - 1)) * statistics.stdev(ratios) / len(ratios) ** 0.5
+    return {"mean": mean, "low": mean - half, "high": mean + half, "median": statistics.median(ratios)}
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", required=True)
+    parser.add_argument("--draft", required=True)
+    parser.add_argument("--target", default="smollm2")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 2, 4, 8, 16])
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--compile", action="store_true", help="compile passes first")
+    options = parser.parse_args()
+    if options.rounds < 4:
+        parser.error(f"--rounds {options.rounds}: two odd and two even ones are needed, so at least 4")
+    return options
+
+
+if __name__ == "__main__":
+    main()
