@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from distillspec.models.packed_products import PackedProduct
+from distillspec.models.packed_products import Product
 
 JOINED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))  # transformers' names, in the order of the calls
 
@@ -24,7 +24,7 @@ class JointProduct:
         pack: packs the joint weight.
     """
 
-    def __init__(self, layers: Sequence[nn.Linear], pack: Callable[[Tensor], PackedProduct]) -> None:
+    def __init__(self, layers: Sequence[nn.Linear], pack: Callable[[Tensor], Product]) -> None:
         self._sizes = [layer.out_features for layer in layers]
         self._packed = pack(joined([layer.weight.detach() for layer in layers]))
         biases = [layer.bias for layer in layers if layer.bias is not None]

@@ -18,7 +18,7 @@ from torch.nn.functional import linear
 from distillspec.models.joint_product import JointLinear, JointProduct, joined, layers_by_input
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.memory import free_bytes
-from distillspec.models.packed_products import DTYPES, PackedProduct
+from distillspec.models.packed_products import DTYPES, Product
 from distillspec.models.packing import Packing, packings
 
 SMALLEST = 1 << 16  # weights with fewer elements stay in the CPU's caches, and packing does not help
@@ -31,7 +31,7 @@ Packed = TypeVar("Packed")
 class PackedLinear(nn.Linear):
     """Linear layer that uses the packed copy of its weight."""
 
-    packed: PackedProduct
+    packed: Product
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the product `[..., out]` of `x [..., in]`."""
@@ -56,7 +56,7 @@ class PackedLinears:
         self.packing = _choose(parts, model, exact, tokens) if parts else None
         joint = [layers for layers in self._groups if len(layers) > 1]
         self._joint: dict[nn.Linear, JointProduct] = {}  # by a group's first layer
-        self._packed: dict[int, PackedProduct] = {}  # of weights by themselves, by their address
+        self._packed: dict[int, Product] = {}  # of weights by themselves, by their address
         if self.packing is not None:
             pack, alone = self.packing.pack, {part[0].data_ptr(): part[0] for part in parts if len(part) == 1}
             products = _each(lambda layers: JointProduct(layers, pack), joint)
@@ -89,7 +89,7 @@ class PackedLinears:
         """Restore the layers' own product and free the packed copy."""
         for layer in (layer for layers in self._groups for layer in layers):
             if isinstance(layer, PackedLinear | JointLinear):
-                layer.__class__ = nn.Linear
+                layer.__class__ = nn.Linear  # type: ignore[assignment]
                 for name in ("packed", "joint", "place"):
                     layer.__dict__.pop(name, None)
         self._packed.clear()

@@ -14,8 +14,16 @@ DTYPES = (torch.float32, torch.bfloat16)
 TYPICAL_TOKENS = 16  # oneDNN chooses a layout for so many tokens. From 8 on it is the same
 
 
-class PackedProduct(Protocol):
-    """A packed weight `[out, in]` that multiplies.
+class Product(Protocol):
+    """A packed weight `[out, in]` that multiplies."""
+
+    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Return `x [..., in]` times the weight plus the bias, `[..., out]` in the dtype of `x`."""
+        ...
+
+
+class PackedProduct(Product, Protocol):
+    """A kind of product, made of a weight `[out, in]`.
 
     Raises:
         RuntimeError: by the constructor, the CPU or the build of torch cannot multiply so.
@@ -24,10 +32,6 @@ class PackedProduct(Protocol):
     name: str  # for the log
 
     def __init__(self, weight: Tensor) -> None: ...
-
-    def __call__(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Return `x [..., in]` times the weight plus the bias, `[..., out]` in the dtype of `x`."""
-        ...
 
     @staticmethod
     def size(weight: Tensor) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from distillspec.models import product_trial
-from distillspec.models.packed_products import OpaqueProduct, PackedProduct
+from distillspec.models.packed_products import OpaqueProduct, PackedProduct, Product
 
 FEW = 8  # tokens, at most
 FEW_TOKENS, MANY_TOKENS = (1, 5), (16, 64)  # of the passes that the trial times
@@ -18,7 +18,7 @@ FEW_TOKENS, MANY_TOKENS = (1, 5), (16, 64)  # of the passes that the trial times
 class ByTokens(OpaqueProduct):
     """A weight packed twice: for at most `FEW` tokens, and for more."""
 
-    def __init__(self, few: PackedProduct, many: PackedProduct, out: int) -> None:
+    def __init__(self, few: Product, many: Product, out: int) -> None:
         super().__init__(out)
         self.few, self.many = few, many
 
@@ -46,7 +46,7 @@ class Packing:
             return self.few.name
         return f"{self.few.name} for up to {FEW} tokens and by {self.many.name} for more"
 
-    def pack(self, weight: Tensor) -> PackedProduct:
+    def pack(self, weight: Tensor) -> Product:
         """Return the packed weight `[out, in]`."""
         first, *others = [kind(weight) for kind in self.kinds]
         return ByTokens(first, others[0], len(weight)) if others else first
