@@ -11,15 +11,18 @@ after the machine was restarted.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
+import re
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from distillspec.errors import in_one_line
 from distillspec.models import LanguageModel
@@ -32,7 +35,6 @@ from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 log = logging.getLogger(__name__)
 
 CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-MOST_VARIANTS = 64  # of one class: targets and drafts, one token or more
 WARM_ROWS = ((1,), (2, 1))  # tokens of the rows of the warm-up passes: compilers treat one token apart
 WARM_LEN = 8
 
@@ -53,6 +55,7 @@ class CompiledDecoder:
         self._started = False
         self._beside: Beside | None = None
         self._compiler: int | None = None  # thread that calls compiled code before all do
+        self._code: Callable[..., Any] | None = None
         model.decoder.forward = self._forward
         if wait:
             self._started = True
@@ -79,12 +82,13 @@ class CompiledDecoder:
 
     def _forward(self, *args: Any, slot_view: CacheView | None = None, **kwargs: Any) -> Any:
         decoder = self.model.decoder
-        if slot_view is not None and (self.ready or threading.get_ident() == self._compiler):
+        code = self._code if self.ready or threading.get_ident() == self._compiler else None
+        if slot_view is not None and code is not None:
             try:
                 # The code is for tensors that begin their storage, not for parts of one upload.
                 own = {name: value.clone() if isinstance(value, Tensor) else value for name, value in kwargs.items()}
                 with passing_view(slot_view):
-                    return _compiled(decoder)(decoder, *args, **own)
+                    return code(decoder, *args, **own)
             except Exception as error:
                 if not self.ready:
                     raise
@@ -96,11 +100,9 @@ class CompiledDecoder:
         """Run the compiled decoder over a cache of its own, for each number of tokens that is treated apart."""
         started = time.perf_counter()
         os.environ.setdefault(CACHE_VARIABLE, str(cache_home() / "compiled"))
-        # Hooks hand features out: code made without them is not for a decoder that has some.
-        torch._dynamo.config.skip_nnmodule_hook_guards = False
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_VARIANTS)
         self._compiler = threading.get_ident()
         try:
+            self._code = _compiled(type(self.model.decoder).forward)
             for counts in WARM_ROWS:
                 self._read(counts)
         except Exception as error:
@@ -125,17 +127,32 @@ class CompiledDecoder:
         return batch.view.hidden(self.model, batch.tokens, fed)
 
 
-def _compiled(decoder: nn.Module) -> Callable[..., Any]:
-    """Return the compiled `forward` of the decoder's class."""
-    forward = type(decoder).forward
-    if forward not in _made:
-        _made[forward] = torch.compile(forward, fullgraph=True, dynamic=True)
-    return _made[forward]
+def _compiled(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return compiled code of a `forward`, for one decoder that keeps its modules, hooks and packed weights.
+
+    Before each call the code would check thousands of their attributes, which takes a tenth of a pass over one token.
+    Only the other arguments and torch's global state are checked.
+    """
+    first, *others = inspect.signature(forward, follow_wrapped=False).parameters
+    arguments = {*others, first} if first == "args" else set(others)
+
+    def checked(guards: Sequence[Any]) -> list[bool]:
+        return [not guard.name or _is_argument(guard.name, arguments) for guard in guards]
+
+    return torch.compile(_copied(forward), fullgraph=True, dynamic=True, options={"guard_filter_fn": checked})
 
 
-def forget_compiled() -> None:
-    """Compile anew from now on: tests change the compiler."""
-    _made.clear()
+def _is_argument(name: str, arguments: Collection[str]) -> bool:
+    """Return True if a guard is about one of the arguments and not about the decoder, which is the first."""
+    name = name.removeprefix("L['")
+    found = re.match(r"\w+", name)
+    return found is not None and found[0] in arguments and not re.match(r"args(\'\])?\[0\]", name)
 
 
-_made: dict[Callable[..., Any], Callable[..., Any]] = {}
+def _copied(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function with code of its own: compiled code is found by it, and is one decoder's alone."""
+    assert isinstance(function, FunctionType)
+    code = function.__code__.replace(co_name=function.__code__.co_name)
+    own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    own.__kwdefaults__ = function.__kwdefaults__
+    return own

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,6 @@ from distillspec.models.native import cpp_compiler
 from distillspec.models.packed_products import HalfProduct, OneDnnProduct
 from distillspec.models.packing import FEW_TOKENS, Packing
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
-from distillspec.serving.execution import compiled_decoder
 from distillspec.serving.execution.compiled_decoder import CACHE_VARIABLE, CompiledDecoder
 from distillspec.serving.execution.prepared import PreparedModel, may_compile
 
@@ -31,8 +30,8 @@ needs_compiler = pytest.mark.skipif(cpp_compiler() is None, reason="needs a C++ 
 
 
 @pytest.fixture
-def plain_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[..., Any]]]:
-    """Replace the compiler by one that returns what it is given. Yields the functions that it was given."""
+def plain_compiler(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., Any]]:
+    """Replace the compiler by one that returns what it is given. Returns the functions that it was given."""
     made: list[Callable[..., Any]] = []
 
     def compiled(forward: Callable[..., Any], **_: Any) -> Callable[..., Any]:
@@ -44,9 +43,7 @@ def plain_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Callable[..
         return run
 
     monkeypatch.setattr(torch, "compile", compiled)
-    compiled_decoder.forget_compiled()
-    yield made
-    compiled_decoder.forget_compiled()
+    return made
 
 
 def features_while_running(engine: Engine) -> torch.Tensor:
@@ -72,7 +69,6 @@ def test_one_code_serves_any_number_of_tokens_and_is_kept_on_disk(
     few, many = (HalfProduct,), (OneDnnProduct,)
     monkeypatch.setattr(product_trial, "ranked", lambda dtype, weights, tokens: few if tokens == FEW_TOKENS else many)
     monkeypatch.setattr(packed_linear, "SMALLEST", 1)
-    compiled_decoder.forget_compiled()
     # A model that drafts for itself: each layer, and each further model, takes its time to compile.
     target = draft = initialise_draft(DraftConfig(layers=2), target)
     for parameter in target.model.parameters():
@@ -104,7 +100,35 @@ def test_one_code_serves_any_number_of_tokens_and_is_kept_on_disk(
     assert Path(os.environ[CACHE_VARIABLE]) == tmp_path / "distillspec" / "compiled"
     assert ".so" in {path.suffix for path in tmp_path.rglob("*") if path.is_file()}, "the compiled code itself"
     assert "forward" not in target.decoder.__dict__
-    compiled_decoder.forget_compiled()
+
+
+def test_code_checks_its_arguments_and_not_the_decoders_thousand_attributes(
+    target: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Guards as torch names them, of a decoder's forward that is wrapped in another function."""
+    options: dict[str, Any] = {}
+
+    def compiled(forward: Callable[..., Any], **named: Any) -> None:
+        options.update(named["options"])
+        assert forward.__code__ is not type(target.decoder).forward.__code__, "found by its code, and one decoder's"
+        raise RuntimeError("enough")
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    engine = Engine(target, None, EngineSettings(max_slots=2, max_model_len=256, compile=True))
+    engine.close()
+    names = {
+        "": True,
+        "kwargs['position_ids']": True,
+        "L['kwargs']['position_ids']": True,
+        "args[1]": True,
+        "args[0]": False,
+        "L['args'][0]": False,
+        "args[0].layers[3].mlp": False,
+        "func.__closure__[0].cell_contents": False,
+        "G['torch']": False,
+    }
+    found = options["guard_filter_fn"]([SimpleNamespace(name=name) for name in names])
+    assert dict(zip(names, found, strict=True)) == names
 
 
 def test_a_decoder_is_compiled_in_the_background_once_it_pays(
@@ -181,7 +205,7 @@ def test_deeper_drafts_that_read_states_are_compiled_too(
     draft, wanted = state_draft(kind, target), [hf_greedy(target, prompt, 16) for prompt in prompts(3)]
     settings = EngineSettings(max_slots=2, max_model_len=256, controller="fixed", speculation_length=3, compile=True)
     engine = Engine(target, draft, settings)
-    assert type(draft.decoder).forward in plain_compiler
+    assert len(plain_compiler) == 2, "target and draft, each by itself"
     assert "forward" in draft.decoder.__dict__, "passes of the draft call compiled code"
     outputs = engine.generate(prompts(3), GREEDY)
     assert [list(output.token_ids) for output in outputs] == wanted
@@ -197,7 +221,6 @@ def test_a_compiler_that_fails_leaves_the_decoder_as_it_is(
         raise RuntimeError("no compiler after all")
 
     monkeypatch.setattr(torch, "compile", fail)
-    compiled_decoder.forget_compiled()
     wanted = [hf_greedy(target, prompt, 16) for prompt in prompts(2)]
     engine = Engine(target, None, EngineSettings(max_slots=2, max_model_len=256, compile=True))
     outputs = engine.generate(prompts(2), GREEDY)
