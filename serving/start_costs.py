@@ -41,7 +41,7 @@ def measure_at_start(
         with_draft: the proposer drafts with a model.
 
     Returns:
-        The costs, None where not even two sizes could be timed.
+        The costs, None where not even two sizes of the target's could be timed, or no draft.
     """
     works = _works(passes, limits, speculation_length, with_draft)
     seconds = _time_in_turn(passes, works, budget_s)
@@ -50,7 +50,8 @@ def measure_at_start(
         if times:
             # The least, since pauses only add, and there are few rounds. Live steps correct the speed.
             points[work.kind == "drafting"].append(replace(work.point, seconds=max(min(times), 1e-9)))
-    target, draft = (_table(points[of_draft]) for of_draft in (False, True))
+    drafting = [work.point for work in works if work.kind == "drafting"]
+    target, draft = _table(points[False]), _table(points[True], alone=len(_sizes(drafting)) == 1)
     if target is None or (with_draft and draft is None):
         return None
     log.info("costs: %s", ", ".join(f"{tokens:g} tokens {1e3 * s:.1f} ms" for tokens, s in target.knots))
@@ -103,6 +104,13 @@ def _time_in_turn(passes: TimedPasses, works: Sequence[Work], budget_s: float) -
     return seconds
 
 
-def _table(points: Sequence[Timed]) -> CostTable | None:
-    sizes = {point.tokens / point.passes for point in points}
-    return fit(points).cost if len(sizes) > 1 else None
+def _table(points: Sequence[Timed], *, alone: bool = False) -> CostTable | None:
+    """Fit the points. `alone`: no other size occurs (drafts of a single slot), so any may cost as much."""
+    if alone:
+        points = [*points, *(replace(point, tokens=point.tokens + point.passes) for point in points)]
+    return fit(points).cost if len(_sizes(points)) > 1 else None
+
+
+def _sizes(points: Sequence[Timed]) -> set[float]:
+    """Return the numbers of tokens a pass."""
+    return {point.tokens / point.passes for point in points}

@@ -61,12 +61,29 @@ class Passes(TimedPasses):
 
 
 def measured(
-    monkeypatch: pytest.MonkeyPatch, budget_s: float, *, with_draft: bool = True, prospect: Prospect = ANYTHING
+    monkeypatch: pytest.MonkeyPatch,
+    budget_s: float,
+    *,
+    with_draft: bool = True,
+    prospect: Prospect = ANYTHING,
+    limits: Limits = LIMITS,
 ) -> tuple[object, float]:
     now = [0.0]
     monkeypatch.setattr("distillspec.serving.start_costs.time.perf_counter", lambda: now[0])
-    found = measure_at_start(Passes(now, prospect), LIMITS, 4, budget_s, with_draft=with_draft)
+    found = measure_at_start(Passes(now, prospect), limits, 4, budget_s, with_draft=with_draft)
     return found, now[0]
+
+
+@pytest.mark.parametrize("prospect", [ANYTHING, Prospect(4, at_once=True)], ids=["tokens", "blocks"])
+def test_a_single_slot_has_costs_too(monkeypatch: pytest.MonkeyPatch, prospect: Prospect) -> None:
+    """Its drafts have one size alone."""
+    limits = Limits(1, 2048, 2048, 512, 4)
+    found, _ = measured(monkeypatch, 2.0, prospect=prospect, limits=limits)
+    for tokens in (1, 2, 5):
+        assert found.target.seconds(300, tokens) == pytest.approx(TARGET.seconds(300, tokens), rel=0.02)  # type: ignore[attr-defined]
+    assert found.draft.seconds(300, 1) == pytest.approx(DRAFT.seconds(300, 1), rel=0.02)  # type: ignore[attr-defined]
+    nothing, _ = measured(monkeypatch, 1e-6, prospect=prospect, limits=limits)
+    assert nothing is None, "a target of one size shows no slope"
 
 
 @pytest.mark.parametrize("budget_s", [1.0, 2.0, 20.0])
