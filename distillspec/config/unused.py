@@ -141,7 +141,7 @@ RULES = (
     ),
     Rule(
         ("data.state_precision",),
-        lambda c: c.data.state_ids is not None or (isinstance(c, TrainCommand) and c.draft.reads_states),
+        lambda c: c.data.state_ids is not None or (isinstance(c, TrainCommand) and c.draft.records_states),
         "data.state_ids=[…], or a draft that reads states",
     ),
     Rule(("data.batch_slots",), lambda c: c.data.generator == "slots", "data.generator=slots; use engine.max_slots"),
@@ -151,6 +151,12 @@ RULES = (
         ("data.response_field",),
         lambda c: c.data.uses_fixed_responses,
         "data=fixed, or data=mixed data.mixed_with=fixed",
+    ),
+    Rule(("draft.train_target",), lambda c: isinstance(c, TrainCommand), "distill train"),
+    Rule(
+        ("train.target_rate", "train.target_warmup", "train.target_weight"),
+        lambda c: c.draft.train_target,
+        "draft.train_target=true",
     ),
     Rule(("train.decay_fraction",), lambda c: c.train.schedule == "wsd", "train.schedule=wsd"),
     Rule(
