@@ -1,4 +1,4 @@
-"""What a training run gained: figures of the draft before and after."""
+"""Gain of a training run: figures of the draft before and after."""
 
 from __future__ import annotations
 

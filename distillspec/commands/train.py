@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
-from distillspec.commands.changed_target import open_new_target, quick_with
 from distillspec.commands.gain import print_gain, summary
 from distillspec.commands.held_out import prepare_held_out
 from distillspec.commands.held_out_evaluator import HeldOutEvaluator
+from distillspec.commands.new_target import open_new_target, quick_with
 from distillspec.commands.prompt_folder import prepare_folder
 from distillspec.commands.run_folder import close_run, open_run, plain
 from distillspec.commands.samples import prepare_samples
@@ -66,7 +66,8 @@ BEFORE = "before.json"  # figures of the untrained draft
 def run(config: TrainCommand, folder: Path) -> None:
     """Train a draft into `folder`. A resumed run skips the stages that are done.
 
-    Writes `data/`, `initial/`, `before.json`, `checkpoints/`, `metrics.jsonl`, `best/`, `draft/` and `summary.json`.
+    Writes `data/`, `initial/`, `before.json`, `checkpoints/`, `metrics.jsonl`, `best/`, `draft/` and `summary.json`,
+    with `draft.train_target` also `target/`.
 
     Raises:
         ConfigError: the settings do not go together, or not with the target or the data.
@@ -106,11 +107,11 @@ def run(config: TrainCommand, folder: Path) -> None:
         "training_answers_cut": cut_share(samples),
         "nothing_learned": problem,
         "learning_curve": None if curve is None else curve.to_json(),
-        **({} if new is None else {"target": str(folder / TARGET), "target_change": new.change.to_json()}),
+        **({} if new is None else new.to_json()),
     }
     close_run(folder, "train", {**summary(result, before, after, folder), **text})
     print_gain(before, after)
-    for line in filter(None, [problem, new and new.change.line(str(folder / TARGET)), curve and curve.line()]):
+    for line in filter(None, [problem, new and new.line, curve and curve.line()]):
         print(line)
 
 
@@ -158,13 +159,8 @@ def train(
     draft = with_trained_prompts(load_draft(folder / "initial", target), used)
     accelerator = make_accelerator(config, draft.head.weight.shape[1])
     choose_trainable(draft, config.draft.train_embeddings)
-    unrolling = Unrolling(config.train.unroll, config.train.unroll_decay)
     copy = TargetCopy(target, str(folder / TARGET)) if config.draft.train_target else None
-    if copy is None:
-        module = DistillModule(draft, config.loss, unrolling=unrolling).to(accelerator.device)
-    else:
-        module = JointModule(draft, copy.trained, config.loss, config.train.target_weight, unrolling)
-        module.to(accelerator.device)
+    module = _make_module(config, draft, copy).to(accelerator.device)
     strategy = make_strategy(config, accelerator, module)
     feed = _make_feed(config, module, target, samples, accelerator)
     refresh = _make_refresh(config, module, target, data, accelerator) if config.data.on_policy else None
@@ -204,6 +200,13 @@ def train(
             return result
         finally:
             tracker.close()
+
+
+def _make_module(config: TrainCommand, draft: LanguageModel, copy: TargetCopy | None) -> DistillModule:
+    """Return the module of the draft and its loss, with the target's `copy` if it trains too."""
+    if copy is not None:
+        return JointModule(draft, copy.trained, config.loss, config.train)
+    return DistillModule(draft, config.loss, unrolling=Unrolling(config.train.unroll, config.train.unroll_decay))
 
 
 def _make_feed(

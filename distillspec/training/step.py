@@ -98,7 +98,7 @@ def step_values(result: StepResult, learning_rate: float, tokens_per_s: float, b
     }
     sums = result.sums
     if sums["weight"] > 0:
-        shown = [name for name in sums if name in ("outside", "target_kl") or name.startswith("alpha")]
+        shown = [name for name in sums if name not in ("weight", "valid_weight", "loss")]
         values.update({f"train/{name}": sums[name] / sums["weight"] for name in shown})
     if sums["valid_weight"] > 0:
         values["train/loss"] = sums["loss"] / sums["valid_weight"]

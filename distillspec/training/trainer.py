@@ -17,7 +17,6 @@ from distillspec.sampling import NonFiniteLogits
 from distillspec.training.checkpoint import Checkpoint, Generators, load_newest, save_checkpoint
 from distillspec.training.feed import SampleFeed
 from distillspec.training.interrupts import StopRequest
-from distillspec.training.joint import JointModule
 from distillspec.training.module import DistillModule
 from distillspec.training.processes import agree, from_main, total
 from distillspec.training.schedule import (
@@ -142,8 +141,7 @@ class Trainer:
         settings = self.config.train
         fraction = fraction_done(self.progress, settings)
         rate = settings.learning_rate * learning_rate_factor(fraction, settings)
-        if isinstance(self.module, JointModule):
-            self.module.target_learns = fraction >= settings.target_warmup
+        self.module.begin_step(fraction)
         batches = [self.feed.take().to(self.strategy.accelerator.device) for _ in range(settings.accumulate)]
         weighted = [self.weighted(batch) for batch in batches]
         result = take_step(self.strategy, self.module, weighted, learning_rate=rate, clip_norm=settings.clip_norm)
@@ -213,10 +211,7 @@ class Trainer:
         self.progress = replace(self.progress, evaluating=before.evaluating + taken, evaluation=taken)
 
     def _evaluate(self, draft: LanguageModel) -> dict[str, Any]:
-        """Evaluate `draft`, save it if it is the best so far, and return step and α of the best.
-
-        A target that trained is saved first: it and the draft are of one step.
-        """
+        """Evaluate `draft`, save it if it is the best so far, and return step and α of the best."""
         target = self.target if self.copy is None else self.copy.refresh()
         try:
             values = self.evaluate(draft)
