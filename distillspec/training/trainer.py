@@ -12,6 +12,7 @@ from typing import Any
 from distillspec.config import TrainCommand
 from distillspec.errors import Interrupted, RunError
 from distillspec.models import LanguageModel, save_draft
+from distillspec.models.checkpoint import METADATA
 from distillspec.models.target_copy import TargetCopy, save_target
 from distillspec.sampling import NonFiniteLogits
 from distillspec.training.checkpoint import Checkpoint, Generators, load_newest, save_checkpoint
@@ -94,6 +95,7 @@ class Trainer:
         self.bad_steps = BadSteps(config.train.max_bad_steps)
         self._evaluations = EvaluationSchedule(config.train)
         self._evaluated_step: int | None = None
+        self._best = folder / "best"
 
     @property
     def is_main(self) -> bool:
@@ -107,6 +109,8 @@ class Trainer:
         self.progress, self.best = checkpoint.progress, checkpoint.best
         self.bad_steps.total, self._evaluated_step = checkpoint.bad_steps, checkpoint.evaluated_step
         checkpoint.rng.restore(self.strategy.accelerator.device)
+        if not (self._best / METADATA).is_file():  # the run was killed while it replaced target and draft
+            self.best, self._evaluated_step = None, None
         return problems
 
     def run(self) -> TrainResult:
@@ -225,8 +229,9 @@ class Trainer:
             return self.best
         best = {"step": self.progress.step, "alpha": values["eval/alpha"]}
         if self.copy is not None:
+            (self._best / METADATA).unlink(missing_ok=True)  # a kill from here on leaves no pair of two steps
             save_target(target, self.folder / TARGET)
-        save_draft(draft, self.folder / "best", target, {"training": best})
+        save_draft(draft, self._best, target, {"training": best})
         return best
 
     def save(self) -> None:

@@ -15,6 +15,7 @@ from distillspec.errors import Interrupted
 from distillspec.files import verify_folder
 from distillspec.models import LanguageModel, initialise_draft, load_draft, load_target, read_metadata
 from distillspec.models.target_copy import TargetCopy
+from distillspec.training import trainer as trainer_module
 from distillspec.training.schedule import Progress
 from distillspec.training.trainer import TARGET, Trainer
 from distillspec.types import Sample
@@ -156,3 +157,29 @@ def test_an_interrupted_run_ends_bit_for_bit_like_a_whole_one(make_joint: MakeJo
     for name in (TARGET, "best"):
         saved = [(tmp_path / run / name / "model.safetensors").read_bytes() for run in ("parts", "whole")]
         assert saved[0] == saved[1]
+
+
+def test_a_run_killed_while_it_replaced_target_and_draft_keeps_no_pair_of_two_steps(
+    make_joint: MakeJoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed at step 6 behind the new target. From step 3 on no further evaluation is as good as that of step 3."""
+    train = {"target_warmup": 0.0}
+    save, saved = trainer_module.save_draft, list[Path]()
+
+    def killed(draft: LanguageModel, folder: Path, *rest: Any) -> None:
+        saved.append(folder)
+        if len(saved) == 2:
+            raise KeyboardInterrupt
+        save(draft, folder, *rest)
+
+    monkeypatch.setattr(trainer_module, "save_draft", killed)
+    with pytest.raises(KeyboardInterrupt):
+        make_joint(tmp_path, train=train, evaluate=rising()).run()
+    monkeypatch.undo()
+    second = make_joint(tmp_path, train=train, evaluate=lambda draft: {"eval/alpha": 0.001})
+    second.resume()
+    assert second.progress.step == 3
+    assert second.run().best == {"step": 6, "alpha": 0.001}
+    new = open_target(tmp_path)
+    assert read_metadata(tmp_path / "best")["target"]["weights_hash"] == new.identity.weights_hash
+    assert not moved(now(second), of_target(new))
