@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from pathlib import Path
+
 from distillspec.commands.unseen import unseen
 from distillspec.config import DataConfig
 from distillspec.data.collect import held_out_samples
 from distillspec.data.folder import DataFolder
+from distillspec.data.shards import recorded_key
 from distillspec.generation import make_generator
 from distillspec.models import LanguageModel
 from distillspec.progress import TokenMeter, progress
@@ -33,9 +37,17 @@ def prepare_held_out(
             prompts,
             target,
             make_generator(config.generator, target, slots=config.batch_slots),
-            folder.held_out(policy, config.max_new_tokens),
+            _place(config, policy, target, folder),
             policy=policy,
             max_new_tokens=config.max_new_tokens,
             seed=seed,
             on_tokens=TokenMeter(line, len(prompts) * config.max_new_tokens),
         )
+
+
+def _place(config: DataConfig, policy: SamplingPolicy, target: LanguageModel, folder: DataFolder) -> Path:
+    """Return the folder of the answers. A second target of the same prompts gets one of its own."""
+    first, own = folder.held_out(policy, config.max_new_tokens), asdict(target.identity)
+    if recorded_key(first).get("target", own) == own:
+        return first
+    return folder.held_out(policy, config.max_new_tokens, target.identity)

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 
+from distillspec.commands.gain import print_gain, summary
 from distillspec.commands.held_out import prepare_held_out
 from distillspec.commands.held_out_evaluator import HeldOutEvaluator
+from distillspec.commands.new_target import open_new_target, quick_with
 from distillspec.commands.prompt_folder import prepare_folder
 from distillspec.commands.run_folder import close_run, open_run, plain
 from distillspec.commands.samples import prepare_samples
@@ -33,17 +35,19 @@ from distillspec.data.collect import with_writer_logprobs
 from distillspec.data.folder import DataFolder
 from distillspec.data.on_policy import fresh_samples, recorded_answers
 from distillspec.data.shards import read_samples
-from distillspec.evaluation import EvaluationResult, TargetStates, cut_line, cut_share, timing_lines
+from distillspec.evaluation import TargetStates, cut_share
 from distillspec.files import read_object, write_json
 from distillspec.losses import LossMix
 from distillspec.models import LanguageModel, check_draft, load_draft, load_target, save_draft
 from distillspec.models.draft import state_ids_of
 from distillspec.models.memory import moved_off_device
+from distillspec.models.target_copy import TargetCopy
 from distillspec.progress import progress
 from distillspec.training.chains import Unrolling
 from distillspec.training.checkpoint import has_checkpoint
 from distillspec.training.feed import SampleFeed
 from distillspec.training.interrupts import listen_for_stop
+from distillspec.training.joint import JointModule
 from distillspec.training.launch import check_launcher, launch, record_holdings
 from distillspec.training.learning_curve import LearningCurve
 from distillspec.training.module import DistillModule
@@ -52,7 +56,7 @@ from distillspec.training.processes import from_main
 from distillspec.training.state_store import StateStore, state_room
 from distillspec.training.strategies import make_accelerator, make_strategy
 from distillspec.training.tracking import Tracker, last_values
-from distillspec.training.trainer import Trainer, TrainResult
+from distillspec.training.trainer import TARGET, Trainer, TrainResult
 from distillspec.training.verdict import nothing_learned
 from distillspec.types import Sample
 
@@ -62,7 +66,8 @@ BEFORE = "before.json"  # figures of the untrained draft
 def run(config: TrainCommand, folder: Path) -> None:
     """Train a draft into `folder`. A resumed run skips the stages that are done.
 
-    Writes `data/`, `initial/`, `before.json`, `checkpoints/`, `metrics.jsonl`, `best/`, `draft/` and `summary.json`.
+    Writes `data/`, `initial/`, `before.json`, `checkpoints/`, `metrics.jsonl`, `best/`, `draft/` and `summary.json`,
+    with `draft.train_target` also `target/`.
 
     Raises:
         ConfigError: the settings do not go together, or not with the target or the data.
@@ -86,6 +91,9 @@ def run(config: TrainCommand, folder: Path) -> None:
         result = train(config, folder, target, data, samples, held_out, evaluator)
     else:
         result = _train_in_ranks(config, folder, target)
+    new = open_new_target(config, folder, data, evaluator) if config.draft.train_target else None
+    if new is not None:
+        target, evaluator = new.target, new.evaluator
     best = load_draft(folder / "best", target)
     with progress("measuring the trained draft"):
         after = evaluator.whole(best)
@@ -99,10 +107,11 @@ def run(config: TrainCommand, folder: Path) -> None:
         "training_answers_cut": cut_share(samples),
         "nothing_learned": problem,
         "learning_curve": None if curve is None else curve.to_json(),
+        **({} if new is None else new.to_json()),
     }
-    close_run(folder, "train", {**_summary(result, before, after, folder), **text})
-    _print_gain(before, after)
-    for line in filter(None, [problem, curve and curve.line()]):
+    close_run(folder, "train", {**summary(result, before, after, folder), **text})
+    print_gain(before, after)
+    for line in filter(None, [problem, new and new.line, curve and curve.line()]):
         print(line)
 
 
@@ -122,7 +131,7 @@ def _recording(config: TrainCommand, target: LanguageModel) -> DataConfig:
     """Return the data settings. The target's text is stored with the states that a new draft reads."""
     data = config.data
     records = data.source == "teacher" and data.generator == "slots"
-    if not config.draft.reads_states or data.state_ids is not None or not records:
+    if not config.draft.records_states or data.state_ids is not None or not records:
         return data
     return replace(data, state_ids=list(state_ids_of(config.draft, target)))
 
@@ -150,8 +159,8 @@ def train(
     draft = with_trained_prompts(load_draft(folder / "initial", target), used)
     accelerator = make_accelerator(config, draft.head.weight.shape[1])
     choose_trainable(draft, config.draft.train_embeddings)
-    unrolling = Unrolling(config.train.unroll, config.train.unroll_decay)
-    module = DistillModule(draft, config.loss, unrolling=unrolling).to(accelerator.device)
+    copy = TargetCopy(target, str(folder / TARGET)) if config.draft.train_target else None
+    module = _make_module(config, draft, copy).to(accelerator.device)
     strategy = make_strategy(config, accelerator, module)
     feed = _make_feed(config, module, target, samples, accelerator)
     refresh = _make_refresh(config, module, target, data, accelerator) if config.data.on_policy else None
@@ -169,7 +178,8 @@ def train(
             config,
             folder,
             tracker,
-            evaluate=evaluator.quick,
+            evaluate=evaluator.quick if copy is None else quick_with(copy, evaluator),
+            copy=copy,
             refresh=refresh,
             reference=load_draft(config.loss.reference, target) if config.loss.reference else None,
             stop=stop,
@@ -192,6 +202,13 @@ def train(
             tracker.close()
 
 
+def _make_module(config: TrainCommand, draft: LanguageModel, copy: TargetCopy | None) -> DistillModule:
+    """Return the module of the draft and its loss, with the target's `copy` if it trains too."""
+    if copy is not None:
+        return JointModule(draft, copy.trained, config.loss, config.train)
+    return DistillModule(draft, config.loss, unrolling=Unrolling(config.train.unroll, config.train.unroll_decay))
+
+
 def _make_feed(
     config: TrainCommand, module: DistillModule, target: LanguageModel, samples: list[Sample], accelerator: Accelerator
 ) -> SampleFeed:
@@ -204,7 +221,7 @@ def _make_feed(
         accelerator.process_index,
         accelerator.num_processes,
         keep=refreshes_kept(module.mix, config.data),
-        states=_make_state_store(config, module.draft, target, samples),
+        states=None if config.draft.train_target else _make_state_store(config, module.draft, target, samples),
     )
 
 
@@ -269,30 +286,3 @@ def _target_texts(config: TrainCommand, target: LanguageModel, data: DataFolder,
     if config.data.cache is not None and config.data.source != "fixed":
         return read_samples(data.samples, target.identity)
     return samples + answered_training_prompts(config.data, target, data, config.seed)
-
-
-def _summary(result: TrainResult, before: dict[str, Any], after: EvaluationResult, folder: Path) -> dict[str, Any]:
-    used = result.progress
-    return {
-        "before": before,
-        "after": after.to_json(),
-        "best": result.best,
-        "steps": used.step,
-        "tokens": used.tokens,
-        "minutes": used.seconds / 60,
-        "tokens_per_s": used.tokens_per_s,
-        "stopped_by": result.stopped_by,
-        "bad_steps": result.bad_steps,
-        "draft": str(folder / "draft"),
-    }
-
-
-def _print_gain(before: dict[str, Any], after: EvaluationResult) -> None:
-    gamma = min(4, len(after.tau))
-    print(
-        f"acceptance rate α {before['alpha']['mean']:.3f} → {after.alpha.mean:.3f} "
-        f"[{after.alpha.low:.3f}, {after.alpha.high:.3f}], block efficiency τ({gamma}) "
-        f"{before['tau'][gamma - 1]['mean']:.2f} → {after.tau[gamma - 1].mean:.2f}"
-    )
-    for line in filter(None, [*timing_lines(after), cut_line(after)]):
-        print(line)

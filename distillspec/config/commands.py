@@ -46,6 +46,17 @@ class TrainCommand:
             self.data.generator == "slots" or self.launcher.kind == "local",
             f"data.generator={self.data.generator} samples in one process; use launcher=local or data.generator=slots",
         )
+        if self.draft.train_target:
+            require(
+                self.launcher.kind == "local",
+                f"draft.train_target=true trains in one process, not with launcher={self.launcher.kind}; use "
+                "launcher=local",
+            )
+            require(
+                self.loss.select_fraction is None,
+                f"loss.select_fraction={self.loss.select_fraction} compares with a draft of the same target, which "
+                "draft.train_target=true changes; leave one of them out",
+            )
 
 
 @dataclass

@@ -39,6 +39,7 @@ class DraftConfig:
     markov: int = 64  # block: width of what the head reads of the token before; 0: nothing
     confidence: bool = False  # block: learn what will be accepted, for engine.draft_confidence
     sequential: bool = False  # medusa: heads read the tokens drafted before too (Hydra)
+    train_target: bool = False  # medusa: train the target with the heads, which makes another target (Medusa-2)
     train_embeddings: bool = False  # train the input embeddings too; tied ones always learn
 
     @property
@@ -46,6 +47,11 @@ class DraftConfig:
         """True if a new draft of this kind reads the target's states."""
         reads = find("draft.kind", self.kind, DRAFT_KINDS).reads
         return self.features or ("feature_ids" in reads and "features" not in reads)
+
+    @property
+    def records_states(self) -> bool:
+        """True if training reads states that can be stored: those of a target that does not change."""
+        return self.reads_states and not self.train_target
 
     def __post_init__(self) -> None:
         kind = find("draft.kind", self.kind, DRAFT_KINDS)
@@ -105,6 +111,7 @@ class DraftConfig:
             "markov": "block",
             "confidence": "block",
             "sequential": "medusa",
+            "train_target": "medusa",
         }.items():
             value = getattr(self, key)
             require(

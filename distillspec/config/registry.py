@@ -156,7 +156,7 @@ DRAFT_KINDS: dict[str, Choice] = {
     "medusa": Choice(
         "distillspec.models.draft:make_medusa",
         "a head a drafted token on the target's last state (Medusa, Hydra)",
-        reads=("positions", "sequential", "feature_ids"),
+        reads=("positions", "sequential", "feature_ids", "train_target"),
     ),
 }
 

@@ -35,6 +35,9 @@ class TrainConfig:
     unroll: int = 3  # drafts that read states: drafted positions that a step trains, each fed the draft's own states
     unroll_decay: float = 0.5  # share of the drafted chains that go on to each further position
     feature_gib: float | None = None  # memory for the target's states of training text; null: a third of what is free
+    target_rate: float = 0.02  # draft.train_target: the target's learning rate, as a share of train.learning_rate
+    target_warmup: float = 0.2  # draft.train_target: share of the run in which the heads learn alone
+    target_weight: float = 1.0  # draft.train_target: weight of KL(old target ‖ new target) beside the heads' loss
     dtype: str = "auto"  # dtype of forward and backward; weights stay float32
 
     def __post_init__(self) -> None:
@@ -66,6 +69,11 @@ class TrainConfig:
         require(
             self.feature_gib is None or self.feature_gib >= 0,
             f"train.feature_gib={self.feature_gib} must be at least 0",
+        )
+        require(0 < self.target_rate <= 1, f"train.target_rate={self.target_rate} must be above 0 and at most 1")
+        require(0 <= self.target_warmup < 1, f"train.target_warmup={self.target_warmup} must be in [0, 1)")
+        require(
+            0 < self.target_weight < math.inf, f"train.target_weight={self.target_weight} must be above 0 and finite"
         )
         require(0 < self.eval_share < 1, f"train.eval_share={self.eval_share} must be between 0 and 1")
         require(self.clip_norm > 0, f"train.clip_norm={self.clip_norm} must be above 0")

@@ -141,8 +141,8 @@ RULES = (
     ),
     Rule(
         ("data.state_precision",),
-        lambda c: c.data.state_ids is not None or (isinstance(c, TrainCommand) and c.draft.reads_states),
-        "data.state_ids=[…], or a draft that reads states",
+        lambda c: c.data.state_ids is not None or (isinstance(c, TrainCommand) and c.draft.records_states),
+        "data.state_ids=[…], or a draft that reads states of a target that stays",
     ),
     Rule(("data.batch_slots",), lambda c: c.data.generator == "slots", "data.generator=slots; use engine.max_slots"),
     Rule(OF_THE_PROMPTS, lambda c: c.data.cache is None, "data.cache=null: a cache brings its own prompts"),
@@ -151,6 +151,13 @@ RULES = (
         ("data.response_field",),
         lambda c: c.data.uses_fixed_responses,
         "data=fixed, or data=mixed data.mixed_with=fixed",
+    ),
+    Rule(("draft.train_target",), lambda c: isinstance(c, TrainCommand), "distill train"),
+    Rule(("train.feature_gib",), lambda c: not c.draft.train_target, "draft.train_target=false: the states change"),
+    Rule(
+        ("train.target_rate", "train.target_warmup", "train.target_weight"),
+        lambda c: c.draft.train_target,
+        "draft.train_target=true",
     ),
     Rule(("train.decay_fraction",), lambda c: c.train.schedule == "wsd", "train.schedule=wsd"),
     Rule(

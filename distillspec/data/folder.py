@@ -16,7 +16,7 @@ from pathlib import Path
 from distillspec.data.prompts import PromptSet
 from distillspec.errors import ConfigError
 from distillspec.files import write_text
-from distillspec.types import Prompt, SamplingPolicy
+from distillspec.types import ModelIdentity, Prompt, SamplingPolicy
 
 PROMPTS = "prompts.jsonl"
 
@@ -35,9 +35,13 @@ class DataFolder:
     def states(self) -> Path:
         return self.root / "states"
 
-    def held_out(self, policy: SamplingPolicy, max_new_tokens: int) -> Path:
-        """Return the folder of the answers under this policy and length. Each combination has its own."""
-        key = json.dumps([asdict(policy), max_new_tokens], sort_keys=True)
+    def held_out(self, policy: SamplingPolicy, max_new_tokens: int, target: ModelIdentity | None = None) -> Path:
+        """Return the folder of the answers under this policy and length. Each combination has its own.
+
+        `target`: set where it is not the target that the folder was made for.
+        """
+        own = [] if target is None else [asdict(target)]
+        key = json.dumps([asdict(policy), max_new_tokens, *own], sort_keys=True)
         return self.root / "held_out" / hashlib.sha256(key.encode()).hexdigest()[:12]
 
     @property

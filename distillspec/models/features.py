@@ -57,6 +57,13 @@ def read_with_states(
     model: LanguageModel, input_ids: Tensor, position_ids: Tensor, ids: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Return final hidden states `[B, L, D]`, which the head reads, and what `read_states` returns."""
+    return pass_with_states(model, input_ids, position_ids, ids)
+
+
+def pass_with_states(
+    model: LanguageModel, input_ids: Tensor, position_ids: Tensor, ids: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Return what `read_with_states` does, differentiable in the model."""
     found: dict[int, Tensor] = {}
     handles = _hook_states(model, ids, lambda place, states, _: found.update({place: states}))
     try:

@@ -120,6 +120,8 @@ def _about_run(run: Run) -> list[str]:
         lines.append(f"{run.name}: {cut:.0%} of the training answers were cut at the token limit or the deadline.")
     if problem := run.summary.get("nothing_learned"):
         lines.append(f"{run.name}: {problem}")
+    if change := run.summary.get("target_change"):
+        lines.append(f"{run.name}: {change['line']}.")
     if curve := run.summary.get("learning_curve"):
         lines.append(f"{run.name}: {curve['line']}")
     if bad := run.summary.get("bad_steps"):

@@ -80,6 +80,23 @@ class DistillModule(nn.Module):
         """Drafted positions that train at once."""
         return 1 if self.draft.state_input is None else self.unrolling.steps
 
+    @property
+    def own_metrics(self) -> list[str]:
+        """Return the names of the metrics besides those of every loss: α of deeper positions."""
+        return [f"alpha_{position}" for position in range(2, self.positions + 1)]
+
+    @property
+    def parameter_groups(self) -> list[tuple[float, list[nn.Parameter]]]:
+        """Return all parameters in groups, each with the share of the learning rate that it trains with."""
+        return [(1.0, list(self.parameters()))]
+
+    def begin_step(self, done: float) -> None:
+        """Choose what the next step trains, when a share `done` of the run is over: here always the same."""
+
+    def teacher(self, batch: TokenBatch, target: LanguageModel) -> Teacher:
+        """Return what `forward` learns from: the batch's recorded signal, or else a pass of the live target."""
+        return teacher_view(self.mix, batch, target, self.kept_ids)
+
     def forward(
         self,
         batch: TokenBatch,

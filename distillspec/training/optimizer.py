@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from torch import nn
 from torch.optim import AdamW, Optimizer
 
 from distillspec.config import TrainConfig
 from distillspec.models import LanguageModel
 from distillspec.models.own_weights import own_embeddings
+from distillspec.training.module import DistillModule
 
 
 def choose_trainable(draft: LanguageModel, train_embeddings: bool) -> None:
@@ -24,12 +24,16 @@ def choose_trainable(draft: LanguageModel, train_embeddings: bool) -> None:
         embeddings.requires_grad_(False)
 
 
-def make_optimizer(module: nn.Module, config: TrainConfig) -> Optimizer:
-    """Return AdamW with weight decay for matrices and none for norms and biases."""
-    trainable = [p for p in module.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trainable if p.ndim >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in trainable if p.ndim < 2], "weight_decay": 0.0},
-    ]
+def make_optimizer(module: DistillModule, config: TrainConfig) -> Optimizer:
+    """Return AdamW with weight decay for matrices and none for norms and biases.
+
+    `rate` of a group multiplies its learning rate.
+    """
+    groups = []
+    for rate, parameters in module.parameter_groups:
+        trainable = [p for p in parameters if p.requires_grad]
+        matrices, rest = [p for p in trainable if p.ndim >= 2], [p for p in trainable if p.ndim < 2]
+        groups.append({"params": matrices, "weight_decay": config.weight_decay, "rate": rate})
+        groups.append({"params": rest, "weight_decay": 0.0, "rate": rate})
     first, second = config.betas
     return AdamW([g for g in groups if g["params"]], lr=config.learning_rate, betas=(first, second), fused=True)

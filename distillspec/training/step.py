@@ -34,7 +34,7 @@ class StepResult:
     """Figures of one step."""
 
     tokens: int  # response tokens of all processes
-    sums: dict[str, float]  # over all processes, of the metrics in `SUMMED` and α of deeper positions
+    sums: dict[str, float]  # over all processes, of the metrics in `SUMMED` and the module's own
     loss: float  # nats a token: what this process differentiated
     grad_norm: float  # before clipping
     problem: str = ""  # why the step was skipped, empty if it was taken
@@ -74,7 +74,7 @@ def take_step(
     norm of any is not finite.
     """
     for group in strategy.optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = learning_rate * group.get("rate", 1.0)
     tokens = total(strategy.accelerator, sum(each.batch.response_tokens for each in batches))
     loss, sums = _accumulate(strategy, module, batches, max(_share_of_counted(strategy, module, batches), 1e-9))
     norm = strategy.clip(clip_norm)
@@ -98,7 +98,7 @@ def step_values(result: StepResult, learning_rate: float, tokens_per_s: float, b
     }
     sums = result.sums
     if sums["weight"] > 0:
-        shown = [name for name in sums if name == "outside" or name.startswith("alpha")]
+        shown = [name for name in sums if name not in ("weight", "valid_weight", "loss")]
         values.update({f"train/{name}": sums[name] / sums["weight"] for name in shown})
     if sums["valid_weight"] > 0:
         values["train/loss"] = sums["loss"] / sums["valid_weight"]
@@ -118,8 +118,7 @@ def _accumulate(
     strategy: StepStrategy, module: DistillModule, batches: Sequence[WeightedBatch], normalizer: float
 ) -> tuple[float, dict[str, float]]:
     """Run forward and backward over the micro-batches. Return the loss and the metrics' sums over all processes."""
-    deeper = [f"alpha_{position}" for position in range(2, module.positions + 1)]
-    sums, loss = dict.fromkeys([*SUMMED, *deeper], 0.0), 0.0
+    sums, loss = dict.fromkeys([*SUMMED, *module.own_metrics], 0.0), 0.0
     advantages = batch_advantages(strategy, module, [b.batch for b in batches], [b.teacher for b in batches])
     for i, (batch, teacher, weights, _) in enumerate(batches):
         with strategy.micro_step(last=i == len(batches) - 1):

@@ -12,11 +12,13 @@ from typing import Any
 from distillspec.config import TrainCommand
 from distillspec.errors import Interrupted, RunError
 from distillspec.models import LanguageModel, save_draft
+from distillspec.models.checkpoint import METADATA
+from distillspec.models.target_copy import TargetCopy, save_target
 from distillspec.sampling import NonFiniteLogits
 from distillspec.training.checkpoint import Checkpoint, Generators, load_newest, save_checkpoint
 from distillspec.training.feed import SampleFeed
 from distillspec.training.interrupts import StopRequest
-from distillspec.training.module import DistillModule, teacher_view
+from distillspec.training.module import DistillModule
 from distillspec.training.processes import agree, from_main, total
 from distillspec.training.schedule import (
     EvaluationSchedule,
@@ -31,6 +33,8 @@ from distillspec.training.strategies import Strategy
 from distillspec.training.token_weights import token_weights
 from distillspec.training.tracking import Tracker
 from distillspec.types import Sample, TokenBatch
+
+TARGET = "target"  # folder of a run's target, where it trained too
 
 Evaluate = Callable[[LanguageModel], dict[str, float]]  # scalars named eval/…, among them eval/alpha
 Refresh = Callable[[LanguageModel, int], list[Sample]]  # fresh samples from the current draft at a step
@@ -73,20 +77,25 @@ class Trainer:
         stop: StopRequest | None = None,
         report: Report | None = None,
         evaluation_s: float = 0.0,
+        copy: TargetCopy | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`evaluation_s`: seconds that an evaluation is expected to take, until this run has measured one."""
+        """`evaluation_s`: seconds that an evaluation is expected to take, until this run has measured one.
+
+        `copy`: the target that trains with the draft, evaluated and saved with it.
+        """
         self.draft, self.target, self.module, self.strategy = draft, target, module, strategy
         self.feed, self.config, self.folder, self.tracker = feed, config, folder, tracker
         self.evaluate, self.refresh, self.reference = evaluate, refresh, reference
         self.stop = stop or StopRequest()
         self.report = report or (lambda progress, values: None)
         self.progress = Progress(evaluation=evaluation_s)
-        self.clock = clock
+        self.clock, self.copy = clock, copy
         self.best: dict[str, Any] | None = None
         self.bad_steps = BadSteps(config.train.max_bad_steps)
         self._evaluations = EvaluationSchedule(config.train)
         self._evaluated_step: int | None = None
+        self._best = folder / "best"
 
     @property
     def is_main(self) -> bool:
@@ -100,6 +109,8 @@ class Trainer:
         self.progress, self.best = checkpoint.progress, checkpoint.best
         self.bad_steps.total, self._evaluated_step = checkpoint.bad_steps, checkpoint.evaluated_step
         checkpoint.rng.restore(self.strategy.accelerator.device)
+        if not (self._best / METADATA).is_file():  # the run was killed while it replaced target and draft
+            self.best, self._evaluated_step = None, None
         return problems
 
     def run(self) -> TrainResult:
@@ -132,7 +143,9 @@ class Trainer:
     def _step(self) -> None:
         started = self.clock()
         settings = self.config.train
-        rate = settings.learning_rate * learning_rate_factor(fraction_done(self.progress, settings), settings)
+        fraction = fraction_done(self.progress, settings)
+        rate = settings.learning_rate * learning_rate_factor(fraction, settings)
+        self.module.begin_step(fraction)
         batches = [self.feed.take().to(self.strategy.accelerator.device) for _ in range(settings.accumulate)]
         weighted = [self.weighted(batch) for batch in batches]
         result = take_step(self.strategy, self.module, weighted, learning_rate=rate, clip_norm=settings.clip_norm)
@@ -150,7 +163,7 @@ class Trainer:
         self.report(self.progress, values)
 
     def weighted(self, batch: TokenBatch) -> WeightedBatch:
-        teacher = teacher_view(self.module.mix, batch, self.target, self.module.kept_ids)
+        teacher = self.module.teacher(batch, self.target)
         weights = token_weights(self.strategy.module, self.module, batch, teacher, self.reference)
         return WeightedBatch(batch, teacher, weights, counted=weights)
 
@@ -203,6 +216,7 @@ class Trainer:
 
     def _evaluate(self, draft: LanguageModel) -> dict[str, Any]:
         """Evaluate `draft`, save it if it is the best so far, and return step and α of the best."""
+        target = self.target if self.copy is None else self.copy.refresh()
         try:
             values = self.evaluate(draft)
         except NonFiniteLogits as error:
@@ -214,7 +228,10 @@ class Trainer:
         if self.best is not None and values["eval/alpha"] <= self.best["alpha"]:
             return self.best
         best = {"step": self.progress.step, "alpha": values["eval/alpha"]}
-        save_draft(draft, self.folder / "best", self.target, {"training": best})
+        if self.copy is not None:
+            (self._best / METADATA).unlink(missing_ok=True)  # a kill from here on leaves no pair of two steps
+            save_target(target, self.folder / TARGET)
+        save_draft(draft, self._best, target, {"training": best})
         return best
 
     def save(self) -> None:

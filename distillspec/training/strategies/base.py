@@ -14,8 +14,9 @@ from torch.optim import Optimizer
 
 from distillspec.losses import ChunkedLoss
 from distillspec.models import LanguageModel
+from distillspec.training.module import DistillModule
 
-MakeOptimizer = Callable[[nn.Module], Optimizer]
+MakeOptimizer = Callable[[DistillModule], Optimizer]
 MOMENTS = ("exp_avg", "exp_avg_sq")  # AdamW's, besides its step count
 
 

@@ -66,7 +66,7 @@ def make_accelerator(config: TrainCommand, hidden_size: int) -> Accelerator:
 def make_strategy(config: TrainCommand, accelerator: Accelerator, module: DistillModule) -> Strategy:
     """Return the strategy that `launcher=` names, around `module` on the accelerator's device."""
 
-    def optimizer(wrapped: torch.nn.Module) -> torch.optim.Optimizer:
+    def optimizer(wrapped: DistillModule) -> torch.optim.Optimizer:
         return make_optimizer(wrapped, config.train)
 
     dtype = torch.bfloat16 if _half(config) else None

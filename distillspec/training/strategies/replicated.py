@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor
 
 from distillspec.models import LanguageModel
+from distillspec.training.module import DistillModule
 from distillspec.training.strategies.base import MOMENTS, Holdings, MakeOptimizer, adam_state, named_trainable, numel
 from distillspec.training.strategies.single import SingleProcessStrategy
 
@@ -19,7 +20,7 @@ class ReplicatedStrategy(SingleProcessStrategy):
 
     accelerator: Accelerator
 
-    def __init__(self, accelerator: Accelerator, module: nn.Module, make_optimizer: MakeOptimizer) -> None:
+    def __init__(self, accelerator: Accelerator, module: DistillModule, make_optimizer: MakeOptimizer) -> None:
         prepared = accelerator.prepare_model(module)  # first: it may move the weights that the optimizer holds
         super().__init__(module, make_optimizer)
         self.accelerator = accelerator

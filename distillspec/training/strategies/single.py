@@ -8,15 +8,16 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor, nn
+from torch import Tensor
 
+from distillspec.training.module import DistillModule
 from distillspec.training.strategies.base import MakeOptimizer
 
 
 class SingleProcessStrategy:
     """The bare module. Gradients stay in this process."""
 
-    def __init__(self, module: nn.Module, make_optimizer: MakeOptimizer) -> None:
+    def __init__(self, module: DistillModule, make_optimizer: MakeOptimizer) -> None:
         self.accelerator: Accelerator | None = None
         self.plain: Any = module
         self.module: Callable[..., Any] = module

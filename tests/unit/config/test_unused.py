@@ -46,6 +46,12 @@ def refusal(line: str) -> str | None:
             "train draft=pruned data.state_precision=fp8",
             r"data.state_precision=fp8 needs data.state_ids=\[…\], or a draft that reads states",
         ),
+        (
+            "train draft=medusa draft.train_target=true train.feature_gib=1",
+            "train.feature_gib=1 needs draft.train_target=false",
+        ),
+        ("train draft=medusa train.target_weight=2", "train.target_weight=2 needs draft.train_target=true"),
+        ("init-draft draft=medusa draft.train_target=true", "draft.train_target=true needs distill train"),
         ("serve loss=tvd", "loss=tvd needs online=on or online=decoupled"),
         ("serve loss.chunk_tokens=9", "loss.chunk_tokens=9 needs online=on or online=decoupled"),
         ("serve tracker=tensorboard", "tracker=tensorboard needs online=on or online=decoupled"),
@@ -113,6 +119,8 @@ def test_a_setting_that_nothing_reads_is_refused(line: str, needs: str) -> None:
         "train data.tail_draws=9 evaluation.cost_batches=[4]",
         "train data.signal=sampled data.signal_entries=9",
         "train data.temperature=.3 data.num_prompts=7",
+        "train draft=medusa draft.train_target=true train.target_rate=.1 train.target_warmup=0 train.target_weight=2",
+        "train draft=medusa train.feature_gib=1 data.state_precision=fp8",
         # The target answers a few training prompts, to choose the vocabulary by.
         "train data=fixed data.prompts=f.jsonl data.signal=none draft.vocabulary=64 data.temperature=.3",
         "init-draft data=fixed data.prompts=f.jsonl draft.vocabulary=64 data.temperature=.3",

@@ -212,10 +212,12 @@ def test_caveats_tell_of_skipped_steps_dirty_code_few_prompts_and_mixed_policies
     greedy["policy"] = {"temperature": 0.0}
     greedy["prompts"] = 8
     summary = {**train_summary(result(0.02), greedy), "bad_steps": 3}
+    summary["target_change"] = {"line": "the target trained too: KL 0.03"}
     run = make_run("run", summary, rows=metrics(), provenance={**PROVENANCE, "git_dirty": True})
     text = page_of(tmp_path, run).text
     for expected in (
         "3 training steps were skipped",
+        "run: the target trained too: KL 0.03.",
         "uncommitted changes, so the commit alone",
         "That is few",
         "different policies (greedy; temperature 1)",

@@ -16,6 +16,7 @@ from distillspec.generation import SlotGenerator
 from distillspec.models import LanguageModel, initialise_draft
 from distillspec.signals import SignalRequest
 from distillspec.training.feed import SampleFeed
+from distillspec.training.joint import JointModule
 from distillspec.training.module import DistillModule
 from distillspec.training.optimizer import choose_trainable, make_optimizer
 from distillspec.training.strategies import ReplicatedStrategy
@@ -48,7 +49,10 @@ def overlap(draft: LanguageModel, target: LanguageModel) -> float:
 
 @pytest.fixture
 def make_trainer(target: LanguageModel, samples: list[Sample], tmp_path: Path) -> MakeTrainer:
-    """`make_trainer(folder=..., draft=..., loss=..., train=..., **Trainer arguments)`, the same one each time."""
+    """`make_trainer(folder=..., draft=..., loss=..., train=..., **Trainer arguments)`, the same one each time.
+
+    With a `copy` of the target both train.
+    """
 
     def make(
         folder: Path = tmp_path / "run",
@@ -71,7 +75,12 @@ def make_trainer(target: LanguageModel, samples: list[Sample], tmp_path: Path) -
         )
         choose_trainable(draft, train_embeddings=False)
         accelerator = Accelerator(cpu=True, mixed_precision="no")
-        module = DistillModule(draft, config.loss)
+        copy = extra.get("copy")
+        module = (
+            DistillModule(draft, config.loss)
+            if copy is None
+            else JointModule(draft, copy.trained, config.loss, config.train)
+        )
         strategy = ReplicatedStrategy(accelerator, module, lambda m: make_optimizer(m, config.train))
         feed = SampleFeed(samples if samples_ is None else samples_, config.train, 2, config.seed)
         extra.setdefault("evaluate", lambda model: {"eval/alpha": overlap(model, target)})

@@ -1,0 +1,34 @@
+"""Held-out answers of two targets to the same prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from distillspec.commands.held_out import prepare_held_out
+from distillspec.config import DataConfig
+from distillspec.data.folder import DataFolder
+from distillspec.data.prompts import PromptSet
+from distillspec.models import LanguageModel
+from distillspec.models.target_copy import TargetCopy
+from distillspec.types import Prompt, SamplingPolicy
+
+GREEDY = SamplingPolicy(temperature=0)
+SETTINGS = DataConfig(max_new_tokens=8)
+
+
+def test_each_target_has_its_own_answers(target: LanguageModel, tmp_path: Path) -> None:
+    copy = TargetCopy(target, "new")
+    with torch.no_grad():
+        for parameter in copy.trained.layers.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape)
+    other = copy.refresh()
+    folder = DataFolder(tmp_path)
+    held_out = tuple(Prompt(f"p{i}", (1, 20 + i, 30 + i)) for i in range(4))
+    folder.write_prompts(PromptSet((Prompt("t", (1, 9)),), held_out))
+    answers = [prepare_held_out(SETTINGS, GREEDY, one, folder, seed=0) for one in (target, other, target, other)]
+    first, second, again, later = ([sample.response_ids for sample in one] for one in answers)
+    assert first != second
+    assert (again, later) == (first, second)
+    assert len(list((tmp_path / "held_out").iterdir())) == 2
