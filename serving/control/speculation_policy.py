@@ -28,8 +28,12 @@ class SpeculationPolicy:
 
     @property
     def gain(self) -> float:
-        """Measured over predicted goodput of speculating steps."""
-        return self._spec_tokens.factor / max(self._spec_s.factor, 1e-9)
+        """Measured over predicted goodput of speculating steps, as far as their time is concerned.
+
+        Tokens are predicted by an acceptance that is learnt from the same steps. Where it falls from text to text, the
+        estimate lags, and its errors would count against speculation long after they were mended.
+        """
+        return 1.0 / max(self._spec_s.factor, 1e-9)
 
     @property
     def uncertainty(self) -> float:
@@ -58,7 +62,7 @@ class SpeculationPolicy:
         It starts if its expected loss, catch-up prefill included, is a small share of the time since the last one; the
         first one if it is a few steps. It may then lose as much as its catch-up prefill took.
         """
-        worth_s = tried.tokens * self._spec_tokens.factor / self.plain_rate(nothing.goodput)
+        worth_s = tried.tokens / self.plain_rate(nothing.goodput)
         lost_s = tried.seconds * self._spec_s.factor - worth_s  # in a step, against plain steps for as many tokens
         if not self._tried:
             steps = TRIALS_COST * self._since_speculation if self._was_tried else FIRST_TRIAL_COST
