@@ -2,34 +2,39 @@
 
     python benchmarks/best_length.py --prompts math.jsonl --draft RUN/draft [--batches 1 2 4 8 16]
 
-Each round asks `batch` prompts that the draft was not trained on, and every side answers the same ones with 128 tokens.
-The sides take turns, in another order each round: an engine without a draft, fixed lengths from 0 to 4, and the
-engine's default, `controller=goodput` with its costs measured at the start. Goodput counts from its first answer on,
-and goes on with what it has learnt. The best fixed length is chosen on the odd rounds and compared on the even ones.
-Intervals are Student's over rounds. Writes `results/best_length.json`, with `--temperature 0` `best_length_t0.json`.
+A round answers `batch` prompts that the draft was not trained on, with 256 tokens each. The sides take turns of eight
+steps on the same running requests, in random order, so that a machine whose speed wanders is the same for all: fixed
+lengths from 0 to 4, the engine's default (`controller=goodput` with its costs measured at the start), and an engine
+without a draft beside it. The first step of a turn does not count: a draft may have to read what it missed. Goodput
+goes on with what it has learnt, and all its turns count. The best fixed length is chosen on the odd rounds and compared
+on the even ones. Intervals are Student's over rounds. Writes `results/best_length.json`, with `--temperature 0`
+`best_length_t0.json`.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
-from collections.abc import Callable
+import time
 from typing import Any
 
 import torch
 from common import write_result
 from scipy.stats import t as student
-from sides import NEW_TOKENS, generate, greedy, make_engine, rate_of, read_prompts
+from sides import generate, greedy, make_engine, read_prompts
 
 from distillspec.commands.unseen import trained_prompts
 from distillspec.config import TargetConfig
 from distillspec.models import LanguageModel, load_target
 from distillspec.serving import Engine, SamplingParams
+from distillspec.serving.base.requests import Request
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.draft_loading import load_draft
 
 LONGEST = 4
+TOKENS, TURN = 256, 8  # of an answer; steps of a side at a time
 NO_DRAFT, PLAIN, GOODPUT = "no draft", "0", "goodput"
 # Goodput over the best fixed length, its lower end, and tokens/s at length 0 over those without a draft.
 GOALS = {"goodput": 0.98, "goodput_low": 0.96, "plain": 0.97}
@@ -47,7 +52,13 @@ def main() -> None:
         found[str(batch)] = _judged(_rates(options, target, draft, alone, prompts, batch))
         print(f"batch {batch}: {found[str(batch)]}", flush=True)
     machine = {"dtype": str(target.dtype), "threads": torch.get_num_threads(), "draft": draft.kind}
-    setting = {"tokens": NEW_TOKENS, "temperature": options.temperature, "rounds": options.rounds, "goals": GOALS}
+    setting = {
+        "tokens": TOKENS,
+        "steps_a_turn": TURN,
+        "temperature": options.temperature,
+        "rounds": options.rounds,
+        "goals": GOALS,
+    }
     name = "best_length" if options.temperature else "best_length_t0"
     write_result(name, {**machine, **setting, "batch": found})
 
@@ -65,30 +76,59 @@ def _rates(
     plain = make_engine(options, alone, None, batch)
     controllers: dict[str, LengthController] = {str(k): FixedLength(k) for k in range(LONGEST + 1)}
     controllers[GOODPUT] = engine.controller
-    params = SamplingParams(temperature=options.temperature, max_tokens=NEW_TOKENS, ignore_eos=True)
+    params = SamplingParams(temperature=options.temperature, max_tokens=TOKENS, ignore_eos=True)
     rates: dict[str, list[float]] = {name: [] for name in (NO_DRAFT, *controllers)}
+    chance = random.Random(0)
     for k in (0, 1, LONGEST):  # warm up
         engine.use_controller(controllers[str(k)])
         generate(engine, prompts[:batch], greedy(32))
     generate(plain, prompts[:batch], greedy(32))
     for round_ in range(options.rounds):
         texts = prompts[round_ * batch : (round_ + 1) * batch]
-        names = list(rates)
-        turn = round_ % len(names)
-        for name in names[turn:] + names[:turn]:
-            side = plain if name == NO_DRAFT else engine
-            rates[name].append(rate_of(_answers(side, controllers.get(name), texts, params)))
+        for side in (engine, plain):
+            _begin(side, texts, params)
+        spent: dict[str, list[tuple[int, float]]] = {name: [] for name in rates}
+        while len(engine.sequences.decoding) == batch:
+            for name in chance.sample(list(rates), len(rates)):
+                if name in controllers:
+                    engine.use_controller(controllers[name])
+                spent[name] += _steps(plain if name == NO_DRAFT else engine, batch)
+        for side in (engine, plain):
+            _end(side)
+        for name, found in spent.items():
+            tokens, seconds = map(sum, zip(*found, strict=True))
+            rates[name].append(tokens / seconds)
     engine.close()
     plain.close()
     return rates
 
 
-def _answers(
-    engine: Engine, controller: LengthController | None, texts: list[list[int]], params: SamplingParams
-) -> Callable[[], int]:
-    if controller is not None:
-        engine.use_controller(controller)
-    return lambda: generate(engine, texts, params)
+def _begin(engine: Engine, texts: list[list[int]], params: SamplingParams) -> None:
+    """Submit the prompts and read them."""
+    for row, text in enumerate(texts):
+        engine.submit(Request(str(row), tuple(text), params))
+    while len(engine.sequences.decoding) < len(texts):
+        engine.step()
+
+
+def _steps(engine: Engine, batch: int) -> list[tuple[int, float]]:
+    """Return tokens and seconds of the next steps in which all rows decode, without the first."""
+    found = []
+    for _ in range(TURN):
+        if len(engine.sequences.decoding) < batch:
+            break
+        started = time.perf_counter()
+        output = engine.step()
+        found.append((sum(len(delta.token_ids) for delta in output.deltas), time.perf_counter() - started))
+    return found[1:]
+
+
+def _end(engine: Engine) -> None:
+    """Leave what is unfinished."""
+    for name in list(engine.sequences.unfinished):
+        engine.abort(name.split("/")[0])
+    while engine.has_work:
+        engine.step()
 
 
 def _judged(rates: dict[str, list[float]]) -> dict[str, Any]:
