@@ -4,8 +4,8 @@
 
 A round answers `batch` prompts that the draft was not trained on, with 256 tokens each. The sides take turns of eight
 steps on the same running requests, in random order, so that a machine whose speed wanders is the same for all: fixed
-lengths from 0 to 4, the engine's default (`controller=goodput` with its costs measured at the start), and an engine
-without a draft beside it. The first step of a turn does not count: a draft may have to read what it missed. Goodput
+lengths from 0 to 4, `controller=goodput` with the costs that the engine has measured at its start (the default), and an
+engine without a draft beside it. Both engines have as many slots as the largest batch. The first step of a turn does not count: a draft may have to read what it missed. Goodput
 goes on with what it has learnt, and all its turns count. The best fixed length is chosen on the odd rounds and compared
 on the even ones. Intervals are Student's over rounds. Writes `results/best_length.json`, with `--temperature 0`
 `best_length_t0.json`.
@@ -26,11 +26,12 @@ from sides import generate, greedy, make_engine, read_prompts
 
 from distillspec.commands.unseen import trained_prompts
 from distillspec.config import TargetConfig
-from distillspec.models import LanguageModel, load_target
+from distillspec.models import load_target
 from distillspec.serving import Engine, SamplingParams
 from distillspec.serving.base.requests import Request
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.draft_loading import load_draft
 
 LONGEST = 4
@@ -47,9 +48,12 @@ def main() -> None:
     draft = load_draft(options.draft, target)
     seen = trained_prompts(draft.lineage)
     prompts = read_prompts(options.prompts, target, options.rounds * max(options.batches), without=seen)
+    most = max(options.batches)
+    engine = make_engine(options, target, draft, most, speculation_length=LONGEST, controller="goodput")
+    plain = make_engine(options, alone, None, most)
     found = {}
     for batch in options.batches:
-        found[str(batch)] = _judged(_rates(options, target, draft, alone, prompts, batch))
+        found[str(batch)] = _judged(_rates(options, engine, plain, prompts, batch))
         print(f"batch {batch}: {found[str(batch)]}", flush=True)
     machine = {"dtype": str(target.dtype), "threads": torch.get_num_threads(), "draft": draft.kind}
     setting = {
@@ -64,18 +68,11 @@ def main() -> None:
 
 
 def _rates(
-    options: argparse.Namespace,
-    target: LanguageModel,
-    draft: LanguageModel,
-    alone: LanguageModel,
-    prompts: list[list[int]],
-    batch: int,
+    options: argparse.Namespace, engine: Engine, plain: Engine, prompts: list[list[int]], batch: int
 ) -> dict[str, list[float]]:
     """Return the tokens a second of each side by round."""
-    engine = make_engine(options, target, draft, batch, speculation_length=LONGEST, controller="goodput")
-    plain = make_engine(options, alone, None, batch)
     controllers: dict[str, LengthController] = {str(k): FixedLength(k) for k in range(LONGEST + 1)}
-    controllers[GOODPUT] = engine.controller
+    controllers[GOODPUT] = GoodputController(LONGEST, engine.costs)
     params = SamplingParams(temperature=options.temperature, max_tokens=TOKENS, ignore_eos=True)
     rates: dict[str, list[float]] = {name: [] for name in (NO_DRAFT, *controllers)}
     chance = random.Random(0)
@@ -98,8 +95,6 @@ def _rates(
         for name, found in spent.items():
             tokens, seconds = map(sum, zip(*found, strict=True))
             rates[name].append(tokens / seconds)
-    engine.close()
-    plain.close()
     return rates
 
 
