@@ -5,10 +5,10 @@
 A round answers `batch` prompts that the draft was not trained on, with 256 tokens each. The sides take turns of eight
 steps on the same running requests, in random order, so that a machine whose speed wanders is the same for all: fixed
 lengths from 0 to 4, `controller=goodput` with the costs that the engine has measured at its start (the default), and an
-engine without a draft beside it. Both engines have as many slots as the largest batch. The first step of a turn does not count: a draft may have to read what it missed. Goodput
-goes on with what it has learnt, and all its turns count. The best fixed length is chosen on the odd rounds and compared
-on the even ones. Intervals are Student's over rounds. Writes `results/best_length.json`, with `--temperature 0`
-`best_length_t0.json`.
+engine without a draft beside it. Both engines have as many slots as the largest batch. The first step of a turn does
+not count: a draft may have to read what it missed. Goodput goes on with what it has learnt, and all its turns count.
+The best fixed length is chosen on the odd rounds and compared on the even ones. Intervals are Student's over rounds.
+Writes `results/best_length.json`, with `--temperature 0` `best_length_t0.json`.
 """
 
 from __future__ import annotations
