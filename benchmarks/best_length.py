@@ -36,6 +36,7 @@ from distillspec.serving.draft_loading import load_draft
 
 LONGEST = 4
 TOKENS, TURN = 256, 8  # of an answer; steps of a side at a time
+ALIKE = 4  # smaller batches have as many more rounds: one answer tells little
 NO_DRAFT, PLAIN, GOODPUT = "no draft", "0", "goodput"
 # Goodput over the best fixed length, its lower end, and tokens/s at length 0 over those without a draft.
 GOALS = {"goodput": 0.98, "goodput_low": 0.96, "plain": 0.97}
@@ -47,8 +48,8 @@ def main() -> None:
     alone = load_target(TargetConfig(path=options.target, dtype=options.dtype))
     draft = load_draft(options.draft, target)
     seen = trained_prompts(draft.lineage)
-    prompts = read_prompts(options.prompts, target, options.rounds * max(options.batches), without=seen)
     most = max(options.batches)
+    prompts = read_prompts(options.prompts, target, options.rounds * max(ALIKE, most), without=seen)
     engine = make_engine(options, target, draft, most, speculation_length=LONGEST, controller="goodput")
     plain = make_engine(options, alone, None, most)
     found = {}
@@ -80,7 +81,7 @@ def _rates(
         engine.use_controller(controllers[str(k)])
         generate(engine, prompts[:batch], greedy(32))
     generate(plain, prompts[:batch], greedy(32))
-    for round_ in range(options.rounds):
+    for round_ in range(options.rounds * max(1, ALIKE // batch)):
         texts = prompts[round_ * batch : (round_ + 1) * batch]
         for side in (engine, plain):
             _begin(side, texts, params)

@@ -96,7 +96,9 @@ def figures() -> dict[str, list[str]]:
     """Return the README's figures as the results have them, by the first words of their row."""
     exact, plain, spec = _result("exactness"), _result("engine_plain_compiled"), _result("engine_speculation_compiled")
     server, data = _result("server_overhead")["tokens_per_s_ratio"], _result("data_source")
-    one, eight, lookup = (spec["batch"][key] for key in ("1", "8", "lookup"))
+    lookup, lengths = spec["batch"]["lookup"], _result("best_length")["batch"]
+    best = {key: own["times_plain"][str(own["best_length"])]["median"] for key, own in lengths.items()}
+    goodput = {key: own["goodput_over_best"] for key, own in lengths.items()}
     served, exported = _result("served_acceptance_eagle")["all"], _result("eagle_vllm")["ratio"]
     vllm = {batch: found["ratios"] for batch, found in _result("vllm_speed")["batch"].items()}
     outputs = f"{exact['identical']} of {exact['outputs']} outputs, {exact['combinations']} combinations"
@@ -106,8 +108,11 @@ def figures() -> dict[str, list[str]]:
         "engine without speculation, times transformers": ratios,
         "engine without speculation, times vLLM": [f"{shown(vllm[k]['distillspec'])} at batch {k}" for k in ("1", "8")],
         "engine with a draft": [f"{shown(vllm[k]['goodput'])} at batch {k}" for k in ("1", "8")],
-        "best fixed length": [f"{shown(one['ratio'])} at batch 1", f"{shown(eight['ratio'])} at batch 8"],
-        "lengths by goodput": [f"{shown(one['goodput'])} at batch 1", f"{shown(eight['goodput'])} at batch 8"],
+        "best fixed length": [f"{shown(best[key])} at batch {key}" for key in ("1", "8")],
+        "lengths by goodput": [
+            f"{shown(goodput[key]['mean'])} [{goodput[key]['low']:.2f}, {goodput[key]['high']:.2f}] at batch {key}"
+            for key in ("1", "8")
+        ],
         "prompt lookup": [
             f"{lookup['ratio']:.2f} with {lookup['best_length']} tokens",
             f"{lookup['goodput']:.2f} by goodput",
