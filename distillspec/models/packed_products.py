@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from itertools import count
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -68,7 +69,7 @@ class OneDnnProduct:
         return True
 
 
-class OpaqueProduct:
+class OpaqueProduct(ABC):
     """A product that compilers take for one operator, whatever it does inside.
 
     Args:
@@ -87,9 +88,9 @@ class OpaqueProduct:
             return out
         return self.multiply(x, bias)
 
+    @abstractmethod
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return the product, outside of compilers."""
-        raise NotImplementedError
 
 
 class HalfProduct(OpaqueProduct):

@@ -69,7 +69,7 @@ def packings(dtype: torch.dtype, weights: Iterable[Tensor], tokens: Sequence[int
     weights = product_trial.sample(weights)
     if tokens is not None:
         return [Packing(kind, kind) for kind in product_trial.ranked(dtype, weights, tuple(tokens))]
+    alone = product_trial.ranked(dtype, weights, FEW_TOKENS + MANY_TOKENS)  # first: one trial packs once for all
     few, many = (product_trial.ranked(dtype, weights, counts) for counts in (FEW_TOKENS, MANY_TOKENS))
     both = [Packing(few[0], many[0])] if few and many and few[0] is not many[0] else []
-    alone = product_trial.ranked(dtype, weights, FEW_TOKENS + MANY_TOKENS)
     return both + [Packing(kind, kind) for kind in alone]
