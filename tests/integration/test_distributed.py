@@ -22,16 +22,25 @@ from .distributed_runs import ACCUMULATE, BAD_STEP, STEPS, WORLD, Run, make_run
 pytestmark = pytest.mark.dist
 
 ON_POLICY = ("data=draft", "data.refresh_prompts=40", "loss.select_fraction=0.5")
+NEEDS_DEEPSPEED = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed")
 LAUNCHERS = [
     "ddp",
     "fsdp",
-    *(
-        pytest.param(
-            kind,
-            marks=pytest.mark.skipif(importlib.util.find_spec("deepspeed") is None, reason="needs the extra deepspeed"),
-        )
-        for kind in ("deepspeed_zero2", "deepspeed_zero3")
-    ),
+    pytest.param("deepspeed_zero2", marks=NEEDS_DEEPSPEED),
+    pytest.param("deepspeed_zero3", marks=NEEDS_DEEPSPEED),
+]
+# The settings of drafts that read the target's states, and each with a launcher that shards it.
+READS = {
+    "eagle": ("draft=eagle",),
+    "features": ("draft.features=true",),
+    "block": ("draft=block",),
+    "hydra": ("draft=medusa", "draft.sequential=true"),
+}
+READERS = [
+    ("eagle", "fsdp"),
+    ("block", "fsdp"),
+    pytest.param("features", "deepspeed_zero2", marks=NEEDS_DEEPSPEED),
+    pytest.param("hydra", "deepspeed_zero3", marks=NEEDS_DEEPSPEED),
 ]
 LOGGED = ("train/loss", "train/alpha", "train/outside", "train/grad_norm", "train/lr", "train/bad_steps", "tokens")
 
@@ -93,6 +102,17 @@ def test_every_process_learns_from_the_same_fresh_samples(tmp_path: Path, alone:
     run.launch()
     assert_same_steps(run, one)
     assert 0 < one.steps()[0]["train/loss"] < math.inf
+
+
+@pytest.mark.parametrize(("draft", "kind"), READERS)
+def test_drafts_that_read_states_learn_alike_in_several_processes(tmp_path: Path, draft: str, kind: str) -> None:
+    """Their parts are called through the adapter, not by the wrapped module itself."""
+    one = make_run(tmp_path / "one", *READS[draft], "train.max_steps=2", "train.eval_every=2")
+    one.train_alone()
+    run = one.spread(tmp_path / "run", kind)
+    run.launch()
+    assert_same_steps(run, one)
+    assert_same_state(run, one)
 
 
 def assert_same_steps(ours: Run, theirs: Run, after: int = 0) -> None:

