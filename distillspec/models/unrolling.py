@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from distillspec.models.language_model import LanguageModel
+from distillspec.models.packed_attention import Counts, attending_by_sequence, counts_of
 from distillspec.models.state_input import previous
 
 SLIDING = "sliding_attention"  # transformers' name of layers that see a window
@@ -41,14 +42,18 @@ def unrolled(
         if step:
             behind, read = read, _Tokens.of(needed)
             fed = behind.states_before(last, read) * (read.pick(position_ids) > 0).unsqueeze(-1)
-        if draft.attends:
-            attention = {"past_key_values": cache, "use_cache": True, "attention_mask": seen.masks(step, read)}
-        else:
-            attention = {"drafted": step}
+        seen.add(read)
         ids = read.pick(input_ids)
         if draft.drafts_at_once and step:
             ids = torch.full_like(ids, -step)  # masks
-        last = draft.last_states(ids, read.pick(position_ids), fed, **attention)
+        places = read.pick(position_ids)
+        if draft.attends:
+            with attending_by_sequence(draft.model, seen.counts) as apart:
+                mask = None if apart and not step else seen.masks(step)
+                named = {"past_key_values": cache, "use_cache": True, "attention_mask": mask}
+                last = draft.last_states(ids, places, fed, **named)
+        else:
+            last = draft.last_states(ids, places, fed, drafted=step)
         own.append(draft.head_input(read.at(last, wanted[step]), step, input_ids.flatten()[wanted[step]]))
     return own
 
@@ -109,21 +114,27 @@ class _Tokens:
 
 
 class _Seen:
-    """Masks of the steps."""
+    """What the tokens of each step see."""
 
     def __init__(self, sequence: Tensor, draft: LanguageModel) -> None:
         """`sequence [B, L]`: the number of the packed sequence that each token belongs to."""
-        self.sequence = sequence
+        self.sequence, self.most = sequence, int(sequence.max())
         self.keys: list[tuple[Tensor, Tensor]] = []  # places and sequences of each step's tokens
+        self.counts: list[Counts] = []  # of each step
         self.dtype = draft.dtype
         config = draft.model.config.get_text_config()
         self.window: int | None = getattr(config, "sliding_window", None)
         whole = SLIDING if self.window is not None else "full_attention"
         self.kinds = sorted(set(getattr(config, "layer_types", None) or [whole]))
 
-    def masks(self, step: int, read: _Tokens) -> Tensor | dict[str, Tensor]:
-        """Return the mask of the next step, or one for each kind of layer where there are several."""
-        self.keys.append((read.apart(), read.pick(self.sequence)))
+    def add(self, read: _Tokens) -> None:
+        """Add the next step's tokens."""
+        sequence = read.pick(self.sequence)
+        self.keys.append((read.apart(), sequence))
+        self.counts.append(counts_of(sequence, read.there, self.most))
+
+    def masks(self, step: int) -> Tensor | dict[str, Tensor]:
+        """Return the mask of the step added last, or one for each kind of layer where there are several."""
         masks = {kind: self._mask(step, self.window if kind == SLIDING else None) for kind in self.kinds}
         return masks if len(masks) > 1 else masks[self.kinds[0]]
 
