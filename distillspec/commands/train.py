@@ -52,6 +52,7 @@ from distillspec.training.launch import check_launcher, launch, record_holdings
 from distillspec.training.learning_curve import LearningCurve
 from distillspec.training.module import DistillModule
 from distillspec.training.optimizer import choose_trainable
+from distillspec.training.precision import with_settled_dtype
 from distillspec.training.processes import from_main
 from distillspec.training.state_store import StateStore, state_room
 from distillspec.training.strategies import make_accelerator, make_strategy
@@ -78,6 +79,7 @@ def run(config: TrainCommand, folder: Path) -> None:
     check_plan(mix, config.data)
     check_writer(config.draft, config.data)
     torch.manual_seed(config.seed)
+    config = with_settled_dtype(config, folder)
     open_run(folder, config)
     target = load_target(config.target)
     check_draft(config.draft, target)
