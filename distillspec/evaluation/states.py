@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from distillspec.files import write_atomic
-from distillspec.models.features import read_with_states
+from distillspec.models.features import pass_with_states
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.unrolling import unrolled
 from distillspec.types import Sample
@@ -62,7 +62,8 @@ class TargetStates:
         """Return the states `ids` `[1, L − 1, F]` of the sample's tokens but its last, which no draft reads."""
         text = _key(sample.prompt_ids, sample.response_ids)
         if (text, ids) not in self._features:
-            hidden, states = read_with_states(self.target, *_read(self.target, sample), ids)
+            with torch.no_grad():
+                hidden, states = pass_with_states(self.target, *_read(self.target, sample), ids)
             self._features[text, ids] = states
             self._known.setdefault(text, hidden[0, len(sample.prompt_ids) - 1 :].clone())
         return self._features[text, ids]

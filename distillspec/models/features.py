@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from distillspec.errors import ConfigError
 from distillspec.models.language_model import LanguageModel
+from distillspec.models.packed_attention import reading_packed
 from distillspec.models.slot_attention import passed_view
 
 
@@ -48,26 +49,20 @@ class FeatureTap:
 
 
 def read_states(model: LanguageModel, input_ids: Tensor, position_ids: Tensor, ids: Sequence[int]) -> Tensor:
-    """Return the states `ids` of tokens `[B, L]`, `[B, L, len(ids) · D]` in the model's dtype, by a pass of its own."""
-    return read_with_states(model, input_ids, position_ids, ids)[1]
-
-
-@torch.no_grad()
-def read_with_states(
-    model: LanguageModel, input_ids: Tensor, position_ids: Tensor, ids: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    """Return final hidden states `[B, L, D]`, which the head reads, and what `read_states` returns."""
-    return pass_with_states(model, input_ids, position_ids, ids)
+    """Return the states `ids` of tokens `[B, L]`, `[B, L, len(ids) · D]` in the model's dtype, without gradient."""
+    with torch.no_grad():
+        return pass_with_states(model, input_ids, position_ids, ids)[1]
 
 
 def pass_with_states(
     model: LanguageModel, input_ids: Tensor, position_ids: Tensor, ids: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    """Return what `read_with_states` does, differentiable in the model."""
+    """Return final hidden states `[B, L, D]`, which the head reads, and what `read_states` returns."""
     found: dict[int, Tensor] = {}
     handles = _hook_states(model, ids, lambda place, states, _: found.update({place: states}))
     try:
-        hidden = model.hidden(input_ids, position_ids)
+        with reading_packed(model.model, position_ids):
+            hidden = model.hidden(input_ids, position_ids)
     finally:
         for handle in handles:
             handle.remove()

@@ -8,7 +8,7 @@ less than half that speed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import local
 from typing import Any
 
@@ -40,29 +40,36 @@ def counts_of(sequence: Tensor, there: Tensor | None = None, most: int | None = 
 
 
 def can_pack(model: PreTrainedModel) -> bool:
-    """Return True where `attending_by_sequence` changes how the model attends."""
+    """Return True if the model may attend by sequence: it is on a CPU and attends as this file does."""
     return model.config._attn_implementation == REPLACED and model.device.type == "cpu"
 
 
 @contextmanager
-def attending_by_sequence(model: PreTrainedModel, passes: Sequence[Counts]) -> Iterator[bool]:
-    """Let the model attend by sequence in this block, in this thread, if it can. Yields whether it does.
+def attending_by_sequence(model: PreTrainedModel, passes: Sequence[Counts] | None) -> Iterator[None]:
+    """Let a model that `can_pack` attend by sequence in this block, in this thread.
 
     A first pass needs no attention mask. Later ones need theirs, as without this.
 
     Args:
-        passes: tokens of the pass in the block, and before them those of earlier ones whose keys are cached.
+        passes: tokens of the pass in the block, and before them those of earlier ones whose keys are cached. None: the
+            model attends as it does.
     """
-    if not can_pack(model):
-        yield False
+    if passes is None:
+        yield
         return
     model.set_attn_implementation(IMPLEMENTATION)
     _passed.passes = passes
     try:
-        yield True
+        yield
     finally:
         model.set_attn_implementation(REPLACED)
         del _passed.passes
+
+
+def reading_packed(model: PreTrainedModel, position_ids: Tensor) -> AbstractContextManager[None]:
+    """Let a model that can attend by sequence do so in a pass over packed sequences, `position_ids [B, L]`."""
+    passes = [counts_of((position_ids == 0).cumsum(-1))] if can_pack(model) else None
+    return attending_by_sequence(model, passes)
 
 
 def packed_attention(

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from distillspec.models.language_model import LanguageModel
-from distillspec.models.packed_attention import Counts, attending_by_sequence, counts_of
+from distillspec.models.packed_attention import Counts, attending_by_sequence, can_pack, counts_of
 from distillspec.models.state_input import previous
 
 SLIDING = "sliding_attention"  # transformers' name of layers that see a window
@@ -42,15 +42,13 @@ def unrolled(
         if step:
             behind, read = read, _Tokens.of(needed)
             fed = behind.states_before(last, read) * (read.pick(position_ids) > 0).unsqueeze(-1)
-        seen.add(read)
-        ids = read.pick(input_ids)
+        ids, places = read.pick(input_ids), read.pick(position_ids)
         if draft.drafts_at_once and step:
             ids = torch.full_like(ids, -step)  # masks
-        places = read.pick(position_ids)
         if draft.attends:
-            with attending_by_sequence(draft.model, seen.counts) as apart:
-                mask = None if apart and not step else seen.masks(step)
-                named = {"past_key_values": cache, "use_cache": True, "attention_mask": mask}
+            seen.add(read)
+            with attending_by_sequence(draft.model, seen.counts):
+                named = {"past_key_values": cache, "use_cache": True, "attention_mask": seen.masks(step)}
                 last = draft.last_states(ids, places, fed, **named)
         else:
             last = draft.last_states(ids, places, fed, drafted=step)
@@ -120,7 +118,7 @@ class _Seen:
         """`sequence [B, L]`: the number of the packed sequence that each token belongs to."""
         self.sequence, self.most = sequence, int(sequence.max())
         self.keys: list[tuple[Tensor, Tensor]] = []  # places and sequences of each step's tokens
-        self.counts: list[Counts] = []  # of each step
+        self.counts: list[Counts] | None = [] if can_pack(draft.model) else None  # of each step
         self.dtype = draft.dtype
         config = draft.model.config.get_text_config()
         self.window: int | None = getattr(config, "sliding_window", None)
@@ -131,10 +129,16 @@ class _Seen:
         """Add the next step's tokens."""
         sequence = read.pick(self.sequence)
         self.keys.append((read.apart(), sequence))
-        self.counts.append(counts_of(sequence, read.there, self.most))
+        if self.counts is not None:
+            self.counts.append(counts_of(sequence, read.there, self.most))
 
-    def masks(self, step: int) -> Tensor | dict[str, Tensor]:
-        """Return the mask of the step added last, or one for each kind of layer where there are several."""
+    def masks(self, step: int) -> Tensor | dict[str, Tensor] | None:
+        """Return the mask of the step added last, or one for each kind of layer where there are several.
+
+        None: the model attends by sequence, and needs no mask in the first step.
+        """
+        if self.counts is not None and step == 0:
+            return None
         masks = {kind: self._mask(step, self.window if kind == SLIDING else None) for kind in self.kinds}
         return masks if len(masks) > 1 else masks[self.kinds[0]]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from distillspec.serving.control.base import StepResult
 
 LEAST = 16  # tokens: a pass of fewer takes hardly less time
-PATIENCE_S = 0.5  # prompts that wait are read within about so long, whatever that costs the others
+PATIENCE_S = 1.0  # prompts that wait are read within about so long, whatever that costs the others
 NEW = 0.1  # weight of the newest step in the running means
 
 

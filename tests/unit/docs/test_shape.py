@@ -103,9 +103,11 @@ def figures() -> dict[str, list[str]]:
     vllm = {batch: found["ratios"] for batch, found in _result("vllm_speed")["batch"].items()}
     outputs = f"{exact['identical']} of {exact['outputs']} outputs, {exact['combinations']} combinations"
     ratios = [f"{plain['batch'][key]['ratio']:.2f} at batch {key}" for key in ("1", "8")]
+    ragged = _result("engine_ragged")["batch"]["32"]["ratio"]
     return {
         "greedy output identical": [outputs],
         "engine without speculation, times transformers": ratios,
+        "the same for 32 prompts": [f"{ragged:.2f}"],
         "engine without speculation, times vLLM": [f"{shown(vllm[k]['distillspec'])} at batch {k}" for k in ("1", "8")],
         "engine with a draft": [f"{shown(vllm[k]['goodput'])} at batch {k}" for k in ("1", "8")],
         "best fixed length": [f"{shown(best[key])} at batch {key}" for key in ("1", "8")],

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import Tensor
 
 from distillspec.models import LanguageModel
-from distillspec.models.packed_attention import IMPLEMENTATION, REPLACED, attending_by_sequence, counts_of
+from distillspec.models.packed_attention import IMPLEMENTATION, REPLACED, can_pack, counts_of, reading_packed
 
 LENGTHS = ([5, 9, 2], [12, 4], [16])  # of the sequences of each row
 
@@ -36,12 +37,7 @@ def test_values_and_gradients_are_those_of_masks(random_model: Callable[..., Lan
     found = []
     for by_sequence in (False, True):
         model.model.zero_grad()
-        counts = [counts_of((places == 0).cumsum(-1))] if by_sequence else []
-        if by_sequence:
-            with attending_by_sequence(model.model, counts) as does:
-                assert does
-                hidden = model.hidden(ids, places)
-        else:
+        with reading_packed(model.model, places) if by_sequence else nullcontext():
             hidden = model.hidden(ids, places)
         hidden.square().sum().backward()
         found.append([hidden.detach(), *(p.grad.clone() for p in model.layers.parameters() if p.grad is not None)])
@@ -55,23 +51,28 @@ def test_no_sequence_reads_another(random_model: Callable[..., LanguageModel]) -
     ids, places = packed()
     changed = ids.clone()
     changed[0, 6] += 1  # the second sequence of the first row
-    counts = counts_of((places == 0).cumsum(-1))
-    with torch.no_grad(), attending_by_sequence(model.model, [counts]):
+    with torch.no_grad(), reading_packed(model.model, places):
         before, after = model.hidden(ids, places), model.hidden(changed, places)
     assert (before != after).any(-1).nonzero().tolist() == [[0, place] for place in range(6, 14)]
 
 
 def test_the_model_attends_as_before_behind_the_block(random_model: Callable[..., LanguageModel]) -> None:
-    model = random_model("llama", torch.float32)
-    with pytest.raises(RuntimeError, match="inside"), attending_by_sequence(model.model, []):
-        assert model.model.config._attn_implementation == IMPLEMENTATION
-        raise RuntimeError("inside")
+    model, (_, places) = random_model("llama", torch.float32), packed()
+    assert can_pack(model.model)
+
+    def fail_inside() -> None:
+        with reading_packed(model.model, places):
+            assert model.model.config._attn_implementation == IMPLEMENTATION
+            raise RuntimeError("inside")
+
+    with pytest.raises(RuntimeError, match="inside"):
+        fail_inside()
     assert model.model.config._attn_implementation == REPLACED
 
 
 def test_attention_of_another_kind_stays(random_model: Callable[..., LanguageModel]) -> None:
-    model = random_model("llama", torch.float32)
+    model, (_, places) = random_model("llama", torch.float32), packed()
     model.model.set_attn_implementation("eager")
-    with attending_by_sequence(model.model, []) as does:
-        assert not does
+    assert not can_pack(model.model)
+    with reading_packed(model.model, places):
         assert model.model.config._attn_implementation == "eager"

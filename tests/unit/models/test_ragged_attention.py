@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from distillspec.models.ragged_attention import MOST_QUERIES, ragged_attention, split_parts
+from distillspec.models.slot_cache import masked_attention
 
 from .slot_cases import DEVICE, both, cache_view, tree_view
 
@@ -69,7 +70,9 @@ def test_trees_are_not_left_to_masks() -> None:
 
     view = tree_view(cache_view([10], [MOST_QUERIES], [0]), seed=1)
     keys, values = torch.randn(2, 1, 1, 401, 16, device=DEVICE)
-    ragged_attention(torch.randn(1, 1, MOST_QUERIES, 16, device=DEVICE), keys, values, view, otherwise=never)
+    query = torch.randn(1, 1, MOST_QUERIES, 16, device=DEVICE)
+    found = ragged_attention(query, keys, values, view, otherwise=never)
+    torch.testing.assert_close(found, masked_attention(query, keys, values, view), **CLOSE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
