@@ -112,7 +112,7 @@ class _Tokens:
 
 
 class _Seen:
-    """What the tokens of each step see."""
+    """Masks of the steps, or the counts of tokens that a model which attends by sequence needs."""
 
     def __init__(self, sequence: Tensor, draft: LanguageModel) -> None:
         """`sequence [B, L]`: the number of the packed sequence that each token belongs to."""

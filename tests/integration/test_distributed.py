@@ -32,14 +32,12 @@ LAUNCHERS = [
 # The settings of drafts that read the target's states, and each with a launcher that shards it.
 READS = {
     "eagle": ("draft=eagle",),
-    "features": ("draft.features=true",),
     "block": ("draft=block",),
     "hydra": ("draft=medusa", "draft.sequential=true"),
 }
 READERS = [
     ("eagle", "fsdp"),
     ("block", "fsdp"),
-    pytest.param("features", "deepspeed_zero2", marks=NEEDS_DEEPSPEED),
     pytest.param("hydra", "deepspeed_zero3", marks=NEEDS_DEEPSPEED),
 ]
 LOGGED = ("train/loss", "train/alpha", "train/outside", "train/grad_norm", "train/lr", "train/bad_steps", "tokens")
