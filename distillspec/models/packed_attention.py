@@ -106,8 +106,7 @@ def _row(
     keys, values = _by_sequence(key, sizes, 2), _by_sequence(value, sizes, 2)
     masks: Sequence[Tensor | None] = [None] * len(queries)
     if mask is not None:
-        parts = mask.split(list(sizes[-1]))[:-1]
-        masks = [_by_sequence(part, sizes, 1)[place] for place, part in enumerate(parts)]
+        masks = [own.split(list(sizes[-1]))[place] for place, own in enumerate(_by_sequence(mask, sizes, 1))]
     found = [
         _attend(*one, scaling, window) for one in zip(queries, keys, values, masks, strict=True) if one[0].shape[2]
     ]

