@@ -36,6 +36,7 @@ from distillspec.serving.control.named import named_controller
 from distillspec.serving.costs.hardware_profile import Profile
 from distillspec.serving.profiler import Grid, measure
 from distillspec.serving.simulation import Hardware, Policy, Simulation, derive_hardware
+from distillspec.serving.simulation.acceptance_trace import NEVER
 from distillspec.serving.simulation.recorded_trace import AcceptanceRecorder, recorded_requests
 from distillspec.types import Prompt
 
@@ -163,10 +164,11 @@ def imitated(seen: Seen, runs: Sequence[Seen], machine: Hardware, options: argpa
     The trials of all policies at this rate are merged, since greedy texts are the same. Where two tokens tie to a
     float's last digits and texts differ, the policy's own trial goes first.
     """
-    trials: dict[str, dict[int, bool]] = {}
+    trials: dict[str, dict[int, int]] = {}
     for run in [*(run for run in runs if run.rate == seen.rate), seen]:
         for sequence_id, own in run.trials.items():
-            trials.setdefault(sequence_id, {}).update(own)
+            merged = trials.setdefault(sequence_id, {})
+            merged.update({place: min(rank, merged.get(place, NEVER)) for place, rank in own.items()})
     recorder = AcceptanceRecorder(named_controller(seen.policy, options.speculation_length, machine.latency))
     requests = recorded_requests(seen.requests, trials, options.seed)
     result = Simulation(requests, Policy(seen.policy, recorder), machine, options.seed).run()

@@ -20,7 +20,7 @@ class Seen:
     policy: str
     rate: float
     requests: tuple[RequestRecord, ...]  # in order of arrival
-    trials: dict[str, dict[int, bool]]
+    trials: dict[str, dict[int, int]]
     steps: Sequence[StepResult]
     others: float | None  # cores that other processes kept busy meanwhile
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 from distillspec.config.checks import chosen_from, one_of, require
@@ -11,6 +13,11 @@ from distillspec.config.registry import CONTROLLERS, PROPOSERS, choices_that, fi
 OFFLINE_PREFILL = 2048  # prompt tokens a step where time to first token does not matter
 ATTENTIONS = ("auto", "masked", "native", "triton", "varlen")
 LENGTHS = ("request", "step", "global")
+TREES = ("off", "sampled", "topk", "dynamic", "medusa", "fork", "given")
+GIVEN = ("fork", "given")  # shapes that settings name
+ONE_HOT = ("topk", "dynamic", "medusa")  # children are the most probable tokens. Those of other trees are drawn
+CUT = ("dynamic", "medusa")  # of all nodes that widths allow, the best
+WIDTHS = {"sampled": 3, "topk": 3, "dynamic": 8, "medusa": 8}  # the most children of a node, where none are set
 
 
 @dataclass
@@ -29,7 +36,10 @@ class EngineConfig:
     proposer_options: dict[str, Any] = field(default_factory=dict)  # parameters of a proposer of your own
     controller: str = chosen_from(CONTROLLERS, "goodput")  # chooses the lengths
     controller_options: dict[str, Any] = field(default_factory=dict)  # parameters of a controller of your own
-    speculation_length: int = 4  # drafted tokens per row and step; the most where the controller chooses
+    speculation_length: int = 4  # levels that are drafted per row and step; the most where the controller chooses
+    tree: str = "sampled"  # drafted trees: off | sampled | topk | dynamic | medusa | fork | given
+    widths: list[int] = field(default_factory=list)  # the most children of a node, by level; empty: the tree's default
+    nodes: int = 32  # the most tokens of a tree
     lengths: str = "request"  # goodput: a length a request | a step (one for all rows) | global (one acceptance, too)
     max_time_per_token_s: float | None = None  # goodput: bound on a request's expected seconds per output token
     max_wait_s: float = 1.0  # smartspec: requests that waited longer are admitted regardless
@@ -90,6 +100,44 @@ class EngineConfig:
         )
         require(self.compile in (True, False, "auto"), f"compile={self.compile} must be auto, true or false")
         require(self.seed >= 0, f"engine seed={self.seed} must be at least 0")
+        self._check_tree()
+
+    def most_widths(self, speculation_length: int) -> tuple[int, ...]:
+        """Return the most children of a node at each level. 1 at each: chains."""
+        if self.tree == "off" or speculation_length == 0:
+            return (1,) * speculation_length
+        if self.tree in GIVEN:
+            return (*self.widths, *[1] * (speculation_length * (self.tree == "fork")))[:speculation_length]
+        widths = self.widths or [self.widest] * speculation_length
+        return (*widths, *[1] * speculation_length)[:speculation_length]
+
+    @property
+    def widest(self) -> int:
+        """The most children of any node."""
+        return max(self.widths, default=WIDTHS.get(self.tree, 1))
+
+    def _check_tree(self) -> None:
+        one_of("tree", self.tree, TREES)
+        require(self.nodes >= 1, f"nodes={self.nodes} must be at least 1")
+        require(min(self.widths, default=1) >= 1, f"widths={self.widths} must be at least 1 each")
+        require(not self.widths or self.tree != "off", f"widths={self.widths} need a tree, not tree=off")
+        levels, most = len(self.widths), self.speculation_length
+        require(
+            levels <= most,
+            f"widths={self.widths} are of {levels} levels, above speculation_length={most}; raise it to {levels}",
+        )
+        if self.tree in GIVEN:
+            right = levels == 1 if self.tree == "fork" else levels > 0
+            wanted = "[W], its branches" if self.tree == "fork" else "[4,2,…], the children of a node at each level"
+            require(right, f"tree={self.tree} needs widths={wanted}, not widths={self.widths}")
+        elif self.controller != "fixed" or not self.widths or self.tree in CUT:
+            return
+        nodes = sum(accumulate(self.most_widths(most), mul))
+        require(
+            nodes <= self.nodes,
+            f"tree={self.tree} with widths={self.widths} has {nodes} tokens, above nodes={self.nodes}; "
+            f"give nodes={nodes}, or smaller widths",
+        )
 
 
 @dataclass

@@ -74,11 +74,13 @@ def count_trials(accepted: int, depth: int) -> int:
 class AcceptanceCounter:
     """Drafted tokens tried and accepted, by depth, and tokens emitted.
 
-    A depth counts once a window, however many siblings were tried there.
+    A depth counts once a window, however many siblings were tried there. α is that of the first ones, with siblings
+    and without: the rate that an evaluator of chains measures.
     """
 
     tried_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
+    firsts: int = 0  # of the accepted ones, those tried before their siblings
     emitted: int = 0
 
     def add(self, trials: Iterable[Trial], emitted: int = 0, levels: int = 0) -> None:
@@ -89,6 +91,7 @@ class AcceptanceCounter:
             self._reach(depth)
             self.tried_at[depth - 1] += depth != before
             self.accepted_at[depth - 1] += accepted
+            self.firsts += accepted and depth != before
             before = depth
         self.emitted += emitted
 
@@ -107,8 +110,8 @@ class AcceptanceCounter:
 
     @property
     def rate(self) -> float | None:
-        """α per trial: accepted / (accepted + first rejections). None before any trial."""
-        return acceptance_rate(self.accepted, self.tried)
+        """α per trial: the first tokens of a depth that were accepted, of those tried. None before any trial."""
+        return acceptance_rate(self.firsts, self.tried)
 
 
 def acceptance_rate(accepted: float, tried: float) -> float | None:
@@ -139,6 +142,12 @@ class RowResult(NamedTuple):
     def tried(self) -> int:
         """Depths at which a drafted token was tried: those of the accepted ones and the first rejected one."""
         return self.trials[-1].depth if self.trials else 0
+
+    @property
+    def firsts(self) -> tuple[int, int]:
+        """Tokens tried that are the first of their siblings, and how many of them were accepted."""
+        own = [trial.accepted for trial in self.trials if trial.rank == 0]
+        return len(own), sum(own)
 
     @property
     def rejected(self) -> bool:

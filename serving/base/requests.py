@@ -103,7 +103,7 @@ class RequestStats:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """α per trial: accepted / (accepted + first rejections). None before any trial."""
+        """α per trial. None before any trial."""
         return self.acceptance.rate
 
     def record_verification(self, nodes: int, depth: int, trials: Iterable[Trial], emitted: int) -> None:

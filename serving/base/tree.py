@@ -146,7 +146,18 @@ class TokenTree:
         """Return the tree without nodes deeper than `depth`. Shallower nodes and probabilities stay."""
         if self.depth <= depth:
             return self
-        kept = [node for node, d in enumerate(self.depths) if d <= depth]
+        return self.of_nodes([node for node, d in enumerate(self.depths) if d <= depth])
+
+    @cached_property
+    def first_path(self) -> tuple[int, ...]:
+        """The nodes that are each the first child of the one before, from the root down."""
+        path: list[int] = []
+        while children := self.children.get(path[-1] if path else ROOT):
+            path.append(children[0])
+        return tuple(path)
+
+    def of_nodes(self, kept: Sequence[int]) -> TokenTree:
+        """Return the tree of the nodes `kept`, in their order. With a node its parent and whole group are kept."""
         new = {ROOT: ROOT, **{node: place for place, node in enumerate(kept)}}
         groups = [
             group._replace(parent=new[group.parent], nodes=tuple(new[node] for node in group.nodes))

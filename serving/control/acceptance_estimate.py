@@ -3,6 +3,9 @@
 A trial is a drafted token whose predecessors were all accepted. The hazard of position i is a Beta mean: the request's
 own trials, and the global ones as a prior worth `strength` trials. Survival is the product. Both forget: text changes,
 and drafts are swapped. A lookup's proposals are told apart by the length of their match (0: a model's).
+
+Siblings of a chain's token are tried after it. Theirs are the hazards of a rank where those before it were rejected,
+over all requests.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from distillspec.serving.base.acceptance import RowResult
 
 IMAGINED = 2.0  # trials that the prior is worth
 POOLED = 20.0  # trials that all positions together are worth to each
+SIBLING = 0.3  # hazard of a sibling before anything was seen: high enough to be tried
 GLOBAL_ONLY = 1e30  # trials beside which a request's own vanish
 
 Floats = NDArray[numpy.float64]
@@ -27,6 +31,7 @@ class AcceptanceEstimate:
 
     Args:
         speculation_length: positions that are told apart.
+        width: tokens of a position that may be tried, the chain's own and its siblings.
         prior: hazard assumed before anything was seen.
         strength: trials that the global estimate is worth beside a request's own; infinite: global only.
         memory: trials of a position after which a request's evidence has half its weight.
@@ -36,6 +41,7 @@ class AcceptanceEstimate:
     def __init__(
         self,
         speculation_length: int,
+        width: int = 1,
         *,
         prior: float = 0.6,
         strength: float = 30.0,
@@ -49,6 +55,7 @@ class AcceptanceEstimate:
         if strength <= 0 or memory <= 0 or global_memory <= 0:
             raise ConfigError(f"strength={strength}, memory={memory} and global_memory={global_memory} must be above 0")
         self.speculation_length, self.prior, self.strength = speculation_length, prior, strength
+        self.width = width
         self._first = numpy.tri(speculation_length + 1, speculation_length, -1)  # row c: 1 for the first c positions
         self._forgetting = 1 - (1 - 0.5 ** (1 / memory)) * self._first  # row c: what of old evidence stays, c tried
         self._forget_globally = 0.5 ** (1 / global_memory)
@@ -61,6 +68,28 @@ class AcceptanceEstimate:
         self._hazards: dict[int, Floats] = {}  # by match, while nothing new is learnt
         self._own = numpy.zeros((2, 1, self.speculation_length))  # by place. The first one is for unknown requests
         self._places: dict[tuple[int, str], int] = {}  # by match and request
+        self._further = numpy.zeros((2, self.speculation_length, self.width - 1))  # tried and accepted siblings
+        self._shares: Floats | None = None  # `sibling_shares`, while nothing new is learnt
+
+    def sibling_shares(self) -> Floats:
+        """Return P(sibling r of position i is accepted | the chain's token was rejected) `[positions, width − 1]`.
+
+        Siblings are tried in turn. What no position has seen of a rank is taken from all of them.
+        """
+        if self._shares is None:
+            tried, accepted = self._further
+            pooled = (accepted.sum(0) + IMAGINED * SIBLING) / (tried.sum(0) + IMAGINED)
+            hazards = (accepted + POOLED * pooled) / (tried + POOLED)
+            reached = numpy.cumprod(1 - hazards, 1)
+            self._shares = hazards * numpy.concatenate([numpy.ones((len(hazards), 1)), reached[:, :-1]], 1)
+        return self._shares
+
+    def chances(self, names: Sequence[str], matches: Sequence[int] | None = None) -> Floats:
+        """Return P(the child of rank r at position i is accepted | its parent is) `[n, positions, width]`."""
+        own = self._own_hazards(names, matches)
+        if self.width == 1:
+            return own[..., None]
+        return numpy.concatenate([own[..., None], (1 - own)[..., None] * self.sibling_shares()], 2)
 
     def hazards(self, match: int = 0) -> Floats:
         """Return P(position i is accepted | those before it were) over all requests, `[speculation_length]`.
@@ -78,13 +107,18 @@ class AcceptanceEstimate:
 
         Requests without evidence have the global one.
         """
+        survival: Floats = self._own_hazards(names, matches).cumprod(1)
+        return survival
+
+    def _own_hazards(self, names: Sequence[str], matches: Sequence[int] | None) -> Floats:
+        """Return P(position i is accepted | those before it were) of each request `[n, positions]`."""
         pooled, strength = self.hazards(), min(self.strength, GLOBAL_ONLY)
         if matches is not None:
             pooled = numpy.array([self.hazards(match) for match in matches]).reshape(-1, self.speculation_length)
         keys = zip(matches or [0] * len(names), names, strict=True)
         tried, accepted = self._own.take([self._places.get(key, 0) for key in keys], 1)
-        survival: Floats = ((accepted + strength * pooled) / (tried + strength)).cumprod(1)
-        return survival
+        hazards: Floats = (accepted + strength * pooled) / (tried + strength)
+        return hazards
 
     def observe(self, rows: Sequence[RowResult], matches: Sequence[int] | None = None) -> None:
         """Count the trials of a step's rows. Rows without drafted tokens have none."""
@@ -92,8 +126,9 @@ class AcceptanceEstimate:
         if not drafted or not self.speculation_length:
             return
         places = [self._place((match, row.sequence_id)) for match, row in drafted]
-        tried = [min(row.tried, self.speculation_length) for _, row in drafted]
-        kept = [min(row.kept, self.speculation_length) for _, row in drafted]
+        own = [row.firsts for _, row in drafted]
+        tried = [min(first, self.speculation_length) for first, _ in own]
+        kept = [min(accepted, self.speculation_length) for _, accepted in own]
         counted = self._first[[tried, kept]]  # [2, n, speculation_length]
         self._own[:, places] = self._own[:, places] * self._forgetting[tried] + counted
         kinds = {match for match, _ in drafted}
@@ -101,6 +136,19 @@ class AcceptanceEstimate:
             new = (counted if len(kinds) == 1 else counted[:, [match == other for other, _ in drafted]]).sum(1)
             self._all[match] = self._all.get(match, 0.0) * self._forget_globally ** new[0] + new
             self._hazards.pop(match, None)
+        if self.width > 1:
+            self._observe_siblings([row for _, row in drafted])
+
+    def _observe_siblings(self, rows: Sequence[RowResult]) -> None:
+        """Count the trials of siblings, those of one step forgetting what came before alike."""
+        new = numpy.zeros_like(self._further)
+        for row in rows:
+            for depth, rank, _, accepted in row.trials:
+                if 0 < rank < self.width and depth <= self.speculation_length:
+                    new[:, depth - 1, rank - 1] += (1, accepted)
+        if new[0].any():
+            self._further = self._further * self._forget_globally ** new[0] + new
+            self._shares = None
 
     def keep_only(self, names: Sequence[str]) -> None:
         """Drop requests that are not among `names`."""

@@ -1,12 +1,14 @@
-"""Optimal lengths: the most tokens a second for given survival probabilities and costs.
+"""Optimal trees: the most tokens a second for given survival probabilities and costs.
 
-Each drafted token is an item with a gain, the probability that it is emitted. Survival never rises with depth, so a
-row's items are taken from the first on. A set of items costs the target's pass over them, a draft pass for each depth
-over the rows that reach it, and the context that those read. For a given price of a second and a deepest item the best
-sets are those with the highest gain less their row's cost at that price, and each number of them is tried. The ratio
-found is the next price (Dinkelbach 1967). Sets are priced by the tables as they are. The optimum is exact where a draft
-pass costs a line by its rows, and a row of little loss else: items are put in order by that line. A draft of blocks
-costs one pass, by the rows that draft and the deepest of them: items are put in order by their gain.
+Each node that may be drafted is an item with a gain, the probability that it is emitted. A set of items costs the
+target's pass over them, a draft pass for each depth over the nodes that have children there, and the context that those
+read. For a given price of a second and a deepest item the best sets are those with the highest gain less their cost at
+that price, and each number of them is tried. The ratio found is the next price (Dinkelbach 1967). Sets are priced by
+the tables as they are. A set holds the parent and the elder siblings of each of its items.
+
+For chains the optimum is exact where a draft pass costs a line by its rows, and a row of little loss else: items are
+put in order by that line. A draft of blocks costs one pass, by the rows that draft and the deepest of them: items are
+put in order by their gain.
 
 Prompt tokens read in the same step cost the same whatever is drafted, so their time is in no allocation. They are only
 counted as tokens of the target's pass, where they may make each further token dearer.
@@ -20,6 +22,7 @@ from typing import NamedTuple
 
 import numpy
 
+from distillspec.serving.control.candidates import Candidates, chains
 from distillspec.serving.costs.drafted import Bools, DraftedCosts, Ints
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import Floats
@@ -28,11 +31,15 @@ LEAST_S = 1e-9
 
 
 class Allocation(NamedTuple):
-    """Lengths by row, and what they are expected to give: tokens (bonus included) and seconds."""
+    """Lengths by row, and what they are expected to give: tokens (bonus included) and seconds.
+
+    taken: `[n, U]` bool, the nodes of each row's tree, None for chains.
+    """
 
     lengths: Ints
     tokens: float
     seconds: float
+    taken: Bools | None = None
 
     @property
     def goodput(self) -> float:
@@ -45,9 +52,11 @@ class Batch:
     """Rows, survival and costs that lengths are chosen for.
 
     survival: `[n, V]`, P(the first 1 … V drafted tokens of row i all stand); never rising along a row.
-    limits: `[n]`, the most each row may draft. Survival beyond is set to 0.
+    limits: `[n]`, the most levels of each row. Survival beyond is set to 0.
     contexts, latency, prefill_tokens, by_model: as in `DraftedCosts`.
     price: tokens a second that the search starts from, such as the last step's best. 0: those of plain decoding.
+    nodes: of trees, a chain of V levels among them. None: chains alone.
+    gains: `[n, U]`, P(each of these nodes is on the accepted path).
     """
 
     survival: Floats
@@ -57,11 +66,15 @@ class Batch:
     prefill_tokens: int = 0
     by_model: Bools | None = None
     price: float = 0.0
+    nodes: Candidates | None = None
+    gains: Floats | None = None
 
     def __post_init__(self) -> None:
         rows, most = self.survival.shape
         if self.limits.min(initial=most) < most:
             self.survival = self.survival * (numpy.arange(most) < self.limits[:, None])
+            if self.nodes is not None and self.gains is not None:
+                self.gains = self.gains * (self.nodes.depths <= self.limits[:, None])
         seconds = self.latency.target.seconds(float(self.contexts.sum()), rows, rows)
         self.plain = Allocation(numpy.zeros(rows, dtype=numpy.int64), float(rows), max(seconds, LEAST_S))
 
@@ -69,7 +82,14 @@ class Batch:
     def costs(self) -> DraftedCosts:
         """Costs of drafted tokens."""
         most = self.survival.shape[1]
-        return DraftedCosts(self.latency, self.contexts, most, self.prefill_tokens, self.by_model)
+        return DraftedCosts(self.latency, self.contexts, most, self.prefill_tokens, self.by_model, len(self.items[0]))
+
+    @cached_property
+    def items(self) -> tuple[Candidates, Floats]:
+        """Nodes that may be taken, and the tokens that each is expected to add `[n, U]`."""
+        if self.nodes is None or self.gains is None:
+            return chains(self.survival.shape[1]), self.survival
+        return self.nodes, self.gains
 
 
 def best_by_row(batch: Batch) -> Allocation:
@@ -77,7 +97,7 @@ def best_by_row(batch: Batch) -> Allocation:
     best = batch.plain
     if not batch.limits.any() or not batch.survival.size:
         return best
-    if len(batch.limits) == 1:
+    if len(batch.limits) == 1 and batch.nodes is None:
         return _best_of_one(batch)
     price, before = batch.price or best.goodput, numpy.array([-1])  # no order
     while not numpy.array_equal(order := order_at(batch, price), before):
@@ -91,7 +111,7 @@ def best_by_row(batch: Batch) -> Allocation:
 
 
 def _best_of_one(batch: Batch) -> Allocation:
-    """A single row: all lengths in turn, in plain numbers, since arrays of a few are slower."""
+    """A chain of a single row: all lengths in turn, in plain numbers, since arrays of a few are slower."""
     latency, best, tokens, read = batch.latency, batch.plain, 1.0, 1 + batch.prefill_tokens
     if batch.by_model is not None and not batch.by_model[0]:
         latency = replace(latency, draft=None)
@@ -130,16 +150,37 @@ def row_tokens(batch: Batch) -> Floats:
 
 
 def order_at(batch: Batch, price: float, floor: Ints | None = None) -> Ints:
-    """Return the items `row · V + place` that may pay, the best at a price of a second in tokens first.
+    """Return the items `row · U + node` that may pay, the best at a price of a second in tokens first.
 
-    Items of the lengths `floor [n]` come before all others. With a floor, none is left out for not paying.
+    Chains of the lengths `floor [n]` come before all others. With a floor, none is left out for not paying.
     """
-    loss, most = price * batch.costs.least_s[:, None] - batch.survival, 0.0
+    (nodes, gains), costs, most = batch.items, batch.costs, 0.0
+    loss = price * numpy.where(nodes.firsts, costs.least_s[:, None], costs.verified_s) - gains
     if floor is not None:  # the price may be out of reach then
         most = numpy.inf
-        loss[batch.survival <= 0] = most
-        loss[numpy.arange(loss.shape[1]) < floor[:, None]] = -numpy.inf
+        loss[gains <= 0] = most
+    if batch.nodes is not None:
+        loss = _in_turn(loss, nodes)
+    if floor is not None:
+        loss[nodes.spine & (nodes.depths <= floor[:, None])] = -numpy.inf
     return loss.argsort(axis=None, kind="stable")[: numpy.count_nonzero(loss < most)]
+
+
+def _in_turn(loss: Floats, nodes: Candidates) -> Floats:
+    """Return losses `[n, U]` whose order puts no item before its parent or an elder sibling.
+
+    The first of a family share their mean loss where that is lower: a draft pass may pay for them together.
+    """
+    padded = numpy.concatenate([loss, numpy.full((len(loss), 1), numpy.inf)], 1)
+    family = padded[:, nodes.families]  # [n, F, W]
+    ranks = numpy.arange(family.shape[2])
+    mean = family.cumsum(2) / (ranks + 1)
+    last = mean.argmin(2)[..., None]
+    family = numpy.where(ranks <= last, mean.min(2)[..., None], family)
+    padded[:, nodes.families] = numpy.maximum.accumulate(family, 2)
+    for level in nodes.levels[1:]:
+        padded[:, level] = numpy.maximum(padded[:, level], padded[:, nodes.parents[level]])
+    return padded[:, :-1]
 
 
 def best_in(batch: Batch, order: Ints, forced: int = 0, budget_s: float = numpy.inf) -> Allocation | None:
@@ -149,8 +190,9 @@ def best_in(batch: Batch, order: Ints, forced: int = 0, budget_s: float = numpy.
     """
     if not len(order):
         return None
-    costs, (owner, place) = batch.costs, numpy.divmod(order, batch.survival.shape[1])
-    level, lead = place + 1, 1  # the draft pass of an item, 0 for none
+    (nodes, gains), costs = batch.items, batch.costs
+    owner, node = numpy.divmod(order, len(nodes))
+    level, lead = nodes.depths[node], 1  # the draft pass of an item, 0 for none
     if not costs.model.all():
         level, lead = level * costs.model[owner], 0
     at = level == numpy.arange(lead, int(level.max()) + 1)[:, None]  # [levels, items]
@@ -160,13 +202,14 @@ def best_in(batch: Batch, order: Ints, forced: int = 0, budget_s: float = numpy.
         up_to = of_levels.cumsum(0)
         return up_to if lead else numpy.concatenate([up_to, up_to[1:] - up_to[0]])
 
-    counts = at.cumsum(1)
-    read_s = (at * costs.read_s[owner]).cumsum(1)
-    level_s = costs.by_depth(counts[1 - lead :], read_s[1 - lead :])
+    added = at.cumsum(1)
+    read = added if batch.nodes is None else (at & nodes.firsts[node]).cumsum(1)
+    read_s = (at * (costs.read_s[owner] * nodes.spine[node])).cumsum(1)
+    level_s = costs.by_depth(read[1 - lead :], read_s[1 - lead :])
     if lead == 0:
-        level_s = numpy.concatenate([batch.latency.draft_free_s * (counts[:1] > 0), level_s])
-    taken = sums(counts)
-    tokens = sums((at * batch.survival.take(order)).cumsum(1)) + batch.plain.tokens
+        level_s = numpy.concatenate([batch.latency.draft_free_s * (read[:1] > 0), level_s])
+    taken = sums(added)
+    tokens = sums((at * gains.take(order)).cumsum(1)) + batch.plain.tokens
     seconds = sums(level_s) + costs.target_s[taken] + batch.plain.seconds
     ratio = tokens / seconds
     if forced:
@@ -177,6 +220,10 @@ def best_in(batch: Batch, order: Ints, forced: int = 0, budget_s: float = numpy.
     case, last = divmod(int(ratio.argmax()), len(order))
     if ratio[case, last] <= 0:
         return None
-    taken_at = at[: case + 1] if case < len(at) else at[1 : case - len(at) + 2]
-    lengths = numpy.bincount(owner[: last + 1][taken_at[:, : last + 1].any(0)], minlength=len(batch.limits))
-    return Allocation(lengths, float(tokens[case, last]), float(seconds[case, last]))
+    levels = at[: case + 1] if case < len(at) else at[1 : case - len(at) + 2]
+    kept = order[: last + 1][levels[:, : last + 1].any(0)]
+    chosen = numpy.zeros(gains.shape, dtype=bool)
+    chosen.put(kept, True)
+    lengths = (chosen * nodes.depths).max(1, initial=0)
+    trees = None if batch.nodes is None else chosen
+    return Allocation(lengths, float(tokens[case, last]), float(seconds[case, last]), trees)

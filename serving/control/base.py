@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from distillspec.serving.base.acceptance import RowResult
-from distillspec.serving.base.shape import PlannedTree, chain_of
+from distillspec.serving.base.shape import PlannedTree, TreeShape, chain_of
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.latency import LatencyModel
 
@@ -24,6 +24,7 @@ class RowView(NamedTuple):
     unread_tokens: int = 0  # tokens of its text that the draft model has not read
     source: str = DRAFT  # who would draft for it
     at_once: bool = False  # one pass of the draft model gives all its tokens
+    wide: bool = False  # its levels may have siblings
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,12 @@ class RowPlan(NamedTuple):
     ) -> RowPlan:
         """Return the plan of a chain from the row's own source, at most as long as the row's limit."""
         return cls(row.sequence_id, chain_of(min(speculation_length, row.limit), row.source), draft_prefill, verified)
+
+    @classmethod
+    def of(cls, row: RowView, shape: TreeShape) -> RowPlan:
+        """Return the plan of a tree from the row's own source, of at most as many levels as the row's limit."""
+        own = shape.shortened(row.limit)
+        return cls(row.sequence_id, (PlannedTree(row.source, own),) if own.depth else ())
 
     @property
     def speculation_length(self) -> int:

@@ -1,8 +1,9 @@
-"""The same length for every row and step."""
+"""The same shape for every row and step."""
 
 from __future__ import annotations
 
 from distillspec.errors import ConfigError
+from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.control.base import BatchView, LengthController, Plan, RowPlan
 
 
@@ -16,3 +17,19 @@ class FixedLength(LengthController):
 
     def plan(self, view: BatchView) -> Plan:
         return Plan(tuple([RowPlan.chain(row, self.speculation_length) for row in view.rows]))
+
+
+class FixedTree(LengthController):
+    """Plans one shape for every row, cut to the levels that the row may have."""
+
+    def __init__(self, shape: TreeShape) -> None:
+        self.shape = shape
+        self.speculation_length, self.most_nodes = shape.depth, shape.nodes
+
+    def plan(self, view: BatchView) -> Plan:
+        return alike(view, self.shape)
+
+
+def alike(view: BatchView, shape: TreeShape, tokens: float | None = None, seconds: float | None = None) -> Plan:
+    """Return the plan of one shape for all rows, cut to the levels that each row may have."""
+    return Plan(tuple([RowPlan.of(row, shape) for row in view.rows]), tokens, seconds)

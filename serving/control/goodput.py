@@ -4,7 +4,7 @@ speculating for long."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy
@@ -12,10 +12,12 @@ import numpy
 from distillspec.config.engine import LENGTHS
 from distillspec.errors import ConfigError
 from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.shape import TreeShape, chain_shape
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.allocation import Allocation, Batch, best_by_row, best_for_all, expected
 from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowView, StepResult, decoding_rows
 from distillspec.serving.control.bounded import WITHIN, best_within
+from distillspec.serving.control.candidates import Candidates
 from distillspec.serving.control.speculation_policy import SpeculationPolicy
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.live_latency import LiveLatency
@@ -32,7 +34,7 @@ class Decision:
     """Reasons of a plan: predicted seconds and tokens of the step, and the estimates behind them."""
 
     mode: Mode
-    lengths: tuple[int, ...]
+    shapes: tuple[TreeShape, ...]  # of each row's tree
     predicted_tokens: float
     predicted_s: float
     plain_tokens_per_s: float
@@ -43,6 +45,11 @@ class Decision:
     raw: tuple[float, float]  # goodput without speculation and of the best lengths, before what was measured
     slo_violation: float | None = None  # the worst row's expected time per token over its bound, None without bounds
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Levels of each row."""
+        return tuple([shape.depth for shape in self.shapes])
+
 
 class GoodputController:
     """Plans the lengths of highest expected goodput, and learns acceptance and costs from every step.
@@ -52,6 +59,8 @@ class GoodputController:
         latency: measured costs. None: guessed, and learnt from the first steps.
         lengths: `request` gives each row its own, `step` one for all, `global` one acceptance as well.
         drafts_with_model: False where proposals cost next to nothing (prompt lookup).
+        trees: the nodes that trees may have, None for chains. Chains alone are planned where all rows have one length,
+            and within bounds.
         acceptance: the estimate of acceptance, None for the default.
         max_time_per_token_s: bound on every row's expected time per output token, unless the row has its own. If no
             lengths keep it, those with the worst row nearest to it are chosen.
@@ -64,6 +73,7 @@ class GoodputController:
         *,
         lengths: str = "request",
         drafts_with_model: bool = True,
+        trees: Candidates | None = None,
         acceptance: AcceptanceEstimate | None = None,
         max_time_per_token_s: float | None = None,
     ) -> None:
@@ -75,7 +85,10 @@ class GoodputController:
         self._alike = lengths != "request"
         self._costs = LiveLatency(latency, drafts_with_model=drafts_with_model)
         shared = {"strength": float("inf")} if lengths == "global" else {}
-        self.acceptance = AcceptanceEstimate(speculation_length, **shared) if acceptance is None else acceptance
+        self.trees = None if self._alike else trees
+        width = 1 if self.trees is None else 1 + int(self.trees.ranks.max(initial=0))
+        own = AcceptanceEstimate(speculation_length, width, **shared)
+        self.acceptance = own if acceptance is None else acceptance
         self._steps, self._price = 0, 0.0
         self.speculation = SpeculationPolicy()
 
@@ -90,7 +103,7 @@ class GoodputController:
 
     def plan(self, view: BatchView) -> Plan:
         decision = self.decide(view)
-        rows = tuple(map(RowPlan.chain, view.rows, decision.lengths))
+        rows = tuple(map(RowPlan.of, view.rows, decision.shapes))
         return Plan(rows, decision.predicted_tokens, decision.predicted_s, decision)
 
     def decide(self, view: BatchView) -> Decision:
@@ -111,7 +124,7 @@ class GoodputController:
         lengths = planned.lengths.tolist()
         return Decision(
             mode,
-            tuple(lengths),
+            self._shapes(planned),
             planned.tokens,
             planned.seconds + prompts_s + self._catch_up_s(view.rows, lengths),
             self.speculation.plain_rate(batch.plain.goodput),
@@ -130,6 +143,7 @@ class GoodputController:
         sure = len(rows) == len(view.rows) and self._costs.observe(
             [row.context_tokens for row in view.rows],
             [row.nodes for row in rows],
+            [row.depth for row in rows],
             [row.unread_tokens if row.drafted_by_model else None for row in view.rows],
             result.prefill_tokens,
             result.target_s,
@@ -151,18 +165,34 @@ class GoodputController:
         self.acceptance.reset()
         self.speculation = SpeculationPolicy()
 
+    @property
+    def most_nodes(self) -> int:
+        """The most tokens of a row's tree."""
+        return self.speculation_length if self.trees is None else len(self.trees)
+
     def _batch(self, view: BatchView) -> Batch:
         columns: Sequence[tuple[Any, ...]] = list(zip(*view.rows, strict=True)) or [()] * len(RowView._fields)
         names, contexts, limits, by_model, matches, *_ = columns
-        return Batch(
-            self.acceptance.survival(names, matches if any(matches) else None),
+        chances = self.acceptance.chances(names, matches if any(matches) else None)
+        batch = Batch(
+            chances[..., 0].cumprod(1),
             numpy.minimum(numpy.array(limits, dtype=numpy.int64), self.speculation_length),
             numpy.array(contexts, dtype=numpy.int64),
             self.latency.of_draft(view.at_once),
             view.prefill_tokens,
             None if all(by_model) else numpy.array(by_model),
-            price=self._price,
+            self._price,
         )
+        if self.trees is None or not view.rows or self._bounds(view.rows) is not None:
+            return batch
+        gains = self.trees.survival(chances)
+        wide = numpy.array([row.wide for row in view.rows])
+        return replace(batch, nodes=self.trees, gains=gains * (self.trees.spine | wide[:, None]))
+
+    def _shapes(self, planned: Allocation) -> tuple[TreeShape, ...]:
+        if planned.taken is None or self.trees is None:
+            return tuple(map(chain_shape, planned.lengths.tolist()))
+        return tuple(map(self.trees.shape, planned.taken))
 
     def _pick(self, view: BatchView, batch: Batch, best: Allocation) -> tuple[Mode, Allocation]:
         if not batch.limits.any():

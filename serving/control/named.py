@@ -11,11 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from distillspec.config.engine import EngineConfig
+from distillspec.config.engine import CUT, EngineConfig
 from distillspec.config.registry import CONTROLLERS, check_options, find
 from distillspec.errors import ConfigError
+from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.control.base import LengthController
-from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.control.candidates import candidates, shape_of
+from distillspec.serving.control.fixed import FixedLength, FixedTree
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.smartspec import SmartSpecController
 from distillspec.serving.costs.latency import LatencyModel
@@ -23,15 +25,21 @@ from distillspec.serving.costs.latency import LatencyModel
 # Variant → the controller and its options, and a line about it.
 VARIANTS: dict[str, tuple[str, dict[str, Any], str]] = {
     "goodput-step": ("goodput", {"lengths": "step"}, "one length for all rows of a step, acceptance by request"),
+    "goodput-chains": ("goodput", {"tree": "off"}, "chains alone, no siblings"),
     "goodput-global": ("goodput", {"lengths": "global"}, "one length for all rows of a step, one acceptance for all"),
     "smartspec-request": ("smartspec", {"per_request": True}, "smartspec, the acceptance of each request by itself"),
 }
 CONTROLLER_NAMES: dict[str, str] = {
     "none": "no speculation",
     "fixed-K": "K tokens a row, as in fixed-3",
+    "siblings-W-W": "a chain with W tokens at each level, as in siblings-3-2-1",
+    "tree-W-W": "W children under every node of each level, as in tree-4-2-2-1",
     **{name: choice.about for name, choice in CONTROLLERS.items() if name != "fixed"},
     **{name: about for name, (_, _, about) in VARIANTS.items()},
 }
+
+
+FIXED = re.compile(r"none|fixed-(?P<length>\d+)|(?P<grown>siblings|tree)(?P<widths>(-[1-9]\d?)+)")
 
 
 @dataclass(frozen=True)
@@ -68,8 +76,8 @@ def named_controller(
     Raises:
         ConfigError: an unknown name, or a controller that needs costs without them.
     """
-    if match := re.fullmatch(r"none|fixed-(\d+)", name):
-        return FixedLength(int(match[1] or 0))
+    if match := FIXED.fullmatch(name):
+        return _fixed(match)
     base, options, _ = VARIANTS.get(name, (name, {}, ""))
     if base not in CONTROLLERS or base == "fixed":
         known = [*CONTROLLER_NAMES, *(each for each in CONTROLLERS if each not in (*CONTROLLER_NAMES, "fixed"))]
@@ -79,19 +87,35 @@ def named_controller(
     return make_controller(base, ControllerParts(speculation_length, latency, drafts_with_model), options)
 
 
-def make_fixed(parts: ControllerParts) -> FixedLength:
-    """Draft `speculation_length` tokens for every row."""
-    return FixedLength(parts.speculation_length)
+def _fixed(match: re.Match[str]) -> LengthController:
+    """Return the controller of a matched name."""
+    if match["grown"] is None:
+        return FixedLength(int(match["length"] or 0))
+    widths = tuple(map(int, match["widths"].split("-")[1:]))
+    return FixedTree(TreeShape.spine(widths) if match["grown"] == "siblings" else TreeShape.full(widths))
 
 
-def make_goodput(parts: ControllerParts, lengths: str | None = None) -> GoodputController:
-    """Maximise goodput. `lengths` replaces the setting."""
+def make_fixed(parts: ControllerParts) -> LengthController:
+    """Draft the tree that settings name for every row. Without widths it is a chain of `speculation_length` tokens."""
+    settings, most = parts.settings, parts.speculation_length
+    if settings.tree in CUT and most:
+        return FixedTree(shape_of(candidates(settings.most_widths(most), settings.nodes).paths))
+    if settings.widths and most:
+        return FixedTree(TreeShape.full(settings.most_widths(most)))
+    return FixedLength(most)
+
+
+def make_goodput(parts: ControllerParts, lengths: str | None = None, tree: str | None = None) -> GoodputController:
+    """Maximise goodput. `lengths` and `tree` replace the settings."""
+    settings = parts.settings if tree is None else replace(parts.settings, tree=tree, widths=[])
+    widths = settings.most_widths(parts.speculation_length)
     return GoodputController(
         parts.speculation_length,
         parts.latency,
-        lengths=lengths or parts.settings.lengths,
+        lengths=lengths or settings.lengths,
         drafts_with_model=parts.drafts_with_model,
-        max_time_per_token_s=parts.settings.max_time_per_token_s,
+        trees=candidates(widths, settings.nodes) if max(widths, default=1) > 1 else None,
+        max_time_per_token_s=settings.max_time_per_token_s,
     )
 
 

@@ -18,24 +18,31 @@ class DraftedCosts:
     """Costs of drafted tokens in one step, as `LatencyModel` has them, in arrays.
 
     model: which rows take part in draft passes `[n]`.
-    target_s: seconds that drafted tokens add to the target's pass, by their number from 0 to n · most.
+    target_s: seconds that drafted tokens add to the target's pass, by their number from 0 to n · nodes.
     pass_s: seconds of a draft pass by its tokens from 0 on.
     read_s: seconds that a row and its context add to a draft pass `[n]`.
 
     Args:
         latency: costs of steps.
         contexts: `[n]`, tokens of each row in the cache.
-        most: the most tokens that a row may draft.
+        most: the most levels that a row may draft.
         prefill_tokens: prompt tokens in the target's pass.
         by_model: `[n]`, False where a row's drafts come without the draft model; None: as `latency` has a draft or not.
+        nodes: the most tokens that a row may draft, None: a chain's.
     """
 
     def __init__(
-        self, latency: LatencyModel, contexts: Ints, most: int, prefill_tokens: int = 0, by_model: Bools | None = None
+        self,
+        latency: LatencyModel,
+        contexts: Ints,
+        most: int,
+        prefill_tokens: int = 0,
+        by_model: Bools | None = None,
+        nodes: int | None = None,
     ) -> None:
         rows, draft = len(contexts), latency.draft
         self.draft_free_s, self.at_once, self._depths = latency.draft_free_s, latency.at_once, numpy.arange(most)
-        counts = numpy.arange(rows * most + 3.0)
+        counts = numpy.arange(rows * (nodes or most) + 3.0)
         self.target_s = latency.target.by_tokens(counts + (rows + prefill_tokens))
         self.target_s -= self.target_s[0]
         self.model, self.read_s, self.pass_s = numpy.zeros(rows, dtype=bool), numpy.zeros(rows), 0.0 * counts
@@ -47,17 +54,21 @@ class DraftedCosts:
         self.pass_s[0] = 0.0
 
     @cached_property
+    def verified_s(self) -> float:
+        """The least seconds that one more token of the target's pass takes."""
+        return float((self.target_s[1:] - self.target_s[:-1]).min())
+
+    @cached_property
     def least_s(self) -> Floats:
         """The least seconds that one more token of a row takes `[n]`, where draft passes cost a line by their tokens.
 
         In a block, a row's further token costs no drafting where another row drafts as deep.
         """
-        verified_s = float((self.target_s[1:] - self.target_s[:-1]).min())
         if self.at_once:
-            return numpy.full(len(self.model), verified_s)
+            return numpy.full(len(self.model), self.verified_s)
         rows = max(int(self.model.sum()), 2)
         per_row = float(self.pass_s[rows] - self.pass_s[1]) / (rows - 1)
-        return self.read_s + (per_row * self.model + verified_s)
+        return self.read_s + (per_row * self.model + self.verified_s)
 
     def by_depth(self, rows: Ints, read_s: Floats) -> Floats:
         """Return the seconds `[depths, …]` that each further depth of drafting takes.

@@ -37,7 +37,8 @@ class LiveLatency:
     def observe(
         self,
         contexts: Sequence[int],
-        proposed: Sequence[int],
+        nodes: Sequence[int],
+        depths: Sequence[int],
         unread_tokens: Sequence[int | None],
         prefill_tokens: int,
         target_s: float,
@@ -48,7 +49,8 @@ class LiveLatency:
 
         Args:
             contexts: tokens of each decoding row in the cache.
-            proposed: tokens that each row drafted.
+            nodes: tokens that each row drafted.
+            depths: their levels, as many as the draft took passes.
             unread_tokens: of each row, those that the draft model has not read, None if another source drafted.
             prefill_tokens: prompt tokens in the target's pass.
             target_s: seconds of the target's pass.
@@ -59,15 +61,15 @@ class LiveLatency:
             True if the times could be predicted well enough to judge by.
         """
         self._latency = None
-        tokens = sum(proposed) + len(contexts) + prefill_tokens
+        tokens = sum(nodes) + len(contexts) + prefill_tokens
         sure = self._target.observe(sum(contexts), [tokens] if tokens else [], target_s, len(contexts))
         if self._draft is None:
             return sure
-        if not any(proposed):
+        if not any(nodes):
             self._guess_draft(tokens)
             return sure
         self._guess = None
-        lengths = [0 if unread is None else k for k, unread in zip(proposed, unread_tokens, strict=True)]
+        lengths = [0 if unread is None else k for k, unread in zip(depths, unread_tokens, strict=True)]
         work = draft_work(contexts, lengths, at_once)
         passes: list[float] = [*work.passes]
         further, own_passes = catch_up_cost(

@@ -19,13 +19,14 @@ from distillspec.serving.decoding.logits import Columns, Place, needs_transform,
 from distillspec.serving.decoding.noise import exponentials, key_tensor, noise_key
 
 PREFIX = 64
+NONE = -1  # no column
 
 
 class Draws(NamedTuple):
     """Numbers that decide the next `count` tokens of B rows, on the device. A part that no row needs is None."""
 
     temperatures: Tensor | None = None  # [B] float32, 0 if greedy
-    uniforms: Tensor | None = None  # [B, count] float64 in [0, 1)
+    uniforms: Tensor | None = None  # [B, count, most] float64 in [0, 1), for up to `most` siblings
     filters: Tensor | None = None  # [B, 3] float32: tokens of top-k, mass of top-p, ratio of min-p
     keys: Tensor | None = None  # [B, count, 2] int32, noise of seeded rows
     seeded: Tensor | None = None  # [B] bool
@@ -39,30 +40,32 @@ class Draws(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Drafted tokens of B rows: one each."""
+    """Drafted tokens of B rows: siblings, in the order in which they are tried."""
 
-    columns: Tensor  # [B] int64
-    finite: Tensor  # [B] bool. False: the row's logits are NaN, or leave nothing to draft, and its column means nothing
+    columns: Tensor  # [B, siblings] int64, −1 where no further token has any probability
+    finite: Tensor  # [B] bool. False: the row's logits are NaN, or leave nothing to draft. Its columns mean nothing
     probs: Tensor | None  # [B, width] float32 that drawn ones were drawn from, None if all rows are greedy
 
 
-def make_draws(places: Sequence[Place], columns: Columns, count: int, uniforms: Tensor) -> Draws:
+def make_draws(places: Sequence[Place], columns: Columns, count: int, uniforms: Tensor, *, best: bool = False) -> Draws:
     """Return what the next `count` tokens after `places` are chosen by.
 
     Args:
         columns: the draft's.
-        uniforms: `[B, count]` float64 on the draft's device, of the proposals' own stream.
+        uniforms: `[B, count, most]` float64 on the draft's device, of the proposals' own stream.
+        best: choose the most probable tokens where others would be drawn.
     """
     device = uniforms.device
     added, repetition = _static_changes(places, columns, device)
     params = [place.sequence.params for place in places]
-    if all(own.is_greedy for own in params):
+    temperatures = [0.0 if best and own.seed is None else own.temperature for own in params]
+    if not any(temperatures):
         return Draws(added=added, repetition=repetition)
     filtered = any(own.top_k > 0 or own.top_p < 1 or own.min_p > 0 for own in params)
     filters = [(own.top_k or columns.width, own.top_p, own.min_p) for own in params]
     seeded = [own.seed is not None for own in params]
     return Draws(
-        to_device([own.temperature for own in params], device, torch.float32),
+        to_device(temperatures, device, torch.float32),
         uniforms,
         to_device(filters, device, torch.float32) if filtered else None,
         to_device(_keys(places, count), device) if any(seeded) else None,
@@ -72,31 +75,56 @@ def make_draws(places: Sequence[Place], columns: Columns, count: int, uniforms: 
     )
 
 
-def choose(logits: Tensor, draws: Draws, step: int, hashed: Tensor) -> Choice:
-    """Choose a token a row.
+def choose(logits: Tensor, draws: Draws, step: int, hashed: Tensor, siblings: int = 1) -> Choice:
+    """Choose tokens for each row.
+
+    Greedy rows get the most probable tokens, and seeded ones those of the highest noisy scores. Other rows draw without
+    replacement: each from what the ones before it have left.
 
     Args:
         logits: `[B, width]` float32.
         step: which of the `count` tokens it is.
         hashed: `hashed_ids` of the draft's columns.
+        siblings: tokens a row.
     """
     if draws.repetition is not None:
         logits = torch.where(logits > 0, logits / draws.repetition, logits * draws.repetition)
     if draws.added is not None:
         logits = logits + draws.added
     peaks = logits.amax(-1, keepdim=True)
-    best, finite = best_ids(logits), torch.isfinite(peaks[:, 0])
+    finite = torch.isfinite(peaks[:, 0])
     if draws.temperatures is None or draws.uniforms is None:
-        return Choice(best, finite, None)
+        return Choice(_best(logits, siblings), finite, None)
     greedy = draws.temperatures == 0
     probs = torch.softmax((logits - peaks).div_(torch.where(greedy, 1.0, draws.temperatures)[:, None]), -1)
     if draws.filters is not None:
         probs = _filtered(probs, *draws.filters.unbind(-1))
-    chosen = draw_unchecked(probs, draws.uniforms[:, step])
+    chosen = _drawn(probs, draws.uniforms[:, step, :siblings])
     if draws.keys is not None and draws.seeded is not None:
         race = probs / exponentials(draws.keys[:, step], hashed)
-        chosen = torch.where(draws.seeded, best_ids(race), chosen)
-    return Choice(torch.where(greedy, best, chosen), finite, probs)
+        chosen = torch.where(draws.seeded[:, None], _best(race, siblings), chosen)
+    return Choice(torch.where(greedy[:, None], _best(logits, siblings), chosen), finite, probs)
+
+
+def _best(scores: Tensor, count: int) -> Tensor:
+    """Return the columns `[B, count]` of the highest `scores [B, width]` in order, −1 where the rest is −inf."""
+    found = [best_ids(scores)]
+    for _ in range(1, count):
+        scores = scores.scatter(1, found[-1][:, None].clamp(min=0), -torch.inf)
+        best = best_ids(scores)
+        found.append(torch.where(scores.gather(1, best[:, None])[:, 0] > -torch.inf, best, NONE))
+    return torch.stack(found, 1)
+
+
+def _drawn(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw columns `[B, count]` without replacement from `probs [B, width]`, −1 where no probability is left."""
+    first = draw_unchecked(probs, uniforms[:, 0])
+    found, left = [first], probs
+    for uniform in uniforms[:, 1:].unbind(-1):
+        left = left.scatter(1, found[-1][:, None].clamp(min=0), 0.0)
+        column = draw_unchecked(left, uniform)
+        found.append(torch.where(left.gather(1, column[:, None])[:, 0] > 0, column, NONE))
+    return torch.stack(found, 1)
 
 
 def _filtered(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:

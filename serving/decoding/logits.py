@@ -47,8 +47,8 @@ class Columns:
         return {self._column[i]: value for i, value in values.items() if i in self._column}
 
     def ids(self, columns: Tensor) -> Tensor:
-        """Return the token ids of columns."""
-        return columns if self.kept_ids is None else self.kept_ids[columns]
+        """Return the token ids of columns. −1, no column, stays −1."""
+        return columns if self.kept_ids is None else torch.where(columns < 0, columns, self.kept_ids[columns])
 
 
 def needs_transform(sequence: SequenceState) -> bool:

@@ -67,11 +67,18 @@ class TokenSampler:
         self._hashed = hashed_ids(torch.arange(vocab_size, device=device))
         self._propose, self._accept, self._residual = (torch.Generator().manual_seed(3 * seed + i) for i in range(3))
 
-    def draws(self, places: Sequence[Place], count: int, columns: Columns) -> Draws:
-        """Return what a draft on `columns` chooses the next `count` tokens after `places` by."""
+    def draws(
+        self, places: Sequence[Place], count: int, columns: Columns, siblings: int = 1, *, best: bool = False
+    ) -> Draws:
+        """Return what a draft on `columns` chooses the next `count` tokens after `places` by, each with siblings.
+
+        Args:
+            best: choose the most probable tokens where others would be drawn.
+        """
         drawn = any(not place.sequence.params.is_greedy for place in places)
-        uniforms = torch.rand(len(places) if drawn else 0, count, generator=self._propose, dtype=torch.float64)
-        return make_draws(places, columns, count, to_device(uniforms, self.device))
+        rows = len(places) if drawn else 0
+        uniforms = torch.rand(rows, count, siblings, generator=self._propose, dtype=torch.float64)
+        return make_draws(places, columns, count, to_device(uniforms, self.device), best=best)
 
     def verify(self, logits: Tensor, windows: Sequence[VerificationWindow]) -> list[Judgement]:
         """A judgement of each window.

@@ -25,7 +25,8 @@ Ints = NDArray[numpy.int64]
 class RowInput:
     """Tokens to read into one slot after its first `start`, and for how many of the last ones logits are wanted.
 
-    With a `tree`, `tokens` are one committed token (the root) and then the tree's nodes.
+    With a `tree`, `tokens` are one committed token (the root) and then the tree's nodes. Not `rooted`: the nodes alone,
+    which continue the text before `start`.
     """
 
     slot: int
@@ -33,6 +34,7 @@ class RowInput:
     tokens: Sequence[int]
     wanted: int = 1
     tree: TokenTree | None = None
+    rooted: bool = True
 
     @property
     def end(self) -> int:
@@ -95,7 +97,8 @@ class _Plan:
         positions = self.places.copy()
         for row, offset in zip(self.rows, self.offsets, strict=False):
             if row.is_wide and row.tree is not None:
-                positions[offset : offset + len(row.tokens)] = [row.start, *(row.start + d for d in row.tree.depths)]
+                depths = [0, *row.tree.depths] if row.rooted else [depth - 1 for depth in row.tree.depths]
+                positions[offset : offset + len(row.tokens)] = [row.start + depth for depth in depths]
         return positions
 
 
@@ -146,7 +149,9 @@ class _Group:
 
 def _parents(row: RowInput) -> list[int]:
     """Return the parent of each token of a row with a tree, none for a chain."""
-    return [] if row.tree is None else [-1, *(1 + parent for parent in row.tree.parents)]
+    if row.tree is None:
+        return []
+    return [-1, *(1 + parent for parent in row.tree.parents)] if row.rooted else list(row.tree.parents)
 
 
 def _neighbours(rows: Sequence[RowInput]) -> list[tuple[int, int]]:

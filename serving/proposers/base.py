@@ -42,6 +42,7 @@ class Prospect(NamedTuple):
     unread_tokens: int = 0  # tokens of its text that a draft model would read first
     source: str = DRAFT
     at_once: bool = False  # True if one pass gives all its tokens
+    wide: bool = False  # True if its levels may have siblings
 
 
 @runtime_checkable

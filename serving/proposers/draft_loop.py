@@ -24,7 +24,7 @@ from distillspec.serving.execution.runner import ModelRunner
 class Drafts(NamedTuple):
     """Drafted tokens of B rows, on the device. Valid until the next loop."""
 
-    ids: Tensor  # [B, count] int64, absolute
+    ids: Tensor  # [B, Σ widths] int64, absolute: level by level, siblings in their order, −1 for none
     finite: Tensor  # [B, count] bool: False from the first NaN of a row's logits on
     probs: Tensor | None  # [B, count, width] float32 that tokens were drawn from, None if all rows are greedy
     predicted: Tensor | None = None  # [B, count] float32: probability of each being accepted, if the draft predicts it
@@ -52,26 +52,31 @@ class DraftLoop:
         """Number of recorded loops."""
         return 0 if self._recordings is None else len(self._recordings)
 
-    def run(self, rows: Sequence[RowInput], count: int, draws: Draws) -> Drafts:
-        """Read `rows` (each wants its last token's logits) and draft `count` tokens after each."""
+    def run(self, rows: Sequence[RowInput], widths: tuple[int, ...], draws: Draws) -> Drafts:
+        """Read `rows` (each wants its last token's logits) and draft a chain after each, with siblings.
+
+        Args:
+            widths: tokens of each level. The chain goes on behind the first of them.
+        """
+        count = len(widths)
         batch = self.runner.prepare(rows, count)
         reach = self.runner.cache.reach(max(row.end for row in rows) + count)
-        recorded = self._recorded(batch, reach, count, draws)
+        recorded = self._recorded(batch, reach, widths, draws)
         if recorded is None:
             ends = batch.view.places[batch.wanted] + 1
-            return self._loop(batch, ends, reach, count, draws)
+            return self._loop(batch, ends, reach, widths, draws)
         self.runner.passes += 1 if self.runner.one_pass else count
         return recorded.run(batch, draws)
 
-    def _recorded(self, batch: FlatBatch, reach: int, count: int, draws: Draws) -> _Recorded | None:
+    def _recorded(self, batch: FlatBatch, reach: int, widths: tuple[int, ...], draws: Draws) -> _Recorded | None:
         if self._recordings is None:
             return None
         shape = PassShape.of(batch.view, reach)
         if shape is None:
             return None
-        return self._recordings.get((shape, count, draws.kind), lambda: self._record(shape, count, draws))
+        return self._recordings.get((shape, widths, draws.kind), lambda: self._record(shape, widths, draws))
 
-    def _record(self, shape: PassShape, count: int, like: Draws) -> _Recorded:
+    def _record(self, shape: PassShape, widths: tuple[int, ...], like: Draws) -> _Recorded:
         model, cache = self.runner.model, self.runner.cache
         inputs = PassInputs(cache, shape, model.device)
         last = torch.zeros(shape.rows, dtype=torch.int64, device=model.device)
@@ -80,25 +85,32 @@ class DraftLoop:
 
         def run() -> Drafts:
             batch = FlatBatch(inputs.tokens, inputs.view(), last)
-            return self._loop(batch, ends, shape.reach, count, draws, recording=True)
+            return self._loop(batch, ends, shape.reach, widths, draws, recording=True)
 
         assert self._recordings is not None
         return _Recorded(inputs, last, ends, draws, self._recordings.recorder.record(run))
 
     def _loop(
-        self, batch: FlatBatch, ends: Tensor, reach: int, count: int, draws: Draws, recording: bool = False
+        self,
+        batch: FlatBatch,
+        ends: Tensor,
+        reach: int,
+        widths: tuple[int, ...],
+        draws: Draws,
+        recording: bool = False,
     ) -> Drafts:
-        """Draft `count` tokens a row, the first at place `ends [B]`."""
+        """Draft `widths` tokens a row, the chain's first at place `ends [B]`."""
+        count = len(widths)
         max_len, carried = batch.view.cache.max_len, self.runner.begin(batch, count, recording=recording)
         predicted = self.runner.predicted_acceptance(carried)
         newest = batch.tokens[0, batch.wanted]
         ids, finite, probs = [], [], []
-        for step in range(count):
+        for step, width in enumerate(widths):
             logits = self.runner.logits(carried, step, newest).float()
-            choice = choose(logits, draws, step, self.hashed)
+            choice = choose(logits, draws, step, self.hashed, width)
             finite.append(choice.finite)
-            newest = self.columns.ids(choice.columns)
-            ids.append(newest)
+            ids.append(self.columns.ids(choice.columns))
+            newest = ids[-1][:, 0]
             if choice.probs is not None:
                 probs.append(choice.probs)
             if step + 1 < count and not self.runner.one_pass:
@@ -107,7 +119,7 @@ class DraftLoop:
                 following = FlatBatch(newest[None], at, batch.wanted)
                 carried = self.runner.follow(following, carried, step + 1, recording=recording)
         return Drafts(
-            torch.stack(ids, 1),
+            torch.cat(ids, 1),
             torch.stack(finite, 1).long().cumprod(1).bool(),
             torch.stack(probs, 1) if probs else None,
             predicted,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from distillspec.config.engine import EngineConfig
+from distillspec.config.engine import ONE_HOT, EngineConfig
 from distillspec.config.registry import PROPOSERS, WITH_DRAFT, WITHOUT_DRAFT, ProposerChoice, check_options, find
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
@@ -81,6 +81,8 @@ def make_draft_model(parts: ProposerParts) -> DraftModel:
     """Run the draft, gated by `draft_confidence` where that is above 0: by its confidence head if it has one."""
     assert parts.draft is not None, "the engine checks that there is a draft"
     threshold, predicts = parts.settings.draft_confidence, parts.draft.predicts_acceptance
+    if parts.settings.tree == "medusa" and not parts.draft.kind.startswith("medusa"):
+        raise ConfigError(f"tree=medusa needs a draft of kind medusa, not {parts.draft.kind}; use tree=topk or dynamic")
     return DraftModel(
         parts.draft,
         parts.sampler,
@@ -88,6 +90,8 @@ def make_draft_model(parts: ProposerParts) -> DraftModel:
         version=parts.version,
         rule=ConfidenceThreshold(threshold) if threshold > 0 and not predicts else None,
         surer_than=threshold if predicts else 0.0,
+        topk=parts.settings.tree in ONE_HOT,
+        dynamic=parts.settings.widest if parts.settings.tree == "dynamic" else None,
         prepared=parts.prepared,
         recorder=parts.recorder,
     )

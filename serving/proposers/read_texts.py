@@ -20,7 +20,7 @@ class DraftState:
     unchecked: bool = False  # it has read text but given no logits of it, so NaN would be unnoticed
     sound: bool = True  # False after NaN in its logits
     skipped: bool = False  # True: it never reads the sequence
-    drafted: tuple[int, ...] = ()  # tokens of the last window, all but the newest of them read
+    drafted: tuple[int, ...] = ()  # tokens of the last window that it has read behind the text
     sibling: tuple[DraftState, Prefix] | None = None  # sequence in another slot that begins with the same text
 
 

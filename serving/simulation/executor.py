@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from random import Random
 from typing import NamedTuple
 
-from distillspec.serving.base.acceptance import RowResult, Trial, count_trials
+from distillspec.serving.base.acceptance import RowResult, Trial
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import DRAFT
@@ -28,6 +28,12 @@ class SimulatedWindow(NamedTuple):
     accepted: int
     depth: int = 0  # of a tree, 0 for chains
     trials: tuple[Trial, ...] = ()  # of a tree
+
+    @property
+    def firsts(self) -> int:
+        """Accepted tokens that are the first of their siblings, before any other."""
+        ranks = [trial.rank for trial in self.trials if trial.accepted]
+        return next((level for level, rank in enumerate(ranks) if rank), self.accepted)
 
     def result(self, sequence_id: str) -> RowResult:
         """Return the result of a row of whose output there is room for all tokens."""
@@ -119,10 +125,10 @@ class SimulatedExecutor:
         return [self._judge_row(row, planned) if planned.trees else PLAIN for row, planned in rows]
 
     def _judge_row(self, row: RowView, planned: RowPlan) -> SimulatedWindow:
-        trace, widths = self.rows[row.sequence_id], planned.trees[0].shape.widths
-        place, drafted = row.context_tokens - trace.prompt_tokens, len(widths)
-        if max(widths) > 1:
-            return self._judge_tree(trace.ranks[place:], planned.trees[0].shape)
+        trace, shape = self.rows[row.sequence_id], planned.trees[0].shape
+        place, drafted = row.context_tokens - trace.prompt_tokens, shape.depth
+        if shape.nodes > shape.depth:
+            return self._judge_tree(trace.ranks[place:], shape.shortened(planned.verified_length))
         if trace.gates is not None:
             drafted = min(drafted, trace.gates[place])
         verified = min(drafted, planned.verified_length)
@@ -130,15 +136,15 @@ class SimulatedExecutor:
 
     @staticmethod
     def _judge_tree(ranks: Sequence[int], shape: TreeShape) -> SimulatedWindow:
-        widths, accepted = shape.widths, 0
-        while accepted < shape.depth and ranks[accepted] <= widths[accepted]:
-            accepted += 1
-        trials = [
-            Trial(level + 1, rank, DRAFT, rank + 1 == ranks[level])
-            for level in range(count_trials(accepted, shape.depth))
-            for rank in range(min(ranks[level], widths[level]))
-        ]
-        return SimulatedWindow(shape.nodes, shape.nodes, accepted, shape.depth, tuple(trials))
+        trials: list[Trial] = []
+        node, accepted = 0, 0
+        for level, children in enumerate(shape.levels):
+            tried, right = children[node], ranks[level] - 1
+            trials += [Trial(level + 1, rank, DRAFT, rank == right) for rank in range(min(tried, right + 1))]
+            if right >= tried:
+                break
+            node, accepted = sum(children[:node]) + right, level + 1
+        return SimulatedWindow(shape.depth, shape.nodes, accepted, shape.depth, tuple(trials))
 
     def _seconds(self, view: BatchView, windows: Sequence[SimulatedWindow]) -> tuple[float, float]:
         """Return the seconds of drafting and of verification."""
@@ -165,8 +171,8 @@ class SimulatedExecutor:
         results: list[RowResult] = []
         for sequence, window in zip(decoding, windows, strict=True):
             if drafted := window.drafted:
-                # As in DraftModel: the text is read, and of the accepted tokens all but the last drafted one.
-                self._draft_computed[sequence.id] = len(sequence.tokens) + min(window.accepted, drafted - 1)
+                # As in DraftModel: the text is read, and of the accepted tokens all that it drafted behind.
+                self._draft_computed[sequence.id] = len(sequence.tokens) + min(window.firsts, drafted - 1)
             result = window.result(sequence.id)
             sequence.stats.record_verification(result.nodes, result.depth, result.trials, result.emitted)
             self._append(sequence, result.emitted)

@@ -11,12 +11,14 @@ import numpy
 
 from distillspec.config.registry import CONTROLLERS
 from distillspec.errors import ConfigError
+from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.control.allocation import Batch, best_by_row
 from distillspec.serving.control.base import BatchView, LengthController, Plan, RowPlan, StepResult
-from distillspec.serving.control.named import CONTROLLER_NAMES, named_controller
+from distillspec.serving.control.fixed import FixedTree
+from distillspec.serving.control.named import CONTROLLER_NAMES, FIXED, named_controller
 from distillspec.serving.control.smartspec import SmartSpecController
 from distillspec.serving.costs.latency import LatencyModel
-from distillspec.serving.simulation.trees import FixedTree, GoodputTree
+from distillspec.serving.simulation.trees import GoodputTree
 from distillspec.serving.simulation.workload import SimulatedRequest
 
 HEADS, MOST_CANDIDATES = 3, 3  # of the Medusa policies
@@ -76,8 +78,8 @@ def make_policy(
     if name == "medusa":
         return Policy(name, GoodputTree(HEADS, MOST_CANDIDATES, latency))
     if re.fullmatch(r"medusa-top[1-9]", name):
-        return Policy(name, FixedTree((int(name[-1]),) * HEADS))
-    if name in CONTROLLER_NAMES or (name in CONTROLLERS and name != "fixed") or (word == "fixed" and number.isdigit()):
+        return Policy(name, FixedTree(TreeShape.full((int(name[-1]),) * HEADS)))
+    if name in CONTROLLER_NAMES or (name in CONTROLLERS and name != "fixed") or (FIXED.fullmatch(name)):
         return Policy(name, _named(name, speculation_length, latency))
     raise ConfigError(f"policies: {name} is not known; use some of {', '.join(POLICY_NAMES)}")
 

@@ -14,7 +14,8 @@ from distillspec.serving.simulation.workload import SimulatedRequest
 
 SHARED_TRIALS = 10.0  # weight of the acceptance over all requests, in trials of a request's own
 
-Trials = Mapping[str, Mapping[int, bool]]  # sequence → tokens before the drafted one → True if accepted
+# Sequence → tokens before the drafted ones → the rank of the accepted one, the first is 1. NEVER if all were rejected.
+Trials = Mapping[str, Mapping[int, int]]
 
 
 class AcceptanceRecorder(WrappedController):
@@ -23,7 +24,7 @@ class AcceptanceRecorder(WrappedController):
     def __init__(self, inside: LengthController) -> None:
         super().__init__(inside)
         self.results: list[StepResult] = []
-        self.trials: dict[str, dict[int, bool]] = {}
+        self.trials: dict[str, dict[int, int]] = {}
 
     def observe(self, result: StepResult) -> None:
         super().observe(result)
@@ -32,7 +33,8 @@ class AcceptanceRecorder(WrappedController):
         for row in result.rows:
             if row.trials:
                 own, first = self.trials.setdefault(row.sequence_id, {}), contexts[row.sequence_id]
-                own.update({first + place: place < row.accepted for place in range(row.tried)})
+                for depth, rank, _, accepted in row.trials:
+                    own[first + depth - 1] = rank + 1 if accepted else NEVER
 
 
 def recorded_requests(records: Sequence[RequestRecord], trials: Trials, seed: int = 0) -> list[SimulatedRequest]:
@@ -47,7 +49,7 @@ def recorded_requests(records: Sequence[RequestRecord], trials: Trials, seed: in
         trials: of this run, or merged with those of other runs.
         seed: for places that were never tried.
     """
-    every = [accepted for own in trials.values() for accepted in own.values()]
+    every = [rank == 1 for own in trials.values() for rank in own.values()]
     shared = sum(every) / len(every) if every else 0.0
     return [
         SimulatedRequest(
@@ -62,9 +64,9 @@ def recorded_requests(records: Sequence[RequestRecord], trials: Trials, seed: in
 
 
 def _trace(
-    record: RequestRecord, own: Mapping[int, bool], shared: float, random: numpy.random.Generator
+    record: RequestRecord, own: Mapping[int, int], shared: float, random: numpy.random.Generator
 ) -> AcceptanceTrace:
-    rate = (sum(own.values()) + SHARED_TRIALS * shared) / (len(own) + SHARED_TRIALS)
-    drawn = (random.random(record.output_tokens) < rate).tolist()
-    accepted = [own.get(record.prompt_tokens + place, drawn[place]) for place in range(record.output_tokens)]
-    return AcceptanceTrace(numpy.where(accepted, 1, NEVER), numpy.full(record.output_tokens, rate))
+    rate = (sum(rank == 1 for rank in own.values()) + SHARED_TRIALS * shared) / (len(own) + SHARED_TRIALS)
+    drawn = numpy.where(random.random(record.output_tokens) < rate, 1, NEVER).tolist()
+    ranks = [own.get(record.prompt_tokens + place, drawn[place]) for place in range(record.output_tokens)]
+    return AcceptanceTrace(numpy.array(ranks), numpy.full(record.output_tokens, rate))

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import product
 
 import numpy
 from numpy.typing import NDArray
 
 from distillspec.errors import ConfigError
-from distillspec.serving.base.shape import PlannedTree, TreeShape
-from distillspec.serving.control.base import BatchView, LengthController, Plan, RowPlan, StepResult
+from distillspec.serving.base.shape import TreeShape
+from distillspec.serving.control.base import BatchView, Plan, StepResult
+from distillspec.serving.control.fixed import alike
 from distillspec.serving.costs.latency import LatencyModel
 
 PRIOR, PRIOR_TRIALS = 0.4, 4.0  # acceptance of a head's first candidate, and its weight in trials
 FORGETTING = 0.999  # weight of a step's trials after the next step
-
-
-class FixedTree(LengthController):
-    """The same widths for every row and step."""
-
-    def __init__(self, widths: Sequence[int]) -> None:
-        if any(width < 1 for width in widths):
-            raise ConfigError(f"widths={tuple(widths)} must be at least 1 each")
-        self.shape = TreeShape(tuple(widths))
-        self.speculation_length, self.most_nodes = self.shape.depth, self.shape.nodes
-
-    def plan(self, view: BatchView) -> Plan:
-        return _tree_plan(view, self.shape)
 
 
 class GoodputTree:
@@ -44,7 +31,7 @@ class GoodputTree:
             raise ConfigError(f"heads={heads} and most={most} must be at least 1")
         self.latency, self.most = latency, most
         widths = [own for depth in range(heads + 1) for own in product(range(1, most + 1), repeat=depth)]
-        self.shapes = list(map(TreeShape, widths))
+        self.shapes = list(map(TreeShape.full, widths))
         self._nodes = numpy.array([shape.nodes for shape in self.shapes])
         self.speculation_length, self.most_nodes = heads, int(self._nodes.max())
         padded = [[*own, *[0] * (heads - len(own))] for own in widths]
@@ -64,7 +51,7 @@ class GoodputTree:
     def plan(self, view: BatchView) -> Plan:
         rows = len(view.rows)
         if rows == 0:
-            return _tree_plan(view, TreeShape())
+            return alike(view, TreeShape())
         below = numpy.concatenate([numpy.zeros((len(self._tried), 1)), numpy.cumsum(self.acceptance, 1)], 1)
         success = below[numpy.arange(len(below)), self._widths]  # [shapes, heads]
         tokens = rows * (1 + numpy.cumprod(success, 1).sum(1))
@@ -75,7 +62,7 @@ class GoodputTree:
         best = int(numpy.argmax(tokens / seconds))
         nodes = [int(self._nodes[best])] * rows
         step_s = self.latency.step_s([row.context_tokens for row in view.rows], nodes, view.prefill_tokens)
-        return _tree_plan(view, self.shapes[best], float(tokens[best]), step_s)
+        return alike(view, self.shapes[best], float(tokens[best]), step_s)
 
     def observe(self, result: StepResult) -> None:
         """Count at each rank what was tried and accepted."""
@@ -90,11 +77,3 @@ class GoodputTree:
         """Return to the prior: candidates are independent tries."""
         self._tried[:] = PRIOR_TRIALS
         self._accepted[:] = PRIOR_TRIALS * PRIOR
-
-
-def _tree_plan(view: BatchView, shape: TreeShape, tokens: float | None = None, seconds: float | None = None) -> Plan:
-    """Return the plan of one shape for all rows, cut to the levels that each row may have."""
-    shapes = [TreeShape(shape.widths[: row.limit]) for row in view.rows]
-    planned = [(PlannedTree(row.source, own),) if own.depth else () for row, own in zip(view.rows, shapes, strict=True)]
-    rows = [RowPlan(row.sequence_id, trees) for row, trees in zip(view.rows, planned, strict=True)]
-    return Plan(tuple(rows), tokens, seconds)

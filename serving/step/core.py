@@ -212,4 +212,5 @@ class EngineCore:
             prospect.unread_tokens,
             prospect.source,
             prospect.at_once,
+            prospect.wide,
         )

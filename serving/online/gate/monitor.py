@@ -72,7 +72,7 @@ class ServedAcceptance:
             key = (sequence.request.id, sequence.index)
             counter = AcceptanceCounter()
             counter.add(of_source(emission.trials, DRAFT))
-            tried, accepted = counter.tried, counter.accepted
+            tried, accepted = counter.tried, counter.firsts
             failed = sequence.speculation_failed
             if not tried and (not failed or emission.trials):  # trials of others say nothing about the draft
                 continue

@@ -12,8 +12,8 @@ VERSIONS = 20  # the newest draft versions: series of older ones are dropped
 class AcceptanceCounters:
     """Prometheus counters of α = accepted / judged, by draft version and domain.
 
-    A window is judged up to and with its first rejected token. Tokens from prompt lookup count under the empty
-    version, which is never dropped.
+    A window is judged up to and with its first rejected token, and siblings by the first of them. Tokens from prompt
+    lookup count under the empty version, which is never dropped.
     """
 
     def __init__(self, prefix: str, model: str, registry: CollectorRegistry) -> None:
@@ -34,7 +34,7 @@ class AcceptanceCounters:
             labels, counter = (self._model, booked, row.domain), AcceptanceCounter()
             counter.add(trials)
             self._judged.labels(*labels).inc(counter.tried)
-            self._accepted.labels(*labels).inc(counter.accepted)
+            self._accepted.labels(*labels).inc(counter.firsts)
         versions = [name for name in self._domains if name]
         if len(versions) > VERSIONS:
             self._drop(versions[0])

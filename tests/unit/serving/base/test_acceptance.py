@@ -76,3 +76,15 @@ def test_a_depth_counts_once_and_sources_are_told_apart() -> None:
 def test_there_is_no_rate_before_any_trial() -> None:
     assert acceptance_rate(0, 0) is None
     assert acceptance_rate(1, 4) == 0.25
+
+
+def test_alpha_is_that_of_the_first_siblings() -> None:
+    """Three windows: the first is right, then its sibling, then none. A sibling's child is a first one again."""
+    counter = AcceptanceCounter()
+    counter.add([Trial(1, 0, "draft", True)])
+    counter.add([Trial(1, 0, "draft", False), Trial(1, 1, "draft", True), Trial(2, 0, "draft", True)])
+    counter.add([Trial(1, 0, "draft", False), Trial(1, 1, "draft", False)])
+    assert (counter.tried_at, counter.accepted_at) == ([3, 1], [2, 1])
+    assert (counter.accepted, counter.firsts, counter.rate) == (3, 2, 0.5)
+    row = RowResult("a", 2, 4, 2, 3, (Trial(1, 0, "draft", False), Trial(1, 1, "draft", True)))
+    assert row.firsts == (1, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy
 import pytest
 
-from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.acceptance import RowResult, Trial
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.goodput import GoodputController
 
@@ -74,3 +74,21 @@ def test_every_position_has_an_estimate_of_its_own_that_forgets() -> None:
     assert estimate.hazards().tolist() == pytest.approx([0.9, 0.5, 0.1], abs=0.06)
     draft((0.2, 0.2, 0.2), 3000)
     assert estimate.hazards()[0] == pytest.approx(0.2, abs=0.06)
+
+
+def test_siblings_have_hazards_of_their_own() -> None:
+    """One row: the chain's token is right in half the windows, its first sibling in a quarter, the second in none."""
+    estimate = AcceptanceEstimate(2, width=3, global_memory=1e6)
+    for turn in range(400):
+        rank = (0, 1, 0, None)[turn % 4]
+        trials = [Trial(1, tried, "draft", tried == rank) for tried in range(3 if rank is None else rank + 1)]
+        accepted = int(rank is not None)
+        estimate.observe([RowResult("a", 1, 3, accepted, accepted + 1, tuple(trials))])
+    assert estimate.hazards()[0] == pytest.approx(0.5, abs=0.02)
+    first, second = estimate.sibling_shares()[0]
+    assert first == pytest.approx(0.5, abs=0.03)  # of the windows in which the chain's token was rejected
+    assert second == pytest.approx(0.0, abs=0.03)
+    assert estimate.sibling_shares()[1] == pytest.approx([0.5, 0.0], abs=0.03), "a level never tried is like the others"
+    estimate.reset()
+    assert estimate.sibling_shares()[0, 0] == pytest.approx(0.3)
+    assert AcceptanceEstimate(2).sibling_shares().shape == (2, 0)

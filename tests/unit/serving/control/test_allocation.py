@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import product, zip_longest
 
 import numpy
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distillspec.serving.control.allocation import Batch, best_by_row, best_for_all
-from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.control.candidates import Candidates, candidates
+from distillspec.serving.costs.latency import LatencyModel, draft_work
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.simulation.hardware import loaded_experts
 
@@ -115,6 +117,64 @@ def test_little_is_lost_where_draft_passes_do_not_cost_a_line(at_once: bool) -> 
         kept.append(best.goodput / max(rates))
     assert min(kept) > 0.93
     assert numpy.mean(kept) > 0.985
+
+
+def every_tree(nodes: Candidates) -> list[numpy.ndarray]:
+    """All sets of nodes in which parents and elder siblings of each node are, as bool `[U]`."""
+    before = [nodes.paths.index(p) if p else -1 for p in map(_predecessor, nodes.paths)]
+    sets = [set[int]()]
+    for node, needed in enumerate(before):
+        sets += [{*own, node} for own in sets if needed == -1 or needed in own]
+    return [numpy.isin(numpy.arange(len(nodes)), list(own)) for own in sets]
+
+
+def _predecessor(path: tuple[int, ...]) -> tuple[int, ...]:
+    return (*path[:-1], path[-1] - 1) if path[-1] else path[:-1]
+
+
+def tree_rate(batch: Batch, trees: Sequence[numpy.ndarray], contexts: list[int]) -> float:
+    """Expected tokens a second of trees, by definition."""
+    nodes, latency = batch.nodes, batch.latency
+    assert nodes is not None
+    assert batch.gains is not None
+    tokens = len(trees) + sum(own[taken].sum() for own, taken in zip(batch.gains, trees, strict=True))
+    shapes = [nodes.shape(taken) for taken in trees]
+    target_s = latency.target_s(contexts, [shape.nodes for shape in shapes])
+    work = draft_work(contexts, [shape.depth for shape in shapes], latency.at_once)
+    passes = work.passes
+    if not latency.at_once:
+        levels = zip_longest(*(shape.reads for shape in shapes), fillvalue=0)
+        passes = [sum(reads) for reads in levels]
+    assert latency.draft is not None
+    read_s = latency.draft.per_context * work.context + latency.draft.per_row * work.rows
+    return tokens / (target_s + read_s + sum(latency.draft.seconds(0, count) for count in passes))
+
+
+@pytest.mark.parametrize(("rows", "widths"), [(1, (3, 2, 1)), (2, (2, 2))])
+@pytest.mark.parametrize("at_once", [False, True])
+def test_trees_are_chosen_as_by_brute_force(rows: int, widths: tuple[int, ...], at_once: bool) -> None:
+    generator, kept = numpy.random.default_rng(4), []
+    nodes = candidates(widths, 9)
+    trees = every_tree(nodes)
+    for _ in range(60):
+        draft_s, verified_s = generator.uniform(0, 0.3), generator.uniform(0, 0.1)
+        knots = CostTable(((1.0, 1.0), (4.0, 1.0), (24.0, 1.0 + 20 * verified_s)), 1e-4)
+        latency = LatencyModel(knots, CostTable.line(1e-5, 0.02 * draft_s, draft_s), at_once=at_once)
+        shares = -numpy.sort(-generator.random((rows, len(widths), max(widths))), 2)
+        chances = shares / numpy.maximum(1, shares.sum(2, keepdims=True))
+        contexts = generator.integers(0, 400, rows)
+        survival, limits = chances[..., 0].cumprod(1), numpy.full(rows, len(widths))
+        batch = Batch(survival, limits, contexts, latency, nodes=nodes, gains=nodes.survival(chances))
+        best = best_by_row(batch)
+        assert best.taken is not None
+        assert best.goodput == pytest.approx(tree_rate(batch, list(best.taken), contexts.tolist()))
+        rates = [tree_rate(batch, own, contexts.tolist()) for own in product(trees, repeat=rows)]
+        kept.append(best.goodput / max(rates))
+        chains = best_by_row(Batch(survival, limits, contexts, latency))
+        assert best.goodput >= chains.goodput * (1 - 1e-9)
+    assert max(kept) <= 1 + 1e-9
+    assert min(kept) > 0.97
+    assert numpy.mean(kept) > 0.998
 
 
 def test_prompts_beside_the_rows_make_tokens_as_dear_as_they_are_there() -> None:

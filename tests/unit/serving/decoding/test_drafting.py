@@ -27,10 +27,10 @@ def place(params: SamplingParams, *drafted: int) -> Place:
     return Place(SequenceState(name, Request(name, (1,), params), 0, 0, [1, 8, 20], frozenset(), 64), drafted)
 
 
-def drafted(logits: Tensor, places: list[Place], kept: Tensor = KEPT) -> tuple[Choice, Draws]:
+def drafted(logits: Tensor, places: list[Place], kept: Tensor = KEPT, siblings: int = 1) -> tuple[Choice, Draws]:
     columns = Columns(30, kept)
-    draws = TokenSampler(30, CPU, seed=4).draws(places, 2, columns)
-    return choose(logits, draws, 1, hashed_ids(kept)), draws
+    draws = TokenSampler(30, CPU, seed=4).draws(places, 2, columns, siblings)
+    return choose(logits, draws, 1, hashed_ids(kept), siblings), draws
 
 
 MIXED: list[dict[str, Any]] = [
@@ -55,7 +55,7 @@ def test_rows_of_all_kinds_draw_from_their_own_policies() -> None:
     choice, draws = drafted(logits, [place(SamplingParams(**own)) for own in MIXED])
     assert choice.probs is not None
     assert draws.keys is None
-    assert choice.columns[0] == logits[0].argmax()
+    assert choice.columns[0, 0] == logits[0].argmax()
     for row, own in list(enumerate(MIXED))[1:]:
         if row != 5:  # biases and penalties are added up before the repetition penalty is known
             wanted = policy_probs(changed[row], SamplingParams(**own).policy)
@@ -68,7 +68,7 @@ def test_drawn_tokens_follow_what_they_say_they_were_drawn_from() -> None:
     choice, _ = drafted(logits, [place(SamplingParams(top_k=4, temperature=1.3))] * 20_000)
     assert choice.probs is not None
     wanted = choice.probs[0] * 20_000
-    counts = choice.columns.bincount(minlength=5)
+    counts = choice.columns[:, 0].bincount(minlength=5)
     assert counts[wanted == 0].sum() == 0
     assert float(((counts - wanted) ** 2 / wanted)[wanted > 0].sum()) < 20  # 3 degrees of freedom
 
@@ -79,7 +79,7 @@ def test_seeded_rows_take_the_noise_of_their_position() -> None:
     choice, _ = drafted(logits, [place(params, 25)])
     position = 2 + 1 + 1  # two output tokens, a drafted one, and the second of this draft
     noise = exponentials(key_tensor([noise_key(6, 0, position)]), hashed_ids(KEPT))
-    assert choice.columns[0] == (torch.softmax(logits / 0.8, -1) / noise).argmax()
+    assert choice.columns[0, 0] == (torch.softmax(logits / 0.8, -1) / noise).argmax()
 
 
 def test_a_wide_nucleus_keeps_its_tail() -> None:
@@ -106,5 +106,48 @@ def test_rows_that_can_draft_nothing_are_told_apart(bad: str) -> None:
 def test_without_drawn_rows_no_distribution_is_kept() -> None:
     choice, draws = drafted(torch.eye(2, 5), [place(SamplingParams(temperature=0.0, logit_bias={21: 5.0}))] * 2)
     assert choice.probs is None
-    assert KEPT[choice.columns].tolist() == [21, 21]
+    assert KEPT[choice.columns].tolist() == [[21], [21]]
     assert draws.kind == (False, False, False, False, False, True, False)
+
+
+def test_siblings_are_drawn_in_turn_from_what_is_left() -> None:
+    """The first of p, the second of p without the first, renormalised: the order is that of `torch.multinomial`."""
+    rows = 40_000
+    logits = torch.tensor([[1.0, 0.5, 0.0, -1.0, -torch.inf]]).expand(rows, -1)
+    choice, _ = drafted(logits, [place(SamplingParams())] * rows, siblings=3)
+    assert choice.probs is not None
+    p = choice.probs[0].double()
+    pairs = torch.zeros(5, 5).index_put((choice.columns[:, 0], choice.columns[:, 1]), torch.ones(rows), accumulate=True)
+    wanted = p[:, None] * p / (1 - p[:, None]) * (1 - torch.eye(5)) * rows
+    assert pairs[wanted == 0].sum() == 0
+    assert float(((pairs - wanted) ** 2 / wanted)[wanted > 0].sum()) < 35  # 11 degrees of freedom
+    thirds = torch.zeros(5).index_put((choice.columns[:, 2],), torch.ones(rows), accumulate=True)
+    assert thirds[3] > thirds[0], "the least probable token is left most often"
+
+
+def test_siblings_end_where_no_probability_is_left() -> None:
+    places = [place(SamplingParams(**own)) for own in ({"top_k": 2}, {}, {"temperature": 0.0}, {"seed": 3})]
+    logits = torch.tensor([[4.0, 3.0, 2.0, 1.0, 0.0]]).repeat(4, 1)
+    logits[1:, 1:] = -torch.inf
+    choice, _ = drafted(logits, places, siblings=3)
+    assert sorted(choice.columns[0, :2].tolist()) == [0, 1]
+    assert choice.columns[0, 2] == -1
+    assert choice.columns[1:3].tolist() == [[0, -1, -1]] * 2
+    assert choice.columns[3, 0] == 0
+    assert Columns(30, KEPT).ids(choice.columns)[1].tolist() == [3, -1, -1]
+
+
+def test_greedy_and_seeded_siblings_are_the_best_scores_in_order() -> None:
+    logits = torch.randn(2, 5, generator=torch.Generator().manual_seed(2))
+    greedy, seeded = place(SamplingParams(temperature=0.0)), place(SamplingParams(seed=6, temperature=0.8), 25)
+    choice, _ = drafted(logits, [greedy, seeded], siblings=4)
+    noise = exponentials(key_tensor([noise_key(6, 0, 4)]), hashed_ids(KEPT))
+    scores = torch.cat([logits[:1], torch.softmax(logits[1:] / 0.8, -1) / noise])
+    assert choice.columns.tolist() == scores.topk(4).indices.tolist()
+
+
+def test_a_seeds_first_token_is_the_same_with_siblings_and_without() -> None:
+    logits = torch.randn(64, 5, generator=torch.Generator().manual_seed(5))
+    asked = [place(SamplingParams(seed=seed)) for seed in range(64)]
+    alone, beside = drafted(logits, asked)[0], drafted(logits, asked, siblings=3)[0]
+    assert alone.columns[:, 0].tolist() == beside.columns[:, 0].tolist()

@@ -38,7 +38,7 @@ class Alternating:
         rows = []
         for place, row in enumerate(view.rows):
             turn = self.turn + place
-            shape = TreeShape((1,) * min(1 + turn % 3, row.limit))
+            shape = TreeShape.full((1,) * min(1 + turn % 3, row.limit))
             sources = (("a",), ("b",), ("a", "b"), ())[turn % 4] if row.limit else ()
             rows.append(RowPlan(row.sequence_id, tuple([PlannedTree(source, shape) for source in sources])))
         return Plan(tuple(rows))
@@ -120,7 +120,7 @@ def test_trees_of_several_sources_are_joined_in_the_plans_order(
     pair = SideBySide({LOOKUP: PromptLookup(2, 1), "a": new_draft("a", engine)})
     text = (5, 6, 7, 5, 6)
     sequence = SequenceState("s", Request("s", text, GREEDY), 0, 0, list(text), frozenset(), 64, slot=0)
-    chain = TreeShape((1, 1))
+    chain = TreeShape.full((1, 1))
     request = ProposalRequest(sequence, (PlannedTree("a", chain), PlannedTree(LOOKUP, chain)))
     (tree,) = pair.propose([request])
     assert [group.source for group in tree.groups_at(-1)] == ["a", LOOKUP]

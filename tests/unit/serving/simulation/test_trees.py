@@ -16,17 +16,17 @@ from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 from distillspec.serving.simulation import Hardware, Simulation, make_policy, make_workload
 from distillspec.serving.simulation.figures import figures_of
-from distillspec.serving.simulation.trees import FixedTree, GoodputTree
+from distillspec.serving.simulation.trees import GoodputTree
 
 COSTS = LatencyModel(CostTable.line(3e-7, 1.2e-4, 1e-2), draft_free_s=0.0)
 
 
 def test_nodes_are_counted_without_the_root() -> None:
-    assert TreeShape((3, 2, 2)).nodes == 21
+    assert TreeShape.full((3, 2, 2)).nodes == 21
     assert TreeShape().nodes == 0
     for widths in itertools.product((1, 2, 3), repeat=3):
         paths = [path for depth in range(4) for path in itertools.product(*[range(w) for w in widths[:depth]])]
-        assert TreeShape(widths).nodes == len(paths) - 1
+        assert TreeShape.full(widths).nodes == len(paths) - 1
 
 
 @pytest.mark.parametrize("widths", [(), (2,), (3, 2), (1, 1, 1), (3, 2, 2)])
@@ -94,7 +94,5 @@ def test_adaptive_trees_are_near_the_best_fixed_ones_at_every_rate() -> None:
 
 
 def test_bad_shapes_are_refused() -> None:
-    with pytest.raises(ConfigError, match="widths=\\(2, 0\\)"):
-        FixedTree((2, 0))
     with pytest.raises(ConfigError, match="heads=0"):
         GoodputTree(0, 3, COSTS)

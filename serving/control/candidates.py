@@ -1,0 +1,112 @@
+"""Nodes that a drafted tree may have, and the shapes that sets of them make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, cached_property
+from itertools import groupby, product
+
+import numpy
+
+from distillspec.serving.base.shape import TreeShape
+from distillspec.serving.costs.drafted import Bools, Ints
+from distillspec.serving.costs.table import Floats
+
+TYPICAL = (0.5, 0.14, 0.07)  # chances of ranks by which the nodes are chosen; those of further ranks halve on
+NODES = 32  # candidates of a tree by default: more cost time in every step
+
+Path = tuple[int, ...]
+
+
+class Candidates:
+    """Nodes by their paths: the rank at each level, from the root down. Parents and elder siblings come first.
+
+    Attributes:
+        paths: of the U nodes.
+        depths, ranks, parents: `[U]`: levels from 1 on, the node's own rank, and the place of its parent, −1: the text.
+        firsts: `[U]`, nodes that are the first of their siblings. A draft reads their parents for them.
+        families: `[F, W]`, siblings in their order, U where there is no further one.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = sorted(paths, key=lambda path: (len(path), path))
+        places = {path: place for place, path in enumerate(self.paths)}
+        self.depths: Ints = numpy.array([len(path) for path in self.paths], dtype=numpy.int64)
+        self.ranks: Ints = numpy.array([path[-1] for path in self.paths], dtype=numpy.int64)
+        self.parents: Ints = numpy.array([places.get(path[:-1], -1) for path in self.paths], dtype=numpy.int64)
+        self.firsts: Bools = self.ranks == 0
+        self.spine: Bools = numpy.array([not any(path) for path in self.paths], dtype=bool)
+        self.depth = int(self.depths.max(initial=0))
+        self._shapes: dict[bytes, TreeShape] = {}
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    @cached_property
+    def families(self) -> Ints:
+        own = [list(family) for _, family in groupby(range(len(self)), key=lambda place: self.paths[place][:-1])]
+        widest = max(map(len, own))
+        return numpy.array([[*family, *[len(self)] * (widest - len(family))] for family in own])
+
+    @cached_property
+    def levels(self) -> list[Ints]:
+        """Places of the nodes of each level."""
+        return [numpy.flatnonzero(self.depths == depth) for depth in range(1, self.depth + 1)]
+
+    def survival(self, chances: Floats) -> Floats:
+        """Return P(a node is on the accepted path) `[n, U]`.
+
+        Args:
+            chances: `[n, depth, width]`, P(the child of a rank is accepted | its parent is).
+        """
+        found = numpy.ones((len(chances), len(self) + 1))  # the last one is the text's
+        for depth, level in enumerate(self.levels):
+            found[:, level] = found[:, self.parents[level]] * chances[:, depth, self.ranks[level]]
+        return found[:, :-1]
+
+    def shape(self, taken: Bools) -> TreeShape:
+        """Return the tree of the nodes `taken [U]`, with each node its parent and elder siblings."""
+        key = taken.tobytes()
+        if key not in self._shapes:
+            self._shapes[key] = shape_of([path for path, own in zip(self.paths, taken, strict=True) if own])
+        return self._shapes[key]
+
+
+def shape_of(paths: Sequence[Path]) -> TreeShape:
+    """Return the tree of some paths."""
+    above: list[Path] = [()]
+    levels = []
+    for depth in range(1, max(map(len, paths), default=0) + 1):
+        level = sorted(path for path in paths if len(path) == depth)
+        levels.append(tuple([sum(path[:-1] == parent for path in level) for parent in above]))
+        above = level
+    return TreeShape(tuple(levels))
+
+
+@cache
+def candidates(widths: tuple[int, ...], nodes: int = NODES) -> Candidates:
+    """Return the candidates of trees with at most `widths[i]` children at level i.
+
+    A chain of all levels is among them. Of the others, those of the highest survival by typical chances are taken, up
+    to `nodes` in all. More levels than nodes give the chain alone.
+    """
+    chain = [(0,) * depth for depth in range(1, len(widths) + 1)]
+    others = [path for depth in range(1, len(widths) + 1) for path in _paths(widths[:depth]) if any(path)]
+    others.sort(key=lambda path: (-_typical(path), len(path), path))
+    return Candidates([*chain, *others[: max(0, nodes - len(chain))]])
+
+
+def chains(speculation_length: int) -> Candidates:
+    """Return the candidates of chains."""
+    return candidates((1,) * speculation_length, 0)
+
+
+def _paths(widths: Sequence[int]) -> Sequence[Path]:
+    return list(product(*map(range, widths)))
+
+
+def _typical(path: Path) -> float:
+    chance = 1.0
+    for rank in path:
+        chance *= TYPICAL[rank] if rank < len(TYPICAL) else TYPICAL[-1] * 0.5 ** (rank + 1 - len(TYPICAL))
+    return chance

@@ -1,0 +1,186 @@
+"""Growth of one row's tree, level by level, in the shape that was planned for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.shape import TreeShape
+from distillspec.serving.base.tree import DRAFT, ROOT, DraftProbs, SiblingGroup, TokenTree
+from distillspec.serving.decoding.logits import Place
+from distillspec.serving.proposers.read_texts import DraftState
+
+
+@dataclass(eq=False)
+class Growth:
+    """A tree that grows. Its nodes are numbered in the order in which they were drafted.
+
+    Attributes:
+        sequence, state: the row, and what the draft keeps of it.
+        shape: as planned. Children of a stop token are left out, and so are siblings that have no probability.
+        frontier: nodes whose children are drafted next, −1 for the text.
+        read: nodes that the draft has read or reads next, in the order of their places in its cache.
+        held: by node that was read, what the draft carries behind it.
+    """
+
+    sequence: SequenceState
+    state: DraftState
+    shape: TreeShape
+    tokens: list[int] = field(default_factory=list)
+    frontier: list[int] = field(default_factory=lambda: [ROOT])
+    read: list[int] = field(default_factory=list)
+    held: dict[int, Tensor] = field(default_factory=dict)
+    _parents: list[int] = field(default_factory=list)
+    _groups: list[SiblingGroup] = field(default_factory=list)
+    _level: int = 0
+    _shaped: list[int] = field(default_factory=lambda: [0])  # place of each frontier node in its level of the shape
+
+    @property
+    def slot(self) -> int:
+        return self.sequence.held_slot
+
+    @property
+    def is_drawn(self) -> bool:
+        """True if tokens are drawn for it. Those of greedy and seeded rows are judged by choice."""
+        return not self.sequence.params.is_greedy and self.sequence.params.seed is None
+
+    @property
+    def children(self) -> list[int]:
+        """The most children of each frontier node."""
+        return [self.shape.levels[self._level][place] for place in self._shaped]
+
+    def place(self, node: int) -> Place:
+        """Return the position behind a node."""
+        return Place(self.sequence, tuple(self.tokens[each] for each in self.path(node)))
+
+    def path(self, node: int) -> list[int]:
+        """Return the nodes from the root's child down to `node`."""
+        nodes: list[int] = []
+        while node != ROOT:
+            nodes.append(node)
+            node = self._parents[node]
+        return nodes[::-1]
+
+    def parent(self, node: int) -> int:
+        return self._parents[node]
+
+    def add(
+        self,
+        chosen: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        goes_on: Sequence[bool] = (),
+        scores: Sequence[Sequence[float]] = (),
+    ) -> None:
+        """Add the children of the frontier, and go on to those that have children in the shape.
+
+        Args:
+            chosen: tokens behind each frontier node, at least as many as its children. −1: there is no further one.
+            rows: the row of each node's distribution in the table that `tree` gets.
+            goes_on: False: nothing is drafted behind a frontier node's children. None: all go on.
+            scores: log q of `chosen`, for trees whose shape follows them.
+        """
+        level, below = self.shape.levels[self._level], self._below()
+        frontier: list[int] = []
+        shaped: list[int] = []
+        for number, (node, place) in enumerate(zip(self.frontier, self._shaped, strict=True)):
+            first, own = sum(level[:place]), [t for t in chosen[number][: level[place]] if t >= 0]
+            nodes = range(len(self.tokens), len(self.tokens) + len(own))
+            self.tokens += own
+            self._parents += [node] * len(own)
+            self._groups.append(SiblingGroup(node, tuple(nodes), row=rows[number]))
+            if goes_on and not goes_on[number]:
+                continue
+            for rank, (child, token) in enumerate(zip(nodes, own, strict=True)):
+                if below[first + rank] and token not in self.sequence.stop_ids:
+                    frontier.append(child)
+                    shaped.append(first + rank)
+        self._level, self.frontier, self._shaped = self._level + 1, frontier, shaped
+        self.read += frontier
+
+    def stop(self) -> None:
+        """Draft nothing further."""
+        self.frontier = []
+
+    def tree(self, table: DraftProbs | None, source: str = DRAFT) -> TokenTree:
+        """Return what has grown, with the distributions that it was drawn from: None if it was not.
+
+        First children come first, down from the root: they stand in their places if all of them are accepted.
+        """
+        groups = [group._replace(source=source, drawn_from=table) for group in self._groups]
+        return _first_path_first(TokenTree(tuple(self.tokens), tuple(groups)))
+
+    def note_read(self) -> None:
+        """Keep what the draft has read of the tree from its first place on: first children, down from the root."""
+        drafted: list[int] = []
+        parent = ROOT
+        for node in self.read:
+            if self._parents[node] != parent or node != self._first_child(parent):
+                break
+            drafted.append(self.tokens[node])
+            parent = node
+        self.state.drafted = tuple(drafted)
+
+    def _first_child(self, parent: int) -> int:
+        return next(group.nodes[0] for group in self._groups if group.parent == parent)
+
+    def _below(self) -> Sequence[int]:
+        """Return the children of each node of the next level of the shape."""
+        level = self._level + 1
+        return self.shape.levels[level] if level < self.shape.depth else [0] * sum(self.shape.levels[self._level])
+
+
+def _first_path_first(tree: TokenTree) -> TokenTree:
+    first = tree.first_path
+    if first == tuple(range(len(first))):
+        return tree
+    return tree.of_nodes([*first, *sorted(set(range(len(tree))) - set(first))])
+
+
+class DynamicGrowth(Growth):
+    """A tree of the most confident nodes, by the product of the draft's probabilities along their paths (EAGLE-2).
+
+    Each level goes on behind its `width` best nodes, with `width` children each. Of all, the best are kept, as many as
+    the shape has nodes. What was drawn would be chosen by its own value, so this is for tokens that are not.
+    """
+
+    def __init__(self, sequence: SequenceState, state: DraftState, shape: TreeShape, width: int) -> None:
+        super().__init__(sequence, state, shape)
+        self.width, self._scores = width, list[float]()
+
+    @property
+    def children(self) -> list[int]:
+        return [self.width] * len(self.frontier)
+
+    def add(
+        self,
+        chosen: Sequence[Sequence[int]],
+        rows: Sequence[int],
+        goes_on: Sequence[bool] = (),
+        scores: Sequence[Sequence[float]] = (),
+    ) -> None:
+        added: list[int] = []
+        for number, node in enumerate(self.frontier):
+            own = [token for token in chosen[number][: self.width] if token >= 0]
+            nodes = range(len(self.tokens), len(self.tokens) + len(own))
+            self.tokens += own
+            self._parents += [node] * len(own)
+            before = 0.0 if node == ROOT else self._scores[node]
+            self._scores += [before + score for score in scores[number][: len(own)]]
+            self._groups.append(SiblingGroup(node, tuple(nodes)))
+            if not goes_on or goes_on[number]:
+                added += [child for child in nodes if self.tokens[child] not in self.sequence.stop_ids]
+        self._level += 1
+        best = sorted(added, key=lambda node: -self._scores[node])[: self.width]
+        self.frontier = sorted(best) if self._level < self.shape.depth else []
+        self.read += self.frontier
+
+    def tree(self, table: DraftProbs | None, source: str = DRAFT) -> TokenTree:
+        """See `Growth.tree`. A child's score is never above its parent's, so paths stay whole."""
+        best = sorted(range(len(self.tokens)), key=lambda node: (-self._scores[node], node))[: self.shape.nodes]
+        kept = sorted(best)
+        new = {ROOT: ROOT, **{node: place for place, node in enumerate(kept)}}
+        parents = [new[self._parents[node]] for node in kept]
+        return _first_path_first(TokenTree.of_parents([self.tokens[node] for node in kept], parents, source))

@@ -1,0 +1,48 @@
+"""Nodes of trees: their order, their survival, and the shapes they make."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy
+import pytest
+
+from distillspec.serving.base.shape import TreeShape
+from distillspec.serving.control.candidates import candidates, chains, shape_of
+
+
+def test_parents_and_elder_siblings_come_first() -> None:
+    nodes = candidates((3, 3, 2, 2), 24)
+    assert len(nodes) == 24
+    for place, path in enumerate(nodes.paths):
+        before = set(nodes.paths[:place])
+        assert len(path) == 1 or path[:-1] in before
+        assert path[-1] == 0 or (*path[:-1], path[-1] - 1) in before
+        assert nodes.parents[place] == (nodes.paths.index(path[:-1]) if len(path) > 1 else -1)
+    families = [[int(own) for own in family if own < 24] for family in nodes.families]
+    assert sorted(chain.from_iterable(families)) == list(range(24))
+    assert all([nodes.paths[own][-1] for own in family] == list(range(len(family))) for family in families)
+
+
+def test_the_chain_is_always_there_and_the_widest_hopes_come_next() -> None:
+    assert candidates((3, 3, 3, 3), 4).paths == chains(4).paths == [(0,) * depth for depth in range(1, 5)]
+    assert candidates((2, 2), 3).paths == [(0,), (1,), (0, 0)]
+    assert candidates((3, 1), 2).depth == 2
+    assert len(candidates((2, 2), 100)) == 6
+
+
+def test_survival_is_the_product_of_chances_along_the_path() -> None:
+    nodes = candidates((3, 2, 2), 18)
+    chances = numpy.random.default_rng(0).random((2, 3, 3))
+    found = nodes.survival(chances)
+    for place, path in enumerate(nodes.paths):
+        wanted = numpy.prod([chances[:, depth, rank] for depth, rank in enumerate(path)], 0)
+        assert found[:, place] == pytest.approx(wanted)
+
+
+def test_sets_of_nodes_make_shapes() -> None:
+    nodes = candidates((3, 2, 1), 15)
+    assert nodes.shape(numpy.ones(15, dtype=bool)) == TreeShape.full((3, 2, 1))
+    assert nodes.shape(nodes.spine) == TreeShape.full((1, 1, 1))
+    assert nodes.shape(numpy.zeros(15, dtype=bool)) == TreeShape()
+    assert shape_of([(0,), (1,), (1, 0)]) == TreeShape(((2,), (0, 1)))
