@@ -89,6 +89,7 @@ class WorkloadConfig:
     output_tokens: float = 128.0
     output_spread: float = 0.0
     alpha: float = 0.7
+    sibling_alpha: float | None = 0.3  # of a sibling where those before it were rejected; null: as the first one's
     request_spread: float = 0.0  # standard deviation of α between requests
     token_spread: float = 0.0  # standard deviation of α between positions, which the draft's confidence shows
     burst_tokens: float = 0.0  # mean length of stretches of high and low α; 0: none
@@ -109,6 +110,8 @@ class WorkloadConfig:
             value = getattr(self, name)
             require(0 <= value < float("inf"), f"workload.{name}={value} must be finite and at least 0")
         require(0 <= self.alpha <= 1, f"workload.alpha={self.alpha} must be in [0, 1]")
+        sibling = self.sibling_alpha
+        require(sibling is None or 0 <= sibling <= 1, f"workload.sibling_alpha={sibling} must be in [0, 1], or null")
         require(-1 <= self.drift <= 1, f"workload.drift={self.drift} must be in [-1, 1]")
         for name in ("request_spread", "token_spread"):
             value, most = getattr(self, name), (self.alpha * (1 - self.alpha)) ** 0.5

@@ -65,7 +65,7 @@ def _medusa() -> dict[str, Sweep]:
         f"fig{number}": Sweep(
             f"Fig. {number}: three Medusa heads, α {alpha}",
             heads,
-            load_workload("even", alpha=alpha),
+            load_workload("even", alpha=alpha, sibling_alpha=None),
             (2, 8, 16, 24),
             ("none", *TREES, "medusa"),
         )

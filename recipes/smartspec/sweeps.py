@@ -40,8 +40,9 @@ def run_sweep(sweep: Sweep, scale: float = 1.0, seed: int = 0) -> list[RunFigure
     for rate in sweep.rates:
         count = max(4, round(scale * min(max(SECONDS * rate, FEWEST), MOST)))
         requests = make_workload(_with_requests(sweep.workload, count), rate, seed)
-        policies = [
-            make_policy(name, sweep.hardware.latency, requests, speculation_length=sweep.speculation_length, seed=seed)
+        latency, most = sweep.hardware.latency, sweep.speculation_length
+        policies = [  # chains, as the paper's
+            make_policy(name, latency, requests, speculation_length=most, seed=seed, tree="off")
             for name in sweep.policies
         ]
         policies += [make(sweep.hardware, requests) for _, make in sweep.others]

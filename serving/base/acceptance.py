@@ -129,6 +129,8 @@ class RowResult(NamedTuple):
     emitted: int  # fewer than accepted + 1 where the answer ended inside the window
     trials: tuple[Trial, ...] = ()  # what was tried, in order
     domain: str = "default"  # the request's
+    parents: tuple[int, ...] = ()  # of the tree's nodes, −1 for the text. Left out for chains
+    path: tuple[int, ...] = ()  # accepted nodes of such a tree
 
     @classmethod
     def chain(

@@ -108,7 +108,7 @@ def _policies(config: BenchCommand, engine: Engine) -> dict[str, LengthControlle
     settings, with_model = config.engine, engine.draft is not None
     speculation_length = settings.speculation_length
     policies = {
-        name: named_controller(name, speculation_length, engine.costs, drafts_with_model=with_model)
+        name: named_controller(name, speculation_length, engine.costs, drafts_with_model=with_model, settings=settings)
         for name in config.bench.policies
     }
     for name, controller in policies.items():

@@ -65,13 +65,19 @@ def make_controller(name: str, parts: ControllerParts, options: Mapping[str, Any
 
 
 def named_controller(
-    name: str, speculation_length: int, latency: LatencyModel | None, *, drafts_with_model: bool = True
+    name: str,
+    speculation_length: int,
+    latency: LatencyModel | None,
+    *,
+    drafts_with_model: bool = True,
+    settings: EngineConfig | None = None,
 ) -> LengthController:
     """Build a controller for a comparison: a name of the table, of `VARIANTS`, `none` or `fixed-K`.
 
     Args:
         speculation_length: the most tokens a row drafts where the controller chooses.
         latency: measured step costs, None to learn them.
+        settings: trees and whatever else the controller reads, None: the defaults.
 
     Raises:
         ConfigError: an unknown name, or a controller that needs costs without them.
@@ -84,7 +90,8 @@ def named_controller(
         raise ConfigError(f"policy {name} is not known; use one of {', '.join(known)}")
     if "profile" in CONTROLLERS[base].needs and latency is None:
         raise ConfigError(f"policy {name} needs costs: measure this machine with distill profile")
-    return make_controller(base, ControllerParts(speculation_length, latency, drafts_with_model), options)
+    parts = ControllerParts(speculation_length, latency, drafts_with_model, settings or EngineConfig())
+    return make_controller(base, parts, options)
 
 
 def _fixed(match: re.Match[str]) -> LengthController:

@@ -15,8 +15,8 @@ NEVER = 1_000_000  # rank of a token that no candidate list holds
 class AcceptanceTrace:
     """Acceptance of one request's drafted tokens, by place in the output.
 
-    A chain drafts first candidates, so its token for place p is accepted if `ranks[p] == 1`. Ranks of further
-    candidates are an assumption: the r-th is right with probability α (1 − α)^(r − 1), an independent try each.
+    A chain drafts first candidates, so its token for place p is accepted if `ranks[p] == 1`. Further candidates are an
+    assumption: where those before it were wrong, each is right with the same probability, α or `sibling_alpha`.
 
     Args:
         ranks: `[output]` int ≥ 1, the rank of the target's token in the draft's candidate list.
@@ -47,17 +47,20 @@ def draw_acceptance_trace(
     chances = chances.clip(0.0, 1.0)
     if config.token_spread:
         chances = _betas(chances, config.token_spread, random)
-    ranks = _ranks(chances, random.random(output_tokens))
+    further = chances if config.sibling_alpha is None else numpy.full(output_tokens, config.sibling_alpha)
+    ranks = _ranks(chances, further, random.random(output_tokens))
     return AcceptanceTrace(ranks, chances)
 
 
-def _ranks(chances: NDArray[numpy.float64], uniforms: NDArray[numpy.float64]) -> NDArray[numpy.int64]:
-    """Draw geometric ranks, P(rank = r) = c (1 − c)^(r − 1). Rank 1 exactly where the uniform is below the chance."""
+def _ranks(
+    chances: NDArray[numpy.float64], further: NDArray[numpy.float64], uniforms: NDArray[numpy.float64]
+) -> NDArray[numpy.int64]:
+    """Draw ranks: 1 exactly where the uniform is below the chance, else geometric ones from 2 on."""
     with numpy.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        tries = numpy.floor(numpy.log1p(-uniforms) / numpy.log1p(-chances)) + 1
-    ranks = numpy.nan_to_num(tries, nan=NEVER, posinf=NEVER).clip(1, NEVER).astype(numpy.int64)
-    ranks = numpy.where(uniforms < chances, 1, numpy.maximum(ranks, 2))
-    return numpy.asarray(ranks, dtype=numpy.int64)
+        rest = (uniforms - chances) / (1 - chances)
+        tries = numpy.floor(numpy.log1p(-rest) / numpy.log1p(-further)) + 2
+    ranks = numpy.nan_to_num(tries, nan=NEVER, posinf=NEVER).clip(2, NEVER).astype(numpy.int64)
+    return numpy.asarray(numpy.where(uniforms < chances, 1, ranks), dtype=numpy.int64)
 
 
 def _stretches(length: int, mean: float, random: numpy.random.Generator) -> NDArray[numpy.float64]:

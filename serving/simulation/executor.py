@@ -89,7 +89,8 @@ class SimulatedExecutor:
 
     def prospect(self, sequence: SequenceState) -> Prospect:
         unread = len(sequence.tokens) - self._draft_computed.get(sequence.id, 0)
-        return Prospect(unread_tokens=unread, at_once=self.hardware.latency.at_once)
+        latency = self.hardware.latency
+        return Prospect(unread_tokens=unread, at_once=latency.at_once, wide=latency.draft is not None)
 
     def most_nodes(self, depth: int) -> int:
         return depth
@@ -127,15 +128,15 @@ class SimulatedExecutor:
     def _judge_row(self, row: RowView, planned: RowPlan) -> SimulatedWindow:
         trace, shape = self.rows[row.sequence_id], planned.trees[0].shape
         place, drafted = row.context_tokens - trace.prompt_tokens, shape.depth
-        if shape.nodes > shape.depth:
-            return self._judge_tree(trace.ranks[place:], shape.shortened(planned.verified_length))
         if trace.gates is not None:
             drafted = min(drafted, trace.gates[place])
         verified = min(drafted, planned.verified_length)
+        if shape.nodes > shape.depth:
+            return self._judge_tree(trace.ranks[place:], shape.shortened(verified), drafted)
         return SimulatedWindow(drafted, verified, min(verified, trace.runs[place]))
 
     @staticmethod
-    def _judge_tree(ranks: Sequence[int], shape: TreeShape) -> SimulatedWindow:
+    def _judge_tree(ranks: Sequence[int], shape: TreeShape, drafted: int) -> SimulatedWindow:
         trials: list[Trial] = []
         node, accepted = 0, 0
         for level, children in enumerate(shape.levels):
@@ -144,7 +145,7 @@ class SimulatedExecutor:
             if right >= tried:
                 break
             node, accepted = sum(children[:node]) + right, level + 1
-        return SimulatedWindow(shape.depth, shape.nodes, accepted, shape.depth, tuple(trials))
+        return SimulatedWindow(drafted, shape.nodes, accepted, shape.depth, tuple(trials))
 
     def _seconds(self, view: BatchView, windows: Sequence[SimulatedWindow]) -> tuple[float, float]:
         """Return the seconds of drafting and of verification."""

@@ -21,12 +21,12 @@ def load_hardware(name: str) -> Hardware:
     return derive_hardware(_read("hardware", name, HardwareConfig, {}))
 
 
-def load_workload(name: str, **changes: float) -> WorkloadConfig:
+def load_workload(name: str, **changes: float | None) -> WorkloadConfig:
     """Return the workload of a name, with some settings replaced. Raise ConfigError as `load_hardware` does."""
     return _read("workload", name, WorkloadConfig, changes)
 
 
-def _read(group: str, name: str, schema: type[Schema], changes: dict[str, float]) -> Schema:
+def _read(group: str, name: str, schema: type[Schema], changes: dict[str, float | None]) -> Schema:
     folder = Path(next(iter(importlib.import_module("distillspec.conf").__path__))) / group
     file = folder / f"{name}.yaml"
     if not file.is_file():

@@ -9,6 +9,7 @@ from random import Random
 
 import numpy
 
+from distillspec.config.engine import EngineConfig
 from distillspec.config.registry import CONTROLLERS
 from distillspec.errors import ConfigError
 from distillspec.serving.base.shape import TreeShape
@@ -51,6 +52,7 @@ def make_policy(
     *,
     speculation_length: int = 5,
     seed: int = 0,
+    tree: str | None = None,
 ) -> Policy:
     """Build the policy of a name in `POLICY_NAMES`. Policies learn, so each run needs a new one.
 
@@ -60,13 +62,14 @@ def make_policy(
         requests: known to the oracle.
         speculation_length: the most tokens a row drafts where the policy chooses.
         seed: of random policies.
+        tree: as `engine.tree`, None: the engine's default.
 
     Raises:
         ConfigError: the name is unknown. The message lists the known ones.
     """
     word, _, number = name.partition("-")
     if name == "confidence" or (word == "confidence" and re.fullmatch(r"0?\.\d+|0", number)):
-        return Policy(name, _named("goodput", speculation_length, latency), float(number or CONFIDENCE))
+        return Policy(name, _named("goodput", speculation_length, latency, tree), float(number or CONFIDENCE))
     if name == "smartspec-confidence":
         return Policy(
             name, SmartSpecController(speculation_length, latency, gated=latency.draft is not None), CONFIDENCE
@@ -80,7 +83,7 @@ def make_policy(
     if re.fullmatch(r"medusa-top[1-9]", name):
         return Policy(name, FixedTree(TreeShape.full((int(name[-1]),) * HEADS)))
     if name in CONTROLLER_NAMES or (name in CONTROLLERS and name != "fixed") or (FIXED.fullmatch(name)):
-        return Policy(name, _named(name, speculation_length, latency))
+        return Policy(name, _named(name, speculation_length, latency, tree))
     raise ConfigError(f"policies: {name} is not known; use some of {', '.join(POLICY_NAMES)}")
 
 
@@ -132,8 +135,9 @@ class Oracle(LengthController):
         return runs[context_tokens - prompt_tokens]
 
 
-def _named(name: str, speculation_length: int, latency: LatencyModel) -> LengthController:
-    return named_controller(name, speculation_length, latency, drafts_with_model=latency.draft is not None)
+def _named(name: str, speculation_length: int, latency: LatencyModel, tree: str | None) -> LengthController:
+    with_model, settings = latency.draft is not None, EngineConfig() if tree is None else EngineConfig(tree=tree)
+    return named_controller(name, speculation_length, latency, drafts_with_model=with_model, settings=settings)
 
 
 def _plan(view: BatchView, lengths: Sequence[int], tokens: float | None = None, seconds: float | None = None) -> Plan:

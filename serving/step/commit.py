@@ -173,7 +173,8 @@ class Committer:
 def _result(window: VerificationWindow, path: tuple[int, ...], emitted: int) -> RowResult:
     sequence, tree = window.sequence, window.tree
     trials = trials_of(tree, path, emitted)
-    return RowResult(sequence.id, tree.depth, len(tree), len(path), emitted, trials, sequence.request.domain)
+    drawn = () if tree.is_chain else (tree.parents, path)
+    return RowResult(sequence.id, tree.depth, len(tree), len(path), emitted, trials, sequence.request.domain, *drawn)
 
 
 def _tokens(window: VerificationWindow, verdict: TreeVerdict) -> list[int]:

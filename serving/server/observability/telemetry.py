@@ -19,6 +19,7 @@ from distillspec.serving.server.bridge.online_figures import OnlineFigures
 HISTORY_S = 300
 RECENT = 512  # answers that percentiles are taken over
 PERCENTILES = (50, 90, 99)
+TREES = 6  # drafted trees that the dashboard draws: their shapes, no text
 VERSIONS = 20  # the newest draft versions that are kept
 
 
@@ -60,6 +61,7 @@ class Telemetry:
         self.slots, self.clock = slots, clock
         self.history: deque[dict[str, Any]] = deque(maxlen=HISTORY_S)
         self.swaps: deque[dict[str, Any]] = deque(maxlen=VERSIONS)
+        self.trees: deque[dict[str, Any]] = deque(maxlen=TREES)
         self._second = _Second()
         self._by_version: dict[str, _Version] = {}
         self._latencies: deque[tuple[float, float, float]] = deque(maxlen=RECENT)
@@ -95,6 +97,8 @@ class Telemetry:
                 second.predicted_s += result.plan.predicted_s
         for row in result.rows:
             second.acceptance.add(row.trials)
+            if row.parents:
+                self.trees.append({"parents": row.parents, "path": row.path})
             for version, trials in by_version(row.trials, draft_version).items():
                 self._version_of(version).add(trials, row.domain)
 
@@ -136,6 +140,7 @@ class Telemetry:
             "draft_version": self._version,
             "acceptance": {name: version.as_json() for name, version in self._by_version.items()},
             "swaps": list(self.swaps),
+            "trees": list(self.trees),
             "online": asdict(self.online),
             "latency": self._percentiles(),
         }

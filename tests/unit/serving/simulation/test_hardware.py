@@ -97,7 +97,9 @@ def test_impossible_machines_are_refused() -> None:
 
 
 # The oracle knows the requests of one simulation only.
-@pytest.mark.parametrize("name", [name.replace("K", "2") for name in POLICY_NAMES if name != "oracle"])
+@pytest.mark.parametrize(
+    "name", [name.replace("K", "2").replace("W", "2") for name in POLICY_NAMES if name != "oracle"]
+)
 def test_every_policy_plans_within_the_limits_and_purely(name: str) -> None:
     hardware = load_hardware("mistral-7b" if name.startswith("medusa") else "a100-7b")
     view = BatchView((RowView("a/0", 130, 9), RowView("b/0", 140, 1), RowView("c/0", 150, 0)))
@@ -115,7 +117,9 @@ def test_every_policy_plans_within_the_limits_and_purely(name: str) -> None:
         assert all(drafted) == (name != "none")
 
 
-@pytest.mark.parametrize("name", ["fixed", "fixed--1", "fixed-x", "goodness", "medusa-top0", "confidence-2"])
+@pytest.mark.parametrize("name", ["fixed", "fixed--1", "fixed-x", "goodness", "tree-0", "medusa-top0", "confidence-2"])
 def test_unknown_policies_are_refused_with_the_known_ones(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} is not known; use some of none, fixed-K, goodput"):
+    with pytest.raises(
+        ConfigError, match=f"{name} is not known; use some of none, fixed-K, siblings-W-W, tree-W-W, goodput"
+    ):
         make_policy(name, load_hardware("a100-7b").latency, [])

@@ -73,7 +73,7 @@ def test_the_chosen_tree_is_the_best_of_all() -> None:
 
 
 def test_ranks_are_learnt_as_they_are() -> None:
-    requests = make_workload(WorkloadConfig(requests=60, alpha=0.6), 4.0)
+    requests = make_workload(WorkloadConfig(requests=60, alpha=0.6, sibling_alpha=None), 4.0)
     policy = make_policy("medusa", COSTS, requests)
     Simulation(requests, policy, Hardware(COSTS, 100_000)).run()
     assert isinstance(policy.controller, GoodputTree)
@@ -83,7 +83,7 @@ def test_ranks_are_learnt_as_they_are() -> None:
 
 def test_adaptive_trees_are_near_the_best_fixed_ones_at_every_rate() -> None:
     for rate in (1.0, 30.0):
-        requests = make_workload(WorkloadConfig(requests=80, output_tokens=64, alpha=0.7), rate)
+        requests = make_workload(WorkloadConfig(requests=80, output_tokens=64, alpha=0.7, sibling_alpha=None), rate)
         latency = {}
         for name in ("medusa", "medusa-top1", "medusa-top2", "medusa-top3", "none"):
             policy = make_policy(name, COSTS, requests)
@@ -96,3 +96,17 @@ def test_adaptive_trees_are_near_the_best_fixed_ones_at_every_rate() -> None:
 def test_bad_shapes_are_refused() -> None:
     with pytest.raises(ConfigError, match="heads=0"):
         GoodputTree(0, 3, COSTS)
+
+
+def test_goodput_over_trees_is_never_behind_goodput_over_chains_where_a_draft_drafts() -> None:
+    """With costs of a machine that reads its weights for a few tokens as fast as for one, trees are ahead."""
+    costs = LatencyModel(CostTable(((1.0, 1e-2), (16.0, 1e-2), (256.0, 6e-2)), 3e-8), CostTable.line(0.0, 1e-6, 7e-4))
+    for rate, most in ((1.0, 0.96), (30.0, 1.01)):
+        requests = make_workload(WorkloadConfig(requests=80, output_tokens=64, alpha=0.5), rate)
+        latency, nodes = {}, {}
+        for name in ("goodput", "goodput-chains"):
+            run = Simulation(requests, make_policy(name, costs, requests), Hardware(costs, 100_000, slots=64)).run()
+            latency[name] = figures_of(name, rate, run).mean_latency_s
+            nodes[name] = sum(stats.proposed for stats in run.stats) / sum(stats.steps for stats in run.stats)
+        assert latency["goodput"] < most * latency["goodput-chains"], (rate, latency)
+        assert nodes["goodput"] > nodes["goodput-chains"]

@@ -31,9 +31,10 @@ def test_runs_count_what_stands_in_a_row() -> None:
 
 
 def test_ranks_are_independent_tries_and_rank_one_is_acceptance() -> None:
-    ranks = numpy.array(draw_acceptance_trace(WorkloadConfig(), 0.6, 200_000, numpy.random.default_rng(1)).ranks)
-    shares = [float((ranks == rank).mean()) for rank in (1, 2, 3)]
-    assert shares == pytest.approx([0.6, 0.24, 0.096], abs=0.005)
+    for sibling, wanted in ((None, [0.6, 0.24, 0.096]), (0.3, [0.6, 0.12, 0.084]), (0.0, [0.6, 0.0, 0.0])):
+        workload = WorkloadConfig(sibling_alpha=sibling)
+        ranks = numpy.array(draw_acceptance_trace(workload, 0.6, 200_000, numpy.random.default_rng(1)).ranks)
+        assert [float((ranks == rank).mean()) for rank in (1, 2, 3)] == pytest.approx(wanted, abs=0.005)
     certain, never = (
         draw_acceptance_trace(WorkloadConfig(), alpha, 50, numpy.random.default_rng(1)) for alpha in (1.0, 0.0)
     )
