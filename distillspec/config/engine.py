@@ -42,7 +42,6 @@ class EngineConfig:
     nodes: int = 32  # the most tokens of a tree
     lengths: str = "request"  # goodput: a length a request | a step (one for all rows) | global (one acceptance, too)
     max_time_per_token_s: float | None = None  # goodput: bound on a request's expected seconds per output token
-    max_wait_s: float = 1.0  # smartspec: requests that waited longer are admitted regardless
     profile: str | None = None  # folder or file of `distill profile`; null: costs are measured at the start
     measure_costs_s: float = 2.0  # goodput without a profile: the most seconds to time passes at the start; 0: none
     draft_confidence: float = 0.0  # stop drafting at this best probability, or predicted acceptance; 0: never
@@ -81,7 +80,6 @@ class EngineConfig:
         require(self.speculation_length >= 0, f"speculation_length={self.speculation_length} must be at least 0")
         bound = self.max_time_per_token_s
         require(bound is None or bound > 0, f"max_time_per_token_s={bound} must be above 0 seconds")
-        require(self.max_wait_s >= 0, f"max_wait_s={self.max_wait_s} must be at least 0 seconds")
         require(
             self.profile is not None or "profile" not in controller.needs,
             f"controller={self.controller} needs profile=FOLDER: measure this machine with distill profile",

@@ -195,7 +195,7 @@ CONTROLLERS: dict[str, Choice] = {
     "smartspec": Choice(
         "distillspec.serving.control.named:make_smartspec",
         "SmartSpec as in its paper",
-        reads=("max_wait_s", "profile"),
+        reads=("profile",),
         needs=("profile",),
     ),
 }

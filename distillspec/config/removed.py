@@ -26,6 +26,7 @@ FIXED = {
     "replay.fresh_share": f"{ReplayConfig.fresh_share} of replay.max_mib is for the newest shards",
     "replay.shard_positions": f"a shard holds {ReplayConfig.shard_positions} tokens; replay.flush_s writes one earlier",
     "server.max_header_kib": "the request line and headers may take 16 KiB",
+    "engine.max_wait_s": "give engine.controller_options={max_wait_s: 1} to engine.controller=smartspec",
     "loss.temperature": "the log holds the target's signal at temperature 1",
     "loss.select_fraction": "online updates choose tokens by adapt.positions",
     "loss.reference": "online updates choose tokens by adapt.positions",

@@ -143,12 +143,12 @@ class GoodputController:
         sure = len(rows) == len(view.rows) and self._costs.observe(
             [row.context_tokens for row in view.rows],
             [row.nodes for row in rows],
-            [row.depth for row in rows],
             [row.unread_tokens if row.drafted_by_model else None for row in view.rows],
             result.prefill_tokens,
             result.target_s,
             result.draft_s,
             view.at_once,
+            self._reads(result.plan.rows, rows),
         )
         matches = {row.sequence_id: row.match for row in view.rows if row.match}
         self.acceptance.observe(rows, [matches.get(row.sequence_id, 0) for row in rows] if matches else None)
@@ -188,6 +188,13 @@ class GoodputController:
         gains = self.trees.survival(chances)
         wide = numpy.array([row.wide for row in view.rows])
         return replace(batch, nodes=self.trees, gains=gains * (self.trees.spine | wide[:, None]))
+
+    def _reads(self, plans: Sequence[RowPlan], rows: Sequence[RowResult]) -> list[tuple[int, ...]] | None:
+        """Return the tokens of each row that each pass of the draft read, None for chains."""
+        if self.trees is None or len(plans) != len(rows):
+            return None
+        pairs = zip(plans, rows, strict=True)
+        return [plan.trees[0].shape.passes[: row.depth] if plan.trees else () for plan, row in pairs]
 
     def _shapes(self, planned: Allocation) -> tuple[TreeShape, ...]:
         if planned.taken is None or self.trees is None:

@@ -126,11 +126,11 @@ def make_goodput(parts: ControllerParts, lengths: str | None = None, tree: str |
     )
 
 
-def make_smartspec(parts: ControllerParts, per_request: bool = False) -> SmartSpecController:
+def make_smartspec(parts: ControllerParts, per_request: bool = False, max_wait_s: float = 1.0) -> SmartSpecController:
     """Follow the paper's algorithms."""
     assert parts.latency is not None, "EngineConfig and named_controller ask for costs"
     latency = parts.latency if parts.drafts_with_model else replace(parts.latency, draft=None)
     gated = latency.draft is not None and parts.settings.draft_confidence > 0
     return SmartSpecController(
-        parts.speculation_length, latency, per_request=per_request, gated=gated, max_wait_s=parts.settings.max_wait_s
+        parts.speculation_length, latency, per_request=per_request, gated=gated, max_wait_s=max_wait_s
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from distillspec.serving.base.catch_up import catch_up_cost
 from distillspec.serving.costs.latency import LatencyModel, draft_work, guessed
@@ -37,41 +38,45 @@ class LiveLatency:
     def observe(
         self,
         contexts: Sequence[int],
-        nodes: Sequence[int],
-        depths: Sequence[int],
+        proposed: Sequence[int],
         unread_tokens: Sequence[int | None],
         prefill_tokens: int,
         target_s: float,
         draft_s: float,
         at_once: bool = False,
+        reads: Sequence[Sequence[int]] | None = None,
     ) -> bool:
         """Learn from a step.
 
         Args:
             contexts: tokens of each decoding row in the cache.
-            nodes: tokens that each row drafted.
-            depths: their levels, as many as the draft took passes.
+            proposed: tokens that each row drafted.
             unread_tokens: of each row, those that the draft model has not read, None if another source drafted.
             prefill_tokens: prompt tokens in the target's pass.
             target_s: seconds of the target's pass.
             draft_s: seconds of all draft passes.
             at_once: the draft drafts blocks.
+            reads: tokens that each of the draft's passes read of a row, None: one for each token of a chain.
 
         Returns:
             True if the times could be predicted well enough to judge by.
         """
         self._latency = None
-        tokens = sum(nodes) + len(contexts) + prefill_tokens
+        tokens = sum(proposed) + len(contexts) + prefill_tokens
         sure = self._target.observe(sum(contexts), [tokens] if tokens else [], target_s, len(contexts))
         if self._draft is None:
             return sure
-        if not any(nodes):
+        if not any(proposed):
             self._guess_draft(tokens)
             return sure
         self._guess = None
+        depths = proposed if reads is None else list(map(len, reads))
         lengths = [0 if unread is None else k for k, unread in zip(depths, unread_tokens, strict=True)]
         work = draft_work(contexts, lengths, at_once)
         passes: list[float] = [*work.passes]
+        if reads is not None and not at_once:
+            own = [row for row, length in zip(reads, lengths, strict=True) if length]
+            passes = [float(sum(level)) for level in zip_longest(*own, fillvalue=0)]
         further, own_passes = catch_up_cost(
             [unread for unread, k in zip(unread_tokens, lengths, strict=True) if k and unread]
         )

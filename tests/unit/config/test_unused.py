@@ -64,7 +64,6 @@ def refusal(line: str) -> str | None:
             "serve engine.proposer=prompt_lookup engine.draft_confidence=.3",
             "draft_confidence=.3 needs engine.proposer=draft_model or engine.proposer=lookup_else_model",
         ),
-        ("serve engine.max_wait_s=3", "engine.max_wait_s=3 needs engine.controller=smartspec"),
         ("serve engine.controller=fixed engine.lengths=request", "lengths=request needs engine.controller=goodput"),
         ("adapt adapt.accepted_weight=.5", "adapt.accepted_weight=.5 needs adapt.positions=weighted"),
         ("adapt adapt.mode=flush adapt.replay_share=.5", "adapt.replay_share=.5 needs adapt.mode=replay"),

@@ -21,7 +21,7 @@ from distillspec.serving.costs.table import CostTable
 from ..conftest import MakeEngine, hf_greedy, prompts
 
 CPU = LatencyModel(CostTable.line(1e-6, 1.5e-3, 4e-2), CostTable.line(1e-7, 2e-4, 5e-3))
-NAMES = [name.replace("K", "3") for name in CONTROLLER_NAMES]
+NAMES = [name.replace("K", "3").replace("W", "2") for name in CONTROLLER_NAMES]
 ONE = BatchView((RowView("a", 100, 8),))
 
 

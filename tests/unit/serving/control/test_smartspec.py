@@ -169,7 +169,9 @@ def test_an_engine_under_it_writes_the_same_text(
     target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, profile: str
 ) -> None:
     wanted = [hf_greedy(target, prompt, 24) for prompt in prompts()]
-    engine = make_engine(draft, controller="smartspec", profile=profile, speculation_length=4, max_wait_s=0.0)
+    engine = make_engine(
+        draft, controller="smartspec", profile=profile, speculation_length=4, controller_options={"max_wait_s": 0.0}
+    )
     outputs = engine.generate(prompts(), SamplingParams(temperature=0.0, max_tokens=24))
     assert [list(output.token_ids) for output in outputs] == wanted
     assert sum(output.stats.proposed for output in outputs) > 0
