@@ -26,8 +26,8 @@ from distillspec.serving.control.named import named_controller
 from distillspec.serving.draft_loading import load_draft
 
 TOKENS = 256  # of an answer
-CHAINS = ("none", "fixed-1", "fixed-2", "fixed-3", "fixed-4")
-TREES = ("siblings-3-2", "siblings-2-2-2", "siblings-3-3-2-2")
+CHAINS = ("none", "fixed-1", "fixed-2", "fixed-3")
+TREES = ("siblings-2-1", "siblings-3-2", "tree-2-2")
 GOODPUT = ("goodput", "goodput-chains")
 # Shapes by goodput: over the tuned chain in one row (mean, lower end) and in many (lower end), and over the best shape.
 GOALS = {"one_row": 1.10, "one_row_low": 1.03, "low": 0.96, "shape": 0.98, "shape_low": 0.96}

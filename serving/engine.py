@@ -269,10 +269,6 @@ class Engine(EngineView):
         """See `EngineCore.use_controller`. Call between steps, from the thread that steps."""
         self._core.use_controller(controller)
 
-    def forget_prompts(self) -> None:
-        """Drop the prefixes that idle slots remember, between steps: the next prompts are read whole."""
-        self.sequences.forget_free()
-
     def close(self) -> None:
         """Give the models back as they were, and free caches and packed weights. More calls do nothing."""
         self._models.release_all()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from distillspec.config.engine import EngineConfig
 from distillspec.models import LanguageModel
@@ -46,6 +47,7 @@ class ProposerBuilder:
     sampler: TokenSampler
     recorder: Recorder | None
     target_cache: SlotCache
+    kept: dict[str, Any] = field(default_factory=dict)  # what outlives a proposer
 
     def build(self, draft: LanguageModel | None, version: str) -> Proposer | None:
         """Return a new proposer, None where the settings name none.
@@ -55,7 +57,7 @@ class ProposerBuilder:
             version: reported by the proposer.
         """
         prepared = None if draft is None else self.models.prepared(draft)
-        parts = (draft, version, self.sampler, prepared, self.recorder, self.target_cache)
+        parts = (draft, version, self.sampler, prepared, self.recorder, self.target_cache, self.kept)
         return make_proposer(ProposerParts(self.settings, *parts))
 
 

@@ -11,7 +11,7 @@ from distillspec.errors import ConfigError
 from distillspec.serving.control.base import LengthController, StepResult
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.runner import ModelRunner
-from distillspec.serving.proposers.base import Proposer
+from distillspec.serving.proposers.base import Proposer, forget_answers, keeps_answers
 from distillspec.serving.sequences.manager import SequenceManager
 from distillspec.serving.sequences.scheduler import Limits
 from distillspec.serving.step.commit import Committer, Observer
@@ -20,7 +20,7 @@ from distillspec.serving.step.model_executor import ModelExecutor
 
 
 class EngineView:
-    """Parts and state of an engine. Read them between steps, from the stepping thread.
+    """Parts and state of an engine. Read and change them between steps, from the stepping thread.
 
     Only `clock` and `observer` may be assigned.
     """
@@ -90,6 +90,20 @@ class EngineView:
     def draft_version(self) -> str:
         """The version of the draft in use, "" without one."""
         return "" if self.proposer is None else self.proposer.version
+
+    @property
+    def keeps_answers(self) -> bool:
+        """True if the proposer looks up earlier answers."""
+        return keeps_answers(self.proposer)
+
+    def forget_prompts(self) -> None:
+        """Drop the prefixes that idle slots remember, between steps: the next prompts are read whole."""
+        self.sequences.forget_free()
+
+    def forget_tenant(self, tenant: str) -> None:
+        """Delete a tenant's answers that the proposer keeps, and the prefixes of idle slots, between steps."""
+        forget_answers(self.proposer, tenant)
+        self.forget_prompts()
 
     def features(self, sequence_id: str) -> Tensor:
         """Return the states `feature_ids` of the tokens that the target has read of a running sequence.

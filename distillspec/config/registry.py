@@ -160,12 +160,13 @@ DRAFT_KINDS: dict[str, Choice] = {
     ),
 }
 
+TREES = ("tree", "widths", "nodes")  # settings of drafted trees
 PROPOSERS: dict[str, ProposerChoice] = {
     "none": ProposerChoice("distillspec.serving.proposers.named:make_none", "no speculation"),
     "draft_model": ProposerChoice(
         "distillspec.serving.proposers.named:make_draft_model",
         "the draft",
-        reads=("draft_confidence",),
+        reads=("draft_confidence", *TREES),
         needs=("draft",),
     ),
     "prompt_lookup": ProposerChoice(
@@ -177,9 +178,21 @@ PROPOSERS: dict[str, ProposerChoice] = {
     "lookup_else_model": ProposerChoice(
         "distillspec.serving.proposers.named:make_lookup_else_model",
         "prompt_lookup where it finds something, else the draft",
-        reads=("draft_confidence", "lookup_longest", "lookup_shortest"),
+        reads=("draft_confidence", "lookup_longest", "lookup_shortest", *TREES),
         needs=("draft",),
         without_draft="prompt_lookup",
+    ),
+    "suffix": ProposerChoice(
+        "distillspec.serving.proposers.named:make_suffix",
+        "what followed the last tokens in the text and in earlier answers of the tenant",
+        without_draft="suffix",
+    ),
+    "suffix_else_model": ProposerChoice(
+        "distillspec.serving.proposers.named:make_suffix_else_model",
+        "suffix where enough is expected of it, else the draft",
+        reads=("draft_confidence", *TREES),
+        needs=("draft",),
+        without_draft="suffix",
     ),
 }
 

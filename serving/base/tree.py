@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 ROOT = -1
-DRAFT, LOOKUP = "draft", "lookup"  # sources: the draft model, prompt lookup
+DRAFT, LOOKUP, SUFFIX = "draft", "lookup", "suffix"  # sources: the draft model, prompt lookup, earlier answers
 Kind = Literal["drawn", "deterministic"]
 
 

@@ -20,7 +20,7 @@ from distillspec.serving.base.acceptance import RowResult
 
 IMAGINED = 2.0  # trials that the prior is worth
 POOLED = 20.0  # trials that all positions together are worth to each
-SIBLING = 0.3  # hazard of a sibling before anything was seen: high enough to be tried
+SIBLING = 0.2  # hazard of a sibling before anything was seen
 GLOBAL_ONLY = 1e30  # trials beside which a request's own vanish
 
 Floats = NDArray[numpy.float64]

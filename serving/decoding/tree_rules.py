@@ -79,6 +79,8 @@ class RejectionRule:
             target_at = p.gather(1, self.batch.tokens[child][:, None])[:, 0]
             yes = tried & accepts(target_at, self._draft_at(child, rank), self.accept[child])
             found = torch.where(yes, child, found)
+            if not self._some(tried & ~yes):
+                return found
             if rank + 1 < widest:
                 p = self._normalised(self.residual(p.clone() if rank == 0 else p, child, tried & ~yes, rank))
         return found

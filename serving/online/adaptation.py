@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -213,8 +214,9 @@ class Adaptation:
     def delete_tenant(self, tenant: str) -> int:
         """Delete what was logged of a tenant. Return how many logged answers there were.
 
-        Covered: its running answers and those waiting to be written, shards and manifest, what the gate has read, the
-        prompts that idle slots remember (of all tenants), and the result of an update that learns from it right now.
+        Covered: its running answers and those waiting to be written, shards and manifest, what the gate has read,
+        answers that proposers keep, the prompts that idle slots remember (of all tenants), and the result of an update
+        that learns from it right now.
         Not covered: earlier versions, exports and backups, values in the KV caches until other text overwrites them,
         requests that still run, and the tenant's name (in the list of deletions, and with `adapt.drift_by=tenant` in
         the trainer's state and the figures). Its next requests are logged again unless `replay.exclude_tenants` names
@@ -229,7 +231,7 @@ class Adaptation:
             return self.replay.delete_tenant(tenant)
         finally:
             self._shadow.forget()
-            self._between.soon(self.engine.forget_prompts)
+            self._between.soon(partial(self.engine.forget_tenant, tenant))
 
     def stats(self) -> dict[str, Any]:
         """Return every figure as plain values."""

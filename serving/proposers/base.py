@@ -129,6 +129,31 @@ def caches_of(proposer: object) -> Sequence[SlotCache]:
 
 
 @runtime_checkable
+class KeepsAnswers(Protocol):
+    """A proposer that may keep finished answers."""
+
+    @property
+    def keeps_answers(self) -> bool:
+        """True if it does."""
+        ...
+
+    def forget_tenant(self, tenant: str) -> None:
+        """Delete what is kept of a tenant's answers, in memory and on disk."""
+        ...
+
+
+def keeps_answers(proposer: object) -> bool:
+    """Return True if a proposer keeps finished answers."""
+    return isinstance(proposer, KeepsAnswers) and proposer.keeps_answers
+
+
+def forget_answers(proposer: object, tenant: str) -> None:
+    """Delete what a proposer keeps of a tenant's answers."""
+    if isinstance(proposer, KeepsAnswers):
+        proposer.forget_tenant(tenant)
+
+
+@runtime_checkable
 class HoldsMemory(Protocol):
     """A proposer with caches or recordings of its own."""
 

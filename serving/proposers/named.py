@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from distillspec.config.engine import ONE_HOT, EngineConfig
 from distillspec.config.registry import PROPOSERS, WITH_DRAFT, WITHOUT_DRAFT, ProposerChoice, check_options, find
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import SlotCache
-from distillspec.serving.base.tree import DRAFT, LOOKUP
+from distillspec.serving.base.tree import DRAFT, LOOKUP, SUFFIX
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.graphs import Recorder
 from distillspec.serving.execution.prepared import PreparedModel
@@ -18,6 +19,8 @@ from distillspec.serving.proposers.continue_rule import ConfidenceThreshold
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.prompt_lookup import PromptLookup
 from distillspec.serving.proposers.side_by_side import SideBySide
+from distillspec.serving.proposers.suffix import SuffixLookup
+from distillspec.serving.proposers.suffix_store import SuffixStore
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,7 @@ class ProposerParts:
     prepared: PreparedModel | None  # the draft
     recorder: Recorder | None
     target_cache: SlotCache  # drafts have the same slots, and some read the target's states
+    kept: dict[str, Any] = field(default_factory=dict)  # what outlives the proposer: the engine's later ones get it too
 
 
 def make_proposer(parts: ProposerParts) -> Proposer | None:
@@ -100,3 +104,31 @@ def make_draft_model(parts: ProposerParts) -> DraftModel:
 def make_lookup_else_model(parts: ProposerParts) -> SideBySide:
     """Look up, and run the draft where nothing is found."""
     return SideBySide({LOOKUP: make_prompt_lookup(parts), DRAFT: make_draft_model(parts)})
+
+
+def make_suffix(
+    parts: ProposerParts, tokens: int = 400_000, shared: bool = False, folder: str | None = None, least: float = 0.1
+) -> SuffixLookup:
+    """Look up the text's end in itself and in earlier answers. For the options see `SuffixStore`, `SuffixLookup`."""
+    return SuffixLookup(_store(parts, tokens, shared, folder), least=least)
+
+
+def make_suffix_else_model(
+    parts: ProposerParts,
+    tokens: int = 400_000,
+    shared: bool = False,
+    folder: str | None = None,
+    least: float = 0.1,
+    expected: float = 1.5,
+) -> SideBySide:
+    """Look up, and run the draft where fewer than `expected` tokens are expected to be right."""
+    lookup = SuffixLookup(_store(parts, tokens, shared, folder), least=least, expected=expected)
+    return SideBySide({SUFFIX: lookup, DRAFT: make_draft_model(parts)})
+
+
+def _store(parts: ProposerParts, tokens: int, shared: bool, folder: str | None) -> SuffixStore:
+    """Return the engine's store of answers, a new one for its first proposer."""
+    if "answers" not in parts.kept:
+        parts.kept["answers"] = SuffixStore(tokens, shared=shared, folder=folder)
+    store: SuffixStore = parts.kept["answers"]
+    return store

@@ -14,6 +14,8 @@ from distillspec.serving.proposers.base import (
     ProposalRequest,
     Proposer,
     Prospect,
+    forget_answers,
+    keeps_answers,
     most_nodes,
     readers,
     release_memory,
@@ -93,6 +95,15 @@ class SideBySide:
     def assume_read(self, sequence: SequenceState, tokens: int) -> None:
         for reader in self._readers:
             reader.assume_read(sequence, tokens)
+
+    @property
+    def keeps_answers(self) -> bool:
+        return any(keeps_answers(proposer) for proposer in self.proposers.values())
+
+    def forget_tenant(self, tenant: str) -> None:
+        """Pass it on to those that keep answers."""
+        for proposer in self.proposers.values():
+            forget_answers(proposer, tenant)
 
     def release(self) -> None:
         for proposer in self.proposers.values():

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Depends
@@ -115,8 +116,16 @@ async def replay(request: HttpRequest) -> dict[str, Any]:
 async def delete_tenant(
     request: HttpRequest, body: Annotated[TenantBody, Depends(read_as(TenantBody))]
 ) -> dict[str, Any]:
-    """Delete the logged answers of a tenant. Versions trained on them stay."""
-    deleted = await _with_online(app_state_of(request), lambda online: online.delete_tenant(body.tenant))
+    """Delete the answers that are kept of a tenant: logged ones, and those that proposers look up.
+
+    Versions trained on them stay. `deleted` counts the logged ones.
+    """
+    state, deleted = app_state_of(request), 0
+    if state.online is None and state.engine.keeps_answers:
+        state.engine.at_next_step(partial(state.engine.forget_tenant, body.tenant))
+        state.bridge.thread.wake()
+    else:
+        deleted = await _with_online(state, lambda online: online.delete_tenant(body.tenant))
     return {"tenant": body.tenant, "deleted": deleted}
 
 

@@ -90,5 +90,5 @@ def test_siblings_have_hazards_of_their_own() -> None:
     assert second == pytest.approx(0.0, abs=0.03)
     assert estimate.sibling_shares()[1] == pytest.approx([0.5, 0.0], abs=0.03), "a level never tried is like the others"
     estimate.reset()
-    assert estimate.sibling_shares()[0, 0] == pytest.approx(0.3)
+    assert estimate.sibling_shares()[0, 0] == pytest.approx(0.2)
     assert AcceptanceEstimate(2).sibling_shares().shape == (2, 0)

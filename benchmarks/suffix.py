@@ -1,0 +1,102 @@
+"""Earlier answers as drafts: suffix decoding beside a draft model, against the model alone, on prompts that come again.
+
+    python benchmarks/suffix.py --draft RUN/draft --prompts sql.jsonl summarization.jsonl
+
+Each prompt of a file is answered, and answered again when `--prompts-each` others have been. Two engines take turns on
+the second answers, `--batch` prompts at a time: `proposer=draft_model` and `proposer=suffix_else_model`, which knows
+the first answers. Ratios are tokens a second of the second over the first, with 95 % intervals over groups of prompts
+(Student's). Writes `results/suffix.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+from typing import Any
+
+from common import write_result
+from sides import make_engine, rate_of, read_prompts
+from turns import interval
+
+from distillspec.config import TargetConfig
+from distillspec.models import load_target
+from distillspec.serving import Engine, SamplingParams
+from distillspec.serving.draft_loading import load_draft
+
+GOAL = 1.3
+SIDES = ("draft_model", "suffix_else_model")
+
+
+def main() -> None:
+    options = _options()
+    target = load_target(TargetConfig(path="smollm2", dtype=options.dtype))
+    other = load_target(TargetConfig(path="smollm2", dtype=options.dtype))
+    params = SamplingParams(temperature=options.temperature, max_tokens=options.tokens, ignore_eos=True)
+    found: dict[str, Any] = {}
+    for path in options.prompts:
+        engines = {
+            name: make_engine(
+                options,
+                model,
+                load_draft(options.draft, model),
+                options.batch,
+                controller="goodput",
+                proposer=name,
+                speculation_length=options.speculation_length,
+            )
+            for name, model in zip(SIDES, (target, other), strict=True)
+        }
+        prompts = read_prompts(path, target, options.prompts_each, longest=768)
+        found[Path(path).stem] = _compare(engines, prompts, options.batch, params)
+        print(Path(path).stem, found[Path(path).stem], flush=True)
+        for engine in engines.values():
+            engine.close()
+    setting = {"prompts": options.prompts_each, "tokens": options.tokens, "temperature": options.temperature}
+    met = all(own["second"]["mean"] >= GOAL for own in found.values())
+    write_result("suffix", {**setting, "batch": options.batch, "goal": GOAL, "met": met, "files": found})
+
+
+def _compare(
+    engines: dict[str, Engine], prompts: list[list[int]], batch: int, params: SamplingParams
+) -> dict[str, Any]:
+    groups = [prompts[first : first + batch] for first in range(0, len(prompts), batch)]
+    rates: dict[str, list[list[float]]] = {name: [[], []] for name in SIDES}
+    accepted: dict[str, list[float]] = {name: [] for name in SIDES}
+    for time in range(2):
+        for number, group in enumerate(groups):
+            for name in SIDES if number % 2 else SIDES[::-1]:
+
+                def answers(engine: Engine = engines[name], name: str = name, group: list[list[int]] = group) -> int:
+                    outputs = engine.generate(group, params)
+                    steps = sum(output.stats.steps for output in outputs)
+                    accepted[name].append(sum(len(output.token_ids) for output in outputs) / steps)
+                    return sum(len(output.token_ids) for output in outputs)
+
+                rates[name][time].append(rate_of(answers))
+    own, alone = rates["suffix_else_model"], rates["draft_model"]
+    first, second = ([a / b for a, b in zip(own[time], alone[time], strict=True)] for time in range(2))
+    return {
+        "first": interval(first[1:]),
+        "second": interval(second),
+        "tokens_per_s": {name: [statistics.median(each) for each in rates[name]] for name in SIDES},
+        "tokens_a_step": {name: statistics.fmean(own[len(own) // 2 :]) for name, own in accepted.items()},
+    }
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draft", required=True)
+    parser.add_argument("--prompts", nargs="+", required=True)
+    parser.add_argument("--prompts-each", type=int, default=52)
+    parser.add_argument("--batch", type=int, default=4)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--temperature", type=float, default=0.7)
+    parser.add_argument("--speculation-length", type=int, default=8)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--compile", action="store_true", help="compile passes first")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""Suffix decoding: matches, their continuations, the store of answers and its walls, and exact answers."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distillspec.config import DraftConfig
+from distillspec.errors import ConfigError, RunError
+from distillspec.models import LanguageModel, initialise_draft
+from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
+from distillspec.serving.proposers.answer_files import AnswerFiles
+from distillspec.serving.proposers.suffix_index import LONGEST, SuffixIndex, continuation
+from distillspec.serving.proposers.suffix_store import SuffixStore
+
+from ..conftest import MakeEngine, hf_greedy, prompts
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
+
+
+def index_of(*texts: list[int], limit: int = 10_000) -> SuffixIndex:
+    index = SuffixIndex(limit)
+    for text in texts:
+        index.add(text)
+    return index
+
+
+def places_of_the_longest_match(texts: list[list[int]], text: list[int]) -> tuple[list[list[int]], int]:
+    """What follows each occurrence of the longest end of `text` of three tokens or more, and its length."""
+    for match in range(min(len(text), LONGEST), 2, -1):
+        rest = [
+            other[end:]
+            for other in texts
+            for end in range(match, len(other))
+            if other[end - match : end] == text[-match:]
+        ]
+        if rest:
+            return rest, match
+    return [], 0
+
+
+def test_what_followed_the_longest_match_is_proposed() -> None:
+    generator, lengths = torch.Generator().manual_seed(0), set()
+    for _ in range(300):
+        texts = [torch.randint(0, 4, (30,), generator=generator).tolist() for _ in range(4)]
+        text = torch.randint(0, 4, (12,), generator=generator).tolist()
+        found = continuation([index_of(*texts[:2]), index_of(*texts[2:])], text, 8, 0.3)
+        alive, match = places_of_the_longest_match(texts, text)
+        assert found.match == match
+        count, expected = len(alive), 0.0
+        for place in range(len(found.tokens) + 1):
+            following = Counter(rest[place] for rest in alive if place < len(rest))
+            best = max(following.values(), default=0)
+            if place == len(found.tokens):
+                assert place == min(8, match) or best < 0.3 * count or not best
+                break
+            assert following[found.tokens[place]] == best >= 0.3 * count
+            alive = [rest for rest in alive if place < len(rest) and rest[place] == found.tokens[place]]
+            expected += len(alive) / count
+        assert found.expected == pytest.approx(expected)
+        lengths.add(len(found.tokens))
+    assert len(lengths) > 3
+
+
+def test_the_most_frequent_token_is_proposed_and_a_rare_one_is_not() -> None:
+    index = index_of(*[[7, 1, 2, 3, 4, 4, 4]] * 3, [7, 1, 2, 3, 5, 5, 5])
+    found = continuation([index], [7, 1, 2, 3], 3, 0.1)
+    assert (found.tokens, found.match, found.expected) == ((4, 4, 4), 4, 2.25)
+    assert continuation([index], [7, 1, 2, 3], 3, 0.8).tokens == ()
+    assert continuation([index], [9, 9, 2, 3], 3, 0.1).tokens == ()
+    assert continuation([index], [1, 2], 3, 0.1).match == 0
+    assert continuation([index], [4, 4, 4], 3, 0.1).tokens == (), "a text's end is no beginning of the next"
+
+
+def test_a_match_bounds_the_proposal() -> None:
+    index = index_of([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    assert continuation([index], [0, 1, 2, 3], 8, 0.1).tokens == (4, 5, 6)
+    assert continuation([index], [1, 2, 3, 4, 5], 8, 0.1).tokens == (6, 7, 8, 9)
+
+
+def test_old_texts_give_way() -> None:
+    index = SuffixIndex(200)
+    for number in range(100):
+        index.add([number] * 3 + [1000 + number] * 6)
+    assert len(index) <= 200
+    assert continuation([index], [99] * 3, 4, 0.1).tokens == (1099,) * 3
+    assert continuation([index], [5] * 3, 4, 0.1).tokens == ()
+
+
+def test_texts_survive_a_restart_and_are_the_tenants_own(tmp_path: Path) -> None:
+    store = SuffixStore(1000, folder=str(tmp_path / "answers"))
+    store.add("a", [1, 2, 3], [4, 5, 6, 7])
+    store.add("b", [1, 2, 3], [8, 8, 8, 8])
+    again = SuffixStore(1000, folder=str(tmp_path / "answers"))
+    for tenant, wanted in (("a", (4, 5, 6)), ("b", (8, 8, 8)), ("c", ())):
+        assert continuation([again.index(tenant)], [1, 2, 3], 3, 0.1).tokens == wanted
+    files = list((tmp_path / "answers").iterdir())
+    assert len(files) == 2
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    assert (tmp_path / "answers").stat().st_mode & 0o777 == 0o700
+    again.forget("a")
+    assert len(list((tmp_path / "answers").iterdir())) == 1
+    assert continuation([again.index("a")], [1, 2, 3], 3, 0.1).tokens == ()
+    shared = SuffixStore(1000, shared=True)
+    shared.add("a", [1, 2, 3], [4, 5, 6, 7])
+    assert continuation([shared.index("b")], [1, 2, 3], 3, 0.1).tokens == (4, 5, 6)
+
+
+@pytest.mark.parametrize("cut", [1, 5, 9])
+def test_a_text_that_a_crash_cut_off_is_left_out(tmp_path: Path, cut: int) -> None:
+    files = AnswerFiles(tmp_path)
+    for text in ([1, 2, 3], [4, 5, 6]):
+        files.append("a", text)
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-cut])
+    assert files.read("a", 100) == [[1, 2, 3]]
+    files.append("a", [7, 8])
+    assert files.read("a", 100) == [[1, 2, 3], [7, 8]]
+    assert files.read("a", 3) == [[7, 8]], "the newest that fit"
+    assert files.read("a", 100) == [[7, 8]]
+
+
+def test_settings_that_cannot_be_are_refused(tmp_path: Path, target: LanguageModel) -> None:
+    with pytest.raises(ConfigError, match=r"proposer_options.tokens=5 must be at least 128"):
+        SuffixStore(5)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="cannot be used for answers"):
+        SuffixStore(folder=str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match="suffix has no option .colour."):
+        Engine(target, None, EngineSettings(proposer="suffix", proposer_options={"colour": 1}))
+
+
+def test_a_folder_that_fails_ends_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SuffixStore(1000, folder=str(tmp_path))
+
+    def full(*_: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    store.add("a", [1, 2, 3], [4, 5, 6, 7])
+    assert continuation([store.index("a")], [1, 2, 3], 3, 0.1).tokens == (4, 5, 6)
+
+
+@pytest.mark.parametrize("proposer", ["suffix", "suffix_else_model"])
+def test_answers_are_those_without_and_a_repeated_prompt_takes_fewer_steps(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, proposer: str, tmp_path: Path
+) -> None:
+    asked = [prompt for prompt in prompts(6) if len(prompt) > 4]
+    wanted = [hf_greedy(target, prompt, 24) for prompt in asked]
+    options = {"folder": str(tmp_path)}
+    with_model = draft if proposer == "suffix_else_model" else None
+    steps = []
+    for _ in range(2):  # a restart between them
+        engine = make_engine(with_model, proposer=proposer, proposer_options=options, speculation_length=6)
+        for _ in range(2):
+            outputs = engine.generate(asked, replace(GREEDY, ignore_eos=False))
+            assert [list(output.token_ids) for output in outputs] == wanted
+            steps.append(sum(output.stats.steps for output in outputs))
+        engine.check_integrity()
+        engine.close()
+    assert steps[0] > 1.3 * steps[1]
+    assert steps[2] == steps[3] <= steps[1], "what was answered before the restart is known after it"
+
+
+def test_tenants_see_nothing_of_each_other_and_deletion_reaches_the_store(
+    target: LanguageModel, make_engine: MakeEngine
+) -> None:
+    engine = make_engine(proposer="suffix", speculation_length=6)
+    prompt = tuple(prompts(2)[1])
+
+    def steps(name: str, tenant: str, **more: Any) -> int:
+        engine.submit(Request(name, prompt, GREEDY, tenant=tenant, **more))
+        while engine.has_work:
+            for output in engine.step().finished:
+                return output.stats.steps
+        raise AssertionError
+
+    first = steps("0", "a", log=False)
+    assert steps("1", "a") == first, "what is kept out of logs is kept out of the store"
+    known = steps("2", "a")
+    assert known < first
+    assert steps("3", "b") == first
+    assert engine.keeps_answers
+    engine.forget_tenant("a")
+    assert steps("4", "a") == first
+    assert steps("5", "b") < first, "another tenant's answers stay"
+
+
+def test_a_new_draft_finds_the_answers_of_the_old_ones_time(
+    target: LanguageModel, draft: LanguageModel, make_engine: Callable[..., Engine]
+) -> None:
+    engine = make_engine(draft, proposer="suffix_else_model", speculation_length=6)
+    prompt = prompts(2)[1]
+    (first,) = engine.generate([prompt], GREEDY)
+    engine.use_draft(initialise_draft(DraftConfig(layers=1), target))
+    (again,) = engine.generate([prompt], GREEDY)
+    assert again.token_ids == first.token_ids
+    assert again.stats.steps < 24 / 2
