@@ -105,26 +105,27 @@ def build_parts(
     costs = profiled_costs(settings, target, draft)
     controller = controller or choose_controller(settings, costs)
     held = HeldModels(pack_weights=settings.pack_weights, compile=settings.compile)
-    held.hold(target, feature_ids)
-    if draft is not None:
-        held.hold(draft, exact=False)
-    recorder = recorder or _choose_recorder(settings, target)
-    sampler = sampler or TokenSampler(target.identity.vocab_size, target.device, settings.seed)
-    pages, slots = cache.pages(), SlotCache(cache.slots, max_model_len, attend)
-    target_cache = slots if pages is None else PagedCache.of(slots, pages, target.device)
-    runner = ModelRunner(target, target_cache, held.prepared(target), recorder, feature_ids)
-    proposers = ProposerBuilder(settings, held, sampler, recorder, target_cache)
-    executor = ModelExecutor(target, runner, sampler, proposer or proposers.build(draft, version_of(draft)))
-    executor.record_ahead(controller.speculation_length)
-    core = EngineCore(
-        executor,
-        SlotPool(cache.slots, max_model_len, cache.tokens, cache.block, None if recorder is None else NEAR, pages),
-        controller,
-        target,
-        prefill_chunk=settings.prefill_chunk,
-        prefix_reuse=settings.prefix_reuse,
-        prefill_pace=_choose_pace(settings),
-    )
+    with held.released_on_failure():  # a proposer may refuse its settings
+        held.hold(target, feature_ids)
+        if draft is not None:
+            held.hold(draft, exact=False)
+        recorder = recorder or _choose_recorder(settings, target)
+        sampler = sampler or TokenSampler(target.identity.vocab_size, target.device, settings.seed)
+        pages, slots = cache.pages(), SlotCache(cache.slots, max_model_len, attend)
+        target_cache = slots if pages is None else PagedCache.of(slots, pages, target.device)
+        runner = ModelRunner(target, target_cache, held.prepared(target), recorder, feature_ids)
+        proposers = ProposerBuilder(settings, held, sampler, recorder, target_cache)
+        executor = ModelExecutor(target, runner, sampler, proposer or proposers.build(draft, version_of(draft)))
+        executor.record_ahead(controller.speculation_length)
+        core = EngineCore(
+            executor,
+            SlotPool(cache.slots, max_model_len, cache.tokens, cache.block, None if recorder is None else NEAR, pages),
+            controller,
+            target,
+            prefill_chunk=settings.prefill_chunk,
+            prefix_reuse=settings.prefix_reuse,
+            prefill_pace=_choose_pace(settings),
+        )
     log.info(
         "engine: %s on %s in %s, %s, %s",
         target.name,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from distillspec.models import LanguageModel
@@ -51,6 +52,15 @@ class HeldModels:
         if held.holds == 0:
             self._held.remove(held)
             held.prepared.restore()
+
+    @contextmanager
+    def released_on_failure(self) -> Iterator[None]:
+        """Release all models if the block raises."""
+        try:
+            yield
+        except BaseException:
+            self.release_all()
+            raise
 
     def release_all(self) -> None:
         """Give all models back. More calls do nothing."""

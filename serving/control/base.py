@@ -12,19 +12,32 @@ from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.latency import LatencyModel
 
 
+class Option(NamedTuple):
+    """What one source may draft for a row."""
+
+    limit: int  # the most levels, by parameters, room, cache and source. 0: none
+    drafted_by_model: bool = True  # a draft model would run
+    match: int = 0  # tokens of text that a lookup found again: the more, the higher its acceptance
+    unread_tokens: int = 0  # tokens of its text that the draft model has not read
+    source: str = DRAFT
+    at_once: bool = False  # one pass of the draft model gives all its tokens
+    wide: bool = False  # its levels may have siblings
+
+
 class RowView(NamedTuple):
-    """One decoding row as a controller sees it."""
+    """One decoding row as a controller sees it. The fields from `limit` to `wide` are an `Option`'s."""
 
     sequence_id: str
     context_tokens: int
-    limit: int  # the most tokens that may be drafted, by parameters, room and cache. 0: none
+    limit: int
     drafted_by_model: bool = True
-    match: int = 0  # tokens of text that a lookup found again: the more, the higher its acceptance
+    match: int = 0
+    unread_tokens: int = 0
+    source: str = DRAFT
+    at_once: bool = False
+    wide: bool = False
     max_time_per_token_s: float | None = None  # this request's own bound, None for the engine's
-    unread_tokens: int = 0  # tokens of its text that the draft model has not read
-    source: str = DRAFT  # who would draft for it
-    at_once: bool = False  # one pass of the draft model gives all its tokens
-    wide: bool = False  # its levels may have siblings
+    others: tuple[Option, ...] = ()  # what other sources may draft
 
 
 @dataclass(frozen=True)

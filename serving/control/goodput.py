@@ -18,6 +18,7 @@ from distillspec.serving.control.allocation import Allocation, Batch, best_by_ro
 from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowView, StepResult, decoding_rows
 from distillspec.serving.control.bounded import WITHIN, best_within
 from distillspec.serving.control.candidates import Candidates
+from distillspec.serving.control.sources import choose_sources
 from distillspec.serving.control.speculation_policy import SpeculationPolicy
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.live_latency import LiveLatency
@@ -34,6 +35,7 @@ class Decision:
     """Reasons of a plan: predicted seconds and tokens of the step, and the estimates behind them."""
 
     mode: Mode
+    rows: tuple[RowView, ...]  # each with the source that drafts for it
     shapes: tuple[TreeShape, ...]  # of each row's tree
     predicted_tokens: float
     predicted_s: float
@@ -103,7 +105,7 @@ class GoodputController:
 
     def plan(self, view: BatchView) -> Plan:
         decision = self.decide(view)
-        rows = tuple(map(RowPlan.of, view.rows, decision.shapes))
+        rows = tuple(map(RowPlan.of, decision.rows, decision.shapes))
         return Plan(rows, decision.predicted_tokens, decision.predicted_s, decision)
 
     def decide(self, view: BatchView) -> Decision:
@@ -112,6 +114,7 @@ class GoodputController:
         The time of prompts read in the same step is paid whatever is drafted. Counted in, it would make each drafted
         token look cheap (the ratio is low anyway), so lengths are chosen without it. Bounds hold for the whole step.
         """
+        view = replace(view, rows=choose_sources(view.rows, self.acceptance, self.latency))
         batch = self._batch(view)
         best = best_for_all(batch) if self._alike else best_by_row(batch)
         mode, planned = self._pick(view, batch, best)
@@ -124,6 +127,7 @@ class GoodputController:
         lengths = planned.lengths.tolist()
         return Decision(
             mode,
+            view.rows,
             self._shapes(planned),
             planned.tokens,
             planned.seconds + prompts_s + self._catch_up_s(view.rows, lengths),
@@ -139,6 +143,8 @@ class GoodputController:
     def observe(self, result: StepResult) -> None:
         """Learn from a step: acceptance, costs, and errors of the prediction."""
         rows, view, why = decoding_rows(result), result.view, result.plan.why
+        if isinstance(why, Decision):
+            view = replace(view, rows=why.rows)
         prompts_s = self.latency.prompts_s(len(view.rows), result.prefill_tokens)
         sure = len(rows) == len(view.rows) and self._costs.observe(
             [row.context_tokens for row in view.rows],
@@ -231,7 +237,7 @@ class GoodputController:
         why, policy = result.plan.why, self.speculation
         speculated = any(row.nodes for row in rows)
         trial = speculated and isinstance(why, Decision) and why.mode == "trial"
-        policy.step_passed(speculated, self._catch_up_s(result.view.rows, why.lengths) if trial else None)
+        policy.step_passed(speculated, self._catch_up_s(why.rows, why.lengths) if trial else None)
         if not sure or not isinstance(why, Decision):
             return
         # A step that is shorter than its prompts were believed to be counts as 0: a negative time is left out.

@@ -43,6 +43,7 @@ class Prospect(NamedTuple):
     source: str = DRAFT
     at_once: bool = False  # True if one pass gives all its tokens
     wide: bool = False  # True if its levels may have siblings
+    others: tuple[Prospect, ...] = ()  # of other sources
 
 
 @runtime_checkable

@@ -119,9 +119,9 @@ def make_suffix_else_model(
     shared: bool = False,
     folder: str | None = None,
     least: float = 0.1,
-    expected: float = 1.5,
+    expected: float = 0.5,
 ) -> SideBySide:
-    """Look up, and run the draft where fewer than `expected` tokens are expected to be right."""
+    """Look up, and run the draft where it is expected to earn more, or at most `expected` tokens would be right."""
     lookup = SuffixLookup(_store(parts, tokens, shared, folder), least=least, expected=expected)
     return SideBySide({SUFFIX: lookup, DRAFT: make_draft_model(parts)})
 

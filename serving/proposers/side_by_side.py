@@ -25,8 +25,8 @@ from distillspec.serving.proposers.base import (
 class SideBySide:
     """Drafts by source. Trees of several sources for one row are merged at the root, in the plan's order.
 
-    The first source with something to propose is the prospect of a row. Proposers that read texts do catch-up prefill
-    when they draft next.
+    The first source with something to propose is the prospect of a row, others follow. Proposers that read texts do
+    catch-up prefill when they draft next.
 
     Args:
         proposers: by source, those to be tried first first. Trees of another source's name are left out.
@@ -61,12 +61,12 @@ class SideBySide:
         return [merged([found.get((row, source), EMPTY) for source in own]) for row, own in enumerate(sources)]
 
     def prospect(self, sequence: SequenceState) -> Prospect:
-        found = Prospect(0)
-        for source, foreseeing in self._foresees.items():
-            found = Prospect(source=source) if foreseeing is None else foreseeing.prospect(sequence)
-            if found.most:
-                break
-        return found
+        found = [
+            Prospect(source=source) if foreseeing is None else foreseeing.prospect(sequence)
+            for source, foreseeing in self._foresees.items()
+        ]
+        able = [prospect for prospect in found if prospect.most]
+        return able[0]._replace(others=tuple(able[1:])) if able else found[-1]
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         for proposer in self.proposers.values():

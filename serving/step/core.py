@@ -13,7 +13,7 @@ import torch
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.serving.base.requests import Request, SequenceState, Status
-from distillspec.serving.control.base import BatchView, LengthController, PlansTrees, RowView, StepResult
+from distillspec.serving.control.base import BatchView, LengthController, Option, PlansTrees, RowView, StepResult
 from distillspec.serving.execution.kv_cache import SlotPool
 from distillspec.serving.proposers.base import Prospect
 from distillspec.serving.sequences.manager import SequenceManager
@@ -205,12 +205,11 @@ class EngineCore:
         return RowView(
             sequence.id,
             len(sequence.tokens),
-            min(limit, prospect.most),
-            prospect.by_model,
-            prospect.match,
+            *_option(prospect, limit),
             sequence.request.max_time_per_token_s,
-            prospect.unread_tokens,
-            prospect.source,
-            prospect.at_once,
-            prospect.wide,
+            tuple([_option(other, limit) for other in prospect.others]),
         )
+
+
+def _option(prospect: Prospect, limit: int) -> Option:
+    return Option(min(limit, prospect.most), *prospect[1:-1])

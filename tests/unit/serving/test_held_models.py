@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.models.slot_attention import IMPLEMENTATION
-from distillspec.serving import SamplingParams
+from distillspec.serving import Engine, EngineSettings, SamplingParams
 from distillspec.serving.held_models import HeldModels
 
 from .conftest import MakeEngine, prompts
@@ -59,3 +60,11 @@ def test_an_engine_may_take_turns_between_two_drafts_and_drop_a_swap(
     assert output.token_ids == wanted.token_ids
     assert output.stats.draft_versions == [draft.identity.version]
     assert output.stats.proposed > 0
+
+
+def test_an_engine_that_refuses_its_proposer_gives_its_models_back(target: LanguageModel, draft: LanguageModel) -> None:
+    before = implementation(target)
+    for settings in ({"tree": "medusa"}, {"proposer": "suffix", "proposer_options": {"tokens": 1}}):
+        with pytest.raises(ConfigError):
+            Engine(target, draft, EngineSettings(**settings))
+        assert implementation(target) == before

@@ -133,7 +133,7 @@ def test_settings_that_cannot_be_are_refused(tmp_path: Path, target: LanguageMod
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot be used for answers"):
         SuffixStore(folder=str(tmp_path / "file"))
-    with pytest.raises(ConfigError, match="suffix has no option .colour."):
+    with pytest.raises(ConfigError, match="suffix has no option"):
         Engine(target, None, EngineSettings(proposer="suffix", proposer_options={"colour": 1}))
 
 
