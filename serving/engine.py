@@ -236,7 +236,11 @@ class Engine(EngineView):
         """
         version = version_of(draft) if version is None else version
         self._models.hold(draft, exact=False)
-        proposer = self._proposers.build(draft, version)
+        try:
+            proposer = self._proposers.build(draft, version)
+        except ConfigError:
+            self._models.release(draft)
+            raise
 
         def switch() -> None:
             old, self.draft = self.draft, draft

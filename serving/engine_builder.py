@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,8 @@ def build_parts(
         ConfigError: the models, the settings or the machine do not fit together. The models are then as before.
     """
     keep_freed_memory()
+    if settings.tree is None and not settings.widths and target.device.type == "cuda" and settings.cuda_graphs:
+        settings = replace(settings, tree="off")  # passes over trees are not recorded
     models = [target] if draft is None else [target, draft]
     check_proposer(settings, with_draft=draft is not None)
     max_model_len = choose_model_len(settings, models)

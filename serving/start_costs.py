@@ -18,8 +18,9 @@ from distillspec.serving.timed_passes import TimedPasses, Work
 log = logging.getLogger(__name__)
 
 CONTEXT, LONG_CONTEXT = 32, 1024  # cached tokens a row, at most
-ROUNDS = 4
-LARGEST_PROMPT = 256
+MOST_RUNS = 8  # of a pass
+WIDEST = 40  # tokens of the target's passes that are timed for trees
+LARGEST_PROMPT, APART = 256, 1.9  # prompt tokens, and the least ratio of two sizes that are timed
 
 
 @torch.inference_mode()
@@ -31,7 +32,7 @@ def measure_at_start(
     *,
     with_draft: bool,
 ) -> LatencyModel | None:
-    """Time passes of rising size in turn until the budget is spent, and fit cost tables. Larger ones are extrapolated.
+    """Time passes of rising size until the budget is spent, and fit cost tables. Larger ones are extrapolated.
 
     Args:
         passes: of an idle engine.
@@ -48,7 +49,7 @@ def measure_at_start(
     points: dict[bool, list[Timed]] = {False: [], True: []}
     for work, times in zip(works, seconds, strict=True):
         if times:
-            # The least, since pauses only add, and there are few rounds. Live steps correct the speed.
+            # The least, since pauses only add. Live steps correct the speed.
             points[work.kind == "drafting"].append(replace(work.point, seconds=max(min(times), 1e-9)))
     drafting = [work.point for work in works if work.kind == "drafting"]
     target, draft = _table(points[False]), _table(points[True], alone=len(_sizes(drafting)) == 1)
@@ -64,15 +65,21 @@ def _works(passes: TimedPasses, limits: Limits, speculation_length: int, with_dr
     slots = max(1, min(limits.slots, limits.cache_tokens // (speculation_length + 2)))
     room_each = max(1, limits.cache_tokens // slots - speculation_length - 1)
     context, far = min(CONTEXT, room, room_each), min(LONG_CONTEXT, room, room_each)
-    most = slots * (speculation_length + 1)
+    nodes = max(speculation_length, limits.lookahead + limits.extra)
+    places = slots * (min(limits.max_len, limits.cache_tokens // slots) - context)
+    most = max(slots * (speculation_length + 1), min(slots * (nodes + 1), WIDEST, places))
     sizes = [n for n in KNOTS if n < most] + [most]
-    rows = {n: -(-n // (speculation_length + 1)) for n in sizes}
+    rows = {n: min(slots, -(-n // (speculation_length + 1))) for n in sizes}
     windows = {(r, round(n / r) - 1, context) for n, r in rows.items()}
     windows |= {(r, 0, context) for r in sizes if r <= slots}
     windows |= {(slots, 0, context), (slots, 0, far), (1, 0, far)}
     works = [passes.verification(*window) for window in sorted(windows)]
     longest_prompt = min(room, limits.prefill_chunk, LARGEST_PROMPT)
-    works += [passes.prefill(n, ROUNDS) for n in KNOTS if most < n <= longest_prompt]
+    prompt = float(most)
+    for n in KNOTS:
+        if APART * prompt <= n <= longest_prompt:
+            works.append(passes.prefill(n, MOST_RUNS))
+            prompt = n
     if with_draft and speculation_length:
         works += _draft_loops(passes, slots, speculation_length, context, far)
     return sorted(works, key=lambda work: work.point.tokens)
@@ -88,20 +95,27 @@ def _draft_loops(passes: TimedPasses, slots: int, speculation_length: int, conte
 
 
 def _time_in_turn(passes: TimedPasses, works: Sequence[Work], budget_s: float) -> list[list[float]]:
-    """Return the times of each work, by rounds, as far as the budget goes."""
+    """Return the times of each work. All are run once as far as the budget goes, then that with the least time so far.
+
+    So what is decided by, small passes, is timed most often: the machine's pauses are seconds apart.
+    """
     clock: Callable[[], float] = time.perf_counter
     seconds: list[list[float]] = [[] for _ in works]
     passes.warm_up(works)
     until = clock() + budget_s
     a_token = {True: 0.0, False: 0.0}  # seconds, of the last pass of draft and target
-    for _ in range(ROUNDS):
-        for work, times in zip(works, seconds, strict=True):
-            drafts = work.kind == "drafting"
-            if clock() + max(times, default=work.point.tokens * a_token[drafts]) > until:
-                continue
+    for work, times in zip(works, seconds, strict=True):
+        drafts = work.kind == "drafting"
+        if clock() + work.point.tokens * a_token[drafts] <= until:
             times.append(passes.seconds(work))
             a_token[drafts] = times[-1] / work.point.tokens
-    return seconds
+    while True:
+        left = until - clock()
+        again = [place for place, own in enumerate(seconds) if own and len(own) < MOST_RUNS and max(own) <= left]
+        if not again:
+            return seconds
+        place = min(again, key=lambda place: sum(seconds[place]))
+        seconds[place].append(passes.seconds(works[place]))
 
 
 def _table(points: Sequence[Timed], *, alone: bool = False) -> CostTable | None:

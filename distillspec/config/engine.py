@@ -37,7 +37,7 @@ class EngineConfig:
     controller: str = chosen_from(CONTROLLERS, "goodput")  # chooses the lengths
     controller_options: dict[str, Any] = field(default_factory=dict)  # parameters of a controller of your own
     speculation_length: int = 4  # levels that are drafted per row and step; the most where the controller chooses
-    tree: str = "sampled"  # drafted trees: off | sampled | topk | dynamic | medusa | fork | given
+    tree: str | None = None  # off | sampled | topk | dynamic | medusa | fork | given; null: sampled (CUDA graphs: off)
     widths: list[int] = field(default_factory=list)  # the most children of a node, by level; empty: the tree's default
     nodes: int = 32  # the most tokens of a tree
     lengths: str = "request"  # goodput: a length a request | a step (one for all rows) | global (one acceptance, too)
@@ -102,9 +102,9 @@ class EngineConfig:
 
     def most_widths(self, speculation_length: int) -> tuple[int, ...]:
         """Return the most children of a node at each level. 1 at each: chains."""
-        if self.tree == "off" or speculation_length == 0:
+        if self.chosen_tree == "off" or speculation_length == 0:
             return (1,) * speculation_length
-        if self.tree in GIVEN:
+        if self.chosen_tree in GIVEN:
             return (*self.widths, *[1] * (speculation_length * (self.tree == "fork")))[:speculation_length]
         widths = self.widths or [self.widest] * speculation_length
         return (*widths, *[1] * speculation_length)[:speculation_length]
@@ -112,10 +112,15 @@ class EngineConfig:
     @property
     def widest(self) -> int:
         """The most children of any node."""
-        return max(self.widths, default=WIDTHS.get(self.tree, 1))
+        return max(self.widths, default=WIDTHS.get(self.chosen_tree, 1))
+
+    @property
+    def chosen_tree(self) -> str:
+        """The kind of trees."""
+        return self.tree or "sampled"
 
     def _check_tree(self) -> None:
-        one_of("tree", self.tree, TREES)
+        one_of("tree", self.chosen_tree, TREES)
         require(self.nodes >= 1, f"nodes={self.nodes} must be at least 1")
         require(min(self.widths, default=1) >= 1, f"widths={self.widths} must be at least 1 each")
         require(not self.widths or self.tree != "off", f"widths={self.widths} need a tree, not tree=off")
@@ -124,16 +129,16 @@ class EngineConfig:
             levels <= most,
             f"widths={self.widths} are of {levels} levels, above speculation_length={most}; raise it to {levels}",
         )
-        if self.tree in GIVEN:
+        if self.chosen_tree in GIVEN:
             right = levels == 1 if self.tree == "fork" else levels > 0
             wanted = "[W], its branches" if self.tree == "fork" else "[4,2,…], the children of a node at each level"
             require(right, f"tree={self.tree} needs widths={wanted}, not widths={self.widths}")
-        elif self.controller != "fixed" or not self.widths or self.tree in CUT:
+        elif self.controller != "fixed" or not self.widths or self.chosen_tree in CUT:
             return
         nodes = sum(accumulate(self.most_widths(most), mul))
         require(
             nodes <= self.nodes,
-            f"tree={self.tree} with widths={self.widths} has {nodes} tokens, above nodes={self.nodes}; "
+            f"tree={self.chosen_tree} with widths={self.widths} has {nodes} tokens, above nodes={self.nodes}; "
             f"give nodes={nodes}, or smaller widths",
         )
 

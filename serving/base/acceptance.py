@@ -146,12 +146,6 @@ class RowResult(NamedTuple):
         return self.trials[-1].depth if self.trials else 0
 
     @property
-    def firsts(self) -> tuple[int, int]:
-        """Tokens tried that are the first of their siblings, and how many of them were accepted."""
-        own = [trial.accepted for trial in self.trials if trial.rank == 0]
-        return len(own), sum(own)
-
-    @property
     def rejected(self) -> bool:
         """True if a token was tried after the accepted ones, and all that were tried there were rejected."""
         return bool(self.trials) and not self.trials[-1].accepted

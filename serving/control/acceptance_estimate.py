@@ -56,8 +56,7 @@ class AcceptanceEstimate:
             raise ConfigError(f"strength={strength}, memory={memory} and global_memory={global_memory} must be above 0")
         self.speculation_length, self.prior, self.strength = speculation_length, prior, strength
         self.width = width
-        self._first = numpy.tri(speculation_length + 1, speculation_length, -1)  # row c: 1 for the first c positions
-        self._forgetting = 1 - (1 - 0.5 ** (1 / memory)) * self._first  # row c: what of old evidence stays, c tried
+        self._decay = 1 - 0.5 ** (1 / memory)  # share of a position's old evidence that a trial there takes away
         self._forget_globally = 0.5 ** (1 / global_memory)
         self.reset()
 
@@ -126,11 +125,12 @@ class AcceptanceEstimate:
         if not drafted or not self.speculation_length:
             return
         places = [self._place((match, row.sequence_id)) for match, row in drafted]
-        own = [row.firsts for _, row in drafted]
-        tried = [min(first, self.speculation_length) for first, _ in own]
-        kept = [min(accepted, self.speculation_length) for _, accepted in own]
-        counted = self._first[[tried, kept]]  # [2, n, speculation_length]
-        self._own[:, places] = self._own[:, places] * self._forgetting[tried] + counted
+        counted = numpy.zeros((2, len(drafted), self.speculation_length))
+        for place, (_, row) in enumerate(drafted):
+            for depth, rank, _, accepted in row.trials:
+                if rank == 0 and depth <= self.speculation_length:
+                    counted[:, place, depth - 1] = (1, accepted)
+        self._own[:, places] = self._own[:, places] * (1 - self._decay * counted[0]) + counted
         kinds = {match for match, _ in drafted}
         for match in kinds:
             new = (counted if len(kinds) == 1 else counted[:, [match == other for other, _ in drafted]]).sum(1)

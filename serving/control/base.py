@@ -147,7 +147,10 @@ def decoding_rows(result: StepResult) -> Sequence[RowResult]:
 class PlansTrees(Protocol):
     """A controller whose trees may have more nodes than levels."""
 
-    most_nodes: int  # the most tokens that it may plan for a row. As many places are reserved
+    @property
+    def most_nodes(self) -> int:
+        """The most tokens that it may plan for a row. As many places are reserved."""
+        ...
 
 
 class LengthController(Protocol):

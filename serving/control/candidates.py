@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, cached_property
-from itertools import groupby, product
+from heapq import heappop, heappush
+from itertools import groupby
 
 import numpy
 
@@ -91,9 +92,17 @@ def candidates(widths: tuple[int, ...], nodes: int = NODES) -> Candidates:
     to `nodes` in all. More levels than nodes give the chain alone.
     """
     chain = [(0,) * depth for depth in range(1, len(widths) + 1)]
-    others = [path for depth in range(1, len(widths) + 1) for path in _paths(widths[:depth]) if any(path)]
-    others.sort(key=lambda path: (-_typical(path), len(path), path))
-    return Candidates([*chain, *others[: max(0, nodes - len(chain))]])
+    others: list[Path] = []
+    best: list[tuple[float, Path]] = [(-1.0, ())]
+    while best and len(others) < nodes - len(chain):
+        _, path = heappop(best)
+        others += [path] if any(path) else []
+        depth = len(path)
+        if depth < len(widths):  # the chance of a node is below its parent's and its elder sibling's
+            heappush(best, _ranked((*path, 0)))
+        if path and path[-1] + 1 < widths[depth - 1]:
+            heappush(best, _ranked((*path[:-1], path[-1] + 1)))
+    return Candidates([*chain, *others])
 
 
 def chains(speculation_length: int) -> Candidates:
@@ -101,12 +110,9 @@ def chains(speculation_length: int) -> Candidates:
     return candidates((1,) * speculation_length, 0)
 
 
-def _paths(widths: Sequence[int]) -> Sequence[Path]:
-    return list(product(*map(range, widths)))
-
-
-def _typical(path: Path) -> float:
+def _ranked(path: Path) -> tuple[float, Path]:
+    """Return what puts paths in order, the highest survival by typical chances first."""
     chance = 1.0
     for rank in path:
         chance *= TYPICAL[rank] if rank < len(TYPICAL) else TYPICAL[-1] * 0.5 ** (rank + 1 - len(TYPICAL))
-    return chance
+    return -chance, path

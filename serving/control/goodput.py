@@ -26,7 +26,10 @@ from distillspec.serving.costs.table import Floats
 
 TRY_LENGTH = 2  # tokens a row drafts on trial
 FORGET_ROWS_EVERY = 256  # steps
-Speculating = Literal["speculating", "trial", "within bounds", "bounds out of reach"]
+# Costs of passes larger than those that are run are never corrected. So one of so many steps drafts a token more a row,
+# if it is expected to reach this share of the goodput.
+EXPLORE_EVERY, EXPLORE_WITHIN = 20, 0.85
+Speculating = Literal["speculating", "exploring", "trial", "within bounds", "bounds out of reach"]
 Mode = Literal[Speculating, "not worth it", "measuring plain", "nothing to draft for"]
 
 
@@ -212,12 +215,22 @@ class GoodputController:
             return "nothing to draft for", batch.plain
         policy = self.speculation
         if policy.speculates and best.lengths.any():
-            return ("measuring plain", batch.plain) if policy.plain_is_due else ("speculating", best)
+            if policy.plain_is_due:
+                return "measuring plain", batch.plain
+            return self._explored(batch, best)
         if policy.trial_is_due:
             (tried,) = expected(batch, numpy.minimum(batch.limits, TRY_LENGTH)[None])
             if policy.affords(tried, batch.plain, self._catch_up_s(view.rows, tried.lengths.tolist())):
                 return "trial", tried
         return "not worth it", batch.plain
+
+    def _explored(self, batch: Batch, best: Allocation) -> tuple[Mode, Allocation]:
+        """Return the best lengths, now and then those of one token more a row."""
+        if self._steps % EXPLORE_EVERY == EXPLORE_EVERY - 1:
+            (longer,) = expected(batch, numpy.minimum(best.lengths + 1, batch.limits)[None])
+            if longer.lengths.sum() > best.lengths.sum() and longer.goodput > EXPLORE_WITHIN * best.goodput:
+                return "exploring", longer
+        return "speculating", best
 
     def _catch_up_s(self, rows: Sequence[RowView], lengths: Sequence[int]) -> float:
         """Return the seconds of catch-up prefill of the rows that the draft model drafts for."""

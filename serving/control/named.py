@@ -105,7 +105,7 @@ def _fixed(match: re.Match[str]) -> LengthController:
 def make_fixed(parts: ControllerParts) -> LengthController:
     """Draft the tree that settings name for every row. Without widths it is a chain of `speculation_length` tokens."""
     settings, most = parts.settings, parts.speculation_length
-    if settings.tree in CUT and most:
+    if settings.chosen_tree in CUT and most:
         return FixedTree(shape_of(candidates(settings.most_widths(most), settings.nodes).paths))
     if settings.widths and most:
         return FixedTree(TreeShape.full(settings.most_widths(most)))

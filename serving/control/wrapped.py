@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distillspec.serving.control.base import BatchView, LengthController, Plan, StepResult
+from distillspec.serving.control.base import BatchView, LengthController, Plan, PlansTrees, StepResult
 from distillspec.serving.costs.latency import LatencyModel
 
 
@@ -11,6 +11,11 @@ class WrappedController:
 
     def __init__(self, inside: LengthController) -> None:
         self.inside, self.speculation_length = inside, inside.speculation_length
+
+    @property
+    def most_nodes(self) -> int:
+        """The most tokens that the inner controller may plan for a row."""
+        return self.inside.most_nodes if isinstance(self.inside, PlansTrees) else self.speculation_length
 
     def plan(self, view: BatchView) -> Plan:
         return self.inside.plan(view)

@@ -183,9 +183,11 @@ def fit(points: Sequence[Timed]) -> Fitted:
     seen = [point for point in points if not point.held_out]
     if not seen or min(point.seconds for point in points) <= 0:
         raise ValueError("nothing to fit: no points, or times that are not above 0")
-    cost, with_rows = (_fitted_table(seen, by_row) for by_row in (False, True))
-    if _error(with_rows, seen) < ROWS_MATTER * _error(cost, seen):
-        cost = with_rows
+    cost = _fitted_table(seen, by_row=False)
+    if len({point.rows / point.passes for point in seen}) > 1:  # else they cannot be told from the fixed part
+        with_rows = _fitted_table(seen, by_row=True)
+        if _error(with_rows, seen) < ROWS_MATTER * _error(cost, seen):
+            cost = with_rows
     return Fitted(cost, _error(cost, [point for point in points if point.held_out] or seen), tuple(points))
 
 

@@ -1,30 +1,31 @@
-"""Texts on disk by tenant, so that a store of them survives restarts. Appended, and cut to the newest at a start."""
+"""Texts on disk, so that a store of them survives restarts."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
 from distillspec.errors import RunError
-from distillspec.files import private_folder, write_private
+from distillspec.files import private_file, private_folder, write_private
 
+Owner = tuple[str, str]  # tenant, cache salt
 MARK = -1  # before each text: MARK, its number of tokens, its tokens
 
 
 class AnswerFiles:
-    """A file of int32 a tenant, named by a hash, readable by its owner alone.
+    """A file of int32 for each owner of texts, a tenant and its cache salt, readable by this account alone.
 
-    A text that a crash has cut off ends the file: it and whatever follows are not read.
+    Names are hashes, and the size of the vocabulary: ids of another one mean nothing. A text that a crash has cut off
+    ends the file: it and whatever follows are not read.
 
     Raises:
-        RunError: the folder cannot be made or written.
+        RunError: the folder cannot be made.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, vocabulary: int) -> None:
+        self.folder, self.vocabulary = folder, vocabulary
         try:
             private_folder(folder)
         except OSError as error:
@@ -32,37 +33,44 @@ class AnswerFiles:
         if not folder.is_dir():
             raise RunError(f"folder={folder} cannot be used for answers: it is no folder")
 
-    def read(self, tenant: str, limit: int) -> list[list[int]]:
-        """Return a tenant's newest texts, of at most `limit` tokens in all, oldest first. Older ones are removed."""
-        texts, whole = _parsed(self._file(tenant))
+    def read(self, owner: Owner, limit: int) -> list[list[int]]:
+        """Return the newest texts of an owner, of at most `limit` tokens in all, oldest first. Others are removed.
+
+        Raises OSError if the file cannot be read or written.
+        """
+        file = self._file(owner)
+        texts, whole = _parsed(file)
         kept: list[list[int]] = []
         for text in reversed(texts):
             limit -= len(text)
             if limit < 0:
                 break
-            kept.insert(0, text)
+            if all(0 <= token < self.vocabulary for token in text):
+                kept.insert(0, text)
         if len(kept) < len(texts) or not whole:
             packed = b"".join(map(_packed, kept))
-            write_private(self._file(tenant), lambda path: path.write_bytes(packed))
+            write_private(file, lambda path: path.write_bytes(packed))
         return kept
 
-    def append(self, tenant: str, text: Sequence[int]) -> None:
-        """Add a text. Nothing is forced to the disk: the newest ones may be lost with the machine."""
-        try:
-            handle = os.open(self._file(tenant), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            try:
-                os.write(handle, _packed(text))
-            finally:
-                os.close(handle)
-        except OSError as error:
-            raise RunError(f"{self._file(tenant)} cannot be written: {error.strerror}") from error
+    def append(self, owner: Owner, text: Sequence[int]) -> None:
+        """Add a text. Nothing is forced to the disk: the newest may be lost with the machine. Raises OSError."""
+        file = self._file(owner)
+        private_file(file)
+        with file.open("ab") as handle:
+            handle.write(_packed(text))
 
     def delete(self, tenant: str) -> None:
-        """Remove a tenant's file."""
-        self._file(tenant).unlink(missing_ok=True)
+        """Remove all files of a tenant. Raises OSError."""
+        for file in self.folder.glob(f"{_hashed(tenant)}-*.tokens"):
+            file.unlink(missing_ok=True)
 
-    def _file(self, tenant: str) -> Path:
-        return self.folder / f"{hashlib.sha256(tenant.encode()).hexdigest()[:24]}.tokens"
+    def _file(self, owner: Owner) -> Path:
+        tenant, salt = owner
+        return self.folder / f"{_hashed(tenant)}-{_hashed(salt)}-{self.vocabulary}.tokens"
+
+
+def _hashed(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:24]
 
 
 def _packed(text: Sequence[int]) -> bytes:

@@ -11,6 +11,7 @@ from torch import Tensor
 from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.transfer import to_host
 from distillspec.serving.base.tree import DRAFT, DraftProbs, TokenTree
 from distillspec.serving.decoding.logits import Columns, Place
@@ -70,7 +71,14 @@ class DraftModel:
         self.columns = Columns(model.identity.vocab_size, kept_ids)
         self.loop = DraftLoop(self.runner, self.columns, recorder)
         self.levels = LevelDrafting(
-            self.runner, sampler, self.columns, self.loop.hashed, rule=rule, topk=topk, scored=dynamic is not None
+            self.runner,
+            sampler,
+            self.columns,
+            self.loop.hashed,
+            rule=rule,
+            topk=topk,
+            scored=dynamic is not None,
+            surer_than=surer_than,
         )
         self.surer_than, self.topk, self.dynamic = surer_than, topk, dynamic
         self._version, self.source = version, source
@@ -206,8 +214,16 @@ class DraftModel:
 
     def _row(self, request: ProposalRequest) -> Growth:
         shape = request.trees[0].shape.shortened(self.most)
+        room = self.runner.cache.max_len - len(request.sequence.tokens)
+        while self._places(shape) > room:  # at the context's end
+            shape = shape.shortened(shape.depth - 1)
         own = request.sequence, self.state(request.sequence.id), shape
         return Growth(*own) if self.dynamic is None else DynamicGrowth(*own, self.dynamic)
+
+    def _places(self, shape: TreeShape) -> int:
+        """Return the most places behind the text that the draft writes while it grows a tree."""
+        below = max(0, shape.depth - 1)
+        return sum(shape.reads[1:]) if self.dynamic is None else self.dynamic * below
 
     def _has_room(self, row: Growth) -> bool:
         """Return False at the context's end, where a block's masks have no place."""

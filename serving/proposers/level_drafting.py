@@ -31,6 +31,8 @@ class LevelDrafting:
         rule: which nodes' children are drafted behind, None: all that the shapes have.
         topk: choose the most probable tokens where others would be drawn.
         scored: rows get log q of their tokens.
+        surer_than: draft no level, and none behind it, that the draft expects to be accepted with at most this
+            probability, if it predicts any.
     """
 
     def __init__(
@@ -43,9 +45,10 @@ class LevelDrafting:
         rule: ContinueRule | None,
         topk: bool,
         scored: bool,
+        surer_than: float = 0.0,
     ) -> None:
         self.runner, self.sampler, self.columns, self.hashed = runner, sampler, columns, hashed
-        self.rule, self.topk, self.scored = rule, topk, scored
+        self.rule, self.topk, self.scored, self.surer_than = rule, topk, scored, surer_than
 
     def draft(self, rows: Sequence[Growth], texts: Sequence[RowInput]) -> tuple[Tensor | None, list[Growth]]:
         """Grow all trees.
@@ -76,6 +79,11 @@ class LevelDrafting:
         carried = self.runner.begin(self.runner.prepare(texts, count), count)
         for row, own in zip(rows, carried, strict=True):
             row.held[ROOT] = own
+        predicted = self.runner.predicted_acceptance(carried) if self.surer_than > 0 else None
+        if predicted is not None:
+            sure = to_host((predicted > self.surer_than).long().cumprod(1).sum(1)).tolist()
+            for row, levels in zip(rows, sure, strict=True):
+                row.shape = row.shape.shortened(levels)
 
     def _read(self, rows: Sequence[Growth], step: int) -> None:
         """Read the frontiers of all rows in one pass."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,8 @@ from distillspec.serving.proposers.prompt_lookup import PromptLookup
 from distillspec.serving.proposers.side_by_side import SideBySide
 from distillspec.serving.proposers.suffix import SuffixLookup
 from distillspec.serving.proposers.suffix_store import SuffixStore
+
+KEPT_TOKENS = 400_000  # of a tenant's answers
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ def make_draft_model(parts: ProposerParts) -> DraftModel:
         version=parts.version,
         rule=ConfidenceThreshold(threshold) if threshold > 0 and not predicts else None,
         surer_than=threshold if predicts else 0.0,
-        topk=parts.settings.tree in ONE_HOT,
+        topk=parts.settings.chosen_tree in ONE_HOT,
         dynamic=parts.settings.widest if parts.settings.tree == "dynamic" else None,
         prepared=parts.prepared,
         recorder=parts.recorder,
@@ -107,28 +110,30 @@ def make_lookup_else_model(parts: ProposerParts) -> SideBySide:
 
 
 def make_suffix(
-    parts: ProposerParts, tokens: int = 400_000, shared: bool = False, folder: str | None = None, least: float = 0.1
+    parts: ProposerParts,
+    tokens: int = KEPT_TOKENS,
+    shared: bool = False,
+    folder: str | None = None,
+    exclude: Sequence[str] = (),
+    least: float = 0.1,
+    expected: float = 0.0,
 ) -> SuffixLookup:
     """Look up the text's end in itself and in earlier answers. For the options see `SuffixStore`, `SuffixLookup`."""
-    return SuffixLookup(_store(parts, tokens, shared, folder), least=least)
+    if "answers" not in parts.kept:
+        vocabulary = parts.sampler.columns.width
+        parts.kept["answers"] = SuffixStore(tokens, vocabulary, shared=shared, folder=folder, exclude=exclude)
+    return SuffixLookup(parts.kept["answers"], least=least, expected=expected)
 
 
 def make_suffix_else_model(
     parts: ProposerParts,
-    tokens: int = 400_000,
+    tokens: int = KEPT_TOKENS,
     shared: bool = False,
     folder: str | None = None,
+    exclude: Sequence[str] = (),
     least: float = 0.1,
     expected: float = 0.5,
 ) -> SideBySide:
     """Look up, and run the draft where it is expected to earn more, or at most `expected` tokens would be right."""
-    lookup = SuffixLookup(_store(parts, tokens, shared, folder), least=least, expected=expected)
+    lookup = make_suffix(parts, tokens, shared, folder, exclude, least, expected)
     return SideBySide({SUFFIX: lookup, DRAFT: make_draft_model(parts)})
-
-
-def _store(parts: ProposerParts, tokens: int, shared: bool, folder: str | None) -> SuffixStore:
-    """Return the engine's store of answers, a new one for its first proposer."""
-    if "answers" not in parts.kept:
-        parts.kept["answers"] = SuffixStore(tokens, shared=shared, folder=folder)
-    store: SuffixStore = parts.kept["answers"]
-    return store

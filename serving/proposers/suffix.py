@@ -52,7 +52,7 @@ class SuffixLookup:
         self._found.pop(sequence.id, None)
         if sequence.finish_reason in ("stop", "length") and sequence.request.log:
             prompt, answer = sequence.tokens[: sequence.prompt_length], sequence.tokens[sequence.prompt_length :]
-            self.store.add(sequence.request.tenant, prompt, answer)
+            self.store.add(sequence.request.cache_key, prompt, answer)
 
     def forget_tenant(self, tenant: str) -> None:
         """Delete what is kept of a tenant's answers. Those that run are taken in when they end."""
@@ -67,7 +67,7 @@ class SuffixLookup:
             own = index or SuffixIndex(2 * (sequence.prompt_length + sequence.max_output + 1))
             own.extend(sequence.tokens[read:])
             self._texts[sequence.id] = own, len(sequence.tokens)
-            indices = (own, self.store.index(sequence.request.tenant))
+            indices = (own, self.store.index(sequence.request.cache_key))
             found = continuation(indices, sequence.tokens, MOST, self.least)
             self._found[sequence.id] = len(sequence.tokens), found
         return found

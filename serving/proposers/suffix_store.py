@@ -3,65 +3,94 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from distillspec.errors import ConfigError, RunError
-from distillspec.serving.proposers.answer_files import AnswerFiles
+from distillspec.errors import ConfigError
+from distillspec.serving.proposers.answer_files import AnswerFiles, Owner
 from distillspec.serving.proposers.suffix_index import LONGEST, SuffixIndex
 
 log = logging.getLogger(__name__)
 
-EVERYBODY = "*"  # the tenant of a shared store
+EVERYBODY = ("*", "")  # the owner of a shared store
 
 
 class SuffixStore:
-    """Texts of each tenant, behind the end of its prompts.
+    """Texts of each tenant and cache salt: the end of a prompt and its answer.
+
+    A folder that fails is logged, and the texts stay in memory.
 
     Args:
-        tokens: the most tokens of a tenant. Older texts give way.
-        shared: one store for all tenants. What one of them wrote may then be proposed to another: it changes no output,
+        tokens: the most tokens of an owner. Older texts give way.
+        vocabulary: ids are below it.
+        shared: one store for all. What one tenant was answered may then be proposed to another: it changes no output,
             but what is proposed can be seen from response times.
         folder: keeps the texts. None: memory alone.
+        exclude: tenants of which nothing is kept.
 
     Raises:
-        ConfigError: a setting is impossible.
+        ConfigError: `tokens` is too small.
         RunError: the folder cannot be used.
     """
 
-    def __init__(self, tokens: int = 400_000, *, shared: bool = False, folder: str | None = None) -> None:
+    def __init__(
+        self,
+        tokens: int,
+        vocabulary: int,
+        *,
+        shared: bool = False,
+        folder: str | None = None,
+        exclude: Sequence[str] = (),
+    ) -> None:
         if tokens < 2 * LONGEST:
             raise ConfigError(f"proposer_options.tokens={tokens} must be at least {2 * LONGEST}")
-        self.tokens, self.shared = tokens, shared
-        self._files = None if folder is None else AnswerFiles(Path(folder))
-        self._indices: dict[str, SuffixIndex] = {}
+        self.tokens, self.shared, self.exclude = tokens, shared, frozenset(exclude)
+        self._files = None if folder is None else AnswerFiles(Path(folder), vocabulary)
+        self._indices: dict[Owner, SuffixIndex] = {}
+        self._appended: Counter[Owner] = Counter()  # tokens since the file was cut
 
-    def index(self, tenant: str) -> SuffixIndex:
-        """Return a tenant's texts, read from the folder at first."""
-        name = self._name(tenant)
-        if name not in self._indices:
-            index = self._indices[name] = SuffixIndex(self.tokens)
-            for text in [] if self._files is None else self._files.read(name, self.tokens):
+    def index(self, owner: Owner) -> SuffixIndex:
+        """Return an owner's texts, read from the folder at first."""
+        owner = EVERYBODY if self.shared else owner
+        if owner not in self._indices:
+            index = self._indices[owner] = SuffixIndex(self.tokens)
+            for text in self._read(owner):
                 index.add(text)
-        return self._indices[name]
+        return self._indices[owner]
 
-    def add(self, tenant: str, prompt: Sequence[int], answer: Sequence[int]) -> None:
-        """Take in a finished answer. A folder that fails is given up: the texts stay in memory."""
+    def add(self, owner: Owner, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        """Take in a finished answer."""
+        if owner[0] in self.exclude:
+            return
         text = [*prompt[-LONGEST:], *answer]
-        self.index(tenant).add(text)
-        if self._files is not None:
-            try:
-                self._files.append(self._name(tenant), text)
-            except RunError:
-                log.exception("answers are no longer kept on disk")
-                self._files = None
+        self.index(owner).add(text)
+        if self._files is None:
+            return
+        owner = EVERYBODY if self.shared else owner
+        try:
+            self._files.append(owner, text)
+        except OSError:
+            log.exception("an answer is not kept on disk")
+        self._appended[owner] += len(text)
+        if self._appended[owner] > self.tokens:
+            self._read(owner)
 
     def forget(self, tenant: str) -> None:
         """Delete a tenant's texts, in memory and on disk. In a shared store they cannot be told apart: all go."""
-        name = self._name(tenant)
-        self._indices.pop(name, None)
+        tenant = EVERYBODY[0] if self.shared else tenant
+        self._indices = {owner: index for owner, index in self._indices.items() if owner[0] != tenant}
         if self._files is not None:
-            self._files.delete(name)
+            try:
+                self._files.delete(tenant)
+            except OSError:
+                log.exception("answers of a tenant that was deleted are still on disk")
 
-    def _name(self, tenant: str) -> str:
-        return EVERYBODY if self.shared else tenant
+    def _read(self, owner: Owner) -> list[list[int]]:
+        """Return an owner's texts on disk, and cut its file to the newest."""
+        self._appended[owner] = 0
+        try:
+            return [] if self._files is None else self._files.read(owner, self.tokens)
+        except OSError:
+            log.exception("answers on disk cannot be read")
+            return []

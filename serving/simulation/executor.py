@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import zip_longest
 from random import Random
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ class SimulatedWindow(NamedTuple):
     accepted: int
     depth: int = 0  # of a tree, 0 for chains
     trials: tuple[Trial, ...] = ()  # of a tree
+    passes: tuple[int, ...] = ()  # of a tree, tokens of each of the draft's passes
 
     @property
     def firsts(self) -> int:
@@ -132,7 +134,8 @@ class SimulatedExecutor:
             drafted = min(drafted, trace.gates[place])
         verified = min(drafted, planned.verified_length)
         if shape.nodes > shape.depth:
-            return self._judge_tree(trace.ranks[place:], shape.shortened(verified), drafted)
+            seen = self._judge_tree(trace.ranks[place:], shape.shortened(verified), drafted)
+            return seen._replace(passes=shape.passes[:drafted])
         return SimulatedWindow(drafted, verified, min(verified, trace.runs[place]))
 
     @staticmethod
@@ -159,6 +162,7 @@ class SimulatedExecutor:
         target_s = latency.target_s(read, verified, view.prefill_tokens)
         draft_s = latency.draft_s(contexts, drafted) if any(drafted) else 0.0
         if draft_s:
+            draft_s += self._further_s(windows)
             unread_tokens = [row.unread_tokens for row, tokens in zip(view.rows, drafted, strict=True) if tokens]
             draft_s += latency.catch_up_s(unread_tokens)
         if self.hardware.noise:
@@ -166,6 +170,18 @@ class SimulatedExecutor:
             draft_s *= self._random.lognormvariate(-(noise**2) / 2, noise)
             target_s *= self._random.lognormvariate(-(noise**2) / 2, noise)
         return draft_s, target_s
+
+    def _further_s(self, windows: Sequence[SimulatedWindow]) -> float:
+        """Return the seconds of a draft's passes over trees beyond those of chains as deep."""
+        latency = self.hardware.latency
+        if latency.draft is None or latency.at_once or not any(window.passes for window in windows):
+            return 0.0
+        own = [window.passes or (1,) * window.drafted for window in windows]
+        further_s = 0.0
+        for level in zip_longest(*own, fillvalue=0):
+            rows = sum(tokens > 0 for tokens in level)
+            further_s += latency.draft.seconds(0, sum(level)) - latency.draft.seconds(0, rows)
+        return further_s
 
     def _commit(self, decoding: Sequence[SequenceState], windows: Sequence[SimulatedWindow]) -> list[RowResult]:
         """Write accepted tokens and the target's own into every sequence, and finish those that are full."""

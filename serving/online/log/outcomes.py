@@ -19,7 +19,8 @@ def drafted_at(emission: Emission, place: int) -> LoggedDraft:
         group = next(group for group in groups if accepted in group.nodes)
         if group.source != DRAFT:
             return LoggedDraft(PLAIN)
-        return LoggedDraft(ACCEPTED, tree.tokens[accepted], group.drawn_from, group.row)
+        outcome = ACCEPTED if accepted == group.nodes[0] else REJECTED  # a sibling of the first was right
+        return LoggedDraft(outcome, tree.tokens[group.nodes[0]], group.drawn_from, group.row)
     rejected = next((group for group in groups if group.source == DRAFT), None)
     if rejected is None:
         return LoggedDraft(PLAIN if groups else BONUS)

@@ -262,3 +262,20 @@ def test_shapes_that_do_not_fit_are_refused(settings: dict[str, Any], message: s
 def test_a_medusa_tree_needs_heads(target: LanguageModel, draft: LanguageModel) -> None:
     with pytest.raises(ConfigError, match="tree=medusa needs a draft of kind medusa, not"):
         Engine(target, draft, EngineSettings(tree="medusa"))
+
+
+@pytest.mark.parametrize("tree", ["given", "dynamic"])
+@pytest.mark.parametrize("kind", ["tokens", "eagle", "medusa"])
+def test_trees_at_the_contexts_end_lose_levels_not_correctness(
+    random_model: Callable[..., LanguageModel], kind: str, tree: str
+) -> None:
+    """The last tokens have fewer places than a whole tree."""
+    target = random_model("llama", torch.float64)
+    (prompt, *_), params = prompts(), SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+    room: dict[str, Any] = {"max_slots": 1, "max_model_len": len(prompt) + 24, "compile": False}
+    expected = _answers(Engine(target, None, EngineSettings(**room)), [prompt], [params])
+    settings = EngineSettings(
+        **room, controller="fixed", speculation_length=3, tree=tree, widths=[3, 3, 2] if tree == "given" else [6, 6, 6]
+    )
+    assert _answers(Engine(target, tree_draft(kind, target), settings), [prompt], [params]) == expected
+    assert len(expected[0]) == 24

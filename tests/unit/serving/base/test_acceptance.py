@@ -86,5 +86,3 @@ def test_alpha_is_that_of_the_first_siblings() -> None:
     counter.add([Trial(1, 0, "draft", False), Trial(1, 1, "draft", False)])
     assert (counter.tried_at, counter.accepted_at) == ([3, 1], [2, 1])
     assert (counter.accepted, counter.firsts, counter.rate) == (3, 2, 0.5)
-    row = RowResult("a", 2, 4, 2, 3, (Trial(1, 0, "draft", False), Trial(1, 1, "draft", True)))
-    assert row.firsts == (1, 0)

@@ -76,6 +76,15 @@ def test_every_position_has_an_estimate_of_its_own_that_forgets() -> None:
     assert estimate.hazards()[0] == pytest.approx(0.2, abs=0.06)
 
 
+def test_a_level_below_an_accepted_sibling_is_its_own() -> None:
+    """The first of level 1 is never right, and that of level 2 always is."""
+    estimate = AcceptanceEstimate(2, width=2, global_memory=1e6)
+    trials = (Trial(1, 0, "draft", False), Trial(1, 1, "draft", True), Trial(2, 0, "draft", True))
+    for _ in range(300):
+        estimate.observe([RowResult("a", 2, 4, 2, 3, trials)])
+    assert estimate.hazards() == pytest.approx([0.0, 1.0], abs=0.05)
+
+
 def test_siblings_have_hazards_of_their_own() -> None:
     """One row: the chain's token is right in half the windows, its first sibling in a quarter, the second in none."""
     estimate = AcceptanceEstimate(2, width=3, global_memory=1e6)

@@ -31,6 +31,11 @@ def test_the_chain_is_always_there_and_the_widest_hopes_come_next() -> None:
     assert len(candidates((2, 2), 100)) == 6
 
 
+def test_many_levels_take_no_time() -> None:
+    assert len(candidates((8,) * 16, 32)) == 32
+    assert len(candidates((3,) * 40, 32)) == 40, "a chain of all levels is always among them"
+
+
 def test_survival_is_the_product_of_chances_along_the_path() -> None:
     nodes = candidates((3, 2, 2), 18)
     chances = numpy.random.default_rng(0).random((2, 3, 3))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -95,57 +94,57 @@ def test_old_texts_give_way() -> None:
 
 
 def test_texts_survive_a_restart_and_are_the_tenants_own(tmp_path: Path) -> None:
-    store = SuffixStore(1000, folder=str(tmp_path / "answers"))
-    store.add("a", [1, 2, 3], [4, 5, 6, 7])
-    store.add("b", [1, 2, 3], [8, 8, 8, 8])
-    again = SuffixStore(1000, folder=str(tmp_path / "answers"))
+    store = SuffixStore(1000, 50, folder=str(tmp_path / "answers"))
+    store.add(("a", ""), [1, 2, 3], [4, 5, 6, 7])
+    store.add(("b", ""), [1, 2, 3], [8, 8, 8, 8])
+    again = SuffixStore(1000, 50, folder=str(tmp_path / "answers"))
     for tenant, wanted in (("a", (4, 5, 6)), ("b", (8, 8, 8)), ("c", ())):
-        assert continuation([again.index(tenant)], [1, 2, 3], 3, 0.1).tokens == wanted
+        assert continuation([again.index((tenant, ""))], [1, 2, 3], 3, 0.1).tokens == wanted
     files = list((tmp_path / "answers").iterdir())
     assert len(files) == 2
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
     assert (tmp_path / "answers").stat().st_mode & 0o777 == 0o700
     again.forget("a")
     assert len(list((tmp_path / "answers").iterdir())) == 1
-    assert continuation([again.index("a")], [1, 2, 3], 3, 0.1).tokens == ()
-    shared = SuffixStore(1000, shared=True)
-    shared.add("a", [1, 2, 3], [4, 5, 6, 7])
-    assert continuation([shared.index("b")], [1, 2, 3], 3, 0.1).tokens == (4, 5, 6)
+    assert continuation([again.index(("a", ""))], [1, 2, 3], 3, 0.1).tokens == ()
+    shared = SuffixStore(1000, 50, shared=True)
+    shared.add(("a", ""), [1, 2, 3], [4, 5, 6, 7])
+    assert continuation([shared.index(("b", ""))], [1, 2, 3], 3, 0.1).tokens == (4, 5, 6)
 
 
 @pytest.mark.parametrize("cut", [1, 5, 9])
 def test_a_text_that_a_crash_cut_off_is_left_out(tmp_path: Path, cut: int) -> None:
-    files = AnswerFiles(tmp_path)
+    files = AnswerFiles(tmp_path, 50)
     for text in ([1, 2, 3], [4, 5, 6]):
-        files.append("a", text)
+        files.append(("a", ""), text)
     (file,) = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[:-cut])
-    assert files.read("a", 100) == [[1, 2, 3]]
-    files.append("a", [7, 8])
-    assert files.read("a", 100) == [[1, 2, 3], [7, 8]]
-    assert files.read("a", 3) == [[7, 8]], "the newest that fit"
-    assert files.read("a", 100) == [[7, 8]]
+    assert files.read(("a", ""), 100) == [[1, 2, 3]]
+    files.append(("a", ""), [7, 8])
+    assert files.read(("a", ""), 100) == [[1, 2, 3], [7, 8]]
+    assert files.read(("a", ""), 3) == [[7, 8]], "the newest that fit"
+    assert files.read(("a", ""), 100) == [[7, 8]]
 
 
 def test_settings_that_cannot_be_are_refused(tmp_path: Path, target: LanguageModel) -> None:
     with pytest.raises(ConfigError, match=r"proposer_options.tokens=5 must be at least 128"):
-        SuffixStore(5)
+        SuffixStore(5, 50)
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match="cannot be used for answers"):
-        SuffixStore(folder=str(tmp_path / "file"))
+        SuffixStore(1000, 50, folder=str(tmp_path / "file"))
     with pytest.raises(ConfigError, match="suffix has no option"):
         Engine(target, None, EngineSettings(proposer="suffix", proposer_options={"colour": 1}))
 
 
 def test_a_folder_that_fails_ends_no_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = SuffixStore(1000, folder=str(tmp_path))
+    store = SuffixStore(1000, 50, folder=str(tmp_path))
 
-    def full(*_: Any) -> int:
+    def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "write", full)
-    store.add("a", [1, 2, 3], [4, 5, 6, 7])
-    assert continuation([store.index("a")], [1, 2, 3], 3, 0.1).tokens == (4, 5, 6)
+    monkeypatch.setattr(AnswerFiles, "append", full)
+    store.add(("a", ""), [1, 2, 3], [4, 5, 6, 7])
+    assert continuation([store.index(("a", ""))], [1, 2, 3], 3, 0.1).tokens == (4, 5, 6)
 
 
 @pytest.mark.parametrize("proposer", ["suffix", "suffix_else_model"])
@@ -203,3 +202,44 @@ def test_a_new_draft_finds_the_answers_of_the_old_ones_time(
     (again,) = engine.generate([prompt], GREEDY)
     assert again.token_ids == first.token_ids
     assert again.stats.steps < 24 / 2
+
+
+def test_parties_of_one_tenant_and_excluded_tenants_are_kept_apart(tmp_path: Path) -> None:
+    store = SuffixStore(1000, 50, folder=str(tmp_path), exclude=["secret"])
+    store.add(("a", "x"), [1, 2, 3], [4, 5, 6, 7])
+    store.add(("secret", ""), [1, 2, 3], [4, 5, 6, 7])
+    assert continuation([store.index(("a", "y"))], [1, 2, 3], 3, 0.1).tokens == ()
+    assert continuation([store.index(("secret", ""))], [1, 2, 3], 3, 0.1).tokens == ()
+    assert len(list(tmp_path.iterdir())) == 1
+    store.forget("a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_texts_of_another_vocabulary_are_not_read(tmp_path: Path) -> None:
+    for vocabulary in (100, 50):
+        AnswerFiles(tmp_path, vocabulary).append(("a", ""), [1, 2, vocabulary - 1])
+    assert AnswerFiles(tmp_path, 50).read(("a", ""), 100) == [[1, 2, 49]]
+    AnswerFiles(tmp_path, 50).append(("a", ""), [1, 2, 70])
+    assert AnswerFiles(tmp_path, 50).read(("a", ""), 100) == [[1, 2, 49]]
+
+
+def test_files_are_cut_while_they_grow(tmp_path: Path) -> None:
+    store = SuffixStore(128, 50, folder=str(tmp_path))
+    for _ in range(200):
+        store.add(("a", ""), [1, 2, 3], [4, 5, 6, 7])
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_size < 3 * 128 * 4 * 2
+
+
+def test_a_deletion_that_fails_is_logged_and_ends_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = SuffixStore(1000, 50, folder=str(tmp_path))
+    store.add(("a", ""), [1, 2, 3], [4, 5, 6, 7])
+
+    def refused(*_: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(AnswerFiles, "delete", refused)
+    store.forget("a")
+    assert "still on disk" in caplog.text

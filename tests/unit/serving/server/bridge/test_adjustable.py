@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from distillspec.serving.control.base import BatchView, RowView
-from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.base.shape import TreeShape
+from distillspec.serving.control.base import BatchView, Option, PlansTrees, RowView
+from distillspec.serving.control.fixed import FixedLength, FixedTree
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.smartspec import SmartSpecController
 from distillspec.serving.control.wrapped import innermost, known_costs
@@ -31,3 +32,16 @@ def test_the_override_bounds_every_row() -> None:
         plan = controller.plan(view)
         assert tuple(row.speculation_length for row in plan.rows) == expected
         assert tuple(row.verified_length for row in plan.rows) == expected
+
+
+def test_wide_trees_are_reserved_and_other_sources_are_bounded_too() -> None:
+    controller = AdjustableController(FixedTree(TreeShape.full((3, 2))))
+    assert isinstance(controller, PlansTrees)
+    assert controller.most_nodes == 9
+    assert AdjustableController(FixedLength(4)).most_nodes == 4
+    controller = AdjustableController(GoodputController(4))
+    row = RowView("a", 10, 4, drafted_by_model=False, match=8, source="lookup", others=(Option(4),))
+    controller.override = LengthOverride(policy="off")
+    assert [planned.trees for planned in controller.plan(BatchView((row,))).rows] == [()]
+    controller.override = LengthOverride(max_length=1)
+    assert all(planned.speculation_length <= 1 for planned in controller.plan(BatchView((row,))).rows)
