@@ -10,6 +10,8 @@ from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.control.base import BatchView, LengthController, RowView, StepResult
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import KNOTS, CostTable
 
 from ..machine import CPU, Machine
 
@@ -93,3 +95,30 @@ def test_a_step_whose_results_are_not_those_of_its_rows_teaches_no_costs() -> No
     rows = (RowResult.chain("a", 1, 1, 2),)
     controller.observe(StepResult(rows, view, controller.plan(view), 0, 9.0, 9.0, 18.0))
     assert controller.latency == before
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_length_that_was_timed_too_dear_is_found_all_the_same(rows: int) -> None:
+    """A pause of the machine at start made passes of more than two tokens a row look a third dearer than they are."""
+    flat = LatencyModel(CostTable.line(0.0, 5e-4, 3e-2), CostTable.line(0.0, 1e-5, 2e-3))
+    paused = [
+        (tokens, s * (1.0 if tokens <= 2 * rows else 1.35)) for tokens, s in ((n, 3e-2 + 5e-4 * n) for n in KNOTS)
+    ]
+    controller = GoodputController(4, replace(flat, target=CostTable.rising(paused)))
+    machine = Machine(flat, 0.6, rows)
+    machine.run(controller, 30)
+    assert max(machine.lengths[0]) == 1
+    machine.run(controller, 600)
+    best = max(Machine(flat, 0.6, rows, seed=1).run(FixedLength(length), 1500) for length in range(5))
+    assert machine.run(controller, 1500) > 0.96 * best
+
+
+def test_trying_longer_lengths_costs_little() -> None:
+    """Where one token is right, and each further one is dear."""
+    steep = LatencyModel(
+        CostTable(((1.0, 3e-2), (2.0, 3e-2), (3.0, 3.6e-2), (16.0, 0.2))), CostTable.line(0.0, 0.0, 2e-3)
+    )
+    machine, controller = Machine(steep, 0.5, 1), GoodputController(4, steep)
+    machine.run(controller, 300)
+    best = Machine(steep, 0.5, 1, seed=1).run(FixedLength(1), 3000)
+    assert machine.run(controller, 3000) > 0.975 * best
