@@ -10,6 +10,7 @@ _ENGINE = (
     "engine.proposer",
     "engine.controller",
     "engine.speculation_length",
+    "engine.tree",
     "engine.profile",
 )
 _PROMPTS = ("data.prompts", "data.num_prompts", "data.eval_prompts", "data.max_new_tokens", "data.cache")
