@@ -4,7 +4,7 @@ speculating for long."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy
@@ -38,8 +38,9 @@ class Decision:
     """Reasons of a plan: predicted seconds and tokens of the step, and the estimates behind them."""
 
     mode: Mode
-    rows: tuple[RowView, ...]  # each with the source that drafts for it
+    lengths: tuple[int, ...]  # levels of each row
     shapes: tuple[TreeShape, ...]  # of each row's tree
+    rows: tuple[RowView, ...] = field(repr=False)  # each with the source that drafts for it
     predicted_tokens: float
     predicted_s: float
     plain_tokens_per_s: float
@@ -49,11 +50,6 @@ class Decision:
     latency: LatencyModel
     raw: tuple[float, float]  # goodput without speculation and of the best lengths, before what was measured
     slo_violation: float | None = None  # the worst row's expected time per token over its bound, None without bounds
-
-    @property
-    def lengths(self) -> tuple[int, ...]:
-        """Levels of each row."""
-        return tuple([shape.depth for shape in self.shapes])
 
 
 class GoodputController:
@@ -130,8 +126,9 @@ class GoodputController:
         lengths = planned.lengths.tolist()
         return Decision(
             mode,
-            view.rows,
+            tuple(lengths),
             self._shapes(planned),
+            view.rows,
             planned.tokens,
             planned.seconds + prompts_s + self._catch_up_s(view.rows, lengths),
             self.speculation.plain_rate(batch.plain.goodput),

@@ -179,9 +179,9 @@ def _controller(state: AppState) -> dict[str, Any]:
 
 
 def _as_json(value: Any) -> Any:
-    """Return any value as JSON: dataclasses as objects, numbers that are not finite as null."""
+    """Return any value as JSON: dataclasses as their `repr` shows them, numbers that are not finite as null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _as_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: _as_json(getattr(value, field.name)) for field in dataclasses.fields(value) if field.repr}
     if isinstance(value, list | tuple):
         return [_as_json(item) for item in value]
     if isinstance(value, dict):

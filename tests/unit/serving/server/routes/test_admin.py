@@ -97,6 +97,7 @@ def test_the_controller_is_bounded_fixed_and_switched_off(serve: Serve) -> None:
         4,
     )
     assert {"mode", "lengths", "hazards"} <= set(explained["last_plan"])
+    assert "rows" not in explained["last_plan"], "ids of requests are nobody's business"
     assert call(running, "PATCH", "controller", {"policy": "fixed", "max_length": 2})["max_length"] == 2
     fixed = running.complete(max_tokens=30).json()
     assert len(fixed["speculation"]["tried_per_position"]) == 2
