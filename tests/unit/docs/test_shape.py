@@ -99,6 +99,7 @@ def figures() -> dict[str, list[str]]:
     lookup, lengths = spec["batch"]["lookup"], _result("best_length")["batch"]
     best = {key: own["times_plain"][str(own["best_length"])]["median"] for key, own in lengths.items()}
     goodput = {key: own["goodput_over_best"] for key, own in lengths.items()}
+    trees = {key: own["trees_over_goodput_chains"] for key, own in _result("trees")["batch"].items()}
     served, exported = _result("served_acceptance_eagle")["all"], _result("eagle_vllm")["ratio"]
     vllm = {batch: found["ratios"] for batch, found in _result("vllm_speed")["batch"].items()}
     outputs = f"{exact['identical']} of {exact['outputs']} outputs, {exact['combinations']} combinations"
@@ -114,6 +115,9 @@ def figures() -> dict[str, list[str]]:
         "lengths by goodput": [
             f"{shown(goodput[key]['mean'])} [{goodput[key]['low']:.2f}, {goodput[key]['high']:.2f}] at batch {key}"
             for key in ("1", "8")
+        ],
+        "trees by goodput": [
+            f"{shown(own['mean'])} [{own['low']:.2f}, {own['high']:.2f}] at batch {key}" for key, own in trees.items()
         ],
         "prompt lookup": [
             f"{lookup['ratio']:.2f} with {lookup['best_length']} tokens",
