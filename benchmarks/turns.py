@@ -7,60 +7,119 @@ have to read what it missed.
 
 from __future__ import annotations
 
+import argparse
 import random
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+import torch
 from scipy.stats import t as student
-from sides import generate, greedy
+from sides import generate, greedy, make_engine, read_prompts
 
+from distillspec.commands.unseen import trained_prompts
+from distillspec.config import TargetConfig
+from distillspec.models import load_target
 from distillspec.serving import Engine, SamplingParams
 from distillspec.serving.base.requests import Request
 from distillspec.serving.control.base import LengthController
+from distillspec.serving.draft_loading import load_draft
 
+TOKENS = 256  # of an answer
 TURN = 8  # steps of a side at a time
 ALIKE = 4  # smaller batches have as many more rounds: one answer tells little
 NO_DRAFT = "no draft"
 
 
-def rates_by_turns(
-    engine: Engine,
-    plain: Engine,
-    controllers: Mapping[str, LengthController],
-    prompts: list[list[int]],
-    batch: int,
-    rounds: int,
-    params: SamplingParams,
-) -> dict[str, list[float]]:
-    """Return the tokens a second of each controller by round, and of `plain` as "no draft"."""
-    rates: dict[str, list[float]] = {name: [] for name in (NO_DRAFT, *controllers)}
-    chance = random.Random(0)
-    for controller in controllers.values():  # warm up
-        engine.use_controller(controller)
-        generate(engine, prompts[:batch], greedy(16))
-    generate(plain, prompts[:batch], greedy(32))
-    for round_ in range(rounds * max(1, ALIKE // batch)):
-        texts = prompts[round_ * batch : (round_ + 1) * batch]
-        for side in (engine, plain):
-            _begin(side, texts, params)
-        spent: dict[str, list[tuple[int, float]]] = {name: [] for name in rates}
-        while len(engine.sequences.decoding) == batch:
-            for name in chance.sample(list(rates), len(rates)):
-                if name in controllers:
-                    engine.use_controller(controllers[name])
-                spent[name] += _steps(plain if name == NO_DRAFT else engine, batch)
-        for side in (engine, plain):
-            _end(side)
-        for name, found in spent.items():
-            tokens, seconds = map(sum, zip(*found, strict=True))
-            rates[name].append(tokens / seconds)
-    return rates
+@dataclass(frozen=True)
+class Bench:
+    """Two engines with as many slots as the largest batch, and prompts that the draft was not trained on.
+
+    Args:
+        engine: with the draft.
+        plain: without one.
+    """
+
+    options: argparse.Namespace
+    engine: Engine
+    plain: Engine
+    prompts: list[list[int]]
+    setting: dict[str, Any]  # of the result
+
+    @classmethod
+    def prepare(cls, options: argparse.Namespace, speculation_length: int, **settings: Any) -> Bench:
+        """Load target and draft as `turn_options` name them. `settings` are those of the engine with the draft."""
+        target, alone = (load_target(TargetConfig(path=options.target, dtype=options.dtype)) for _ in range(2))
+        draft, most = load_draft(options.draft, target), max(options.batches)
+        count = options.rounds * max(ALIKE, most)
+        prompts = read_prompts(options.prompts, target, count, without=trained_prompts(draft.lineage))
+        setting = {
+            "dtype": str(target.dtype),
+            "threads": torch.get_num_threads(),
+            "draft": draft.kind,
+            "tokens": TOKENS,
+            "steps_a_turn": TURN,
+            "temperature": options.temperature,
+            "rounds": options.rounds,
+        }
+        engine = make_engine(options, target, draft, most, speculation_length=speculation_length, **settings)
+        return cls(options, engine, make_engine(options, alone, None, most), prompts, setting)
+
+    def rates(self, controllers: Mapping[str, LengthController], batch: int) -> dict[str, list[float]]:
+        """Return the tokens a second of each controller by round, and of `plain` as "no draft"."""
+        engine, plain, prompts = self.engine, self.plain, self.prompts
+        params = SamplingParams(temperature=self.options.temperature, max_tokens=TOKENS, ignore_eos=True)
+        rates: dict[str, list[float]] = {name: [] for name in (NO_DRAFT, *controllers)}
+        chance = random.Random(0)
+        for controller in controllers.values():  # warm up
+            engine.use_controller(controller)
+            generate(engine, prompts[:batch], greedy(16))
+        generate(plain, prompts[:batch], greedy(32))
+        for round_ in range(self.options.rounds * max(1, ALIKE // batch)):
+            texts = prompts[round_ * batch : (round_ + 1) * batch]
+            for side in (engine, plain):
+                _begin(side, texts, params)
+            spent: dict[str, list[tuple[int, float]]] = {name: [] for name in rates}
+            while len(engine.sequences.decoding) == batch:
+                for name in chance.sample(list(rates), len(rates)):
+                    if name in controllers:
+                        engine.use_controller(controllers[name])
+                    spent[name] += _steps(plain if name == NO_DRAFT else engine, batch)
+            for side in (engine, plain):
+                _end(side)
+            for name, found in spent.items():
+                tokens, seconds = map(sum, zip(*found, strict=True))
+                rates[name].append(tokens / seconds)
+        return rates
 
 
-def prompts_needed(rounds: int, batches: list[int]) -> int:
-    """Return how many prompts the rounds of all batches take at most."""
-    return rounds * max(ALIKE, *batches)
+def turn_options(about: str, batches: Sequence[int], **more: Any) -> argparse.Namespace:
+    """Read the command line of a benchmark by turns. `more`: its own options, with their defaults."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", required=True)
+    parser.add_argument("--draft", required=True)
+    parser.add_argument("--target", default="smollm2")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--batches", type=int, nargs="+", default=list(batches))
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--compile", action="store_true", help="compile passes first")
+    for name, default in more.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+    options = parser.parse_args()
+    if options.rounds < 4:
+        parser.error(f"--rounds {options.rounds}: two odd and two even ones are needed, so at least 4")
+    return options
+
+
+def shown(rates: Mapping[str, list[float]]) -> dict[str, Any]:
+    """Return medians and all rounds, for a result."""
+    return {
+        "tokens_per_s": {name: statistics.median(found) for name, found in rates.items()},
+        "rounds": {name: [round(rate, 2) for rate in found] for name, found in rates.items()},
+    }
 
 
 def best_of(rates: Mapping[str, list[float]], names: list[str]) -> str:

@@ -14,7 +14,6 @@ OFFLINE_PREFILL = 2048  # prompt tokens a step where time to first token does no
 ATTENTIONS = ("auto", "masked", "native", "triton", "varlen")
 LENGTHS = ("request", "step", "global")
 TREES = ("off", "sampled", "topk", "dynamic", "medusa", "fork", "given")
-GIVEN = ("fork", "given")  # shapes that settings name
 ONE_HOT = ("topk", "dynamic", "medusa")  # children are the most probable tokens. Those of other trees are drawn
 CUT = ("dynamic", "medusa")  # of all nodes that widths allow, the best
 WIDTHS = {"sampled": 3, "topk": 3, "dynamic": 8, "medusa": 8}  # the most children of a node, where none are set
@@ -102,10 +101,8 @@ class EngineConfig:
 
     def most_widths(self, speculation_length: int) -> tuple[int, ...]:
         """Return the most children of a node at each level. 1 at each: chains."""
-        if self.chosen_tree == "off" or speculation_length == 0:
-            return (1,) * speculation_length
-        if self.chosen_tree in GIVEN:
-            return (*self.widths, *[1] * (speculation_length * (self.tree == "fork")))[:speculation_length]
+        if self.chosen_tree == "given":
+            return tuple(self.widths)[:speculation_length]
         widths = self.widths or [self.widest] * speculation_length
         return (*widths, *[1] * speculation_length)[:speculation_length]
 
@@ -120,25 +117,27 @@ class EngineConfig:
         return self.tree or "sampled"
 
     def _check_tree(self) -> None:
-        one_of("tree", self.chosen_tree, TREES)
+        tree, widths, most = self.chosen_tree, self.widths, self.speculation_length
+        one_of("tree", tree, TREES)
         require(self.nodes >= 1, f"nodes={self.nodes} must be at least 1")
-        require(min(self.widths, default=1) >= 1, f"widths={self.widths} must be at least 1 each")
-        require(not self.widths or self.tree != "off", f"widths={self.widths} need a tree, not tree=off")
-        levels, most = len(self.widths), self.speculation_length
+        require(min(widths, default=1) >= 1, f"widths={widths} must be at least 1 each")
+        require(not widths or tree != "off", f"widths={widths} need a tree, not tree=off")
+        levels = len(widths)
         require(
             levels <= most,
-            f"widths={self.widths} are of {levels} levels, above speculation_length={most}; raise it to {levels}",
+            f"widths={widths} are of {levels} levels, above speculation_length={most}; raise it to {levels}",
         )
-        if self.chosen_tree in GIVEN:
-            right = levels == 1 if self.tree == "fork" else levels > 0
-            wanted = "[W], its branches" if self.tree == "fork" else "[4,2,…], the children of a node at each level"
-            require(right, f"tree={self.tree} needs widths={wanted}, not widths={self.widths}")
-        elif self.controller != "fixed" or not self.widths or self.chosen_tree in CUT:
+        if tree == "fork":
+            require(levels == 1, f"tree=fork needs widths=[W], its branches, not widths={widths}")
+        elif tree == "given":
+            wanted = "widths=[4,2,…], the children of a node at each level"
+            require(levels > 0, f"tree=given needs {wanted}, not widths={widths}")
+        elif self.controller != "fixed" or not widths or tree in CUT:
             return
         nodes = sum(accumulate(self.most_widths(most), mul))
         require(
             nodes <= self.nodes,
-            f"tree={self.chosen_tree} with widths={self.widths} has {nodes} tokens, above nodes={self.nodes}; "
+            f"tree={tree} with widths={widths} has {nodes} tokens, above nodes={self.nodes}; "
             f"give nodes={nodes}, or smaller widths",
         )
 

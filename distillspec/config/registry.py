@@ -160,13 +160,13 @@ DRAFT_KINDS: dict[str, Choice] = {
     ),
 }
 
-TREES = ("tree", "widths", "nodes")  # settings of drafted trees
+OF_TREES = ("tree", "widths", "nodes")  # settings of drafted trees
 PROPOSERS: dict[str, ProposerChoice] = {
     "none": ProposerChoice("distillspec.serving.proposers.named:make_none", "no speculation"),
     "draft_model": ProposerChoice(
         "distillspec.serving.proposers.named:make_draft_model",
         "the draft",
-        reads=("draft_confidence", *TREES),
+        reads=("draft_confidence", *OF_TREES),
         needs=("draft",),
     ),
     "prompt_lookup": ProposerChoice(
@@ -177,8 +177,8 @@ PROPOSERS: dict[str, ProposerChoice] = {
     ),
     "lookup_else_model": ProposerChoice(
         "distillspec.serving.proposers.named:make_lookup_else_model",
-        "prompt_lookup where it finds something, else the draft",
-        reads=("draft_confidence", "lookup_longest", "lookup_shortest", *TREES),
+        "prompt_lookup or the draft",
+        reads=("draft_confidence", "lookup_longest", "lookup_shortest", *OF_TREES),
         needs=("draft",),
         without_draft="prompt_lookup",
     ),
@@ -189,8 +189,8 @@ PROPOSERS: dict[str, ProposerChoice] = {
     ),
     "suffix_else_model": ProposerChoice(
         "distillspec.serving.proposers.named:make_suffix_else_model",
-        "suffix where enough is expected of it, else the draft",
-        reads=("draft_confidence", *TREES),
+        "suffix or the draft",
+        reads=("draft_confidence", *OF_TREES),
         needs=("draft",),
         without_draft="suffix",
     ),

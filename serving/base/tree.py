@@ -136,11 +136,7 @@ class TokenTree:
 
     def path(self, node: int) -> tuple[int, ...]:
         """Return the nodes from the root's child down to `node`, empty for the root."""
-        nodes: list[int] = []
-        while node != ROOT:
-            nodes.append(node)
-            node = self.parents[node]
-        return tuple(reversed(nodes))
+        return path_to(node, self.parents)
 
     def shortened(self, depth: int) -> TokenTree:
         """Return the tree without nodes deeper than `depth`. Shallower nodes and probabilities stay."""
@@ -165,6 +161,15 @@ class TokenTree:
             if all(node in new for node in group.nodes)
         ]
         return TokenTree(tuple(self.tokens[node] for node in kept), tuple(groups))
+
+
+def path_to(node: int, parents: Sequence[int]) -> tuple[int, ...]:
+    """Return the nodes from the root's child down to `node`, given the parent of each."""
+    nodes: list[int] = []
+    while node != ROOT:
+        nodes.append(node)
+        node = parents[node]
+    return tuple(reversed(nodes))
 
 
 def merged(trees: Sequence[TokenTree]) -> TokenTree:

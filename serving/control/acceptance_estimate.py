@@ -125,30 +125,32 @@ class AcceptanceEstimate:
         if not drafted or not self.speculation_length:
             return
         places = [self._place((match, row.sequence_id)) for match, row in drafted]
-        counted = numpy.zeros((2, len(drafted), self.speculation_length))
-        for place, (_, row) in enumerate(drafted):
-            for depth, rank, _, accepted in row.trials:
-                if rank == 0 and depth <= self.speculation_length:
-                    counted[:, place, depth - 1] = (1, accepted)
+        trials = self._counted([row for _, row in drafted])
+        counted = trials[..., 0]
         self._own[:, places] = self._own[:, places] * (1 - self._decay * counted[0]) + counted
         kinds = {match for match, _ in drafted}
         for match in kinds:
             new = (counted if len(kinds) == 1 else counted[:, [match == other for other, _ in drafted]]).sum(1)
             self._all[match] = self._all.get(match, 0.0) * self._forget_globally ** new[0] + new
             self._hazards.pop(match, None)
-        if self.width > 1:
-            self._observe_siblings([row for _, row in drafted])
-
-    def _observe_siblings(self, rows: Sequence[RowResult]) -> None:
-        """Count the trials of siblings, those of one step forgetting what came before alike."""
-        new = numpy.zeros_like(self._further)
-        for row in rows:
-            for depth, rank, _, accepted in row.trials:
-                if 0 < rank < self.width and depth <= self.speculation_length:
-                    new[:, depth - 1, rank - 1] += (1, accepted)
-        if new[0].any():
-            self._further = self._further * self._forget_globally ** new[0] + new
+        further = trials[..., 1:].sum(1)
+        if further[0].any():
+            self._further = self._further * self._forget_globally ** further[0] + further
             self._shares = None
+
+    def _counted(self, rows: Sequence[RowResult]) -> Floats:
+        """Return the tokens of rows that were tried and accepted, by position and rank `[2, n, positions, width]`."""
+        counted = numpy.zeros((2, len(rows), self.speculation_length, self.width))
+        told_apart = [
+            (place, depth - 1, rank, accepted)
+            for place, row in enumerate(rows)
+            for depth, rank, _, accepted in row.trials
+            if depth <= self.speculation_length and rank < self.width
+        ]
+        if told_apart:
+            place, position, rank, accepted = zip(*told_apart, strict=True)
+            counted[:, place, position, rank] = numpy.ones(len(accepted)), accepted
+        return counted
 
     def keep_only(self, names: Sequence[str]) -> None:
         """Drop requests that are not among `names`."""

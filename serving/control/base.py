@@ -13,7 +13,7 @@ from distillspec.serving.costs.latency import LatencyModel
 
 
 class Option(NamedTuple):
-    """What one source may draft for a row."""
+    """One source that could draft for a row."""
 
     limit: int  # the most levels, by parameters, room, cache and source. 0: none
     drafted_by_model: bool = True  # a draft model would run
@@ -37,7 +37,13 @@ class RowView(NamedTuple):
     at_once: bool = False
     wide: bool = False
     max_time_per_token_s: float | None = None  # this request's own bound, None for the engine's
-    others: tuple[Option, ...] = ()  # what other sources may draft
+    others: tuple[Option, ...] = ()  # other sources
+
+    @property
+    def options(self) -> tuple[Option, ...]:
+        """All sources, its own first."""
+        own = [getattr(self, name) for name in Option._fields]
+        return (Option(*own), *self.others)
 
 
 @dataclass(frozen=True)

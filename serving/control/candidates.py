@@ -14,7 +14,6 @@ from distillspec.serving.costs.drafted import Bools, Ints
 from distillspec.serving.costs.table import Floats
 
 TYPICAL = (0.5, 0.14, 0.07)  # chances of ranks by which the nodes are chosen; those of further ranks halve on
-NODES = 32  # candidates of a tree by default: more cost time in every step
 
 Path = tuple[int, ...]
 
@@ -85,7 +84,7 @@ def shape_of(paths: Sequence[Path]) -> TreeShape:
 
 
 @cache
-def candidates(widths: tuple[int, ...], nodes: int = NODES) -> Candidates:
+def candidates(widths: tuple[int, ...], nodes: int) -> Candidates:
     """Return the candidates of trees with at most `widths[i]` children at level i.
 
     A chain of all levels is among them. Of the others, those of the highest survival by typical chances are taken, up

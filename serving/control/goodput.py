@@ -114,11 +114,12 @@ class GoodputController:
         token look cheap (the ratio is low anyway), so lengths are chosen without it. Bounds hold for the whole step.
         """
         view = replace(view, rows=choose_sources(view.rows, self.acceptance, self.latency))
-        batch = self._batch(view)
+        bounds = self._bounds(view.rows)
+        batch = self._batch(view, self.trees if bounds is None else None)
         best = best_for_all(batch) if self._alike else best_by_row(batch)
         mode, planned = self._pick(view, batch, best)
         prompts_s = self.latency.prompts_s(len(view.rows), view.prefill_tokens)
-        bounds, wished, excess = self._bounds(view.rows), planned, None
+        wished, excess = planned, None
         if bounds is not None:
             planned, excess = best_within(batch, bounds, wished, best.goodput, prompts_s, alike=self._alike)
         if excess is not None and planned is not wished:
@@ -176,11 +177,14 @@ class GoodputController:
         """The most tokens of a row's tree."""
         return self.speculation_length if self.trees is None else len(self.trees)
 
-    def _batch(self, view: BatchView) -> Batch:
+    def _batch(self, view: BatchView, trees: Candidates | None) -> Batch:
         columns: Sequence[tuple[Any, ...]] = list(zip(*view.rows, strict=True)) or [()] * len(RowView._fields)
         names, contexts, limits, by_model, matches, *_ = columns
-        chances = self.acceptance.chances(names, matches if any(matches) else None)
-        batch = Batch(
+        chances, gains = self.acceptance.chances(names, matches if any(matches) else None), None
+        if trees is not None:
+            wide = numpy.array([row.wide for row in view.rows], dtype=bool)
+            gains = trees.survival(chances) * (trees.spine | wide[:, None])
+        return Batch(
             chances[..., 0].cumprod(1),
             numpy.minimum(numpy.array(limits, dtype=numpy.int64), self.speculation_length),
             numpy.array(contexts, dtype=numpy.int64),
@@ -188,12 +192,9 @@ class GoodputController:
             view.prefill_tokens,
             None if all(by_model) else numpy.array(by_model),
             self._price,
+            trees,
+            gains,
         )
-        if self.trees is None or not view.rows or self._bounds(view.rows) is not None:
-            return batch
-        gains = self.trees.survival(chances)
-        wide = numpy.array([row.wide for row in view.rows])
-        return replace(batch, nodes=self.trees, gains=gains * (self.trees.spine | wide[:, None]))
 
     def _reads(self, plans: Sequence[RowPlan], rows: Sequence[RowResult]) -> list[tuple[int, ...]] | None:
         """Return the tokens of each row that each pass of the draft read, None for chains."""

@@ -72,7 +72,7 @@ def named_controller(
     drafts_with_model: bool = True,
     settings: EngineConfig | None = None,
 ) -> LengthController:
-    """Build a controller for a comparison: a name of the table, of `VARIANTS`, `none` or `fixed-K`.
+    """Build a controller for a comparison: a name of the table or of `CONTROLLER_NAMES`.
 
     Args:
         speculation_length: the most tokens a row drafts where the controller chooses.

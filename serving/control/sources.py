@@ -22,8 +22,7 @@ def choose_sources(
 
 
 def _best(row: RowView, rows: int, acceptance: AcceptanceEstimate, latency: LatencyModel) -> RowView:
-    options = [Option(*row[2:9]), *row.others]
-    best = max(options, key=lambda option: _goodput(row, option, rows, acceptance, latency))
+    best = max(row.options, key=lambda option: _goodput(row, option, rows, acceptance, latency))
     return row._replace(**best._asdict(), others=())
 
 

@@ -31,3 +31,13 @@ class ConfidenceThreshold:
 
     def keeps(self, logits: Tensor, step: int) -> list[bool]:
         return to_host(torch.softmax(logits.float(), -1).amax(-1) > self.threshold).tolist()
+
+
+def likely(predicted: Tensor, surer_than: float) -> Tensor:
+    """Return `[B, count]` bool: False from the first position on that is expected to be rejected.
+
+    Args:
+        predicted: `[B, count]` float32, the probability of each position's token being accepted.
+        surer_than: at most this probability counts as rejected.
+    """
+    return (predicted > surer_than).long().cumprod(1).bool()

@@ -24,7 +24,7 @@ from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.execution.state_runner import StateRunner
 from distillspec.serving.proposers.base import ANY, EMPTY, ProposalRequest, Prospect
-from distillspec.serving.proposers.continue_rule import ContinueRule
+from distillspec.serving.proposers.continue_rule import ContinueRule, likely
 from distillspec.serving.proposers.draft_loop import DraftLoop, Drafts
 from distillspec.serving.proposers.growth import DynamicGrowth, Growth
 from distillspec.serving.proposers.level_drafting import LevelDrafting
@@ -210,7 +210,7 @@ class DraftModel:
         """Return `[B, count]` bool: False from the first token on that the draft expects to be rejected."""
         if drafts.predicted is None or self.surer_than == 0:
             return torch.ones_like(drafts.finite)
-        return (drafts.predicted > self.surer_than).long().cumprod(1).bool()
+        return likely(drafts.predicted, self.surer_than)
 
     def _row(self, request: ProposalRequest) -> Growth:
         shape = request.trees[0].shape.shortened(self.most)

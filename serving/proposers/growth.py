@@ -9,7 +9,7 @@ from torch import Tensor
 
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.base.tree import DRAFT, ROOT, DraftProbs, SiblingGroup, TokenTree
+from distillspec.serving.base.tree import DRAFT, ROOT, DraftProbs, SiblingGroup, TokenTree, path_to
 from distillspec.serving.decoding.logits import Place
 from distillspec.serving.proposers.read_texts import DraftState
 
@@ -24,6 +24,7 @@ class Growth:
         frontier: nodes whose children are drafted next, −1 for the text.
         read: nodes that the draft has read or reads next, in the order of their places in its cache.
         held: by node that was read, what the draft carries behind it.
+        parents: by node, −1 for the text.
     """
 
     sequence: SequenceState
@@ -33,7 +34,7 @@ class Growth:
     frontier: list[int] = field(default_factory=lambda: [ROOT])
     read: list[int] = field(default_factory=list)
     held: dict[int, Tensor] = field(default_factory=dict)
-    _parents: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
     _groups: list[SiblingGroup] = field(default_factory=list)
     _level: int = 0
     _shaped: list[int] = field(default_factory=lambda: [0])  # place of each frontier node in its level of the shape
@@ -54,18 +55,7 @@ class Growth:
 
     def place(self, node: int) -> Place:
         """Return the position behind a node."""
-        return Place(self.sequence, tuple(self.tokens[each] for each in self.path(node)))
-
-    def path(self, node: int) -> list[int]:
-        """Return the nodes from the root's child down to `node`."""
-        nodes: list[int] = []
-        while node != ROOT:
-            nodes.append(node)
-            node = self._parents[node]
-        return nodes[::-1]
-
-    def parent(self, node: int) -> int:
-        return self._parents[node]
+        return Place(self.sequence, tuple(self.tokens[each] for each in path_to(node, self.parents)))
 
     def add(
         self,
@@ -79,26 +69,35 @@ class Growth:
         Args:
             chosen: tokens behind each frontier node, at least as many as its children. −1: there is no further one.
             rows: the row of each node's distribution in the table that `tree` gets.
-            goes_on: False: nothing is drafted behind a frontier node's children. None: all go on.
+            goes_on: False: nothing is drafted behind a frontier node's children. Empty: all go on.
             scores: log q of `chosen`, for trees whose shape follows them.
         """
         level, below = self.shape.levels[self._level], self._below()
         frontier: list[int] = []
         shaped: list[int] = []
         for number, (node, place) in enumerate(zip(self.frontier, self._shaped, strict=True)):
-            first, own = sum(level[:place]), [t for t in chosen[number][: level[place]] if t >= 0]
-            nodes = range(len(self.tokens), len(self.tokens) + len(own))
-            self.tokens += own
-            self._parents += [node] * len(own)
-            self._groups.append(SiblingGroup(node, tuple(nodes), row=rows[number]))
+            children = self._add_children(node, chosen[number][: level[place]], rows[number])
             if goes_on and not goes_on[number]:
                 continue
-            for rank, (child, token) in enumerate(zip(nodes, own, strict=True)):
-                if below[first + rank] and token not in self.sequence.stop_ids:
+            for shape_place, child in enumerate(children, sum(level[:place])):
+                if below[shape_place] and self._may_go_on(child):
                     frontier.append(child)
-                    shaped.append(first + rank)
+                    shaped.append(shape_place)
         self._level, self.frontier, self._shaped = self._level + 1, frontier, shaped
         self.read += frontier
+
+    def _add_children(self, node: int, tokens: Sequence[int], row: int) -> range:
+        """Add the children of a node, up to the first −1, and return them."""
+        own = [token for token in tokens if token >= 0]
+        children = range(len(self.tokens), len(self.tokens) + len(own))
+        self.tokens += own
+        self.parents += [node] * len(own)
+        self._groups.append(SiblingGroup(node, tuple(children), row=row))
+        return children
+
+    def _may_go_on(self, node: int) -> bool:
+        """Return False for a token that ends the answer."""
+        return self.tokens[node] not in self.sequence.stop_ids
 
     def stop(self) -> None:
         """Draft nothing further."""
@@ -117,7 +116,7 @@ class Growth:
         drafted: list[int] = []
         parent = ROOT
         for node in self.read:
-            if self._parents[node] != parent or node != self._first_child(parent):
+            if self.parents[node] != parent or node != self._first_child(parent):
                 break
             drafted.append(self.tokens[node])
             parent = node
@@ -133,6 +132,7 @@ class Growth:
 
 
 def _first_path_first(tree: TokenTree) -> TokenTree:
+    """Return the tree with its first children first, down from the root."""
     first = tree.first_path
     if first == tuple(range(len(first))):
         return tree
@@ -163,15 +163,11 @@ class DynamicGrowth(Growth):
     ) -> None:
         added: list[int] = []
         for number, node in enumerate(self.frontier):
-            own = [token for token in chosen[number][: self.width] if token >= 0]
-            nodes = range(len(self.tokens), len(self.tokens) + len(own))
-            self.tokens += own
-            self._parents += [node] * len(own)
+            children = self._add_children(node, chosen[number][: self.width], rows[number])
             before = 0.0 if node == ROOT else self._scores[node]
-            self._scores += [before + score for score in scores[number][: len(own)]]
-            self._groups.append(SiblingGroup(node, tuple(nodes)))
+            self._scores += [before + score for score in scores[number][: len(children)]]
             if not goes_on or goes_on[number]:
-                added += [child for child in nodes if self.tokens[child] not in self.sequence.stop_ids]
+                added += filter(self._may_go_on, children)
         self._level += 1
         best = sorted(added, key=lambda node: -self._scores[node])[: self.width]
         self.frontier = sorted(best) if self._level < self.shape.depth else []
@@ -182,5 +178,5 @@ class DynamicGrowth(Growth):
         best = sorted(range(len(self.tokens)), key=lambda node: (-self._scores[node], node))[: self.shape.nodes]
         kept = sorted(best)
         new = {ROOT: ROOT, **{node: place for place, node in enumerate(kept)}}
-        parents = [new[self._parents[node]] for node in kept]
+        parents = [new[self.parents[node]] for node in kept]
         return _first_path_first(TokenTree.of_parents([self.tokens[node] for node in kept], parents, source))

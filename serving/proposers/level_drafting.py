@@ -19,7 +19,7 @@ from distillspec.serving.decoding.logits import Columns
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.runner import ModelRunner
-from distillspec.serving.proposers.continue_rule import ContinueRule
+from distillspec.serving.proposers.continue_rule import ContinueRule, likely
 from distillspec.serving.proposers.growth import Growth
 
 
@@ -81,7 +81,7 @@ class LevelDrafting:
             row.held[ROOT] = own
         predicted = self.runner.predicted_acceptance(carried) if self.surer_than > 0 else None
         if predicted is not None:
-            sure = to_host((predicted > self.surer_than).long().cumprod(1).sum(1)).tolist()
+            sure = to_host(likely(predicted, self.surer_than).sum(1)).tolist()
             for row, levels in zip(rows, sure, strict=True):
                 row.shape = row.shape.shortened(levels)
 
@@ -93,7 +93,7 @@ class LevelDrafting:
             return
         read = [row.read if self.runner.model.attends else row.frontier for row in rows]
         batch = self.runner.prepare([self._window(row, own) for row, own in zip(rows, read, strict=True)])
-        before = [row.held[row.parent(node)] for row, own in zip(rows, read, strict=True) for node in own]
+        before = [row.held[row.parents[node]] for row, own in zip(rows, read, strict=True) for node in own]
         after = self.runner.follow(batch, torch.stack(before), step)
         for row, end in zip(rows, accumulate(map(len, read)), strict=True):
             row.held |= dict(zip(row.frontier, after[end - len(row.frontier) : end], strict=True))
@@ -104,7 +104,7 @@ class LevelDrafting:
         if not self.runner.model.attends:
             return RowInput(row.slot, start, tokens, len(tokens))
         at = {ROOT: ROOT, **{node: place for place, node in enumerate(nodes)}}
-        tree = TokenTree.of_parents(tokens, [at[row.parent(node)] for node in nodes])
+        tree = TokenTree.of_parents(tokens, [at[row.parents[node]] for node in nodes])
         return RowInput(row.slot, start, tokens, len(row.frontier), tree, rooted=False)
 
     def _add(self, rows: Sequence[Growth], step: int, first: int, failed: list[Growth]) -> Tensor | None:

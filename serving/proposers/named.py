@@ -105,7 +105,7 @@ def make_draft_model(parts: ProposerParts) -> DraftModel:
 
 
 def make_lookup_else_model(parts: ProposerParts) -> SideBySide:
-    """Look up, and run the draft where nothing is found."""
+    """Look up or run the draft, as the controller chooses. By default the draft runs where nothing is found."""
     return SideBySide({LOOKUP: make_prompt_lookup(parts), DRAFT: make_draft_model(parts)})
 
 

@@ -25,7 +25,7 @@ class DraftState:
 
 
 class ReadTexts:
-    """What a draft has read of each sequence. Rows do catch-up prefill when they draft next.
+    """Record of the tokens of each sequence that a draft has read. Rows do catch-up prefill when they draft next.
 
     A text that another sequence begins with is read once, and copied.
     """
