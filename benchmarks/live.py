@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from common import RESULTS
 
-from distillspec.config import BenchConfig
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, EngineSettings, SamplingParams
 from distillspec.serving.bench.load import Arrival, poisson_load
@@ -35,8 +34,8 @@ def add_options(parser: argparse.ArgumentParser, *, seconds: float) -> None:
 
 def prompts_of(options: argparse.Namespace, target: LanguageModel) -> list[Prompt]:
     """Return the last prompts of every file."""
-    bench = BenchConfig(prompts=options.prompts, longest_prompt=options.longest_prompt)
-    return read_prompts(bench, target)[-options.each * len(options.prompts) :]
+    found = read_prompts(options.prompts, options.longest_prompt, target, "--prompts")
+    return found[-options.each * len(options.prompts) :]
 
 
 def make_engine(

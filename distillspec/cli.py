@@ -31,7 +31,7 @@ OF_THE_ENGINE_HERE = ("engine=", "engine.", "target=", "target.", "draft.", "ben
 HELP_FLAGS = {"-h", "--help", "help"}
 HELP_ALL = "--help=all"
 # in distillspec.serving.commands
-ENGINE_COMMANDS = {"adapt", "bench", "profile", "replay", "serve", "simulate", "versions"}
+ENGINE_COMMANDS = {"adapt", "bench", "profile", "quality", "replay", "serve", "simulate", "versions"}
 HOLDING_TEXT = {"adapt", "replay", "serve", "versions"}  # files with other people's text are for this account alone
 
 

@@ -29,6 +29,7 @@ EXAMPLES = {
     "export": "distill export draft.path=runs/train/A/draft format=vllm",
     "bench": "distill bench draft.path=runs/train/A/draft bench.prompts=[math.jsonl] bench.rates=[0.5,1]\n"
     "         distill bench url=[http://127.0.0.1:8000,http://127.0.0.1:8001] bench.prompts=[math.jsonl]",
+    "quality": "distill quality draft.path=runs/train/A quality.prompts=[math.jsonl] sampling.temperature=0.7",
     "profile": "distill profile target=smollm2 draft.path=runs/train/A/draft",
     "report": "distill report runs=[runs/train/A,runs/train/B]",
     "adapt": "distill adapt online.folder=online once=true judge=true",

@@ -35,6 +35,7 @@ from distillspec.serving.step.prefill_pace import PrefillPace
 
 log = logging.getLogger(__name__)
 
+LOSSY = "verification=%s is lossy: answers at a temperature above 0 without a seed are not distributed as the target's"
 NEAR = 8  # slots that a few requests share where passes are recorded
 
 
@@ -112,7 +113,13 @@ def build_parts(
         if draft is not None:
             held.hold(draft, exact=False)
         recorder = recorder or _choose_recorder(settings, target)
-        sampler = sampler or TokenSampler(target.identity.vocab_size, target.device, settings.seed)
+        sampler = sampler or TokenSampler(
+            target.identity.vocab_size,
+            target.device,
+            settings.seed,
+            verification=settings.verification,
+            roots=settings.roots,
+        )
         pages, slots = cache.pages(), SlotCache(cache.slots, max_model_len, attend)
         target_cache = slots if pages is None else PagedCache.of(slots, pages, target.device)
         runner = ModelRunner(target, target_cache, held.prepared(target), recorder, feature_ids)
@@ -127,7 +134,10 @@ def build_parts(
             prefill_chunk=settings.prefill_chunk,
             prefix_reuse=settings.prefix_reuse,
             prefill_pace=_choose_pace(settings),
+            verification=settings.verification,
         )
+    if not settings.is_exact:
+        log.warning(LOSSY, settings.verification)
     log.info(
         "engine: %s on %s in %s, %s, %s",
         target.name,

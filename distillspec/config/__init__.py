@@ -24,6 +24,7 @@ from distillspec.config.online import AdaptConfig, GateConfig, OnlineConfig, Rep
 from distillspec.config.online_commands import AdaptCommand, ReplayCommand, VersionsCommand
 from distillspec.config.online_groups import OnlineGroups
 from distillspec.config.profile import ProfileCommand, ProfileConfig
+from distillspec.config.quality import QualityCommand, QualityConfig
 from distillspec.config.serve import ServeCommand
 from distillspec.config.serving import ServerConfig
 from distillspec.config.simulation import HardwareConfig, ModelFigures, WorkloadConfig
@@ -53,6 +54,8 @@ __all__ = [
     "OnlineGroups",
     "ProfileCommand",
     "ProfileConfig",
+    "QualityCommand",
+    "QualityConfig",
     "ReplayCommand",
     "ReplayConfig",
     "ReportCommand",

@@ -13,6 +13,7 @@ from distillspec.config.loss import LossConfig
 from distillspec.config.models import DraftConfig, DraftPathConfig, TargetConfig
 from distillspec.config.online_commands import AdaptCommand, ReplayCommand, VersionsCommand
 from distillspec.config.profile import ProfileCommand
+from distillspec.config.quality import QualityCommand
 from distillspec.config.serve import ServeCommand
 from distillspec.config.simulation import HardwareConfig, WorkloadConfig
 from distillspec.config.training import LauncherConfig, TrackerConfig, TrainConfig
@@ -176,6 +177,7 @@ COMMANDS: dict[str, type] = {
     "replay": ReplayCommand,
     "versions": VersionsCommand,
     "bench": BenchCommand,
+    "quality": QualityCommand,
     "profile": ProfileCommand,
     "simulate": SimulateCommand,
     "serve": ServeCommand,

@@ -13,6 +13,7 @@ from distillspec.config.registry import CONTROLLERS, PROPOSERS, choices_that, fi
 OFFLINE_PREFILL = 2048  # prompt tokens a step where time to first token does not matter
 ATTENTIONS = ("auto", "masked", "native", "triton", "varlen")
 LENGTHS = ("request", "step", "global")
+VERIFICATIONS = ("exact", "typical", "target_initialised")
 TREES = ("off", "sampled", "topk", "dynamic", "medusa", "fork", "given")
 ONE_HOT = ("topk", "dynamic", "medusa")  # children are the most probable tokens. Those of other trees are drawn
 CUT = ("dynamic", "medusa")  # of all nodes that widths allow, the best
@@ -39,13 +40,12 @@ class EngineConfig:
     tree: str | None = None  # off | sampled | topk | dynamic | medusa | fork | given; null: sampled (CUDA graphs: off)
     widths: list[int] = field(default_factory=list)  # the most children of a node, by level; empty: the tree's default
     nodes: int = 32  # the most tokens of a tree
+    verification: str = "exact"  # exact | typical | target_initialised: the latter two change what the target writes
     lengths: str = "request"  # goodput: a length a request | a step (one for all rows) | global (one acceptance, too)
     max_time_per_token_s: float | None = None  # goodput: bound on a request's expected seconds per output token
     profile: str | None = None  # folder or file of `distill profile`; null: costs are measured at the start
     measure_costs_s: float = 2.0  # goodput without a profile: the most seconds to time passes at the start; 0: none
     draft_confidence: float = 0.0  # stop drafting at this best probability, or predicted acceptance; 0: never
-    lookup_longest: int = 4  # prompt_lookup: tokens of the longest n-gram
-    lookup_shortest: int = 2  # prompt_lookup: tokens of the shortest n-gram
     attention: str = "auto"  # masked | native (CPU) | triton | varlen | auto: the best that works, else masked
     cuda_graphs: bool = True  # CUDA: passes of few tokens run as recorded graphs, one a shape
     compile: bool | str = "auto"  # compile passes: auto (CPU: in the background, once it pays) | true (first) | false
@@ -91,13 +91,10 @@ class EngineConfig:
         seconds = self.measure_costs_s
         require(0 <= seconds < float("inf"), f"measure_costs_s={seconds} must be finite and at least 0 seconds")
         require(0 <= self.draft_confidence < 1, f"draft_confidence={self.draft_confidence} must be in [0, 1)")
-        require(
-            1 <= self.lookup_shortest <= self.lookup_longest,
-            f"lookup_shortest={self.lookup_shortest} must be between 1 and lookup_longest={self.lookup_longest}",
-        )
         require(self.compile in (True, False, "auto"), f"compile={self.compile} must be auto, true or false")
         require(self.seed >= 0, f"engine seed={self.seed} must be at least 0")
         self._check_tree()
+        self._check_verification()
 
     def most_widths(self, speculation_length: int) -> tuple[int, ...]:
         """Return the most children of a node at each level. 1 at each: chains."""
@@ -105,6 +102,16 @@ class EngineConfig:
             return tuple(self.widths)[:speculation_length]
         widths = self.widths or [self.widest] * speculation_length
         return (*widths, *[1] * speculation_length)[:speculation_length]
+
+    @property
+    def is_exact(self) -> bool:
+        """True if every answer has the target's distribution."""
+        return self.verification == "exact"
+
+    @property
+    def roots(self) -> int:
+        """Tokens of the target that a tree starts with."""
+        return self.widths[0] if self.verification == "target_initialised" else 1
 
     @property
     def widest(self) -> int:
@@ -139,6 +146,16 @@ class EngineConfig:
             nodes <= self.nodes,
             f"tree={tree} with widths={widths} has {nodes} tokens, above nodes={self.nodes}; "
             f"give nodes={nodes}, or smaller widths",
+        )
+
+    def _check_verification(self) -> None:
+        one_of("verification", self.verification, VERIFICATIONS)
+        if self.verification != "target_initialised":
+            return
+        require(
+            self.chosen_tree == "given" and self.controller == "fixed",
+            "verification=target_initialised needs controller=fixed tree=given widths=[2,4,…]: the first width counts "
+            "the target's own tokens that a tree starts with",
         )
 
 

@@ -53,6 +53,10 @@ EVERYDAY: dict[str, tuple[str, ...]] = {
         *("bench.prompts", "bench.policies", "bench.rates", "bench.seconds", "bench.rounds", "bench.max_tokens"),
         *("url", "model", "key_env", *_TARGET, "draft.path", *_ENGINE, "sampling.temperature", "seed"),
     ),
+    "quality": (
+        *("quality.prompts", "quality.verifications", "quality.count", "quality.max_tokens"),
+        *(*_TARGET, "draft.path", *_ENGINE, "sampling.temperature", "seed"),
+    ),
     "profile": (*_TARGET, "draft.path", "profile.contexts", "profile.rows", "profile.lengths", "profile.rounds"),
     "simulate": (
         *("policies", "speculation_length", "workload.requests", "workload.rates", "workload.trace", "workload.alpha"),

@@ -172,13 +172,12 @@ PROPOSERS: dict[str, ProposerChoice] = {
     "prompt_lookup": ProposerChoice(
         "distillspec.serving.proposers.named:make_prompt_lookup",
         "what followed the last tokens earlier in the text",
-        reads=("lookup_longest", "lookup_shortest"),
         without_draft="prompt_lookup",
     ),
     "lookup_else_model": ProposerChoice(
         "distillspec.serving.proposers.named:make_lookup_else_model",
         "prompt_lookup or the draft",
-        reads=("draft_confidence", "lookup_longest", "lookup_shortest", *OF_TREES),
+        reads=("draft_confidence", *OF_TREES),
         needs=("draft",),
         without_draft="prompt_lookup",
     ),

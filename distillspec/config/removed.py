@@ -27,6 +27,8 @@ FIXED = {
     "replay.shard_positions": f"a shard holds {ReplayConfig.shard_positions} tokens; replay.flush_s writes one earlier",
     "server.max_header_kib": "the request line and headers may take 16 KiB",
     "engine.max_wait_s": "give engine.controller_options={max_wait_s: 1} to engine.controller=smartspec",
+    "engine.lookup_longest": "give engine.proposer_options={longest: 4} to engine.proposer=prompt_lookup",
+    "engine.lookup_shortest": "give engine.proposer_options={shortest: 2} to engine.proposer=prompt_lookup",
     "loss.temperature": "the log holds the target's signal at temperature 1",
     "loss.select_fraction": "online updates choose tokens by adapt.positions",
     "loss.reference": "online updates choose tokens by adapt.positions",

@@ -9,6 +9,7 @@ from distillspec.config.engine import EngineConfig
 from distillspec.config.models import DraftPathConfig, TargetConfig
 from distillspec.config.online_commands import check_online_loss
 from distillspec.config.online_groups import OnlineGroups
+from distillspec.config.registry import PROPOSERS
 from distillspec.config.serving import ServerConfig
 
 
@@ -41,8 +42,13 @@ class ServeCommand(OnlineGroups, ServedGroups):
         check_online_loss(self.loss)
         word = f"online={self.online.mode}"
         require(
-            self.engine.proposer in (None, "draft_model", "lookup_else_model"),
+            self.engine.proposer is None or "draft" in PROPOSERS[self.engine.proposer].needs,
             f"{word} teaches a draft, and engine.proposer={self.engine.proposer} uses none; leave it out",
+        )
+        require(
+            self.engine.is_exact,
+            f"{word} learns from exact answers, and engine.verification={self.engine.verification} is lossy; "
+            "leave it out",
         )
         require(
             self.server.drafts_folder is None,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from distillspec.serving.base.tree import DRAFT, ROOT, TokenTree
+from distillspec.serving.base.tree import DRAFT, ROOT, TARGET, TokenTree
 
 
 class Trial(NamedTuple):
@@ -19,7 +19,7 @@ class Trial(NamedTuple):
 
 
 def trials_of(tree: TokenTree, path: Sequence[int], emitted: int) -> tuple[Trial, ...]:
-    """Return the trials of a verified tree, in order.
+    """Return the trials of a verified tree, in order. Tokens of the target itself are not tried.
 
     Args:
         tree: what was drafted.
@@ -29,7 +29,9 @@ def trials_of(tree: TokenTree, path: Sequence[int], emitted: int) -> tuple[Trial
     found: list[Trial] = []
     for depth, node in enumerate((ROOT, *path)[:emitted], start=1):
         accepted = path[depth - 1] if depth <= len(path) else None
-        siblings = [(child, group.source) for group in tree.groups_at(node) for child in group.nodes]
+        siblings = [
+            (child, group.source) for group in tree.groups_at(node) if group.source != TARGET for child in group.nodes
+        ]
         for rank, (child, source) in enumerate(siblings):
             found.append(Trial(depth, rank, source, child == accepted))
             if child == accepted:

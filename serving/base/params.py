@@ -41,6 +41,7 @@ class SamplingParams:
         allowed_token_ids: nothing else may be written.
         speculate: False never drafts for this request.
         max_speculation: at most so many drafted tokens a step.
+        require_exact: refuse the request where the engine's verification is lossy.
 
     Raises:
         ConfigError: a value is out of range; the message names it.
@@ -67,6 +68,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     speculate: bool = True
     max_speculation: int | None = None
+    require_exact: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
@@ -84,6 +86,11 @@ class SamplingParams:
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def draws(self) -> bool:
+        """True if tokens are drawn, and are no function of logits and seed."""
+        return not self.is_greedy and self.seed is None
 
     @property
     def penalises(self) -> bool:

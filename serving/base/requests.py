@@ -136,6 +136,7 @@ class SequenceState:
     computed: int = 0  # leading tokens whose keys and values the target's cache holds
     speculates: bool = True  # False after NaN in the target's logits at drafted tokens
     speculation_failed: bool = False  # NaN, or a proposer that raised an exception or was paused after one
+    candidates: tuple[int, ...] = ()  # what the target drew for its next token, one of which will be it
     text: str | None = ""  # None where the engine has no tokenizer
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None

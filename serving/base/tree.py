@@ -11,6 +11,7 @@ from torch import Tensor
 
 ROOT = -1
 DRAFT, LOOKUP, SUFFIX = "draft", "lookup", "suffix"  # sources: the draft model, prompt lookup, earlier answers
+TARGET = "target"  # tokens that the target has drawn: no proposals, see `decoding.target_initialised`
 Kind = Literal["drawn", "deterministic"]
 
 
@@ -122,6 +123,11 @@ class TokenTree:
     def depth(self) -> int:
         """The most tokens that could be accepted, 0 for an empty tree."""
         return max(self.depths, default=0)
+
+    @cached_property
+    def roots(self) -> tuple[int, ...]:
+        """The first nodes, where these are the target's own tokens. Else empty."""
+        return tuple([node for group in self.groups_at(ROOT) if group.source == TARGET for node in group.nodes])
 
     def groups_at(self, node: int) -> tuple[SiblingGroup, ...]:
         """Return the groups of a node's children, in the order in which they are tried."""

@@ -50,7 +50,7 @@ def run(config: BenchCommand, folder: Path) -> None:
 def _bench_engine(config: BenchCommand, folder: Path) -> None:
     target = load_target(config.target)
     draft = load_draft(config.draft.path, target) if config.draft.path else None
-    prompts = read_prompts(config.bench, target)
+    prompts = read_prompts(config.bench.prompts, config.bench.longest_prompt, target, "bench.prompts")
     engine = Engine(target, draft, config.engine)
     try:
         policies = _policies(config, engine)

@@ -1,4 +1,4 @@
-"""Prompts of `distill bench`: files as tokens for an engine, or as messages for servers."""
+"""Prompts of `distill bench` and `distill quality`: files as tokens for an engine, or as messages for servers."""
 
 from __future__ import annotations
 
@@ -21,20 +21,27 @@ class _Row(NamedTuple):
     id: str
     content: Any  # a text, or messages
     domain: str
+    response: str | None
 
 
-def read_prompts(config: BenchConfig, target: LanguageModel) -> list[Prompt]:
+def read_prompts(files: Sequence[str], longest: int, target: LanguageModel, key: str) -> list[Prompt]:
     """Read the files' prompts in the target's chat template, files by turns.
+
+    Args:
+        longest: tokens of a prompt. Longer ones are left out.
+        key: the setting that names the files.
 
     Raises:
         ConfigError: a file cannot be read, or has no prompt that is short enough.
     """
 
     def made(rows: Sequence[_Row]) -> list[Prompt]:
-        prompts = [Prompt(row.id, render_prompt(target.text_tokenizer, row.content), row.domain) for row in rows]
-        return [prompt for prompt in prompts if 0 < len(prompt.token_ids) <= config.longest_prompt]
+        prompts = [
+            Prompt(row.id, render_prompt(target.text_tokenizer, row.content), row.domain, row.response) for row in rows
+        ]
+        return [prompt for prompt in prompts if 0 < len(prompt.token_ids) <= longest]
 
-    return _in_turn(config.prompts, made, f"no prompt of at most {config.longest_prompt} tokens")
+    return _in_turn(files, made, key, f"no prompt of at most {longest} tokens")
 
 
 def read_questions(config: BenchConfig) -> list[Question]:
@@ -47,21 +54,21 @@ def read_questions(config: BenchConfig) -> list[Question]:
     def made(rows: Sequence[_Row]) -> list[Question]:
         return [Question(row.id, _messages(row.content), row.domain) for row in rows]
 
-    return _in_turn(config.prompts, made, "no prompt")
+    return _in_turn(config.prompts, made, "bench.prompts", "no prompt")
 
 
-def _in_turn(files: Sequence[str], made: Callable[[Sequence[_Row]], list[P]], lacking: str) -> list[P]:
+def _in_turn(files: Sequence[str], made: Callable[[Sequence[_Row]], list[P]], key: str, lacking: str) -> list[P]:
     """Return as many prompts of each file, files by turns. `lacking` describes a file without any."""
     groups = [made(_rows(file)) for file in files]
     for file, group in zip(files, groups, strict=True):
         if not group:
-            raise ConfigError(f"bench.prompts: {file} has {lacking}")
+            raise ConfigError(f"{key}: {file} has {lacking}")
     return [prompt for turn in zip(*groups, strict=False) for prompt in turn]
 
 
 def _rows(file: str) -> list[_Row]:
     return [
-        _Row(str(row.get("id", place)), row["prompt"], str(row.get("domain") or Path(file).stem))
+        _Row(str(row.get("id", place)), row["prompt"], str(row.get("domain") or Path(file).stem), row.get("response"))
         for place, row in enumerate(read_rows(DataConfig(prompts=file)))
     ]
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from distillspec.errors import ConfigError
 from distillspec.serving.base.acceptance import RowResult
 
-IMAGINED = 2.0  # trials that the prior is worth
+IMAGINED = 5.0  # trials that the prior is worth
 POOLED = 20.0  # trials that all positions together are worth to each
 SIBLING = 0.2  # hazard of a sibling before anything was seen
 GLOBAL_ONLY = 1e30  # trials beside which a request's own vanish

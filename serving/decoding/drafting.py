@@ -99,7 +99,7 @@ def choose(logits: Tensor, draws: Draws, step: int, hashed: Tensor, siblings: in
     probs = torch.softmax((logits - peaks).div_(torch.where(greedy, 1.0, draws.temperatures)[:, None]), -1)
     if draws.filters is not None:
         probs = _filtered(probs, *draws.filters.unbind(-1))
-    chosen = _drawn(probs, draws.uniforms[:, step, :siblings])
+    chosen = drawn_in_order(probs, draws.uniforms[:, step, :siblings])
     if draws.keys is not None and draws.seeded is not None:
         race = probs / exponentials(draws.keys[:, step], hashed)
         chosen = torch.where(draws.seeded[:, None], _best(race, siblings), chosen)
@@ -116,8 +116,11 @@ def _best(scores: Tensor, count: int) -> Tensor:
     return torch.stack(found, 1)
 
 
-def _drawn(probs: Tensor, uniforms: Tensor) -> Tensor:
-    """Draw columns `[B, count]` without replacement from `probs [B, width]`, −1 where no probability is left."""
+def drawn_in_order(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """Draw columns `[B, count]` without replacement from `probs [B, width]`, −1 where no probability is left.
+
+    `uniforms`: `[B, count]` in [0, 1).
+    """
     first = draw_unchecked(probs, uniforms[:, 0])
     found, left = [first], probs
     for uniform in uniforms[:, 1:].unbind(-1):

@@ -1,7 +1,7 @@
 """Tokens and verdicts from logits, for rows of many requests with parameters of their own.
 
-Three kinds of rows. Greedy and seeded ones *choose*: the target's own token is a function of its logits (and of keyed
-noise), so a drafted token is accepted if it is that token. The others draw by rejection sampling.
+Greedy and seeded rows *choose*: the target's own token is a function of its logits (and of keyed noise), so a drafted
+token is accepted if it is that token. The others draw by rejection sampling, or by a lossy rule that settings name.
 
 A step's verdicts are launched together and read at once.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,13 +20,14 @@ from distillspec.serving.base.tree import ROOT, TokenTree
 from distillspec.serving.decoding.drafting import Draws, make_draws, place_key
 from distillspec.serving.decoding.logits import Columns, Place, needs_transform, transform
 from distillspec.serving.decoding.noise import hashed_ids, key_tensor
+from distillspec.serving.decoding.row_kinds import Kind, by_kind
 from distillspec.serving.decoding.row_values import Compute, Values, greedy_ids, row_probs, seeded_ids, values_at
+from distillspec.serving.decoding.target_initialised import CandidatesRule, decided, verify_from_roots
 from distillspec.serving.decoding.tree_batch import TreeBatch
 from distillspec.serving.decoding.tree_rules import ChoiceRule, RejectionRule, Rule
+from distillspec.serving.decoding.typical import TypicalRule
 from distillspec.serving.decoding.verification import TreeVerdict
-from distillspec.serving.decoding.verifier import PendingVerdicts, verify
-
-Kind = Literal["greedy", "seeded", "drawn"]
+from distillspec.serving.decoding.verifier import PendingVerdicts, Start, verify
 
 
 @dataclass(frozen=True)
@@ -58,10 +58,22 @@ class TokenSampler:
     Args:
         look: whether reading a number from the device costs nothing; None: on CPUs it does not. Without looks every
             position of a window is computed, and a step's verdicts are one read.
+        verification: `EngineConfig.verification`.
+        roots: candidates for the next token, with `target_initialised`.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device, seed: int = 0, *, look: bool | None = None) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        device: torch.device,
+        seed: int = 0,
+        *,
+        look: bool | None = None,
+        verification: str = "exact",
+        roots: int = 1,
+    ) -> None:
         self.look = device.type == "cpu" if look is None else look
+        self.verification, self.roots = verification, roots
         self.columns = Columns(vocab_size)
         self.device = device
         self._hashed = hashed_ids(torch.arange(vocab_size, device=device))
@@ -89,13 +101,27 @@ class TokenSampler:
             logits = _transformed(logits, [place for window in windows for place in window.places()], self.columns)
         logits, finite = self._made_finite(logits)
         batch = TreeBatch([window.tree for window in windows], logits.device)
-        lots = _by_kind([window.sequence for window in windows])
-        asked = [
-            (members, verify(batch, members, self._rule(kind, batch, members, windows, logits), self.look))
-            for kind, members in lots.items()
-        ]
+        lots = by_kind([window.sequence for window in windows], batch.trees, self.verification)
+        asked = [(members, self._verdicts(kind, batch, members, windows, logits)) for kind, members in lots.items()]
         numbers = to_host(torch.cat([finite.long(), *(pending.numbers for _, pending in asked)])).tolist()
         return _judgements(windows, batch, asked, numbers)
+
+    def _verdicts(
+        self,
+        kind: Kind,
+        batch: TreeBatch,
+        members: Sequence[int],
+        windows: Sequence[VerificationWindow],
+        logits: Tensor,
+    ) -> PendingVerdicts:
+        """Launch the verdicts of one kind for the windows `members`."""
+        if kind == "decided":
+            return decided([windows[member].sequence for member in members], logits.device)
+        rule = self._rule(kind, batch, members, windows, logits)
+        if kind == "rooted":
+            return verify_from_roots(batch, members, rule, self.look)
+        starts = [Start(batch.firsts[member], batch.firsts[member]) for member in members]
+        return verify(batch, starts, rule, self.look)
 
     def _rule(
         self,
@@ -115,13 +141,18 @@ class TokenSampler:
             return ChoiceRule(batch, values(greedy_ids(logits), as_visited=False))
         policies = [window.sequence.params.policy for window in windows for _ in range(1 + len(window.tree))]
         probs = row_probs(logits, policies, self.look)
+        if kind == "seeded":
+            keys = key_tensor(place_key(place) for window in windows for place in window.places())
+            return ChoiceRule(batch, values(seeded_ids(probs, keys, self._hashed)))
+        if kind == "typical":
+            return TypicalRule(batch, values(probs), self.uniforms(self._residual, (len(members),), logits))
+        accept = self.uniforms(self._accept, (batch.rows,), logits)
         if kind == "drawn":
-            accept = self.uniforms(self._accept, batch.rows, logits)
-            return RejectionRule(
-                batch, values(probs), accept, self.uniforms(self._residual, len(members), logits), self.look
-            )
-        keys = key_tensor(place_key(place) for window in windows for place in window.places())
-        return ChoiceRule(batch, values(seeded_ids(probs, keys, self._hashed)))
+            own = self.uniforms(self._residual, (len(members),), logits)
+            return RejectionRule(batch, values(probs), accept, own, self.look)
+        starts = sum([max(1, len(batch.trees[member].roots)) for member in members])
+        own = self.uniforms(self._residual, (starts, self.roots), logits)
+        return CandidatesRule(batch, values(probs), accept, own, self.look)
 
     def _made_finite(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Set rows that define no distribution (NaN, +inf, −inf alone) to zero. Return `[N]` bool, True for sound rows.
@@ -134,9 +165,9 @@ class TokenSampler:
         return logits, finite
 
     @staticmethod
-    def uniforms(stream: torch.Generator, count: int, like: Tensor) -> Tensor:
-        """Draw `[count]` float64 in [0, 1) from a stream on the host, onto the device of `like`."""
-        return to_device(torch.rand(count, generator=stream, dtype=torch.float64), like.device)
+    def uniforms(stream: torch.Generator, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """Draw float64 in [0, 1) from a stream on the host, onto the device of `like`."""
+        return to_device(torch.rand(shape, generator=stream, dtype=torch.float64), like.device)
 
 
 def _judgements(
@@ -167,13 +198,3 @@ def _transformed(logits: Tensor, places: Sequence[Place], columns: Columns) -> T
     logits = logits.to(torch.float32, copy=True)
     transform(logits, places, columns)
     return logits
-
-
-def _by_kind(sequences: Sequence[SequenceState]) -> dict[Kind, list[int]]:
-    """Places of the sequences of each kind."""
-    kinds: dict[Kind, list[int]] = {}
-    for place, sequence in enumerate(sequences):
-        params = sequence.params
-        kind: Kind = "greedy" if params.is_greedy else "seeded" if params.seed is not None else "drawn"
-        kinds.setdefault(kind, []).append(place)
-    return kinds

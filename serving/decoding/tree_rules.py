@@ -36,7 +36,10 @@ class Rule(Protocol):
         ...
 
     def next_tokens(self, values: Tensor, at: Tensor, widest: int) -> Tensor:
-        """Return the target's own token `[B]` after nodes of which no child was accepted. May change `values`."""
+        """Return the target's own token `[B]` after nodes of which no child was accepted. May change `values`.
+
+        `[B, W]`: W candidates for it, −1 where there are fewer.
+        """
         ...
 
 
@@ -48,9 +51,7 @@ class ChoiceRule:
 
     def accepted(self, values: Tensor, at: Tensor, widest: int) -> Tensor:
         children = self.batch.children[at, :widest]
-        agrees = (self.batch.tokens[children] == values[:, None]) & (children >= 0)
-        first = agrees.byte().argmax(-1, keepdim=True)
-        return torch.where(agrees.any(-1), children.gather(1, first)[:, 0], NONE)
+        return first_child(children, self.batch.tokens[children] == values[:, None])
 
     def next_tokens(self, values: Tensor, at: Tensor, widest: int) -> Tensor:
         return values
@@ -92,6 +93,10 @@ class RejectionRule:
             p = self.residual(p, child, child >= 0, rank)
             if rank + 1 < widest:
                 p = self._normalised(p)
+        return self.drawn(p)
+
+    def drawn(self, p: Tensor) -> Tensor:
+        """Draw the target's own tokens from `p [B, V]`."""
         return draw_unchecked(p, self.own)
 
     def _draft_at(self, child: Tensor, rank: int) -> Tensor:
@@ -147,6 +152,13 @@ class RejectionRule:
     @staticmethod
     def _normalised(p: Tensor) -> Tensor:
         return p.div_(p.sum(-1, keepdim=True))
+
+
+def first_child(children: Tensor, accepted: Tensor) -> Tensor:
+    """Return the first accepted child of each node `[m]`, −1 for none. Both `[m, S]`; children are −1 where missing."""
+    accepted = accepted & (children >= 0)
+    first = accepted.byte().argmax(-1, keepdim=True)
+    return torch.where(accepted.any(-1), children.gather(1, first)[:, 0], NONE)
 
 
 def _write(p: Tensor, part: Tensor, kept_ids: Tensor | None) -> None:

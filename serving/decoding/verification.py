@@ -21,10 +21,14 @@ from distillspec.serving.base.tree import ROOT, SiblingGroup, TokenTree
 
 
 class TreeVerdict(NamedTuple):
-    """The accepted nodes, root to leaf, and the token of the target's own that follows them."""
+    """The accepted nodes, root to leaf, and the token of the target's own that follows them.
+
+    `others`: more candidates for that token. With any, it is not decided yet (`decoding.target_initialised`).
+    """
 
     path: tuple[int, ...]
     next_token: int
+    others: tuple[int, ...] = ()
 
 
 def verify_tree(target_probs: Tensor, tree: TokenTree, accept_uniforms: Tensor, next_uniform: Tensor) -> TreeVerdict:

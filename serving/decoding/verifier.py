@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,16 +28,22 @@ class PendingVerdicts:
     verdicts: Callable[[list[int]], list[TreeVerdict]]
 
 
-def verify(batch: TreeBatch, members: Sequence[int], rule: Rule, look: bool) -> PendingVerdicts:
-    """Verify the trees `members` of a batch by one rule."""
-    return _by_level(batch, members, rule) if look else _at_once(batch, members, rule)
+class Start(NamedTuple):
+    """Where the verification of a tree starts, in rows of logits."""
+
+    row: int  # of the text, or of a node
+    first: int  # of the tree
 
 
-def _at_once(batch: TreeBatch, members: Sequence[int], rule: Rule) -> PendingVerdicts:
+def verify(batch: TreeBatch, starts: Sequence[Start], rule: Rule, look: bool) -> PendingVerdicts:
+    """Verify trees of a batch by one rule."""
+    return _by_level(batch, starts, rule) if look else _at_once(batch, starts, rule)
+
+
+def _at_once(batch: TreeBatch, starts: Sequence[Start], rule: Rule) -> PendingVerdicts:
     """Launch all levels. Rows that have ended stay at their last node."""
-    firsts, widest = [batch.firsts[member] for member in members], batch.widest()
-    depth = max(batch.trees[member].depth for member in members)
-    at = to_device(firsts, batch.device)
+    widest, depth = batch.widest(), max(tree.depth for tree in batch.trees)
+    at = to_device([start.row for start in starts], batch.device)
     alive = torch.ones_like(at, dtype=torch.bool)
     path = []
     for _ in range(depth):
@@ -44,20 +51,22 @@ def _at_once(batch: TreeBatch, members: Sequence[int], rule: Rule) -> PendingVer
         alive = alive & (child >= 0)
         at = torch.where(alive, child, at)
         path.append(torch.where(alive, child, NONE))
-    numbers = torch.stack([rule.next_tokens(rule.values(at), at, widest), *path], 1)
+    own = rule.next_tokens(rule.values(at), at, widest).view(len(starts), -1)
+    numbers, count = torch.cat([own, *(rows[:, None] for rows in path)], 1), own.shape[1]
 
     def verdicts(read: list[int]) -> list[TreeVerdict]:
-        own = [read[place : place + 1 + depth] for place in range(0, len(read), 1 + depth)]
-        return [_verdict(row[0], row[1:], first) for row, first in zip(own, firsts, strict=True)]
+        return [
+            _verdict(row[:count], row[count:], start.first)
+            for row, start in zip(_split(read, len(starts)), starts, strict=True)
+        ]
 
     return PendingVerdicts(numbers.flatten(), verdicts)
 
 
-def _by_level(batch: TreeBatch, members: Sequence[int], rule: Rule) -> PendingVerdicts:
+def _by_level(batch: TreeBatch, starts: Sequence[Start], rule: Rule) -> PendingVerdicts:
     """Go down the trees level by level, with a look after each."""
-    firsts = [batch.firsts[member] for member in members]
-    at, paths = list(firsts), [list[int]() for _ in members]
-    visited = _Visited(rule, len(members), batch.device)
+    at, paths = [start.row for start in starts], [list[int]() for _ in starts]
+    visited = _Visited(rule, len(starts), batch.device)
     going = [row for row, node in enumerate(at) if batch.child_count[node]]
     while going:
         nodes = [at[row] for row in going]
@@ -71,9 +80,10 @@ def _by_level(batch: TreeBatch, members: Sequence[int], rule: Rule) -> PendingVe
     tokens = rule.next_tokens(visited.last(at), to_device(at, batch.device), batch.widest(at))
 
     def verdicts(read: list[int]) -> list[TreeVerdict]:
-        return [_verdict(token, path, first) for token, path, first in zip(read, paths, firsts, strict=True)]
+        own = _split(read, len(starts))
+        return [_verdict(row, path, start.first) for row, path, start in zip(own, paths, starts, strict=True)]
 
-    return PendingVerdicts(tokens, verdicts)
+    return PendingVerdicts(tokens.flatten(), verdicts)
 
 
 class _Visited:
@@ -106,6 +116,16 @@ class _Visited:
         return self._held
 
 
-def _verdict(token: int, path: Sequence[int], first: int) -> TreeVerdict:
-    """Return a verdict from rows of logits: those of the accepted nodes, −1 after the last."""
-    return TreeVerdict(tuple(row - first - 1 for row in path if row != NONE), token)
+def _split(read: Sequence[int], rows: int) -> list[Sequence[int]]:
+    """Return the numbers of each row."""
+    count = len(read) // rows
+    return [read[place : place + count] for place in range(0, len(read), count)]
+
+
+def _verdict(own: Sequence[int], path: Sequence[int], first: int) -> TreeVerdict:
+    """Return a verdict from the target's own tokens and rows of logits: those of the accepted nodes.
+
+    −1: there is no further token, or row.
+    """
+    token, *others = [token for token in own if token != NONE]
+    return TreeVerdict(tuple(row - first - 1 for row in path if row != NONE), token, tuple(others))

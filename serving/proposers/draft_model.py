@@ -133,14 +133,12 @@ class DraftModel:
         """
         state = self.state(sequence.id)
         same = 0
-        if self.reads_states:
-            state.drafted = ()
-            return
-        for drafted, node in zip(state.drafted, path, strict=False):
+        for drafted, node in zip(() if self.reads_states else state.drafted, path, strict=False):
             if drafted != tree.tokens[node]:
                 break
             same += 1
-        state.computed, state.drafted = state.computed + same, ()
+        # The newest token is read before the next one is drafted, also where nothing new follows what was read.
+        state.computed, state.drafted = min(state.computed + same, len(sequence.tokens) - 1), ()
 
     def release(self) -> None:
         """See `ModelRunner.release`."""
@@ -176,7 +174,7 @@ class DraftModel:
         Where passes are not recorded, rows of unlike lengths are cheaper level by level: short ones leave early.
         """
         together = self.loop.records or self.runner.one_pass or len({row.shape.depth for row in rows}) == 1
-        in_turn = self.levels.rule is not None or self.dynamic is not None
+        in_turn = self.levels.rule is not None or self.dynamic is not None or any(r.sequence.candidates for r in rows)
         return together and not in_turn and all(row.shape.is_spine for row in rows)
 
     def _draft_at_once(self, rows: Sequence[Growth], texts: Sequence[RowInput]) -> tuple[Tensor | None, list[Growth]]:

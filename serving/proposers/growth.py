@@ -9,7 +9,7 @@ from torch import Tensor
 
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.base.tree import DRAFT, ROOT, DraftProbs, SiblingGroup, TokenTree, path_to
+from distillspec.serving.base.tree import DRAFT, ROOT, TARGET, DraftProbs, SiblingGroup, TokenTree, path_to
 from distillspec.serving.decoding.logits import Place
 from distillspec.serving.proposers.read_texts import DraftState
 
@@ -46,7 +46,7 @@ class Growth:
     @property
     def is_drawn(self) -> bool:
         """True if tokens are drawn for it. Those of greedy and seeded rows are judged by choice."""
-        return not self.sequence.params.is_greedy and self.sequence.params.seed is None
+        return self.sequence.params.draws
 
     @property
     def children(self) -> list[int]:
@@ -87,12 +87,13 @@ class Growth:
         self.read += frontier
 
     def _add_children(self, node: int, tokens: Sequence[int], row: int) -> range:
-        """Add the children of a node, up to the first −1, and return them."""
-        own = [token for token in tokens if token >= 0]
+        """Add the children of a node, up to the first −1, and return them. The target's candidates come first."""
+        given = self.sequence.candidates[: len(tokens)] if node == ROOT else ()
+        own = given or [token for token in tokens if token >= 0]
         children = range(len(self.tokens), len(self.tokens) + len(own))
         self.tokens += own
         self.parents += [node] * len(own)
-        self._groups.append(SiblingGroup(node, tuple(children), row=row))
+        self._groups.append(SiblingGroup(node, tuple(children), TARGET if given else DRAFT, row=row))
         return children
 
     def _may_go_on(self, node: int) -> bool:
@@ -108,7 +109,10 @@ class Growth:
 
         First children come first, down from the root: they stand in their places if all of them are accepted.
         """
-        groups = [group._replace(source=source, drawn_from=table) for group in self._groups]
+        groups = [
+            group if group.source == TARGET else group._replace(source=source, drawn_from=table)
+            for group in self._groups
+        ]
         return _first_path_first(TokenTree(tuple(self.tokens), tuple(groups)))
 
     def note_read(self) -> None:

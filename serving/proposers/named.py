@@ -79,9 +79,9 @@ def make_none(parts: ProposerParts) -> None:
     """Propose nothing."""
 
 
-def make_prompt_lookup(parts: ProposerParts) -> PromptLookup:
-    """Look up n-grams of the settings' sizes."""
-    return PromptLookup(parts.settings.lookup_longest, parts.settings.lookup_shortest)
+def make_prompt_lookup(parts: ProposerParts, longest: int = 4, shortest: int = 2) -> PromptLookup:
+    """Look up the text's last n tokens in itself. For the options see `PromptLookup`."""
+    return PromptLookup(longest, shortest)
 
 
 def make_draft_model(parts: ProposerParts) -> DraftModel:
@@ -104,9 +104,9 @@ def make_draft_model(parts: ProposerParts) -> DraftModel:
     )
 
 
-def make_lookup_else_model(parts: ProposerParts) -> SideBySide:
+def make_lookup_else_model(parts: ProposerParts, longest: int = 4, shortest: int = 2) -> SideBySide:
     """Look up or run the draft, as the controller chooses. By default the draft runs where nothing is found."""
-    return SideBySide({LOOKUP: make_prompt_lookup(parts), DRAFT: make_draft_model(parts)})
+    return SideBySide({LOOKUP: make_prompt_lookup(parts, longest, shortest), DRAFT: make_draft_model(parts)})
 
 
 def make_suffix(

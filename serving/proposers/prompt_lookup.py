@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from distillspec.errors import ConfigError
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.tree import LOOKUP, TokenTree
 from distillspec.serving.proposers.base import ProposalRequest, Prospect
@@ -20,7 +21,7 @@ class PromptLookup:
 
     def __init__(self, longest: int = 4, shortest: int = 2) -> None:
         if not 1 <= shortest <= longest:
-            raise ValueError(f"n-grams of {shortest} to {longest} tokens: shortest must be between 1 and longest")
+            raise ConfigError(f"shortest={shortest} must be between 1 and longest={longest}, tokens of an n-gram")
         self.sizes = range(longest, shortest - 1, -1)
         self._indices: dict[str, _NgramIndex] = {}
 

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from transformers import PreTrainedTokenizerBase
 
+from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, RequestRefused
 from distillspec.serving.sequences.scheduler import Limits
 
 
 def check_request(
-    request: Request, limits: Limits, vocab_size: int, tokenizer: PreTrainedTokenizerBase | None, *, id_taken: bool
+    request: Request,
+    limits: Limits,
+    vocab_size: int,
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    id_taken: bool,
+    verification: str = "exact",
 ) -> None:
     """Refuse a request that could never run.
+
+    Args:
+        verification: of the engine.
 
     Raises:
         RequestRefused: its id is taken, its prompt does not fit, or a value is out of range.
@@ -21,8 +31,19 @@ def check_request(
     if tokenizer is None:
         request.params.check_needs_no_text()
     problem = "a request with this id is running already" if id_taken else _problem(request, limits, vocab_size)
+    problem = problem or lossy(request.params, verification)
     if problem is not None:
         raise RequestRefused(f"request {request.id}: {problem}")
+
+
+def lossy(params: SamplingParams, verification: str) -> str | None:
+    """Return why an engine that verifies like this refuses a request that requires exactness, None if it does not."""
+    if verification == "exact" or not params.require_exact:
+        return None
+    return (
+        f"require_exact is refused: verification={verification} is lossy; leave it out, or use an engine with "
+        "verification=exact"
+    )
 
 
 def _problem(request: Request, limits: Limits, vocab_size: int) -> str | None:

@@ -85,7 +85,7 @@ class Committer:
             if verdict is None:
                 results.append(self._retry_without_draft(window) if len(window.tree) else self._fail(window))
                 continue
-            self._keep_path(window, verdict.path, logits.device)
+            self._keep_path(window, verdict, logits.device)
             result = self._keep(window, verdict, logprobs.get(place, []), proposer, now)
             if not judgement.sound:  # a rejected token left NaN in the cache, and masked NaN is still NaN
                 self.cache.clear(window.sequence.held_slot, window.sequence.computed)
@@ -124,8 +124,9 @@ class Committer:
         proposer: Proposer | None,
         now: float,
     ) -> RowResult:
-        """Append the accepted tokens and the target's own to the sequence."""
+        """Append the accepted tokens and the target's own to the sequence, or keep its candidates for that one."""
         sequence, tree, path = window.sequence, window.tree, verdict.path
+        sequence.candidates = (verdict.next_token, *verdict.others) if verdict.others else ()
         before = sequence.output_length
         text = self._append(sequence, _tokens(window, verdict))
         emitted = sequence.output_length - before
@@ -137,19 +138,20 @@ class Committer:
         self.sequences.deltas.append(delta(sequence, before, text))
         return result
 
-    def _keep_path(self, window: VerificationWindow, path: tuple[int, ...], device: torch.device) -> None:
+    def _keep_path(self, window: VerificationWindow, verdict: TreeVerdict, device: torch.device) -> None:
         """Keep the root and the accepted nodes in the cache, in order from the sequence's length on.
 
-        Only nodes that are not in place already are moved: path (0, 1, 5) moves one.
+        Only nodes that are not in place already are moved: path (0, 1, 5) moves one. A step reads the newest token, so
+        the last one counts as unread where none follows it yet.
         """
-        sequence, tree = window.sequence, window.tree
+        sequence, tree, path = window.sequence, window.tree, verdict.path
         slot, start = sequence.held_slot, sequence.computed
         moved = next((place for place, node in enumerate(path) if node != place), len(path))
         if moved < len(path):
             places = to_device([start + 1 + node for node in path[moved:]], device)
             self.cache.gather(slot, places, start + 1 + moved)
         self.sequences.pool.record(slot, [sequence.tokens[-1], *(tree.tokens[node] for node in path)], start)
-        sequence.computed = start + 1 + len(path)
+        sequence.computed = start + len(path) + (not verdict.others)
 
     def _append(self, sequence: SequenceState, tokens: Sequence[int]) -> str:
         """Append tokens until one ends the answer. Return the text that they release."""
@@ -174,19 +176,22 @@ def _result(window: VerificationWindow, path: tuple[int, ...], emitted: int) -> 
     sequence, tree = window.sequence, window.tree
     trials = trials_of(tree, path, emitted)
     drawn = () if tree.is_chain else (tree.parents, path)
-    return RowResult(sequence.id, tree.depth, len(tree), len(path), emitted, trials, sequence.request.domain, *drawn)
+    nodes, accepted = len(tree) - len(tree.roots), len(path) - bool(tree.roots and path)
+    return RowResult(sequence.id, tree.depth, nodes, accepted, emitted, trials, sequence.request.domain, *drawn)
 
 
 def _tokens(window: VerificationWindow, verdict: TreeVerdict) -> list[int]:
-    return [*(window.tree.tokens[node] for node in verdict.path), verdict.next_token]
+    accepted = [window.tree.tokens[node] for node in verdict.path]
+    return accepted if verdict.others else [*accepted, verdict.next_token]
 
 
 def _judging_rows(windows: Sequence[VerificationWindow], judgements: Sequence[Judgement]) -> list[list[int]]:
     """Return for each verdict the rows of logits that decided its tokens, empty without a verdict."""
     found, first = [], 0
     for window, judgement in zip(windows, judgements, strict=True):
-        path = None if judgement.verdict is None else judgement.verdict.path
-        found.append([] if path is None else [first, *(first + 1 + node for node in path)])
+        verdict = judgement.verdict
+        rows = [] if verdict is None else [first, *(first + 1 + node for node in verdict.path)]
+        found.append(rows[:-1] if verdict is not None and verdict.others else rows)
         first += 1 + len(window.tree)
     return found
 

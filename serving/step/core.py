@@ -34,6 +34,7 @@ class EngineCore:
     Args:
         target: its vocabulary, tokenizer and stop ids are used. None (simulations): requests are not checked.
         prefill_pace: None reads `prefill_chunk` prompt tokens a step, whoever decodes.
+        verification: that of the executor. Lossy ones refuse requests that require exactness.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class EngineCore:
         prefill_chunk: int = 512,
         prefix_reuse: bool = True,
         prefill_pace: PrefillPace | None = None,
+        verification: str = "exact",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.executor, self.controller, self.target, self.clock = executor, controller, target, clock
@@ -59,7 +61,7 @@ class EngineCore:
         self.update_limits()
         self.last_result: StepResult | None = None
         self._unobserved: StepResult | None = None  # last step's, until the controller has learnt from it
-        self._pace = prefill_pace
+        self._pace, self._verification = prefill_pace, verification
         self._messages: deque[Callable[[], None]] = deque()
         self._known: set[str] = set()
         self._submitting = Lock()  # `step` never takes it
@@ -164,7 +166,14 @@ class EngineCore:
         """Raise what `submit` would raise."""
         if self.target is not None:
             vocabulary, taken = self.target.identity.vocab_size, request.id in self._known
-            check_request(request, self.limits, vocabulary, self.target.tokenizer, id_taken=taken)
+            check_request(
+                request,
+                self.limits,
+                vocabulary,
+                self.target.tokenizer,
+                id_taken=taken,
+                verification=self._verification,
+            )
 
     def _run(self, schedule: SchedulePlan, timer: StepTimer) -> StepResult:
         self.executor.begin_step()

@@ -21,9 +21,18 @@ from distillspec.hydra_run import resumed_overrides
 CONF = Path(next(iter(distillspec.conf.__path__)))
 GROUPS = {folder.name: sorted(f.stem for f in folder.glob("*.yaml")) for folder in CONF.iterdir() if folder.is_dir()}
 # What a command or an option cannot do without.
-REQUIRED = {"bench": ["bench.prompts=[p]"], "eval": ["drafts=[d]"], "export": ["draft.path=d"], "report": ["runs=[r]"]}
+REQUIRED = {
+    "bench": ["bench.prompts=[p]"],
+    "eval": ["drafts=[d]"],
+    "export": ["draft.path=d"],
+    "quality": ["quality.prompts=[p]"],
+    "report": ["runs=[r]"],
+}
 NEEDS = {"draft=pretrained": ["draft.path=d"], "data=fixed": ["data.prompts=p.jsonl"]}
-UNFIT = {("adapt", "loss=tvdpp")}  # refused: the log holds the target's text
+UNFIT = {  # refused
+    ("adapt", "loss=tvdpp"),  # the log holds the target's text
+    ("quality", "sampling=greedy"),  # exact in every mode
+}
 INSTALLED = {"tracker=tensorboard": "tensorboard", "tracker=wandb": "wandb"}
 
 

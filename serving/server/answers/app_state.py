@@ -141,7 +141,7 @@ def make_app_state(
         keys or KeyRing(),
         admin or KeyRing(),
         TextCodec(engine.target.tokenizer, engine.max_model_len),
-        Metrics(model, controller.speculation_length, slots, tokens),
+        Metrics(model, controller.speculation_length, slots, tokens, engine.settings.verification),
         Telemetry(slots),
         Tracing(config.tracing),
         controller,

@@ -25,7 +25,7 @@ CLIENT_LEFT = 499  # nginx's status for a client that went away
 
 def new_head(state: AppState, prefix: str) -> Head:
     """Return the head of a new answer, with a fresh id."""
-    return Head(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), state.model)
+    return Head(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), state.model, state.engine.settings.verification)
 
 
 async def answer(state: AppState, http: HttpRequest, parsed: ParsedRequest, replies: Replies) -> Response:
@@ -97,7 +97,11 @@ class Generation:
             while deltas := await self._take():
                 last = self.stream.done
                 for place, delta in enumerate(deltas, 1):
-                    extra = {"speculation": speculation(self._outputs())} if last and place == len(deltas) else {}
+                    extra = (
+                        {"speculation": speculation(self.replies, self._outputs())}
+                        if last and place == len(deltas)
+                        else {}
+                    )
                     if self._is_shown(delta):
                         choice = self._with_trace(self.replies.delta(delta), delta)
                         yield event(chunk(self.replies, [choice], **more, **extra))

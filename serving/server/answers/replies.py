@@ -18,11 +18,12 @@ LOWEST = -9999.0  # OpenAI's value for minus infinity, which JSON lacks
 
 @dataclass(frozen=True)
 class Head:
-    """Fields that every body and chunk of one answer repeats."""
+    """Fields that every body and chunk of one answer repeats, and how its tokens are verified."""
 
     id: str
     created: int  # seconds since 1970
     model: str
+    verification: str = "exact"
 
 
 def usage(outputs: Sequence[RequestOutput]) -> Json:
@@ -38,7 +39,7 @@ def usage(outputs: Sequence[RequestOutput]) -> Json:
     }
 
 
-def speculation(outputs: Sequence[RequestOutput]) -> Json:
+def speculation(replies: Replies, outputs: Sequence[RequestOutput]) -> Json:
     """Return the speculation counts of all answers together. A position is tried if all before it were accepted."""
     stats = [answer.stats for output in outputs for answer in output.completions]
     tried: Counter[int] = Counter()
@@ -47,6 +48,7 @@ def speculation(outputs: Sequence[RequestOutput]) -> Json:
         tried.update(dict(enumerate(own.tried_per_position)))
         accepted.update(dict(enumerate(own.accepted_per_position)))
     return {
+        "verification": replies.head.verification,
         "proposed": sum(own.proposed for own in stats),
         "accepted": sum(own.accepted for own in stats),
         "tried_per_position": [tried[place] for place in range(len(tried))],
@@ -146,7 +148,7 @@ def full_body(replies: Replies, choices: Sequence[Json], outputs: Sequence[Reque
         "model": head.model,
         "choices": list(choices),
         "usage": usage(outputs),
-        "speculation": speculation(outputs),
+        "speculation": speculation(replies, outputs),
     }
 
 

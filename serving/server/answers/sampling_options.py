@@ -45,7 +45,13 @@ def _params(body: GenerationBody, **own: Any) -> SamplingParams:
     speculation = body.speculation_options
     given = {name: value for name in SAME_NAME if (value := getattr(body, name)) is not None}
     try:
-        return SamplingParams(**given, **own, speculate=speculation.enabled, max_speculation=speculation.max_length)
+        return SamplingParams(
+            **given,
+            **own,
+            speculate=speculation.enabled,
+            max_speculation=speculation.max_length,
+            require_exact=speculation.require_exact,
+        )
     except ConfigError as error:
         named = re.match(r"[a-z_]+", str(error))
         raise bad_request(str(error), named[0] if named else None, "invalid_value") from error

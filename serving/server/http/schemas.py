@@ -34,6 +34,7 @@ class SpeculationOptions(Body):
     max_time_per_token_s: float | None = Field(default=None, gt=0, le=3600)  # a limit for the goodput controller
     log: bool = True  # False: never recorded for online adaptation
     domain: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w .:/+-]+$")] = "default"  # kind of text
+    require_exact: bool = False  # refuse the request if this server's verification is lossy
     trace: bool = False  # return the kind of each token: accepted, corrected, bonus or plain
 
 

@@ -33,13 +33,16 @@ class Metrics:
         speculation_length: largest speculation length. Positions 0 … speculation_length − 1 exist from the start.
         slots: most answers that decode in one step.
         cache_tokens: most tokens in the KV cache.
+        verification: `EngineConfig.verification`.
     """
 
-    def __init__(self, model: str, speculation_length: int, slots: int, cache_tokens: int) -> None:
+    def __init__(
+        self, model: str, speculation_length: int, slots: int, cache_tokens: int, verification: str = "exact"
+    ) -> None:
         self.registry = CollectorRegistry()
         self._label = {"model_name": model}
         self._cache_tokens = cache_tokens
-        self._version = ""
+        self._version, self._verification = "", verification
         self.declare_gauges()
         self.declare_counters(speculation_length)
         self.declare_histograms(speculation_length)
@@ -148,6 +151,13 @@ class Metrics:
             PREFIX + "draft_info", "1 for the draft in use", [*self._label, "draft_version"], registry=self.registry
         )
         self.draft_info.labels(draft_version="", **self._label).set(1)
+        verified = Gauge(
+            PREFIX + "verification_info",
+            "1 for the verification in use. All but exact are lossy",
+            [*self._label, "verification"],
+            registry=self.registry,
+        )
+        verified.labels(verification=self._verification, **self._label).set(1)
 
     def declare_counters(self, speculation_length: int) -> None:
         """Declare every metric that only grows. Called once, before the first step."""

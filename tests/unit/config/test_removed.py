@@ -49,4 +49,5 @@ def test_the_server_has_no_more_settings_than_it_needs() -> None:
 def test_every_constant_is_named_as_it_was() -> None:
     """A misspelt key in the table would refuse nothing."""
     gone = {"gate.draft_cost", "gate.verify_cost", "server.max_header_kib", "engine.max_wait_s"}
+    gone |= {"engine.lookup_longest", "engine.lookup_shortest"}
     assert FIXED.keys() - {setting.name for setting in settings(COMMANDS["serve"])} == gone

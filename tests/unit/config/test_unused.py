@@ -57,10 +57,6 @@ def refusal(line: str) -> str | None:
         ("serve tracker=tensorboard", "tracker=tensorboard needs online=on or online=decoupled"),
         ("serve online.folder=f", "online.folder=f needs online=on or online=decoupled"),
         (
-            "serve engine.lookup_longest=3",
-            "lookup_longest=3 needs engine.proposer=prompt_lookup or engine.proposer=lookup_else_model",
-        ),
-        (
             "serve engine.proposer=prompt_lookup engine.draft_confidence=.3",
             "draft_confidence=.3 needs engine.proposer=draft_model or engine.proposer=lookup_else_model",
         ),
@@ -107,7 +103,7 @@ def test_a_setting_that_nothing_reads_is_refused(line: str, needs: str) -> None:
         "train data=mixed data.prompts=f.jsonl data.mixed_with=fixed data.response_field=a data.split=b",
         "serve loss=tvd online=on online.folder=f tracker=none adapt.niceness=3",
         "serve engine.draft_confidence=.3 engine.lengths=step",
-        "serve engine.proposer=lookup_else_model engine.draft_confidence=.3 engine.lookup_longest=3",
+        "serve engine.proposer=lookup_else_model engine.draft_confidence=.3 +engine.proposer_options.longest=3",
         "adapt adapt.niceness=3",  # one line of settings for a server and its trainer elsewhere
         "adapt adapt.positions=weighted adapt.accepted_weight=.5 max_updates=3",
         "generate data=draft draft.path=d data.temperature=.5",

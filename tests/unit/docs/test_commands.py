@@ -36,7 +36,13 @@ def problem_of(line: str) -> str | None:
         return f"unknown command {command}"
     # The first run of a sweep. Required settings are added where the page leaves them out.
     words = [re.sub(r"^([\w.]+=[\w.-]+),.*$", r"\1", word) if set(SWEEP) & set(words) else word for word in words]
-    needed = {"bench": "bench.prompts=[a.jsonl]", "eval": "drafts=[a]", "export": "draft.path=a", "report": "runs=[a]"}
+    needed = {
+        "bench": "bench.prompts=[a.jsonl]",
+        "eval": "drafts=[a]",
+        "export": "draft.path=a",
+        "quality": "quality.prompts=[a.jsonl]",
+        "report": "runs=[a]",
+    }
     if command in needed and not any(word.split("=")[0] == needed[command].split("=")[0] for word in words):
         words.append(needed[command])
     try:

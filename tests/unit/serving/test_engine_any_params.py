@@ -70,7 +70,7 @@ def any_settings(chance: random.Random, longest: int) -> EngineSettings:
         proposer=chance.choice(["draft_model", "prompt_lookup", "lookup_else_model"]),
         controller=chance.choice(["fixed", "goodput"]),
         draft_confidence=chance.choice([0.0, 0.2]),
-        lookup_shortest=1,
+        proposer_options={"shortest": 1},
         compile=False,
     )
 

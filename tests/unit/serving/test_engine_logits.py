@@ -26,7 +26,9 @@ def test_penalties_and_bans_hold_at_every_position_of_a_window(
     asked = _awkward_params(list(free))
     engine_free.close()
     reference = [_penalised_greedy(target, params) for params in asked[3:]]
-    engine = make_engine(draft, speculation_length=length, proposer="lookup_else_model", lookup_shortest=1)
+    engine = make_engine(
+        draft, speculation_length=length, proposer="lookup_else_model", proposer_options={"shortest": 1}
+    )
     biased, worded, allowed, fresh, repeated = (o.token_ids for o in engine.generate([PROMPT] * 5, asked))
     assert Counter(free).most_common(1)[0][0] not in biased
     assert free[0] not in worded

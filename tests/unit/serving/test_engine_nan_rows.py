@@ -61,7 +61,7 @@ def engine_of(
         proposer = "draft_model" if path == "draft" else "lookup_else_model"
         return make_engine(draft, proposer=proposer, **settings)
     if path == "lookup":
-        return make_engine(None, proposer="prompt_lookup", lookup_shortest=1, **settings)
+        return make_engine(None, proposer="prompt_lookup", proposer_options={"shortest": 1}, **settings)
     if path.startswith("wide"):
         return make_engine(proposer_object=Gardener(forked if path == "wide" else drawn_fork), **settings)
     return make_engine(**settings)

@@ -37,7 +37,7 @@ def test_plain_steps_touch_no_draft(
     draft: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, proposer: str, name: str
 ) -> None:
     controller: LengthController = CONTROLLERS[name]()
-    engine = make_engine(draft, proposer=proposer, controller_object=controller, lookup_shortest=1)
+    engine = make_engine(draft, proposer=proposer, controller_object=controller, proposer_options={"shortest": 1})
     engine.clock = ticks()
     asked = 0
     propose = engine.proposer.propose  # type: ignore[union-attr]

@@ -128,7 +128,9 @@ def test_every_emitted_position_follows_the_target(
     confident = state_draft("confident block", target, noise=0.3)
     chosen = {"draft": draft, "truncated": truncated_draft, "confident": confident}.get(kind)
     proposer = {"lookup": "prompt_lookup", "none": "none"}.get(kind, "draft_model")
-    settings = {"lookup_shortest": 1} if kind == "lookup" else {"draft_confidence": 0.5 * (kind == "confident")}
+    settings = (
+        {"proposer_options": {"shortest": 1}} if kind == "lookup" else {"draft_confidence": 0.5 * (kind == "confident")}
+    )
     engine = make_engine(chosen, proposer=proposer, speculation_length=2, max_slots=64, **settings)
     assert float(excess(engine, target, POLICIES[policy]).max()) < 5
 
@@ -152,7 +154,11 @@ def test_looked_up_and_drafted_chains_side_by_side_follow_the_target(
 
     monkeypatch.setattr(sampling, "TreeBatch", Noted)
     engine = make_engine(
-        truncated_draft, proposer="lookup_else_model", speculation_length=2, max_slots=64, lookup_shortest=1
+        truncated_draft,
+        proposer="lookup_else_model",
+        speculation_length=2,
+        max_slots=64,
+        proposer_options={"shortest": 1},
     )
     assert float(excess(engine, target, POLICIES[policy], requests=1000).max()) < 5
     assert judged.count((True, True)) > len(judged) / 4

@@ -50,7 +50,8 @@ def test_impossible_sampling_parameters_are_refused_by_name(parameter: dict[str,
         ({"controller": "magic"}, "controller=magic"),
         ({"speculation_length": -1}, "speculation_length=-1"),
         ({"draft_confidence": 1.0}, "draft_confidence=1.0"),
-        ({"lookup_shortest": 9}, "lookup_shortest=9"),
+        ({"verification": "loose"}, "verification=loose"),
+        ({"verification": "target_initialised"}, "verification=target_initialised needs controller=fixed tree=given"),
     ],
 )
 def test_impossible_engine_settings_are_refused_by_name(setting: dict[str, Any], message: str) -> None:

@@ -201,7 +201,9 @@ def test_without_looks_the_same_is_written(
     """Same uniforms, same verdicts: two engines of which one may look and one may not."""
     written = []
     for sampler in (None, blind(target)):
-        engine = make_engine(draft, sampler_object=sampler, proposer="lookup_else_model", lookup_shortest=3, **DEVICE)
+        engine = make_engine(
+            draft, sampler_object=sampler, proposer="lookup_else_model", proposer_options={"shortest": 3}, **DEVICE
+        )
         outputs = engine.generate(prompts(5), SamplingParams(max_tokens=16, **KINDS[kind]))
         assert sum(output.stats.accepted for output in outputs) > 0
         written.append([output.token_ids for output in outputs])

@@ -67,7 +67,12 @@ def test_an_engine_may_have_one_length_for_all_rows(
 
 def test_rows_without_a_match_are_not_counted_on(target: LanguageModel, make_engine: MakeEngine) -> None:
     engine = make_engine(
-        None, proposer="prompt_lookup", lookup_shortest=1, controller="goodput", speculation_length=4, max_model_len=300
+        None,
+        proposer="prompt_lookup",
+        proposer_options={"shortest": 1},
+        controller="goodput",
+        speculation_length=4,
+        max_model_len=300,
     )
     params = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, bad_word_ids=[[5]])
     engine.submit(Request("found", tuple(range(3, 250)), params))  # whatever comes next is in the prompt

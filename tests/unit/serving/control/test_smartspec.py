@@ -183,7 +183,9 @@ def test_rows_that_the_draft_is_not_to_read_are_left_to_lookups(
 ) -> None:
     controller = SmartSpecController(3, Profile.read(Path(profile)).latency)
     controller.idle_steps.extend([True] * RECENT_STEPS)
-    engine = make_engine(draft, proposer="lookup_else_model", controller_object=controller, lookup_shortest=1)
+    engine = make_engine(
+        draft, proposer="lookup_else_model", controller_object=controller, proposer_options={"shortest": 1}
+    )
     proposer = engine.proposer
     repeated = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     (output,) = engine.generate([prompts()[1]], repeated)  # a text that repeats itself

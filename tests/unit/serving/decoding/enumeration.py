@@ -18,7 +18,7 @@ from distillspec.serving.decoding import tree_rules, verification
 from distillspec.serving.decoding.tree_batch import TreeBatch
 from distillspec.serving.decoding.tree_rules import RejectionRule
 from distillspec.serving.decoding.verification import verify_tree
-from distillspec.serving.decoding.verifier import verify
+from distillspec.serving.decoding.verifier import Start, verify
 
 CPU = torch.device("cpu")
 Process = Iterator[tuple[float, TokenTree]]
@@ -102,7 +102,7 @@ def _run(
         own.setattr(tree_rules, "draw_unchecked", script.draw)
         batch, look = TreeBatch([tree], CPU), verifier == "look"
         rule = RejectionRule(batch, lambda at: probs[at], torch.zeros(len(probs)), torch.zeros(1), look)
-        pending = verify(batch, [0], rule, look)
+        pending = verify(batch, [Start(0, 0)], rule, look)
         return pending.verdicts(pending.numbers.tolist())[0].path
 
 

@@ -18,7 +18,7 @@ from distillspec.serving.decoding.logits import Place
 from distillspec.serving.decoding.sampling import TokenSampler, VerificationWindow
 from distillspec.serving.decoding.tree_batch import DrawnRows
 from distillspec.serving.decoding.tree_rules import RejectionRule
-from distillspec.serving.decoding.verification import verify_tree
+from distillspec.serving.decoding.verification import TreeVerdict, verify_tree
 
 CPU = torch.device("cpu")
 
@@ -76,14 +76,14 @@ def test_many_trees_at_once_are_judged_as_the_reference_judges_each(look: bool, 
     assert depths == {0, 1, 2, 3}, "paths of every length"
 
 
-def chosen_by_walking(choices: Sequence[int], tree: TokenTree) -> tuple[tuple[int, ...], int]:
+def chosen_by_walking(choices: Sequence[int], tree: TokenTree) -> TreeVerdict:
     """Return the path and the next token where the target's token is known at every row."""
     path: list[int] = []
     while True:
         node = path[-1] if path else ROOT
         match = [child for child in tree.children.get(node, ()) if tree.tokens[child] == choices[1 + node]]
         if not match:
-            return tuple(path), choices[1 + node]
+            return TreeVerdict(tuple(path), choices[1 + node])
         path.append(match[0])
 
 
@@ -185,7 +185,7 @@ def emitted_in_chains(vocab: int, trials: int, lot: int, look: bool) -> tuple[Te
         rows = torch.cat([logits[tokens[: 1 + length]] for tokens, length in zip(drafted, lengths, strict=True)])
         for window, judgement in zip(windows, sampler.verify(rows, windows), strict=True):
             assert judgement.verdict is not None
-            path, own = judgement.verdict
+            path, own, _ = judgement.verdict
             written = [0, *(window.tree.tokens[node] for node in path), own]
             for place, (before, after) in enumerate(pairwise(written[:4])):
                 counts[place, before, after] += 1
@@ -276,7 +276,7 @@ def test_numbers_that_are_none_off_the_path_are_reported_and_harmless(look: bool
     logits[1] = torch.nan
     window = VerificationWindow(row("a", SamplingParams(temperature=0.0)), TokenTree.chain([7]))
     (judgement,) = TokenSampler(10, CPU, look=look).verify(logits, [window])
-    assert judgement.verdict == ((), 3)
+    assert judgement.verdict == TreeVerdict((), 3)
     assert not judgement.sound
 
 

@@ -89,8 +89,7 @@ def test_what_a_lookup_proposed_is_not_the_drafts(draft: LanguageModel, make_eng
     engine = make_engine(
         draft,
         proposer="lookup_else_model",
-        lookup_longest=2,
-        lookup_shortest=2,
+        proposer_options={"longest": 2, "shortest": 2},
         max_model_len=300,
         speculation_length=3,
     )
@@ -120,7 +119,7 @@ def test_what_a_lookup_proposed_is_not_the_drafts(draft: LanguageModel, make_eng
 
 
 def test_a_request_that_lookups_served_names_no_draft(draft: LanguageModel, make_engine: MakeEngine) -> None:
-    engine = make_engine(draft, proposer="lookup_else_model", lookup_shortest=1, max_model_len=300)
+    engine = make_engine(draft, proposer="lookup_else_model", proposer_options={"shortest": 1}, max_model_len=300)
     watched = Watched(engine)
     watched.serve({"found": FOUND})
     stats = watched.done["found"].stats

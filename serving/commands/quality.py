@@ -1,0 +1,156 @@
+"""`distill quality`: answers by exact and lossy verification, how good they are, and how fast they were."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from distillspec.commands.run_folder import close_run, open_run, plain
+from distillspec.config import QualityCommand
+from distillspec.errors import ConfigError
+from distillspec.evaluation.answer_quality import Answer, Quality, likelihood, quality
+from distillspec.evaluation.bootstrap import interval
+from distillspec.files import write_json
+from distillspec.models import LanguageModel, load_target
+from distillspec.progress import progress
+from distillspec.serving.base.params import SamplingParams
+from distillspec.serving.commands.bench_prompts import read_prompts
+from distillspec.serving.draft_loading import load_draft
+from distillspec.serving.engine import Engine
+from distillspec.types import Interval, Prompt
+
+RESAMPLES = 1000
+
+
+@dataclass
+class _Side:
+    """Answers of one verification, and the speed of each round."""
+
+    engine: Engine
+    answers: list[Answer] = field(default_factory=list)
+    steps: int = 0
+    rates: list[float] = field(default_factory=list)  # tokens a second
+
+
+def run(config: QualityCommand, folder: Path) -> None:
+    """Write `answers.json` (every answer) and `summary.json`.
+
+    Raises:
+        ConfigError: a setting is impossible, a file cannot be read, or the draft is refused.
+    """
+    torch.manual_seed(config.seed)
+    chosen = config.quality
+    target = load_target(config.target)
+    prompts = read_prompts(chosen.prompts, chosen.longest_prompt, target, "quality.prompts")[: chosen.count]
+    if len(prompts) < chosen.rounds:
+        raise ConfigError(f"quality.rounds={chosen.rounds} is above the {len(prompts)} prompts that there are")
+    sides: dict[str, _Side] = {}
+    try:
+        for name in chosen.verifications:
+            sides[name] = _Side(_engine(config, name))
+        open_run(folder, config)
+        _answer(config, sides, prompts)
+    finally:
+        for side in sides.values():
+            side.engine.close()
+    found = _judge(config, target, sides)
+    first = sides[chosen.verifications[0]]
+    faster = {name: _times_faster(side.rates, first.rates, config.seed) for name, side in sides.items()}
+    Console().print(_table(sides, found, faster, chosen.verifications[0]))
+    write_json(
+        folder / "answers.json",
+        {name: [{"id": a.prompt.id, "text": a.text} for a in side.answers] for name, side in sides.items()},
+    )
+    summary = {
+        name: {
+            **plain(own),
+            "tokens_per_s": side.rates,
+            "tokens_per_step": own.tokens / side.steps,
+            "times_faster": plain(faster[name]),
+        }
+        for (name, own), side in zip(found.items(), sides.values(), strict=True)
+    }
+    close_run(folder, "quality", {"verifications": summary})
+
+
+def _engine(config: QualityCommand, verification: str) -> Engine:
+    """Return an engine on models of its own: an engine holds its models."""
+    target = load_target(config.target)
+    draft = load_draft(config.draft.path, target) if config.draft.path else None
+    return Engine(target, draft, config.settings(verification))
+
+
+def _answer(config: QualityCommand, sides: dict[str, _Side], prompts: Sequence[Prompt]) -> None:
+    """Answer all prompts by all sides, in rounds. The order of the sides changes from round to round."""
+    chosen, policy, done = config.quality, config.sampling.policy, 0
+    params = SamplingParams(policy.temperature, policy.top_p, policy.top_k, policy.min_p, max_tokens=chosen.max_tokens)
+    parts = numpy.array_split(numpy.arange(len(prompts)), chosen.rounds)
+    with progress("answering") as line:
+        for round_, part in enumerate(parts):
+            own, order = [prompts[i] for i in part], list(sides.values())
+            for side in order if round_ % 2 == 0 else reversed(order):
+                _answer_round(side, own, params)
+                done += len(own)
+                total = len(prompts) * len(sides)
+                line.update(done / total, f"{done} of {total} answers")
+
+
+def _answer_round(side: _Side, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+    started = time.perf_counter()
+    outputs = side.engine.generate([prompt.token_ids for prompt in prompts], params)
+    seconds, tokens = time.perf_counter() - started, sum(len(output.token_ids) for output in outputs)
+    side.rates.append(tokens / seconds)
+    side.steps += sum(output.stats.steps for output in outputs)
+    side.answers += [
+        Answer(prompt, output.token_ids, output.text or "") for prompt, output in zip(prompts, outputs, strict=True)
+    ]
+
+
+def _judge(config: QualityCommand, target: LanguageModel, sides: dict[str, _Side]) -> dict[str, Quality]:
+    found, total, done = {}, sum(len(side.answers) for side in sides.values()), 0
+    with progress("judging") as line:
+        for name, side in sides.items():
+            chance, scores = torch.Generator().manual_seed(config.seed), []
+            for answer in side.answers:
+                scores.append(likelihood(target, answer, config.sampling.policy, chance))
+                done += 1
+                line.update(done / total, f"{done} of {total} answers")
+            found[name] = quality(side.answers, scores, config.seed)
+    return found
+
+
+def _times_faster(rates: Sequence[float], first: Sequence[float], seed: int) -> Interval:
+    """Return the mean ratio of two sides' rates, with its interval over rounds."""
+    return interval([own / other for own, other in zip(rates, first, strict=True)], [1] * len(rates), RESAMPLES, seed)
+
+
+def _table(sides: dict[str, _Side], found: dict[str, Quality], faster: dict[str, Interval], first: str) -> Table:
+    table = Table(title="answers by verification, with 95 % intervals")
+    table.add_column("figure")
+    for name in found:
+        table.add_column(name, justify="right")
+    figures: dict[str, Callable[[str, Quality], str]] = {
+        "answers with the right number": lambda _, own: "–" if own.accuracy is None else _shown(own.accuracy),
+        "perplexity under the target": lambda _, own: f"{own.perplexity:.2f}",
+        "surprise over entropy, nats a token (exact: 0)": lambda _, own: _shown(own.surprise_over_entropy),
+        "tokens that are the target's best": lambda _, own: _shown(own.agreement),
+        "distance to the target's law (by chance)": lambda _, own: f"{own.distance:.3f} ({own.distance_by_chance:.3f})",
+        "different bigrams": lambda _, own: f"{own.distinct:.3f}",
+        "tokens a step": lambda name, own: f"{own.tokens / sides[name].steps:.2f}",
+        "tokens a second": lambda name, _: f"{numpy.median(sides[name].rates):.1f}",
+        f"times as fast as {first}": lambda name, _: _shown(faster[name]),
+    }
+    for figure, shown in figures.items():
+        table.add_row(figure, *(shown(name, own) for name, own in found.items()))
+    return table
+
+
+def _shown(value: Interval) -> str:
+    return f"{value.mean:.3f} [{value.low:.3f}, {value.high:.3f}]"

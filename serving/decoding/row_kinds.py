@@ -1,0 +1,36 @@
+"""Kinds of rows, by how their tokens are verified."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.tree import TokenTree
+
+Kind = Literal["greedy", "seeded", "drawn", "typical", "held", "rooted", "decided"]
+
+
+def kind_of(sequence: SequenceState, tree: TokenTree, verification: str) -> Kind:
+    """Return the kind of a row. Greedy and seeded ones are verified exactly in every mode.
+
+    `held`, `rooted` and `decided` are those of `decoding.target_initialised`.
+    """
+    params = sequence.params
+    if not params.draws:
+        return "greedy" if params.is_greedy else "seeded"
+    if verification == "typical" and len(tree):
+        return "typical"
+    if verification != "target_initialised" or not (tree or sequence.candidates):
+        return "drawn"
+    if not len(tree):
+        return "decided"
+    return "rooted" if tree.roots else "held"
+
+
+def by_kind(sequences: Sequence[SequenceState], trees: Sequence[TokenTree], verification: str) -> dict[Kind, list[int]]:
+    """Return the places of the rows of each kind."""
+    kinds: dict[Kind, list[int]] = {}
+    for place, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
+        kinds.setdefault(kind_of(sequence, tree, verification), []).append(place)
+    return kinds
