@@ -32,8 +32,8 @@ class EngineConfig:
     prefill_chunk: int = 512  # prompt tokens read per step; decoding goes on between the chunks of a long prompt
     prefill_slowdown: float | None = None  # share that reading prompts may add to a step of decoding rows; null: any
     prefix_reuse: bool = True  # reuse the KV cache of a prefix that prompts share
-    proposer: str | None = chosen_from(PROPOSERS, None)  # null: draft_model where there is a draft, else none
-    proposer_options: dict[str, Any] = field(default_factory=dict)  # parameters of a proposer of your own
+    proposer: Any = field(default=None, metadata={"choices": PROPOSERS})  # or a list; null: draft_model with a draft
+    proposer_options: dict[str, Any] = field(default_factory=dict)  # its parameters; of a list: by name
     controller: str = chosen_from(CONTROLLERS, "goodput")  # chooses the lengths
     controller_options: dict[str, Any] = field(default_factory=dict)  # parameters of a controller of your own
     speculation_length: int = 4  # levels that are drafted per row and step; the most where the controller chooses
@@ -64,8 +64,7 @@ class EngineConfig:
         pages = self.page_tokens
         require(pages is None or pages >= 0, f"page_tokens={pages} must be at least 0")
         require(self.cache_gib is None or self.cache_gib > 0, f"cache_gib={self.cache_gib} must be above 0")
-        if self.proposer is not None:
-            find("proposer", self.proposer, PROPOSERS)
+        self._check_proposers()
         one_of("attention", self.attention, ATTENTIONS)
         one_of("lengths", self.lengths, LENGTHS)
         controller = find("controller", self.controller, CONTROLLERS)
@@ -96,6 +95,13 @@ class EngineConfig:
         self._check_tree()
         self._check_verification()
 
+    @property
+    def proposers(self) -> tuple[str, ...]:
+        """The chosen proposers, in the order in which their tokens are tried. Empty: the default."""
+        return (
+            () if self.proposer is None else tuple([self.proposer] if isinstance(self.proposer, str) else self.proposer)
+        )
+
     def most_widths(self, speculation_length: int) -> tuple[int, ...]:
         """Return the most children of a node at each level. 1 at each: chains."""
         if self.chosen_tree == "given":
@@ -122,6 +128,24 @@ class EngineConfig:
     def chosen_tree(self) -> str:
         """The kind of trees."""
         return self.tree or "sampled"
+
+    def _check_proposers(self) -> None:
+        names = self.proposers
+        for name in names:
+            find("proposer", name, PROPOSERS)
+        require(self.proposer is None or bool(names), "proposer=[] names none; leave it out, or give proposer=none")
+        alone = [name for name in names if PROPOSERS[name].alone]
+        require(
+            len(names) == 1 or not alone,
+            f"proposer={list(names)}: {alone[0] if alone else ''} stands alone; name the others themselves",
+        )
+        require(len(set(names)) == len(names), f"proposer={list(names)} names one twice")
+        others = [name for name in self.proposer_options if len(names) > 1 and name not in names]
+        require(
+            not others,
+            f"proposer_options.{others[0] if others else ''} is of none in {list(names)}; several have options by "
+            "name, as in proposer_options={suffix: {tokens: 90000}}",
+        )
 
     def _check_tree(self) -> None:
         tree, widths, most = self.chosen_tree, self.widths, self.speculation_length

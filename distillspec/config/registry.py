@@ -71,9 +71,14 @@ class LossChoice(Choice):
 
 @dataclass(frozen=True)
 class ProposerChoice(Choice):
-    """A proposer. `without_draft` names the one that takes its place while there is no draft."""
+    """A proposer. `without_draft` names the one that takes its place while there is no draft.
+
+    `source` is what its trees call it, empty: its name. `alone`: it is no part of a list.
+    """
 
     without_draft: str = "none"
+    source: str = ""
+    alone: bool = False
 
 
 LOSSES: dict[str, LossChoice] = {
@@ -162,17 +167,19 @@ DRAFT_KINDS: dict[str, Choice] = {
 
 OF_TREES = ("tree", "widths", "nodes")  # settings of drafted trees
 PROPOSERS: dict[str, ProposerChoice] = {
-    "none": ProposerChoice("distillspec.serving.proposers.named:make_none", "no speculation"),
+    "none": ProposerChoice("distillspec.serving.proposers.named:make_none", "no speculation", alone=True),
     "draft_model": ProposerChoice(
         "distillspec.serving.proposers.named:make_draft_model",
         "the draft",
         reads=("draft_confidence", *OF_TREES),
         needs=("draft",),
+        source="draft",
     ),
     "prompt_lookup": ProposerChoice(
         "distillspec.serving.proposers.named:make_prompt_lookup",
         "what followed the last tokens earlier in the text",
         without_draft="prompt_lookup",
+        source="lookup",
     ),
     "lookup_else_model": ProposerChoice(
         "distillspec.serving.proposers.named:make_lookup_else_model",
@@ -180,11 +187,19 @@ PROPOSERS: dict[str, ProposerChoice] = {
         reads=("draft_confidence", *OF_TREES),
         needs=("draft",),
         without_draft="prompt_lookup",
+        alone=True,
     ),
     "suffix": ProposerChoice(
         "distillspec.serving.proposers.named:make_suffix",
         "what followed the last tokens in the text and in earlier answers of the tenant",
         without_draft="suffix",
+    ),
+    "recycling": ProposerChoice(
+        "distillspec.serving.proposers.named:make_recycling",
+        "what the target found probable behind the last token before, in trees",
+        reads=OF_TREES,
+        without_draft="recycling",
+        source="recycled",
     ),
     "suffix_else_model": ProposerChoice(
         "distillspec.serving.proposers.named:make_suffix_else_model",
@@ -192,6 +207,7 @@ PROPOSERS: dict[str, ProposerChoice] = {
         reads=("draft_confidence", *OF_TREES),
         needs=("draft",),
         without_draft="suffix",
+        alone=True,
     ),
 }
 

@@ -40,9 +40,9 @@ class ServeCommand(OnlineGroups, ServedGroups):
 
     def _check_online(self) -> None:
         check_online_loss(self.loss)
-        word = f"online={self.online.mode}"
+        word, named = f"online={self.online.mode}", self.engine.proposers
         require(
-            self.engine.proposer is None or "draft" in PROPOSERS[self.engine.proposer].needs,
+            not named or any("draft" in PROPOSERS[name].needs for name in named),
             f"{word} teaches a draft, and engine.proposer={self.engine.proposer} uses none; leave it out",
         )
         require(

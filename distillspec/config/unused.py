@@ -98,8 +98,8 @@ def _draft_kinds(config: Any) -> Sequence[str]:
 
 
 def _proposers(config: Any) -> Sequence[str]:
-    """Return the proposer. If it is not set, a draft may be loaded later: return the one that uses it."""
-    return [config.engine.proposer or WITH_DRAFT]
+    """Return the proposers. If none is set, a draft may be loaded later: return the one that uses it."""
+    return config.engine.proposers or (WITH_DRAFT,)
 
 
 RULES = (

@@ -10,7 +10,8 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 ROOT = -1
-DRAFT, LOOKUP, SUFFIX = "draft", "lookup", "suffix"  # sources: the draft model, prompt lookup, earlier answers
+# Sources: the draft model, prompt lookup, earlier answers, earlier logits.
+DRAFT, LOOKUP, SUFFIX, RECYCLED = "draft", "lookup", "suffix", "recycled"
 TARGET = "target"  # tokens that the target has drawn: no proposals, see `decoding.target_initialised`
 Kind = Literal["drawn", "deterministic"]
 
@@ -157,6 +158,16 @@ class TokenTree:
         while children := self.children.get(path[-1] if path else ROOT):
             path.append(children[0])
         return tuple(path)
+
+    def first_path_first(self) -> TokenTree:
+        """Return the tree with its first children first, down from the root.
+
+        They stand in their places if all of them are accepted: nothing is moved then.
+        """
+        first = self.first_path
+        if first == tuple(range(len(first))):
+            return self
+        return self.of_nodes([*first, *sorted(set(range(len(self))) - set(first))])
 
     def of_nodes(self, kept: Sequence[int]) -> TokenTree:
         """Return the tree of the nodes `kept`, in their order. With a node its parent and whole group are kept."""

@@ -106,6 +106,12 @@ class RowPlan(NamedTuple):
         own = shape.shortened(row.limit)
         return cls(row.sequence_id, (PlannedTree(row.source, own),) if own.depth else ())
 
+    @classmethod
+    def joined(cls, row: RowView, shape: TreeShape) -> RowPlan:
+        """Return the plan of a tree from each of the row's sources, of at most as many levels as each may have."""
+        own = [PlannedTree(option.source, shape.shortened(option.limit)) for option in row.options]
+        return cls(row.sequence_id, tuple([tree for tree in own if tree.shape.depth]))
+
     @property
     def speculation_length(self) -> int:
         """Levels of the deepest tree. 0 is plain decoding."""

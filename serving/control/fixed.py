@@ -20,14 +20,21 @@ class FixedLength(LengthController):
 
 
 class FixedTree(LengthController):
-    """Plans one shape for every row, cut to the levels that the row may have."""
+    """Plans one shape for every row, cut to the levels that the row may have.
 
-    def __init__(self, shape: TreeShape) -> None:
-        self.shape = shape
-        self.speculation_length, self.most_nodes = shape.depth, shape.nodes
+    Args:
+        sources: how many sources may draft for a row. With several, each that has something drafts the shape, and their
+            trees are joined (SpecInfer, Miao et al. 2024).
+    """
+
+    def __init__(self, shape: TreeShape, sources: int = 1) -> None:
+        self.shape, self.joins = shape, sources > 1
+        self.speculation_length, self.most_nodes = shape.depth, shape.nodes * sources
 
     def plan(self, view: BatchView) -> Plan:
-        return alike(view, self.shape)
+        if not self.joins:
+            return alike(view, self.shape)
+        return Plan(tuple([RowPlan.joined(row, self.shape) for row in view.rows]))
 
 
 def alike(view: BatchView, shape: TreeShape, tokens: float | None = None, seconds: float | None = None) -> Plan:

@@ -103,12 +103,16 @@ def _fixed(match: re.Match[str]) -> LengthController:
 
 
 def make_fixed(parts: ControllerParts) -> LengthController:
-    """Draft the tree that settings name for every row. Without widths it is a chain of `speculation_length` tokens."""
+    """Draft the tree that settings name for every row. Without widths it is a chain of `speculation_length` tokens.
+
+    With several proposers each drafts one.
+    """
     settings, most = parts.settings, parts.speculation_length
+    sources = max(1, len(settings.proposers))
     if settings.chosen_tree in CUT and most:
-        return FixedTree(shape_of(candidates(settings.most_widths(most), settings.nodes).paths))
-    if settings.widths and most:
-        return FixedTree(TreeShape.full(settings.most_widths(most)))
+        return FixedTree(shape_of(candidates(settings.most_widths(most), settings.nodes).paths), sources)
+    if (settings.widths or sources > 1) and most:
+        return FixedTree(TreeShape.full(settings.most_widths(most) if settings.widths else (1,) * most), sources)
     return FixedLength(most)
 
 

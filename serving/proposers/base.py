@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from torch import Tensor
+
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.shape import PlannedTree
 from distillspec.serving.base.tree import DRAFT, TokenTree
+from distillspec.serving.decoding.sampling import VerificationWindow
 from distillspec.serving.execution.kv_cache import Prefix
 
 EMPTY = TokenTree()
@@ -127,6 +130,20 @@ def readers(proposer: object) -> tuple[ReadsTexts, ...]:
 def caches_of(proposer: object) -> Sequence[SlotCache]:
     """Return the caches that a proposer keeps."""
     return [cache for reader in readers(proposer) for cache in reader.caches]
+
+
+@runtime_checkable
+class SeesLogits(Protocol):
+    """A proposer that learns from the target's logits."""
+
+    def see(self, windows: Sequence[VerificationWindow], logits: Tensor) -> None:
+        """Learn from a step, before its tokens become text.
+
+        Args:
+            windows: the sequences as they were read, and their drafted trees.
+            logits: `[Σ (1 + nodes), V]` raw, of any float dtype, window by window. Not to be changed.
+        """
+        ...
 
 
 @runtime_checkable

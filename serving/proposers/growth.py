@@ -105,15 +105,12 @@ class Growth:
         self.frontier = []
 
     def tree(self, table: DraftProbs | None, source: str = DRAFT) -> TokenTree:
-        """Return what has grown, with the distributions that it was drawn from: None if it was not.
-
-        First children come first, down from the root: they stand in their places if all of them are accepted.
-        """
+        """Return what has grown, with the distributions that it was drawn from: None if it was not."""
         groups = [
             group if group.source == TARGET else group._replace(source=source, drawn_from=table)
             for group in self._groups
         ]
-        return _first_path_first(TokenTree(tuple(self.tokens), tuple(groups)))
+        return TokenTree(tuple(self.tokens), tuple(groups)).first_path_first()
 
     def note_read(self) -> None:
         """Keep what the draft has read of the tree from its first place on: first children, down from the root."""
@@ -133,14 +130,6 @@ class Growth:
         """Return the children of each node of the next level of the shape."""
         level = self._level + 1
         return self.shape.levels[level] if level < self.shape.depth else [0] * sum(self.shape.levels[self._level])
-
-
-def _first_path_first(tree: TokenTree) -> TokenTree:
-    """Return the tree with its first children first, down from the root."""
-    first = tree.first_path
-    if first == tuple(range(len(first))):
-        return tree
-    return tree.of_nodes([*first, *sorted(set(range(len(tree))) - set(first))])
 
 
 class DynamicGrowth(Growth):
@@ -183,4 +172,4 @@ class DynamicGrowth(Growth):
         kept = sorted(best)
         new = {ROOT: ROOT, **{node: place for place, node in enumerate(kept)}}
         parents = [new[self.parents[node]] for node in kept]
-        return _first_path_first(TokenTree.of_parents([self.tokens[node] for node in kept], parents, source))
+        return TokenTree.of_parents([self.tokens[node] for node in kept], parents, source).first_path_first()

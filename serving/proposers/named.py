@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from distillspec.serving.proposers.base import Proposer
 from distillspec.serving.proposers.continue_rule import ConfidenceThreshold
 from distillspec.serving.proposers.draft_model import DraftModel
 from distillspec.serving.proposers.prompt_lookup import PromptLookup
+from distillspec.serving.proposers.recycling import TokenRecycling
 from distillspec.serving.proposers.side_by_side import SideBySide
 from distillspec.serving.proposers.suffix import SuffixLookup
 from distillspec.serving.proposers.suffix_store import SuffixStore
@@ -41,9 +42,16 @@ class ProposerParts:
 
 
 def make_proposer(parts: ProposerParts) -> Proposer | None:
-    """Build the proposer that the settings name, None for no speculation."""
-    name = proposer_name(parts.settings, with_draft=parts.draft is not None)
-    proposer: Proposer | None = PROPOSERS[name].load()(parts, **parts.settings.proposer_options)
+    """Build what the settings name, None for no speculation."""
+    names, options = proposer_names(parts.settings, with_draft=parts.draft is not None), parts.settings.proposer_options
+    if len(names) == 1:
+        return _make(names[0], parts, options)
+    found = {PROPOSERS[name].source or name: _make(name, parts, options.get(name, {})) for name in names}
+    return SideBySide({source: proposer for source, proposer in found.items() if proposer is not None})
+
+
+def _make(name: str, parts: ProposerParts, options: Mapping[str, Any]) -> Proposer | None:
+    proposer: Proposer | None = PROPOSERS[name].load()(parts, **options)
     return proposer
 
 
@@ -53,26 +61,31 @@ def check_proposer(settings: EngineConfig, *, with_draft: bool) -> None:
     Raises:
         ConfigError: it needs a draft and there is none, or it lacks one of the options.
     """
-    name = proposer_name(settings, with_draft=with_draft)
-    if not with_draft and "draft" in find("proposer", name, PROPOSERS).needs:
-        raise ConfigError(f"proposer={name} needs a draft; give draft=..., or use prompt_lookup")
-    check_options("proposer_options", name, PROPOSERS[name].load(), settings.proposer_options)
+    names, options = proposer_names(settings, with_draft=with_draft), settings.proposer_options
+    for name in names:
+        if not with_draft and "draft" in find("proposer", name, PROPOSERS).needs:
+            raise ConfigError(f"proposer={name} needs a draft; give draft=..., or use prompt_lookup")
+        own, key = (options, "") if len(names) == 1 else (options.get(name, {}), f".{name}")
+        if not isinstance(own, Mapping):
+            raise ConfigError(f"proposer_options{key}={own} must have options by name")
+        check_options(f"proposer_options{key}", name, PROPOSERS[name].load(), own)
 
 
-def proposer_name(settings: EngineConfig, *, with_draft: bool) -> str:
-    """Return the chosen name: without a choice, the draft where there is one."""
-    return settings.proposer or (WITH_DRAFT if with_draft else WITHOUT_DRAFT)
+def proposer_names(settings: EngineConfig, *, with_draft: bool) -> tuple[str, ...]:
+    """Return the chosen names: without a choice, the draft where there is one."""
+    return settings.proposers or (WITH_DRAFT if with_draft else WITHOUT_DRAFT,)
 
 
 def uses_draft(settings: EngineConfig, *, with_draft: bool) -> bool:
-    """Return True if the chosen proposer runs a draft."""
-    return "draft" in PROPOSERS[proposer_name(settings, with_draft=with_draft)].needs
+    """Return True if any of the chosen proposers runs a draft."""
+    return any("draft" in PROPOSERS[name].needs for name in proposer_names(settings, with_draft=with_draft))
 
 
-def without_draft(settings: EngineConfig) -> str:
-    """Return the proposer to use in place of the chosen one while there is no draft."""
-    choice: ProposerChoice = PROPOSERS[proposer_name(settings, with_draft=False)]
-    return choice.without_draft
+def without_draft(settings: EngineConfig) -> list[str]:
+    """Return the proposers to use in place of the chosen ones while there is no draft."""
+    choices: list[ProposerChoice] = [PROPOSERS[name] for name in proposer_names(settings, with_draft=False)]
+    named = [choice.without_draft for choice in choices if choice.without_draft != WITHOUT_DRAFT]
+    return named or [WITHOUT_DRAFT]
 
 
 def make_none(parts: ProposerParts) -> None:
@@ -123,6 +136,11 @@ def make_suffix(
         vocabulary = parts.sampler.columns.width
         parts.kept["answers"] = SuffixStore(tokens, vocabulary, shared=shared, folder=folder, exclude=exclude)
     return SuffixLookup(parts.kept["answers"], least=least, expected=expected)
+
+
+def make_recycling(parts: ProposerParts, best: int = 8) -> TokenRecycling:
+    """Propose from earlier logits. For the option see `TokenRecycling`."""
+    return TokenRecycling(parts.sampler.columns.width, best)
 
 
 def make_suffix_else_model(

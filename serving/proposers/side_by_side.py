@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from torch import Tensor
+
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.tree import DRAFT, TokenTree, merged
+from distillspec.serving.decoding.sampling import VerificationWindow
 from distillspec.serving.execution.kv_cache import Prefix
 from distillspec.serving.proposers.base import (
     EMPTY,
@@ -14,6 +17,7 @@ from distillspec.serving.proposers.base import (
     ProposalRequest,
     Proposer,
     Prospect,
+    SeesLogits,
     forget_answers,
     keeps_answers,
     most_nodes,
@@ -68,6 +72,11 @@ class SideBySide:
         able = [prospect for prospect in found if prospect.most]
         return able[0]._replace(others=tuple(able[1:])) if able else found[-1]
 
+    def see(self, windows: Sequence[VerificationWindow], logits: Tensor) -> None:
+        """Pass it on to those that learn from logits."""
+        for proposer in self._see:
+            proposer.see(windows, logits)
+
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
         for proposer in self.proposers.values():
             proposer.committed(sequence, tree, path)
@@ -114,4 +123,5 @@ class SideBySide:
         self._foresees = {
             source: proposer if isinstance(proposer, Foresees) else None for source, proposer in self.proposers.items()
         }
+        self._see = [proposer for proposer in self.proposers.values() if isinstance(proposer, SeesLogits)]
         self._readers = [reader for proposer in self.proposers.values() for reader in readers(proposer)]

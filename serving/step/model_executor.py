@@ -23,6 +23,7 @@ from distillspec.serving.proposers.base import (
     ProposalRequest,
     Proposer,
     Prospect,
+    SeesLogits,
     most_nodes,
     readers,
     release_memory,
@@ -76,6 +77,7 @@ class ModelExecutor:
         self.proposer, self._health = proposer, DraftHealth()
         # Asking protocols takes microseconds, too many for every row of every step.
         self._foresees = proposer if isinstance(proposer, Foresees) else None
+        self._sees: SeesLogits | None = proposer if isinstance(proposer, SeesLogits) else None
         self._readers = readers(proposer)
 
     def begin_step(self) -> None:
@@ -105,6 +107,8 @@ class ModelExecutor:
                 work.meanwhile()
             # Reading the verdicts waits for the target.
             judgements = self.sampler.verify(logits, windows)
+        if self._sees is not None:
+            self._sees.see(windows, logits)
         return self.committer.commit(windows, judgements, logits, self.proposer, work.timer.now)
 
     def enter_slot(self, sequence: SequenceState, prefix: Prefix | None) -> None:
