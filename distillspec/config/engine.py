@@ -13,7 +13,8 @@ from distillspec.config.registry import CONTROLLERS, PROPOSERS, choices_that, fi
 OFFLINE_PREFILL = 2048  # prompt tokens a step where time to first token does not matter
 ATTENTIONS = ("auto", "masked", "native", "triton", "varlen")
 LENGTHS = ("request", "step", "global")
-VERIFICATIONS = ("exact", "typical", "target_initialised")
+EXACT = ("exact", "exact_by_token")
+VERIFICATIONS = (*EXACT, "typical", "target_initialised")
 TREES = ("off", "sampled", "topk", "dynamic", "medusa", "fork", "given")
 ONE_HOT = ("topk", "dynamic", "medusa")  # children are the most probable tokens. Those of other trees are drawn
 CUT = ("dynamic", "medusa")  # of all nodes that widths allow, the best
@@ -40,7 +41,7 @@ class EngineConfig:
     tree: str | None = None  # off | sampled | topk | dynamic | medusa | fork | given; null: sampled (CUDA graphs: off)
     widths: list[int] = field(default_factory=list)  # the most children of a node, by level; empty: the tree's default
     nodes: int = 32  # the most tokens of a tree
-    verification: str = "exact"  # exact | typical | target_initialised: the latter two change what the target writes
+    verification: str = "exact"  # exact | exact_by_token | typical, target_initialised: these two change answers
     lengths: str = "request"  # goodput: a length a request | a step (one for all rows) | global (one acceptance, too)
     max_time_per_token_s: float | None = None  # goodput: bound on a request's expected seconds per output token
     profile: str | None = None  # folder or file of `distill profile`; null: costs are measured at the start
@@ -112,7 +113,7 @@ class EngineConfig:
     @property
     def is_exact(self) -> bool:
         """True if every answer has the target's distribution."""
-        return self.verification == "exact"
+        return self.verification in EXACT
 
     @property
     def roots(self) -> int:

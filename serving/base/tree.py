@@ -105,6 +105,11 @@ class TokenTree:
         return self.parents == tuple(range(ROOT, len(self.tokens) - 1))
 
     @cached_property
+    def is_drawn_chain(self) -> bool:
+        """True for a chain whose tokens were all drawn."""
+        return self.is_chain and all(group.drawn_from is not None for group in self.groups)
+
+    @cached_property
     def children(self) -> dict[int, tuple[int, ...]]:
         """Children of each node (−1: root) in the order in which they are tried."""
         return {

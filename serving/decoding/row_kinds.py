@@ -8,7 +8,8 @@ from typing import Literal
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.tree import TokenTree
 
-Kind = Literal["greedy", "seeded", "drawn", "typical", "held", "rooted", "decided"]
+Kind = Literal["greedy", "seeded", "drawn", "block", "typical", "held", "rooted", "decided"]
+BLOCK = 3  # tokens of the shortest chain that is verified as a whole. Shorter ones gain less than it costs
 
 
 def kind_of(sequence: SequenceState, tree: TokenTree, verification: str) -> Kind:
@@ -21,6 +22,8 @@ def kind_of(sequence: SequenceState, tree: TokenTree, verification: str) -> Kind
         return "greedy" if params.is_greedy else "seeded"
     if verification == "typical" and len(tree):
         return "typical"
+    if verification == "exact" and len(tree) >= BLOCK and tree.is_drawn_chain:
+        return "block"
     if verification != "target_initialised" or not (tree or sequence.candidates):
         return "drawn"
     if not len(tree):

@@ -17,6 +17,7 @@ from torch import Tensor
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.transfer import to_device, to_host
 from distillspec.serving.base.tree import ROOT, TokenTree
+from distillspec.serving.decoding.block_verification import verify_blocks
 from distillspec.serving.decoding.drafting import Draws, make_draws, place_key
 from distillspec.serving.decoding.logits import Columns, Place, needs_transform, transform
 from distillspec.serving.decoding.noise import hashed_ids, key_tensor
@@ -28,6 +29,7 @@ from distillspec.serving.decoding.tree_rules import ChoiceRule, RejectionRule, R
 from distillspec.serving.decoding.typical import TypicalRule
 from distillspec.serving.decoding.verification import TreeVerdict
 from distillspec.serving.decoding.verifier import PendingVerdicts, Start, verify
+from distillspec.types import SamplingPolicy
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,11 @@ class TokenSampler:
         """Launch the verdicts of one kind for the windows `members`."""
         if kind == "decided":
             return decided([windows[member].sequence for member in members], logits.device)
+        if kind == "block":
+            probs = row_probs(logits, _policies(windows), self.look)
+            accept = self.uniforms(self._accept, (batch.rows,), logits)
+            own = self.uniforms(self._residual, (len(members),), logits)
+            return verify_blocks(batch, members, probs, accept, own)
         rule = self._rule(kind, batch, members, windows, logits)
         if kind == "rooted":
             return verify_from_roots(batch, members, rule, self.look)
@@ -139,8 +146,7 @@ class TokenSampler:
 
         if kind == "greedy":  # all maxima at once cost less than a few at a time
             return ChoiceRule(batch, values(greedy_ids(logits), as_visited=False))
-        policies = [window.sequence.params.policy for window in windows for _ in range(1 + len(window.tree))]
-        probs = row_probs(logits, policies, self.look)
+        probs = row_probs(logits, _policies(windows), self.look)
         if kind == "seeded":
             keys = key_tensor(place_key(place) for window in windows for place in window.places())
             return ChoiceRule(batch, values(seeded_ids(probs, keys, self._hashed)))
@@ -192,6 +198,11 @@ def _judgements(
         decided = rows[0] and all(rows[1 + node] for node in found[i].path)
         judgements.append(Judgement(found[i] if decided else None, all(rows)))
     return judgements
+
+
+def _policies(windows: Sequence[VerificationWindow]) -> list[SamplingPolicy]:
+    """Return the policy of each row of logits."""
+    return [window.sequence.params.policy for window in windows for _ in range(1 + len(window.tree))]
 
 
 def _transformed(logits: Tensor, places: Sequence[Place], columns: Columns) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from transformers import PreTrainedTokenizerBase
 
+from distillspec.config.engine import EXACT
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, RequestRefused
 from distillspec.serving.sequences.scheduler import Limits
@@ -38,7 +39,7 @@ def check_request(
 
 def lossy(params: SamplingParams, verification: str) -> str | None:
     """Return why an engine that verifies like this refuses a request that requires exactness, None if it does not."""
-    if verification == "exact" or not params.require_exact:
+    if verification in EXACT or not params.require_exact:
         return None
     return (
         f"require_exact is refused: verification={verification} is lossy; leave it out, or use an engine with "

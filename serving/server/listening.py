@@ -142,8 +142,9 @@ def startup_banner(url: str, state: AppState) -> str:
     body = shlex.quote(json.dumps({"model": state.model, **example}))
     key = ' -H "Authorization: Bearer $KEY"' if state.keys else ""
     learning = "" if state.online is None else f"\n  learning from the traffic: {state.online.place}"
-    mode = state.engine.settings.verification
-    lossy = "" if mode == "exact" else f"\n  verification={mode} is lossy: answers may differ from the target's own"
+    settings, lossy = state.engine.settings, ""
+    if not settings.is_exact:
+        lossy = f"\n  verification={settings.verification} is lossy: answers may differ from the target's own"
     return (
         f"{state.model} at {url}/v1, dashboard at {url}/, stop with Ctrl-C; try:\n"
         f"  curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {body}{learning}{lossy}"

@@ -166,12 +166,14 @@ def emitted_in_chains(vocab: int, trials: int, lot: int, look: bool) -> tuple[Te
     """Count what chains of two and three drafted tokens emit: `[3, V, V]`, each token (last) after each other one at
     the first three emitted positions, and the law p(token | token before) `[V, V]`; the text ends with token 0.
 
-    Whether a token stands depends on nothing that comes after it, so what is emitted next follows p as if alone.
+    Token by token: whether one stands depends on nothing that comes after it, so what is emitted next follows p as if
+    alone. In a block it depends on the whole, and the law of what follows is right only over all further steps.
     """
     generator = torch.Generator().manual_seed(1)
     logits = 1.5 * torch.randn(vocab, vocab, generator=generator)
     q = torch.softmax(logits + torch.randn(vocab, vocab, generator=generator), -1)
-    sampler, counts = TokenSampler(vocab, CPU, seed=5, look=look), torch.zeros(3, vocab, vocab)
+    sampler = TokenSampler(vocab, CPU, seed=5, look=look, verification="exact_by_token")
+    counts = torch.zeros(3, vocab, vocab)
     owner, lengths = row("x", SamplingParams()), [2 + b % 2 for b in range(lot)]
     for _ in range(trials // lot):
         texts = [torch.zeros(lot, dtype=torch.int64)]

@@ -1,0 +1,141 @@
+"""Verification of drafted chains as a whole (block verification, Sun et al. 2024): exact, with longer accepted paths.
+
+Verification token by token rejects at the first token that the draft finds too probable. Here a token's surplus may be
+made up for by later ones: a chain X₁ … X_L has the weights w₀ = 1, wᵢ = min(1, wᵢ₋₁ · p(Xᵢ) / q(Xᵢ)), and its first i
+tokens are accepted with the probability
+
+    hᵢ = mᵢ / (mᵢ + 1 − wᵢ),  mᵢ = Σₓ max(0, wᵢ · p(x | X₁ … Xᵢ) − q(x | X₁ … Xᵢ)),  h_L = w_L
+
+independently for each i, and the longest accepted part is kept. The next token is drawn from max(0, wᵢ · p − q),
+normalised, and from p behind the whole chain (algorithm 2 of the paper). For one token this is the usual rule.
+
+The chain may have ended early for reasons known before its next token was drawn, or at a token that ends the answer.
+Its draft could then have gone on with the target's own distribution, which leaves the weights as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from distillspec.sampling import draw_unchecked
+from distillspec.serving.base.transfer import to_device
+from distillspec.serving.decoding.row_values import Compute
+from distillspec.serving.decoding.tree_batch import DrawnRows, TreeBatch
+from distillspec.serving.decoding.verification import TreeVerdict
+from distillspec.serving.decoding.verifier import PendingVerdicts
+
+
+def verify_blocks(
+    batch: TreeBatch, members: Sequence[int], probs: Compute, accept: Tensor, own: Tensor
+) -> PendingVerdicts:
+    """Verify drawn chains, the trees `members` of a batch, without a device read.
+
+    Args:
+        probs: returns p `[m, V]` float32 at rows of logits.
+        accept: `[N]` float64 in [0, 1), one a row of the batch.
+        own: `[B]` float64 in [0, 1), for the target's own tokens.
+    """
+    blocks = Blocks(batch, members, probs)
+    taken = blocks.lengths_accepted(accept)
+    tokens = draw_unchecked(blocks.rest(taken), own)
+
+    def verdicts(read: list[int]) -> list[TreeVerdict]:
+        return [TreeVerdict(tuple(range(read[i + 1])), read[i]) for i in range(0, len(read), 2)]
+
+    return PendingVerdicts(torch.stack([tokens, taken], 1).flatten(), verdicts)
+
+
+class Blocks:
+    """B chains of at most K tokens. Shorter ones are padded with their last token: `drafted [B, K]` is False there."""
+
+    def __init__(self, batch: TreeBatch, members: Sequence[int], probs: Compute) -> None:
+        lengths = [len(batch.trees[member]) for member in members]
+        rows = [
+            range(batch.firsts[m], batch.firsts[m] + 1 + length) for m, length in zip(members, lengths, strict=True)
+        ]
+        starts = list(accumulate([1 + length for length in lengths[:-1]], initial=0))
+        most = range(max(lengths))
+        self.batch, self.p = batch, probs([row for own in rows for row in own])
+        held = to_device(
+            [
+                *([start + min(i, n) for start, n in zip(starts, lengths, strict=True)] for i in (*most, len(most))),
+                *([own[min(i + 1, n)] for own, n in zip(rows, lengths, strict=True)] for i in most),
+            ],
+            batch.device,
+        )
+        self.places = held[: 1 + len(most)].T  # [B, K + 1]: rows of `p`, behind 0 … K tokens
+        self.nodes = held[1 + len(most) :].T  # [B, K]: rows of the batch, of each token
+        self.lengths = to_device(lengths, batch.device)
+        self.drafted = torch.arange(len(most), device=batch.device) < self.lengths[:, None]
+        self.weights = self._weights()  # [B, K + 1] float64
+
+    def chances(self) -> Tensor:
+        """Return h₁ … h_K `[B, K]` float64. Beyond a chain's end they mean nothing."""
+        return torch.stack([self._chance(count) for count in range(1, self.nodes.shape[1] + 1)], 1)
+
+    def lengths_accepted(self, accept: Tensor) -> Tensor:
+        """Return how many tokens of each chain are accepted `[B]`."""
+        accepted = (accept[self.nodes] < self.chances()) & self.drafted
+        counts = torch.arange(1, self.nodes.shape[1] + 1, device=accept.device)
+        return (accepted * counts).amax(1)
+
+    def rest(self, taken: Tensor) -> Tensor:
+        """Return what the token behind the first `taken [B]` tokens is drawn from `[B, V]`, not normalised."""
+        p, weight = self._at(self.places, taken), self.weights.gather(1, taken[:, None])[:, 0]
+        p = self.p.index_select(0, p)
+        behind = taken == self.lengths
+        child = self._at(self.nodes, taken.clamp(max=self.nodes.shape[1] - 1))
+        rest = p * torch.where(behind, 1.0, weight).float()[:, None]
+        for drawn in self.batch.drawn:
+            q = drawn.probs_of(child, None).masked_fill_(behind[:, None], 0.0)
+            if drawn.kept_ids is None:
+                rest -= q
+            else:
+                rest.index_add_(1, drawn.kept_ids, q, alpha=-1)
+        rest.clamp_(min=0)
+        # Where rounding leaves nothing, w · p = q up to rounding.
+        return torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)
+
+    def _weights(self) -> Tensor:
+        tokens = self.batch.tokens[self.nodes]
+        p = self.p[self.places[:, :-1], tokens].double()
+        q = torch.zeros_like(p)
+        for drawn in self.batch.drawn:
+            own = drawn.rows[self.nodes] >= 0
+            q = torch.where(own, drawn.probs_at(self.nodes, tokens).double(), q)
+        ratio = torch.where(self.drafted, p / q.clamp(min=torch.finfo(torch.float32).tiny), 1.0)
+        weights = [torch.ones_like(p[:, 0])]
+        for own in ratio.unbind(1):
+            weights.append((weights[-1] * own).clamp(max=1.0))
+        return torch.stack(weights, 1)
+
+    def _chance(self, count: int) -> Tensor:
+        """Return the probability `[B]` that the first `count` tokens are accepted, for chains that have so many."""
+        weight = self.weights[:, count]
+        if count == self.nodes.shape[1]:
+            return weight
+        p = self.p.index_select(0, self.places[:, count])
+        mass = torch.zeros_like(weight)
+        for drawn in self.batch.drawn:
+            child = self.nodes[:, count]
+            mass = torch.where(drawn.rows[child] >= 0, _surplus(p, weight, drawn, child), mass)
+        left = mass + (1 - weight)
+        chance = torch.where(left > 0, mass / left.clamp(min=torch.finfo(left.dtype).tiny), 1.0)
+        return torch.where(self.lengths == count, weight, chance)
+
+    @staticmethod
+    def _at(table: Tensor, column: Tensor) -> Tensor:
+        return table.gather(1, column[:, None])[:, 0]
+
+
+def _surplus(p: Tensor, weight: Tensor, drawn: DrawnRows, child: Tensor) -> Tensor:
+    """Return Σₓ max(0, w · p(x) − q(x)) `[m]` float64, for q of the nodes `child [m]` and weights `w [m]`."""
+    known = p if drawn.kept_ids is None else p.index_select(1, drawn.kept_ids)
+    above = (known * weight.float()[:, None]).sub_(drawn.probs_of(child, None)).clamp_(min=0).sum(1).double()
+    if drawn.kept_ids is None:
+        return above
+    return above + weight * (p.sum(1) - known.sum(1)).clamp_(min=0)
