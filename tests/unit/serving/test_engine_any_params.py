@@ -60,6 +60,7 @@ def any_requests(chance: random.Random, vocab: int, longest: int) -> list[Reques
 
 
 def any_settings(chance: random.Random, longest: int) -> EngineSettings:
+    proposer = chance.choice(["draft_model", "prompt_lookup", "lookup_else_model"])
     return EngineSettings(
         max_slots=chance.choice([1, 2, 4, 8]),
         max_model_len=longest,
@@ -67,10 +68,10 @@ def any_settings(chance: random.Random, longest: int) -> EngineSettings:
         prefix_reuse=chance.random() < 0.5,
         prefill_chunk=chance.choice([3, 8, 512]),
         speculation_length=chance.randint(1, 8),
-        proposer=chance.choice(["draft_model", "prompt_lookup", "lookup_else_model"]),
+        proposer=proposer,
         controller=chance.choice(["fixed", "goodput"]),
         draft_confidence=chance.choice([0.0, 0.2]),
-        proposer_options={"shortest": 1},
+        proposer_options={} if proposer == "draft_model" else {"shortest": 1},
         compile=False,
     )
 

@@ -13,6 +13,7 @@ from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, RequestOutput, SamplingParams
 from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenTree
 from distillspec.serving.decoding.sampling import Judgement, TokenSampler, VerificationWindow
+from distillspec.serving.decoding.verification import TreeVerdict
 from distillspec.serving.proposers.base import ProposalRequest
 
 from .conftest import MakeEngine, prompts
@@ -143,7 +144,7 @@ def test_nan_after_a_rejected_branch_costs_nothing(look: bool, kind: str) -> Non
         row("a", SamplingParams(**KINDS[kind])), TokenTree.of_parents((65, 66, 67, 68), (ROOT, ROOT, 0, 1))
     )
     (judgement,) = TokenSampler(VOCAB, CPU, look=look).verify(logits, [window])
-    assert judgement.verdict == ((), 7)
+    assert judgement.verdict == TreeVerdict((), 7)
     assert not judgement.sound
 
 

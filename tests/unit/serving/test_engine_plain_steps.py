@@ -37,7 +37,8 @@ def test_plain_steps_touch_no_draft(
     draft: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, proposer: str, name: str
 ) -> None:
     controller: LengthController = CONTROLLERS[name]()
-    engine = make_engine(draft, proposer=proposer, controller_object=controller, proposer_options={"shortest": 1})
+    options = {} if proposer == "draft_model" else {"shortest": 1}
+    engine = make_engine(draft, proposer=proposer, controller_object=controller, proposer_options=options)
     engine.clock = ticks()
     asked = 0
     propose = engine.proposer.propose  # type: ignore[union-attr]

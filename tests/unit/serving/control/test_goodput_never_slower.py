@@ -201,7 +201,12 @@ def test_an_engine_that_reads_a_prompt_a_step_learns_what_its_draft_is_worth(
     """Token 65 is always drafted. It is banned, or the only one allowed."""
     proposer = Always(65)
     engine = make_engine(
-        proposer_object=proposer, controller="goodput", speculation_length=4, max_slots=16, prefix_reuse=False
+        proposer_object=proposer,
+        controller="goodput",
+        speculation_length=4,
+        max_slots=16,
+        prefix_reuse=False,
+        measure_costs_s=0,  # by this machine's clock, not the test's
     )
     wish = {"allowed_token_ids": [65]} if right else {"bad_word_ids": [[65]]}
     params = SamplingParams(temperature=0.0, max_tokens=30 if right else 8, ignore_eos=True, **wish)  # type: ignore[arg-type]
