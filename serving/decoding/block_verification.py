@@ -71,6 +71,7 @@ class Blocks:
         self.nodes = held[1 + len(most) :].T  # [B, K]: rows of the batch, of each token
         self.lengths = to_device(lengths, batch.device)
         self.drafted = torch.arange(len(most), device=batch.device) < self.lengths[:, None]
+        self.ratios = self._ratios()  # [B, K] float64, p / q of each token
         self.weights = self._weights()  # [B, K + 1] float64
 
     def chances(self) -> Tensor:
@@ -100,16 +101,18 @@ class Blocks:
         # Where rounding leaves nothing, w · p = q up to rounding.
         return torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)
 
-    def _weights(self) -> Tensor:
-        tokens = self.batch.tokens[self.nodes]
+    def _ratios(self) -> Tensor:
+        tokens = self.batch.tokens[self.nodes].contiguous()
         p = self.p[self.places[:, :-1], tokens].double()
         q = torch.zeros_like(p)
         for drawn in self.batch.drawn:
             own = drawn.rows[self.nodes] >= 0
             q = torch.where(own, drawn.probs_at(self.nodes, tokens).double(), q)
-        ratio = torch.where(self.drafted, p / q.clamp(min=torch.finfo(torch.float32).tiny), 1.0)
-        weights = [torch.ones_like(p[:, 0])]
-        for own in ratio.unbind(1):
+        return torch.where(self.drafted, p / q.clamp(min=torch.finfo(torch.float32).tiny), 1.0)
+
+    def _weights(self) -> Tensor:
+        weights = [torch.ones_like(self.ratios[:, 0])]
+        for own in self.ratios.unbind(1):
             weights.append((weights[-1] * own).clamp(max=1.0))
         return torch.stack(weights, 1)
 
