@@ -3,9 +3,9 @@
     python benchmarks/blocks.py --prompts math.jsonl --draft RUN/draft [--batches 1 4 8]
 
 An engine with chains of a fixed length answers prompts that the draft was not trained on. In each step both
-verifications judge the same logits, in turns first, and are timed. The tokens that each is expected to emit are computed
-from its probabilities of acceptance, given the drafted chains: outcomes of chance would hide a gain of few per cent.
-The gain in speed is that in tokens, less the time that the verdict takes more. Writes `results/blocks.json`.
+verifications judge the same logits, each first in turn, and are timed. The tokens that each is expected to emit are
+computed from its probabilities of acceptance, given the drafted chains: outcomes of chance would hide a gain of few per
+cent. The gain in speed is that in tokens, less the time that the verdict takes more. Writes `results/blocks.json`.
 """
 
 from __future__ import annotations
