@@ -108,7 +108,11 @@ def main() -> int:
     found = list(islice(read_prompts(data, target.text_tokenizer, shuffled=True), options.pool))
     prompts = unseen(found[::-1], trained_prompts(draft.lineage))[: options.count]
     settings = EngineConfig(
-        controller="fixed", speculation_length=options.length, max_slots=options.batch, compile=False
+        verification="exact_by_token",  # tokens of a chain that is verified as a whole are not judged one by one
+        controller="fixed",
+        speculation_length=options.length,
+        max_slots=options.batch,
+        compile=False,
     )
     engine = Engine(target, draft, settings)
     params = SamplingParams(temperature=1.0, max_tokens=options.tokens)

@@ -76,7 +76,19 @@ class Blocks:
 
     def chances(self) -> Tensor:
         """Return h₁ … h_K `[B, K]` float64. Beyond a chain's end they mean nothing."""
-        return torch.stack([self._chance(count) for count in range(1, self.nodes.shape[1] + 1)], 1)
+        inner, weights = self.places[:, 1:-1], self.weights[:, 1:]
+        if not inner.shape[1]:
+            return weights
+        child, weight = self.nodes[:, 1:].flatten(), weights[:, :-1].flatten()
+        mass = torch.zeros_like(weight)
+        for drawn in self.batch.drawn:
+            surplus = _surplus(self.p, inner.flatten(), weight, drawn, child)
+            mass = torch.where(drawn.rows[child] >= 0, surplus, mass)
+        left = mass + (1 - weight)
+        chance = torch.where(left > 0, mass / left.clamp(min=torch.finfo(left.dtype).tiny), 1.0)
+        found = torch.cat([chance.view_as(inner), weights[:, -1:]], 1)
+        ends = torch.arange(1, 1 + found.shape[1], device=found.device) == self.lengths[:, None]
+        return torch.where(ends, weights, found)
 
     def lengths_accepted(self, accept: Tensor) -> Tensor:
         """Return how many tokens of each chain are accepted `[B]`."""
@@ -116,29 +128,23 @@ class Blocks:
             weights.append((weights[-1] * own).clamp(max=1.0))
         return torch.stack(weights, 1)
 
-    def _chance(self, count: int) -> Tensor:
-        """Return the probability `[B]` that the first `count` tokens are accepted, for chains that have so many."""
-        weight = self.weights[:, count]
-        if count == self.nodes.shape[1]:
-            return weight
-        p = self.p.index_select(0, self.places[:, count])
-        mass = torch.zeros_like(weight)
-        for drawn in self.batch.drawn:
-            child = self.nodes[:, count]
-            mass = torch.where(drawn.rows[child] >= 0, _surplus(p, weight, drawn, child), mass)
-        left = mass + (1 - weight)
-        chance = torch.where(left > 0, mass / left.clamp(min=torch.finfo(left.dtype).tiny), 1.0)
-        return torch.where(self.lengths == count, weight, chance)
-
     @staticmethod
     def _at(table: Tensor, column: Tensor) -> Tensor:
         return table.gather(1, column[:, None])[:, 0]
 
 
-def _surplus(p: Tensor, weight: Tensor, drawn: DrawnRows, child: Tensor) -> Tensor:
-    """Return Σₓ max(0, w · p(x) − q(x)) `[m]` float64, for q of the nodes `child [m]` and weights `w [m]`."""
-    known = p if drawn.kept_ids is None else p.index_select(1, drawn.kept_ids)
-    above = (known * weight.float()[:, None]).sub_(drawn.probs_of(child, None)).clamp_(min=0).sum(1).double()
+def _surplus(p: Tensor, rows: Tensor, weight: Tensor, drawn: DrawnRows, child: Tensor) -> Tensor:
+    """Return Σₓ max(0, w · p(x) − q(x)) `[m]` float64.
+
+    Args:
+        p: `[R, V]`, each row normalised.
+        rows: `[m]`, rows of p.
+        weight: `[m]`, w.
+        child: `[m]`, nodes that were drawn from q.
+    """
+    known = (p if drawn.kept_ids is None else p.index_select(1, drawn.kept_ids)).index_select(0, rows)
+    scaled = known * weight.float()[:, None]
+    above = scaled.sub_(drawn.probs_of(child, None)).clamp_(min=0).sum(1).double()
     if drawn.kept_ids is None:
         return above
-    return above + weight * (p.sum(1) - known.sum(1)).clamp_(min=0)
+    return above + weight * (1 - known.sum(1).double()).clamp_(min=0)

@@ -38,7 +38,14 @@ def draft_of(kind: str, model: LanguageModel) -> LanguageModel:
 @pytest.mark.parametrize("kind", ["tokens", *KINDS])
 def test_served_is_evaluated(target: LanguageModel, served: Any, kind: str) -> None:
     draft = draft_of(kind, target)
-    settings = EngineConfig(controller="fixed", speculation_length=3, max_slots=4, max_model_len=128, compile=False)
+    settings = EngineConfig(
+        verification="exact_by_token",  # tokens of a chain that is verified as a whole are not judged one by one
+        controller="fixed",
+        speculation_length=3,
+        max_slots=4,
+        max_model_len=128,
+        compile=False,
+    )
     engine = Engine(target, draft, settings)
     try:
         tried, samples = served.serve(engine, PROMPTS, SamplingParams(temperature=1.0, max_tokens=60, ignore_eos=True))

@@ -68,8 +68,9 @@ def tree_draft(kind: str, target: LanguageModel) -> LanguageModel:
     return state_draft(kind, target, noise=0.02)
 
 
-@pytest.mark.parametrize("shape", [*SHAPES, "in turn"])
-@pytest.mark.parametrize("kind", DRAFTS)
+@pytest.mark.parametrize(
+    ("kind", "shape"), [*product(DRAFTS, ["in turn"]), *product(["eagle", "block"], SHAPES), ("medusa", "full")]
+)
 def test_grown_trees_change_no_greedy_and_no_seeded_token(
     random_model: Callable[..., LanguageModel], kind: str, shape: str
 ) -> None:
@@ -132,7 +133,7 @@ def _behind(draft: LanguageModel, target: LanguageModel, text: list[int], path: 
 @pytest.mark.parametrize(
     ("kind", "shape", "policy", "tree"),
     [
-        *product(["truncated", "eagle"], ["siblings", "in turn"], ["plain"], ["sampled"]),
+        *product(["truncated", "eagle"], ["in turn"], ["plain"], ["sampled"]),
         ("eagle", "in turn", "penalised", "sampled"),
         ("features", "full", "plain", "sampled"),
         ("medusa", "full", "warm", "sampled"),

@@ -23,7 +23,7 @@ SOURCES = {"lookup", "suffix", "recycled", "draft"}
 
 
 @pytest.mark.parametrize("controller", ["fixed", "goodput"])
-@pytest.mark.parametrize("proposer", [ALL, ["recycling"], "recycling"])
+@pytest.mark.parametrize("proposer", [ALL, "recycling"])
 def test_greedy_and_seeded_answers_do_not_change(
     random_model: Callable[..., LanguageModel], proposer: Any, controller: str
 ) -> None:

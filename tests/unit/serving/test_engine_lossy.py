@@ -34,7 +34,7 @@ MIXED = [  # greedy, seeded and drawn requests side by side
 ]
 
 
-@pytest.mark.parametrize("kind", ["tokens", "eagle", "medusa", "block"])
+@pytest.mark.parametrize("kind", ["tokens", "eagle", "block"])
 @pytest.mark.parametrize("mode", LOSSY)
 def test_greedy_and_seeded_answers_stay_exact(random_model: Callable[..., LanguageModel], mode: str, kind: str) -> None:
     """Beside drawn ones, with preemption and prompts read in chunks, in float64."""
@@ -74,7 +74,7 @@ def test_one_candidate_or_none_to_choose_by_is_exact(
     engine = make_engine(draft, max_slots=64, **settings)
     seen: list[str] = []
     engine.observer = lambda emissions, logits: seen.extend(g.source for e in emissions for g in e.tree.groups)
-    assert float(excess(engine, target, POLICIES["penalised"], requests=1000).max()) < 5
+    assert float(excess(engine, target, POLICIES["penalised"], requests=700).max()) < 5
     assert (TARGET in seen) == (len(widths) == 1)
 
 

@@ -115,6 +115,7 @@ def penalised(logits: Tensor, texts: Tensor, params: SamplingParams) -> Tensor:
         *product(["none"], ["plain", "warm"]),
         ("truncated", "plain"),  # the others side by side below
         ("confident", "plain"),  # a block that is cut before it is verified
+        *product(["long"], ["plain", "penalised"]),  # chains that are verified as a whole
     ],
 )
 def test_every_emitted_position_follows_the_target(
@@ -126,12 +127,13 @@ def test_every_emitted_position_follows_the_target(
     policy: str,
 ) -> None:
     confident = state_draft("confident block", target, noise=0.3)
-    chosen = {"draft": draft, "truncated": truncated_draft, "confident": confident}.get(kind)
+    chosen = {"draft": draft, "truncated": truncated_draft, "confident": confident, "long": truncated_draft}.get(kind)
     proposer = {"lookup": "prompt_lookup", "none": "none"}.get(kind, "draft_model")
     settings = (
         {"proposer_options": {"shortest": 1}} if kind == "lookup" else {"draft_confidence": 0.5 * (kind == "confident")}
     )
-    engine = make_engine(chosen, proposer=proposer, speculation_length=2, max_slots=64, **settings)
+    length = 4 if kind == "long" else 2
+    engine = make_engine(chosen, proposer=proposer, speculation_length=length, max_slots=64, **settings)
     assert float(excess(engine, target, POLICIES[policy]).max()) < 5
 
 
