@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from distillspec.cli import main as distill
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.models import initialise_draft, load_target, save_draft
 from distillspec.recipes.demo import __main__ as demo
@@ -21,6 +22,7 @@ from distillspec.recipes.osd import __main__ as osd
 from distillspec.recipes.osd import live, sides
 from distillspec.recipes.osd.minutes import table
 from distillspec.recipes.osd.sides import Side
+from distillspec.recipes.trees import __main__ as trees
 from distillspec.serving.online.training import supervisor
 
 
@@ -57,6 +59,30 @@ def test_kinds_learn_from_the_same_text_and_are_compared(
     assert kinds.main() == 0
     assert Path("out/eagle/summary.json").stat().st_mtime_ns == written, "finished runs are kept"
     assert "| block |" in capsys.readouterr().out
+
+
+def test_trees_are_compared_and_finished_runs_are_kept(
+    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert distill(["init-draft", "target=tiny", "draft=pruned", "draft.layers=2", "hydra.run.dir=draft"]) == 0
+    chosen = ["--cells", "chain,roots-2,three-sources", "--count", "3"]
+    words = ["quality.rounds=1", "quality.max_tokens=8", "engine.compile=false", "engine.max_model_len=256"]
+    files = ["--prompts", str(prompts), "--draft", "draft", "--output", "out", "--target", "tiny"]
+    monkeypatch.setattr(sys, "argv", ["trees", *files, *chosen, *words])
+    assert trees.main() == 0
+    found = json.loads(Path("out/results.json").read_text())["cells"]
+    assert {name: set(both) for name, both in found.items()} == {
+        "chain": {"exact"},
+        "roots-2": {"exact", "target_initialised"},
+        "three-sources": {"exact"},
+    }
+    assert Path("out/trees.png").stat().st_size > 1000
+    written = Path("out/chain/summary.json").stat().st_mtime_ns
+    capsys.readouterr()
+    assert trees.main() == 0
+    assert Path("out/chain/summary.json").stat().st_mtime_ns == written
+    assert "| roots-2 | (2, 4, 3, 1, 1), 82 tokens | target_initialised |" in capsys.readouterr().out
 
 
 def test_the_study_fills_cells_and_goes_on_where_it_stopped(

@@ -1,0 +1,1 @@
+"""Study of tree shapes, lossy verification and joined sources (`python -m distillspec.recipes.trees`)."""

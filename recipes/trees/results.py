@@ -1,0 +1,77 @@
+"""Table and picture of the study, from the runs' summaries."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy
+from matplotlib.figure import Figure
+
+from distillspec.files import write_json, write_text
+from distillspec.provenance import provenance
+from distillspec.recipes.trees.study import CELLS, Study
+
+HEAD = ("run", "drafts", "verification", "tokens a step", "of the maximum", "right", "surprise", "distance", "tokens/s")
+
+
+def is_done(study: Study, name: str) -> bool:
+    """Return True for a cell whose run is finished."""
+    return (study.folder(name) / "summary.json").is_file()
+
+
+def write_results(study: Study) -> str:
+    """Write `results.json`, `results.md` and `trees.png` under the study's root. Return the table."""
+    done = [name for name in study.cells if is_done(study, name)]
+    found = {name: json.loads((study.folder(name) / "summary.json").read_text())["verifications"] for name in done}
+    record = {"cells": found, "target": study.target, "prompts": study.count, "temperature": 0.7}
+    write_json(study.root / "results.json", {**record, "provenance": provenance([], 0)})
+    rows = [_row(name, verification, own) for name, both in found.items() for verification, own in both.items()]
+    lines = [f"| {' | '.join(cells)} |" for cells in (HEAD, ["---"] * len(HEAD), *rows)]
+    table = "\n".join(lines) + "\n"
+    write_text(study.root / "results.md", table)
+    _picture(found, study.root / "trees.png")
+    return table
+
+
+def share_of_maximum(name: str, verification: str, tokens: float) -> float | None:
+    """Return the accepted length over the tree's depth, as in the multi-candidate paper. None for no fixed depth.
+
+    Args:
+        tokens: emitted a step. All are of the tree with `target_initialised`, all but one else.
+    """
+    depth = CELLS[name].depth
+    if depth is None:
+        return None
+    return (tokens if verification == "target_initialised" else tokens - 1) / depth
+
+
+def _row(name: str, verification: str, own: dict[str, Any]) -> list[str]:
+    share, right = share_of_maximum(name, verification, own["tokens_per_step"]), own["accuracy"]
+    return [
+        name,
+        CELLS[name].about,
+        verification,
+        f"{own['tokens_per_step']:.2f}",
+        "–" if share is None else f"{share:.2f}",
+        "–" if right is None else f"{right['mean']:.2f}",
+        _interval(own["surprise_over_entropy"]),
+        f"{own['distance']:.3f} ({own['distance_by_chance']:.3f})",
+        f"{numpy.median(own['tokens_per_s']):.0f}",
+    ]
+
+
+def _interval(value: dict[str, float]) -> str:
+    return f"{value['mean']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
+
+
+def _picture(found: dict[str, dict[str, Any]], path: Path) -> None:
+    """Draw the tokens a step of each run, a bar for each verification."""
+    bars = [(f"{name}\n{verification}", own) for name, both in found.items() for verification, own in both.items()]
+    figure = Figure(figsize=(1 + 0.9 * len(bars), 4.5), layout="constrained")
+    axis = figure.subplots()
+    axis.bar([label for label, _ in bars], [own["tokens_per_step"] for _, own in bars])
+    axis.tick_params("x", rotation=60, labelsize=8)
+    axis.set_ylabel("tokens a step")
+    figure.savefig(path, dpi=120)

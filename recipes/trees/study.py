@@ -1,0 +1,93 @@
+"""The runs of the study, each a `distill quality` with engine settings of its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+FIXED = "engine.controller=fixed"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run.
+
+    Attributes:
+        about: for the table.
+        depth: levels of the tree, None where the controller chooses.
+        words: settings of the engine.
+        lossy: the lossy verification that is compared with the exact one, "" for none.
+    """
+
+    about: str
+    depth: int | None
+    words: tuple[str, ...]
+    lossy: str = ""
+
+
+def given(*widths: int, nodes: int, lossy: str = "") -> Cell:
+    """Return the cell of a tree with so many children at each level."""
+    shape = ", ".join(map(str, widths))
+    length = f"engine.speculation_length={len(widths)}"
+    words = (FIXED, "engine.tree=given", length, f"engine.widths=[{','.join(map(str, widths))}]")
+    return Cell(f"({shape}), {nodes} tokens", len(widths), (*words, f"engine.nodes={nodes}"), lossy)
+
+
+def joined(*proposers: str) -> Cell:
+    """Return the cell of several sources, each with a chain of three tokens."""
+    words = (FIXED, f"engine.proposer=[{','.join(proposers)}]", "engine.tree=off", "engine.speculation_length=3")
+    return Cell(" + ".join(proposers), 3, words)
+
+
+CELLS: dict[str, Cell] = {
+    "chain": given(1, 1, 1, 1, nodes=4),
+    "tree-44": given(4, 2, 2, 1, nodes=44),
+    "roots-1": given(1, 4, 3, 1, 1, nodes=41, lossy="target_initialised"),
+    "roots-2": given(2, 4, 3, 1, 1, nodes=82, lossy="target_initialised"),
+    "roots-4": given(4, 2, 2, 1, 1, nodes=60, lossy="target_initialised"),
+    "typical": Cell("by goodput", None, (), "typical"),
+    "one-source": joined("draft_model"),
+    "two-sources": joined("suffix", "draft_model"),
+    "three-sources": joined("suffix", "recycling", "draft_model"),
+}
+
+
+@dataclass(frozen=True)
+class Study:
+    """Settings of the study.
+
+    Attributes:
+        root: where everything goes.
+        count: prompts of each run.
+        words: further settings of every run.
+    """
+
+    root: Path
+    prompts: str
+    draft: str
+    target: str = "smollm2"
+    count: int = 64
+    cells: tuple[str, ...] = tuple(CELLS)
+    words: tuple[str, ...] = ()
+
+    def folder(self, name: str) -> Path:
+        """Return the run folder of a cell."""
+        return self.root / name
+
+    def command(self, name: str) -> list[str]:
+        """Return the `distill quality` command of a cell."""
+        cell = CELLS[name]
+        verifications = ",".join(["exact", *filter(None, [cell.lossy])])
+        return [
+            "quality",
+            f"target={self.target}",
+            f"draft.path={self.draft}",
+            f"quality.prompts=[{self.prompts}]",
+            f"quality.verifications=[{verifications}]",
+            f"quality.count={self.count}",
+            "sampling.temperature=0.7",  # the paper's
+            "engine.max_slots=1",
+            *cell.words,
+            *self.words,
+            f"hydra.run.dir={self.folder(name)}",
+        ]
