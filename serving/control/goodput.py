@@ -25,6 +25,7 @@ from distillspec.serving.costs.live_latency import LiveLatency
 from distillspec.serving.costs.table import Floats
 
 TRY_LENGTH = 2  # tokens a row drafts on trial
+REPLAN_EVERY = 4  # steps that one plan holds for while the rows are the same: planning takes 2 % of a small step
 FORGET_ROWS_EVERY = 256  # steps
 # Costs of passes larger than those that are run are never corrected. So one of so many steps drafts a token more a row,
 # if it is expected to reach this share of the goodput.
@@ -91,6 +92,7 @@ class GoodputController:
         own = AcceptanceEstimate(speculation_length, width, **shared)
         self.acceptance = own if acceptance is None else acceptance
         self._steps, self._price = 0, 0.0
+        self._last: Plan | None = None  # the last step's, where another step could follow it
         self.speculation = SpeculationPolicy()
 
     @property
@@ -103,6 +105,9 @@ class GoodputController:
         self._costs = LiveLatency(latency, drafts_with_model=self._costs.drafts_with_model)
 
     def plan(self, view: BatchView) -> Plan:
+        if self._holds(view):
+            assert self._last is not None
+            return replace(self._last, why=replace(self._last.why, rows=view.rows))
         decision = self.decide(view)
         rows = tuple(map(RowPlan.of, decision.rows, decision.shapes))
         return Plan(rows, decision.predicted_tokens, decision.predicted_s, decision)
@@ -141,9 +146,21 @@ class GoodputController:
             excess,
         )
 
+    def _holds(self, view: BatchView) -> bool:
+        """Return True if the last step's plan is good for this one too."""
+        last, steps, policy = self._last, self._steps, self.speculation
+        if last is None or steps % REPLAN_EVERY == 0 or view.prefill_tokens or self.max_time_per_token_s is not None:
+            return False
+        if last.why.mode == "speculating":
+            due = policy.plain_is_due or not policy.speculates or steps % EXPLORE_EVERY == EXPLORE_EVERY - 1
+        else:
+            due = last.why.mode != "not worth it" or policy.trial_is_due
+        return not due and len(view.rows) == len(last.why.rows) and all(map(_is_alike, view.rows, last.why.rows))
+
     def observe(self, result: StepResult) -> None:
         """Learn from a step: acceptance, costs, and errors of the prediction."""
         rows, view, why = decoding_rows(result), result.view, result.plan.why
+        self._last = result.plan if isinstance(why, Decision) and not result.prefill_tokens else None
         if isinstance(why, Decision):
             view = replace(view, rows=why.rows)
         prompts_s = self.latency.prompts_s(len(view.rows), result.prefill_tokens)
@@ -170,7 +187,7 @@ class GoodputController:
     def draft_changed(self) -> None:
         """Forget the old draft's acceptance and measured gain."""
         self.acceptance.reset()
-        self.speculation = SpeculationPolicy()
+        self.speculation, self._last = SpeculationPolicy(), None
 
     @property
     def most_nodes(self) -> int:
@@ -259,3 +276,10 @@ class GoodputController:
             policy.judge(*why.raw)
         else:
             policy.saw(measured_s, predicted_s, None)
+
+
+def _is_alike(row: RowView, before: RowView) -> bool:
+    """Return True for a row that is planned for as in the step before: its text alone has grown."""
+    if row.others or row.match or row.max_time_per_token_s is not None:
+        return False
+    return row._replace(context_tokens=before.context_tokens, unread_tokens=before.unread_tokens) == before

@@ -1,0 +1,104 @@
+"""A plan holds for a few steps while the rows are the same, and for none where anything about them changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.control.base import BatchView, Option, Plan, RowView, StepResult
+from distillspec.serving.control.candidates import candidates
+from distillspec.serving.control.goodput import REPLAN_EVERY, Decision, GoodputController
+
+from ..machine import CPU
+
+
+class Counted(GoodputController):
+    decided = 0
+
+    def decide(self, view: BatchView) -> Decision:
+        self.decided += 1
+        return super().decide(view)
+
+
+def view_of(count: int = 2, step: int = 0, **changed: Any) -> BatchView:
+    rows = [RowView(f"r{i}", 100 + 2 * step, 4, unread_tokens=1 + step % 2, wide=True) for i in range(count)]
+    rows[-1] = rows[-1]._replace(**changed)
+    return BatchView(tuple(rows))
+
+
+def step(controller: GoodputController, view: BatchView, accepted: int = 4) -> Plan:
+    plan = controller.plan(view)
+    rows: Sequence[RowResult] = [
+        RowResult.chain(row.sequence_id, k, min(k, accepted), min(k, accepted) + 1)
+        for row in plan.rows
+        for k in [row.speculation_length]
+    ]
+    assert plan.predicted_s is not None
+    controller.observe(
+        StepResult(tuple(rows), view, plan, view.prefill_tokens, 0.0, plan.predicted_s, plan.predicted_s)
+    )
+    return plan
+
+
+def settled(steps: int = 40, accepted: int = 4) -> Counted:
+    """A controller that has stepped until a plan is fresh."""
+    controller = Counted(4, CPU, trees=candidates((2, 2, 1, 1), 12))
+    for number in range(steps + 1):
+        step(controller, view_of(step=number), accepted)
+    controller.decided = 0
+    return controller
+
+
+def test_most_steps_take_the_plan_of_the_step_before() -> None:
+    controller = settled()
+    plans = [step(controller, view_of(step=number)) for number in range(5 * REPLAN_EVERY)]
+    assert 5 <= controller.decided <= 7, "with one that explores"
+    assert all(row.speculation_length for plan in plans for row in plan.rows)
+    for number, plan in enumerate(plans):
+        assert plan.why.rows == view_of(step=number).rows, "costs are learnt by the contexts of the step itself"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        view_of(1),
+        view_of(3),
+        view_of(limit=3),
+        view_of(sequence_id="other"),
+        view_of(match=2),
+        view_of(others=(Option(3),)),
+        view_of(max_time_per_token_s=1.0),
+        replace(view_of(), prefill_tokens=5),
+    ],
+)
+def test_a_change_is_planned_for(changed: BatchView) -> None:
+    controller = settled()
+    assert controller.plan(view_of()) is not None
+    assert controller.decided == 0
+    controller.plan(changed)
+    assert controller.decided == 1
+
+
+def test_planning_changes_nothing() -> None:
+    controller = settled()
+    first, second = controller.plan(view_of()), controller.plan(view_of())
+    assert first.rows == second.rows
+    assert first.predicted_s == second.predicted_s
+
+
+def test_plain_steps_hold_until_a_trial_is_due() -> None:
+    controller = settled(steps=160, accepted=0)
+    for number in range(40):
+        step(controller, view_of(step=number), accepted=0)
+    assert controller.decided < 20
+
+
+def test_another_draft_is_planned_for_at_once() -> None:
+    controller = settled()
+    controller.draft_changed()
+    controller.plan(view_of())
+    assert controller.decided == 1
