@@ -182,6 +182,11 @@ class EngineConfig:
             "verification=target_initialised needs controller=fixed tree=given widths=[2,4,…]: the first width counts "
             "the target's own tokens that a tree starts with",
         )
+        require(
+            self.proposers in ((), ("draft_model",)),
+            f"verification=target_initialised needs proposer=draft_model, not {self.proposer}: others know nothing "
+            "behind the target's tokens",
+        )
 
 
 @dataclass
