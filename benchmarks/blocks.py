@@ -59,18 +59,18 @@ class Watch:
     """Judges each step by both verifications, and keeps what is measured in `seen`."""
 
     def __init__(self, sampler: TokenSampler, batch: int) -> None:
-        self.sampler, self.batch, self.seen, self._plain = sampler, batch, Seen(), sampler.verify
+        self.sampler, self.batch, self.seen, self.plain = sampler, batch, Seen(), sampler.verify
         self._steps = 0
 
     def verify(self, logits: Tensor, windows: Sequence[VerificationWindow]) -> list[Judgement]:
         whole = [window for window in windows if window.tree.is_drawn_chain and len(window.tree)]
         if len(whole) < self.batch or len(whole) < len(windows):
-            return self._plain(logits, windows)
+            return self.plain(logits, windows)
         self._steps += 1
         found: list[Judgement] = []
         for name in (BLOCK, TOKEN) if self._steps % 2 else (TOKEN, BLOCK):
             self.sampler.verification, started = name, time.perf_counter()
-            found = self._plain(logits, windows)
+            found = self.plain(logits, windows)
             self.seen.seconds[name].append(time.perf_counter() - started)
         blocks = _blocks(logits, windows)
         self.seen.tokens[BLOCK].append(1 + _by_block(blocks))
@@ -92,7 +92,7 @@ def main() -> None:
 
 def _measure(bench: Bench, batch: int, length: int) -> dict[str, Any]:
     engine, options = bench.engine, bench.options
-    sampler = engine._executor.sampler
+    sampler = engine.sampler
     watch = Watch(sampler, batch)
     params = SamplingParams(temperature=options.temperature, max_tokens=96, ignore_eos=True)
     engine.use_controller(FixedLength(length))
@@ -100,13 +100,13 @@ def _measure(bench: Bench, batch: int, length: int) -> dict[str, Any]:
     for round_ in range(options.rounds * max(1, 4 // batch)):
         texts = bench.prompts[round_ * batch : (round_ + 1) * batch]
         for judged in (True, False):  # steps are timed without the second verdict
-            sampler.verify = watch.verify if judged else watch._plain  # type: ignore[method-assign]
+            sampler.verify = watch.verify if judged else watch.plain  # type: ignore[method-assign]
             before = time.perf_counter()
             outputs = engine.generate(texts, params)
             seconds = time.perf_counter() - before
             if not judged:
                 steps.append(seconds / max(output.stats.steps for output in outputs))
-    sampler.verify, sampler.verification = watch._plain, BLOCK  # type: ignore[method-assign]
+    sampler.verify, sampler.verification = watch.plain, BLOCK  # type: ignore[method-assign]
     return watch.seen.result(statistics.median(steps))
 
 

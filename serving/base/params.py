@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from distillspec.config.engine import EXACT
 from distillspec.errors import ConfigError
 from distillspec.sampling import check_policy
 from distillspec.types import SamplingPolicy
@@ -95,6 +96,15 @@ class SamplingParams:
     @property
     def penalises(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    def refused_by(self, verification: str) -> str | None:
+        """Return why an engine that verifies like this refuses the request, None if it does not."""
+        if verification in EXACT or not self.require_exact:
+            return None
+        return (
+            f"require_exact is refused: verification={verification} is lossy; leave it out, or use an engine with "
+            "verification=exact"
+        )
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise ConfigError for a token id that the model does not have."""

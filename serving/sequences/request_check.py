@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from transformers import PreTrainedTokenizerBase
 
-from distillspec.config.engine import EXACT
-from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, RequestRefused
 from distillspec.serving.sequences.scheduler import Limits
 
@@ -32,19 +30,9 @@ def check_request(
     if tokenizer is None:
         request.params.check_needs_no_text()
     problem = "a request with this id is running already" if id_taken else _problem(request, limits, vocab_size)
-    problem = problem or lossy(request.params, verification)
+    problem = problem or request.params.refused_by(verification)
     if problem is not None:
         raise RequestRefused(f"request {request.id}: {problem}")
-
-
-def lossy(params: SamplingParams, verification: str) -> str | None:
-    """Return why an engine that verifies like this refuses a request that requires exactness, None if it does not."""
-    if verification in EXACT or not params.require_exact:
-        return None
-    return (
-        f"require_exact is refused: verification={verification} is lossy; leave it out, or use an engine with "
-        "verification=exact"
-    )
 
 
 def _problem(request: Request, limits: Limits, vocab_size: int) -> str | None:

@@ -9,7 +9,6 @@ from typing import Any
 from distillspec.errors import ConfigError
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request
-from distillspec.serving.sequences.request_check import lossy
 from distillspec.serving.server.answers.app_state import AppState
 from distillspec.serving.server.http.errors import bad_request, not_found
 from distillspec.serving.server.http.schemas import GenerationBody
@@ -54,7 +53,7 @@ def check_request(state: AppState, parsed: ParsedRequest) -> None:
     if options.max_time_per_token_s is not None and state.engine.settings.controller != "goodput":
         problem = "speculation.max_time_per_token_s needs a server with engine.controller=goodput"
         raise bad_request(problem, "speculation.max_time_per_token_s")
-    if refusal := lossy(parsed.params, state.engine.settings.verification):
+    if refusal := parsed.params.refused_by(state.engine.settings.verification):
         raise bad_request(refusal, "speculation.require_exact")
     _check_draft(state, options.draft)
 
