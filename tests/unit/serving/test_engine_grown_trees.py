@@ -138,7 +138,6 @@ def _behind(draft: LanguageModel, target: LanguageModel, text: list[int], path: 
         ("features", "full", "plain", "sampled"),
         ("medusa", "full", "warm", "sampled"),
         ("block", "siblings", "plain", "sampled"),
-        ("truncated", "siblings", "plain", "topk"),
         ("eagle", "full", "plain", "topk"),
     ],
 )

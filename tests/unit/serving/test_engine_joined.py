@@ -57,9 +57,7 @@ def test_greedy_and_seeded_answers_do_not_change(
         assert max(joined) == len(sources)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("policy", ["plain", "penalised"])
-def test_joined_trees_follow_the_target(target: LanguageModel, make_engine: MakeEngine, policy: str) -> None:
+def test_joined_trees_follow_the_target(target: LanguageModel, make_engine: MakeEngine) -> None:
     """Sources with and without distributions, duplicates among them."""
     engine = make_engine(
         tree_draft("truncated", target),
@@ -78,7 +76,7 @@ def test_joined_trees_follow_the_target(target: LanguageModel, make_engine: Make
             duplicates.append(len(roots) - len(set(roots)))
 
     engine.observer = note
-    assert float(excess(engine, target, POLICIES[policy]).max()) < 5
+    assert float(excess(engine, target, POLICIES["penalised"]).max()) < 5
     assert max(duplicates) > 0
 
 

@@ -63,8 +63,7 @@ def test_typical_answers_are_not_the_targets(target: LanguageModel, make_engine:
     assert float(excess(engine, target, SamplingParams(temperature=2.0), requests=600).max()) > 20
 
 
-@pytest.mark.parametrize("widths", [[1, 1], [3]])
-@pytest.mark.parametrize("kind", ["tokens", "eagle"])
+@pytest.mark.parametrize(("kind", "widths"), [("tokens", [1, 1]), ("eagle", [3])])
 def test_one_candidate_or_none_to_choose_by_is_exact(
     target: LanguageModel, make_engine: MakeEngine, kind: str, widths: list[int]
 ) -> None:
