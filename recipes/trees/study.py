@@ -87,6 +87,7 @@ class Study:
             f"quality.count={self.count}",
             "sampling.temperature=0.7",  # the paper's
             "engine.max_slots=1",
+            "engine.compile=false",  # in the background it would slow a part of the answers
             *cell.words,
             *self.words,
             f"hydra.run.dir={self.folder(name)}",
