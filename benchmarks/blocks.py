@@ -25,7 +25,7 @@ from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.decoding import row_kinds
 from distillspec.serving.decoding.block_verification import Blocks
 from distillspec.serving.decoding.row_values import row_probs
-from distillspec.serving.decoding.sampling import Judgement, TokenSampler, VerificationWindow
+from distillspec.serving.decoding.sampling import Judgement, TokenSampler, VerificationWindow, policies_of
 from distillspec.serving.decoding.tree_batch import TreeBatch
 
 LENGTHS = (2, 3, 4, 6)
@@ -111,9 +111,8 @@ def _measure(bench: Bench, batch: int, length: int) -> dict[str, Any]:
 
 
 def _blocks(logits: Tensor, windows: Sequence[VerificationWindow]) -> Blocks:
-    policies = [window.sequence.params.policy for window in windows for _ in range(1 + len(window.tree))]
     batch = TreeBatch([window.tree for window in windows], logits.device)
-    return Blocks(batch, range(len(windows)), row_probs(logits, policies, True))
+    return Blocks(batch, range(len(windows)), row_probs(logits, policies_of(windows), True))
 
 
 def _by_block(blocks: Blocks) -> float:

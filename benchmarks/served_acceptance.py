@@ -1,4 +1,4 @@
-"""Whether the engine accepts what the evaluator says: the same draft, the same texts, position by position.
+"""Acceptance by the engine beside that by the evaluator, of the same draft on the same texts, position by position.
 
     python benchmarks/served_acceptance.py --draft RUN --prompts math.jsonl [--target smollm2] [--name eagle]
 

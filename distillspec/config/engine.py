@@ -99,9 +99,9 @@ class EngineConfig:
     @property
     def proposers(self) -> tuple[str, ...]:
         """The chosen proposers, in the order in which their tokens are tried. Empty: the default."""
-        return (
-            () if self.proposer is None else tuple([self.proposer] if isinstance(self.proposer, str) else self.proposer)
-        )
+        if self.proposer is None:
+            return ()
+        return (self.proposer,) if isinstance(self.proposer, str) else tuple(self.proposer)
 
     def most_widths(self, speculation_length: int) -> tuple[int, ...]:
         """Return the most children of a node at each level. 1 at each: chains."""
@@ -138,13 +138,13 @@ class EngineConfig:
         alone = [name for name in names if PROPOSERS[name].alone]
         require(
             len(names) == 1 or not alone,
-            f"proposer={list(names)}: {alone[0] if alone else ''} stands alone; name the others themselves",
+            f"proposer={list(names)}: {', '.join(alone)} stands alone; name the others themselves",
         )
         require(len(set(names)) == len(names), f"proposer={list(names)} names one twice")
         others = [name for name in self.proposer_options if len(names) > 1 and name not in names]
         require(
             not others,
-            f"proposer_options.{others[0] if others else ''} is of none in {list(names)}; several have options by "
+            f"proposer_options.{', '.join(others)} is of none in {list(names)}; several have options by "
             "name, as in proposer_options={suffix: {tokens: 90000}}",
         )
 

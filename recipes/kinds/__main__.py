@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from distillspec.cli import main as distill
+from distillspec.recipes.arguments import add_common, check_prompts, names_of
 from distillspec.recipes.distillspec.cells import resumable
 from distillspec.recipes.kinds.results import summary_of, write_results
 from distillspec.recipes.kinds.study import FIRST, KINDS, Study
@@ -30,21 +31,15 @@ def main() -> int:
 
 def _study() -> Study:
     parser = argparse.ArgumentParser(prog="python -m distillspec.recipes.kinds", description=__doc__)
-    parser.add_argument("--prompts", required=True, help="JSON, JSONL, CSV or Parquet with a prompt column")
-    parser.add_argument("--output", default="runs/study/kinds", help="where everything goes")
+    add_common(parser, "runs/study/kinds")
     parser.add_argument("--minutes", type=float, default=10.0, help="training, each kind")
     parser.add_argument("--text-minutes", type=float, default=10.0, help="writing text, once")
-    parser.add_argument("--target", default="smollm2")
     parser.add_argument("--kinds", default=",".join(KINDS), help=f"of {', '.join(KINDS)}")
-    parser.add_argument("words", nargs="*", help="further settings of every run")
     options = parser.parse_args()
     if min(options.minutes, options.text_minutes) <= 0:
         parser.error("--minutes and --text-minutes must be above 0")
-    if not Path(options.prompts).is_file():
-        parser.error(f"--prompts {options.prompts}: no such file")
-    named = options.kinds.split(",")
-    if unknown := [kind for kind in named if kind not in KINDS]:
-        parser.error(f"--kinds {unknown[0]} is not known; use some of {', '.join(KINDS)}")
+    check_prompts(parser, options)
+    named = names_of(parser, "--kinds", options.kinds, KINDS)
     kinds = tuple(dict.fromkeys([FIRST, *named]))  # the first one writes the text
     words = tuple(options.words)
     return Study(

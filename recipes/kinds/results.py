@@ -60,15 +60,16 @@ def _table(kinds: dict[str, dict[str, Any]]) -> str:
             ", ".join(f"{alpha['mean']:.3f}" for alpha in each["alpha"][:SHOWN]),
             f"{each['tau'][SHOWN - 1]['mean']:.2f}",
             f"{each['c'][batches[0]]:.3f}",
-            *(_interval(each["predicted"].get(batch)) for batch in batches),
-            "–" if measured is None else f"{_interval(measured['ratio'])} with {measured['gamma']}",
+            *(interval_cell(each["predicted"].get(batch)) for batch in batches),
+            "–" if measured is None else f"{interval_cell(measured['ratio'])} with {measured['gamma']}",
             f"{each['bytes'] / 1e6:.0f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _interval(value: dict[str, float] | None) -> str:
+def interval_cell(value: dict[str, float] | None) -> str:
+    """Return a mean with its interval for a table, a dash for None."""
     return "–" if value is None else f"{value['mean']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
 
 

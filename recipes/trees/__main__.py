@@ -10,14 +10,16 @@ import sys
 from pathlib import Path
 
 from distillspec.cli import main as distill
-from distillspec.recipes.trees.results import is_done, write_results
+from distillspec.recipes.arguments import add_common, check_prompts, names_of
+from distillspec.recipes.kinds.results import summary_of
+from distillspec.recipes.trees.results import write_results
 from distillspec.recipes.trees.study import CELLS, Study
 
 
 def main() -> int:
     study = _study()
     for name in study.cells:
-        if not is_done(study, name):
+        if summary_of(study.folder(name)) is None:
             print(f"--- {name}", flush=True)
             code = distill(study.command(name))
             if code:
@@ -29,19 +31,13 @@ def main() -> int:
 
 def _study() -> Study:
     parser = argparse.ArgumentParser(prog="python -m distillspec.recipes.trees", description=__doc__)
-    parser.add_argument("--prompts", required=True, help="JSON, JSONL, CSV or Parquet with a prompt column")
+    add_common(parser, "runs/study/trees")
     parser.add_argument("--draft", required=True, help="a run or folder with a draft")
-    parser.add_argument("--output", default="runs/study/trees", help="where everything goes")
-    parser.add_argument("--target", default="smollm2")
     parser.add_argument("--count", type=int, default=64, help="prompts of each run")
     parser.add_argument("--cells", default=",".join(CELLS), help=f"of {', '.join(CELLS)}")
-    parser.add_argument("words", nargs="*", help="further settings of every run")
     options = parser.parse_args()
-    if not Path(options.prompts).is_file():
-        parser.error(f"--prompts {options.prompts}: no such file")
-    named = tuple(dict.fromkeys(options.cells.split(",")))
-    if unknown := [name for name in named if name not in CELLS]:
-        parser.error(f"--cells {unknown[0]} is not known; use some of {', '.join(CELLS)}")
+    check_prompts(parser, options)
+    named = names_of(parser, "--cells", options.cells, CELLS)
     words = tuple(options.words)
     return Study(Path(options.output), options.prompts, options.draft, options.target, options.count, named, words)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +10,16 @@ from matplotlib.figure import Figure
 
 from distillspec.files import write_json, write_text
 from distillspec.provenance import provenance
+from distillspec.recipes.kinds.results import interval_cell, summary_of
 from distillspec.recipes.trees.study import CELLS, Study
 
 HEAD = ("run", "drafts", "verification", "tokens a step", "of the maximum", "right", "surprise", "distance", "tokens/s")
 
 
-def is_done(study: Study, name: str) -> bool:
-    """Return True for a cell whose run is finished."""
-    return (study.folder(name) / "summary.json").is_file()
-
-
 def write_results(study: Study) -> str:
     """Write `results.json`, `results.md` and `trees.png` under the study's root. Return the table."""
-    done = [name for name in study.cells if is_done(study, name)]
-    found = {name: json.loads((study.folder(name) / "summary.json").read_text())["verifications"] for name in done}
+    summaries = {name: summary_of(study.folder(name)) for name in study.cells}
+    found = {name: summary["verifications"] for name, summary in summaries.items() if summary is not None}
     record = {"cells": found, "target": study.target, "prompts": study.count, "temperature": 0.7}
     write_json(study.root / "results.json", {**record, "provenance": provenance([], 0)})
     rows = [_row(name, verification, own) for name, both in found.items() for verification, own in both.items()]
@@ -56,14 +51,10 @@ def _row(name: str, verification: str, own: dict[str, Any]) -> list[str]:
         f"{own['tokens_per_step']:.2f}",
         "–" if share is None else f"{share:.2f}",
         "–" if right is None else f"{right['mean']:.2f}",
-        _interval(own["surprise_over_entropy"]),
+        interval_cell(own["surprise_over_entropy"]),
         f"{own['distance']:.3f} ({own['distance_by_chance']:.3f})",
         f"{numpy.median(own['tokens_per_s']):.0f}",
     ]
-
-
-def _interval(value: dict[str, float]) -> str:
-    return f"{value['mean']:.2f} [{value['low']:.2f}, {value['high']:.2f}]"
 
 
 def _picture(found: dict[str, dict[str, Any]], path: Path) -> None:

@@ -15,7 +15,7 @@ from rich.table import Table
 from distillspec.commands.run_folder import close_run, open_run, plain
 from distillspec.config import QualityCommand
 from distillspec.errors import ConfigError
-from distillspec.evaluation.answer_quality import Answer, Quality, likelihood, quality
+from distillspec.evaluation.answer_quality import SAMPLES, Answer, Quality, likelihood, quality
 from distillspec.evaluation.bootstrap import interval
 from distillspec.files import write_json
 from distillspec.models import LanguageModel, load_target
@@ -25,8 +25,6 @@ from distillspec.serving.commands.bench_prompts import read_prompts
 from distillspec.serving.draft_loading import load_draft
 from distillspec.serving.engine import Engine
 from distillspec.types import Interval, Prompt
-
-RESAMPLES = 1000
 
 
 @dataclass
@@ -47,14 +45,16 @@ def run(config: QualityCommand, folder: Path) -> None:
     """
     torch.manual_seed(config.seed)
     chosen = config.quality
-    target = load_target(config.target)
+    targets = {name: load_target(config.target) for name in chosen.verifications}  # an engine holds its models
+    target = targets[chosen.verifications[0]]
     prompts = read_prompts(chosen.prompts, chosen.longest_prompt, target, "quality.prompts")[: chosen.count]
     if len(prompts) < chosen.rounds:
         raise ConfigError(f"quality.rounds={chosen.rounds} is above the {len(prompts)} prompts that there are")
     sides: dict[str, _Side] = {}
     try:
-        for name in chosen.verifications:
-            sides[name] = _Side(_engine(config, name))
+        for name, own in targets.items():
+            draft = load_draft(config.draft.path, own) if config.draft.path else None
+            sides[name] = _Side(Engine(own, draft, config.settings(name)))
         open_run(folder, config)
         _answer(config, sides, prompts)
     finally:
@@ -70,21 +70,14 @@ def run(config: QualityCommand, folder: Path) -> None:
     )
     summary = {
         name: {
-            **plain(own),
+            **plain(found[name]),
             "tokens_per_s": side.rates,
-            "tokens_per_step": own.tokens / side.steps,
+            "tokens_per_step": found[name].tokens / side.steps,
             "times_faster": plain(faster[name]),
         }
-        for (name, own), side in zip(found.items(), sides.values(), strict=True)
+        for name, side in sides.items()
     }
     close_run(folder, "quality", {"verifications": summary})
-
-
-def _engine(config: QualityCommand, verification: str) -> Engine:
-    """Return an engine on models of its own: an engine holds its models."""
-    target = load_target(config.target)
-    draft = load_draft(config.draft.path, target) if config.draft.path else None
-    return Engine(target, draft, config.settings(verification))
 
 
 def _answer(config: QualityCommand, sides: dict[str, _Side], prompts: Sequence[Prompt]) -> None:
@@ -128,7 +121,7 @@ def _judge(config: QualityCommand, target: LanguageModel, sides: dict[str, _Side
 
 def _times_faster(rates: Sequence[float], first: Sequence[float], seed: int) -> Interval:
     """Return the mean ratio of two sides' rates, with its interval over rounds."""
-    return interval([own / other for own, other in zip(rates, first, strict=True)], [1] * len(rates), RESAMPLES, seed)
+    return interval([own / other for own, other in zip(rates, first, strict=True)], [1] * len(rates), SAMPLES, seed)
 
 
 def _table(sides: dict[str, _Side], found: dict[str, Quality], faster: dict[str, Interval], first: str) -> Table:

@@ -102,6 +102,7 @@ class GoodputController:
 
     def use_costs(self, latency: LatencyModel) -> None:
         """Go on from newly measured costs."""
+        self._last = None
         self._costs = LiveLatency(latency, drafts_with_model=self._costs.drafts_with_model)
 
     def plan(self, view: BatchView) -> Plan:

@@ -47,6 +47,17 @@ class VerificationWindow:
 
 
 @dataclass(frozen=True)
+class _Lot:
+    """Rows of one kind: the windows `members` of a step, with all its trees and logits."""
+
+    kind: Kind
+    members: Sequence[int]
+    batch: TreeBatch
+    windows: Sequence[VerificationWindow]
+    logits: Tensor
+
+
+@dataclass(frozen=True)
 class Judgement:
     """Verdict on a window."""
 
@@ -104,61 +115,53 @@ class TokenSampler:
         logits, finite = self._made_finite(logits)
         batch = TreeBatch([window.tree for window in windows], logits.device)
         lots = by_kind([window.sequence for window in windows], batch.trees, self.verification)
-        asked = [(members, self._verdicts(kind, batch, members, windows, logits)) for kind, members in lots.items()]
+        asked = [
+            (members, self._verdicts(_Lot(kind, members, batch, windows, logits))) for kind, members in lots.items()
+        ]
         numbers = to_host(torch.cat([finite.long(), *(pending.numbers for _, pending in asked)])).tolist()
         return _judgements(windows, batch, asked, numbers)
 
-    def _verdicts(
-        self,
-        kind: Kind,
-        batch: TreeBatch,
-        members: Sequence[int],
-        windows: Sequence[VerificationWindow],
-        logits: Tensor,
-    ) -> PendingVerdicts:
-        """Launch the verdicts of one kind for the windows `members`."""
-        if kind == "decided":
-            return decided([windows[member].sequence for member in members], logits.device)
-        if kind == "block":
-            probs = row_probs(logits, _policies(windows), self.look)
-            accept = self.uniforms(self._accept, (batch.rows,), logits)
-            own = self.uniforms(self._residual, (len(members),), logits)
-            return verify_blocks(batch, members, probs, accept, own)
-        rule = self._rule(kind, batch, members, windows, logits)
-        if kind == "rooted":
+    def _verdicts(self, lot: _Lot) -> PendingVerdicts:
+        """Launch the verdicts of the rows of one kind."""
+        batch, members = lot.batch, lot.members
+        if lot.kind == "decided":
+            return decided([lot.windows[member].sequence for member in members], batch.device)
+        if lot.kind == "block":
+            accept = self.uniforms(self._accept, (batch.rows,), lot.logits)
+            own = self.uniforms(self._residual, (len(members),), lot.logits)
+            return verify_blocks(batch, members, self._probs(lot), accept, own)
+        rule = self._rule(lot)
+        if lot.kind == "rooted":
             return verify_from_roots(batch, members, rule, self.look)
         starts = [Start(batch.firsts[member], batch.firsts[member]) for member in members]
         return verify(batch, starts, rule, self.look)
 
-    def _rule(
-        self,
-        kind: Kind,
-        batch: TreeBatch,
-        members: Sequence[int],
-        windows: Sequence[VerificationWindow],
-        logits: Tensor,
-    ) -> Rule:
-        """Return the rule of one kind for the windows `members`."""
-        rows = [row for m in members for row in range(batch.firsts[m], batch.firsts[m] + 1 + len(windows[m].tree))]
+    def _rule(self, lot: _Lot) -> Rule:
+        """Return the rule that accepts the children of a lot's nodes."""
+        batch, members, logits = lot.batch, lot.members, lot.logits
+        rows = [row for m in members for row in range(batch.firsts[m], batch.firsts[m] + 1 + len(batch.trees[m]))]
 
         def values(compute: Compute, as_visited: bool = self.look) -> Values:
             return values_at(compute, rows, batch.rows, logits.device, as_visited)
 
-        if kind == "greedy":  # all maxima at once cost less than a few at a time
+        if lot.kind == "greedy":  # all maxima at once cost less than a few at a time
             return ChoiceRule(batch, values(greedy_ids(logits), as_visited=False))
-        probs = row_probs(logits, _policies(windows), self.look)
-        if kind == "seeded":
-            keys = key_tensor(place_key(place) for window in windows for place in window.places())
+        probs = self._probs(lot)
+        if lot.kind == "seeded":
+            keys = key_tensor(place_key(place) for window in lot.windows for place in window.places())
             return ChoiceRule(batch, values(seeded_ids(probs, keys, self._hashed)))
-        if kind == "typical":
+        if lot.kind == "typical":
             return TypicalRule(batch, values(probs), self.uniforms(self._residual, (len(members),), logits))
         accept = self.uniforms(self._accept, (batch.rows,), logits)
-        if kind == "drawn":
+        if lot.kind == "drawn":
             own = self.uniforms(self._residual, (len(members),), logits)
             return RejectionRule(batch, values(probs), accept, own, self.look)
         starts = sum([max(1, len(batch.trees[member].roots)) for member in members])
         own = self.uniforms(self._residual, (starts, self.roots), logits)
         return CandidatesRule(batch, values(probs), accept, own, self.look)
+
+    def _probs(self, lot: _Lot) -> Compute:
+        return row_probs(lot.logits, policies_of(lot.windows), self.look)
 
     def _made_finite(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Set rows that define no distribution (NaN, +inf, −inf alone) to zero. Return `[N]` bool, True for sound rows.
@@ -200,7 +203,7 @@ def _judgements(
     return judgements
 
 
-def _policies(windows: Sequence[VerificationWindow]) -> list[SamplingPolicy]:
+def policies_of(windows: Sequence[VerificationWindow]) -> list[SamplingPolicy]:
     """Return the policy of each row of logits."""
     return [window.sequence.params.policy for window in windows for _ in range(1 + len(window.tree))]
 

@@ -155,7 +155,12 @@ class RejectionRule:
 
 
 def first_child(children: Tensor, accepted: Tensor) -> Tensor:
-    """Return the first accepted child of each node `[m]`, −1 for none. Both `[m, S]`; children are −1 where missing."""
+    """Return the first accepted child of each node `[m]`, −1 for none.
+
+    Args:
+        children: `[m, S]`, −1 where there is no further one.
+        accepted: `[m, S]` bool. Its values at missing children mean nothing.
+    """
     accepted = accepted & (children >= 0)
     first = accepted.byte().argmax(-1, keepdim=True)
     return torch.where(accepted.any(-1), children.gather(1, first)[:, 0], NONE)

@@ -12,7 +12,7 @@ import torch
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft
 from distillspec.models.vocabulary import choose_kept_ids
-from distillspec.serving import Engine, EngineSettings
+from distillspec.serving import Engine, EngineSettings, SamplingParams
 
 from .browser import browser, page  # noqa: F401 (fixtures)
 
@@ -28,6 +28,18 @@ def prompts(count: int = len(PROMPT_LENGTHS), seed: int = 3) -> list[list[int]]:
         ids = torch.randint(3, 250, (PROMPT_LENGTHS[i % len(PROMPT_LENGTHS)],), generator=generator).tolist()
         made.append(ids * 3 if i % 2 else ids)
     return made
+
+
+# Slots and chunks for which rows are preempted and prompts are read in parts.
+TIGHT: dict[str, Any] = {"max_slots": 3, "max_model_len": 128, "prefill_chunk": 16, "compile": False}
+
+
+def plain_answers(target: LanguageModel, asked: list[list[int]], params: list[SamplingParams]) -> list[tuple[int, ...]]:
+    """Return the answers of an engine without a draft."""
+    engine = Engine(target, None, EngineSettings(**TIGHT))
+    found = [output.token_ids for output in engine.generate(asked, params)]
+    engine.close()
+    return found
 
 
 def ticks() -> Callable[[], float]:

@@ -13,7 +13,7 @@ from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, EngineSettings
 
-from .conftest import MakeEngine, prompts
+from .conftest import TIGHT, MakeEngine, plain_answers, prompts
 from .test_engine_grown_trees import MIXED, tree_draft
 from .test_engine_sampling import POLICIES, excess
 
@@ -29,14 +29,11 @@ def test_greedy_and_seeded_answers_do_not_change(
 ) -> None:
     """In float64, with preemption and prompts read in chunks."""
     target = random_model("llama", torch.float64)
-    room: dict[str, Any] = {"max_slots": 3, "max_model_len": 128, "prefill_chunk": 16, "compile": False}
     asked = [prompt[:60] for prompt in prompts()]
-    plain = Engine(target, None, EngineSettings(**room))
-    expected = [output.token_ids for output in plain.generate(asked, MIXED)]
-    plain.close()
+    expected = plain_answers(target, asked, MIXED)
     options = {"proposer_options": OPTIONS} if proposer == ALL else {}
     settings = EngineSettings(
-        **room, **options, max_cache_tokens=180, controller=controller, proposer=proposer, widths=[2, 2], nodes=40
+        **TIGHT, **options, max_cache_tokens=180, controller=controller, proposer=proposer, widths=[2, 2], nodes=40
     )
     draft = tree_draft("eagle", target) if proposer == ALL else None
     engine = Engine(target, draft, settings)

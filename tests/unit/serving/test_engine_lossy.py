@@ -15,7 +15,7 @@ from distillspec.serving import Engine, EngineSettings, Request, RequestRefused,
 from distillspec.serving.base.tree import TARGET
 
 from ..models.state_drafts import state_draft
-from .conftest import MakeEngine, prompts
+from .conftest import TIGHT, MakeEngine, plain_answers, prompts
 from .test_engine_grown_trees import tree_draft
 from .test_engine_sampling import POLICIES, excess, penalised
 
@@ -39,12 +39,9 @@ MIXED = [  # greedy, seeded and drawn requests side by side
 def test_greedy_and_seeded_answers_stay_exact(random_model: Callable[..., LanguageModel], mode: str, kind: str) -> None:
     """Beside drawn ones, with preemption and prompts read in chunks, in float64."""
     target = random_model("llama", torch.float64)
-    room: dict[str, Any] = {"max_slots": 3, "max_model_len": 128, "prefill_chunk": 16, "compile": False}
     asked = [prompt[:60] for prompt in prompts()]
-    plain = Engine(target, None, EngineSettings(**room))
-    expected = [output.token_ids for output in plain.generate(asked, MIXED)]
-    plain.close()
-    settings = EngineSettings(**room, max_cache_tokens=150, controller="fixed", **LOSSY[mode])
+    expected = plain_answers(target, asked, MIXED)
+    settings = EngineSettings(**TIGHT, max_cache_tokens=150, controller="fixed", **LOSSY[mode])
     engine = Engine(target, tree_draft(kind, target), settings)
     found = engine.generate(asked, MIXED)
     engine.close()
