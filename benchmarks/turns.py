@@ -13,7 +13,7 @@ import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from scipy.stats import t as student
@@ -31,6 +31,13 @@ TOKENS = 256  # of an answer
 TURN = 8  # steps of a side at a time
 ALIKE = 4  # smaller batches have as many more rounds: one answer tells little
 NO_DRAFT = "no draft"
+
+
+class Side(NamedTuple):
+    """An engine, with a controller of its own where sides share the engine."""
+
+    engine: Engine
+    controller: LengthController | None = None
 
 
 @dataclass(frozen=True)
@@ -69,30 +76,35 @@ class Bench:
 
     def rates(self, controllers: Mapping[str, LengthController], batch: int) -> dict[str, list[float]]:
         """Return the tokens a second of each controller by round, and of `plain` as "no draft"."""
-        engine, plain, prompts = self.engine, self.plain, self.prompts
-        params = SamplingParams(temperature=self.options.temperature, max_tokens=TOKENS, ignore_eos=True)
-        rates: dict[str, list[float]] = {name: [] for name in (NO_DRAFT, *controllers)}
-        chance = random.Random(0)
-        for controller in controllers.values():  # warm up
-            engine.use_controller(controller)
-            generate(engine, prompts[:batch], greedy(16))
-        generate(plain, prompts[:batch], greedy(32))
-        for round_ in range(self.options.rounds * max(1, ALIKE // batch)):
-            texts = prompts[round_ * batch : (round_ + 1) * batch]
-            for side in (engine, plain):
-                _begin(side, texts, params)
-            spent: dict[str, list[tuple[int, float]]] = {name: [] for name in rates}
-            while len(engine.sequences.decoding) == batch:
-                for name in chance.sample(list(rates), len(rates)):
-                    if name in controllers:
-                        engine.use_controller(controllers[name])
-                    spent[name] += _steps(plain if name == NO_DRAFT else engine, batch)
-            for side in (engine, plain):
-                _end(side)
-            for name, found in spent.items():
-                tokens, seconds = map(sum, zip(*found, strict=True))
-                rates[name].append(tokens / seconds)
-        return rates
+        sides = {name: Side(self.engine, controller) for name, controller in controllers.items()}
+        return by_turns({NO_DRAFT: Side(self.plain), **sides}, self.options, self.prompts, batch)
+
+
+def by_turns(
+    sides: Mapping[str, Side], options: argparse.Namespace, prompts: Sequence[Sequence[int]], batch: int
+) -> dict[str, list[float]]:
+    """Return the tokens a second of each side by round. Rounds have `batch` prompts each, the same for all sides."""
+    params = SamplingParams(temperature=options.temperature, max_tokens=TOKENS, ignore_eos=True)
+    engines = list({id(side.engine): side.engine for side in sides.values()}.values())
+    rates: dict[str, list[float]] = {name: [] for name in sides}
+    chance = random.Random(0)
+    for side in sides.values():  # warm up
+        _use(side)
+        generate(side.engine, prompts[:batch], greedy(16 if side.controller else 32))
+    for round_ in range(options.rounds * max(1, ALIKE // batch)):
+        for engine in engines:
+            _begin(engine, prompts[round_ * batch : (round_ + 1) * batch], params)
+        spent: dict[str, list[tuple[int, float]]] = {name: [] for name in sides}
+        while all(len(engine.sequences.decoding) == batch for engine in engines):
+            for name in chance.sample(list(sides), len(sides)):
+                _use(sides[name])
+                spent[name] += _steps(sides[name].engine, batch)
+        for engine in engines:
+            _end(engine)
+        for name, found in spent.items():
+            tokens, seconds = map(sum, zip(*found, strict=True))
+            rates[name].append(tokens / seconds)
+    return rates
 
 
 def turn_options(about: str, batches: Sequence[int], **more: Any) -> argparse.Namespace:
@@ -107,7 +119,8 @@ def turn_options(about: str, batches: Sequence[int], **more: Any) -> argparse.Na
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--compile", action="store_true", help="compile passes first")
     for name, default in more.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
+        kind: dict[str, Any] = {"nargs": "+"} if isinstance(default, list) else {"type": type(default)}
+        parser.add_argument(f"--{name.replace('_', '-')}", default=default, **kind)
     options = parser.parse_args()
     if options.rounds < 4:
         parser.error(f"--rounds {options.rounds}: two odd and two even ones are needed, so at least 4")
@@ -139,7 +152,12 @@ def interval(found: list[float]) -> dict[str, float]:
     return {"mean": mean, "low": mean - half, "high": mean + half, "median": statistics.median(found)}
 
 
-def _begin(engine: Engine, texts: list[list[int]], params: SamplingParams) -> None:
+def _use(side: Side) -> None:
+    if side.controller is not None:
+        side.engine.use_controller(side.controller)
+
+
+def _begin(engine: Engine, texts: Sequence[Sequence[int]], params: SamplingParams) -> None:
     """Submit the prompts and read them."""
     for row, text in enumerate(texts):
         engine.submit(Request(str(row), tuple(text), params))

@@ -16,6 +16,7 @@ from typing import Any
 
 from distillspec.errors import RunError
 
+DIGESTS = "sha256.json"
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 OTHERS = 0o077  # the permissions of everyone but the owner
 
@@ -150,7 +151,7 @@ def write_folder(path: Path, write: Callable[[Path], Any]) -> None:
                 for file in sorted(temporary.rglob("*"))
                 if file.is_file()
             }
-            (temporary / "sha256.json").write_text(json.dumps(digests, indent=2) + "\n")
+            (temporary / DIGESTS).write_text(json.dumps(digests, indent=2) + "\n")
             for file in temporary.rglob("*"):
                 _fsync(file)
             _replace_folder(temporary, path)
@@ -161,7 +162,7 @@ def write_folder(path: Path, write: Callable[[Path], Any]) -> None:
 
 def verify_folder(path: Path) -> str | None:
     """Return the reason not to trust the folder, or None if every recorded digest matches."""
-    record = path / "sha256.json"
+    record = path / DIGESTS
     if not record.is_file():
         return f"{record} is missing"
     try:

@@ -24,6 +24,7 @@ from distillspec.errors import ConfigError
 EXAMPLES = {
     "init-draft": "distill init-draft draft=pruned draft.layers=3",
     "train": "distill train loss=tvd data=mixed draft=pruned draft.layers=4 train.max_minutes=10",
+    "train-stop": "distill train-stop draft.path=runs/train/A stop.reads=state",
     "eval": "distill eval drafts=[runs/train/A/draft,runs/train/B/draft]",
     "generate": "distill generate data.prompts=prompts.jsonl data.signal=topk",
     "export": "distill export draft.path=runs/train/A/draft format=vllm",

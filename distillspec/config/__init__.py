@@ -28,6 +28,7 @@ from distillspec.config.quality import QualityCommand, QualityConfig
 from distillspec.config.serve import ServeCommand
 from distillspec.config.serving import ServerConfig
 from distillspec.config.simulation import HardwareConfig, ModelFigures, WorkloadConfig
+from distillspec.config.train_stop import StopConfig, TrainStopCommand
 from distillspec.config.training import LauncherConfig, TrackerConfig, TrainConfig
 
 __all__ = [
@@ -64,10 +65,12 @@ __all__ = [
     "ServeCommand",
     "ServerConfig",
     "SimulateCommand",
+    "StopConfig",
     "TargetConfig",
     "TrackerConfig",
     "TrainCommand",
     "TrainConfig",
+    "TrainStopCommand",
     "VersionsCommand",
     "WorkloadConfig",
 ]

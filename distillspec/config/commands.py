@@ -16,6 +16,7 @@ from distillspec.config.profile import ProfileCommand
 from distillspec.config.quality import QualityCommand
 from distillspec.config.serve import ServeCommand
 from distillspec.config.simulation import HardwareConfig, WorkloadConfig
+from distillspec.config.train_stop import TrainStopCommand
 from distillspec.config.training import LauncherConfig, TrackerConfig, TrainConfig
 
 
@@ -169,6 +170,7 @@ class SimulateCommand:
 COMMANDS: dict[str, type] = {
     "init-draft": InitDraftCommand,
     "train": TrainCommand,
+    "train-stop": TrainStopCommand,
     "eval": EvalCommand,
     "generate": GenerateCommand,
     "export": ExportCommand,

@@ -30,6 +30,10 @@ EVERYDAY: dict[str, tuple[str, ...]] = {
         *("sampling.temperature", "evaluation.measure_speedup", "tracker.kind", "launcher.kind"),
         *("launcher.num_processes", "seed", "resume"),
     ),
+    "train-stop": (
+        *("draft.path", *_TARGET, "stop.reads", "stop.text", "stop.answers", "stop.width", "stop.epochs"),
+        *("sampling.temperature", "seed"),
+    ),
     "eval": (
         *("drafts", *_TARGET, "data.prompts", "data.cache", "data.eval_prompts", "data.max_new_tokens"),
         *("sampling.temperature", "sampling.top_k", "sampling.top_p"),

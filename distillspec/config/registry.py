@@ -201,6 +201,19 @@ PROPOSERS: dict[str, ProposerChoice] = {
         without_draft="recycling",
         source="recycled",
     ),
+    "ngram": ProposerChoice(
+        "distillspec.serving.proposers.named:make_ngram",
+        "what followed the last tokens in the tenant's texts so far, in trees",
+        reads=OF_TREES,
+        without_draft="ngram",
+    ),
+    "staged": ProposerChoice(
+        "distillspec.serving.proposers.named:make_staged",
+        "the draft, in fewer passes where a proposer without a model guesses its tokens",
+        reads=("draft_confidence", *OF_TREES),
+        needs=("draft",),
+        alone=True,
+    ),
     "suffix_else_model": ProposerChoice(
         "distillspec.serving.proposers.named:make_suffix_else_model",
         "suffix or the draft",

@@ -69,8 +69,11 @@ class DataFolder:
         return PromptSet(tuple(split["train"]), tuple(split["held_out"]))
 
 
-def find_data_folder(path: str) -> DataFolder:
+def find_data_folder(path: str, key: str = "data.cache") -> DataFolder:
     """Return the data folder at `path`, or the one inside the run folder `path`.
+
+    Args:
+        key: the setting that names it.
 
     Raises:
         ConfigError: neither holds prompts.
@@ -78,4 +81,4 @@ def find_data_folder(path: str) -> DataFolder:
     for root in (Path(path), Path(path) / "data"):
         if (root / PROMPTS).is_file():
             return DataFolder(root)
-    raise ConfigError(f"data.cache={path} is not a data folder: it has no {PROMPTS}; make one with distill generate")
+    raise ConfigError(f"{key}={path} is not a data folder: it has no {PROMPTS}; make one with distill generate")

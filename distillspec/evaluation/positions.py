@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from distillspec.evaluation.states import TargetStates, drafted_hidden, response_hidden
+from distillspec.evaluation.states import TargetStates, drafted_hidden
 from distillspec.models.language_model import LanguageModel
 from distillspec.sampling import policy_probs
 from distillspec.types import Sample, SamplingPolicy
@@ -67,10 +67,7 @@ def measure_positions(
         empty = torch.empty(0, dtype=torch.float64)
         return Positions(empty, empty, empty, empty, empty, empty)
     states = states or TargetStates(target)
-    if draft.state_input is None:
-        drafted = [response_hidden(draft, sample)]
-    else:
-        drafted = drafted_hidden(draft, sample, states.features(sample, draft.state_ids), depths)
+    drafted = drafted_hidden(draft, sample, states, depths)
     target_hidden = states.hidden(sample)  # behind `features`, which reads them too
     labels = torch.tensor(sample.response_ids, device=target.device)
     stop_columns = _stop_columns(draft, target.stop_ids)

@@ -99,14 +99,17 @@ def response_hidden(model: LanguageModel, sample: Sample) -> Tensor:
 
 
 @torch.no_grad()
-def drafted_hidden(draft: LanguageModel, sample: Sample, states: Tensor, depths: int) -> list[Tensor]:
-    """Return `response_hidden` of a draft that reads `states`, at each drafted position up to `depths`.
+def drafted_hidden(draft: LanguageModel, sample: Sample, states: TargetStates, depths: int) -> list[Tensor]:
+    """Return `response_hidden` of a draft at each drafted position up to `depths`: what its head reads there.
 
-    Positions that it cannot draft are left out.
+    Drafts that read tokens alone have the same at all of them: one is returned. Positions that a draft cannot draft are
+    left out.
     """
+    if draft.state_input is None:
+        return [response_hidden(draft, sample)]
     ids, places = _read(draft, sample)
-    depths = min(depths, draft.most_positions or depths)
-    return unrolled(draft, ids, places, states, [places[0, len(sample.prompt_ids) - 1 :]] * depths)
+    features, depths = states.features(sample, draft.state_ids), min(depths, draft.most_positions or depths)
+    return unrolled(draft, ids, places, features, [places[0, len(sample.prompt_ids) - 1 :]] * depths)
 
 
 def _read(model: LanguageModel, sample: Sample) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,8 @@ from torch.nn.functional import linear
 from torch.nn.utils.rnn import pad_sequence
 
 from distillspec.models.few_queries import attention_on
+from distillspec.models.few_tokens import FewTokens
+from distillspec.models.flat_view import FlatView, RowGroup
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.packed_linear import PackedLinears
 from distillspec.models.slot_cache import SlotCache, SlotView
@@ -22,10 +24,18 @@ class SlotDecoder:
 
     Args:
         packs: the model's weights, for the head.
+        few: its layers, for steps that they take.
     """
 
-    def __init__(self, model: LanguageModel, slots: int, max_len: int, packs: PackedLinears | None = None) -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: LanguageModel,
+        slots: int,
+        max_len: int,
+        packs: PackedLinears | None = None,
+        few: FewTokens | None = None,
+    ) -> None:
+        self.model, self.few = model, few
         self.linear = linear if packs is None else packs.linear
         self.cache = SlotCache(slots, max_len, attention_on(model.device))
         self.lengths = torch.zeros(slots, dtype=torch.int64)
@@ -47,9 +57,12 @@ class SlotDecoder:
         longest = int(self.lengths[:count].max()) + 1
         starts = self.lengths[:count].to(self.model.device)
         view = SlotView.append(self.cache, range(count), starts, torch.ones_like(starts), longest=longest)
-        hidden = self.model.hidden(tokens.to(self.model.device)[:, None], view.positions, slot_view=view)
+        read = tokens.to(self.model.device)
         self.lengths[:count] += 1
-        return self._logits(hidden[:, 0])
+        flat = FlatView(self.cache, view.slots, starts, starts[None], (RowGroup(view, 0, count),))
+        if self.few is not None and self.few.takes(flat):
+            return self._logits(self.few.hidden(flat, read[None]))
+        return self._logits(self.model.hidden(read[:, None], view.positions, slot_view=view)[:, 0])
 
     def move(self, source: int, destination: int) -> None:
         """Move the sequence in slot `source` to `destination`."""

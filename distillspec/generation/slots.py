@@ -13,6 +13,7 @@ from torch import Tensor
 from distillspec.errors import ConfigError
 from distillspec.generation.decoder import SlotDecoder
 from distillspec.models.features import FeatureTap
+from distillspec.models.few_tokens import FewTokens
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.memory import slots_that_fit
 from distillspec.models.packed_linear import PackedLinears
@@ -84,7 +85,8 @@ class SlotGenerator:
         waiting = _neighbours_alike(requests, 2 * slots)
         with ExitStack() as stack:
             packs = [_packed(model, slots, requests, stack) for model in self.models]
-            decoders = [SlotDecoder(model, slots, max_len, own) for model, own in zip(self.models, packs, strict=True)]
+            pairs = zip(self.models, packs, strict=True)
+            decoders = [SlotDecoder(model, slots, max_len, *own) for model, own in pairs]
             decoders[0].cache.state_ids = self.states.ids
             for model in self.models:
                 was_training = model.model.training
@@ -201,15 +203,16 @@ class SlotGenerator:
 
 def _packed(
     model: LanguageModel, slots: int, requests: Sequence[GenerationRequest], stack: ExitStack
-) -> PackedLinears | None:
+) -> tuple[PackedLinears | None, FewTokens | None]:
     """Pack a model's weights until the stack closes, where so many steps follow that it pays."""
     steps = sum(request.max_new_tokens for request in requests) / slots
     if steps < PACKED_STEPS or not PackedLinears.helps(model):
-        return None
+        return None, None
+    few = FewTokens.of(model)
     packs = PackedLinears(model, tokens=(slots,))
     packs.attach()
     stack.callback(packs.detach)
-    return packs
+    return packs, few
 
 
 def _neighbours_alike(requests: Sequence[GenerationRequest], block: int) -> list[int]:

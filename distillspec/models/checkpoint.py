@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from distillspec.errors import ConfigError
-from distillspec.files import verify_folder, write_folder
+from distillspec.files import DIGESTS, verify_folder, write_folder
 from distillspec.models import own_weights
 from distillspec.models.language_model import LanguageModel, fingerprint
 from distillspec.models.own_weights import reading_record, reads_targets_embeddings, write_weights
+from distillspec.models.stop_head import StopHead, read_stop_head, write_stop_head
 from distillspec.models.target import load_tokenizer, one_line_failures, read_weights
 from distillspec.models.tokenizers import identify, require_same_tokenizer
 from distillspec.types import ModelIdentity
@@ -53,6 +54,7 @@ def save_draft(
         "lineage": draft.lineage,
         "embeddings": "own" if own else "target",
         **({} if reading is None else {"reads": reading}),
+        **({} if draft.stop is None else {"stop": draft.stop.record}),
         **(extra or {}),
     }
 
@@ -60,9 +62,25 @@ def save_draft(
         if draft.kept_ids is not None:
             (temporary / KEPT_IDS).write_text(json.dumps({"d2t": draft.kept_ids.tolist()}) + "\n")
         write_weights(draft, temporary, embeddings=own)
+        if draft.stop is not None:
+            write_stop_head(draft.stop, temporary)
         if draft.tokenizer is not None:
             draft.tokenizer.save_pretrained(temporary)
         (temporary / METADATA).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+
+    write_folder(folder, write)
+
+
+def save_with_stop_head(source: Path, folder: Path, head: StopHead) -> None:
+    """Write the draft in the folder `source` again, with a `StopHead`. Its weights stay as they are."""
+
+    def write(temporary: Path) -> None:
+        for file in source.iterdir():
+            if file.name not in (METADATA, DIGESTS):
+                (temporary / file.name).write_bytes(file.read_bytes())
+        record = {**read_metadata(source), "stop": head.record}
+        (temporary / METADATA).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+        write_stop_head(head, temporary)
 
     write_folder(folder, write)
 
@@ -100,7 +118,8 @@ def load_draft(
     if target is not None:
         model.to(target.device)
     identity = identify(tokenizer, rows, fingerprint(model))
-    draft = LanguageModel(model.eval(), tokenizer, identity, str(folder), kept_ids, record.get("lineage", {}))
+    stop = read_stop_head(folder, record.get("stop"), model.device)
+    draft = LanguageModel(model.eval(), tokenizer, identity, str(folder), kept_ids, record.get("lineage", {}), stop)
     return draft if target is None else matched(draft, target)
 
 

@@ -1,192 +1,9 @@
-// Attention of few queries a row over the keys of its slot, on CPUs. Called by few_queries.py.
-//
-// Scores and sums are float32. Weights are too, but bfloat16 where the processor multiplies pairs of bfloat16. Each row
-// reads its own keys alone, whatever the others hold.
+// Attention of few queries a row over the keys of its slot, on CPUs. Called by few_queries.py. Each row reads its own keys
+// alone, whatever the others hold.
 
-#include <algorithm>
-#include <vector>
-
-#include "vectors.h"
+#include "attention.h"
 
 namespace {
-
-constexpr int ROWS = 4;             // queries that share each load of a key or value
-constexpr int KEYS = LANES / ROWS;  // keys of a tile: its scores fill one vector
-constexpr int BLOCK = 64;           // keys whose scores are known before their values are read
-constexpr int COLUMNS = LANES / 4;  // vectors of a value whose sums stay in registers
-constexpr float LOWEST = -1e30f;    // score of a key that is not seen
-
-struct Query {
-    int first;       // keys before this one are not seen
-    uint64_t nodes;  // bit i: the query sees new token i of its row
-};
-
-// Some queries of one row and the key head that they share. Softmax goes from block to block of keys.
-template <typename T>
-struct Head {
-    const T *keys, *values;
-    int64_t stride;  // from key to key
-    int dim, count;
-    float *queries, *sum, *most, *total;  // [count, dim] scaled, [count, dim], [count] and [count, LANES]
-    const Query* seen;
-    const T* const* given;  // [count] queries as they came
-    float scale;
-
-    // Read keys start ... start + size - 1, of which those from `base` on are new tokens.
-    void read(int start, int size, int base) {
-        for (int row = 0; row < count; row += ROWS) {
-            alignas(64) float weights[ROWS][BLOCK];
-            for (int j = 0; j < size; j += KEYS) {
-                const int some = std::min(KEYS, size - j);
-                alignas(64) float tile[ROWS][KEYS];
-                store(by_pairs() ? score_pairs(row, start + j, some) : score(row, start + j, some), tile[0]);
-                for (int r = 0; r < ROWS; ++r) std::memcpy(weights[r] + j, tile[r], sizeof tile[r]);
-            }
-            const int rows = std::min(ROWS, count - row);
-            for (int r = 0; r < ROWS; ++r) {
-                float* own = weights[r];
-                std::fill(own + size, own + BLOCK, LOWEST);
-                if (r < rows) {
-                    hide(own, row + r, start, size, base);
-                    soften(own, row + r);
-                }
-            }
-            if (by_pairs()) {
-                mix_pairs(weights, start, size, row, rows);
-                continue;
-            }
-            for (int c = 0; c < dim; c += COLUMNS * LANES) {
-                const int vectors = std::min(COLUMNS, (dim - c) / LANES);
-                if (vectors == COLUMNS) mix<COLUMNS>(weights, start, size, row, rows, c);
-                else for (int i = 0; i < vectors; ++i) mix<1>(weights, start, size, row, rows, c + i * LANES);
-            }
-        }
-    }
-
-    // Products of bfloat16 are computed in pairs where heads fill whole vectors of them.
-    bool by_pairs() const {
-#if defined(__AVX512BF16__)
-        return sizeof(T) == 2 && dim % WIDTH == 0;
-#else
-        return false;
-#endif
-    }
-
-#if defined(__AVX512BF16__)
-    Vec score_pairs(int row, int key, int size) {  // as `score`
-        Vec parts[LANES] = {};
-        for (int c = 0; c < dim; c += WIDTH) {
-            Pairs q[ROWS];
-            for (int r = 0; r < ROWS; ++r) q[r] = pairs((const uint16_t*)given[std::min(row + r, count - 1)] + c);
-            for (int j = 0; j < KEYS; ++j) {
-                const Pairs k = pairs((const uint16_t*)keys + (key + std::min(j, size - 1)) * stride + c);
-                for (int r = 0; r < ROWS; ++r) parts[r * KEYS + j] = add_products(parts[r * KEYS + j], q[r], k);
-            }
-        }
-        return sums<LANES>(parts) * scale;
-    }
-
-    // Two keys' values are multiplied at once. Interleaving them leaves columns 0-3, 8-11, … in one vector of sums.
-    template <int W>
-    void mix_pairs(const uint16_t (*weights)[BLOCK], int start, int size, int row, int rows, int column) {
-        Vec sums[ROWS][2 * W] = {};
-        for (int j = 0; j < size; j += 2) {
-            const uint16_t* value = (const uint16_t*)values + (start + j) * stride + column;
-            Pairs v[2 * W];
-            for (int i = 0; i < W; ++i) {
-                const Pairs a = pairs(value + i * WIDTH), b = pairs(value + (j + 1 < size ? stride : 0) + i * WIDTH);
-                v[2 * i] = _mm512_unpacklo_epi16(a, b);
-                v[2 * i + 1] = _mm512_unpackhi_epi16(a, b);
-            }
-            for (int r = 0; r < ROWS; ++r) {
-                int32_t both;
-                std::memcpy(&both, weights[r] + j, sizeof both);
-                for (int i = 0; i < 2 * W; ++i) sums[r][i] = add_products(sums[r][i], _mm512_set1_epi32(both), v[i]);
-            }
-        }
-        for (int r = 0; r < rows; ++r)
-            for (int i = 0; i < 2 * W; ++i) {
-                const Vec own = __builtin_shuffle(sums[r][i & ~1], sums[r][i | 1], i & 1 ? SECOND : FIRST);
-                float* to = sum + (row + r) * dim + column + i * LANES;
-                store(load(to) + own, to);
-            }
-    }
-
-    void mix_pairs(const float (*weights)[BLOCK], int start, int size, int row, int rows) {
-        alignas(64) uint16_t halves[ROWS][BLOCK];
-        for (int r = 0; r < ROWS; ++r) {
-            for (int j = 0; j < BLOCK; j += LANES) store(load(weights[r] + j), halves[r] + j);
-            if (size < BLOCK) halves[r][size] = 0;
-        }
-        for (int c = 0; c < dim; c += 2 * WIDTH)
-            if (c + WIDTH < dim) mix_pairs<2>(halves, start, size, row, rows, c);
-            else mix_pairs<1>(halves, start, size, row, rows, c);
-    }
-#else
-    Vec score_pairs(int, int, int) { return Vec{}; }
-    void mix_pairs(const float (*)[BLOCK], int, int, int, int) {}
-#endif
-
-    // Return the scores `[ROWS, KEYS]` of queries from `row` on with keys from `key` on, of which `size` exist.
-    Vec score(int row, int key, int size) {
-        Vec parts[LANES] = {};
-        for (int c = 0; c < dim; c += LANES) {
-            Vec q[ROWS];
-            for (int r = 0; r < ROWS; ++r) q[r] = load(queries + std::min(row + r, count - 1) * dim + c);
-            for (int j = 0; j < KEYS; ++j) {
-                const Vec k = load(keys + (key + std::min(j, size - 1)) * stride + c);
-                for (int r = 0; r < ROWS; ++r) parts[r * KEYS + j] += q[r] * k;
-            }
-        }
-        return sums<LANES>(parts);
-    }
-
-    void hide(float* scores, int row, int start, int size, int base) {
-        const Query& own = seen[row];
-        for (int j = 0; j < std::min(size, own.first - start); ++j) scores[j] = LOWEST;
-        for (int j = std::max(0, base - start); j < size; ++j)
-            if (!(own.nodes >> (start + j - base) & 1)) scores[j] = LOWEST;
-    }
-
-    // Turn scores into weights relative to the largest score so far, and what was summed before to the same.
-    void soften(float* scores, int row) {
-        Vec top = load(scores), all = load(total + row * LANES);
-        for (int j = LANES; j < BLOCK; j += LANES) {
-            const Vec x = load(scores + j);
-            top = x > top ? x : top;
-        }
-        const float best = largest(top);
-        if (best > most[row]) {
-            const float shrink = exponential(most[row] - best);
-            most[row] = best;
-            all *= shrink;
-            for (float* own = sum + row * dim; own < sum + (row + 1) * dim; own += LANES) store(load(own) * shrink, own);
-        }
-        for (int j = 0; j < BLOCK; j += LANES) {
-            Vec e = exponential(load(scores + j) - most[row]);
-            if (by_pairs()) e = rounded(e, keys);
-            store(e, scores + j);
-            all += e;
-        }
-        store(all, total + row * LANES);
-    }
-
-    template <int W>
-    void mix(const float (*weights)[BLOCK], int start, int size, int row, int rows, int column) {
-        Vec sums[ROWS][W] = {};
-        for (int j = 0; j < size; ++j) {
-            Vec v[W];
-            for (int i = 0; i < W; ++i) v[i] = load(values + (start + j) * stride + column + i * LANES);
-            for (int r = 0; r < ROWS; ++r)
-                for (int i = 0; i < W; ++i) sums[r][i] += weights[r][j] * v[i];
-        }
-        for (int r = 0; r < rows; ++r)
-            for (int i = 0; i < W; ++i) {
-                float* own = sum + (row + r) * dim + column + i * LANES;
-                store(load(own) + sums[r][i], own);
-            }
-    }
-};
 
 // As in few_queries.py. Strides count numbers.
 struct Shape {
@@ -215,31 +32,16 @@ void attend(const T* query, const T* keys, const T* values, T* out, const int64_
                 std::fill(own, own + groups * dim, T{});
             }
         if (count <= 0) continue;
-        std::vector<float> space(count * (2 * dim + 1 + LANES));
-        std::vector<Query> seen(count);
-        std::vector<const T*> given(count);
-        float *scaled = space.data(), *sum = scaled + count * dim, *most = sum + count * dim, *total = most + count;
-        int64_t start = end;
-        for (int64_t r = 0; r < count; ++r) {
-            const int64_t head = h * groups + (begin + r) / real, t = (begin + r) % real;
-            const T* own = query + b * shape.query_row + head * shape.query_head + t * shape.query_token;
-            for (int64_t c = 0; c < dim; c += LANES) store(load(own + c) * scale, scaled + r * dim + c);
-            given[r] = own;
-            seen[r] = {int(first[t]), uint64_t(nodes[t])};
-            start = std::min(start, first[t]);
-            most[r] = LOWEST;
-        }
         const int64_t offset = slot * shape.slot + h * shape.head;
-        Head<T> part{keys + offset, values + offset, shape.place, int(dim), int(count),
-                     scaled, sum, most, total, seen.data(), given.data(), scale};
-        for (; start < end; start += BLOCK)
-            part.read(int(start), int(std::min<int64_t>(BLOCK, end - start)), int(base));
-        for (int64_t r = 0; r < count; ++r) {
-            const int64_t head = h * groups + (begin + r) / real, t = (begin + r) % real;
-            T* own = out + ((b * queries + t) * shape.heads + head) * dim;
-            const Vec all = Vec{} + sum_of(load(total + r * LANES));
-            for (int64_t c = 0; c < dim; c += LANES) store(load(sum + r * dim + c) / all, own + c);
-        }
+        const auto head = [&](int64_t r) { return h * groups + (begin + r) / real; };
+        const auto token = [&](int64_t r) { return (begin + r) % real; };
+        attend_some<T, T>(
+            keys + offset, values + offset, shape.place, base, end, dim, count, scale,
+            [&](int64_t r) {
+                return query + b * shape.query_row + head(r) * shape.query_head + token(r) * shape.query_token;
+            },
+            [&](int64_t r) { return out + ((b * queries + token(r)) * shape.heads + head(r)) * dim; },
+            [&](int64_t r) { return Query{int(first[token(r)]), uint64_t(nodes[token(r)])}; });
     }
 }
 

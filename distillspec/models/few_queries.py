@@ -75,7 +75,7 @@ def few_queries_attention(
         keys.data_ptr(),
         values.data_ptr(),
         out.data_ptr(),
-        view.kept(("rows", window), lambda: torch.from_numpy(_rows(view, window))).data_ptr(),
+        view.kept(("rows", window), lambda: torch.from_numpy(row_numbers(view, window))).data_ptr(),
         (ctypes.c_int64 * len(shape))(*shape),
         dim**-0.5 if scaling is None else scaling,
         torch.get_num_threads(),
@@ -98,7 +98,7 @@ def _takes(query: Tensor, keys: Tensor, values: Tensor, view: SlotView, window: 
     )
 
 
-def _rows(view: SlotView, window: int | None) -> NDArray[numpy.int64]:
+def row_numbers(view: SlotView, window: int | None) -> NDArray[numpy.int64]:
     """Return `[B, 3 + 2 q]`: slot, first new place, end, and of each query the first key and the new tokens it sees."""
     places, positions = view.places.numpy(), view.positions.numpy()
     real = places < view.cache.max_len

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from distillspec.errors import ConfigError
 from distillspec.models.state_input import ADDED, BLOCK, StateInput, deferred_norm
+from distillspec.models.stop_head import StopHead
 from distillspec.types import ModelIdentity, OutputHead
 
 
@@ -22,7 +23,7 @@ class LanguageModel:
     `kept_ids [Vd]` (int64, sorted) are the absolute ids of the head's rows when the vocabulary is truncated. None: the
     head covers the whole vocabulary. Ids that the tokenizer cannot produce (rows that pad the head to a round size) are
     cut off, so all logits are `identity.vocab_size` or `len(kept_ids)` wide. A model folder may lack a tokenizer: such
-    a model reads and writes token ids only.
+    a model reads and writes token ids only. `stop` predicts which tokens of a draft are accepted.
     """
 
     model: PreTrainedModel
@@ -31,6 +32,7 @@ class LanguageModel:
     name: str
     kept_ids: Tensor | None = None
     lineage: dict[str, Any] = field(default_factory=dict)
+    stop: StopHead | None = None
 
     @property
     def device(self) -> torch.device:

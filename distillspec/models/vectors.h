@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512BF16__)
+#if defined(__x86_64__)
 #include <immintrin.h>
 #endif
 
@@ -34,6 +34,20 @@ inline Vec load(const uint16_t* from) {  // bfloat16: the upper half of a float3
     Halves x;
     std::memcpy(&x, from, sizeof x);
     return (Vec)(__builtin_convertvector(x, Words) << 16);
+}
+
+typedef _Float16 Half;
+
+inline Vec load(const Half* from) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
+#elif defined(__F16C__)
+    return (Vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
+#else
+    Vec x;
+    for (int i = 0; i < LANES; ++i) x[i] = from[i];
+    return x;
+#endif
 }
 
 inline Vec rounded(Vec x, const float*) { return x; }

@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 from torch import Tensor
 
 ROOT = -1
-# Sources: the draft model, prompt lookup, earlier answers, earlier logits.
-DRAFT, LOOKUP, SUFFIX, RECYCLED = "draft", "lookup", "suffix", "recycled"
+# Sources: the draft model, prompt lookup, earlier answers, earlier logits, counts of n-grams.
+DRAFT, LOOKUP, SUFFIX, RECYCLED, NGRAM = "draft", "lookup", "suffix", "recycled", "ngram"
 TARGET = "target"  # tokens that the target has drawn: no proposals, see `decoding.target_initialised`
 Kind = Literal["drawn", "deterministic"]
 

@@ -2,7 +2,7 @@
 
 A trial is a drafted token whose predecessors were all accepted. The hazard of position i is a Beta mean: the request's
 own trials, and the global ones as a prior worth `strength` trials. Survival is the product. Both forget: text changes,
-and drafts are swapped. A lookup's proposals are told apart by the length of their match (0: a model's).
+and drafts are swapped. Proposals of sources without a model are told apart by source and match (0: a model's).
 
 Siblings of a chain's token are tried after it. Theirs are the hazards of a rank where those before it were rejected,
 over all requests.
@@ -10,7 +10,7 @@ over all requests.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import numpy
 from numpy.typing import NDArray
@@ -63,10 +63,10 @@ class AcceptanceEstimate:
     def reset(self) -> None:
         """Forget everything: another draft."""
         # Evidence is tried and accepted tokens by position.
-        self._all: dict[int, Floats] = {}  # by match, `[2, speculation_length]`
-        self._hazards: dict[int, Floats] = {}  # by match, while nothing new is learnt
+        self._all: dict[Hashable, Floats] = {}  # by kind, `[2, speculation_length]`
+        self._hazards: dict[Hashable, Floats] = {}  # by kind, while nothing new is learnt
         self._own = numpy.zeros((2, 1, self.speculation_length))  # by place. The first one is for unknown requests
-        self._places: dict[tuple[int, str], int] = {}  # by match and request
+        self._places: dict[tuple[Hashable, str], int] = {}  # by kind and request
         self._further = numpy.zeros((2, self.speculation_length, self.width - 1))  # tried and accepted siblings
         self._shares: Floats | None = None  # `sibling_shares`, while nothing new is learnt
 
@@ -83,56 +83,56 @@ class AcceptanceEstimate:
             self._shares = hazards * numpy.concatenate([numpy.ones((len(hazards), 1)), reached[:, :-1]], 1)
         return self._shares
 
-    def chances(self, names: Sequence[str], matches: Sequence[int] | None = None) -> Floats:
+    def chances(self, names: Sequence[str], kinds: Sequence[Hashable] | None = None) -> Floats:
         """Return P(the child of rank r at position i is accepted | its parent is) `[n, positions, width]`."""
-        own = self._own_hazards(names, matches)
+        own = self._own_hazards(names, kinds)
         if self.width == 1:
             return own[..., None]
         return numpy.concatenate([own[..., None], (1 - own)[..., None] * self.sibling_shares()], 2)
 
-    def hazards(self, match: int = 0) -> Floats:
+    def hazards(self, kind: Hashable = 0) -> Floats:
         """Return P(position i is accepted | those before it were) over all requests, `[speculation_length]`.
 
         Late positions are seldom tried: until they are, they are taken for like the others.
         """
-        if match not in self._hazards:
-            tried, accepted = self._all.get(match, self._own[:, 0])
+        if kind not in self._hazards:
+            tried, accepted = self._all.get(kind, self._own[:, 0])
             pooled = (accepted.sum() + IMAGINED * self.prior) / (tried.sum() + IMAGINED)
-            self._hazards[match] = (accepted + POOLED * pooled) / (tried + POOLED)
-        return self._hazards[match]
+            self._hazards[kind] = (accepted + POOLED * pooled) / (tried + POOLED)
+        return self._hazards[kind]
 
-    def survival(self, names: Sequence[str], matches: Sequence[int] | None = None) -> Floats:
+    def survival(self, names: Sequence[str], kinds: Sequence[Hashable] | None = None) -> Floats:
         """Return P(the first 1 … speculation_length drafted tokens are all accepted) `[n, speculation_length]`.
 
         Requests without evidence have the global one.
         """
-        survival: Floats = self._own_hazards(names, matches).cumprod(1)
+        survival: Floats = self._own_hazards(names, kinds).cumprod(1)
         return survival
 
-    def _own_hazards(self, names: Sequence[str], matches: Sequence[int] | None) -> Floats:
+    def _own_hazards(self, names: Sequence[str], kinds: Sequence[Hashable] | None) -> Floats:
         """Return P(position i is accepted | those before it were) of each request `[n, positions]`."""
         pooled, strength = self.hazards(), min(self.strength, GLOBAL_ONLY)
-        if matches is not None:
-            pooled = numpy.array([self.hazards(match) for match in matches]).reshape(-1, self.speculation_length)
-        keys = zip(matches or [0] * len(names), names, strict=True)
+        if kinds is not None:
+            pooled = numpy.array([self.hazards(kind) for kind in kinds]).reshape(-1, self.speculation_length)
+        keys = zip(kinds or [0] * len(names), names, strict=True)
         tried, accepted = self._own.take([self._places.get(key, 0) for key in keys], 1)
         hazards: Floats = (accepted + strength * pooled) / (tried + strength)
         return hazards
 
-    def observe(self, rows: Sequence[RowResult], matches: Sequence[int] | None = None) -> None:
+    def observe(self, rows: Sequence[RowResult], kinds: Sequence[Hashable] | None = None) -> None:
         """Count the trials of a step's rows. Rows without drafted tokens have none."""
-        drafted = [(match, row) for match, row in zip(matches or [0] * len(rows), rows, strict=True) if row.trials]
+        drafted = [(kind, row) for kind, row in zip(kinds or [0] * len(rows), rows, strict=True) if row.trials]
         if not drafted or not self.speculation_length:
             return
-        places = [self._place((match, row.sequence_id)) for match, row in drafted]
+        places = [self._place((kind, row.sequence_id)) for kind, row in drafted]
         trials = self._counted([row for _, row in drafted])
         counted = trials[..., 0]
         self._own[:, places] = self._own[:, places] * (1 - self._decay * counted[0]) + counted
-        kinds = {match for match, _ in drafted}
-        for match in kinds:
-            new = (counted if len(kinds) == 1 else counted[:, [match == other for other, _ in drafted]]).sum(1)
-            self._all[match] = self._all.get(match, 0.0) * self._forget_globally ** new[0] + new
-            self._hazards.pop(match, None)
+        different = {kind for kind, _ in drafted}
+        for kind in different:
+            new = (counted if len(different) == 1 else counted[:, [kind == other for other, _ in drafted]]).sum(1)
+            self._all[kind] = self._all.get(kind, 0.0) * self._forget_globally ** new[0] + new
+            self._hazards.pop(kind, None)
         further = trials[..., 1:].sum(1)
         if further[0].any():
             self._further = self._further * self._forget_globally ** further[0] + further
@@ -160,10 +160,10 @@ class AcceptanceEstimate:
         self._places = {key: place for place, key in enumerate(kept, 1)}
 
     def __len__(self) -> int:
-        """Requests that have evidence of their own, and by how many match lengths."""
+        """Requests that have evidence of their own, and of how many kinds."""
         return len(self._places)
 
-    def _place(self, key: tuple[int, str]) -> int:
+    def _place(self, key: tuple[Hashable, str]) -> int:
         """Return the place of a request's evidence, a new one for a new request."""
         place = self._places.setdefault(key, len(self._places) + 1)
         if place == self._own.shape[1]:

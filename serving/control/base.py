@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -17,7 +17,7 @@ class Option(NamedTuple):
 
     limit: int  # the most levels, by parameters, room, cache and source. 0: none
     drafted_by_model: bool = True  # a draft model would run
-    match: int = 0  # tokens of text that a lookup found again: the more, the higher its acceptance
+    match: int = 0  # how sure a source without a model is, such as tokens of text that a lookup found again
     unread_tokens: int = 0  # tokens of its text that the draft model has not read
     source: str = DRAFT
     at_once: bool = False  # one pass of the draft model gives all its tokens
@@ -44,6 +44,11 @@ class RowView(NamedTuple):
         """All sources, its own first."""
         own = [getattr(self, name) for name in Option._fields]
         return (Option(*own), *self.others)
+
+
+def evidence(row: RowView | Option) -> Hashable:
+    """Return what acceptance is told apart by: source and match, 0 for a model's tokens."""
+    return (row.source, row.match) if row.match else 0
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.shape import TreeShape, chain_shape
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.allocation import Allocation, Batch, best_by_row, best_for_all, expected
-from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowView, StepResult, decoding_rows
+from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowView, StepResult, decoding_rows, evidence
 from distillspec.serving.control.bounded import WITHIN, best_within
 from distillspec.serving.control.candidates import Candidates
 from distillspec.serving.control.sources import choose_sources
@@ -175,8 +175,8 @@ class GoodputController:
             view.at_once,
             self._reads(result.plan.rows, rows),
         )
-        matches = {row.sequence_id: row.match for row in view.rows if row.match}
-        self.acceptance.observe(rows, [matches.get(row.sequence_id, 0) for row in rows] if matches else None)
+        kinds = {row.sequence_id: evidence(row) for row in view.rows if row.match}
+        self.acceptance.observe(rows, [kinds.get(row.sequence_id, 0) for row in rows] if kinds else None)
         if rows:
             self._judge(result, rows, prompts_s, sure)
         if isinstance(why, Decision):
@@ -198,7 +198,8 @@ class GoodputController:
     def _batch(self, view: BatchView, trees: Candidates | None) -> Batch:
         columns: Sequence[tuple[Any, ...]] = list(zip(*view.rows, strict=True)) or [()] * len(RowView._fields)
         names, contexts, limits, by_model, matches, *_ = columns
-        chances, gains = self.acceptance.chances(names, matches if any(matches) else None), None
+        kinds = list(map(evidence, view.rows)) if any(matches) else None
+        chances, gains = self.acceptance.chances(names, kinds), None
         if trees is not None:
             wide = numpy.array([row.wide for row in view.rows], dtype=bool)
             gains = trees.survival(chances) * (trees.spine | wide[:, None])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
-from distillspec.serving.control.base import Option, RowView
+from distillspec.serving.control.base import Option, RowView, evidence
 from distillspec.serving.costs.latency import LatencyModel
 
 
@@ -28,7 +28,7 @@ def _best(row: RowView, rows: int, acceptance: AcceptanceEstimate, latency: Late
 
 def _goodput(row: RowView, option: Option, rows: int, acceptance: AcceptanceEstimate, latency: LatencyModel) -> float:
     """Return the most tokens a second of a chain from one source."""
-    survival = acceptance.survival([row.sequence_id], [option.match] if option.match else None)[0]
+    survival = acceptance.survival([row.sequence_id], [evidence(option)] if option.match else None)[0]
     context, once_s = rows * row.context_tokens, latency.target.seconds(0, rows)
     tokens, best = 1.0, 0.0
     for length, survives in enumerate(survival[: option.limit].tolist(), 1):

@@ -52,7 +52,7 @@ def verify_tree(target_probs: Tensor, tree: TokenTree, accept_uniforms: Tensor, 
 def _try_children(p: Tensor, tree: TokenTree, node: int, uniforms: Tensor) -> tuple[int | None, Tensor]:
     """Return the accepted child of a node, None if all are rejected, and what p has become."""
     for group in tree.groups_at(node):
-        q = _group_probs(group, p)
+        q = group_probs(group, p)
         for child in group.nodes:
             token = tree.tokens[child]
             draft_at = q[token] if q is not None else torch.ones(())  # deterministic: q is one-hot at the child
@@ -62,7 +62,7 @@ def _try_children(p: Tensor, tree: TokenTree, node: int, uniforms: Tensor) -> tu
     return None, p
 
 
-def _group_probs(group: SiblingGroup, like: Tensor) -> Tensor | None:
+def group_probs(group: SiblingGroup, like: Tensor) -> Tensor | None:
     """Return the distribution `[V]` that a group was drawn from, None for a deterministic one."""
     if group.drawn_from is None:
         return None
@@ -79,6 +79,13 @@ def after_rejection(p: Tensor, q: Tensor | None, rejected: int) -> tuple[Tensor,
         rest[rejected] = 0
         return (rest if bool(rest.sum() > 0) else p), None
     p = residual_probs(p / p.sum(), q)
+    return p / p.sum(), without(q, rejected)
+
+
+def without(q: Tensor | None, token: int) -> Tensor | None:
+    """Return a group's distribution `[V]` without a token that is taken out, None for a deterministic group."""
+    if q is None:
+        return None
     q = q.clone()
-    q[rejected] = 0
-    return p / p.sum(), (q / q.sum() if bool(q.sum() > 0) else q)
+    q[token] = 0
+    return q / q.sum() if bool(q.sum() > 0) else q

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from distillspec.models import LanguageModel
 from distillspec.models.features import FeatureTap
+from distillspec.models.few_tokens import FewTokens
 from distillspec.models.native import cpp_compiler
 from distillspec.models.packed_linear import PackedLinears
 from distillspec.models.slot_attention import hook, unhook
@@ -38,6 +39,7 @@ class PreparedModel:
         self._was_training = model.model.training
         self.packs = PackedLinears(model, exact=exact) if pack_weights and PackedLinears.helps(model) else None
         model.model.eval()
+        self.few = FewTokens.of(model, exact=exact) if pack_weights else None  # reads weights before they are packed
         hook(model.model)
         if self.packs is not None:
             self.packs.attach()

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from distillspec.models import LanguageModel
+from distillspec.models.few_tokens import FewTokens
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 from distillspec.serving.execution.graphs import GraphedPasses, Recorder
@@ -61,7 +62,7 @@ class ModelRunner:
         """Run a pass as it is. Its time counts towards compiling."""
         started = time.perf_counter()
         hidden = self.eager(batch, states, position)
-        if self.prepared is not None and self.prepared.compiled is not None:
+        if self.prepared is not None and self.prepared.compiled is not None and self._few(batch) is None:
             self.prepared.compiled.spent(time.perf_counter() - started)
         return hidden
 
@@ -73,7 +74,18 @@ class ModelRunner:
                 states.
             position: number of the drafted position, for them too.
         """
-        return batch.view.hidden(self.model, batch.tokens)
+        return self.layers(batch)
+
+    def layers(self, batch: FlatBatch, fed: Tensor | None = None, **named: int) -> Tensor:
+        """Run the model's layers as they serve this pass best. For the arguments see `FlatView.hidden`."""
+        if (few := self._few(batch)) is not None:
+            return few.hidden(batch.view, batch.tokens, fed)
+        return batch.view.hidden(self.model, batch.tokens, fed, **named)
+
+    def _few(self, batch: FlatBatch) -> FewTokens | None:
+        """Return the layers that are made for passes of few tokens, if this is one."""
+        few = None if self.prepared is None else self.prepared.few
+        return few if few is not None and few.takes(batch.view) else None
 
     def begin(self, batch: FlatBatch, count: int, *, recording: bool = False) -> Tensor:
         """Read the rows of a draft, for `count` drafted positions. Return what `follow` and `logits` carry on.

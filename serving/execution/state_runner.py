@@ -36,7 +36,7 @@ class StateRunner(ModelRunner):
     def eager(self, batch: FlatBatch, states: Tensor | None = None, position: int = 0) -> Tensor:
         fed = self._before(batch) if states is None else states
         named = {} if self.model.attends else {"drafted": position}
-        return batch.view.hidden(self.model, batch.tokens, fed, **named)
+        return self.layers(batch, fed, **named)
 
     def follow(self, batch: FlatBatch, carried: Tensor, position: int, *, recording: bool = False) -> Tensor:
         if recording:

@@ -21,10 +21,15 @@ ANY = 1 << 30  # levels, where nothing limits them
 
 @dataclass(frozen=True)
 class ProposalRequest:
-    """A row that may get drafted trees, of one source each."""
+    """A row that may get drafted trees, of one source each.
+
+    guess: tokens that are expected to follow. A draft model reads them in one pass with its text, and saves the passes
+        behind those that it chooses itself. They change nothing that it proposes.
+    """
 
     sequence: SequenceState
     trees: tuple[PlannedTree, ...]
+    guess: tuple[int, ...] = ()
 
     @property
     def speculation_length(self) -> int:

@@ -7,18 +7,20 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from distillspec.models import LanguageModel
+from distillspec.models.stop_head import StopHead
 from distillspec.serving.base.transfer import to_host
 
 
 class ContinueRule(Protocol):
     """Decides after every draft step which rows continue."""
 
-    def keeps(self, logits: Tensor, step: int) -> list[bool]:
-        """Return which rows continue.
+    def keeps(self, logits: Tensor, carried: Tensor) -> list[bool]:
+        """Return which rows continue behind the tokens that were taken from these logits.
 
         Args:
             logits: `[B, width]` raw, of the rows still drafting.
-            step: the draft token (0, 1, …) that was taken from them.
+            carried: `[B, D]` last states of the draft, that they were computed from.
         """
         ...
 
@@ -29,8 +31,18 @@ class ConfidenceThreshold:
     def __init__(self, threshold: float) -> None:
         self.threshold = threshold
 
-    def keeps(self, logits: Tensor, step: int) -> list[bool]:
+    def keeps(self, logits: Tensor, carried: Tensor) -> list[bool]:
         return to_host(torch.softmax(logits.float(), -1).amax(-1) > self.threshold).tolist()
+
+
+class PredictedAcceptance:
+    """Draft on while the acceptance of the last token, as its `StopHead` predicts it, exceeds a threshold."""
+
+    def __init__(self, draft: LanguageModel, head: StopHead, threshold: float) -> None:
+        self.draft, self.head, self.threshold = draft, head, threshold
+
+    def keeps(self, logits: Tensor, carried: Tensor) -> list[bool]:
+        return to_host(self.head.acceptance(self.draft.normed(carried), logits) > self.threshold).tolist()
 
 
 def likely(predicted: Tensor, surer_than: float) -> Tensor:

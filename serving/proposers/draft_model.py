@@ -174,7 +174,8 @@ class DraftModel:
         Where passes are not recorded, rows of unlike lengths are cheaper level by level: short ones leave early.
         """
         together = self.loop.records or self.runner.one_pass or len({row.shape.depth for row in rows}) == 1
-        in_turn = self.levels.rule is not None or self.dynamic is not None or any(r.sequence.candidates for r in rows)
+        in_turn = self.levels.rule is not None or self.dynamic is not None
+        in_turn = in_turn or any(row.guess or row.sequence.candidates for row in rows)
         return together and not in_turn and all(row.shape.is_spine for row in rows)
 
     def _draft_at_once(self, rows: Sequence[Growth], texts: Sequence[RowInput]) -> tuple[Tensor | None, list[Growth]]:
@@ -216,7 +217,10 @@ class DraftModel:
         while self._places(shape) > room:  # at the context's end
             shape = shape.shortened(shape.depth - 1)
         own = request.sequence, self.state(request.sequence.id), shape
-        return Growth(*own) if self.dynamic is None else DynamicGrowth(*own, self.dynamic)
+        if self.dynamic is not None:
+            return DynamicGrowth(*own, self.dynamic)
+        # The last level's tokens are read by nobody.
+        return Growth(*own, guess=request.guess[: shape.depth - 1] if shape.is_spine else ())
 
     def _places(self, shape: TreeShape) -> int:
         """Return the most places behind the text that the draft writes while it grows a tree."""
@@ -234,8 +238,8 @@ class DraftModel:
         self.runner.cache.clear(row.slot)
 
     def _unread(self, row: Growth) -> RowInput:
-        """Return the text that the draft has not read, or its newest token for one that does not attend."""
+        """Return text that the draft has not read (the newest token, if it does not attend), and the row's guess."""
         sequence = row.sequence
         start = row.state.computed if self.attends else len(sequence.tokens) - 1
         row.state.computed = len(sequence.tokens)
-        return RowInput(row.slot, start, sequence.tokens[start:])
+        return RowInput(row.slot, start, [*sequence.tokens[start:], *row.guess], 1 + len(row.guess))

@@ -25,6 +25,8 @@ class Growth:
         read: nodes that the draft has read or reads next, in the order of their places in its cache.
         held: by node that was read, what the draft carries behind it.
         parents: by node, −1 for the text.
+        guess, ahead: tokens that were read with the text, and what the draft carries behind each. For chains, with
+            siblings or without.
     """
 
     sequence: SequenceState
@@ -35,6 +37,8 @@ class Growth:
     read: list[int] = field(default_factory=list)
     held: dict[int, Tensor] = field(default_factory=dict)
     parents: list[int] = field(default_factory=list)
+    guess: tuple[int, ...] = ()
+    ahead: Sequence[Tensor] = ()
     _groups: list[SiblingGroup] = field(default_factory=list)
     _level: int = 0
     _shaped: list[int] = field(default_factory=lambda: [0])  # place of each frontier node in its level of the shape
@@ -99,6 +103,16 @@ class Growth:
     def _may_go_on(self, node: int) -> bool:
         """Return False for a token that ends the answer."""
         return self.tokens[node] not in self.sequence.stop_ids
+
+    def is_read_ahead(self) -> bool:
+        """Take what the draft carries behind the frontier from the guess. Return False if it guessed other tokens."""
+        if self._level > len(self.guess):
+            return False
+        (node,) = self.frontier
+        if self.place(node).drafted != self.guess[: self._level]:
+            return False
+        self.held[node] = self.ahead[self._level - 1]
+        return True
 
     def stop(self) -> None:
         """Draft nothing further."""

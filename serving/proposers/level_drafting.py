@@ -54,7 +54,7 @@ class LevelDrafting:
         """Grow all trees.
 
         Args:
-            texts: what the draft has not read of each row's text, its newest token last.
+            texts: what the draft has not read of each row's text, its newest token last, and the row's guess.
 
         Returns:
             What drawn tokens were drawn from `[n, width]`, None if none were, and the rows whose logits are NaN. Those
@@ -74,11 +74,11 @@ class LevelDrafting:
         return torch.cat(tables) if tables else None, failed
 
     def _begin(self, rows: Sequence[Growth], texts: Sequence[RowInput]) -> None:
-        """Read the texts."""
+        """Read the texts and the guesses."""
         count = max(row.shape.depth for row in rows)
         carried = self.runner.begin(self.runner.prepare(texts, count), count)
-        for row, own in zip(rows, carried, strict=True):
-            row.held[ROOT] = own
+        for row, end in zip(rows, accumulate(1 + len(row.guess) for row in rows), strict=True):
+            row.held[ROOT], *row.ahead = carried[end - 1 - len(row.guess) : end]
         predicted = self.runner.predicted_acceptance(carried) if self.surer_than > 0 else None
         if predicted is not None:
             sure = to_host(likely(predicted, self.surer_than).sum(1)).tolist()
@@ -86,10 +86,13 @@ class LevelDrafting:
                 row.shape = row.shape.shortened(levels)
 
     def _read(self, rows: Sequence[Growth], step: int) -> None:
-        """Read the frontiers of all rows in one pass."""
+        """Read the frontiers of all rows in one pass, but those that were guessed."""
         if self.runner.one_pass:
             for row in rows:
                 row.held |= dict.fromkeys(row.frontier, row.held[ROOT])
+            return
+        rows = [row for row in rows if not row.is_read_ahead()]
+        if not rows:
             return
         read = [row.read if self.runner.model.attends else row.frontier for row in rows]
         batch = self.runner.prepare([self._window(row, own) for row, own in zip(rows, read, strict=True)])
@@ -118,7 +121,7 @@ class LevelDrafting:
         draws = self.sampler.draws(places, 1, self.columns, siblings, best=self.topk)
         choice = choose(logits.float(), draws, 0, self.hashed, siblings)
         seen = to_host(torch.cat([choice.finite[:, None], self.columns.ids(choice.columns)], 1)).tolist()
-        goes_on = self.rule.keeps(logits, step) if self.rule is not None else [True] * len(nodes)
+        goes_on = self.rule.keeps(logits, carried) if self.rule is not None else [True] * len(nodes)
         scores = self._scores(logits, choice.columns) if self.scored else [[]] * len(nodes)
         start = 0
         for row in rows:

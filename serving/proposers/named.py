@@ -16,11 +16,13 @@ from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.graphs import Recorder
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.proposers.base import Proposer
-from distillspec.serving.proposers.continue_rule import ConfidenceThreshold
+from distillspec.serving.proposers.continue_rule import ConfidenceThreshold, ContinueRule, PredictedAcceptance
 from distillspec.serving.proposers.draft_model import DraftModel
+from distillspec.serving.proposers.ngram import Ngram
 from distillspec.serving.proposers.prompt_lookup import PromptLookup
 from distillspec.serving.proposers.recycling import TokenRecycling
 from distillspec.serving.proposers.side_by_side import SideBySide
+from distillspec.serving.proposers.staged import Staged
 from distillspec.serving.proposers.suffix import SuffixLookup
 from distillspec.serving.proposers.suffix_store import SuffixStore
 
@@ -98,7 +100,7 @@ def make_prompt_lookup(parts: ProposerParts, longest: int = 4, shortest: int = 2
 
 
 def make_draft_model(parts: ProposerParts) -> DraftModel:
-    """Run the draft, gated by `draft_confidence` where that is above 0: by its confidence head if it has one."""
+    """Run the draft, gated by `draft_confidence` where that is above 0: by what it predicts, if it predicts it."""
     assert parts.draft is not None, "the engine checks that there is a draft"
     threshold, predicts = parts.settings.draft_confidence, parts.draft.predicts_acceptance
     if parts.settings.tree == "medusa" and not parts.draft.kind.startswith("medusa"):
@@ -108,13 +110,17 @@ def make_draft_model(parts: ProposerParts) -> DraftModel:
         parts.sampler,
         parts.target_cache,
         version=parts.version,
-        rule=ConfidenceThreshold(threshold) if threshold > 0 and not predicts else None,
+        rule=_rule(parts.draft, threshold) if threshold > 0 and not predicts else None,
         surer_than=threshold if predicts else 0.0,
         topk=parts.settings.chosen_tree in ONE_HOT,
         dynamic=parts.settings.widest if parts.settings.tree == "dynamic" else None,
         prepared=parts.prepared,
         recorder=parts.recorder,
     )
+
+
+def _rule(draft: LanguageModel, threshold: float) -> ContinueRule:
+    return ConfidenceThreshold(threshold) if draft.stop is None else PredictedAcceptance(draft, draft.stop, threshold)
 
 
 def make_lookup_else_model(parts: ProposerParts, longest: int = 4, shortest: int = 2) -> SideBySide:
@@ -140,7 +146,39 @@ def make_suffix(
 
 def make_recycling(parts: ProposerParts, best: int = 8) -> TokenRecycling:
     """Propose from earlier logits. For the option see `TokenRecycling`."""
-    return TokenRecycling(parts.sampler.columns.width, best)
+    if "recycling" not in parts.kept:
+        parts.kept["recycling"] = TokenRecycling(parts.sampler.columns.width, best)
+    return parts.kept["recycling"]
+
+
+def make_ngram(parts: ProposerParts, longest: int = 3, contexts: int = 100_000, least: float = 0.1) -> Ngram:
+    """Propose what followed the last tokens in the tenant's texts. For the options see `Ngram`."""
+    if "ngram" not in parts.kept:
+        parts.kept["ngram"] = Ngram(longest, contexts, least)
+    return parts.kept["ngram"]
+
+
+def make_staged(
+    parts: ProposerParts, helper: str = "suffix", helper_options: Mapping[str, Any] | None = None
+) -> Staged:
+    """Run the draft on the guesses of a proposer without a model. For the options see `Staged`.
+
+    Raises:
+        ConfigError: the draft reads the target's states, or `helper` is no proposer without a model.
+    """
+    draft, options = make_draft_model(parts), helper_options or {}
+    helpers = [name for name, choice in PROPOSERS.items() if not choice.alone and "draft" not in choice.needs]
+    if draft.reads_states:
+        raise ConfigError(
+            f"proposer=staged needs a draft that reads tokens alone, not kind {parts.draft and parts.draft.kind}: what "
+            "it carries from token to token cannot be computed in one pass; use proposer=draft_model"
+        )
+    if helper not in helpers:
+        raise ConfigError(f"proposer_options.helper={helper} must be one of {', '.join(helpers)}")
+    check_options("proposer_options.helper_options", helper, PROPOSERS[helper].load(), options)
+    guessing = _make(helper, parts, options)
+    assert guessing is not None
+    return Staged(draft, guessing, PROPOSERS[helper].source or helper)
 
 
 def make_suffix_else_model(

@@ -27,6 +27,7 @@ REQUIRED = {
     "export": ["draft.path=d"],
     "quality": ["quality.prompts=[p]"],
     "report": ["runs=[r]"],
+    "train-stop": ["draft.path=d"],
 }
 NEEDS = {"draft=pretrained": ["draft.path=d"], "data=fixed": ["data.prompts=p.jsonl"]}
 UNFIT = {  # refused

@@ -42,6 +42,7 @@ def problem_of(line: str) -> str | None:
         "export": "draft.path=a",
         "quality": "quality.prompts=[a.jsonl]",
         "report": "runs=[a]",
+        "train-stop": "draft.path=a",
     }
     if command in needed and not any(word.split("=")[0] == needed[command].split("=")[0] for word in words):
         words.append(needed[command])

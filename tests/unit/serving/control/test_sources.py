@@ -8,7 +8,7 @@ import pytest
 
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
-from distillspec.serving.control.base import BatchView, Option, RowView
+from distillspec.serving.control.base import BatchView, Option, RowView, evidence
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.sources import choose_sources
 from distillspec.serving.costs.latency import LatencyModel
@@ -24,7 +24,7 @@ def learnt(lookup: float, model: float) -> AcceptanceEstimate:
     estimate = AcceptanceEstimate(4, width=2)
     for turn in range(200):
         rows = [RowResult.chain("x", 4, 4 * ((turn * share) % 1 < share), 5) for share in (lookup, model)]
-        estimate.observe(rows, [8, 0])
+        estimate.observe(rows, [evidence(ROW), 0])
     return estimate
 
 

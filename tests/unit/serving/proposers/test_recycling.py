@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from distillspec.serving.base.shape import PlannedTree, TreeShape
 from distillspec.serving.base.tree import RECYCLED, ROOT, TokenTree
 from distillspec.serving.decoding.sampling import VerificationWindow
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest
-from distillspec.serving.proposers.recycling import OWNERS, TokenRecycling
+from distillspec.serving.proposers.recycling import TokenRecycling
 
 VOCAB = 12
 
@@ -80,13 +81,12 @@ def test_tenants_learn_apart_and_can_be_forgotten() -> None:
     assert proposer.prospect(sequence([2])).most == 0
 
 
-def test_the_tenants_served_longest_ago_lose_their_tables() -> None:
-    proposer = TokenRecycling(VOCAB, best=1)
-    for number in range(OWNERS + 1):
-        proposer.see([VerificationWindow(sequence([2], str(number)), EMPTY)], logits_for([3]))
-        proposer.see([VerificationWindow(sequence([2], "0"), EMPTY)], logits_for([3]))
-    known = [bool(proposer.prospect(sequence([2], str(number))).most) for number in (0, 1, OWNERS)]
-    assert known == [True, False, True]
+def test_requests_that_are_not_logged_teach_nothing() -> None:
+    proposer, private = TokenRecycling(VOCAB, best=1), sequence([2])
+    private.request = replace(private.request, log=False)
+    windows = [VerificationWindow(private, TokenTree.chain([5])), VerificationWindow(sequence([4]), EMPTY)]
+    proposer.see(windows, logits_for([3], [6], [7]))
+    assert [proposer.prospect(sequence([token])).most > 0 for token in (2, 5, 4)] == [False, False, True]
 
 
 @pytest.mark.parametrize("options", [{"best": 0}])

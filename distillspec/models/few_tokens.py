@@ -1,0 +1,262 @@
+"""Layers of a Llama over few tokens on CPUs, in one call of C++ (`few_tokens.cpp`).
+
+For a token a layer reads some megabytes of weights, which takes less time than torch's fifty operators around them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel, LlamaRMSNorm
+
+from distillspec.models.eagle import PROJECTIONS, EagleDecoder, EagleLayer
+from distillspec.models.few_queries import row_numbers
+from distillspec.models.flat_view import FlatView, RowGroup
+from distillspec.models.language_model import LanguageModel, attention_heads
+from distillspec.models.memory import free_bytes
+from distillspec.models.native import NotBuilt, library
+from distillspec.models.packed_linear import SHARE, SMALLEST
+from distillspec.models.slot_cache import SlotCache
+from distillspec.models.state_input import DeferredNorm
+
+SOURCE = Path(__file__).with_suffix(".cpp")
+# Of a pass, where bfloat16 is multiplied in pairs and where not. Torch takes larger ones.
+MOST_TOKENS = {True: 256, False: 48}
+MOST_NEW = 32  # tokens of a row. Prompts are left to torch's attention
+WEIGHTS = {torch.float32: torch.float16, torch.bfloat16: torch.bfloat16}  # dtype of a model → of its packed weights
+ROTARY = ("default", "linear", "llama3")  # kinds whose angles depend on the position alone
+
+
+class _Kernel(NamedTuple):
+    functions: dict[torch.dtype, ctypes._NamedFuncPointer]
+    lanes: int
+    by_pairs: bool  # bfloat16 is multiplied in pairs
+
+
+@cache
+def _kernel() -> _Kernel:
+    """Return the kernel, built on first use.
+
+    Raises:
+        NotBuilt: there is no compiler, or it does not know the language.
+    """
+    found = library(SOURCE)
+    functions = {torch.float32: found.layers_float32, torch.bfloat16: found.layers_bfloat16}
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    for function in functions.values():
+        function.restype = None
+        function.argtypes = [
+            *(pointer, number, pointer, pointer, pointer, pointer, number, pointer),
+            *(ctypes.c_float, ctypes.c_float, ctypes.c_int),
+        ]
+    return _Kernel(functions, found.lanes(), bool(found.by_pairs()))
+
+
+class FewTokens:
+    """The layers of one model, for passes over at most `most` tokens.
+
+    Weights have 16 bits. Sums, and what passes from layer to layer, are float32. A token's result does not depend on
+    the tokens read beside it. Weights must not change while this exists.
+    """
+
+    def __init__(self, model: LanguageModel) -> None:
+        self.model, decoder = model, model.decoder
+        config = model.model.config.get_text_config()
+        heads = attention_heads(model)
+        self._sizes = [config.hidden_size, config.intermediate_size, heads.query, heads.kv, heads.dim]
+        self._like = torch.empty(1, heads.kv, 1, heads.dim, dtype=model.dtype)
+        self.most = MOST_TOKENS[model.dtype == torch.bfloat16 and _kernel().by_pairs]
+        self._eps, self._scale = float(config.rms_norm_eps), float(model.layers[0].self_attn.scaling)  # type: ignore[arg-type, union-attr]
+        self._layers = [_packed_layer(layer, model.dtype) for layer in model.layers]
+        self._final = None if isinstance(decoder.norm, DeferredNorm) else decoder.norm
+        self._angles: tuple[int, Tensor, Tensor] = (0, torch.empty(0), torch.empty(0))
+
+    @staticmethod
+    def of(model: LanguageModel, *, exact: bool = True) -> FewTokens | None:
+        """Return the layers of a model that the kernel is made for, None for others and where it cannot be built.
+
+        Args:
+            exact: the model's weights must be numbers of 16 bits. A draft's may be rounded: what it proposes is judged
+                by the probabilities that it proposed it with.
+        """
+        return FewTokens(model) if _is_made_for(model, exact) else None
+
+    def takes(self, view: FlatView) -> bool:
+        """Return True if a pass has few tokens, over a cache of slots."""
+        few = len(view.places) <= self.most and type(view.cache) is SlotCache
+        return few and all(group.view.places.shape[1] <= MOST_NEW for group in view.groups)
+
+    def hidden(self, view: FlatView, tokens: Tensor, fed: Tensor | None = None) -> Tensor:
+        """Return what `FlatView.hidden` does, `[N, D]`. For the arguments see there."""
+        read = self._input(tokens, fed)
+        out = read.new_empty(len(read), self._sizes[0])
+        angles = self._turned(view.cache.max_len)
+        row, nodes = _rows(view)
+        model = _numbers([*self._sizes, *(each.data_ptr() for each in angles)])
+        places = [part.contiguous() for part in (view.slots, view.places, view.positions)]
+        batch = _numbers(
+            [len(read), len(row), *(part.data_ptr() for part in places), nodes.ctypes.data, row.ctypes.data]
+        )
+        layers = _numbers([number for index in range(len(self._layers)) for number in self._layer(index, view.cache)])
+        columns = _numbers(self._columns(view.cache))
+        _kernel().functions[read.dtype](
+            layers,
+            len(self._layers),
+            model,
+            batch,
+            _numbers([*self._kept(view.cache, out), ctypes.addressof(columns)]),
+            read.data_ptr(),
+            read.shape[1],
+            out.data_ptr(),
+            self._eps,
+            self._scale,
+            torch.get_num_threads(),
+        )
+        return out if self._final is None else self._final(out)
+
+    def _input(self, tokens: Tensor, fed: Tensor | None) -> Tensor:
+        """Return what the first layer reads `[N, D]`, or embeddings and states side by side `[N, 2 D]`."""
+        model = self.model
+        embeddings = model.model.get_input_embeddings()(tokens.clamp(min=0))
+        if model.state_input is None:
+            return embeddings[0].contiguous()
+        states = torch.zeros_like(embeddings) if fed is None else fed[None]
+        return model.state_input(embeddings, states, tokens)[0].contiguous()
+
+    def _turned(self, positions: int) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines of all positions `[positions, dim]` float32."""
+        if self._angles[0] != positions:
+            at = torch.arange(positions)[None]
+            cosines, sines = self.model.decoder.rotary_emb(torch.empty(1, dtype=torch.float32), at)  # type: ignore[operator]
+            self._angles = positions, cosines[0].contiguous(), sines[0].contiguous()
+        return self._angles[1:]
+
+    def _columns(self, cache: SlotCache) -> list[int]:
+        """Return where each state begins among those that the cache keeps of a token, −1 for others."""
+        columns = [-1] * (1 + len(self._layers))
+        for place, state in enumerate(cache.state_ids):
+            columns[state] = place * self._sizes[0]
+        return columns
+
+    def _kept(self, cache: SlotCache, like: Tensor) -> list[int]:
+        """Return where the cache keeps states: the address, 0 for none, and strides of slots and places."""
+        if not cache.state_ids:
+            return [0, 0, 0]
+        held = cache.kept_states(like, self._sizes[0])
+        return [held.data_ptr(), held.stride(0), held.stride(2)]
+
+    def _layer(self, index: int, cache: SlotCache) -> list[int]:
+        keys, values = cache.layer(index, self._like)
+        return [*self._layers[index].pointers, keys.data_ptr(), values.data_ptr(), *keys.stride()[:3]]
+
+
+class _PackedLayer(NamedTuple):
+    weights: tuple[Tensor, ...]  # of queries, keys and values, of the output, of gate and up, and down
+    norms: tuple[Tensor | None, ...]  # before attention, of states beside the tokens, before the MLP
+
+    @property
+    def pointers(self) -> list[int]:
+        return [0 if held is None else held.data_ptr() for held in (*self.weights, *self.norms)]
+
+
+def _packed_layer(layer: Any, dtype: torch.dtype) -> _PackedLayer:
+    attention, mlp, lanes = layer.self_attn, layer.mlp, _kernel().lanes
+    qkv = torch.cat([getattr(attention, name).weight for name in PROJECTIONS])
+    # Blocks of both take turns, so that a thread computes both of an output.
+    parts = [part.weight.unflatten(0, (-1, lanes)) for part in (mlp.gate_proj, mlp.up_proj)]
+    gate_up = torch.stack(parts, 1).flatten(0, 2)
+    weights = (qkv, attention.o_proj.weight, gate_up, mlp.down_proj.weight)
+    norms = (layer.input_layernorm, getattr(layer, "hidden_norm", None), layer.post_attention_layernorm)
+    scales = tuple(None if own is None else own.weight.detach().float().contiguous() for own in norms)
+    return _PackedLayer(tuple(_packed(weight.detach(), dtype) for weight in weights), scales)
+
+
+def _packed(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a weight `[out, in]` in blocks of as many outputs as a vector has lanes, input by input."""
+    kernel = _kernel()
+    blocks = weight.to(WEIGHTS[dtype]).unflatten(0, (-1, kernel.lanes))
+    if dtype == torch.bfloat16 and kernel.by_pairs:
+        return blocks.unflatten(2, (-1, 2)).transpose(1, 2).contiguous()
+    return blocks.transpose(1, 2).contiguous()
+
+
+def _rows(view: FlatView) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
+    """Return each row's first token, tokens, slot, first new place and end `[R, 5]`, and what each token sees `[N]`."""
+    rows, nodes, first = [], [], 0
+    for group in view.groups:
+        own, seen = _of_one(group) if group.view.places.shape[1] == 1 else _of_some(group)
+        own[:, 0] += first
+        first += group.count
+        rows.append(own)
+        nodes.append(seen)
+    if len(rows) == 1:
+        return rows[0], nodes[0]
+    return numpy.concatenate(rows), numpy.concatenate(nodes)
+
+
+def _of_one(group: RowGroup) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
+    """Rows of one token each."""
+    places = group.view.places.numpy()[:, 0]
+    rows = numpy.empty((len(places), 5), dtype=numpy.int64)
+    rows[:, 0] = numpy.arange(len(places))
+    rows[:, 1] = 1
+    rows[:, 2] = group.view.slots.numpy()
+    rows[:, 3] = places
+    rows[:, 4] = places + (places < group.view.cache.max_len)
+    return rows, numpy.ones(len(places), dtype=numpy.int64)
+
+
+def _of_some(group: RowGroup) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
+    """Rows of several tokens, the shorter ones padded."""
+    found = row_numbers(group.view, None)
+    width = group.view.places.shape[1]
+    counts = found[:, 2] - found[:, 1] if group.queries is not None else numpy.full(len(found), width)
+    starts = counts.cumsum() - counts
+    rows = numpy.stack([starts, counts, *found[:, :3].T], 1)
+    real = numpy.arange(width) < counts[:, None]
+    return rows, found[:, 3 + width :][real]
+
+
+def _numbers(values: Sequence[int]) -> Any:
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def _is_made_for(model: LanguageModel, exact: bool) -> bool:
+    """Return True for Llama layers of dimensions that fill vectors, large enough that packing helps."""
+    config, decoder = model.model.config.get_text_config(), model.decoder
+    if model.device.type != "cpu" or model.dtype not in WEIGHTS or type(decoder) not in (LlamaModel, EagleDecoder):
+        return False
+    if not all(type(layer) in (LlamaDecoderLayer, EagleLayer) for layer in model.layers):
+        return False
+    rope = getattr(config, "rope_parameters", None) or {}
+    plain = config.hidden_act == "silu" and rope.get("rope_type", "default") in ROTARY
+    final = decoder.norm
+    norms = isinstance(final, LlamaRMSNorm) or (isinstance(final, DeferredNorm) and model.state_input is not None)
+    biased = any(isinstance(part, nn.Linear) and part.bias is not None for part in decoder.modules())
+    if not plain or not norms or biased or getattr(config, "sliding_window", None) is not None:
+        return False
+    try:
+        lanes = _kernel().lanes
+    except NotBuilt:
+        return False
+    heads, width, inner = attention_heads(model), config.hidden_size, config.intermediate_size
+    fits = width % lanes == inner % lanes == heads.dim % (2 * lanes) == 0 and heads.query % heads.kv == 0
+    weights = [
+        part.weight.detach() for layer in model.layers for part in layer.modules() if isinstance(part, nn.Linear)
+    ]
+    if not fits or 2 * inner * width < SMALLEST or not _fit_memory(model, weights):
+        return False
+    return not exact or all(torch.equal(weight.to(WEIGHTS[model.dtype]).to(weight), weight) for weight in weights)
+
+
+def _fit_memory(model: LanguageModel, weights: Sequence[Tensor]) -> bool:
+    free = free_bytes(model.device)
+    return free is None or 2 * sum(weight.numel() for weight in weights) <= SHARE * free

@@ -1,0 +1,259 @@
+"""Layers in one call of C++: what torch computes, for chains, trees, ragged rows and drafts that read states."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from distillspec.config import DraftConfig
+from distillspec.models import LanguageModel, initialise_draft
+from distillspec.models import few_tokens as module
+from distillspec.models.features import FeatureTap
+from distillspec.models.few_queries import why_not
+from distillspec.models.few_tokens import FewTokens
+from distillspec.models.native import FLAGS, cpp_compiler
+from distillspec.models.slot_attention import slot_attention_in
+from distillspec.models.slot_cache import SlotCache
+from distillspec.models.target import wrap
+from distillspec.models.tiny import tiny_tokenizer
+from distillspec.serving.base.tree import TokenTree
+from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
+
+from .state_drafts import state_draft
+
+pytestmark = [
+    pytest.mark.numerics,
+    pytest.mark.skipif(why_not() is not None, reason=f"no kernel here: {why_not()}"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="for CPUs"),
+]
+# Of the largest number. These layers amplify: torch's own bfloat16 is 6 % off its float32.
+CLOSE = {torch.float32: 2e-5, torch.bfloat16: 0.1}
+DTYPES = [torch.float32, torch.bfloat16]
+TREE = TokenTree.of_parents([9, 8, 7, 6], [-1, -1, 0, 1])
+
+
+def llama(dtype: torch.dtype = torch.float32, **changes: object) -> LanguageModel:
+    """Three layers, just large enough, with weights that 16 bits hold."""
+    torch.manual_seed(2)
+    settings = {
+        "vocab_size": 259,
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "initializer_range": 0.2,
+        "max_position_embeddings": 512,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 2,
+    }
+    model = LlamaForCausalLM(LlamaConfig(**{**settings, **changes})).eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if "norm" in name:
+            parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
+        parameter.copy_(parameter.bfloat16().half())
+    return wrap(model.to(dtype), tiny_tokenizer(), "middle")
+
+
+def run(
+    model: LanguageModel, rows: Sequence[RowInput], cache: SlotCache, few: FewTokens | None, seed: int = 1
+) -> Tensor:
+    """Read rows with torch's layers, or in one call."""
+    batch = FlatBatch.of(cache, rows, model.device)
+    fed = None
+    if model.state_input is not None:
+        width = model.model.config.get_text_config().hidden_size
+        chance = torch.Generator().manual_seed(seed)
+        fed = torch.randn(batch.tokens.shape[1], width, generator=chance).to(model.dtype)
+    if few is None:
+        return batch.view.hidden(model, batch.tokens, fed)
+    assert few.takes(batch.view)
+    return few.hidden(batch.view, batch.tokens, fed)
+
+
+STEPS = {
+    "a prompt's end": [RowInput(0, 0, list(range(5, 25)))],
+    "ragged rows": [RowInput(0, 20, [3]), RowInput(1, 0, [4, 5, 6]), RowInput(3, 0, [1, 2])],
+    "a tree beside a chain": [RowInput(0, 21, [30, 9, 8, 7, 6], tree=TREE), RowInput(1, 3, [9, 9, 9, 4])],
+    "a tree's nodes alone": [RowInput(0, 26, [9, 8, 7, 6], tree=TREE, rooted=False)],
+    "one token each": [RowInput(0, 22, [9]), RowInput(1, 7, [8]), RowInput(2, 0, [8]), RowInput(3, 2, [1])],
+}
+
+
+@torch.inference_mode()
+def compare(model: LanguageModel, exact: bool = True) -> None:
+    """Take all steps both ways, each over a cache of its own, and compare outputs, keys and values."""
+    few = FewTokens.of(model, exact=exact)
+    assert few is not None
+    with slot_attention_in(model.model):
+        caches = SlotCache(4, 64), SlotCache(4, 64)
+        for name, rows in STEPS.items():
+            wanted, found = run(model, rows, caches[0], None), run(model, rows, caches[1], few)
+            assert found.shape == wanted.shape
+            assert found.dtype == model.dtype
+            assert off(found, wanted) < CLOSE[model.dtype], name
+        for index in range(len(model.layers)):
+            for theirs, ours in zip(caches[0].layers[index], caches[1].layers[index], strict=True):
+                assert off(ours, theirs) < CLOSE[model.dtype]
+
+
+def off(found: Tensor, wanted: Tensor) -> float:
+    return float((found.float() - wanted.float()).abs().max() / wanted.float().abs().max())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_layers_give_what_torch_gives(dtype: torch.dtype, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    compare(llama(dtype))
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "rope_theta": 1000.0,
+        },
+    ],
+)
+def test_angles_are_the_models_own(rope: dict[str, object]) -> None:
+    compare(llama(rope_parameters=rope))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["eagle", "two layers of eagle", "features", "block"])
+def test_drafts_that_read_states(kind: str, dtype: torch.dtype) -> None:
+    draft = state_draft(kind, llama(dtype), noise=0.02)
+    compare(draft, exact=False) if dtype == torch.bfloat16 else _close_enough(draft)
+
+
+@torch.inference_mode()
+def _close_enough(draft: LanguageModel) -> None:
+    """A float32 draft's weights are rounded to float16."""
+    few = FewTokens.of(draft, exact=False)
+    assert few is not None
+    with slot_attention_in(draft.model):
+        wanted, found = (run(draft, STEPS["ragged rows"], SlotCache(4, 64), own) for own in (None, few))
+    assert 0 < off(found, wanted) < 5e-3
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_does_not_depend_on_its_neighbours(dtype: torch.dtype) -> None:
+    """Bit for bit, however many tokens are read together."""
+    model = llama(dtype)
+    few = FewTokens.of(model)
+    assert few is not None
+    rows = [RowInput(slot, 0, [5 + slot, *range(20, 20 + 3 * slot)]) for slot in range(4)]
+    together = run(model, rows, SlotCache(4, 64), few).split([len(row.tokens) for row in rows])
+    for row, wanted in zip(rows, together, strict=True):
+        assert torch.equal(run(model, [row], SlotCache(4, 64), few), wanted)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_states_are_handed_out(dtype: torch.dtype) -> None:
+    model, ids = llama(dtype), (0, 2, 3)
+    few = FewTokens.of(model)
+    assert few is not None
+    caches = [SlotCache(4, 64, state_ids=ids) for _ in range(2)]
+    with slot_attention_in(model.model):
+        tap = FeatureTap(model, ids)
+        for rows in list(STEPS.values())[:2]:
+            run(model, rows, caches[0], None)
+        tap.detach()
+    for rows in list(STEPS.values())[:2]:
+        run(model, rows, caches[1], few)
+    theirs, ours = (cache.features for cache in caches)
+    assert theirs is not None
+    assert ours is not None
+    assert off(ours, theirs) < CLOSE[dtype]
+    assert torch.equal(ours[0, 0, :20, :128], theirs[0, 0, :20, :128]), "the embeddings"
+
+
+@torch.inference_mode()
+def test_rows_at_the_contexts_end_write_to_the_spare_place() -> None:
+    model = llama()
+    few = FewTokens.of(model)
+    assert few is not None
+    cache = SlotCache(2, 24)
+    rows = [RowInput(0, 3, [5]), RowInput(1, 23, [6])]
+    batch = FlatBatch.of(cache, rows, model.device)
+    wanted = few.hidden(batch.view, batch.tokens)[0]
+    following = batch.view.following(torch.tensor([3, 24]), 24)
+    found = few.hidden(following, batch.tokens)
+    assert found.isfinite().all()
+    assert torch.equal(found[0], wanted)
+
+
+@torch.inference_mode()
+def test_nan_stays_in_its_row() -> None:
+    model = llama()
+    few = FewTokens.of(model)
+    assert few is not None
+    wanted = run(model, [RowInput(0, 0, [5, 6]), RowInput(1, 0, [7])], SlotCache(2, 24), few)
+    with torch.no_grad():
+        model.model.get_input_embeddings().weight[7] = torch.nan
+    found = run(model, [RowInput(0, 0, [5, 6]), RowInput(1, 0, [7])], SlotCache(2, 24), few)
+    assert torch.equal(found[:2], wanted[:2])
+    assert found[2].isnan().all()
+
+
+def test_large_passes_and_long_rows_are_left_to_torch() -> None:
+    model = llama()
+    few = FewTokens.of(model)
+    assert few is not None
+    long = [RowInput(0, 0, [5] * (module.MOST_NEW + 1))]
+    many = [RowInput(slot, 0, [5] * 8) for slot in range(1 + few.most // 8)]
+    for rows in (long, many):
+        assert not few.takes(FlatBatch.of(SlotCache(80, 64), rows, model.device).view)
+
+
+def test_other_models_are_left_to_torch(random_model: object) -> None:
+    assert FewTokens.of(llama()) is not None
+    assert FewTokens.of(llama(torch.float64)) is None
+    assert FewTokens.of(llama(intermediate_size=128)) is None, "too small to gain"
+    assert FewTokens.of(llama(head_dim=24)) is None, "heads that fill no vector"
+    assert FewTokens.of(llama(attention_bias=True)) is None
+    assert FewTokens.of(llama(hidden_act="gelu")) is None
+    for kind in ("gemma3_text", "qwen3", "gpt2"):
+        assert FewTokens.of(random_model(kind)) is None  # type: ignore[operator]
+
+
+def test_weights_that_16_bits_do_not_hold_are_for_drafts_alone() -> None:
+    model = llama()
+    with torch.no_grad():
+        model.layers[1].mlp.up_proj.weight[3, 5] += 1e-5  # type: ignore[union-attr, index, operator]
+    assert FewTokens.of(model) is None
+    assert FewTokens.of(model, exact=False) is not None
+
+
+def test_a_plain_draft_may_be_rounded() -> None:
+    target = llama()
+    draft = initialise_draft(DraftConfig(layers=2), target)
+    compare(draft, exact=False)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names processors of this kind")
+@pytest.mark.parametrize("processor", ["x86-64", "haswell", "skylake-avx512", "cooperlake"])
+def test_every_processor_gets_a_kernel(processor: str, tmp_path: Path) -> None:
+    compiler, flags = cpp_compiler(), [flag for flag in FLAGS if not flag.startswith("-march")]
+    assert compiler is not None
+    command = [compiler, *flags, f"-march={processor}", str(module.SOURCE), "-o", str(tmp_path / "built.so")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
