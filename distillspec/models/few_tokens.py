@@ -77,6 +77,7 @@ class FewTokens:
         self._eps, self._scale = float(config.rms_norm_eps), float(model.layers[0].self_attn.scaling)  # type: ignore[arg-type, union-attr]
         self._layers = [_packed_layer(layer, model.dtype) for layer in model.layers]
         self._final = None if isinstance(decoder.norm, DeferredNorm) else decoder.norm
+        self._bound: tuple[Tensor, Any] | None = None
         self._angles: tuple[int, Tensor, Tensor] = (0, torch.empty(0), torch.empty(0))
 
     @staticmethod
@@ -105,10 +106,9 @@ class FewTokens:
         batch = _numbers(
             [len(read), len(row), *(part.data_ptr() for part in places), nodes.ctypes.data, row.ctypes.data]
         )
-        layers = _numbers([number for index in range(len(self._layers)) for number in self._layer(index, view.cache)])
         columns = _numbers(self._columns(view.cache))
         _kernel().functions[read.dtype](
-            layers,
+            self._over(view.cache),
             len(self._layers),
             model,
             batch,
@@ -153,9 +153,16 @@ class FewTokens:
         held = cache.kept_states(like, self._sizes[0])
         return [held.data_ptr(), held.stride(0), held.stride(2)]
 
-    def _layer(self, index: int, cache: SlotCache) -> list[int]:
-        keys, values = cache.layer(index, self._like)
-        return [*self._layers[index].pointers, keys.data_ptr(), values.data_ptr(), *keys.stride()[:3]]
+    def _over(self, cache: SlotCache) -> Any:
+        """Return the layers, over a cache's keys and values. Kept until another cache comes, or other tensors in it."""
+        first, _ = cache.layer(0, self._like)
+        if self._bound is None or self._bound[0] is not first:
+            numbers = []
+            for index, layer in enumerate(self._layers):
+                keys, values = cache.layer(index, self._like)
+                numbers += [*layer.pointers, keys.data_ptr(), values.data_ptr(), *keys.stride()[:3]]
+            self._bound = first, _numbers(numbers)
+        return self._bound[1]
 
 
 class _PackedLayer(NamedTuple):

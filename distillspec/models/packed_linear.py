@@ -51,7 +51,9 @@ class PackedLinears:
     """
 
     def __init__(self, model: LanguageModel, *, exact: bool = True, tokens: Sequence[int] | None = None) -> None:
-        self._groups = [layers for layers in layers_by_input(model.decoder) if _size(layers) >= SMALLEST]
+        own = () if model.state_input is None else model.state_input.modules()
+        groups = [*layers_by_input(model.decoder), *([part] for part in own if isinstance(part, nn.Linear))]
+        self._groups: list[Sequence[nn.Linear]] = [layers for layers in groups if _size(layers) >= SMALLEST]
         parts = _parts(self._groups, model.head.weight.detach())
         self.packing = _choose(parts, model, exact, tokens) if parts else None
         joint = [layers for layers in self._groups if len(layers) > 1]
