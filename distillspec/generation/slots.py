@@ -209,6 +209,8 @@ def _packed(
     if steps < PACKED_STEPS or not PackedLinears.helps(model):
         return None, None
     few = FewTokens.of(model)
+    if few is not None and slots > few.most:
+        few = None  # steps of many and of few rows would round differently, and texts depend on their neighbours
     packs = PackedLinears(model, tokens=(slots,))
     packs.attach()
     stack.callback(packs.detach)

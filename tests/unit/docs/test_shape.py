@@ -94,7 +94,7 @@ def test_the_questions_of_a_newcomer_lead_to_the_right_file() -> None:
 
 def figures() -> dict[str, list[str]]:
     """Return the README's figures as the results have them, by the first words of their row."""
-    exact, plain, spec = _result("exactness"), _result("engine_plain_compiled"), _result("engine_speculation_compiled")
+    exact, plain, spec = _result("exactness"), _result("engine_plain"), _result("engine_speculation_compiled")
     server, data = _result("server_overhead")["tokens_per_s_ratio"], _result("data_source")
     lookup, lengths = spec["batch"]["lookup"], _result("best_length")["batch"]
     best = {key: own["times_plain"][str(own["best_length"])]["median"] for key, own in lengths.items()}
