@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy
@@ -22,42 +20,16 @@ from distillspec.models.few_queries import row_numbers
 from distillspec.models.flat_view import FlatView, RowGroup
 from distillspec.models.language_model import LanguageModel, attention_heads
 from distillspec.models.memory import free_bytes
-from distillspec.models.native import NotBuilt, library
+from distillspec.models.native import NotBuilt
 from distillspec.models.packed_linear import SHARE, SMALLEST
 from distillspec.models.slot_cache import SlotCache
 from distillspec.models.state_input import DeferredNorm
+from distillspec.models.vector_kernel import WEIGHTS, vector_kernel
 
-SOURCE = Path(__file__).with_suffix(".cpp")
 # Of a pass, where bfloat16 is multiplied in pairs and where not. Torch takes larger ones.
 MOST_TOKENS = {True: 256, False: 48}
 MOST_NEW = 32  # tokens of a row. Prompts are left to torch's attention
-WEIGHTS = {torch.float32: torch.float16, torch.bfloat16: torch.bfloat16}  # dtype of a model → of its packed weights
 ROTARY = ("default", "linear", "llama3")  # kinds whose angles depend on the position alone
-
-
-class _Kernel(NamedTuple):
-    functions: dict[torch.dtype, ctypes._NamedFuncPointer]
-    lanes: int
-    by_pairs: bool  # bfloat16 is multiplied in pairs
-
-
-@cache
-def _kernel() -> _Kernel:
-    """Return the kernel, built on first use.
-
-    Raises:
-        NotBuilt: there is no compiler, or it does not know the language.
-    """
-    found = library(SOURCE)
-    functions = {torch.float32: found.layers_float32, torch.bfloat16: found.layers_bfloat16}
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    for function in functions.values():
-        function.restype = None
-        function.argtypes = [
-            *(pointer, number, pointer, pointer, pointer, pointer, number, pointer),
-            *(ctypes.c_float, ctypes.c_float, ctypes.c_int),
-        ]
-    return _Kernel(functions, found.lanes(), bool(found.by_pairs()))
 
 
 class FewTokens:
@@ -73,7 +45,7 @@ class FewTokens:
         heads = attention_heads(model)
         self._sizes = [config.hidden_size, config.intermediate_size, heads.query, heads.kv, heads.dim]
         self._like = torch.empty(1, heads.kv, 1, heads.dim, dtype=model.dtype)
-        self.most = MOST_TOKENS[model.dtype == torch.bfloat16 and _kernel().by_pairs]
+        self.most = MOST_TOKENS[model.dtype == torch.bfloat16 and vector_kernel().by_pairs]
         self._eps, self._scale = float(config.rms_norm_eps), float(model.layers[0].self_attn.scaling)  # type: ignore[arg-type, union-attr]
         self._layers = [_packed_layer(layer, model.dtype) for layer in model.layers]
         self._final = None if isinstance(decoder.norm, DeferredNorm) else decoder.norm
@@ -107,7 +79,7 @@ class FewTokens:
             [len(read), len(row), *(part.data_ptr() for part in places), nodes.ctypes.data, row.ctypes.data]
         )
         columns = _numbers(self._columns(view.cache))
-        _kernel().functions[read.dtype](
+        vector_kernel().layers[read.dtype](
             self._over(view.cache),
             len(self._layers),
             model,
@@ -175,24 +147,15 @@ class _PackedLayer(NamedTuple):
 
 
 def _packed_layer(layer: Any, dtype: torch.dtype) -> _PackedLayer:
-    attention, mlp, lanes = layer.self_attn, layer.mlp, _kernel().lanes
+    attention, mlp, kernel = layer.self_attn, layer.mlp, vector_kernel()
     qkv = torch.cat([getattr(attention, name).weight for name in PROJECTIONS])
     # Blocks of both take turns, so that a thread computes both of an output.
-    parts = [part.weight.unflatten(0, (-1, lanes)) for part in (mlp.gate_proj, mlp.up_proj)]
+    parts = [part.weight.unflatten(0, (-1, kernel.lanes)) for part in (mlp.gate_proj, mlp.up_proj)]
     gate_up = torch.stack(parts, 1).flatten(0, 2)
     weights = (qkv, attention.o_proj.weight, gate_up, mlp.down_proj.weight)
     norms = (layer.input_layernorm, getattr(layer, "hidden_norm", None), layer.post_attention_layernorm)
     scales = tuple(None if own is None else own.weight.detach().float().contiguous() for own in norms)
-    return _PackedLayer(tuple(_packed(weight.detach(), dtype) for weight in weights), scales)
-
-
-def _packed(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a weight `[out, in]` in blocks of as many outputs as a vector has lanes, input by input."""
-    kernel = _kernel()
-    blocks = weight.to(WEIGHTS[dtype]).unflatten(0, (-1, kernel.lanes))
-    if dtype == torch.bfloat16 and kernel.by_pairs:
-        return blocks.unflatten(2, (-1, 2)).transpose(1, 2).contiguous()
-    return blocks.transpose(1, 2).contiguous()
+    return _PackedLayer(tuple(kernel.packed(weight.detach(), dtype) for weight in weights), scales)
 
 
 def _rows(view: FlatView) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
@@ -251,7 +214,7 @@ def _is_made_for(model: LanguageModel, exact: bool) -> bool:
     if not plain or not norms or biased or getattr(config, "sliding_window", None) is not None:
         return False
     try:
-        lanes = _kernel().lanes
+        lanes = vector_kernel().lanes
     except NotBuilt:
         return False
     heads, width, inner = attention_heads(model), config.hidden_size, config.intermediate_size

@@ -10,6 +10,10 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from distillspec.models.native import NotBuilt
+from distillspec.models.vector_kernel import vector_kernel
 
 DTYPES = (torch.float32, torch.bfloat16)
 TYPICAL_TOKENS = 16  # oneDNN chooses a layout for so many tokens. From 8 on it is the same
@@ -125,6 +129,49 @@ class HalfProduct(OpaqueProduct):
         return not exact or _rounds_alike(weight.float(), _scale(weight.float()), torch.finfo(weight.dtype).eps)
 
 
+class VectorProduct(OpaqueProduct):
+    """Our own layout in 16 bits, for few tokens (`few_tokens.cpp`). Products of bfloat16 or float32, sums in float32.
+
+    A float32 weight is float16 here, scaled as in `HalfProduct`.
+    """
+
+    name = "our own kernel"
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__(len(weight))
+        try:
+            self._kernel = vector_kernel()
+        except NotBuilt as error:
+            raise RuntimeError(str(error)) from error
+        if not self._kernel.takes(weight):
+            raise RuntimeError(f"weights of {weight.shape[1]} inputs are not made of pairs")
+        self._scale = _scale(weight.detach()) if weight.dtype == torch.float32 else 1.0
+        scaled = weight.detach() * self._scale if self._scale != 1.0 else weight.detach()
+        whole = pad(scaled, (0, 0, 0, -len(weight) % self._kernel.lanes))  # blocks are whole
+        self._packed, self._rows = self._kernel.packed(whole, weight.dtype), len(whole)
+        self._multiply = self._kernel.products[weight.dtype]
+
+    def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        read = (x if self._scale == 1.0 else x / self._scale).contiguous()
+        held = read.new_empty(*x.shape[:-1], self._rows)
+        tokens = read.numel() // max(1, read.shape[-1])
+        packed = self._packed.data_ptr(), self._rows, read.shape[-1]
+        self._multiply(*packed, read.data_ptr(), tokens, held.data_ptr(), torch.get_num_threads())
+        out = held if self._rows == self._out else held[..., : self._out].contiguous()
+        return out if bias is None else out + bias
+
+    @staticmethod
+    def size(weight: Tensor) -> int:
+        return 2 * weight.numel()
+
+    @staticmethod
+    def fits(weight: Tensor, *, exact: bool) -> bool:
+        # The trial has shown that there is a kernel.
+        return vector_kernel().takes(weight) and (
+            weight.dtype == torch.bfloat16 or HalfProduct.fits(weight, exact=exact)
+        )
+
+
 def _scale(weight: Tensor) -> float:
     """Return the power of two that brings a weight close to float16's largest number, 1 where it fits as it is."""
     largest = float(weight.abs().max())
@@ -141,7 +188,7 @@ def _rounds_alike(weight: Tensor, scale: float, eps: float) -> bool:
     return bool((error <= eps * weight.abs().amax(1)).all())
 
 
-KINDS: tuple[type[PackedProduct], ...] = (OneDnnProduct, HalfProduct)
+KINDS: tuple[type[PackedProduct], ...] = (OneDnnProduct, HalfProduct, VectorProduct)
 
 _numbers = count()
 _alive: WeakValueDictionary[int, OpaqueProduct] = WeakValueDictionary()

@@ -20,6 +20,7 @@ from distillspec.serving.decoding.noise import exponentials, key_tensor, noise_k
 
 PREFIX = 64
 NONE = -1  # no column
+COLDEST = 1e-6  # temperature of rows that only pad a recorded loop
 
 
 class Draws(NamedTuple):
@@ -32,6 +33,7 @@ class Draws(NamedTuple):
     seeded: Tensor | None = None  # [B] bool
     added: Tensor | None = None  # [B, width] float32, biases, bans and penalties that are added to logits
     repetition: Tensor | None = None  # [B, width] float32, the repetition penalty
+    greedy: Tensor | None = None  # [B] bool, beside rows that are not
 
     @property
     def kind(self) -> tuple[bool, ...]:
@@ -72,6 +74,7 @@ def make_draws(places: Sequence[Place], columns: Columns, count: int, uniforms: 
         to_device(seeded, device, torch.bool) if any(seeded) else None,
         added,
         repetition,
+        None if all(temperatures) else to_device([t == 0 for t in temperatures], device, torch.bool),
     )
 
 
@@ -95,15 +98,17 @@ def choose(logits: Tensor, draws: Draws, step: int, hashed: Tensor, siblings: in
     finite = torch.isfinite(peaks[:, 0])
     if draws.temperatures is None or draws.uniforms is None:
         return Choice(_best(logits, siblings), finite, None)
-    greedy = draws.temperatures == 0
-    probs = torch.softmax((logits - peaks).div_(torch.where(greedy, 1.0, draws.temperatures)[:, None]), -1)
+    temperatures = draws.temperatures if draws.greedy is None else torch.where(draws.greedy, 1.0, draws.temperatures)
+    probs = torch.softmax((logits - peaks).div_(temperatures.clamp(min=COLDEST)[:, None]), -1)
     if draws.filters is not None:
         probs = _filtered(probs, *draws.filters.unbind(-1))
     chosen = drawn_in_order(probs, draws.uniforms[:, step, :siblings])
     if draws.keys is not None and draws.seeded is not None:
         race = probs / exponentials(draws.keys[:, step], hashed)
         chosen = torch.where(draws.seeded[:, None], _best(race, siblings), chosen)
-    return Choice(torch.where(greedy[:, None], _best(logits, siblings), chosen), finite, probs)
+    if draws.greedy is not None:
+        chosen = torch.where(draws.greedy[:, None], _best(logits, siblings), chosen)
+    return Choice(chosen, finite, probs)
 
 
 def _best(scores: Tensor, count: int) -> Tensor:

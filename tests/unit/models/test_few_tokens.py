@@ -23,6 +23,7 @@ from distillspec.models.slot_attention import slot_attention_in
 from distillspec.models.slot_cache import SlotCache
 from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_tokenizer
+from distillspec.models.vector_kernel import SOURCE
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 
@@ -254,6 +255,6 @@ def test_a_plain_draft_may_be_rounded() -> None:
 def test_every_processor_gets_a_kernel(processor: str, tmp_path: Path) -> None:
     compiler, flags = cpp_compiler(), [flag for flag in FLAGS if not flag.startswith("-march")]
     assert compiler is not None
-    command = [compiler, *flags, f"-march={processor}", str(module.SOURCE), "-o", str(tmp_path / "built.so")]
+    command = [compiler, *flags, f"-march={processor}", str(SOURCE), "-o", str(tmp_path / "built.so")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -107,7 +107,7 @@ def test_without_drawn_rows_no_distribution_is_kept() -> None:
     choice, draws = drafted(torch.eye(2, 5), [place(SamplingParams(temperature=0.0, logit_bias={21: 5.0}))] * 2)
     assert choice.probs is None
     assert KEPT[choice.columns].tolist() == [[21], [21]]
-    assert draws.kind == (False, False, False, False, False, True, False)
+    assert draws.kind == (False, False, False, False, False, True, False, False)
 
 
 def test_siblings_are_drawn_in_turn_from_what_is_left() -> None:
