@@ -24,7 +24,7 @@ from distillspec.models.native import NotBuilt
 from distillspec.models.packed_linear import SHARE, SMALLEST
 from distillspec.models.slot_cache import SlotCache
 from distillspec.models.state_input import DeferredNorm
-from distillspec.models.vector_kernel import WEIGHTS, vector_kernel
+from distillspec.models.vector_kernel import WEIGHTS, numbers, vector_kernel
 
 # Of a pass, where bfloat16 is multiplied in pairs and where not. Torch takes larger ones.
 MOST_TOKENS = {True: 256, False: 48}
@@ -46,10 +46,10 @@ class FewTokens:
         self._sizes = [config.hidden_size, config.intermediate_size, heads.query, heads.kv, heads.dim]
         self._like = torch.empty(1, heads.kv, 1, heads.dim, dtype=model.dtype)
         self.most = MOST_TOKENS[model.dtype == torch.bfloat16 and vector_kernel().by_pairs]
-        self._eps, self._scale = float(config.rms_norm_eps), float(model.layers[0].self_attn.scaling)  # type: ignore[arg-type, union-attr]
+        self.eps, self.scale = float(config.rms_norm_eps), float(model.layers[0].self_attn.scaling)  # type: ignore[arg-type, union-attr]
         self._layers = [_packed_layer(layer, model.dtype) for layer in model.layers]
-        self._final = None if isinstance(decoder.norm, DeferredNorm) else decoder.norm
-        self._bound: tuple[Tensor, Any] | None = None
+        self._final: Any = None if isinstance(decoder.norm, DeferredNorm) else decoder.norm
+        self._bound: tuple[Tensor, Any, Any] | None = None
         self._angles: tuple[int, Tensor, Tensor] = (0, torch.empty(0), torch.empty(0))
 
     @staticmethod
@@ -71,37 +71,35 @@ class FewTokens:
         """Return what `FlatView.hidden` does, `[N, D]`. For the arguments see there."""
         read = self._input(tokens, fed)
         out = read.new_empty(len(read), self._sizes[0])
-        angles = self._turned(view.cache.max_len)
         row, nodes = _rows(view)
-        model = _numbers([*self._sizes, *(each.data_ptr() for each in angles)])
         places = [part.contiguous() for part in (view.slots, view.places, view.positions)]
-        batch = _numbers(
+        batch = numbers(
             [len(read), len(row), *(part.data_ptr() for part in places), nodes.ctypes.data, row.ctypes.data]
         )
-        columns = _numbers(self._columns(view.cache))
+        columns = numbers(self._columns(view.cache))
         vector_kernel().layers[read.dtype](
-            self._over(view.cache),
-            len(self._layers),
-            model,
+            *self.over(view.cache),
             batch,
-            _numbers([*self._kept(view.cache, out), ctypes.addressof(columns)]),
+            numbers([*self._kept(view.cache, out), ctypes.addressof(columns)]),
             read.data_ptr(),
             read.shape[1],
             out.data_ptr(),
-            self._eps,
-            self._scale,
+            self.eps,
+            self.scale,
             torch.get_num_threads(),
         )
-        return out if self._final is None else self._final(out)
+        normed: Tensor = out if self._final is None else self._final(out)
+        return normed
 
     def _input(self, tokens: Tensor, fed: Tensor | None) -> Tensor:
         """Return what the first layer reads `[N, D]`, or embeddings and states side by side `[N, 2 D]`."""
-        model = self.model
-        embeddings = model.model.get_input_embeddings()(tokens.clamp(min=0))
-        if model.state_input is None:
+        embeddings: Tensor = self.model.model.get_input_embeddings()(tokens.clamp(min=0))
+        joins = self.model.state_input
+        if joins is None:
             return embeddings[0].contiguous()
         states = torch.zeros_like(embeddings) if fed is None else fed[None]
-        return model.state_input(embeddings, states, tokens)[0].contiguous()
+        read: Tensor = joins(embeddings, states, tokens)
+        return read[0].contiguous()
 
     def _turned(self, positions: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of all positions `[positions, dim]` float32."""
@@ -125,16 +123,21 @@ class FewTokens:
         held = cache.kept_states(like, self._sizes[0])
         return [held.data_ptr(), held.stride(0), held.stride(2)]
 
-    def _over(self, cache: SlotCache) -> Any:
-        """Return the layers, over a cache's keys and values. Kept until another cache comes, or other tensors in it."""
+    def over(self, cache: SlotCache) -> tuple[Any, int, Any]:
+        """Return the layers over a cache's keys and values, how many they are, and what they share, for the kernel.
+
+        Kept until another cache comes, or other tensors in it.
+        """
         first, _ = cache.layer(0, self._like)
         if self._bound is None or self._bound[0] is not first:
-            numbers = []
+            found = []
             for index, layer in enumerate(self._layers):
                 keys, values = cache.layer(index, self._like)
-                numbers += [*layer.pointers, keys.data_ptr(), values.data_ptr(), *keys.stride()[:3]]
-            self._bound = first, _numbers(numbers)
-        return self._bound[1]
+                found += [*layer.pointers, keys.data_ptr(), values.data_ptr(), *keys.stride()[:3]]
+            angles = self._turned(cache.max_len)
+            shared = numbers([*self._sizes, *(each.data_ptr() for each in angles)])
+            self._bound = first, numbers(found), shared
+        return self._bound[1], len(self._layers), self._bound[2]
 
 
 class _PackedLayer(NamedTuple):
@@ -193,10 +196,6 @@ def _of_some(group: RowGroup) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64
     rows = numpy.stack([starts, counts, *found[:, :3].T], 1)
     real = numpy.arange(width) < counts[:, None]
     return rows, found[:, 3 + width :][real]
-
-
-def _numbers(values: Sequence[int]) -> Any:
-    return (ctypes.c_int64 * len(values))(*values)
 
 
 def _is_made_for(model: LanguageModel, exact: bool) -> bool:

@@ -1,11 +1,12 @@
-"""The C++ kernel of products and layers over few tokens, and how it wants weights packed."""
+"""The C++ kernel of products, layers and draft loops over few tokens, and how it wants weights packed."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ class VectorKernel(NamedTuple):
 
     layers: dict[torch.dtype, ctypes._NamedFuncPointer]
     products: dict[torch.dtype, ctypes._NamedFuncPointer]
+    steps: dict[torch.dtype, ctypes._NamedFuncPointer]
     lanes: int
     by_pairs: bool
 
@@ -54,10 +56,18 @@ def vector_kernel() -> VectorKernel:
     pointer, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
     layers = {torch.float32: found.layers_float32, torch.bfloat16: found.layers_bfloat16}
     products = {torch.float32: found.product_float32, torch.bfloat16: found.product_bfloat16}
-    for function in layers.values():
-        function.argtypes = [pointer, number, *[pointer] * 4, number, pointer, real, real, ctypes.c_int]
-        function.restype = None
-    for function in products.values():
-        function.argtypes = [pointer, number, number, pointer, number, pointer, ctypes.c_int]
-        function.restype = None
-    return VectorKernel(layers, products, found.lanes(), bool(found.by_pairs()))
+    steps = {torch.float32: found.steps_float32, torch.bfloat16: found.steps_bfloat16}
+    arguments: dict[str, list[Any]] = {
+        "layers": [pointer, number, *[pointer] * 4, number, pointer, real, real, ctypes.c_int],
+        "products": [pointer, number, number, pointer, number, pointer, ctypes.c_int],
+        "steps": [pointer, number, pointer, pointer, real, real, real, ctypes.c_int],
+    }
+    for name, functions in (("layers", layers), ("products", products), ("steps", steps)):
+        for function in functions.values():
+            function.argtypes, function.restype = arguments[name], None
+    return VectorKernel(layers, products, steps, found.lanes(), bool(found.by_pairs()))
+
+
+def numbers(values: Sequence[int]) -> Any:
+    """Return numbers and addresses as C++ reads them."""
+    return (ctypes.c_int64 * len(values))(*values)

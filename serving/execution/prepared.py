@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distillspec.models import LanguageModel
+from distillspec.models.draft_steps import DraftSteps
 from distillspec.models.features import FeatureTap
 from distillspec.models.few_tokens import FewTokens
 from distillspec.models.native import cpp_compiler
@@ -40,6 +41,7 @@ class PreparedModel:
         self.packs = PackedLinears(model, exact=exact) if pack_weights and PackedLinears.helps(model) else None
         model.model.eval()
         self.few = FewTokens.of(model, exact=exact) if pack_weights else None  # reads weights before they are packed
+        self.steps = None if exact else DraftSteps.of(model, self.few)
         hook(model.model)
         if self.packs is not None:
             self.packs.attach()

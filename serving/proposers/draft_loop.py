@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from distillspec.models.draft_steps import Chance, DraftSteps
+from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.decoding.drafting import Draws, choose
 from distillspec.serving.decoding.logits import Columns
 from distillspec.serving.decoding.noise import hashed_ids
@@ -113,6 +115,14 @@ class DraftLoop:
             newest = ids[-1][:, 0]
             if choice.probs is not None:
                 probs.append(choice.probs)
+            if step == 0 and count > 1 and (steps := self._in_one_call(batch, draws)) is not None:
+                slots = batch.view.slots[batch.wanted]
+                rest = steps.run(batch.view.cache, slots, ends, newest, carried, widths[1:], _chance(draws))
+                self.runner.passes += count - 1
+                ids.append(rest.ids)
+                finite += rest.finite.unbind(1)
+                probs += [] if rest.probs is None else rest.probs.unbind(1)
+                break
             if step + 1 < count and not self.runner.one_pass:
                 # Rows near the context's end write to the spare place, and their excess tokens are cut off afterwards.
                 at = batch.view.following((ends + step).clamp(max=max_len), reach)
@@ -124,6 +134,19 @@ class DraftLoop:
             torch.stack(probs, 1) if probs else None,
             predicted,
         )
+
+    def _in_one_call(self, batch: FlatBatch, draws: Draws) -> DraftSteps | None:
+        """Return the steps behind the first in one call, None where pass by pass is needed."""
+        steps = None if self.runner.prepared is None or self.runner.one_pass else self.runner.prepared.steps
+        plain = draws.filters is None and draws.keys is None and draws.added is None and draws.repetition is None
+        return steps if plain and type(batch.view.cache) is SlotCache else None
+
+
+def _chance(draws: Draws) -> Chance | None:
+    """Return what the steps behind the first are drawn by."""
+    if draws.temperatures is None or draws.uniforms is None:
+        return None
+    return Chance(draws.temperatures, draws.greedy, draws.uniforms[:, 1:])
 
 
 @dataclass(frozen=True)
