@@ -18,7 +18,7 @@ from distillspec.models.vector_kernel import numbers, vector_kernel
 
 
 class Chance(NamedTuple):
-    """What tokens of N rows are drawn by, over S steps with at most W siblings.
+    """Numbers that draws of N rows follow, over S steps with at most W siblings.
 
     temperatures: `[N]` float32, above 0 where a row draws.
     greedy: `[N]` bool, None if no row is.

@@ -38,7 +38,7 @@ class StopHead(nn.Module):
 
     @property
     def record(self) -> dict[str, Any]:
-        """What it is made of, for `distillspec.json`."""
+        """Kind and sizes, for `distillspec.json`."""
         return {"reads": self.reads, "size": self.size, "width": self.width, "columns": self.columns}
 
     def inputs(self, states: Tensor, logits: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ def _draw(rows: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
     inside = rows.gather(-1, places.clamp(max=rows.shape[-1] - 1)).double() * (places < rows.shape[-1])
     ids = block * _DRAW_BLOCK + _locate(inside, rest)[0]
     if rows.device.type == "cpu":
-        return ids.reshape(uniforms.shape)
+        return ids.clamp_(max=rows.shape[-1] - 1).reshape(uniforms.shape)
     # Parallel prefix sums need not be monotone on accelerators: fall back to the mode in such a row.
     chosen = rows.gather(-1, ids.clamp(max=rows.shape[-1] - 1)[:, None])[:, 0]
     return torch.where(chosen > 0, ids, best_ids(rows)).reshape(uniforms.shape)

@@ -63,6 +63,7 @@ class PreparedModel:
 
     def restore(self) -> None:
         """Undo the preparation."""
+        self.few = self.steps = None
         if self.compiled is not None:
             self.compiled.detach()
         if self.packs is not None:
