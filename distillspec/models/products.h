@@ -11,6 +11,10 @@
 
 #include "vectors.h"
 
+#if defined(__x86_64__) && !defined(__AVX2__)
+#error "a processor with AVX2 is needed: without it torch is faster"
+#endif
+
 namespace {
 
 #if defined(__AVX512BF16__)
@@ -75,18 +79,11 @@ void blocks_of(const W* weight, int64_t in, int64_t block, const X* x, int64_t f
         for (int b = 0; b < B; ++b) use(first + t, (block + b) * LANES, sums[b][t]);
 }
 
-template <int B, typename W, typename X, typename Use>
+template <int B, int N, typename W, typename X, typename Use>
 void some_blocks(const W* weight, int64_t in, int64_t block, const X* x, int64_t first, int64_t count, Use use) {
-    switch (count) {
-        case 1: return blocks_of<B, 1>(weight, in, block, x, first, use);
-        case 2: return blocks_of<B, 2>(weight, in, block, x, first, use);
-        case 3: return blocks_of<B, 3>(weight, in, block, x, first, use);
-        case 4: return blocks_of<B, 4>(weight, in, block, x, first, use);
-        case 5: return blocks_of<B, 5>(weight, in, block, x, first, use);
-        case 6: return blocks_of<B, 6>(weight, in, block, x, first, use);
-        case 7: return blocks_of<B, 7>(weight, in, block, x, first, use);
-        default: return blocks_of<B, 8>(weight, in, block, x, first, use);
-    }
+    if constexpr (N > 1)
+        if (count < N) return some_blocks<B, N - 1>(weight, in, block, x, first, count, use);
+    blocks_of<B, N>(weight, in, block, x, first, use);
 }
 
 // The product of all tokens with a packed weight `[out, in]`, shared by the threads of a parallel region.
@@ -97,14 +94,15 @@ void product(const W* weight, int64_t out, int64_t in, const X* x, int64_t token
     for (int64_t part = 0; part < (blocks + BLOCKS - 1) / BLOCKS; ++part)
         for (int64_t first = 0; first < tokens; first += MOST) {
             const int64_t count = std::min<int64_t>(MOST, tokens - first), block = part * BLOCKS;
-            if (count <= 4 && block + BLOCKS <= blocks) {
-                some_blocks<BLOCKS>(weight, in, block, x, first, count, use);
+            if (count <= MOST / 2 && block + BLOCKS <= blocks) {
+                some_blocks<BLOCKS, MOST / 2>(weight, in, block, x, first, count, use);
                 continue;
             }
             const int64_t end = std::min(block + BLOCKS, blocks);
             for (int64_t b = block; b < end; b += 2)
-                if (b + 2 <= end) some_blocks<2>(weight, in, b, x, first, count, use);
-                else some_blocks<1>(weight, in, b, x, first, count, use);
+                if (b + 2 <= end) some_blocks<2, MOST>(weight, in, b, x, first, count, use);
+                else
+                    for (int64_t t = first; t < first + count; ++t) blocks_of<1, 1>(weight, in, b, x, t, use);
         }
 }
 

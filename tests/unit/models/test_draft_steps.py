@@ -25,7 +25,6 @@ from .state_drafts import state_draft
 from .test_few_tokens import llama
 
 pytestmark = [
-    pytest.mark.numerics,
     pytest.mark.skipif(why_not() is not None, reason=f"no kernel here: {why_not()}"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="for CPUs"),
 ]
