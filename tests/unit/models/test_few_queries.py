@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,10 +66,10 @@ def test_rows_of_unlike_lengths(
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names processors of this kind")
 @pytest.mark.parametrize("processor", ["x86-64", "haswell", "skylake-avx512", "cooperlake"])
-def test_every_processor_gets_a_kernel(processor: str, tmp_path: Path) -> None:
+def test_every_processor_gets_a_kernel(processor: str) -> None:
     compiler, flags = cpp_compiler(), [flag for flag in FLAGS if not flag.startswith("-march")]
     assert compiler is not None
-    command = [compiler, *flags, f"-march={processor}", str(module.SOURCE), "-o", str(tmp_path / "built.so")]
+    command = [compiler, *flags, f"-march={processor}", "-fsyntax-only", str(module.SOURCE)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
