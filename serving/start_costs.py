@@ -86,10 +86,16 @@ def _works(passes: TimedPasses, limits: Limits, speculation_length: int, with_dr
 
 
 def _draft_loops(passes: TimedPasses, slots: int, speculation_length: int, context: int, far: int) -> list[Work]:
-    """Return draft loops: of one token a row, or of blocks whose positions add up to rising numbers."""
+    """Return draft loops: whole ones of rising rows, or of blocks whose positions add up to rising numbers.
+
+    A loop's first pass reads text and takes longer than the others, so loops of one token would make drafts look dear.
+    """
     prospect = passes.prospect()
-    longest = min(speculation_length, prospect.most) if prospect.at_once else 1
-    loops = {(rows := -(-n // longest), round(n / rows), context) for n in KNOTS if n < slots * longest}
+    longest = min(speculation_length, prospect.most)
+    if prospect.at_once:
+        loops = {(rows := -(-n // longest), round(n / rows), context) for n in KNOTS if n < slots * longest}
+    else:
+        loops = {(n, longest, context) for n in KNOTS if n < slots}
     loops |= {(slots, longest, context), (slots, longest, far)}
     return [passes.drafting(*loop) for loop in sorted(loops)]
 

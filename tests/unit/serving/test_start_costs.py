@@ -89,7 +89,7 @@ def test_a_single_slot_has_costs_too(monkeypatch: pytest.MonkeyPatch, prospect: 
 @pytest.mark.parametrize("budget_s", [1.0, 2.0, 20.0])
 def test_tables_are_found_within_the_budget(monkeypatch: pytest.MonkeyPatch, budget_s: float) -> None:
     found, spent_s = measured(monkeypatch, budget_s)
-    assert spent_s <= budget_s + TARGET.seconds(32, 1) + DRAFT.seconds(32, 1)
+    assert spent_s <= budget_s + TARGET.seconds(32, 1) + 4 * DRAFT.seconds(32, 1), "the first pass, the first loop"
     for tokens in (1, 3, 5, 8, 20, 40):
         assert found.target.seconds(300, tokens) == pytest.approx(TARGET.seconds(300, tokens), rel=0.08)  # type: ignore[attr-defined]
     assert found.target.seconds(0, 500) == pytest.approx(TARGET.seconds(0, 500), rel=0.25), "extrapolated"  # type: ignore[attr-defined]
