@@ -208,9 +208,8 @@ def _packed(
     steps = sum(request.max_new_tokens for request in requests) / slots
     if steps < PACKED_STEPS or not PackedLinears.helps(model):
         return None, None
-    few = FewTokens.of(model)
-    if few is not None and slots > few.most:
-        few = None  # steps of many and of few rows would round differently, and texts depend on their neighbours
+    # All steps or none: those of many and of few rows would round differently, and texts depend on their neighbours.
+    few = FewTokens.of(model, tokens=slots)
     packs = PackedLinears(model, tokens=(slots,))
     packs.attach()
     stack.callback(packs.detach)

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad
 
 from distillspec.models.few_tokens import FewTokens
 from distillspec.models.language_model import LanguageModel
@@ -47,8 +46,7 @@ class DraftSteps:
         norm = final.norm if isinstance(final, DeferredNorm) else final
         self._norm = norm.weight.detach().float().contiguous()  # type: ignore[union-attr, operator]
         kernel, head = vector_kernel(), model.head.weight.detach()
-        whole = pad(head, (0, 0, 0, -len(head) % kernel.lanes))
-        self._head, self._padded = kernel.packed(whole, model.dtype), len(whole)
+        self._head, self._padded = kernel.packed(head, model.dtype), kernel.rows(len(head))
         way = None if model.state_input is None else model.state_input.way
         self._joined = way == JOINED
         self._projection = None

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from distillspec.models.native import NotBuilt, library
 from distillspec.models.slot_cache import Attend, SlotView, masked_attention
+from distillspec.models.vector_kernel import numbers
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 MOST_QUERIES = {16: 16, 8: 1}  # lanes of a vector → tokens a row up to which it was faster than torch (lab notes)
@@ -76,7 +77,7 @@ def few_queries_attention(
         values.data_ptr(),
         out.data_ptr(),
         view.kept(("rows", window), lambda: torch.from_numpy(row_numbers(view, window))).data_ptr(),
-        (ctypes.c_int64 * len(shape))(*shape),
+        numbers(shape),
         dim**-0.5 if scaling is None else scaling,
         torch.get_num_threads(),
     )

@@ -45,7 +45,7 @@ class FewTokens:
         heads = attention_heads(model)
         self._sizes = [config.hidden_size, config.intermediate_size, heads.query, heads.kv, heads.dim]
         self._like = torch.empty(1, heads.kv, 1, heads.dim, dtype=model.dtype)
-        self.most = MOST_TOKENS[model.dtype == torch.bfloat16 and vector_kernel().by_pairs]
+        self.most = _most_tokens(model.dtype)
         self.eps, self.scale = float(config.rms_norm_eps), float(model.layers[0].self_attn.scaling)  # type: ignore[arg-type, union-attr]
         self._layers = [_packed_layer(layer, model.dtype) for layer in model.layers]
         self._final: Any = None if isinstance(decoder.norm, DeferredNorm) else decoder.norm
@@ -53,14 +53,15 @@ class FewTokens:
         self._angles: tuple[int, Tensor, Tensor] = (0, torch.empty(0), torch.empty(0))
 
     @staticmethod
-    def of(model: LanguageModel, *, exact: bool = True) -> FewTokens | None:
+    def of(model: LanguageModel, *, exact: bool = True, tokens: int = 1) -> FewTokens | None:
         """Return the layers of a model that the kernel is made for, None for others and where it cannot be built.
 
         Args:
             exact: the model's weights must be numbers of 16 bits. A draft's may be rounded: what it proposes is judged
                 by the probabilities that it proposed it with.
+            tokens: passes of so many must be taken.
         """
-        return FewTokens(model) if _is_made_for(model, exact) else None
+        return FewTokens(model) if _is_made_for(model, exact) and tokens <= _most_tokens(model.dtype) else None
 
     def takes(self, view: FlatView) -> bool:
         """Return True if a pass has few tokens, over a cache of slots."""
@@ -196,6 +197,10 @@ def _of_some(group: RowGroup) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64
     rows = numpy.stack([starts, counts, *found[:, :3].T], 1)
     real = numpy.arange(width) < counts[:, None]
     return rows, found[:, 3 + width :][real]
+
+
+def _most_tokens(dtype: torch.dtype) -> int:
+    return MOST_TOKENS[dtype == torch.bfloat16 and vector_kernel().by_pairs]
 
 
 def _is_made_for(model: LanguageModel, exact: bool) -> bool:

@@ -10,7 +10,6 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from distillspec.models.native import NotBuilt
 from distillspec.models.vector_kernel import vector_kernel
@@ -97,7 +96,15 @@ class OpaqueProduct(ABC):
         """Return the product, outside of compilers."""
 
 
-class HalfProduct(OpaqueProduct):
+class SixteenBits(OpaqueProduct):
+    """A product whose packed weight has numbers of 16 bits."""
+
+    @staticmethod
+    def size(weight: Tensor) -> int:
+        return 2 * weight.numel()
+
+
+class HalfProduct(SixteenBits):
     """FBGEMM's layout, in float16, with products and sums in float32.
 
     It reads half the bytes of float32. Checkpoints are published in 16 bits, and a bfloat16 weight is a float16 number
@@ -119,17 +126,13 @@ class HalfProduct(OpaqueProduct):
         return out if bias is None else out + bias
 
     @staticmethod
-    def size(weight: Tensor) -> int:
-        return 2 * weight.numel()
-
-    @staticmethod
     def fits(weight: Tensor, *, exact: bool) -> bool:
         if not weight.isfinite().all():
             return False
         return not exact or _rounds_alike(weight.float(), _scale(weight.float()), torch.finfo(weight.dtype).eps)
 
 
-class VectorProduct(OpaqueProduct):
+class VectorProduct(SixteenBits):
     """Our own layout in 16 bits, for few tokens (`few_tokens.cpp`). Products of bfloat16 or float32, sums in float32.
 
     A float32 weight is float16 here, scaled as in `HalfProduct`.
@@ -147,8 +150,7 @@ class VectorProduct(OpaqueProduct):
             raise RuntimeError(f"weights of {weight.shape[1]} inputs are not made of pairs")
         self._scale = _scale(weight.detach()) if weight.dtype == torch.float32 else 1.0
         scaled = weight.detach() * self._scale if self._scale != 1.0 else weight.detach()
-        whole = pad(scaled, (0, 0, 0, -len(weight) % self._kernel.lanes))  # blocks are whole
-        self._packed, self._rows = self._kernel.packed(whole, weight.dtype), len(whole)
+        self._packed, self._rows = self._kernel.packed(scaled, weight.dtype), self._kernel.rows(len(weight))
         self._multiply = self._kernel.products[weight.dtype]
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
@@ -159,10 +161,6 @@ class VectorProduct(OpaqueProduct):
         self._multiply(*packed, read.data_ptr(), tokens, held.data_ptr(), torch.get_num_threads())
         out = held if self._rows == self._out else held[..., : self._out].contiguous()
         return out if bias is None else out + bias
-
-    @staticmethod
-    def size(weight: Tensor) -> int:
-        return 2 * weight.numel()
 
     @staticmethod
     def fits(weight: Tensor, *, exact: bool) -> bool:

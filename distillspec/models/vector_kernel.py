@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from distillspec.models.native import library
 
@@ -33,12 +34,17 @@ class VectorKernel(NamedTuple):
     def packed(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
         """Return a weight `[out, in]` in blocks of `lanes` outputs, input by input, for a model of `dtype`.
 
-        `out` is a multiple of `lanes`.
+        The last block is filled up with zeros: see `rows`.
         """
-        blocks = weight.to(WEIGHTS[dtype]).unflatten(0, (-1, self.lanes))
+        whole = pad(weight.to(WEIGHTS[dtype]), (0, 0, 0, self.rows(len(weight)) - len(weight)))
+        blocks = whole.unflatten(0, (-1, self.lanes))
         if dtype == torch.bfloat16 and self.by_pairs:
             return blocks.unflatten(2, (-1, 2)).transpose(1, 2).contiguous()
         return blocks.transpose(1, 2).contiguous()
+
+    def rows(self, out: int) -> int:
+        """Return the outputs of a packed weight of `out`: those of whole blocks."""
+        return -(-out // self.lanes) * self.lanes
 
     def takes(self, weight: Tensor) -> bool:
         """Return True for a weight that can be packed."""

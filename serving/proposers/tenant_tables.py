@@ -1,4 +1,4 @@
-"""What a proposer learns of each tenant's texts: one table an owner, in bounded number."""
+"""Tables by tenant, of what a proposer has learnt from the tenant's texts. Their number is bounded."""
 
 from __future__ import annotations
 
