@@ -211,7 +211,7 @@ void attend_some(const T* keys, const T* values, int64_t place, int64_t base, in
         part.read(int(start), int(std::min<int64_t>(BLOCK, end - start)), int(base));
     for (int64_t r = 0; r < count; ++r) {
         Out* own = out(r);
-        const Vec all = Vec{} + sum_of(load(total + r * LANES));
+        const Vec all = all_of(sum_of(load(total + r * LANES)));
         for (int64_t c = 0; c < dim; c += LANES) store(load(sum + r * dim + c) / all, own + c);
     }
 }

@@ -46,7 +46,7 @@ void norm(const From* x, const float* weight, int64_t width, float eps, To* to) 
 
 inline Vec silu(Vec x) {
     const Vec small = exponential(x < 0 ? x : -x);
-    return x * (x < 0 ? small : Vec{} + 1.0f) / (1.0f + small);
+    return x * (x < 0 ? small : all_of(1.0f)) / (1.0f + small);
 }
 
 // Turn one head by its position, and store it.

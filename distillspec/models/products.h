@@ -23,8 +23,12 @@ constexpr bool UNITS = true;
 constexpr bool UNITS = false;
 #endif
 
-constexpr int MOST = 8;    // tokens that one read of a weight serves
-constexpr int BLOCKS = 4;  // of LANES outputs, that are computed together
+// Blocks of LANES outputs that are computed together, and the most tokens that one read of them serves. Sums stay in
+// registers: AVX-512 has 32 of them, others hold 16 vectors.
+constexpr int LINE = 64;  // bytes that a cache reads at once
+constexpr bool MANY = LANES == 16;
+constexpr int PAIR = 2, MOST = MANY ? 8 : 6;
+constexpr int BLOCKS = 4, FEW = MANY ? 4 : 2;
 
 template <typename T>
 constexpr bool BY_PAIRS = UNITS && sizeof(T) == 2;
@@ -57,15 +61,22 @@ inline void multiply(const uint16_t* weight, int64_t in, const uint16_t* x, Vec 
 
 template <int B, int N, typename W>
 inline void multiply(const W* weight, int64_t in, const float* x, Vec (&sums)[B][N]) {
-    for (int64_t k = 0; k < in; ++k) {
-        Vec w[B];
+    constexpr int64_t STEP = LINE / (LANES * sizeof(W));  // inputs in a line of the cache
+    for (int64_t start = 0; start < in; start += STEP) {
 #pragma GCC unroll 8
-        for (int b = 0; b < B; ++b) w[b] = load(weight + b * in * LANES + k * LANES);
+        for (int b = 0; b < B; ++b) __builtin_prefetch(weight + (B + b) * in * LANES + start * LANES);  // the next blocks
+        const int64_t end = std::min(start + STEP, in);
+#pragma GCC unroll 1  // more of them do not fit the registers
+        for (int64_t k = start; k < end; ++k) {
+            Vec w[B];
 #pragma GCC unroll 8
-        for (int t = 0; t < N; ++t) {
-            const Vec xs = Vec{} + x[t * in + k];
+            for (int b = 0; b < B; ++b) w[b] = load(weight + b * in * LANES + k * LANES);
 #pragma GCC unroll 8
-            for (int b = 0; b < B; ++b) sums[b][t] += xs * w[b];
+            for (int t = 0; t < N; ++t) {
+                const Vec xs = all_of(x[t * in + k]);
+#pragma GCC unroll 8
+                for (int b = 0; b < B; ++b) sums[b][t] += xs * w[b];
+            }
         }
     }
 }
@@ -90,19 +101,16 @@ void some_blocks(const W* weight, int64_t in, int64_t block, const X* x, int64_t
 template <typename W, typename X, typename Use>
 void product(const W* weight, int64_t out, int64_t in, const X* x, int64_t tokens, Use use) {
     const int64_t blocks = out / LANES;
+    const int64_t parts = (tokens + MOST - 1) / MOST, most = (tokens + parts - 1) / parts;  // even parts of the tokens
 #pragma omp for schedule(static)
-    for (int64_t part = 0; part < (blocks + BLOCKS - 1) / BLOCKS; ++part)
-        for (int64_t first = 0; first < tokens; first += MOST) {
-            const int64_t count = std::min<int64_t>(MOST, tokens - first), block = part * BLOCKS;
-            if (count <= MOST / 2 && block + BLOCKS <= blocks) {
-                some_blocks<BLOCKS, MOST / 2>(weight, in, block, x, first, count, use);
-                continue;
-            }
-            const int64_t end = std::min(block + BLOCKS, blocks);
-            for (int64_t b = block; b < end; b += 2)
-                if (b + 2 <= end) some_blocks<2, MOST>(weight, in, b, x, first, count, use);
-                else
-                    for (int64_t t = first; t < first + count; ++t) blocks_of<1, 1>(weight, in, b, x, t, use);
+    for (int64_t block = 0; block < blocks; block += BLOCKS)
+        for (int64_t first = 0; first < tokens; first += most) {
+            const int64_t count = std::min(most, tokens - first), end = std::min(block + BLOCKS, blocks);
+            int64_t b = block;
+            if (count <= FEW)
+                for (; b + BLOCKS <= end; b += BLOCKS) some_blocks<BLOCKS, FEW>(weight, in, b, x, first, count, use);
+            for (; b + PAIR <= end; b += PAIR) some_blocks<PAIR, MOST>(weight, in, b, x, first, count, use);
+            for (; b < end; ++b) some_blocks<1, MOST>(weight, in, b, x, first, count, use);
         }
 }
 

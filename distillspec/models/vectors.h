@@ -50,6 +50,17 @@ inline Vec load(const Half* from) {
 #endif
 }
 
+// x in all lanes. `Vec{} + x` would cost an addition: it turns −0 into 0.
+inline Vec all_of(float x) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_set1_ps(x);
+#elif defined(__AVX2__)
+    return (Vec)_mm256_set1_ps(x);
+#else
+    return Vec{} + x;
+#endif
+}
+
 inline Vec rounded(Vec x, const float*) { return x; }
 
 inline Vec rounded(Vec x, const uint16_t*) {  // to the nearest bfloat16, ties to even
@@ -66,7 +77,7 @@ inline void store(Vec x, uint16_t* to) {
 
 // e^x of x <= 0, with a relative error of 2e-7.
 inline Vec exponential(Vec x) {
-    const Vec y = (x < SMALLEST ? Vec{} + SMALLEST : x) * 1.44269504088896341f;
+    const Vec y = (x < SMALLEST ? all_of(SMALLEST) : x) * 1.44269504088896341f;
     const Ints whole = __builtin_convertvector(y - 0.5f, Ints);
     const Vec t = (y - __builtin_convertvector(whole, Vec)) * 0.693147180559945309f;
     Vec e = 8.3333338e-3f + t * 1.3888889e-3f;  // Taylor's polynomial, |t| <= 0.35
@@ -77,7 +88,7 @@ inline Vec exponential(Vec x) {
     return x < SMALLEST ? Vec{} : e * (Vec)((whole + 127) << 23);
 }
 
-inline float exponential(float x) { return exponential(Vec{} + x)[0]; }
+inline float exponential(float x) { return exponential(all_of(x))[0]; }
 
 inline float largest(Vec x) {
 #pragma GCC unroll 4
