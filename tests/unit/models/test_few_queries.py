@@ -95,7 +95,7 @@ def test_trees_and_chains_beside_them(seed: int, left_to_masks: list[int]) -> No
     ("counts", "dim", "how"),
     [
         pytest.param([17, 1], 64, {}, id="a prompt"),
-        pytest.param([2, 2], 40, {}, id="heads that fill no vector"),
+        pytest.param([2, 2], 36, {}, id="heads that fill no vector"),
         pytest.param([9, 9], 64, {"window": 9}, id="a window that ends among the new tokens"),
         pytest.param([2, 2], 64, {"softcap": 20.0}, id="a soft cap"),
     ],

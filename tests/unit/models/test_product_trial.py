@@ -19,6 +19,7 @@ TOKENS = (1, 5, 32)
 def tried_anew(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Of two kinds, which every machine has."""
     monkeypatch.setattr(product_trial, "KINDS", (OneDnnProduct, HalfProduct))
+    monkeypatch.setattr(product_trial, "keeps_rows_apart", lambda product, weight: True)
     product_trial.forget_trials()
     yield
     product_trial.forget_trials()
@@ -60,6 +61,22 @@ def test_only_what_was_not_tried_is_tried(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(product_trial, "seconds", lambda run: (run(), left.pop(0))[1])
     assert product_trial.ranked(torch.float32, WEIGHTS, (5, 64)) == (OneDnnProduct,), "half: √(.5 · 2)"
     assert not left
+
+
+def test_kinds_whose_tokens_change_each_other_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.undo()
+    plain = OneDnnProduct.__call__
+
+    def with_rows(self: OneDnnProduct, x: torch.Tensor, bias: Any = None) -> torch.Tensor:
+        return plain(self, x, bias) + len(x)
+
+    monkeypatch.setattr(product_trial, "KINDS", (OneDnnProduct,))
+    monkeypatch.setattr(OneDnnProduct, "__call__", with_rows)
+    with caplog.at_level("INFO"):
+        assert product_trial.ranked(torch.float32, WEIGHTS, TOKENS) == ()
+    assert "weights are not packed by oneDNN: here a token's product depends on those beside it" in caplog.text
 
 
 def test_the_trial_takes_the_first_weights(monkeypatch: pytest.MonkeyPatch) -> None:
