@@ -207,12 +207,15 @@ class Engine(EngineView):
                     bar.set_postfix_str(f"{tokens / max(bar.format_dict['elapsed'], 1e-9):.0f} tokens/s", refresh=False)
         return done
 
-    def load_draft(self, path: str | Path) -> str:
+    def load_draft(self, path: str | Path, acceptance: float | None = None) -> str:
         """Draft with another draft from the next step on, while requests run. Return its version.
 
         All loading and checking happens first, in the caller's thread: files, tokenizer, recorded target, finite
         weights, room for its cache. Both drafts' weights are in memory until the switch. Greedy and seeded outputs do
         not change, others keep their distribution.
+
+        Args:
+            acceptance: of the new draft over that of the old one. None: not known, the controller finds out.
 
         Raises:
             ConfigError: the draft is refused, and the old one stays.
@@ -227,9 +230,9 @@ class Engine(EngineView):
         check_servable(draft, self.max_model_len)
         check_feature_ids(self.target, draft.state_ids)
         check_draft_fits(self.settings, self.target, self.draft, draft, self._cache, kept_states(self.settings, draft))
-        return self.use_draft(draft)
+        return self.use_draft(draft, acceptance=acceptance)
 
-    def use_draft(self, draft: LanguageModel, version: str | None = None) -> str:
+    def use_draft(self, draft: LanguageModel, version: str | None = None, *, acceptance: float | None = None) -> str:
         """Draft with a loaded model from the next step on. Return its version, by default its weights' hash.
 
         `load_draft` checks a draft first, this method does not.
@@ -245,7 +248,7 @@ class Engine(EngineView):
         def switch() -> None:
             old, self.draft = self.draft, draft
             self._keep_states(draft)
-            self._replace_proposer(proposer)
+            self._replace_proposer(proposer, acceptance)
             if old is not None:
                 self._models.release(old)
                 return_freed_memory()
@@ -265,9 +268,9 @@ class Engine(EngineView):
         """Draft with another proposer from the next step on, None: do not speculate. The draft model stays held."""
         self.at_next_step(lambda: self._replace_proposer(proposer))
 
-    def _replace_proposer(self, proposer: Proposer | None) -> None:
+    def _replace_proposer(self, proposer: Proposer | None, acceptance: float | None = None) -> None:
         self._executor.use_proposer(proposer)
-        self._core.draft_changed()
+        self._core.draft_changed(acceptance)
 
     def use_controller(self, controller: LengthController) -> None:
         """See `EngineCore.use_controller`. Call between steps, from the thread that steps."""

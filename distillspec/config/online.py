@@ -33,16 +33,14 @@ class OnlineConfig:
 class ReplayConfig:
     """The log of the target's signal on live traffic. It holds text, as token ids."""
 
-    share: float = 0.1  # share of the requests that is logged, chosen by their id
-    held_out: float = 0.1  # share of the logged requests that only the gate reads
+    share: float = 0.1  # share of the requests that is logged while nothing waits for text. Else all are
     entries: int = 64  # log-probabilities kept per token
-    tail_samples: int = 0  # tokens drawn from the tail per token, so that losses are unbiased; 6 bytes each
     max_mib: float = 512.0  # size of the shards on disk
     keep: str = "reservoir"  # what stays when it is full: reservoir (a uniform sample of all time) | fifo (the newest)
     fresh_share: float = 0.5  # reservoir: share of max_mib for the newest shards
     retention_days: float = 30.0
     shard_positions: int = 4096  # tokens a shard
-    flush_s: float = 30.0  # seconds after which a shard is written, full or not
+    flush_s: float = 5.0  # seconds after which a shard is written, full or not
     max_waiting: int = 65536  # tokens that may wait in memory; others are dropped and counted
     tenant_share: float = 0.5  # once the log is full: the largest share of recent requests for one of several tenants
     exclude_tenants: list[str] = field(default_factory=list)  # tenants that are never logged
@@ -54,9 +52,7 @@ class ReplayConfig:
             f"replay.redaction={self.redaction} must be MODULE:FUNCTION, as in replay.redaction=mine:redact",
         )
         one_of("replay.keep", self.keep, ("reservoir", "fifo"))
-        for name in ("share", "held_out"):
-            value = getattr(self, name)
-            require(0 <= value <= 1, f"replay.{name}={value} must be in [0, 1]")
+        require(0 <= self.share <= 1, f"replay.share={self.share} must be in [0, 1]")
         for name in ("fresh_share", "tenant_share"):
             value = getattr(self, name)
             require(0 < value <= 1, f"replay.{name}={value} must be in (0, 1]")
@@ -65,14 +61,13 @@ class ReplayConfig:
         for name in ("shard_positions", "max_waiting"):
             require(getattr(self, name) >= 1, f"replay.{name}={getattr(self, name)} must be at least 1")
         require(1 <= self.entries <= 256, f"replay.entries={self.entries} must be in 1..256")
-        require(0 <= self.tail_samples <= 64, f"replay.tail_samples={self.tail_samples} must be in 0..64")
 
 
 @dataclass
 class AdaptConfig:
     """The online trainer: its triggers, its text, its share of the machine."""
 
-    every_requests: int | None = 256  # new logged requests that start an update; null: no such trigger
+    every_requests: int | None = 32  # new logged requests that start an update; null: no such trigger
     every_s: float | None = None  # seconds after which an update starts; null: no such trigger
     on_drift: bool = True  # start an update when acceptance falls
     drift_drop: float = 0.05  # fall of the short average of acceptance below the long one
@@ -84,11 +79,9 @@ class AdaptConfig:
     accepted_weight: float = 0.2  # weighted: weight of accepted tokens
     replay_share: float = 0.3  # share of an update's tokens from older requests
     offline_share: float = 0.0  # share of an update's tokens from the offline set
-    offline: str | None = None  # folder or run of distill generate: text against forgetting, for the gate too
+    offline: str | None = None  # folder or run of distill generate: text against forgetting
     tenant_share: float = 0.5  # the largest weight of one of several tenants in an update
-    anchor: float = 0.0  # weight of KL(promoted draft ‖ draft)
     lora_rank: int = 0  # train adapters of this rank (needs peft), merged at the end; 0: all weights
-    lora_by: str = "all"  # all (one adapter) | domain (one each, merged by the domains' shares of the text)
     epochs: int = 1  # passes over the text of an update
     max_steps: int = 200  # of an update
     learning_rate: float = 5.0e-4
@@ -105,14 +98,13 @@ class AdaptConfig:
     def __post_init__(self) -> None:
         one_of("adapt.mode", self.mode, ("replay", "flush"))
         one_of("adapt.positions", self.positions, ("all", "rejected", "weighted"))
-        one_of("adapt.lora_by", self.lora_by, ("all", "domain"))
         one_of("adapt.drift_by", self.drift_by, ("domain", "tenant"))
         for name in ("every_requests", "every_s"):
             value = getattr(self, name)
             require(value is None or value > 0, f"adapt.{name}={value} must be above 0, or null")
         for name in ("min_requests", "epochs", "max_steps", "max_bad_steps", "max_bad_updates", "threads"):
             require(getattr(self, name) >= 1, f"adapt.{name}={getattr(self, name)} must be at least 1")
-        for name in ("accepted_weight", "anchor", "lora_rank"):
+        for name in ("accepted_weight", "lora_rank"):
             require(getattr(self, name) >= 0, f"adapt.{name}={getattr(self, name)} must be at least 0")
         for name in ("learning_rate", "clip_norm", "drift_drop"):
             value = getattr(self, name)
@@ -138,10 +130,6 @@ class AdaptConfig:
         share = self.gpu_memory_share
         require(share is None or 0 < share <= 1, f"adapt.gpu_memory_share={share} must be in (0, 1], or null")
         require(
-            self.lora_by == "all" or self.lora_rank > 0,
-            f"adapt.lora_by={self.lora_by} trains adapters; give them a rank: adapt.lora_rank=8",
-        )
-        require(
             self.lora_rank == 0 or importlib.util.find_spec("peft") is not None,
             f"adapt.lora_rank={self.lora_rank} needs the package peft; pip install peft, or use adapt.lora_rank=0",
         )
@@ -151,15 +139,12 @@ class AdaptConfig:
 class GateConfig:
     """The gate: tests of a new version before it serves, and its rollback."""
 
-    requests: int = 64  # newest held-out requests that a version is judged on
+    evidence: str = "log"  # log (what it holds of the target) | target (which reads the answers again)
+    requests: int = 120  # conversations after which a version that is not clearly better is inconclusive
     min_requests: int = 24  # the fewest for a verdict
-    margin: float = 0.0  # relative gain in expected goodput that the interval's lower end must exceed
-    max_domain_loss: float = 0.05  # relative loss allowed on a domain and on the offline set
-    domain_requests: int = 8  # the fewest held-out requests for a verdict on a domain
-    offline_samples: int = 32  # samples of adapt.offline that a version is judged on
+    margin: float = 0.01  # relative gain in expected goodput that the interval's lower end must exceed
+    domain_requests: int = 8  # the fewest conversations for a verdict on a domain or a tenant
     max_gamma: int = 4  # longest speculation length considered
-    busy_share: float = 0.05  # largest share of a busy engine's time for judging
-    canary_requests: int = 0  # requests that a candidate serves before its promotion; 0: no canary
     rollback_requests: int = 32  # finished requests of a version before a rollback is considered
     window: int = 400  # newest finished requests of a version in its interval
     collapse: float = 0.5  # alarm when the short average of acceptance falls below this share of the long one
@@ -168,15 +153,12 @@ class GateConfig:
     def __post_init__(self) -> None:
         for name in ("requests", "min_requests", "domain_requests", "max_gamma", "rollback_requests"):
             require(getattr(self, name) >= 1, f"gate.{name}={getattr(self, name)} must be at least 1")
-        for name in ("offline_samples", "canary_requests"):
-            require(getattr(self, name) >= 0, f"gate.{name}={getattr(self, name)} must be at least 0")
+        one_of("gate.evidence", self.evidence, ("log", "target"))
         require(
             self.min_requests <= self.requests,
             f"gate.min_requests={self.min_requests} is above gate.requests={self.requests}",
         )
         require(self.margin >= 0, f"gate.margin={self.margin} must be at least 0")
-        require(self.max_domain_loss >= 0, f"gate.max_domain_loss={self.max_domain_loss} must be at least 0")
-        require(0 < self.busy_share <= 1, f"gate.busy_share={self.busy_share} must be in (0, 1]")
         require(0 <= self.collapse < 1, f"gate.collapse={self.collapse} must be in [0, 1)")
         require(self.window >= self.rollback_requests, f"gate.window={self.window} is below gate.rollback_requests")
         require(self.bootstrap_samples >= 100, f"gate.bootstrap_samples={self.bootstrap_samples} must be at least 100")

@@ -63,6 +63,8 @@ COLUMNS = (
     Column("features", (*REALS, torch.float8_e4m3fn), ("feature_size",), FEATURES),  # hidden states that a draft reads
     Column("feature_scales", (torch.float32,), ("feature_count",), FEATURES),  # of float8 features
     # Served speculation (`LoggedAnswer`).
+    Column("policy_logprobs", (torch.float16,)),
+    Column("policy_log_z", (torch.float16,)),
     Column("outcomes", (torch.uint8,)),
     Column("draft_tokens", (torch.int32,)),
     Column("draft_probs", (torch.float16,)),

@@ -109,7 +109,7 @@ def _compare(
     overlap = torch.minimum(kept_probs, draft_probs)
     draft_choice = draft.absolute_ids(draft_logits.argmax(-1))
     p_label = target_probs.gather(-1, labels[:, None]).squeeze(-1)
-    q_label = _probs_of(labels, draft_probs, kept_ids)
+    q_label = probs_of(labels[:, None], draft_probs, kept_ids)[:, 0]
     return (
         overlap.sum(-1),
         overlap[:, ~stop_columns].sum(-1),
@@ -120,13 +120,12 @@ def _compare(
     )
 
 
-def _probs_of(ids: Tensor, draft_probs: Tensor, kept_ids: Tensor | None) -> Tensor:
-    """Return q of absolute `ids [C]`, given `draft_probs [C, width]`, zero for ids the draft does not keep."""
+def probs_of(ids: Tensor, draft_probs: Tensor, kept_ids: Tensor | None) -> Tensor:
+    """Return q of absolute `ids [C, n]`, given `draft_probs [C, width]`, zero for ids the draft does not keep."""
     if kept_ids is None:
-        return draft_probs.gather(-1, ids[:, None]).squeeze(-1)
+        return draft_probs.gather(-1, ids)
     columns = torch.searchsorted(kept_ids, ids).clamp(max=kept_ids.numel() - 1)
-    probs = draft_probs.gather(-1, columns[:, None]).squeeze(-1)
-    return torch.where(kept_ids[columns] == ids, probs, 0)
+    return torch.where(kept_ids[columns] == ids, draft_probs.gather(-1, columns), 0)
 
 
 def _stop_columns(draft: LanguageModel, stop_ids: Sequence[int]) -> Tensor:

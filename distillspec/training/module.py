@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -32,14 +32,6 @@ from distillspec.training.chains import Unrolling
 from distillspec.types import OutputHead, TokenBatch
 
 
-@dataclass(frozen=True)
-class Anchor:
-    """A frozen draft that training stays close to: `weight` · KL(anchor ‖ draft) is added to the loss."""
-
-    draft: LanguageModel
-    weight: float
-
-
 class DistillModule(nn.Module):
     """Draft and loss: `forward` returns a batch's loss, or each position's loss without gradient.
 
@@ -54,7 +46,6 @@ class DistillModule(nn.Module):
         self,
         draft: LanguageModel,
         config: LossConfig,
-        anchor: Anchor | None = None,
         unrolling: Unrolling | None = None,
     ) -> None:
         super().__init__()
@@ -62,7 +53,6 @@ class DistillModule(nn.Module):
         self.unrolling = replace(unrolling, steps=draft.most_positions or unrolling.steps)
         self.model = draft.model
         self.draft = draft
-        self.anchor = anchor
         self.mix = LossMix.parse(config.terms)
         if draft.predicts_acceptance and not self.mix.needs_teacher:
             draft.state_input.confidence.requires_grad_(False)  # type: ignore[union-attr]
@@ -128,9 +118,6 @@ class DistillModule(nn.Module):
                 share = metrics["weight"] / deeper.metrics["weight"]
                 metrics[f"alpha_{position}"] = share * deeper.metrics.get("alpha", torch.tensor(math.nan))
             loss = loss * self.unrolling.first_weight(self.positions)
-            if self.anchor is not None:
-                drift = self._distance_to_anchor(self.anchor.draft, hidden[0], batch, weights, normalizer)
-                loss = loss + self.anchor.weight * drift
             return ChunkedLoss(loss, metrics)
         except NonFiniteLogits as error:
             self.problem = str(error)
@@ -171,22 +158,6 @@ class DistillModule(nn.Module):
         logits = self.draft.state_input.confidence_logits(hidden.detach())  # type: ignore[union-attr, operator]
         missed = binary_cross_entropy_with_logits(logits, acceptance.clamp(0, 1), reduction="none")
         return (weights * missed).sum()
-
-    def _distance_to_anchor(
-        self, anchor: LanguageModel, hidden: Tensor, batch: TokenBatch, weights: Tensor, normalizer: float
-    ) -> Tensor:
-        """Return KL(anchor ‖ draft) over the draft's own columns, summed and divided as the loss is."""
-        with torch.no_grad():
-            teacher = DenseTeacher(loss_hidden(anchor, batch), anchor.head)
-        return chunked_loss(
-            hidden,
-            self.head(),
-            teacher,
-            LossMix.parse({"fkl": 1.0}),
-            weights=weights,
-            normalizer=normalizer,
-            chunk_tokens=self.config.chunk_tokens,
-        ).loss
 
     def _not_a_number(self, hidden: Tensor) -> Tensor:
         """Return NaN that depends on every parameter of the loss, so that backward reaches all of them."""

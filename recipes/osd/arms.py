@@ -111,9 +111,9 @@ class _ArmRun:
             hindsights = [look_back(self.draft, answer) for answer in group]
             looking_s += time.monotonic() - before
             logged = [self._redrawn(answer, own) for answer, own in zip(group, hindsights, strict=True)]
-            self.rows += [row_of(*three) for three in zip(group, logged, hindsights, strict=True)]
+            self.rows += [row_of(self.study, *three) for three in zip(group, logged, hindsights, strict=True)]
             if self.arm.adapt is not None:
-                self.replay.append(logged)
+                self.replay.append([answer for answer in logged if not self.study.holds_out(answer.request_id)])
                 self._train()
             for segment in ended:
                 on_segment(self.draft, segment)
@@ -153,11 +153,11 @@ class _ArmRun:
         self.updates.append({"after": len(self.rows), "reason": reason, **figures})
 
 
-def row_of(served: LoggedAnswer, answer: LoggedAnswer, hindsight: Hindsight) -> dict[str, Any]:
+def row_of(study: Study, served: LoggedAnswer, answer: LoggedAnswer, hindsight: Hindsight) -> dict[str, Any]:
     """Return one request's figures, sums over its tokens: `served` as recorded, `answer` as this arm would have."""
     return {
         "segment": segment_of(answer),
-        "split": answer.split,
+        "split": "held_out" if study.holds_out(answer.request_id) else "train",
         "tokens": len(hindsight),
         "upper": round(float(hindsight.upper.sum()), 4),
         "lower": round(float(hindsight.lower.sum()), 4),

@@ -27,7 +27,7 @@ class HeldOutSets:
         self.target = target
         self.states = TargetStates(target, study.root / "states")
         self.answers = [
-            [answer for answer in stream.of(segment) if answer.split == "held_out"][: study.exam_requests]
+            [answer for answer in stream.of(segment) if study.holds_out(answer.request_id)][: study.exam_requests]
             for segment in range(len(study.segments))
         ]
         for place, answers in enumerate(self.answers):

@@ -89,7 +89,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=5e-4)
     parser.add_argument("--loss", default="jsd")
     parser.add_argument("--niceness", type=int, default=0, help="of the trainer; 10 starves it on a full machine")
-    parser.add_argument("--busy-share", type=float, default=0.2, help="of a busy engine's time, for judging candidates")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if options.minutes <= 0 or options.turn_seconds <= 0:

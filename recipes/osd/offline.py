@@ -40,9 +40,9 @@ def _cells(study: Study) -> Iterator[tuple[int, float]]:
 
 
 def _cell(study: Study, stream: Stream, held_out: HeldOutSets, segment: int, fraction: float) -> dict[str, Any]:
-    usable = [answer for answer in stream.of(segment) if answer.split == "train"]
+    usable = [answer for answer in stream.of(segment) if not study.holds_out(answer.request_id)]
     config = AdaptConfig(**common(study))
     examples = [training_example_of(answer, config) for answer in usable[: max(1, round(fraction * len(usable)))]]
     draft = load_draft(first_version(study).path, held_out.target)
-    result = learn(draft, examples, config, LossConfig(name=study.loss), seed=study.seed)
+    result, _ = learn(draft, examples, config, LossConfig(name=study.loss), seed=study.seed)
     return {"requests": len(examples), "learnt": result.to_json(), "exam": held_out.evaluate(draft, segment)}

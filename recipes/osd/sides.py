@@ -161,7 +161,7 @@ def side_settings(options: argparse.Namespace, side: str) -> OnlineSettings:
             learning_rate=options.learning_rate,
             niceness=options.niceness,
         ),
-        GateConfig(margin=0.0 if side == "online" else NEVER, busy_share=options.busy_share),
+        GateConfig(margin=0.0 if side == "online" else NEVER),
         LossConfig(name=options.loss),
         seed=options.seed,
     )

@@ -96,7 +96,6 @@ def recording_settings(study: Study) -> OnlineSettings:
         OnlineConfig(mode="decoupled", folder=str(study.stream)),
         ReplayConfig(
             share=1.0,
-            held_out=study.held_out,
             max_mib=LARGE_MIB,
             keep="fifo",
             retention_days=NO_END_DAYS,

@@ -10,6 +10,7 @@ from typing import Any
 
 from distillspec.errors import ConfigError
 from distillspec.files import read_object, write_json
+from distillspec.serving.online.log.records import share_of
 
 GROWING = ("fractions", "grid_losses", "grid_intervals")  # cells may be added to a study
 
@@ -35,7 +36,7 @@ class Study:
     max_prompt_tokens: int = 256
     slots: int = 8
     gamma: int = 2  # speculation length while recording and when outcomes are redrawn
-    held_out: float = 0.2
+    held_out: float = 0.2  # share of the requests that no arm learns from
     exam_requests: int = 16  # held-out requests of a segment that drafts are evaluated on
     loss: str = "jsd"
     learning_rate: float = 5e-4
@@ -48,6 +49,10 @@ class Study:
     grid_intervals: tuple[int, ...] = (16, 48)
     grid_segment: int = 1
     seed: int = 0
+
+    def holds_out(self, request_id: str) -> bool:
+        """Return True for a request that no arm learns from."""
+        return share_of(request_id, "held out") < self.held_out
 
     @property
     def stream(self) -> Path:

@@ -94,6 +94,12 @@ class SamplingParams:
         return not self.is_greedy and self.seed is None
 
     @property
+    def only_policy(self) -> bool:
+        """True if nothing but temperature and filters changes the logits, at any position."""
+        changed = self.penalises or self.logit_bias or self.bad_words or self.bad_word_ids or self.min_tokens
+        return not changed and self.allowed_token_ids is None
+
+    @property
     def penalises(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import AdaptCommand
-from distillspec.evaluation.states import TargetStates
-from distillspec.models import load_target
+from distillspec.models import load_draft, load_target
 from distillspec.serving.online.gate.gatekeeper import Gatekeeper
-from distillspec.serving.online.gate.judge import CandidateJudge
-from distillspec.serving.online.gate.shadow import Shadow
+from distillspec.serving.online.gate.judge import Judge
+from distillspec.serving.online.gate.step_costs import step_costs
+from distillspec.serving.online.judging.evidence import Costs
+from distillspec.serving.online.judging.score_table import ScoreTable
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import Layout, OnlineSettings, TrainerState
 from distillspec.serving.online.state.registry import VersionRegistry
@@ -35,6 +36,7 @@ def run(config: AdaptCommand, folder: Path) -> None:
             lambda: stop.requested,
             report=tracking.report,
             once=config.once,
+            judged=config.judge,
             max_updates=config.max_updates,
             wait=tracking.wait,
         )
@@ -49,12 +51,17 @@ def run(config: AdaptCommand, folder: Path) -> None:
 def _judge(
     config: AdaptCommand, settings: OnlineSettings, report: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any] | None:
-    """Judge the newest candidate with a target loaded here. Return the verdict, None without enough answers."""
-    target = load_target(config.target)
+    """Judge the newest candidate by its scores. Return the verdict, None without enough answers."""
     replay, registry = ReplayLog(settings.layout.replay), VersionRegistry(settings.layout.versions)
-    shadow = Shadow(target, TargetStates(target), config.gate.max_gamma)
-    keeper = Gatekeeper(settings, registry, CandidateJudge(settings, registry, replay, shadow), report=report)
-    verdict = keeper.judge_newest()
+
+    def costs() -> Costs:
+        target, serving = load_target(config.target), registry.current()
+        assert serving is not None, "there is a candidate, so a version serves"
+        return step_costs(target, load_draft(serving.path, target))
+
+    judge = Judge(settings, registry, replay, ScoreTable(settings.layout.scores), costs)
+    keeper = Gatekeeper(settings, registry, judge, report=report)
+    verdict = keeper.judge_newest(final=True)
     if verdict is None:
         print(f"not judged: there are {keeper.waiting_for}")
     return None if verdict is None else verdict.to_json()

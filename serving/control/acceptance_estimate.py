@@ -70,6 +70,17 @@ class AcceptanceEstimate:
         self._further = numpy.zeros((2, self.speculation_length, self.width - 1))  # tried and accepted siblings
         self._shares: Floats | None = None  # `sibling_shares`, while nothing new is learnt
 
+    def scale(self, ratio: float) -> None:
+        """Expect `ratio` times the acceptance, with what was tried as evidence for it: a draft that was judged."""
+
+        def scaled(evidence: Floats) -> Floats:
+            tried, accepted = evidence
+            return numpy.stack([tried, numpy.minimum(accepted * ratio, tried)])
+
+        self._all = {kind: scaled(evidence) for kind, evidence in self._all.items()}
+        self._own, self._further = scaled(self._own), scaled(self._further)
+        self._hazards, self._shares = {}, None
+
     def sibling_shares(self) -> Floats:
         """Return P(sibling r of position i is accepted | the chain's token was rejected) `[positions, width − 1]`.
 

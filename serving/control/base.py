@@ -183,8 +183,12 @@ class LengthController(Protocol):
         """Learn from a step. By default nothing."""
         return
 
-    def draft_changed(self) -> None:
-        """Forget what was learnt of the old draft. By default nothing."""
+    def draft_changed(self, acceptance: float | None = None) -> None:
+        """Forget what was learnt of the old draft. By default nothing.
+
+        Args:
+            acceptance: of the new draft over that of the old one, None: not known.
+        """
         return
 
 

@@ -185,9 +185,9 @@ class GoodputController:
         if self._steps % FORGET_ROWS_EVERY == 0:
             self.acceptance.keep_only([row.sequence_id for row in view.rows])
 
-    def draft_changed(self) -> None:
-        """Forget the old draft's acceptance and measured gain."""
-        self.acceptance.reset()
+    def draft_changed(self, acceptance: float | None = None) -> None:
+        """Forget the old draft's measured gain, and its acceptance where the new one's is not known."""
+        self.acceptance.reset() if acceptance is None else self.acceptance.scale(acceptance)
         self.speculation, self._last = SpeculationPolicy(), None
 
     @property

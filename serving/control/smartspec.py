@@ -151,7 +151,7 @@ class SmartSpecController:
         elif self.idle_steps:
             self.idle_steps.popleft()  # nobody is left whom the draft knows: in time new requests are tried again
 
-    def draft_changed(self) -> None:
+    def draft_changed(self, acceptance: float | None = None) -> None:
         """Another draft: what was known of the old one's acceptance is void."""
         self.acceptance.reset()
         self.idle_steps.clear()

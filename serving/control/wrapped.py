@@ -23,8 +23,8 @@ class WrappedController:
     def observe(self, result: StepResult) -> None:
         self.inside.observe(result)
 
-    def draft_changed(self) -> None:
-        self.inside.draft_changed()
+    def draft_changed(self, acceptance: float | None = None) -> None:
+        self.inside.draft_changed(acceptance)
 
 
 def innermost(controller: LengthController) -> LengthController:

@@ -16,7 +16,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -28,12 +27,12 @@ from distillspec.serving.base.threads import compute_alone
 from distillspec.serving.control.wrapped import known_costs
 from distillspec.serving.engine import Engine
 from distillspec.serving.online.bootstrap import first_draft
-from distillspec.serving.online.gate.decision import estimate_costs
 from distillspec.serving.online.gate.gatekeeper import Gatekeeper
-from distillspec.serving.online.gate.idle import BetweenSteps, Stopped
-from distillspec.serving.online.gate.judge import CandidateJudge
+from distillspec.serving.online.gate.judge import Judge
 from distillspec.serving.online.gate.monitor import ServedAcceptance
-from distillspec.serving.online.gate.shadow import ServedStates, Shadow
+from distillspec.serving.online.gate.step_costs import ServedLoad, step_costs
+from distillspec.serving.online.judging.evidence import Costs
+from distillspec.serving.online.judging.score_table import ScoreTable
 from distillspec.serving.online.log.records import LogKey
 from distillspec.serving.online.log.redaction import Redaction
 from distillspec.serving.online.log.replay_log import ReplayLog
@@ -66,7 +65,7 @@ class Adaptation:
         engine: serves the registry's promoted version (`first_draft`).
         redact: see `redaction.Redaction`.
         report: takes every verdict, rollback, alarm and line of figures. Default: `metrics.jsonl` in the folder.
-        wake: makes a sleeping loop call `engine.step` again. The gate's work is done in the engine's thread.
+        wake: makes a sleeping loop call `engine.step` again.
 
     Raises:
         ConfigError: the folder holds another target's log, or no version is promoted.
@@ -89,17 +88,25 @@ class Adaptation:
         self.registry = VersionRegistry(self.layout.versions)
         self.writer = LogWriter(self.replay, redact)
         self.tap = ReplayTap(
-            settings.replay, self.writer.put, self.replay.clock, settings.seed, is_full=lambda: self.replay.full
+            settings.replay,
+            self.writer.put,
+            self.replay.clock,
+            is_full=lambda: self.replay.full,
+            verification=engine.settings.verification,
         )
         self.served = ServedAcceptance(settings.gate, self.reporter.alarm)
         self.served.restore(self.registry.served())
-        self._between = BetweenSteps(engine, settings.gate.busy_share, wake)
-        self._shadow = Shadow(engine.target, ServedStates(engine.target), settings.gate.max_gamma, self._between.run)
-        self.gatekeeper = self._make_gatekeeper()
+        self._wake = wake or (lambda: None)
+        self._load = ServedLoad()
+        self._scores = ScoreTable(self.layout.scores)
+        judge = Judge(settings, self.registry, self.replay, self._scores, self._costs)
+        self.gatekeeper = Gatekeeper(
+            settings, self.registry, judge, swap=self._swap, served=self.served, report=self.reporter.tell
+        )
         if self.gatekeeper.serving is None:
             raise ConfigError(f"no draft is promoted in {self.layout.versions}; call first_draft before")
         self._base = self.registry.promotions()[0]["version"]
-        self.trainer = TrainerLink(settings, self.replay, self.reporter)
+        self.trainer = TrainerLink(settings, self.replay, self.registry, self.reporter)
         self.tap.paused = self.trainer.paused
         self._busy_s = time.monotonic()
         self._started_s = time.monotonic()
@@ -107,18 +114,11 @@ class Adaptation:
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    def _make_gatekeeper(self) -> Gatekeeper:
-        engine = self.engine
-        judge = CandidateJudge(
-            self.settings,
-            self.registry,
-            self.replay,
-            self._shadow,
-            costs=lambda draft: estimate_costs(engine.target, draft, known_costs(engine.controller)),
-        )
-        return Gatekeeper(
-            self.settings, self.registry, judge, swap=self._swap, served=self.served, report=self.reporter.tell
-        )
+    def _costs(self) -> Costs:
+        """Return the costs of a step with the draft in service, at the load that is served."""
+        draft = self.engine.draft
+        assert draft is not None, "an engine that adapts has a draft"
+        return step_costs(self.engine.target, draft, known_costs(self.engine.controller), self._load)
 
     @property
     def supervisor(self) -> Supervisor | None:
@@ -136,7 +136,7 @@ class Adaptation:
             log.warning("online adaptation is still paused: it logs and learns nothing until somebody resumes it")
         self.writer.start()
         self.engine.observer = self.observe
-        for name, work in (("gatekeeper", self._judge), ("trainer-watch", self._keep_house)):
+        for name, work in (("gatekeeper", self.gatekeeper.work), ("trainer-watch", self._keep_house)):
             thread = threading.Thread(target=self._repeat, args=(work, POLL_S), name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -145,7 +145,6 @@ class Adaptation:
         """Write what was logged and end the trainer. The engine keeps serving its draft."""
         self.engine.observer = None
         self._stopping.set()
-        self._between.stop()
         for thread in self._threads:
             thread.join()
         self._threads = []
@@ -154,6 +153,7 @@ class Adaptation:
         self._write_figures()
         self.replay.close()
         self.registry.close()
+        self._scores.close()
         self.trainer.close()
 
     def __enter__(self) -> Adaptation:
@@ -180,6 +180,7 @@ class Adaptation:
     def _take(self, output: StepOutput) -> None:
         if output.result is not None and output.result.rows:
             self._busy_s = time.monotonic()
+            self._load.add(output.result)
         if output.finished:
             self.tap.finish(output.finished)
             self.served.finish(output.finished)
@@ -214,9 +215,9 @@ class Adaptation:
     def delete_tenant(self, tenant: str) -> int:
         """Delete what was logged of a tenant. Return how many logged answers there were.
 
-        Covered: its running answers and those waiting to be written, shards and manifest, what the gate has read,
-        answers that proposers keep, the prompts that idle slots remember (of all tenants), and the result of an update
-        that learns from it right now.
+        Covered: its running answers and those waiting to be written, shards and manifest, answers that proposers keep,
+        the prompts that idle slots remember (of all tenants), and the result of an update that learns from it right
+        now.
         Not covered: earlier versions, exports and backups, values in the KV caches until other text overwrites them,
         requests that still run, and the tenant's name (in the list of deletions, and with `adapt.drift_by=tenant` in
         the trainer's state and the figures). Its next requests are logged again unless `replay.exclude_tenants` names
@@ -230,17 +231,16 @@ class Adaptation:
         try:
             return self.replay.delete_tenant(tenant)
         finally:
-            self._shadow.forget()
-            self._between.soon(partial(self.engine.forget_tenant, tenant))
+            self.engine.at_next_step(partial(self.engine.forget_tenant, tenant))
+            self._wake()
 
     def stats(self) -> dict[str, Any]:
         """Return every figure as plain values."""
         state, keeper = self.trainer.state(), self.gatekeeper
-        serving, canary, suspicion = keeper.serving, keeper.canary, keeper.suspicion  # the gate's thread changes them
+        serving, suspicion = keeper.serving, keeper.suspicion  # the gate's thread changes them
         gained = self.served.accepted_gain(self.registry.get(self._base).served_as)
         return {
             "serving": None if serving is None else serving.name,
-            "canary": None if canary is None else canary.candidate.name,
             "waiting_for": keeper.waiting_for,
             "suspected": None if suspicion is None else suspicion.reason,
             "served": self.served.figures(),
@@ -259,19 +259,15 @@ class Adaptation:
             "waiting_tokens": self.writer.waiting_tokens,
         }
 
-    def _swap(self, version: Version) -> None:
+    def _swap(self, version: Version, acceptance: float | None) -> None:
         """Load a version in this thread. The engine's next step drafts with it."""
-        self.engine.load_draft(version.path)
+        self.engine.load_draft(version.path, acceptance)
         self.reporter.tell({"event": "swap", "version": version.name, "served_as": version.served_as})
 
-    def _judge(self) -> None:
-        with suppress(Stopped):
-            self.gatekeeper.work()
-        gate = self.settings.gate
-        self._shadow.forget_beyond(4 * (gate.requests + gate.offline_samples))
-
     def _keep_house(self) -> None:
-        self.trainer.poll(idle=time.monotonic() - self._busy_s > IDLE_AFTER_S)
+        suspected = self.gatekeeper.suspicion is not None
+        self.trainer.poll(idle=time.monotonic() - self._busy_s > IDLE_AFTER_S, suspected=suspected)
+        self.tap.wanting = suspected or self.trainer.wants_text()
         if time.monotonic() - self._started_s > (self._lines + 1) * self.settings.online.metrics_s:
             self._write_figures()
 

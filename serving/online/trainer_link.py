@@ -13,6 +13,7 @@ from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.reporting import Reporter
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.state.lock import held, is_held
+from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.training.supervisor import Supervisor, fewest_answers
 
 log = logging.getLogger(__name__)
@@ -21,11 +22,13 @@ log = logging.getLogger(__name__)
 class TrainerLink:
     """Controls the trainer. With online=on it also runs one as a process, through `supervisor`."""
 
-    def __init__(self, settings: OnlineSettings, replay: ReplayLog, reporter: Reporter) -> None:
+    def __init__(
+        self, settings: OnlineSettings, replay: ReplayLog, registry: VersionRegistry, reporter: Reporter
+    ) -> None:
         self.settings, self.layout, self.replay = settings, settings.layout, replay
         embedded = settings.online.mode == "on"
         self.supervisor = Supervisor(settings, needed=self._has_work) if embedded else None
-        self._reporter = reporter
+        self._registry, self._reporter = registry, reporter
         self._control = TrainerControl.read(self.layout.control).with_(idle=True)
         self._started_s = time.monotonic()
         self._trained_before_s = self.state().seconds
@@ -77,10 +80,14 @@ class TrainerLink:
         """Make an update due now."""
         self._tell(asked=self._control.asked + 1)
 
-    def poll(self, idle: bool) -> None:
-        """Tell the trainer whether the server is idle, start it when it is needed, notice that it ended."""
-        if idle != self._control.idle:
-            self._tell(idle=idle)
+    def poll(self, idle: bool, suspected: bool) -> None:
+        """Tell the trainer whether the server is idle, start it when it is needed, notice that it ended.
+
+        Args:
+            suspected: the trainer is to compare the version in service with its predecessor.
+        """
+        if (idle, suspected) != (self._control.idle, self._control.suspected):
+            self._tell(idle=idle, suspected=suspected)
         if self.supervisor is not None:
             self.supervisor.poll(idle)
             self._report_quarantine(self.supervisor.problem)
@@ -129,12 +136,22 @@ class TrainerLink:
     def _is_running_somewhere(self) -> bool:
         return is_held(self.layout.trainer / "trainer.lock")
 
-    def _has_work(self) -> bool:
-        """Return True if a trainer could make an update from what is logged."""
+    def wants_text(self) -> bool:
+        """Return True while the trainer waits for answers: to learn from, or to judge a candidate by."""
         if self.paused:
             return False
-        state, fewest = self.state(), fewest_answers(self.settings.adapt)
-        new = self.replay.count(after=state.cursor, split="train")
+        fewest = fewest_answers(self.settings.adapt, self._registry.judged_in_vain())
+        short = fewest is not None and self.replay.count(after=self.state().cursor) < fewest
+        return short or bool(self._registry.versions("candidate"))
+
+    def _has_work(self) -> bool:
+        """Return True if a trainer could make an update from what is logged, or something is to be judged."""
+        if self.paused:
+            return False
+        state, fewest = self.state(), fewest_answers(self.settings.adapt, self._registry.judged_in_vain())
+        new = self.replay.count(after=state.cursor)
+        if self._control.suspected or self._registry.versions("candidate"):
+            return True
         return (new > 0 and self._control.asked > state.asked) or (fewest is not None and new >= fewest)
 
     def _report_quarantine(self, problem: str | None) -> None:

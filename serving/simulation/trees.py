@@ -73,7 +73,7 @@ class GoodputTree:
                 self._tried[trial.depth - 1, trial.rank] += 1
                 self._accepted[trial.depth - 1, trial.rank] += trial.accepted
 
-    def draft_changed(self) -> None:
+    def draft_changed(self, acceptance: float | None = None) -> None:
         """Return to the prior: candidates are independent tries."""
         self._tried[:] = PRIOR_TRIALS
         self._accepted[:] = PRIOR_TRIALS * PRIOR

@@ -119,11 +119,11 @@ class EngineCore:
         """Forget all that slots hold, between steps. Running sequences are read again from their start."""
         self.sequences.recover(self.clock())
 
-    def draft_changed(self) -> None:
-        """Learn that the executor drafts with something else from now on."""
+    def draft_changed(self, acceptance: float | None = None) -> None:
+        """Learn that the executor drafts with something else from now on. See `LengthController.draft_changed`."""
         self._observe()
         self.update_limits()
-        self.controller.draft_changed()
+        self.controller.draft_changed(acceptance)
 
     @property
     def has_work(self) -> bool:

@@ -39,7 +39,7 @@ ENGINE = {
     "serving.control",
     "serving.step",
 }  # what stands around an engine sees of it
-ONLINE = {"serving.online.state", "serving.online.log", "serving.online.training"}
+ONLINE = {"serving.online.state", "serving.online.log", "serving.online.judging", "serving.online.training"}
 
 # The same for the packages of serving/, in the order of a step: a package imports from those above it alone.
 SERVING_ARROWS: dict[str, set[str]] = {
@@ -87,15 +87,23 @@ SERVING_ARROWS: dict[str, set[str]] = {
     },
     "online.state": {"config", "models"},
     "online.log": {"config", "recording", "data", "serving.base", "serving.step", "serving.online.state"},
+    "online.judging": {
+        "evaluation",
+        "models",
+        "sampling",
+        "serving.online.state",
+        "serving.online.log",
+    },
     "online.training": {
         "config",
-        "sampling",
+        "evaluation",
         "losses",
         "models",
         "data",
         "training",
         "serving.online.state",
         "serving.online.log",
+        "serving.online.judging",
     },
     "online.gate": {"config", "models", "data", "evaluation", *ENGINE, *ONLINE},
     "online": {"config", "models", "training", *ENGINE, *ONLINE, "serving.online.gate"},

@@ -1,1 +1,1 @@
-"""The gate for draft versions: scoring, decision, canary, rollback."""
+"""The gate for draft versions: decision, promotion, suspicion, rollback."""

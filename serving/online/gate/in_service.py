@@ -17,8 +17,9 @@ from distillspec.serving.online.state.version import Version
 
 log = logging.getLogger(__name__)
 
-Swap = Callable[[Version], None]
-"""Makes the engine draft with a version from its next step on. Raises ConfigError if the engine refuses it."""
+Swap = Callable[[Version, float | None], None]
+"""Makes the engine draft with a version from its next step on, given the version's acceptance over that of the one
+before, None: not known. Raises ConfigError if the engine refuses it."""
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -27,12 +28,11 @@ Report = Callable[[dict[str, Any]], None]
 class Suspicion:
     """A version's acceptance in service is below what its predecessor had, on other requests at another time.
 
-    It proves nothing. Held-out answers scored under both drafts do (`SuspicionCheck.check`).
+    It proves nothing. Answers since its promotion, scored under both drafts, do (`SuspicionCheck.check`).
     """
 
     version: Version
     reason: str
-    next_check: int  # held-out requests since its promotion that the next check needs
 
 
 class InService:
@@ -62,29 +62,32 @@ class InService:
             raise RunError(f"{name} cannot serve: {problem}")
         return version
 
-    def try_out(self, version: Version) -> None:
+    def try_out(self, version: Version, acceptance: float | None = None) -> None:
         """Load a version into the engine. Nothing is recorded."""
         if self._swap is not None:
-            self._swap(version)
+            self._swap(version, acceptance)
 
-    def bring(self, version: Version) -> None:
+    def bring(self, version: Version, acceptance: float | None = None) -> None:
         """Load a version into the engine and count acceptance for it from now on.
+
+        Args:
+            acceptance: of the version over that of the one before, None: not known.
 
         Raises:
             ConfigError: the engine refuses it. The old one stays.
         """
-        self.try_out(version)
+        self.try_out(version, acceptance)
         self._set(version)
         if self.served is not None:
             self.served.begin_service(version.served_as)
 
-    def promote(self, version: Version, reason: str, expected: str | None) -> None:
+    def promote(self, version: Version, reason: str, expected: str | None, acceptance: float | None) -> None:
         """Load a version, then promote it. A crash in between boots the old one.
 
         Raises:
             ConfigError: the engine refuses it. RunError: `expected` does not serve any more.
         """
-        self.bring(version)
+        self.bring(version, acceptance)
         self.registry.promote(version.name, reason, expected=expected)
 
     def roll_back(self, failed: Version, reason: str) -> None:

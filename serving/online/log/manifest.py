@@ -6,11 +6,12 @@ import json
 import sqlite3
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from distillspec.errors import ConfigError
-from distillspec.serving.online.log.records import LogEntry, LoggedAnswer, LogKey, Split
+from distillspec.serving.online.log.conversations import conversation_of, prompt_hash
+from distillspec.serving.online.log.records import LogEntry, LoggedAnswer, LogKey
 from distillspec.serving.online.state.database import Database
 from distillspec.serving.online.state.layout import MANIFEST
 
@@ -22,8 +23,9 @@ CREATE TABLE IF NOT EXISTS shards (
 );
 CREATE TABLE IF NOT EXISTS answers (
     number INTEGER PRIMARY KEY AUTOINCREMENT, shard INTEGER NOT NULL REFERENCES shards(id) ON DELETE CASCADE,
-    place INTEGER NOT NULL, request_id TEXT NOT NULL, tenant TEXT NOT NULL, domain TEXT NOT NULL, split TEXT NOT NULL,
-    tokens INTEGER NOT NULL, tried INTEGER NOT NULL, accepted INTEGER NOT NULL, time_s REAL NOT NULL
+    place INTEGER NOT NULL, request_id TEXT NOT NULL, tenant TEXT NOT NULL, domain TEXT NOT NULL,
+    tokens INTEGER NOT NULL, tried INTEGER NOT NULL, accepted INTEGER NOT NULL, time_s REAL NOT NULL,
+    conversation INTEGER NOT NULL DEFAULT 0, prompt TEXT NOT NULL DEFAULT '', prompt_tokens INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX IF NOT EXISTS answers_of_shard ON answers (shard);
 CREATE TABLE IF NOT EXISTS deletions (tenant TEXT PRIMARY KEY, time_s REAL NOT NULL);
@@ -31,10 +33,20 @@ CREATE TABLE IF NOT EXISTS rewrites (shard INTEGER PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS refusals (file TEXT PRIMARY KEY, reason TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL)
 """
-COUNT = "SELECT COUNT(*) FROM answers WHERE number > ? AND split = ?"
+COUNT = "SELECT COUNT(*) FROM answers WHERE number > ?"
+ENTRY = ", ".join(field.name for field in fields(LogEntry))
 ANSWER = (
-    "INSERT INTO answers (shard, place, request_id, tenant, domain, split, tokens, tried, accepted, time_s)"
-    " VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO answers (shard, place, request_id, tenant, domain, tokens, tried, accepted, time_s, prompt,"
+    " prompt_tokens) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+BY_PROMPT = "CREATE INDEX IF NOT EXISTS answers_of_prompt ON answers (tenant, prompt_tokens, prompt)"
+# Of a log that kept answers apart for the gate: all of them are judged by, and then learnt from.
+UPGRADE = (
+    "ALTER TABLE answers ADD COLUMN conversation INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE answers ADD COLUMN prompt TEXT NOT NULL DEFAULT ''",
+    "ALTER TABLE answers ADD COLUMN prompt_tokens INTEGER NOT NULL DEFAULT 0",
+    "UPDATE answers SET conversation = number",
+    "ALTER TABLE answers DROP COLUMN split",
 )
 
 
@@ -60,6 +72,11 @@ class Manifest:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._database = Database(folder / MANIFEST, SCHEMA)
+        with self._database.transaction() as rows:
+            if "split" in {row[1] for row in rows.execute("PRAGMA table_info(answers)")}:
+                for statement in UPGRADE:
+                    rows.execute(statement)
+            rows.execute(BY_PROMPT)
 
     def agree(self, key: LogKey | None) -> LogKey:
         """Return the recorded key. Record `key` if the log has none.
@@ -85,15 +102,14 @@ class Manifest:
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    def entries(self, after: int, up_to: int | None, split: Split | None) -> list[LogEntry]:
+    def entries(self, after: int, up_to: int | None) -> list[LogEntry]:
         """Return the answers numbered above `after` and at most `up_to`, in order."""
-        query = "SELECT * FROM answers WHERE number > ? AND number <= ?"
-        found = self._database.rows(f"{query} ORDER BY number", (after, up_to if up_to is not None else 1 << 62))
-        return [LogEntry(**row) for row in found if split is None or row["split"] == split]
+        query = f"SELECT {ENTRY} FROM answers WHERE number > ? AND number <= ? ORDER BY number"
+        return [LogEntry(*row) for row in self._database.rows(query, (after, up_to if up_to is not None else 1 << 62))]
 
-    def count(self, after: int, split: Split) -> int:
-        """Count the answers of `split` numbered above `after`."""
-        return int(self._database.value(COUNT, (after, split)))
+    def count(self, after: int) -> int:
+        """Count the answers numbered above `after`."""
+        return int(self._database.value(COUNT, (after,)))
 
     def newest_number(self) -> int:
         """Return the last number ever given, 0 for an empty log. Deleted answers count."""
@@ -116,15 +132,12 @@ class Manifest:
     def sizes(self) -> dict[str, int]:
         """Return the totals described in `ReplayLog.sizes`."""
         shards = self._database.rows("SELECT COUNT(*) n, COALESCE(SUM(bytes), 0) bytes FROM shards")[0]
-        answers = self._database.rows(
-            "SELECT COUNT(*) n, COALESCE(SUM(tokens), 0) tokens, COALESCE(SUM(split = 'held_out'), 0) held FROM answers"
-        )[0]
+        answers = self._database.rows("SELECT COUNT(*) n, COALESCE(SUM(tokens), 0) tokens FROM answers")[0]
         counters = {row["name"]: row["value"] for row in self._database.rows("SELECT * FROM counters")}
         return {
             "shards": shards["n"],
             "bytes": shards["bytes"],
             "answers": answers["n"],
-            "held_out": answers["held"],
             "tokens": answers["tokens"],
             "refused_shards": self._database.value("SELECT COUNT(*) FROM refusals"),
             **counters,
@@ -149,13 +162,8 @@ class Manifest:
                 "INSERT INTO shards (file, sha256, bytes, newest_s) VALUES (?, ?, ?, ?)",
                 (file, sha256, size, max(a.time_s for a in answers)),
             ).lastrowid
-            rows.executemany(
-                ANSWER,
-                [
-                    (shard, i, a.request_id, a.tenant, a.domain, a.split, len(a), a.tried, a.accepted, a.time_s)
-                    for i, a in enumerate(answers)
-                ],
-            )
+            for place, answer in enumerate(answers):
+                _list(rows, shard, place, answer)
 
     def replace(self, shard: int, file: str, sha256: str, size: int, kept: Sequence[int]) -> None:
         """Point a shard at a rewritten file that holds the answers of the old places `kept`."""
@@ -235,3 +243,25 @@ class Manifest:
 
     def close(self) -> None:
         self._database.close()
+
+
+def _list(rows: sqlite3.Connection, shard: int | None, place: int, answer: LoggedAnswer) -> None:
+    """List one answer, in its conversation."""
+    conversation = conversation_of(rows, answer.tenant, answer.prompt_ids)
+    number = rows.execute(
+        ANSWER,
+        (
+            shard,
+            place,
+            answer.request_id,
+            answer.tenant,
+            answer.domain,
+            len(answer),
+            answer.tried,
+            answer.accepted,
+            answer.time_s,
+            prompt_hash(answer.tenant, answer.prompt_ids),
+            len(answer.prompt_ids),
+        ),
+    ).lastrowid
+    rows.execute("UPDATE answers SET conversation = ? WHERE number = ?", (conversation or number, number))

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
 from distillspec.signals import TeacherSignal
 from distillspec.types import ModelIdentity, Sample, SamplingPolicy
-
-Split = Literal["train", "held_out"]
 
 ACCEPTED, REJECTED, BONUS, PLAIN = range(4)
 """Origin of a token. ACCEPTED: drafted and accepted. REJECTED: the draft proposed another one, `draft_tokens`. BONUS:
@@ -43,10 +40,11 @@ class LoggedAnswer:
     policy: SamplingPolicy
     time_s: float
     finished: bool  # ended by a stop token
-    split: Split
     prompt_ids: tuple[int, ...]
     response_ids: tuple[int, ...]
     signal: TeacherSignal  # topk, [R, K]: raw, before the request's transforms
+    policy_logprobs: Tensor  # [R] float16: log p of the token at the policy's temperature, NaN where it judges no draft
+    policy_log_z: Tensor  # [R] float16: log Σ exp(raw log-probability / temperature) over all tokens
     outcomes: Tensor  # [R] uint8: ACCEPTED, REJECTED, BONUS, PLAIN
     draft_tokens: Tensor  # [R] int32, −1 where nothing was drafted
     draft_probs: Tensor  # [R] float16: q of the drafted token, NaN where nothing was drafted
@@ -89,7 +87,7 @@ class LogEntry:
     request_id: str
     tenant: str
     domain: str
-    split: Split
+    conversation: int  # number of its first answer: repeated prompts, and further turns, are no evidence of their own
     tokens: int
     tried: int
     accepted: int
@@ -97,16 +95,11 @@ class LogEntry:
 
     def is_of(self, answer: LoggedAnswer) -> bool:
         """Return True if `answer` is the one this row describes."""
-        known = (self.request_id, self.tenant, self.split, self.time_s, self.tokens)
-        return known == (answer.request_id, answer.tenant, answer.split, answer.time_s, len(answer))
+        known = (self.request_id, self.tenant, self.time_s, self.tokens)
+        return known == (answer.request_id, answer.tenant, answer.time_s, len(answer))
 
 
 def share_of(request_id: str, purpose: str) -> float:
     """Hash a request and a purpose to a number in [0, 1), the same in every process."""
     digest = hashlib.sha256(f"{purpose}\x1f{request_id}".encode()).digest()
     return int.from_bytes(digest[:8], "big") / 2**64
-
-
-def split_of(request_id: str, held_out: float) -> Split:
-    """Choose held-out requests by their id, so that no trainer ever sees them."""
-    return "held_out" if share_of(request_id, "held out") < held_out else "train"

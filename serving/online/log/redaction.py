@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from distillspec.recording import TINY
 from distillspec.serving.online.log.records import PLAIN, LoggedAnswer
 from distillspec.serving.online.log.shard import ROW_FIELDS
 from distillspec.signals import TeacherSignal
@@ -23,11 +22,20 @@ class BadRedaction(ValueError):
     """A hook returned something that cannot be logged. The message quotes no text."""
 
 
+def mask(answer: LoggedAnswer, positions: Iterable[int], by: int, *, prompt: Iterable[int] = ()) -> LoggedAnswer:
+    """Replace the response tokens at `positions`, and the prompt's at `prompt`, by the token `by`: for hooks."""
+    response_ids, prompt_ids = list(answer.response_ids), list(answer.prompt_ids)
+    for ids, places in ((response_ids, positions), (prompt_ids, prompt)):
+        for place in places:
+            ids[place] = by
+    return replace(answer, response_ids=tuple(response_ids), prompt_ids=tuple(prompt_ids))
+
+
 def redacted(answer: LoggedAnswer, hook: Redaction, vocab_size: int) -> LoggedAnswer | None:
     """Return the part of an answer that `hook` keeps. None: no prompt or no response token is left.
 
     The hook changes token ids, and the rows follow. A replaced id is removed from the row of its token. An id that is
-    nowhere in the kept text is removed from every row: from signal, draws and drafted tokens. If the hook changed the
+    nowhere in the kept text is removed from every row: from signal and drafted tokens. If the hook changed the
     number of response tokens, only the common prefix of both texts is kept, since later rows cannot be matched.
 
     Raises:
@@ -58,8 +66,7 @@ def _check(answer: LoggedAnswer, kept: LoggedAnswer, vocab_size: int) -> None:
 def _rows(answer: LoggedAnswer) -> list[Tensor]:
     """Return every tensor with one row a token."""
     signal = answer.signal
-    columns = (signal.ids, signal.logprobs, signal.tail, signal.tail_ids, signal.tail_logprobs)
-    return [column for column in columns if column is not None] + [getattr(answer, name) for name in ROW_FIELDS]
+    return [signal.ids, signal.logprobs, signal.tail, *(getattr(answer, name) for name in ROW_FIELDS)]
 
 
 def _aligned(answer: LoggedAnswer, kept: LoggedAnswer) -> int:
@@ -100,6 +107,7 @@ def _without_ids(answer: LoggedAnswer, kept: LoggedAnswer) -> LoggedAnswer:
     return replace(
         kept,
         signal=_without_entries(kept.signal, is_gone),
+        policy_logprobs=kept.policy_logprobs.masked_fill(replaced >= 0, math.nan),
         outcomes=kept.outcomes.masked_fill(blank, PLAIN),
         draft_tokens=kept.draft_tokens.masked_fill(blank, -1),
         draft_probs=kept.draft_probs.masked_fill(blank, math.nan),
@@ -108,22 +116,12 @@ def _without_ids(answer: LoggedAnswer, kept: LoggedAnswer) -> LoggedAnswer:
 
 
 def _without_entries(signal: TeacherSignal, is_gone: Callable[[Tensor], Tensor]) -> TeacherSignal:
-    """Turn removed entries into padding and add their mass to the tail.
-
-    Draws of such a row were not made from the new tail, so they are removed too. Losses then take the tail as one mass.
-    """
+    """Turn removed entries into padding and add their mass to the tail."""
     blank = is_gone(signal.ids)
     mass = signal.logprobs.float().exp().masked_fill(~blank, 0.0).sum(-1)
-    tail_ids, tail_logprobs = signal.tail_ids, signal.tail_logprobs
-    if tail_ids is not None and tail_logprobs is not None:
-        undrawn = (blank.any(-1, keepdim=True) | is_gone(tail_ids).any(-1, keepdim=True)).expand_as(tail_ids)
-        tail_ids = tail_ids.masked_fill(undrawn, -1)
-        tail_logprobs = tail_logprobs.masked_fill(undrawn, math.log(TINY))
     return replace(
         signal,
         ids=signal.ids.masked_fill(blank, -1),
         logprobs=signal.logprobs.masked_fill(blank, -torch.inf),
         tail=(signal.tail + mass).clamp(max=1.0),
-        tail_ids=tail_ids,
-        tail_logprobs=tail_logprobs,
     )

@@ -18,7 +18,7 @@ from distillspec.errors import ConfigError, RunError
 from distillspec.files import write_private
 from distillspec.serving.online.log.deletions import Deletions
 from distillspec.serving.online.log.manifest import Manifest
-from distillspec.serving.online.log.records import LogEntry, LoggedAnswer, LogKey, Split
+from distillspec.serving.online.log.records import LogEntry, LoggedAnswer, LogKey
 from distillspec.serving.online.log.retention import Retention
 from distillspec.serving.online.log.shard_files import ShardFiles
 from distillspec.serving.online.state.layout import MANIFEST
@@ -143,13 +143,13 @@ class ReplayLog:
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def entries(self, *, after: int = 0, up_to: int | None = None, split: Split | None = None) -> list[LogEntry]:
+    def entries(self, *, after: int = 0, up_to: int | None = None) -> list[LogEntry]:
         """Return the answers numbered above `after` and at most `up_to`, in order."""
-        return self.manifest.entries(after, up_to, split)
+        return self.manifest.entries(after, up_to)
 
-    def count(self, *, after: int = 0, split: Split) -> int:
-        """Count the answers that `entries` would return."""
-        return self.manifest.count(after, split)
+    def count(self, *, after: int = 0) -> int:
+        """Count the answers numbered above `after`."""
+        return self.manifest.count(after)
 
     def newest_number(self) -> int:
         """Return the last number ever given, 0 for an empty log. Deleted answers count."""
@@ -166,7 +166,7 @@ class ReplayLog:
         return [answer for entry, answer in found if answer is not None and entry.is_of(answer)]
 
     def sizes(self) -> dict[str, int]:
-        """Return `shards`, `bytes`, `answers`, `held_out`, `tokens`, `refused_shards` and the persistent counters.
+        """Return `shards`, `bytes`, `answers`, `tokens`, `refused_shards` and the persistent counters.
 
         `refused_shards` counts files that any process ever failed to read.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,8 +17,9 @@ from distillspec.serving.online.log.records import LoggedAnswer, LogKey
 from distillspec.signals import TeacherSignal
 from distillspec.types import SamplingPolicy
 
-ROW_FIELDS = ("outcomes", "draft_tokens", "draft_probs", "draft_entropies", "version_of")
-METADATA_FIELDS = ("request_id", "index", "tenant", "domain", "time_s", "split", "draft_versions")
+LATER = ("policy_logprobs", "policy_log_z")  # columns that earlier releases did not write
+ROW_FIELDS = (*LATER, "outcomes", "draft_tokens", "draft_probs", "draft_entropies", "version_of")
+METADATA_FIELDS = ("request_id", "index", "tenant", "domain", "time_s", "draft_versions")
 
 
 def save_shard(path: Path, answers: Sequence[LoggedAnswer], key: LogKey) -> None:
@@ -70,9 +72,11 @@ def _answer(columns: Columns, own: dict[str, Any], common: dict[str, Any]) -> Lo
     signal = signal_of(columns, common)
     assert isinstance(signal, TeacherSignal), "every logged answer has a compressed signal"
     policy, versions = SamplingPolicy(**own["policy"]), tuple(own["draft_versions"])
-    rows: dict[str, Any] = {name: columns[name] for name in ROW_FIELDS}
+    unknown = torch.full((len(columns["response_tokens"]),), math.nan, dtype=torch.float16)
+    rows: dict[str, Any] = {name: columns.get(name, unknown) if name in LATER else columns[name] for name in ROW_FIELDS}
+    metadata = {name: own[name] for name in METADATA_FIELDS}
     return LoggedAnswer(
-        **{**own, "policy": policy, "draft_versions": versions, "finished": bool(columns["finished"])},
+        **{**metadata, "policy": policy, "draft_versions": versions, "finished": bool(columns["finished"])},
         prompt_ids=tuple(columns["prompt_tokens"].tolist()),
         response_ids=tuple(columns["response_tokens"].tolist()),
         signal=signal,

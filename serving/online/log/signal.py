@@ -24,13 +24,13 @@ class LoggedDraft(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """Rows of r positions on the host: the columns of a `TopSignal`, and two of the draft."""
+    """Rows of r positions on the host: three columns of a `TopSignal`, two of the policy, two of the draft."""
 
     ids: Tensor
     logprobs: Tensor
     tail: Tensor
-    tail_ids: Tensor
-    tail_logprobs: Tensor
+    policy_logprobs: Tensor  # [r] float16, as in `LoggedAnswer`
+    policy_log_z: Tensor  # [r] float16
     draft_probs: Tensor  # [r] float16
     draft_entropies: Tensor  # [r] float16, nats
 
@@ -41,17 +41,16 @@ class Packed:
 
     content: Tensor
     entries: int
-    draws: int = 0
 
 
 def read(pieces: Sequence[tuple[Packed, int, int]]) -> Recorded:
     """Join the positions `first` to `last` of each step."""
-    k, m = pieces[0][0].entries, pieces[0][0].draws
+    k = pieces[0][0].entries
     content = torch.cat([packed.content[first:last] for packed, first, last in pieces])
-    parts = content.split([4 * k, 2 * k, 4, 4 * m, 2 * m, 4], -1)
-    kinds = (torch.int32, torch.float16, torch.float32, torch.int32, torch.float16, torch.float16)
-    ids, logprobs, tail, tail_ids, tail_logprobs, figures = map(_numbers, parts, kinds)
-    return Recorded(ids, logprobs, tail[:, 0], tail_ids, tail_logprobs, figures[:, 0], figures[:, 1])
+    parts = content.split([4 * k, 2 * k, 4, 8], -1)
+    kinds = (torch.int32, torch.float16, torch.float32, torch.float16)
+    ids, logprobs, tail, figures = map(_numbers, parts, kinds)
+    return Recorded(ids, logprobs, tail[:, 0], *figures.unbind(-1))
 
 
 def _numbers(content: Tensor, kind: torch.dtype) -> Tensor:
@@ -60,12 +59,39 @@ def _numbers(content: Tensor, kind: torch.dtype) -> Tensor:
     return flat.view(kind).view(len(content), content.shape[1] // kind.itemsize)
 
 
-def pack(signal: TopSignal, drafted: Sequence[LoggedDraft]) -> Packed:
-    """Copy to the host at once: the signal, and probability and entropy of the drafted token at each position."""
-    figures = _draft_figures(drafted, signal.tail.device)
-    parts = (signal.ids, signal.logprobs, signal.tail[:, None], signal.tail_ids, signal.tail_logprobs, figures)
+def pack(signal: TopSignal, of_policy: Tensor, drafted: Sequence[LoggedDraft]) -> Packed:
+    """Copy to the host at once: the signal, `policy_figures`, probability and entropy of each drafted token."""
+    figures = torch.cat([of_policy, _draft_figures(drafted, signal.tail.device)], -1)
+    parts = (signal.ids, signal.logprobs, signal.tail[:, None], figures)
     content = to_host(torch.cat([part.contiguous().view(torch.uint8) for part in parts], -1))
-    return Packed(content, signal.ids.shape[1], signal.tail_ids.shape[1])
+    return Packed(content, signal.ids.shape[1])
+
+
+def policy_figures(
+    logits: Tensor, signal: TopSignal, tokens: Sequence[int], temperatures: Sequence[float | None]
+) -> Tensor:
+    """Return `policy_logprobs` and `policy_log_z` of emitted tokens, `[n, 2]` float16.
+
+    Args:
+        logits: `[n, V]` raw.
+        signal: of these logits.
+        tokens: emitted.
+        temperatures: of each row, None for rows that judge no draft.
+    """
+    device = logits.device
+    chosen = logits.gather(-1, torch.stack([to_device(tokens, device), signal.ids[:, 0].long()], 1)).float()
+    total = chosen[:, 1] - signal.logprobs[:, 0].float()  # of exp(logits), in logs, without another pass over them
+    raw, log_z = chosen[:, 0] - total, torch.zeros_like(total)
+    others = [row for row, value in enumerate(temperatures) if value not in (None, 0.0, 1.0)]
+    if others:
+        at = to_device(others, device)
+        heat = to_device([float(temperatures[row] or 1.0) for row in others], device, torch.float32)
+        softened = torch.logsumexp(logits.index_select(0, at).float() / heat[:, None], -1) - total[at] / heat
+        log_z.index_copy_(0, at, softened)
+        raw.index_copy_(0, at, raw[at] / heat - softened)
+    known = to_device([{None: torch.nan, 0.0: 0.0}.get(value, 1.0) for value in temperatures], device, torch.float32)
+    raw = torch.where(known == 0, 0.0, raw)  # greedy: the token is certain
+    return torch.stack([raw + 0 * known, log_z], -1).to(torch.float16)
 
 
 def _draft_figures(drafted: Sequence[LoggedDraft], device: torch.device) -> Tensor:

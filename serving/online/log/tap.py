@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from distillspec.config import ReplayConfig
+from distillspec.config.engine import EXACT
 from distillspec.recording import top_signal
 from distillspec.serving.base.requests import CompletionOutput, Request, RequestOutput
 from distillspec.serving.base.transfer import rows_of
 from distillspec.serving.online.log.outcomes import drafted_at
-from distillspec.serving.online.log.records import LoggedAnswer, share_of, split_of
-from distillspec.serving.online.log.signal import LoggedDraft, Packed, pack, read
+from distillspec.serving.online.log.records import LoggedAnswer, share_of
+from distillspec.serving.online.log.signal import LoggedDraft, Packed, pack, policy_figures, read
 from distillspec.serving.online.log.tenant_cap import TenantCap
 from distillspec.serving.step.commit import Emission
 from distillspec.signals import TeacherSignal
@@ -46,8 +47,8 @@ class ReplayTap:
     Args:
         queue: takes a finished answer without waiting. Returns False if it is full.
         clock: seconds since the epoch, for the records.
-        seed: of the draws from the target's tail.
         is_full: returns True if new answers replace others in the log.
+        verification: of the engine. The text of a lossy one is not the target's, and judges no draft.
     """
 
     def __init__(
@@ -55,17 +56,18 @@ class ReplayTap:
         config: ReplayConfig,
         queue: Callable[[LoggedAnswer], bool],
         clock: Callable[[], float],
-        seed: int = 0,
         is_full: Callable[[], bool] = lambda: False,
+        verification: str = "exact",
     ) -> None:
         self.config, self.queue, self.clock, self.is_full = config, queue, clock, is_full
+        self._exact = verification in EXACT
         self.paused = False
+        self.wanting = False  # text is waited for: all requests are logged, and not `replay.share` of them
         self.counters: Counter[str] = Counter()
         self._running: dict[tuple[str, int], _Running] = {}
         self._skipped: set[tuple[str, int]] = set()  # not to be logged, or dropped
         self.waiting_tokens = 0
         self._cap = TenantCap(config.tenant_share)
-        self._draws = torch.Generator().manual_seed(seed)
         self._lock = threading.Lock()  # the engine takes it once a step, `forget_tenant` from other threads
 
     def __call__(self, emissions: Sequence[Emission], logits: Tensor) -> None:
@@ -126,7 +128,7 @@ class ReplayTap:
         config = self.config
         if self.paused or not request.log or request.tenant in config.exclude_tenants:
             return False
-        if share_of(request.id, "log") >= config.share:
+        if not self.wanting and share_of(request.id, "log") >= config.share:
             return False
         fair = self._cap.admits(request.tenant)
         if not fair and self.is_full():
@@ -137,8 +139,11 @@ class ReplayTap:
     def _record(self, logged: Sequence[tuple[Emission, _Running]], logits: Tensor) -> None:
         rows = [row for emission, _ in logged for row in emission.rows]
         drafted = [drafted_at(emission, place) for emission, _ in logged for place in range(len(emission.rows))]
+        tokens = [token for emission, _ in logged for token in emission.sequence.tokens[-len(emission.rows) :]]
+        heat = [self._temperature(answer.request) for emission, answer in logged for _ in emission.rows]
         chosen = rows_of(logits, rows)
-        packed = pack(top_signal(chosen, self.config.entries, self._uniforms(len(rows), logits)), drafted)
+        signal = top_signal(chosen, self.config.entries)
+        packed = pack(signal, policy_figures(chosen, signal, tokens, heat), drafted)
         first = 0
         for emission, answer in logged:
             last = first + len(emission.rows)
@@ -151,11 +156,13 @@ class ReplayTap:
             self.waiting_tokens += len(emission.rows)
             first = last
 
-    def _uniforms(self, rows: int, logits: Tensor) -> Tensor | None:
-        """Draw uniforms for the tail from a generator of their own, so that logging changes no sampled token."""
-        if self.config.tail_samples == 0:
-            return None
-        return torch.rand(rows, self.config.tail_samples, generator=self._draws).to(logits.device)
+    def _temperature(self, request: Request) -> float | None:
+        """Return a request's temperature, None if its text judges no draft: it is not the policy's own.
+
+        Seeded requests count as if they had no seed: their text is a draw from the policy too.
+        """
+        exact = self._exact or not request.params.draws
+        return request.params.temperature if exact and request.params.only_policy else None
 
     def _finish(self, output: RequestOutput, completion: CompletionOutput) -> None:
         key = (output.request_id, completion.index)
@@ -173,7 +180,6 @@ class ReplayTap:
     def _answer(self, answer: _Running, completion: CompletionOutput) -> LoggedAnswer:
         request = answer.request
         all_rows = read(answer.pieces)
-        draws = (all_rows.tail_ids, all_rows.tail_logprobs) if self.config.tail_samples else ()
         return LoggedAnswer(
             request_id=request.id,
             index=completion.index,
@@ -182,10 +188,11 @@ class ReplayTap:
             policy=request.params.policy,
             time_s=self.clock(),
             finished=completion.finish_reason == "stop",
-            split=split_of(request.id, self.config.held_out),
             prompt_ids=request.prompt_ids,
             response_ids=completion.token_ids,
-            signal=TeacherSignal("topk", all_rows.ids, all_rows.logprobs, all_rows.tail, *draws),
+            signal=TeacherSignal("topk", all_rows.ids, all_rows.logprobs, all_rows.tail),
+            policy_logprobs=all_rows.policy_logprobs,
+            policy_log_z=all_rows.policy_log_z,
             outcomes=torch.tensor([d.outcome for d in answer.drafted], dtype=torch.uint8),
             draft_tokens=torch.tensor([d.token for d in answer.drafted], dtype=torch.int32),
             draft_probs=all_rows.draft_probs,

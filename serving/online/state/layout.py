@@ -67,6 +67,14 @@ class Layout:
         return self.trainer / "state.json"
 
     @property
+    def scores(self) -> Path:
+        return self.trainer / "scores.sqlite"
+
+    @property
+    def memory(self) -> Path:
+        return self.trainer / "optimizer.pt"
+
+    @property
     def control(self) -> Path:
         return self.trainer / "control.json"
 
@@ -148,6 +156,7 @@ class TrainerControl(_Message):
     paused: bool = False
     asked: int = 0  # updates requested by hand so far
     idle: bool = True  # no request runs
+    suspected: bool = False  # the version in service is to be compared with its predecessor
 
 
 @dataclass(frozen=True)

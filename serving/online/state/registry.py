@@ -127,6 +127,15 @@ class VersionRegistry:
                 (status, json.dumps(verdict), reason, name),
             )
 
+    def judged_in_vain(self) -> int:
+        """Return how many candidates were judged, and not promoted, since the version in service was made."""
+        return int(
+            self._database.value(
+                "SELECT COUNT(*) FROM versions WHERE status IN ('inconclusive', 'refused') AND verdict != '{}'"
+                f" AND id > COALESCE((SELECT id FROM versions WHERE name = ({CURRENT})), 0)"
+            )
+        )
+
     def note(self, name: str, reason: str) -> None:
         """Set the reason for a version's status. The status stays."""
         with self._database.transaction() as rows:

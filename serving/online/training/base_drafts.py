@@ -91,23 +91,27 @@ class BaseDrafts:
 
     def states_for(self, draft: LanguageModel) -> StateStore | None:
         """Return a store of the states that a draft reads, None for a draft that reads tokens alone."""
-        return StateStore(self._target(), draft.state_ids) if draft.state_ids else None
+        return StateStore(self.loaded_target(), draft.state_ids) if draft.state_ids else None
+
+    def loaded_target(self) -> LanguageModel:
+        """Return the target, loaded once.
+
+        Raises:
+            ConfigError: it is not the one that the log was written by.
+        """
+        self._model = self._model or self._loaded(self._device)
+        return self._model
 
     def _needed(self, record: dict[str, Any]) -> LanguageModel | None:
         """Return what a draft with this record reads: the target, its embeddings alone, or nothing of it."""
         if "reads" in record:
-            return self._target()
+            return self.loaded_target()
         if embeddings_of(record) != "target":
             return None
         if self._model is None and self._embeddings is None:
             self._embeddings = self._loaded("cpu")
             del self._embeddings.layers[:]
         return self._model or self._embeddings
-
-    def _target(self) -> LanguageModel:
-        """Return the target, loaded once."""
-        self._model = self._model or self._loaded(self._device)
-        return self._model
 
     def _loaded(self, device: str) -> LanguageModel:
         """Load the target.

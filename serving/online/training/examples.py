@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
@@ -51,42 +50,6 @@ def training_example_of(answer: LoggedAnswer, config: AdaptConfig, scale: float 
     return TrainingExample(answer.sample(), weights, scale)
 
 
-def domain_shares(examples: Sequence[TrainingExample]) -> dict[str, float]:
-    """Return each domain's share of all weights."""
-    sums: dict[str, float] = {}
-    for example in examples:
-        sums[example.sample.domain] = sums.get(example.sample.domain, 0.0) + _scaled_weight(example)
-    return {domain: own / sum(sums.values()) for domain, own in sorted(sums.items())}
-
-
-def by_domain(examples: Sequence[TrainingExample]) -> list[list[TrainingExample]]:
-    """Split `examples` into one list a domain, in the order of the domains' names."""
-    return [[each for each in examples if each.sample.domain == domain] for domain in domain_shares(examples)]
-
-
-def count_batches(examples: Sequence[TrainingExample], config: AdaptConfig, seed: int) -> int:
-    """Return the number of batches in `adapt.epochs` passes over `examples`."""
-    return len(_plans(examples, config, seed))
-
-
-def example_batches(
-    groups: Sequence[Sequence[TrainingExample]],
-    config: AdaptConfig,
-    draft: LanguageModel,
-    seed: int,
-    states: StateStore | None = None,
-) -> Iterator[ExampleBatch]:
-    """Yield batches of one group each, the groups in turn, with the target's `states` if the draft reads some."""
-    examples = [example for group in groups for example in group]
-    mean = sum(map(_scaled_weight, examples)) / sum(float(example.weights.sum()) for example in examples)
-    for turn in zip_longest(*(_batches(group, config, draft, seed, mean, states) for group in groups)):
-        yield from (found for found in turn if found is not None)
-
-
-def _scaled_weight(example: TrainingExample) -> float:
-    return example.scale * float(example.weights.sum())
-
-
 def _plans(examples: Sequence[TrainingExample], config: AdaptConfig, seed: int) -> list[list[list[int]]]:
     """Return the batches of all epochs, each a list of rows of indices into `examples`."""
     lengths = [len(example.sample) for example in examples]
@@ -96,19 +59,20 @@ def _plans(examples: Sequence[TrainingExample], config: AdaptConfig, seed: int) 
     ]
 
 
-def _batches(
+def example_batches(
     examples: Sequence[TrainingExample],
     config: AdaptConfig,
     draft: LanguageModel,
     seed: int,
-    mean_scale: float,
-    states: StateStore | None,
+    states: StateStore | None = None,
 ) -> Iterator[ExampleBatch]:
-    """Yield the packed batches of one group that hold any weight.
+    """Yield packed batches that hold any weight, with the target's `states` if the draft reads some.
 
     The loss is divided by the sum that a batch's weights would have at the update's mean scale. Divided by the sum of
     its own weights, a batch of a single tenant would count in full, however small that tenant's weight is.
     """
+    whole = sum(float(example.weights.sum()) for example in examples)
+    mean_scale = sum(example.scale * float(example.weights.sum()) for example in examples) / whole
     pad = None if draft.tokenizer is None else draft.tokenizer.pad_token_id
     for plan in _plans(examples, config, seed):
         rows = [[examples[i] for i in row] for row in plan]

@@ -16,23 +16,17 @@ from distillspec.errors import RunError
 from distillspec.losses import SignalTeacher
 from distillspec.models import LanguageModel
 from distillspec.serving.online.training.adapters import Adapters
-from distillspec.serving.online.training.examples import (
-    ExampleBatch,
-    TrainingExample,
-    by_domain,
-    count_batches,
-    domain_shares,
-    example_batches,
-)
+from distillspec.serving.online.training.examples import ExampleBatch, TrainingExample, example_batches
+from distillspec.serving.online.training.memory import Memory
 from distillspec.signals import TeacherSignal
 from distillspec.training.chains import Unrolling
-from distillspec.training.module import Anchor, DistillModule
+from distillspec.training.module import DistillModule
 from distillspec.training.optimizer import choose_trainable, make_optimizer
 from distillspec.training.state_store import StateStore
 from distillspec.training.step import BadSteps, StepResult, WeightedBatch, take_step
 from distillspec.training.strategies import SingleProcessStrategy
 
-WARM_UP = 10  # steps
+WARM_UP = 10  # steps of a lineage, over which the learning rate rises: Adam's first steps are the least informed
 
 
 @dataclass(frozen=True)
@@ -75,18 +69,18 @@ def learn(
     config: AdaptConfig,
     loss: LossConfig,
     *,
-    anchor: LanguageModel | None = None,
+    memory: Memory | None = None,
     states: StateStore | None = None,
     seed: int = 0,
     on_step: Callable[[int], None] | None = None,
-) -> UpdateResult:
-    """Train `draft` (float32 weights) in place.
+) -> tuple[UpdateResult, Memory | None]:
+    """Train `draft` (float32 weights) in place. Return figures, and the memory for the next update.
 
     A step whose loss or gradient is not finite is skipped. `max_bad_steps` of them in a row end the update with a
     problem. The weights must not be used then.
 
     Args:
-        anchor: the draft that the weights stay close to, by `adapt.anchor`.
+        memory: of the update that made `draft`. None, and with adapters: the optimizer begins anew.
         states: the target's states, for a draft that reads some.
         on_step: called with each step's number, from 0.
 
@@ -96,13 +90,13 @@ def learn(
     if not any(bool((example.weights > 0).any()) for example in examples):
         raise RunError("no logged token has a weight; use adapt.positions=all, or wait for more requests")
     started, cpu = time.monotonic(), time.process_time()
-    figures, student = _Figures(), _Student(draft, config, loss, anchor, domain_shares(examples))
+    figures, student = _Figures(), _Student(draft, config, loss, memory)
     draft.model.train()
     problem = _take_steps(student, examples, figures, states, seed, on_step)
     draft.model.eval()
-    student.finish()
+    kept = student.finish(len(figures.losses))
     tenth = max(1, len(figures.losses) // 10)
-    return UpdateResult(
+    result = UpdateResult(
         steps=len(figures.losses),
         tokens=figures.tokens,
         bad_steps=student.bad_steps.total,
@@ -114,6 +108,7 @@ def learn(
         alpha=_mean(figures.alphas[:tenth]),
         alpha_at_end=_mean(figures.alphas[-tenth:]),
     )
+    return result, None if result.problem else kept
 
 
 class _Student:
@@ -124,35 +119,36 @@ class _Student:
         draft: LanguageModel,
         config: AdaptConfig,
         loss: LossConfig,
-        anchor: LanguageModel | None,
-        shares: dict[str, float],
+        memory: Memory | None,
     ) -> None:
         self.draft, self.config = draft, config
         self.bad_steps = BadSteps(config.max_bad_steps)
         choose_trainable(draft, train_embeddings=False)
         self._adapters: Adapters | None = None
         if config.lora_rank:
-            self._adapters = Adapters(draft, config.lora_rank, shares if config.lora_by == "domain" else {"": 1.0})
+            self._adapters = Adapters(draft, config.lora_rank)
         settings = TrainConfig(max_steps=config.max_steps, learning_rate=config.learning_rate)
         unrolling = Unrolling(settings.unroll, settings.unroll_decay)
-        near = None if anchor is None else Anchor(anchor, config.anchor)
-        self._module = DistillModule(draft, loss, near, unrolling)
+        self._module = DistillModule(draft, loss, unrolling)
         self._strategy = SingleProcessStrategy(self._module, lambda module: make_optimizer(module, settings))
+        goes_on = memory is not None and self._adapters is None
+        restored = goes_on and memory is not None and memory.restore(self._strategy.optimizer, draft.model)
+        self.steps_before = memory.steps if memory is not None and restored else 0
 
     def take_step(self, batch: ExampleBatch, learning_rate: float) -> StepResult:
-        """Learn from one batch, which is of its first sample's domain where domains learn apart."""
-        if self._adapters is not None:
-            self._adapters.choose(batch.batch.domains[0])
+        """Learn from one batch."""
         assert isinstance(batch.batch.signal, TeacherSignal), "every logged answer has a compressed signal"
         weighted = WeightedBatch(batch.batch, SignalTeacher(batch.batch.signal), batch.weights, batch.counted)
         return take_step(
             self._strategy, self._module, [weighted], learning_rate=learning_rate, clip_norm=self.config.clip_norm
         )
 
-    def finish(self) -> None:
-        """Merge the adapters into the draft's weights."""
+    def finish(self, steps: int) -> Memory | None:
+        """Merge the adapters into the draft's weights, or return what the next update goes on with."""
         if self._adapters is not None:
             self._adapters.merge()
+            return None
+        return Memory.of(self.steps_before + steps, self._strategy.optimizer, self.draft.model)
 
 
 def _take_steps(
@@ -165,13 +161,11 @@ def _take_steps(
 ) -> str:
     """Take the steps of an update. Return its problem if too many in a row were not finite, else an empty text."""
     config = student.config
-    apart = config.lora_rank > 0 and config.lora_by == "domain"
-    groups = by_domain(examples) if apart else [examples]
-    steps = min(config.max_steps, sum(count_batches(group, config, seed) for group in groups))
     for step, batch in enumerate(
-        islice(example_batches(groups, config, student.draft, seed, states), config.max_steps)
+        islice(example_batches(examples, config, student.draft, seed, states), config.max_steps)
     ):
-        result = student.take_step(batch, _learning_rate(step, steps, config))
+        rising = min(1.0, (student.steps_before + step + 1) / WARM_UP)
+        result = student.take_step(batch, config.learning_rate * rising)
         if student.bad_steps.count(result):
             return f"{student.bad_steps.in_a_row} steps in a row were not finite ({result.problem})"
         if result.taken:
@@ -179,15 +173,6 @@ def _take_steps(
         if on_step is not None:
             on_step(step)
     return ""
-
-
-def _learning_rate(step: int, steps: int, config: AdaptConfig) -> float:
-    """Return the rate at `step`: it rises over the first ten steps, or over half of a short update, and then stays.
-
-    Adam's first steps are the least informed.
-    """
-    rising = max(1, min(WARM_UP, steps // 2))
-    return config.learning_rate * min(1.0, (step + 1) / rising)
 
 
 def _problem_of(draft: LanguageModel, figures: _Figures) -> str:

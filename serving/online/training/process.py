@@ -49,11 +49,15 @@ def run_trainer(
     *,
     report: Callable[[dict[str, Any]], None] | None = None,
     once: bool = False,
+    judged: bool = False,
     max_updates: int | None = None,
     on_stage: Callable[[str], None] | None = None,
     wait: Callable[[float], Any] | None = None,
 ) -> list[Version]:
     """Train until `stopped`, or with `once` for one update on what is logged. Return the candidates made.
+
+    Args:
+        judged: with `once`, score the candidate on answers that it did not learn from.
 
     Raises:
         RunError: another trainer works on this folder (`Occupied`), or this one is quarantined.
@@ -66,8 +70,21 @@ def run_trainer(
     refusal = f"another trainer works on {layout.root}; end it first, or give this one another online.folder"
     with held(layout.trainer / "trainer.lock", wait=False, refusal=refusal):
         trainer = OnlineTrainer(settings, report=report, on_stage=on_stage)
-        made = [trainer.update("by hand")] if once else _train(trainer, stopped, max_updates, wait or Event().wait)
+        made = [_once(trainer, judged)] if once else _train(trainer, stopped, max_updates, wait or Event().wait)
         return [version for version in made if version is not None]
+
+
+def _once(trainer: OnlineTrainer, judged: bool) -> Version | None:
+    """Make one update on what is logged. To be judged, the candidate leaves the newest answers aside, and scores them.
+
+    They are at most a third of the new ones.
+    """
+    new = trainer.replay.count(after=trainer.state.cursor)
+    version = trainer.update("by hand", min(trainer.settings.gate.requests, new // 3) if judged else 0)
+    question = trainer.question()
+    if judged and question is not None:
+        trainer.scorer.finish(question)
+    return version
 
 
 def _train(
@@ -77,6 +94,8 @@ def _train(
     made: list[Version | None] = []
     pause = POLL_S
     while not stopped() and (max_updates is None or len(made) < max_updates):
+        if trainer.judge():
+            continue
         reason = trainer.due()
         if reason is None:
             wait(POLL_S)

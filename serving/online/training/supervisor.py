@@ -15,12 +15,17 @@ from distillspec.config import AdaptConfig
 from distillspec.files import private_file, private_folder
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
 from distillspec.serving.online.training.drift import SETTLED
+from distillspec.serving.online.training.patience import every_requests
 from distillspec.serving.online.training.process import OCCUPIED, QUARANTINED, write_settings
 
 
-def fewest_answers(config: AdaptConfig) -> int | None:
-    """Return the fewest new training answers that make an update due. None: only updates by hand are due."""
-    triggers = [] if config.every_requests is None else [config.every_requests]
+def fewest_answers(config: AdaptConfig, in_vain: int) -> int | None:
+    """Return the fewest new answers that make an update due. None: only updates by hand are due.
+
+    Args:
+        in_vain: see `every_requests`.
+    """
+    triggers = [] if config.every_requests is None else [every_requests(config.every_requests, in_vain)]
     triggers += [] if config.every_s is None else [config.min_requests]
     triggers += [SETTLED] if config.on_drift else []
     return max(config.min_requests, min(triggers)) if triggers else None

@@ -17,6 +17,8 @@ import torch
 
 from distillspec.errors import RunError
 from distillspec.models import LanguageModel, save_draft
+from distillspec.serving.online.judging.question import Question, candidate_question
+from distillspec.serving.online.judging.score_table import ScoreTable
 from distillspec.serving.online.log.records import LogEntry
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
@@ -26,6 +28,9 @@ from distillspec.serving.online.training.base_drafts import BaseDrafts
 from distillspec.serving.online.training.drift import DriftDetector
 from distillspec.serving.online.training.examples import TrainingExample, training_example_of
 from distillspec.serving.online.training.learning import UpdateResult, learn
+from distillspec.serving.online.training.memory import Memory, MemoryFile
+from distillspec.serving.online.training.patience import every_requests
+from distillspec.serving.online.training.scoring import Scorer
 from distillspec.serving.online.training.selection import Selection, newest_that_fit, offline_samples, select
 
 log = logging.getLogger(__name__)
@@ -40,7 +45,7 @@ class OnlineTrainer:
 
     Args:
         report: takes the figures of every update.
-        on_stage: takes each stage as it begins: waiting, selecting, loading, learning, saving, registering.
+        on_stage: takes each stage as it begins: waiting, judging, selecting, loading, learning, saving, registering.
 
     Raises:
         ConfigError: there is no log, or no draft is promoted yet.
@@ -62,11 +67,21 @@ class OnlineTrainer:
         self._on_stage, self._clock = on_stage or (lambda stage: None), clock
         self.state = TrainerState.read(self.layout.state).with_(pid=os.getpid())
         self.control = TrainerControl.read(self.layout.control)
+        self.scorer = Scorer(settings.gate, self.replay, self.registry, ScoreTable(self.layout.scores), self._drafts)
+        self._memory = MemoryFile(self.layout.memory)
         self.drift = DriftDetector(self.config.drift_drop)
         self._followed = self._look_back()  # number of the last answer given to the drift detector
         self._drifted = False
         self._since_s = self._waiting_since()
         self._offline: list | None = None
+
+    def judge(self) -> bool:
+        """Score a few answers for the gate. Return False if nothing is to be scored now."""
+        self.control = TrainerControl.read(self.layout.control)
+        if self.control.paused or not self.scorer.work(self.control.suspected):
+            return False
+        self._on_stage("judging")
+        return True
 
     def due(self) -> str | None:
         """Return why an update is due now, or None."""
@@ -79,14 +94,28 @@ class OnlineTrainer:
             return "asked"
         if len(new) < self.config.min_requests or (self.config.idle_only and not self.control.idle):
             return None
-        if self.config.every_requests is not None and len(new) >= self.config.every_requests:
-            return "requests"
-        if self.config.every_s is not None and self._clock() - self._since_s >= self.config.every_s:
-            return "time"
+        if not self._waits_for_verdict():
+            every = self.config.every_requests
+            if every is not None and len(new) >= every_requests(every, self.registry.judged_in_vain()):
+                return "requests"
+            if self.config.every_s is not None and self._clock() - self._since_s >= self.config.every_s:
+                return "time"
         return "drift" if self.config.on_drift and self._drifted else None
 
-    def update(self, reason: str) -> Version | None:
+    def _waits_for_verdict(self) -> bool:
+        """Return True while the gate may still decide on the last candidate: the next one goes on from it."""
+        question = candidate_question(self.registry)
+        if question is None or self.scorer.table.problem(question.version.name) is not None:
+            return False
+        most = self.settings.gate.requests
+        unseen = question.unseen(self.replay, most)
+        return len({entry.conversation for entry in unseen}) < most
+
+    def update(self, reason: str, left: int = 0) -> Version | None:
         """Make one update. Return the new candidate, or None if training gave non-finite values.
+
+        Args:
+            left: newest answers that are not learnt from yet, so that the candidate can be judged by them.
 
         Raises:
             RunError: too many updates failed in a row and the trainer is quarantined (`state.quarantined`), or a tenant
@@ -95,15 +124,19 @@ class OnlineTrainer:
         """
         began_s = self._clock()
         self._stage("selecting")
-        up_to = self.replay.newest_number()
-        chosen, skipped = self._select(self._new_entries(up_to))
+        new = self._new_entries(self.replay.newest_number())
+        new = new[: len(new) - left]
+        up_to = new[-1].number if new else self.state.cursor
+        chosen, skipped = self._select(new)
         self._stage("loading")
         parent = self.parent()
-        draft, anchor = self._drafts.load(parent), self._anchor()
+        draft, memory = self._drafts.load(parent), self._memory.read(parent.name)
         examples = self._examples(chosen)
         self._stage("learning")
-        result = self._learn(draft, examples, anchor)
+        result, memory = self._learn(draft, examples, memory)
         version = None if result.problem else self._save(draft, parent, chosen, result, reason)
+        if version is not None and memory is not None:
+            self._memory.write(version.name, memory)
         self._remember(up_to, result, version, chosen, skipped)
         self._drifted, self._since_s = False, began_s
         self.drift.restart()
@@ -129,14 +162,14 @@ class OnlineTrainer:
     def _old_entries(self, up_to: int) -> list[LogEntry]:
         if self.config.mode == "flush" or self.config.replay_share == 0:
             return []
-        old = self.replay.entries(up_to=up_to, split="train")
+        old = self.replay.entries(up_to=up_to)
         if len(old) <= OLD_ANSWERS:
             return old
         rng = random.Random(self.settings.seed + self.state.updates)
         return sorted(rng.sample(old, OLD_ANSWERS), key=lambda entry: entry.number)
 
     def _new_entries(self, up_to: int | None = None) -> list[LogEntry]:
-        return self.replay.entries(after=self.state.cursor, up_to=up_to, split="train")
+        return self.replay.entries(after=self.state.cursor, up_to=up_to)
 
     def _waiting_since(self) -> float:
         """Return when the oldest new answer was logged, by the trainer's own clock. Without one: now.
@@ -155,7 +188,7 @@ class OnlineTrainer:
         return self.state.cursor
 
     def _follow(self) -> None:
-        """Give the drift detector the answers since then, held-out ones too. Nothing is learnt here."""
+        """Give the drift detector the answers since then. Nothing is learnt here."""
         for entry in self.replay.entries(after=self._followed):
             self._drifted |= self._detect(entry)
             self._followed = entry.number
@@ -177,19 +210,20 @@ class OnlineTrainer:
         """Return the version to train on. See `BaseDrafts.parent`."""
         return self._drafts.parent(self.state.working)
 
-    def _anchor(self) -> LanguageModel | None:
-        return self._drafts.load(self._drafts.current()) if self.config.anchor > 0 else None
+    def question(self) -> Question | None:
+        """Return the question about the newest candidate."""
+        return candidate_question(self.registry)
 
     def _learn(
-        self, draft: LanguageModel, examples: list[TrainingExample], anchor: LanguageModel | None
-    ) -> UpdateResult:
+        self, draft: LanguageModel, examples: list[TrainingExample], memory: Memory | None
+    ) -> tuple[UpdateResult, Memory | None]:
         seed = self.settings.seed + self.state.updates
         return learn(
             draft,
             examples,
             self.config,
             self.settings.loss,
-            anchor=anchor,
+            memory=memory,
             states=self._drafts.states_for(draft),
             seed=seed,
             on_step=lambda step: self._on_stage("learning") if step else None,

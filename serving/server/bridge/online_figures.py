@@ -15,8 +15,8 @@ from distillspec.serving.server.bridge.figure import Figure, Tile, counter, coun
 DECISIONS = ("promoted", "inconclusive", "refused")
 DROPS = ("memory", "queue", "disk", "error", "incomplete", "capped", "redacted", "deleted")
 STAGES = (
-    *("off", "gone", "elsewhere", "waiting_for_text", "starting", "waiting", "selecting", "loading"),
-    *("learning", "saving", "registering", "paused", "quarantined"),
+    *("off", "gone", "elsewhere", "waiting_for_text", "starting", "waiting", "judging", "selecting"),
+    *("loading", "learning", "saving", "registering", "paused", "quarantined"),
 )
 
 

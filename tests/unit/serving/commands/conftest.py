@@ -49,7 +49,14 @@ class Learning(Running):
         """Request sampled answers of 16 tokens, four at a time. All must succeed."""
 
         def one(seed: int) -> httpx.Response:
-            body = {"model": "tiny", "prompt": "abc", "max_tokens": 16, "seed": seed, "ignore_eos": True, **fields}
+            body = {
+                "model": "tiny",
+                "prompt": f"{seed:03d} abc",
+                "max_tokens": 16,
+                "seed": seed,
+                "ignore_eos": True,
+                **fields,
+            }
             return self.http.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {KEYS[who]}"})
 
         with ThreadPoolExecutor(4) as clients:
@@ -64,9 +71,9 @@ def online_settings(folder: Path, mode: str, **adapt: Any) -> OnlineSettings:
     defaults |= {"row_tokens": 128, "batch_tokens": 256}
     return OnlineSettings(
         OnlineConfig(mode=mode, folder=str(folder / "online"), metrics_s=0.5),
-        ReplayConfig(share=1.0, held_out=0.3, entries=16, shard_positions=200, flush_s=0.2),
+        ReplayConfig(share=1.0, entries=16, shard_positions=200, flush_s=0.2),
         AdaptConfig(**{**defaults, "on_drift": False, "niceness": 0, **adapt}),
-        GateConfig(requests=12, min_requests=4, domain_requests=4, rollback_requests=8, bootstrap_samples=200),
+        GateConfig(requests=48, min_requests=4, domain_requests=4, rollback_requests=8, bootstrap_samples=200),
         target=TargetConfig(path="tiny", dtype="float32", device="cpu"),
     )
 

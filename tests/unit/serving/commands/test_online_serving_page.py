@@ -21,7 +21,7 @@ def test_a_person_sees_the_draft_learn(page: Any, learn: StartLearning) -> None:
     shows(page, "#trainer", "gone")
     running.ask(32, speculation={"domain": "maths"})
     adaptation.writer.flush()
-    (candidate,) = run_trainer(adaptation.settings, lambda: False, once=True)
+    (candidate,) = run_trainer(adaptation.settings, lambda: False, once=True, judged=True)
     wait_for(lambda: adaptation.registry.get(candidate.name).status == "promoted")
     running.ask(2, speculation={"domain": "maths"})
     shows(page, "#verdicts", candidate.name)

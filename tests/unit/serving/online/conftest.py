@@ -51,6 +51,7 @@ def answer(target: LanguageModel) -> Answer:
         with torch.no_grad():
             logits = target.logits(torch.tensor([ids]))[0, 5:-1]
         best, logprobs, tail, *_ = top_signal(logits, entries)
+        of_text = logits.log_softmax(-1).gather(-1, torch.tensor(ids[6:])[:, None])[:, 0]
         made = LoggedAnswer(
             request_id=name,
             index=0,
@@ -59,10 +60,11 @@ def answer(target: LanguageModel) -> Answer:
             policy=SamplingPolicy(),
             time_s=1000.0,
             finished=False,
-            split="train",
             prompt_ids=tuple(ids[:6]),
             response_ids=tuple(ids[6:]),
             signal=TeacherSignal("topk", best.int(), logprobs.half(), tail),
+            policy_logprobs=of_text.half(),
+            policy_log_z=torch.zeros(tokens, dtype=torch.float16),
             outcomes=torch.tensor([i % 2 for i in range(tokens)], dtype=torch.uint8),
             draft_tokens=torch.arange(tokens, dtype=torch.int32),
             draft_probs=torch.full((tokens,), 0.5, dtype=torch.float16),
@@ -79,9 +81,11 @@ def answer(target: LanguageModel) -> Answer:
 def settings(tmp_path: Path) -> OnlineSettings:
     return OnlineSettings(
         OnlineConfig(mode="decoupled", folder=str(tmp_path / "online"), metrics_s=0.2),
-        ReplayConfig(share=1.0, held_out=0.3, entries=ENTRIES, shard_positions=200, flush_s=0.2),
+        ReplayConfig(share=1.0, entries=ENTRIES, shard_positions=200, flush_s=0.2),
         AdaptConfig(every_requests=20, min_requests=4, learning_rate=2e-3, max_steps=40, epochs=4, on_drift=False),
-        GateConfig(requests=12, min_requests=4, domain_requests=4, rollback_requests=8, bootstrap_samples=200),
+        GateConfig(
+            requests=48, min_requests=4, margin=0.0, domain_requests=4, rollback_requests=8, bootstrap_samples=200
+        ),
         target=TargetConfig(path="tiny", dtype="float32", device="cpu"),
     )
 

@@ -21,6 +21,7 @@ from distillspec.serving.online.bootstrap import NothingIntact
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.training.process import run_trainer
+from distillspec.serving.online.training.trainer import OnlineTrainer
 from distillspec.serving.server.observability.online_metrics import OnlineMetrics
 
 from ..conftest import MakeEngine, prompts
@@ -39,7 +40,7 @@ class Traffic:
     def serve(self, requests: int, **extra: object) -> None:
         for _ in range(requests):
             params = SamplingParams(max_tokens=24, ignore_eos=True, seed=self.count)
-            prompt = tuple(prompts()[self.count % 3])
+            prompt = (3 + self.count % 240, *prompts()[self.count % 3])  # a conversation of its own
             self.engine.submit(Request(f"r{self.count}", prompt, params, **extra))  # type: ignore[arg-type]
             self.count += 1
         self.finish()
@@ -84,7 +85,10 @@ def test_the_draft_learns_from_what_it_serves(
         assert adaptation.stats()["log"]["answers"] == 40
         first = adaptation.registry.current()
         (candidate,) = run_trainer(settings, lambda: False, once=True)
-        traffic.serve_until(lambda: adaptation.registry.get(candidate.name).status != "candidate")
+        trainer = OnlineTrainer(settings)  # it is elsewhere: online=decoupled
+        traffic.serve_until(
+            lambda: not trainer.judge() and adaptation.registry.get(candidate.name).status != "candidate"
+        )
         assert adaptation.registry.get(candidate.name).status == "promoted", adaptation.verdicts()
         traffic.serve(40)
         stats = adaptation.stats()
@@ -260,7 +264,7 @@ def test_the_commands(
     """Train once over a recorded log, judge, inspect. Nothing of a deleted tenant is exported."""
     engine = engine_with(first_draft(settings, target, given), target, make_engine)
     with Adaptation(engine, settings) as adaptation:
-        Traffic(engine, adaptation).serve(40, tenant="acme")
+        Traffic(engine, adaptation).serve(60, tenant="acme")
     engine.close()
     monkeypatch.chdir(tmp_path)
     where = f"online.folder={settings.online.folder}"
@@ -275,7 +279,7 @@ def test_the_commands(
     assert main(["replay", where]) == 0
     assert "bytes_per_token" in capsys.readouterr().out
     assert main(["replay", "action=delete", "tenant=acme", where]) == 0
-    assert "40 answers of acme are deleted" in capsys.readouterr().out
+    assert "60 answers of acme are deleted" in capsys.readouterr().out
     assert main(["replay", "action=export", where]) == 0
     assert "nothing is written" in capsys.readouterr().out
     assert main(["versions", "action=show", where]) == 2

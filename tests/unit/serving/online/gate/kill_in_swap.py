@@ -19,8 +19,9 @@ from distillspec.models import LanguageModel, load_target
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import Engine, EngineSettings
 from distillspec.serving.online.gate.gatekeeper import Gatekeeper
-from distillspec.serving.online.gate.judge import CandidateJudge
-from distillspec.serving.online.gate.shadow import ServedStates, Shadow
+from distillspec.serving.online.gate.judge import Judge
+from distillspec.serving.online.judging.evidence import Costs
+from distillspec.serving.online.judging.score_table import ScoreTable
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import Version
@@ -71,8 +72,8 @@ def _gatekeeper(root: Path, target: LanguageModel, reached: Callable[[str], None
     engine = Engine(target, draft, EngineSettings(max_slots=1, max_model_len=64, compile=False))
     judged = registry.judged
 
-    def swap(version: Version) -> None:
-        engine.load_draft(version.path)
+    def swap(version: Version, acceptance: float | None) -> None:
+        engine.load_draft(version.path, acceptance)
         reached("loaded")
 
     def recording(*words: Any) -> None:
@@ -80,8 +81,8 @@ def _gatekeeper(root: Path, target: LanguageModel, reached: Callable[[str], None
         judged(*words)
 
     registry.judged = recording  # type: ignore[method-assign]
-    shadow = Shadow(target, ServedStates(target), settings.gate.max_gamma)
-    judge = CandidateJudge(settings, registry, ReplayLog(settings.layout.replay), shadow)
+    table = ScoreTable(settings.layout.scores)
+    judge = Judge(settings, registry, ReplayLog(settings.layout.replay), table, lambda: Costs(draft=0.1, verify=0.05))
     return Gatekeeper(settings, registry, judge, swap=swap)
 
 

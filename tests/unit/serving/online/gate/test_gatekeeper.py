@@ -8,8 +8,10 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from distillspec.errors import ConfigError
-from distillspec.models import LanguageModel
+from distillspec.models import LanguageModel, save_draft
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
@@ -17,22 +19,27 @@ from distillspec.serving.online.state.version import Version
 from distillspec.serving.online.training.process import write_settings
 
 from ..conftest import Answer
-from .conftest import candidate, keeper_of, nearly_the_target
+from .conftest import candidate, keeper_of, nearly_the_target, scored
 
 
 def test_a_better_candidate_is_swapped_in_and_promoted_with_its_numbers(
-    settings: OnlineSettings, registry: VersionRegistry, held_out: ReplayLog, target: LanguageModel
+    settings: OnlineSettings, registry: VersionRegistry, logged: ReplayLog, target: LanguageModel
 ) -> None:
     overtaken = candidate(registry, nearly_the_target(target), target)
     better = candidate(registry, nearly_the_target(target), target)
-    swapped: list[str] = []
-    keeper = keeper_of(settings, registry, held_out, target, swap=lambda version: swapped.append(version.name))
+    swapped: list[tuple[str, float]] = []
+    keeper = keeper_of(
+        settings, registry, logged, swap=lambda version, acceptance: swapped.append((version.name, acceptance))
+    )
+    keeper.work()
+    assert keeper.waiting_for == "0 of 4 conversations"
+    scored(settings)
     verdict = keeper.judge_newest()
     assert verdict is not None
     assert verdict.decision == "promoted"
     assert verdict.alpha is not None
-    assert verdict.alpha[1].mean > verdict.alpha[0].mean + 0.1
-    assert swapped == [better.name]
+    assert verdict.alpha[1] > verdict.alpha[0] + 0.1
+    assert swapped == [(better.name, verdict.alpha[1] / verdict.alpha[0])]
     recorded = registry.get(better.name)
     assert recorded.status == "promoted"
     assert recorded.verdict["gain"]["low"] > 0
@@ -42,52 +49,66 @@ def test_a_better_candidate_is_swapped_in_and_promoted_with_its_numbers(
 
 
 def test_versions_out_of_service_do_not_fill_the_disk(
-    settings: OnlineSettings, registry: VersionRegistry, held_out: ReplayLog, target: LanguageModel
+    settings: OnlineSettings, registry: VersionRegistry, logged: ReplayLog, target: LanguageModel
 ) -> None:
     few = replace(settings, online=replace(settings.online, keep_versions=1))
-    keeper = keeper_of(few, registry, held_out, target)
+    keeper = keeper_of(few, registry, logged)
     made = []
     for _ in range(4):
         made.append(candidate(registry, nearly_the_target(target), target))
-        keeper.judge_newest()
+        table = scored(few).table
+        keeper.work()
     assert [v.status for v in registry.versions()] == ["retired", "promoted", *["inconclusive"] * 3]
     assert [v.present for v in registry.versions()] == [True, True, False, False, True]
     assert [v.path.is_dir() for v in made] == [True, False, False, True]
+    assert [bool(table.of(v.name)) for v in made] == [True, False, False, True]
 
 
-def test_without_held_out_requests_a_candidate_waits(
-    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, target: LanguageModel, answer: Answer
+def test_a_candidate_waits_for_answers_that_it_did_not_learn_from(
+    settings: OnlineSettings, registry: VersionRegistry, logged: ReplayLog, target: LanguageModel, answer: Answer
 ) -> None:
-    replay.append([answer(f"r{i}") for i in range(12)])  # of the training split: not to be judged on
-    waiting = candidate(registry, nearly_the_target(target), target)
-    keeper = keeper_of(settings, registry, replay, target)
-    assert keeper.judge_newest() is None
-    assert keeper.waiting_for == "0 of 4 held-out requests"
-    assert registry.get(waiting.name).status == "candidate"
+    draft, current = nearly_the_target(target), registry.current()
+    assert current is not None
+    waiting = registry.add(lambda f: save_draft(draft, f, target), parent=current.name, requests=(1, 48))
+    keeper = keeper_of(settings, registry, logged)
+    for more, words in ((0, "0 of 4"), (3, "3 of 4")):
+        logged.append([answer(f"new{i}") for i in range(more)])
+        scored(settings)
+        keeper.work()
+        assert keeper.waiting_for == f"{words} conversations"
+        assert registry.get(waiting.name).status == "candidate"
+    logged.append([answer(f"newer{i}") for i in range(45)])
+    scored(settings)
+    keeper.work()
+    assert registry.get(waiting.name).status == "promoted", registry.get(waiting.name).reason
+    assert keeper.waiting_for is None
+    assert registry.get(waiting.name).verdict["requests"] == 48
 
 
 def test_a_candidate_that_the_engine_refuses_is_not_promoted(
-    settings: OnlineSettings, registry: VersionRegistry, held_out: ReplayLog, target: LanguageModel
+    settings: OnlineSettings, registry: VersionRegistry, logged: ReplayLog, target: LanguageModel
 ) -> None:
     serving = registry.current()
     refused = candidate(registry, nearly_the_target(target), target)
 
-    def swap(version: Version) -> None:
+    def swap(version: Version, acceptance: float | None) -> None:
         raise ConfigError("no room for it")
 
-    verdict = keeper_of(settings, registry, held_out, target, swap=swap).judge_newest()
+    scored(settings)
+    verdict = keeper_of(settings, registry, logged, swap=swap).judge_newest()
     assert verdict is not None
     assert registry.get(refused.name).status == "refused"
     assert registry.current() == serving
 
 
 def test_a_server_killed_in_mid_swap_boots_what_was_promoted_last(
-    settings: OnlineSettings, registry: VersionRegistry, held_out: ReplayLog, target: LanguageModel
+    settings: OnlineSettings, registry: VersionRegistry, logged: ReplayLog, target: LanguageModel
 ) -> None:
     first = registry.current()
     assert first is not None
     better = candidate(registry, nearly_the_target(target), target)
-    write_settings(replace(settings, gate=replace(settings.gate, requests=4, bootstrap_samples=100)))
+    scored(settings)
+    write_settings(settings)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(Path(__file__).with_name("kill_in_swap.py")), settings.online.folder],
         capture_output=True,
@@ -104,16 +125,50 @@ def test_a_server_killed_in_mid_swap_boots_what_was_promoted_last(
     ], done.stderr
 
 
-def test_answers_to_one_request_count_as_one_held_out_request(
+def test_answers_to_one_prompt_count_as_one_conversation(
     settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, target: LanguageModel, answer: Answer
 ) -> None:
-    answers = [answer(f"r{i}-{j}", request_id=f"r{i}", index=j, split="held_out") for i in range(3) for j in range(4)]
+    prompts = [answer(f"r{i}").prompt_ids for i in range(3)]
+    answers = [answer(f"r{i}-{j}", prompt_ids=prompt, index=j) for i, prompt in enumerate(prompts) for j in range(4)]
     replay.append(answers)
     candidate(registry, nearly_the_target(target), target)
-    keeper = keeper_of(settings, registry, replay, target)
+    scored(settings)
+    keeper = keeper_of(settings, registry, replay)
     assert keeper.judge_newest() is None
-    assert keeper.waiting_for == "3 of 4 held-out requests"
-    replay.append([answer("r3", split="held_out")])
-    verdict = keeper.judge_newest()
-    assert verdict is not None
-    assert verdict.requests == 4
+    assert keeper.waiting_for == "3 of 4 conversations"
+    replay.append([answer("r3")])
+    scored(settings)
+    keeper.judge_newest()
+    assert keeper.waiting_for is None
+
+
+def test_what_is_promoted_elsewhere_is_followed(
+    settings: OnlineSettings, registry: VersionRegistry, logged: ReplayLog, target: LanguageModel
+) -> None:
+    chosen = candidate(registry, nearly_the_target(target), target)
+    swapped: list[str] = []
+    keeper = keeper_of(settings, registry, logged, swap=lambda version, acceptance: swapped.append(version.name))
+    registry.promote(chosen.name, "by hand, elsewhere")
+    keeper.work()
+    assert keeper.serving == registry.current() == registry.get(chosen.name)
+    assert swapped == [chosen.name]
+
+
+def test_scores_are_read_again_only_where_there_are_new_ones(
+    settings: OnlineSettings,
+    registry: VersionRegistry,
+    logged: ReplayLog,
+    target: LanguageModel,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    candidate(registry, nearly_the_target(target), target)
+    keeper, reads = keeper_of(settings, registry, logged), []
+    evidence = keeper.judge.evidence
+    monkeypatch.setattr(keeper.judge, "evidence", lambda question: (reads.append(1), evidence(question))[1])
+    for _ in range(5):
+        keeper.work()
+    looked = len(reads)
+    assert looked <= 2
+    scored(settings)
+    keeper.work()
+    assert len(reads) > looked

@@ -1,8 +1,7 @@
-"""Candidates that cannot be judged are refused, judgements that are overtaken are dropped."""
+"""Candidates that cannot be judged are refused."""
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,17 +11,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from distillspec.evaluation import TargetStates
-from distillspec.models import LanguageModel, save_draft
-from distillspec.serving.online.gate.gatekeeper import Gatekeeper
-from distillspec.serving.online.gate.judge import CandidateJudge
-from distillspec.serving.online.gate.shadow import Score, Shadow
+from distillspec.config import DraftConfig
+from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.training import scoring
+from distillspec.serving.online.training.trainer import OnlineTrainer
 
 from ...test_engine_draft_swap import rewrite
-from .conftest import candidate, keeper_of, nearly_the_target
+from ..conftest import Answer
+from .conftest import candidate, keeper_of, nearly_the_target, scored
 
 
 def _truncate(folder: Path) -> None:
@@ -55,7 +54,7 @@ def _other_tokenizer(folder: Path) -> None:
 def test_a_bad_candidate_is_refused_and_the_old_one_serves(
     settings: OnlineSettings,
     registry: VersionRegistry,
-    held_out: ReplayLog,
+    logged: ReplayLog,
     target: LanguageModel,
     damage: Callable[[Path], None],
     when: str,
@@ -71,104 +70,76 @@ def test_a_bad_candidate_is_refused_and_the_old_one_serves(
     bad = registry.add(write)
     if when == "after" or damage is _truncate:
         damage(bad.path)
-    keeper = keeper_of(settings, registry, held_out, target, swap=lambda version: pytest.fail("swapped in"))
+    scored(settings)
+    keeper = keeper_of(settings, registry, logged, swap=lambda version, acceptance: pytest.fail("swapped in"))
     verdict = keeper.judge_newest()
     assert verdict is not None
     assert verdict.decision == "refused"
-    assert "cannot be judged" in verdict.reason
+    assert ("cannot be judged" in verdict.reason) == (when == "before" and damage is not _truncate)
     assert registry.current() == serving
 
 
-def keeper_running(
+def test_what_takes_the_memory_of_a_judgement_is_tried_again(
     settings: OnlineSettings,
     registry: VersionRegistry,
-    replay: ReplayLog,
+    logged: ReplayLog,
     target: LanguageModel,
-    when_it_reads: Callable[[Shadow], object],
-) -> Gatekeeper:
-    """Its shadow calls `when_it_reads` in mid-judgement, after the fifth answer."""
-    reads = itertools.count(1)
-
-    def run(work: Callable[[], Score]) -> Score:
-        if next(reads) == 5:
-            when_it_reads(shadow)
-        return work()
-
-    shadow = Shadow(target, TargetStates(target), settings.gate.max_gamma, run)
-    return Gatekeeper(settings, registry, CandidateJudge(settings, registry, replay, shadow))
-
-
-def test_what_is_promoted_elsewhere_does_not_wait_for_a_judgement(
-    settings: OnlineSettings, registry: VersionRegistry, held_out: ReplayLog, target: LanguageModel
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    chosen = candidate(registry, nearly_the_target(target), target)
-    registry.judged(chosen.name, "inconclusive", {}, "")
-    judged = candidate(registry, nearly_the_target(target), target)
-    keeper = keeper_running(
-        settings, registry, held_out, target, lambda shadow: registry.promote(chosen.name, "by hand, elsewhere")
-    )
-    verdict = keeper.judge_newest()
-    assert verdict is not None
-    assert (verdict.decision, verdict.requests) == ("inconclusive", 0)
-    assert f"{chosen.name} came into service while it was judged" in verdict.reason
-    assert keeper.serving == registry.current() == registry.get(chosen.name)
-    assert registry.get(judged.name).status == "inconclusive"
-
-
-def test_texts_deleted_in_mid_judgement_are_not_judged_on(
-    settings: OnlineSettings, registry: VersionRegistry, held_out: ReplayLog, target: LanguageModel
-) -> None:
-    candidate(registry, nearly_the_target(target), target)
-    shadows: list[Shadow] = []
-
-    def delete(shadow: Shadow) -> None:
-        shadows.append(shadow)
-        shadow.forget()
-
-    verdict = keeper_running(settings, registry, held_out, target, delete).judge_newest()
-    assert verdict is not None
-    assert verdict.decision == "inconclusive"
-    assert "deleted" in verdict.reason
-    assert shadows[0].kept == (0, 0)
-
-
-def test_whatever_keeps_a_candidate_from_being_judged_refuses_it(
-    settings: OnlineSettings, registry: VersionRegistry, held_out: ReplayLog, target: LanguageModel
-) -> None:
-    def no_memory(shadow: Shadow) -> None:
-        raise torch.OutOfMemoryError("tried to allocate\n20 GiB")
-
     made = candidate(registry, nearly_the_target(target), target)
-    verdict = keeper_running(settings, registry, held_out, target, no_memory).judge_newest()
-    assert verdict is not None
-    assert verdict.reason == "it cannot be judged: tried to allocate 20 GiB"
-    assert registry.get(made.name).status == "refused"
+
+    def no_memory(*given: object) -> None:
+        raise torch.OutOfMemoryError("tried to allocate 20 GiB")
+
+    monkeypatch.setattr(scoring, "logged_score", no_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        scored(settings)
+    monkeypatch.undo()
+    assert registry.get(made.name).status == "candidate"
+    scored(settings)
+    keeper_of(settings, registry, logged).judge_newest()
+    assert registry.get(made.name).status == "promoted"
 
 
-def test_an_offline_set_that_cannot_be_read_keeps_everyone_out(
-    settings: OnlineSettings, registry: VersionRegistry, held_out: ReplayLog, target: LanguageModel, tmp_path: Path
+def test_an_answer_deleted_before_it_was_scored_is_no_evidence(
+    settings: OnlineSettings, registry: VersionRegistry, logged: ReplayLog, target: LanguageModel, answer: Answer
 ) -> None:
-    (tmp_path / "data" / "held_out" / "key").mkdir(parents=True)
-    (tmp_path / "data" / "prompts.jsonl").write_text("")
-    (tmp_path / "data" / "held_out" / "key" / "shard-00000.safetensors").write_bytes(b"no shard")
-    offline = replace(settings, adapt=replace(settings.adapt, offline=str(tmp_path / "data")))
-    keeper = keeper_of(offline, registry, held_out, target)
-    for _ in range(2):
-        candidate(registry, nearly_the_target(target), target)
-        verdict = keeper.judge_newest()
-        assert verdict is not None
-        assert verdict.decision == "refused"
-        assert "cannot be judged" in verdict.reason
+    logged.append([answer(f"gone{i}", tenant="gone") for i in range(3)])
+    candidate(registry, nearly_the_target(target), target)
+    scorer = OnlineTrainer(settings).scorer
+    scorer.work(suspected=False)
+    logged.delete_tenant("gone")
+    scored(settings)
+    verdict = keeper_of(settings, registry, logged).judge_newest()
+    assert verdict is not None
+    assert verdict.requests == 48
+
+
+@pytest.mark.parametrize("kind", ["eagle", "pruned"])
+def test_the_target_reads_again_where_that_is_asked_for(
+    settings: OnlineSettings, registry: VersionRegistry, logged: ReplayLog, target: LanguageModel, kind: str
+) -> None:
+    """By whole distributions and by the log, the same answers take as many blocks: these rest on p(x) alone."""
+    made = candidate(registry, initialise_draft(DraftConfig(kind=kind), target), target)
+    found = []
+    for evidence in ("log", "target"):
+        asked = replace(settings, gate=replace(settings.gate, evidence=evidence))
+        table = scored(asked).table
+        scores = table.of(made.name)
+        table.keep_only([])
+        assert len(scores) == 48
+        found.append([sum(s.blocks[0] for s in scores.values()), sum(s.positions for s in scores.values())])
+    assert found[0] == pytest.approx(found[1], rel=1e-2)
 
 
 def test_what_was_made_from_a_version_that_was_rolled_back_is_refused(
-    settings: OnlineSettings, registry: VersionRegistry, held_out: ReplayLog, target: LanguageModel
+    settings: OnlineSettings, registry: VersionRegistry, logged: ReplayLog, target: LanguageModel
 ) -> None:
     bad = candidate(registry, nearly_the_target(target), target)
     registry.promote(bad.name, "slipped through")
     child = candidate(registry, nearly_the_target(target), target)
     registry.rollback("worse in service")
-    verdict = keeper_of(settings, registry, held_out, target).judge_newest()
+    verdict = keeper_of(settings, registry, logged).judge_newest()
     assert verdict is not None
     assert verdict.candidate == child.name
     assert verdict.decision == "refused"

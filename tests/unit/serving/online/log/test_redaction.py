@@ -20,6 +20,7 @@ from distillspec.serving import Request
 from distillspec.serving.online.log.records import PLAIN, LoggedAnswer, LogKey
 from distillspec.serving.online.log.redaction import Redaction, redacted
 from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.log.shard import ROW_FIELDS
 from distillspec.serving.online.log.tap import ReplayTap
 from distillspec.serving.online.log.writer import LogWriter
 from distillspec.serving.online.state.layout import OnlineSettings
@@ -58,27 +59,23 @@ def untouched(dice: random.Random, ids: tuple[int, ...]) -> tuple[int, ...]:
 CHANGES: tuple[Change, ...] = (masked, shortened, lengthened, cut, untouched)
 
 
-def with_draws(answer: LoggedAnswer, dice: random.Random) -> LoggedAnswer:
-    """The answer with draws from its tail, and drafted tokens as they come about."""
+def drafted(answer: LoggedAnswer, dice: random.Random) -> LoggedAnswer:
+    """The answer with drafted tokens as they come about."""
     generator = torch.Generator().manual_seed(dice.randrange(1 << 30))
-    draws = torch.randint(3, 250, (len(answer), 3), generator=generator, dtype=torch.int32)
-    signal = replace(answer.signal, tail_ids=draws, tail_logprobs=torch.full(draws.shape, -5.0, dtype=torch.float16))
+    others = torch.randint(3, 250, (len(answer),), generator=generator, dtype=torch.int32)
     emitted = torch.tensor(answer.response_ids, dtype=torch.int32)
-    drafted = torch.where(answer.outcomes == 0, emitted, draws[:, 0])
-    return replace(answer, signal=signal, draft_tokens=drafted)
+    return replace(answer, draft_tokens=torch.where(answer.outcomes == 0, emitted, others))
 
 
 def numbers_of(answer: LoggedAnswer) -> list[torch.Tensor]:
     """Every tensor that names tokens, `[R, …]`."""
-    ids = (answer.signal.ids, answer.signal.tail_ids, answer.draft_tokens[:, None])
-    return [column for column in ids if column is not None]
+    return [answer.signal.ids, answer.draft_tokens[:, None]]
 
 
 def bits(answer: LoggedAnswer) -> list[bytes]:
     signal = answer.signal
-    rows = (*numbers_of(answer), signal.logprobs, signal.tail, signal.tail_logprobs, answer.outcomes)
-    rows += (answer.draft_probs, answer.draft_entropies, answer.version_of)
-    return [column.contiguous().view(torch.uint8).numpy().tobytes() for column in rows if column is not None]
+    rows = (*numbers_of(answer), signal.logprobs, signal.tail, *(getattr(answer, name) for name in ROW_FIELDS))
+    return [column.contiguous().view(torch.uint8).numpy().tobytes() for column in rows]
 
 
 def logged(settings: OnlineSettings, key: LogKey, folder: Path, answers: list[LoggedAnswer], hook: Redaction) -> list:
@@ -98,7 +95,7 @@ def test_no_removed_id_stays_and_every_other_answer_is_as_if_alone(
 ) -> None:
     """Whatever the hook returns."""
     dice = random.Random(seed)
-    answers = [with_draws(answer(f"r{i}", tokens=dice.randrange(1, 40), finished=True), dice) for i in range(12)]
+    answers = [drafted(answer(f"r{i}", tokens=dice.randrange(1, 40), finished=True), dice) for i in range(12)]
     touched = {f"r{i}": (dice.choice(CHANGES), dice.choice(CHANGES)) for i in range(0, 12, 2)}
     returned: dict[str, LoggedAnswer | None] = {}
 
@@ -131,13 +128,15 @@ def test_no_removed_id_stays_and_every_other_answer_is_as_if_alone(
             assert gone.isdisjoint(column.flatten().tolist())
             for row, before, after in zip(column.tolist(), original.response_ids, kept.response_ids, strict=False):
                 assert before == after or before not in row
+        changed = [old != new for old, new in zip(original.response_ids, kept.response_ids, strict=False)]
+        assert torch.equal(kept.policy_logprobs.isnan(), torch.tensor(changed)), "what was replaced judges nobody"
         total = kept.signal.logprobs.float().exp().sum(-1) + kept.signal.tail
         torch.testing.assert_close(total, torch.ones(len(kept)), atol=0.01, rtol=0)
         assert not kept.finished or len(kept) == len(original)
     # Nothing but what was read: the file has no further rows.
     (shard,) = (tmp_path / "all").glob("shard-*")
     rows = sum(map(len, found.values()))
-    assert {len(load_file(shard)[name]) for name in ("signal_ids", "tail_ids", "draft_tokens")} == {rows}
+    assert {len(load_file(shard)[name]) for name in ("signal_ids", "policy_logprobs", "draft_tokens")} == {rows}
 
 
 def test_a_masked_row_teaches_on_with_what_is_left_of_it(
@@ -155,7 +154,7 @@ def test_a_masked_row_teaches_on_with_what_is_left_of_it(
     assert original.signal.ids[0, masked_entry] == original.response_ids[0]
     lost = original.signal.logprobs[0, masked_entry].float().exp()
     assert float(kept.signal.tail[0]) == pytest.approx(float(original.signal.tail[0] + lost), abs=2e-3)
-    learnt = learn(
+    learnt, _ = learn(
         small_draft, [training_example_of(kept, AdaptConfig(max_steps=2))], AdaptConfig(max_steps=2), LossConfig()
     )
     assert (learnt.problem, learnt.bad_steps) == ("", 0)
@@ -164,7 +163,7 @@ def test_a_masked_row_teaches_on_with_what_is_left_of_it(
 
 def test_what_was_drafted_in_a_removed_tokens_place_goes_too(answer: Answer) -> None:
     dice = random.Random(0)
-    original = with_draws(answer("a", tokens=10), dice)
+    original = drafted(answer("a", tokens=10), dice)
     assert int(original.outcomes[0]) == 0  # accepted: the drafted token is the emitted one
     kept = redacted(original, lambda a: replace(a, response_ids=(MASK, *a.response_ids[1:])), 256)
     assert kept is not None

@@ -207,36 +207,68 @@ def test_the_best_of_blocks_are_the_best_of_all(width: int) -> None:
     assert torch.equal(logits.gather(-1, places), values)
 
 
-def test_draws_from_the_tail_follow_the_target_there_and_change_no_token(
-    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+def test_the_log_has_what_the_policy_gave_each_token(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, temperature: float
 ) -> None:
-    written = []
-    for draws in (0, 6):
-        tap, logged = tapped(tail_samples=draws, entries=7)  # odd: parts of single rows are not aligned
-        engine = make_engine(draft, speculation_length=2, max_slots=32)
-        serve(engine, tap, [Request(f"r{i}", tuple(prompts()[i % 6]), PARAMS) for i in range(40)])
-        engine.close()
-        written.append(sorted((answer.request_id, answer.response_ids) for answer in logged))
-    assert written[0] == written[1]
-    places, logprobs_off = [], []
+    """At the request's temperature, whoever proposed the token, with a seed too."""
+    tap, logged = tapped(entries=7)  # odd: parts of single rows are not aligned
+    engine = make_engine(draft, speculation_length=3)
+    params = replace(PARAMS, temperature=temperature)
+    serve(engine, tap, [*requests(params), Request("seeded", tuple(prompts()[0]), replace(params, seed=3))])
+    engine.close()
     for answer in logged:
-        ids, expected = answer.signal.tail_ids, answer.signal.tail_logprobs
-        assert ids is not None
-        assert expected is not None
-        text = torch.tensor([[*answer.prompt_ids, *answer.response_ids]])
-        logprobs = torch.log_softmax(target.logits(text)[0, len(answer.prompt_ids) - 1 : -1].double(), -1)
-        logprobs_off.append((logprobs.gather(-1, ids.long()) - expected.double()).abs().max())
-        rest = logprobs.exp().scatter(-1, answer.signal.ids.long(), 0.0)
-        rest /= rest.sum(-1, keepdim=True)
-        own = rest.gather(-1, ids.long())
-        assert bool((own > 0).all())
-        # The probability integral transform: uniform if and only if drawn from the rest.
-        places.append(rest.cumsum(-1).gather(-1, ids.long()) - own * torch.rand(own.shape, dtype=torch.float64))
-    assert float(max(logprobs_off)) < 0.02
-    found = torch.cat(places).flatten()
-    counts = torch.histc(found, 20, 0, 1)
-    chi_squared = ((counts - len(found) / 20) ** 2 / (len(found) / 20)).sum()
-    assert float(chi_squared - 19) / 38**0.5 < 5
+        ids = torch.tensor([[*answer.prompt_ids, *answer.response_ids]])
+        raw = torch.log_softmax(target.logits(ids)[0, len(answer.prompt_ids) - 1 : -1].double(), -1)
+        if not temperature:
+            assert torch.equal(answer.policy_logprobs, torch.zeros(14).half())
+            continue
+        log_z = torch.logsumexp(raw / temperature, -1)
+        own = raw.gather(-1, torch.tensor(answer.response_ids)[:, None])[:, 0] / temperature - log_z
+        torch.testing.assert_close(answer.policy_logprobs.double(), own, atol=2e-2, rtol=5e-3)
+        torch.testing.assert_close(answer.policy_log_z.double(), log_z, atol=2e-2, rtol=5e-3)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"repetition_penalty": 1.2},
+        {"logit_bias": {7: 2.0}},
+        {"bad_word_ids": ((5, 6),)},
+        {"allowed_token_ids": tuple(range(3, 200))},
+        {"min_tokens": 3},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_text_that_is_not_the_policys_own_judges_no_draft(
+    draft: LanguageModel, make_engine: MakeEngine, change: dict[str, Any]
+) -> None:
+    tap, logged = tapped()
+    serve(make_engine(draft, speculation_length=2), tap, requests(replace(PARAMS, **change)))
+    assert len(logged) == 6
+    assert all(bool(answer.policy_logprobs.isnan().all()) for answer in logged)
+
+
+def test_text_of_a_lossy_engine_judges_no_draft(draft: LanguageModel, make_engine: MakeEngine) -> None:
+    tap, logged = tapped()
+    lossy = ReplayTap(tap.config, tap.queue, lambda: 1000.0, verification="typical")
+    engine = make_engine(draft, speculation_length=2, verification="typical")
+    seeded = Request("seeded", tuple(prompts()[0]), replace(PARAMS, seed=1))  # verified exactly
+    serve(engine, lossy, [*requests(), seeded])
+    known = {answer.request_id for answer in logged if not bool(answer.policy_logprobs.isnan().any())}
+    assert known == {"seeded"}
+
+
+def test_while_text_is_waited_for_every_request_is_logged(draft: LanguageModel, make_engine: MakeEngine) -> None:
+    tap, logged = tapped(share=0.2)
+    engine = make_engine(draft, speculation_length=2, max_slots=8)
+    several = [Request(f"r{i}", tuple(prompts()[i % 6]), PARAMS) for i in range(24)]
+    serve(engine, tap, several)
+    assert 0 < len(logged) < 12
+    tap.wanting = True
+    logged.clear()
+    serve(engine, tap, [replace(request, id=f"all{request.id}") for request in several])
+    assert len(logged) == 24
 
 
 def test_where_nothing_is_left_nothing_is_drawn() -> None:

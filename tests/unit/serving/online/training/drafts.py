@@ -26,4 +26,4 @@ def alpha(draft: LanguageModel, target: LanguageModel, ids: torch.Tensor) -> flo
 
 
 def updated(draft: LanguageModel, answers: list, config: AdaptConfig = CONFIG, **extra: object) -> UpdateResult:
-    return learn(draft, [training_example_of(a, config) for a in answers], config, LossConfig(), **extra)  # type: ignore[arg-type]
+    return learn(draft, [training_example_of(a, config) for a in answers], config, LossConfig(), **extra)[0]  # type: ignore[arg-type]

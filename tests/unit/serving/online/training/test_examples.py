@@ -31,10 +31,8 @@ def test_a_weight_holds_for_batches_of_one_tenant_alone(small_draft: LanguageMod
     examples = [training_example_of(answer(f"r{i}", tokens=50), config, 0.1 if i < 4 else 1.0) for i in range(6)]
     mean = (4 * 0.1 + 2 * 1.0) / 6
     normalised = []
-    for _, weights, counted in example_batches([examples], config, small_draft, 0):
+    for _, weights, counted in example_batches(examples, config, small_draft, 0):
         normalised.append(round(float(weights.sum() / counted.sum()), 4))
     assert sorted(normalised) == sorted([round(0.1 / mean, 4)] * 4 + [round(1 / mean, 4)] * 2)
     plain = [training_example_of(answer(f"r{i}", tokens=50), config) for i in range(6)]
-    assert all(
-        torch.equal(weights, counted) for _, weights, counted in example_batches([plain], config, small_draft, 0)
-    )
+    assert all(torch.equal(weights, counted) for _, weights, counted in example_batches(plain, config, small_draft, 0))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from distillspec.evaluation import TargetStates
 from distillspec.evaluation.bootstrap import interval
+from distillspec.evaluation.positions import measure_positions
 from distillspec.models import LanguageModel, load_draft, save_draft
-from distillspec.serving.online.gate.shadow import EvaluationSample, Shadow
 from distillspec.serving.online.log.records import LoggedAnswer, LogKey
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings
@@ -66,12 +66,11 @@ def test_a_flood_of_adversarial_text_keeps_to_its_share_and_costs_the_others_not
 ) -> None:
     """Held against the same traffic without the flood, and against the same flood without the caps."""
     settings = replace(settings, adapt=replace(settings.adapt, max_steps=40, epochs=10, replay_share=0.0))
-    shadow = Shadow(target, TargetStates(target), 1)
-    samples = [EvaluationSample(a.sample(), a.policy) for a in (answer(f"sample{i}") for i in range(16))]
+    states, answers = TargetStates(target), [answer(f"sample{i}") for i in range(48)]
 
     def measured(draft: LanguageModel) -> Interval:
-        scores = shadow.scores(draft, samples)
-        return interval([s.alpha for s in scores], [s.positions for s in scores], 500, 0)
+        found = [measure_positions(draft, target, a.sample(), a.policy, states=states) for a in answers]
+        return interval([float(own.alpha.sum()) for own in found], list(map(len, found)), 500, 0)
 
     def learnt(*, flood: bool, share: float = SHARE) -> tuple[Interval, dict[str, int]]:
         root = tmp_path / f"flood-{flood}-{share}"

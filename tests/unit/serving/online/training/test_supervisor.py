@@ -35,7 +35,7 @@ def embedded(settings: OnlineSettings, small_draft: LanguageModel, target: Langu
     settings = replace(
         settings,
         online=replace(settings.online, mode="on"),
-        replay=replace(settings.replay, held_out=0.0),
+        replay=settings.replay,
         adapt=replace(settings.adapt, every_requests=6, min_requests=4),
     )
     given = settings.layout.root.parent / "given"
@@ -63,7 +63,7 @@ class House:
 
     def keep(self) -> int:
         """Poll the trainer once, with no request running. Return the number of starts so far."""
-        self.adaptation.trainer.poll(idle=True)
+        self.adaptation.trainer.poll(idle=True, suspected=False)
         return self.supervisor.starts
 
     @property
@@ -187,14 +187,16 @@ def test_it_imports_at_low_priority_too(settings: OnlineSettings) -> None:
 
 
 def test_the_fewest_answers_are_those_of_the_first_trigger() -> None:
-    def fewest(**adapt: object) -> int | None:
-        return fewest_answers(AdaptConfig(**adapt))  # type: ignore[arg-type]
+    def fewest(in_vain: int = 0, **adapt: object) -> int | None:
+        return fewest_answers(AdaptConfig(**adapt), in_vain)  # type: ignore[arg-type]
 
     assert fewest(every_requests=20, on_drift=False) == 20
     assert fewest(every_requests=2, on_drift=False, min_requests=16) == 16
     assert fewest(every_requests=256, every_s=60.0, on_drift=False) == 16
     assert fewest(every_requests=256) == 48  # drift cannot be seen before
     assert fewest(every_requests=None, on_drift=False) is None
+    waits = [fewest(vain, every_requests=20, on_drift=False) for vain in range(6)]
+    assert waits == [20, 40, 80, 160, 320, 320]  # learning that brings nothing comes less often
 
 
 def test_text_that_waited_for_the_trainer_has_waited(
@@ -216,7 +218,7 @@ def test_no_update_is_due_below_the_fewest(
 ) -> None:
     """The process would have nothing to do."""
     config = changed(settings, every_requests=8, on_drift=True, every_s=None)
-    fewest = fewest_answers(config.adapt)
+    fewest = fewest_answers(config.adapt, 0)
     assert fewest == 8
     fill(replay, answer, fewest - 1)
     assert OnlineTrainer(config).due() is None

@@ -29,16 +29,15 @@ def test_an_update_leaves_a_candidate_that_says_where_it_comes_from(
     settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer, target: LanguageModel
 ) -> None:
     fill(replay, answer, 6)
-    replay.append([answer("held", split="held_out")])
     (version,) = run_trainer(changed(settings), lambda: False, once=True)
     first = registry.current()
     assert first is not None
     assert (version.status, version.parent) == ("candidate", first.name)
-    assert (version.first_request, version.last_request) == (1, 6)  # the held-out one is not among them
+    assert (version.first_request, version.last_request) == (1, 6)
     assert version.metrics["steps"] > 0
     assert registry.current() == first
     state = TrainerState.read(settings.layout.state)
-    assert (state.cursor, state.updates, state.working) == (7, 1, version.name)
+    assert (state.cursor, state.updates, state.working) == (6, 1, version.name)
 
 
 def test_updates_are_due_by_requests_time_and_when_asked(
@@ -60,10 +59,21 @@ def test_updates_are_due_by_requests_time_and_when_asked(
     assert trainer.due() is None
     TrainerControl(asked=1).write(settings.layout.control)
     assert trainer.due() == "asked"
-    trainer.update("asked")
+    version = trainer.update("asked")
+    assert version is not None
     assert trainer.due() is None
+    fill(replay, answer, 8, 20)
+    assert trainer.due() is None, "the candidate is judged first"
+    registry.judged(version.name, "inconclusive", {}, "")
+    assert trainer.due() == "requests"
+    registry.judged(version.name, "inconclusive", {"gain": None}, "")
+    assert trainer.due() is None, "one in vain: sixteen are needed"
+    fill(replay, answer, 8, 30)
+    assert trainer.due() == "requests"
+    trainer.update("requests")
+    registry.judged(registry.versions()[-1].name, "inconclusive", {}, "")
     idle = OnlineTrainer(changed(settings, every_requests=1, min_requests=1, idle_only=True))
-    fill(replay, answer, 3, 9)
+    fill(replay, answer, 3, 40)
     TrainerControl(idle=False).write(settings.layout.control)
     assert idle.due() is None
     TrainerControl(idle=True).write(settings.layout.control)
@@ -104,7 +114,9 @@ def test_lag_stays_bounded_and_the_drop_rate_is_shown(
     for lot in range(3):
         fill(replay, answer, 40, 40 * lot)
         assert trainer.due() == "requests"
-        trainer.update("requests")
+        version = trainer.update("requests")
+        assert version is not None
+        registry.judged(version.name, "inconclusive", {}, "")
         lags.append(replay.newest_number() - trainer.state.cursor)
     assert lags == [0, 0, 0]
     assert (trainer.state.learnt, trainer.state.skipped) == (3 * 12, 3 * 28)
@@ -263,13 +275,3 @@ def test_a_draft_with_another_tokenizer_than_the_logs_is_refused(
     fill(foreign, answer, 5)
     with pytest.raises(ConfigError, match="different tokenizers"):
         run_trainer(changed(settings), lambda: False, once=True)
-
-
-def test_an_update_beside_its_anchor_leaves_a_candidate(
-    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
-) -> None:
-    fill(replay, answer, 5)
-    (version,) = run_trainer(changed(settings, anchor=0.5), lambda: False, once=True)
-    assert version.metrics["problem"] == ""
-    assert version.metrics["steps"] > 0
-    assert registry.problem_of(version) is None

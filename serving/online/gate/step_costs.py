@@ -1,0 +1,57 @@
+"""Costs of a step with a draft, in plain steps of the target, at the load that is served."""
+
+from __future__ import annotations
+
+from distillspec.models import LanguageModel
+from distillspec.serving.control.base import StepResult
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.online.judging.evidence import Costs
+
+CONTEXT = 256  # tokens of a typical request, before any was served
+VERIFY_COST = 0.05  # of each further verified token, in target steps: an assumption, where no engine has measured it
+MEMORY = 500.0  # steps over which the load is averaged
+
+
+class ServedLoad:
+    """Averages over the steps with decoding rows: how many rows, and the tokens of their contexts."""
+
+    def __init__(self) -> None:
+        self._rows, self._context = 1.0, float(CONTEXT)
+
+    def add(self, result: StepResult) -> None:
+        """Count a step."""
+        rows = result.view.rows
+        if rows:
+            self._rows += (len(rows) - self._rows) / MEMORY
+            self._context += (sum([row.context_tokens for row in rows]) / len(rows) - self._context) / MEMORY
+
+    @property
+    def contexts(self) -> list[int]:
+        """Return the contexts of a typical step's rows."""
+        return [round(self._context)] * max(1, round(self._rows))
+
+
+def step_costs(
+    target: LanguageModel, draft: LanguageModel, latency: LatencyModel | None = None, load: ServedLoad | None = None
+) -> Costs:
+    """Estimate costs from measured step times if they are known, otherwise from the weights that a token reads."""
+    if latency is not None and latency.draft is not None:
+        contexts = (load or ServedLoad()).contexts
+        rows, latency = len(contexts), latency.of_draft(draft.drafts_at_once)
+        plain = latency.target_s(contexts, [0] * rows)
+        if plain > 0:
+            verify = (latency.target_s(contexts, [1] * rows) - plain) / plain
+            first, second = (latency.draft_s(contexts, [length] * rows) / plain for length in (1, 2))
+            return Costs(first, verify, second - first)
+    read = _weights_read(target)
+    further = draft.head.weight.numel() / read if draft.drafts_at_once else None
+    return Costs(_weights_read(draft) / read, VERIFY_COST, further)
+
+
+def _weights_read(model: LanguageModel) -> int:
+    """Count the parameters that one token reads: all but the input embeddings, of which it reads one row."""
+    head = model.head.weight.numel()
+    embeddings = model.model.get_input_embeddings().weight
+    outputs = model.model.get_output_embeddings().weight
+    body = sum(p.numel() for p in model.model.parameters()) - embeddings.numel()
+    return body + (0 if outputs is not embeddings else head)

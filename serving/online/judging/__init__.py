@@ -1,0 +1,1 @@
+"""Judging drafts on logged answers that they have not learnt from: scores, evidence, and when it suffices."""

@@ -1,0 +1,136 @@
+"""Evidence on two drafts: scores of both on the same conversations, and the gain in goodput that they show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+
+from distillspec.serving.online.judging.confidence import confidence_sequence
+from distillspec.serving.online.judging.score import Score, sum_scores
+from distillspec.serving.online.log.records import LogEntry
+from distillspec.types import Interval
+
+Floats = NDArray[numpy.float64]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Cost of a step at length γ, in plain steps of the target: 1, γ · `verify`, and γ tokens of the draft.
+
+    further: of each drafted token behind the first, None: as the first. A block's further tokens cost less.
+    """
+
+    draft: float
+    verify: float
+    further: float | None = None
+
+    def of(self, gamma: int) -> float:
+        further = self.draft if self.further is None else self.further
+        return self.draft + (gamma - 1) * further + 1 + gamma * self.verify
+
+
+class Pair(NamedTuple):
+    """Scores of both drafts on one conversation."""
+
+    tenant: str
+    domain: str
+    before: Score
+    after: Score
+
+
+def paired(entries: Sequence[LogEntry], before: Mapping[int, Score], after: Mapping[int, Score]) -> list[Pair]:
+    """Return a pair for every conversation with answers that both drafts have a score on."""
+    by_conversation: dict[int, list[LogEntry]] = {}
+    for entry in entries:
+        number = entry.number
+        if number in before and number in after and min(before[number].positions, after[number].positions) > 0:
+            by_conversation.setdefault(entry.conversation, []).append(entry)
+    return [
+        Pair(
+            own[0].tenant,
+            own[0].domain,
+            sum_scores([before[entry.number] for entry in own]),
+            sum_scores([after[entry.number] for entry in own]),
+        )
+        for own in by_conversation.values()
+    ]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Pairs, and what steps cost. Each draft runs at its own best length.
+
+    Length 0 is left out: if neither draft is worth its cost yet, the better one must still be promoted, or no draft
+    would ever become worth it.
+    """
+
+    pairs: Sequence[Pair]
+    costs: Costs
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Return the best speculation length of both."""
+        return self._best(0), self._best(1)
+
+    @property
+    def goodput(self) -> tuple[float, float]:
+        """Return tokens by cost of both at their best lengths. Plain decoding is 1."""
+        lengths = self.lengths
+        return self._goodput(0, lengths[0]), self._goodput(1, lengths[1])
+
+    @property
+    def alpha(self) -> tuple[float, float]:
+        """Return the mean acceptance of both."""
+        before, after = ([_side(pair, side) for pair in self.pairs] for side in (0, 1))
+        return _alpha(before), _alpha(after)
+
+    def gain(self, error: float) -> Interval:
+        """Return the relative gain in goodput, with an interval that holds at all looks but for `error`."""
+        return confidence_sequence(self.gains().tolist(), error)
+
+    def gains(self) -> Floats:
+        """Return one value a conversation whose average is the gain, and whose spread is the gain's (delta method)."""
+        lengths = self.lengths
+        (before, cost_before), (after, cost_after) = (self._parts(side, lengths[side]) for side in (0, 1))
+        first, second = before.sum() / cost_before.sum(), after.sum() / cost_after.sum()
+        moved = (after - second * cost_after) / cost_after.sum()
+        moved -= (before - first * cost_before) / cost_before.sum() * second / first
+        values: Floats = second / first - 1 + len(self.pairs) * moved / first
+        return values
+
+    def groups(self, name: Callable[[Pair], str], fewest: int) -> dict[str, Evidence]:
+        """Split the pairs by domain or tenant. Groups of fewer than `fewest` are left out."""
+        found: dict[str, list[Pair]] = {}
+        for pair in self.pairs:
+            found.setdefault(name(pair), []).append(pair)
+        return {key: Evidence(own, self.costs) for key, own in sorted(found.items()) if len(own) >= fewest}
+
+    def without(self, tenant: str) -> Evidence:
+        """Return the evidence of all other tenants."""
+        return Evidence([pair for pair in self.pairs if pair.tenant != tenant], self.costs)
+
+    def _best(self, side: int) -> int:
+        longest = len(self.pairs[0].before.tokens)
+        return max(range(1, longest + 1), key=lambda gamma: self._goodput(side, gamma))
+
+    def _goodput(self, side: int, gamma: int) -> float:
+        tokens, cost = self._parts(side, gamma)
+        return float(tokens.sum() / cost.sum())
+
+    def _parts(self, side: int, gamma: int) -> tuple[Floats, Floats]:
+        """Return expected tokens and cost of each pair."""
+        scores = [_side(pair, side) for pair in self.pairs]
+        tokens = numpy.array([score.tokens[gamma - 1] for score in scores])
+        return tokens, numpy.array([score.blocks[gamma - 1] * self.costs.of(gamma) for score in scores])
+
+
+def _alpha(scores: Sequence[Score]) -> float:
+    return sum([score.alpha for score in scores]) / sum([score.positions for score in scores])
+
+
+def _side(pair: Pair, side: int) -> Score:
+    return pair.after if side else pair.before

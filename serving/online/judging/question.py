@@ -1,0 +1,56 @@
+"""Questions to judge: is one version better than another, by answers that neither has learnt from?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distillspec.serving.online.log.records import LogEntry
+from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.state.version import Version
+
+
+@dataclass(frozen=True)
+class Question:
+    """Is `version` better than `against`?"""
+
+    version: Version
+    against: Version
+    since_s: float = 0.0  # answers logged before do not count
+
+    @property
+    def after(self) -> int:
+        """Return the last logged answer that either of them may have learnt from."""
+        return max(self.version.last_request or 0, self.against.last_request or 0)
+
+    def unseen(self, replay: ReplayLog, most: int) -> list[LogEntry]:
+        """Return the first answers of conversations that neither has seen any of, of at most `most` conversations."""
+        found, conversations = [], set[int]()
+        for entry in replay.entries(after=self.after):
+            if entry.conversation <= self.after or entry.time_s <= self.since_s:
+                continue
+            if entry.conversation not in conversations and len(conversations) == most:
+                continue
+            conversations.add(entry.conversation)
+            found.append(entry)
+        return found
+
+
+def candidate_question(registry: VersionRegistry) -> Question | None:
+    """Ask about the newest candidate. None: there is none, or nothing serves yet."""
+    candidates, current = registry.versions("candidate"), registry.current()
+    return Question(candidates[-1], current) if candidates and current is not None else None
+
+
+def suspicion_question(registry: VersionRegistry) -> Question | None:
+    """Ask about the version in service, by answers since its promotion. None: there is nothing to go back to."""
+    current, back = registry.current(), registry.predecessor()
+    if current is None or back is None:
+        return None
+    return Question(current, back, since_s=registry.promotions()[-1]["time_s"])
+
+
+def open_questions(registry: VersionRegistry, suspected: bool) -> list[Question]:
+    """Return what is to be judged now, the most urgent first."""
+    asked = [suspicion_question(registry) if suspected else None, candidate_question(registry)]
+    return [question for question in asked if question is not None]

@@ -1,0 +1,70 @@
+"""Table of scores, in the trainer's folder: the trainer writes it, the gate reads it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from distillspec.serving.online.judging.score import Score
+from distillspec.serving.online.state.database import Database
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS scores (
+    version TEXT NOT NULL, answer INTEGER NOT NULL, tokens TEXT NOT NULL, blocks TEXT NOT NULL, alpha REAL NOT NULL,
+    positions INTEGER NOT NULL, PRIMARY KEY (version, answer)
+);
+CREATE TABLE IF NOT EXISTS problems (version TEXT PRIMARY KEY, reason TEXT NOT NULL);
+"""
+
+
+class ScoreTable:
+    """Scores by version and number of the logged answer. Numbers say nothing of a text."""
+
+    def __init__(self, path: Path) -> None:
+        self._database = Database(path, SCHEMA)
+
+    def add(self, version: str, scores: Mapping[int, Score]) -> None:
+        """Add scores of a version, by answer."""
+        with self._database.transaction() as rows:
+            rows.executemany(
+                "INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?, ?, ?)",
+                [
+                    (version, answer, json.dumps(s.tokens), json.dumps(s.blocks), s.alpha, s.positions)
+                    for answer, s in scores.items()
+                ],
+            )
+
+    def of(self, version: str) -> dict[int, Score]:
+        """Return the scores of a version, by answer."""
+        found = self._database.rows("SELECT * FROM scores WHERE version = ?", (version,))
+        return {
+            row["answer"]: Score(
+                tuple(json.loads(row["tokens"])), tuple(json.loads(row["blocks"])), row["alpha"], row["positions"]
+            )
+            for row in found
+        }
+
+    def refuse(self, version: str, reason: str) -> None:
+        """Note why a version cannot be scored."""
+        with self._database.transaction() as rows:
+            rows.execute("INSERT OR REPLACE INTO problems VALUES (?, ?)", (version, reason))
+
+    def problem(self, version: str) -> str | None:
+        """Return why a version cannot be scored, None for no reason."""
+        found: str | None = self._database.value("SELECT reason FROM problems WHERE version = ?", (version,))
+        return found
+
+    def changes(self) -> int:
+        """Return a number that grows with every change by any process."""
+        return sum(int(self._database.value(f"SELECT COUNT(*) FROM {table}")) for table in ("scores", "problems"))
+
+    def keep_only(self, versions: Iterable[str]) -> None:
+        """Drop the scores of all other versions."""
+        kept = list(versions)
+        marks = ", ".join("?" * len(kept))
+        with self._database.transaction() as rows:
+            rows.execute(f"DELETE FROM scores WHERE version NOT IN ({marks})", kept)
+
+    def close(self) -> None:
+        self._database.close()

@@ -1,0 +1,96 @@
+"""Scoring in the trainer's process: both drafts of a question read the answers that neither has learnt from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from distillspec.config import GateConfig
+from distillspec.errors import ConfigError, RunError, in_one_line
+from distillspec.evaluation.positions import measure_positions
+from distillspec.evaluation.states import TargetStates
+from distillspec.models import LanguageModel
+from distillspec.serving.online.judging.logged_score import logged_score
+from distillspec.serving.online.judging.question import Question, open_questions
+from distillspec.serving.online.judging.score import Score
+from distillspec.serving.online.judging.score_table import ScoreTable
+from distillspec.serving.online.log.records import LogEntry, LoggedAnswer
+from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.state.version import Version
+from distillspec.serving.online.training.base_drafts import BaseDrafts
+
+AT_ONCE = 4  # answers. The trainer looks for an end, and for other work, in between
+EXPECTED = (ConfigError, RunError, ValueError, OSError)  # raised by a damaged or foreign draft
+
+
+class Scorer:
+    """Scores the drafts of the open questions, a few answers at a time."""
+
+    def __init__(
+        self, config: GateConfig, replay: ReplayLog, registry: VersionRegistry, table: ScoreTable, drafts: BaseDrafts
+    ) -> None:
+        self.config, self.replay, self.registry, self.table = config, replay, registry, table
+        self._drafts = drafts
+        self._loaded: dict[str, LanguageModel] = {}  # by version, those of the question at work
+
+    def work(self, suspected: bool) -> int:
+        """Score some answers of the first question that has any left. Return how many were read."""
+        for question in open_questions(self.registry, suspected):
+            todo = self._unscored(question)
+            if todo:
+                self._score(question, todo[:AT_ONCE])
+                return min(len(todo), AT_ONCE)
+        self._loaded.clear()
+        return 0
+
+    def finish(self, question: Question, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Score all answers of a question."""
+        while (todo := self._unscored(question)) and not stopped():
+            self._score(question, todo[:AT_ONCE])
+
+    def _unscored(self, question: Question) -> list[LogEntry]:
+        """Return the answers that one of both drafts has not read, none if one of them cannot be scored."""
+        pair = (question.version.name, question.against.name)
+        if any(self.table.problem(name) for name in pair):
+            return []
+        first, second = (self.table.of(name) for name in pair)
+        unseen = question.unseen(self.replay, self.config.requests)
+        return [entry for entry in unseen if entry.number not in first or entry.number not in second]
+
+    def _score(self, question: Question, entries: list[LogEntry]) -> None:
+        answers = {entry.number: next(iter(self.replay.load([entry])), None) for entry in entries}  # None: deleted
+        states: TargetStates | None = None
+        for version in (question.version, question.against):
+            try:
+                draft = self._draft(version, question)
+                states = states or self._states(draft)  # the second draft reads what the first one has read
+                found = {number: self._scored(draft, answer, states) for number, answer in answers.items()}
+            except EXPECTED as error:
+                self.table.refuse(version.name, f"it cannot be judged: {in_one_line(error)}")
+                return
+            self.table.add(version.name, found)
+
+    def _scored(self, draft: LanguageModel, answer: LoggedAnswer | None, states: TargetStates | None) -> Score:
+        longest = self.config.max_gamma
+        if answer is None or not answer.response_ids:
+            return Score((0.0,) * longest, (0.0,) * longest, 0.0, 0)  # of no position: it is no evidence
+        if self.config.evidence == "log":
+            return logged_score(draft, answer, states, longest)
+        assert states is not None
+        positions = measure_positions(
+            draft, states.target, answer.sample(), answer.policy, states=states, depths=longest
+        )
+        return Score.of(positions, answer.finished, longest, len(positions))
+
+    def _states(self, draft: LanguageModel) -> TargetStates | None:
+        """Return the target's states, None if they are not needed."""
+        if draft.state_input is None and self.config.evidence == "log":
+            return None
+        return TargetStates(self._drafts.loaded_target())
+
+    def _draft(self, version: Version, question: Question) -> LanguageModel:
+        pair = {question.version.name, question.against.name}
+        self._loaded = {name: draft for name, draft in self._loaded.items() if name in pair}
+        if version.name not in self._loaded:
+            self._loaded[version.name] = self._drafts.load(version)
+        return self._loaded[version.name]
