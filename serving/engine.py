@@ -210,9 +210,8 @@ class Engine(EngineView):
     def load_draft(self, path: str | Path, acceptance: float | None = None) -> str:
         """Draft with another draft from the next step on, while requests run. Return its version.
 
-        All loading and checking happens first, in the caller's thread: files, tokenizer, recorded target, finite
-        weights, room for its cache. Both drafts' weights are in memory until the switch. Greedy and seeded outputs do
-        not change, others keep their distribution.
+        All loading and checking happens first, in the caller's thread. Both drafts' weights are in memory until the
+        switch. Greedy and seeded outputs do not change, others keep their distribution.
 
         Args:
             acceptance: of the new draft over that of the old one. None: not known, the controller finds out.
@@ -233,10 +232,7 @@ class Engine(EngineView):
         return self.use_draft(draft, acceptance=acceptance)
 
     def use_draft(self, draft: LanguageModel, version: str | None = None, *, acceptance: float | None = None) -> str:
-        """Draft with a loaded model from the next step on. Return its version, by default its weights' hash.
-
-        `load_draft` checks a draft first, this method does not.
-        """
+        """Draft with a loaded model, unchecked, from the next step on. Return its version (default: weights' hash)."""
         version = version_of(draft) if version is None else version
         self._models.hold(draft, exact=False)
         try:

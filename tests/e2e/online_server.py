@@ -23,8 +23,8 @@ SERVE = (
     *("target=tiny", "target.dtype=float32", "target.device=cpu", "server.port=0", "hydra.run.dir=run"),
     *("engine.compile=false", "engine.max_model_len=256", "engine.max_slots=4"),
     *("engine.controller=fixed", "engine.speculation_length=2"),
-    *("online.metrics_s=0.5", "replay.share=1", "replay.held_out=0.3", "replay.entries=16", "replay.flush_s=0.2"),
-    *("gate.requests=16", "gate.min_requests=8", "gate.bootstrap_samples=200", "gate.busy_share=0.5"),
+    *("online.metrics_s=0.5", "replay.share=1", "replay.entries=16", "replay.flush_s=0.2"),
+    *("gate.requests=48", "gate.min_requests=8", "gate.bootstrap_samples=200"),
 )
 TRAIN = (
     *("adapt.every_requests=20", "adapt.on_drift=false", "adapt.niceness=0", "adapt.learning_rate=3e-3"),
@@ -114,8 +114,9 @@ class Traffic:
         return len(self.answers)
 
     def ask(self, seed: int) -> httpx.Response:
-        """Send request number `seed`. Its answer is always the same."""
-        body = {**GREEDY[seed % 3], "temperature": 1, "seed": seed, "max_tokens": 24, "ignore_eos": True}
+        """Send request number `seed`: a conversation of its own, whose answer is always the same."""
+        prompt = f"{seed:04d}" if seed % 3 else f"{seed:04d} long"
+        body = {**GREEDY[0], "prompt": prompt, "temperature": 1, "seed": seed, "max_tokens": 24, "ignore_eos": True}
         return self.server.http.post("/v1/completions", json=body)
 
     def __enter__(self) -> Traffic:

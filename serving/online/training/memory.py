@@ -1,4 +1,4 @@
-"""What the optimizer knows of the last candidate, kept for the next update: moments, steps, and weights in float32.
+"""Memory of learning, from one update to the next: the optimizer's moments and steps, and weights in float32.
 
 A fresh optimizer spends its first steps finding the gradients' sizes, which is most of a small update. The candidate's
 folder has weights of 16 bits. Small changes would be lost if the next update began with those.
