@@ -82,9 +82,9 @@ class AdaptConfig:
     offline: str | None = None  # folder or run of distill generate: text against forgetting
     tenant_share: float = 0.5  # the largest weight of one of several tenants in an update
     lora_rank: int = 0  # train adapters of this rank (needs peft), merged at the end; 0: all weights
-    epochs: int = 1  # passes over the text of an update
+    epochs: int = 2  # passes over the text of an update
     max_steps: int = 200  # of an update
-    learning_rate: float = 5.0e-4
+    learning_rate: float = 1.0e-3
     batch_tokens: int = 768
     row_tokens: int = 768
     clip_norm: float = 1.0

@@ -145,14 +145,17 @@ class TrainerLink:
         return short or bool(self._registry.versions("candidate"))
 
     def _has_work(self) -> bool:
-        """Return True if a trainer could make an update from what is logged, or something is to be judged."""
+        """Return True if something is to be judged, or half of the text for an update is there.
+
+        A start takes as long, beside traffic, as the other half takes to come.
+        """
         if self.paused:
             return False
         state, fewest = self.state(), fewest_answers(self.settings.adapt, self._registry.judged_in_vain())
         new = self.replay.count(after=state.cursor)
         if self._control.suspected or self._registry.versions("candidate"):
             return True
-        return (new > 0 and self._control.asked > state.asked) or (fewest is not None and new >= fewest)
+        return (new > 0 and self._control.asked > state.asked) or (fewest is not None and 2 * new >= fewest)
 
     def _report_quarantine(self, problem: str | None) -> None:
         if problem is not None and problem != self._reported:

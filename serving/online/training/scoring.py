@@ -31,16 +31,18 @@ class Scorer:
     ) -> None:
         self.config, self.replay, self.registry, self.table = config, replay, registry, table
         self._drafts = drafts
-        self._loaded: dict[str, LanguageModel] = {}  # by version, those of the question at work
+        self._loaded: dict[str, LanguageModel] = {}  # by version, of the question at work, while there is one
 
     def work(self, suspected: bool) -> int:
         """Score some answers of the first question that has any left. Return how many were read."""
-        for question in open_questions(self.registry, suspected):
+        questions = open_questions(self.registry, suspected)
+        for question in questions:
             todo = self._unscored(question)
             if todo:
                 self._score(question, todo[:AT_ONCE])
                 return min(len(todo), AT_ONCE)
-        self._loaded.clear()
+        if not questions:
+            self._loaded.clear()
         return 0
 
     def finish(self, question: Question, stopped: Callable[[], bool] = lambda: False) -> None:

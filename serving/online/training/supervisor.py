@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from distillspec.config import AdaptConfig
 from distillspec.files import private_file, private_folder
@@ -146,10 +147,15 @@ class Supervisor:
         self._lower_priority(self.process.pid)
 
     def _lower_priority(self, pid: int) -> None:
-        """Lower its priority before its first import, so that its threads inherit it."""
-        own = os.getpriority(os.PRIO_PROCESS, 0)
+        """Lower its priority before its first import, so that its threads inherit it.
+
+        A session of its own is scheduled as a group where Linux groups sessions, whatever the niceness inside.
+        """
+        lower = min(19, os.getpriority(os.PRIO_PROCESS, 0) + self.settings.adapt.niceness)
         with suppress(ProcessLookupError):  # it has ended already
-            os.setpriority(os.PRIO_PROCESS, pid, min(19, own + self.settings.adapt.niceness))
+            os.setpriority(os.PRIO_PROCESS, pid, lower)
+        with suppress(OSError):  # no such groups here
+            Path(f"/proc/{pid}/autogroup").write_text(str(lower))
 
     def _ended(self, code: int) -> None:
         self._close()
