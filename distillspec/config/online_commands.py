@@ -38,15 +38,16 @@ class AdaptCommand:
 
 @dataclass
 class ReplayCommand:
-    """`distill replay`: inspect or export the log of live traffic, or delete a tenant's records."""
+    """`distill replay`: inspect or export the log of live traffic, delete a tenant's records, or keep them out."""
 
-    action: str = "inspect"  # inspect | export | delete
+    action: str = "inspect"  # inspect | export | delete | exclude (log nothing of a tenant) | include (again)
     online: OnlineConfig = field(default_factory=OnlineConfig)
-    tenant: str | None = None  # delete, export: the tenant
+    tenant: str | None = None  # the tenant; export: none for all
 
     def __post_init__(self) -> None:
-        one_of("action", self.action, ("inspect", "export", "delete"))
-        require(self.action != "delete" or bool(self.tenant), "name the tenant whose records go: tenant=NAME")
+        one_of("action", self.action, ("inspect", "export", "delete", "exclude", "include"))
+        needs = self.action in ("delete", "exclude", "include")
+        require(not needs or bool(self.tenant), f"action={self.action} needs the tenant's name: tenant=NAME")
 
 
 @dataclass

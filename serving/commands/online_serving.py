@@ -87,7 +87,14 @@ class AdaptationControl:
         return self.adaptation.verdicts()
 
     def stats(self) -> dict[str, Any]:
-        return {**self.adaptation.log_figures(), "tenants": self.adaptation.replay.tenants()}
+        return {
+            **self.adaptation.log_figures(),
+            "tenants": self.adaptation.replay.tenants(),
+            "excluded": sorted(self.adaptation.replay.excluded()),
+        }
+
+    def exclude_tenant(self, tenant: str, excluded: bool) -> None:
+        self.adaptation.exclude_tenant(tenant, excluded)
 
     def delete_tenant(self, tenant: str) -> int:
         return self.adaptation.delete_tenant(tenant)

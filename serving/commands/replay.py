@@ -16,7 +16,7 @@ def run(config: ReplayCommand, folder: Path) -> None:
     """Carry out `action=` on the log in `online.folder`."""
     replay = ReplayLog(Layout(Path(config.online.folder)).replay)
     open_run(folder, config)
-    actions = {"inspect": _inspect, "export": _export, "delete": _delete}
+    actions = {"inspect": _inspect, "export": _export, "delete": _delete, "exclude": _exclude, "include": _exclude}
     close_run(folder, "replay", actions[config.action](config, replay, folder))
 
 
@@ -32,6 +32,7 @@ def _inspect(config: ReplayCommand, replay: ReplayLog, folder: Path) -> dict:
         "bytes_per_token": sizes["bytes"] / max(1, sizes["tokens"]),
         "acceptance": acceptance_rate(accepted, tried),
         "tenants": replay.tenants(),
+        "excluded": sorted(replay.excluded()),
     }
     for name, value in found.items():
         print(f"{name:<18} {value}")
@@ -57,3 +58,15 @@ def _delete(config: ReplayCommand, replay: ReplayLog, folder: Path) -> dict:
         "exports stay, and so does a running server's memory (/admin/replay/delete reaches that)"
     )
     return {"deleted": count}
+
+
+def _exclude(config: ReplayCommand, replay: ReplayLog, folder: Path) -> dict:
+    assert config.tenant is not None
+    out = config.action == "exclude"
+    replay.exclude_tenant(config.tenant, out)
+    print(
+        f"nothing of {config.tenant} is logged from now on, by a running server either; what is logged stays"
+        if out
+        else f"{config.tenant} is logged again; a running server follows at its next start, or by /admin/replay/exclude"
+    )
+    return {"tenant": config.tenant, "excluded": out}

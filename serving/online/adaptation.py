@@ -94,6 +94,7 @@ class Adaptation:
             is_full=lambda: self.replay.full,
             verification=engine.settings.verification,
         )
+        self.tap.excluded = self.replay.excluded()
         self.served = ServedAcceptance(settings.gate, self.reporter.alarm)
         self.served.restore(self.registry.served())
         self._wake = wake or (lambda: None)
@@ -220,8 +221,8 @@ class Adaptation:
         now.
         Not covered: earlier versions, exports and backups, values in the KV caches until other text overwrites them,
         requests that still run, and the tenant's name (in the list of deletions, and with `adapt.drift_by=tenant` in
-        the trainer's state and the figures). Its next requests are logged again unless `replay.exclude_tenants` names
-        it.
+        the trainer's state and the figures). Its next requests are logged again unless it is excluded
+        (`exclude_tenant`).
 
         Raises:
             RunError: the answers are off the list, but bytes stay in files until the next deletion or start.
@@ -233,6 +234,13 @@ class Adaptation:
         finally:
             self.engine.at_next_step(partial(self.engine.forget_tenant, tenant))
             self._wake()
+
+    def exclude_tenant(self, tenant: str, excluded: bool = True) -> None:
+        """Log nothing of a tenant from now on, after restarts too, or log it again. What is logged stays."""
+        self.replay.exclude_tenant(tenant, excluded)
+        self.tap.excluded = self.replay.excluded()
+        if excluded:
+            self.tap.forget_tenant(tenant)
 
     def stats(self) -> dict[str, Any]:
         """Return every figure as plain values."""

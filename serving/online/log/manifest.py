@@ -29,6 +29,7 @@ CREATE TABLE IF NOT EXISTS answers (
 );
 CREATE INDEX IF NOT EXISTS answers_of_shard ON answers (shard);
 CREATE TABLE IF NOT EXISTS deletions (tenant TEXT PRIMARY KEY, time_s REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS excluded (tenant TEXT PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS rewrites (shard INTEGER PRIMARY KEY);
 CREATE TABLE IF NOT EXISTS refusals (file TEXT PRIMARY KEY, reason TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL)
@@ -188,6 +189,17 @@ class Manifest:
             rows.execute("UPDATE shards SET fresh = 0 WHERE id = ?", (shard,))
 
     # -- deletions ----------------------------------------------------------------------------------------------
+
+    def exclude(self, tenant: str, excluded: bool) -> None:
+        """Keep a tenant's answers out from now on, or no longer."""
+        with self._database.transaction() as rows:
+            rows.execute("DELETE FROM excluded WHERE tenant = ?", (tenant,))
+            if excluded:
+                rows.execute("INSERT INTO excluded VALUES (?)", (tenant,))
+
+    def excluded(self) -> set[str]:
+        """Return the tenants whose answers are kept out."""
+        return {row["tenant"] for row in self._database.rows("SELECT tenant FROM excluded")}
 
     def deleted_at(self) -> dict[str, float]:
         """Return tenant → time of its last deletion."""

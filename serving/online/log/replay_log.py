@@ -89,18 +89,28 @@ class ReplayLog:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def append(self, answers: Sequence[LoggedAnswer]) -> int:
-        """Write answers to disk and return how many. Answers recorded before their tenant's deletion stay out.
+        """Write answers to disk and return how many.
+
+        Those recorded before their tenant's deletion, and those of tenants that are excluded by now, stay out.
 
         Raises:
             RunError: the disk is full. Nothing was kept.
         """
         with self._changing():
-            cutoffs = self._deletions.cutoffs()
-            kept = [a for a in answers if a.time_s > cutoffs.get(a.tenant, float("-inf"))]
+            cutoffs, excluded = self._deletions.cutoffs(), self.excluded()
+            kept = [a for a in answers if a.time_s > cutoffs.get(a.tenant, float("-inf")) and a.tenant not in excluded]
             if kept:
                 self.files.add(kept)
             self._retention.make_room()
         return len(kept)
+
+    def exclude_tenant(self, tenant: str, excluded: bool = True) -> None:
+        """Log no answer of a tenant from now on, in any process, until this is taken back. What is logged stays."""
+        self.manifest.exclude(tenant, excluded)
+
+    def excluded(self) -> set[str]:
+        """Return the tenants that `exclude_tenant` keeps out."""
+        return self.manifest.excluded()
 
     def delete_tenant(self, tenant: str) -> int:
         """Delete a tenant's answers from shards and manifest. Return how many were listed.

@@ -61,6 +61,7 @@ class ReplayTap:
     ) -> None:
         self.config, self.queue, self.clock, self.is_full = config, queue, clock, is_full
         self._exact = verification in EXACT
+        self.excluded: set[str] = set()  # tenants, beside those of the settings
         self.paused = False
         self.wanting = False  # text is waited for: all requests are logged, and not `replay.share` of them
         self.counters: Counter[str] = Counter()
@@ -126,7 +127,7 @@ class ReplayTap:
 
     def _is_logged(self, request: Request) -> bool:
         config = self.config
-        if self.paused or not request.log or request.tenant in config.exclude_tenants:
+        if self.paused or not request.log or request.tenant in {*config.exclude_tenants, *self.excluded}:
             return False
         if not self.wanting and share_of(request.id, "log") >= config.share:
             return False

@@ -51,6 +51,10 @@ class OnlineControl(Protocol):
         """Return the body of GET /admin/replay: answers, bytes, tenants and dropped answers of the log."""
         ...
 
+    def exclude_tenant(self, tenant: str, excluded: bool) -> None:
+        """Log nothing of a tenant from now on, or log it again."""
+        ...
+
     def delete_tenant(self, tenant: str) -> int:
         """Delete all logged answers of a tenant. Return how many there were."""
         ...

@@ -232,3 +232,9 @@ class TenantBody(Body):
     """POST /admin/replay/delete."""
 
     tenant: Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class ExclusionBody(TenantBody):
+    """POST /admin/replay/exclude."""
+
+    excluded: bool = True

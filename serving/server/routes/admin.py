@@ -19,7 +19,7 @@ from distillspec.serving.server.bridge.catalogue import DraftCatalogue, NotInCat
 from distillspec.serving.server.bridge.online_control import OnlineControl
 from distillspec.serving.server.http.bodies import described, read_as
 from distillspec.serving.server.http.errors import ApiError, bad_request, not_found, switched_off
-from distillspec.serving.server.http.schemas import ControllerBody, DraftBody, TenantBody
+from distillspec.serving.server.http.schemas import ControllerBody, DraftBody, ExclusionBody, TenantBody
 from distillspec.serving.server.routes.access import check_admin_access
 
 router = APIRouter(prefix="/admin", tags=["admin"], dependencies=[Depends(check_admin_access)])
@@ -127,6 +127,15 @@ async def delete_tenant(
     else:
         deleted = await _with_online(state, lambda online: online.delete_tenant(body.tenant))
     return {"tenant": body.tenant, "deleted": deleted}
+
+
+@router.post("/replay/exclude", openapi_extra=described(ExclusionBody))
+async def exclude_tenant(
+    request: HttpRequest, body: Annotated[ExclusionBody, Depends(read_as(ExclusionBody))]
+) -> dict[str, Any]:
+    """Log nothing of a tenant from now on, after restarts too, or log it again. What is logged stays."""
+    await _with_online(app_state_of(request), lambda online: online.exclude_tenant(body.tenant, body.excluded))
+    return {"tenant": body.tenant, "excluded": body.excluded}
 
 
 @router.post("/drain")

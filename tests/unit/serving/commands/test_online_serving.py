@@ -139,7 +139,7 @@ def test_operators_find_the_same_fields_under_the_same_names(learn: StartLearnin
     assert named == STATUS
     (draft,) = running.admin("GET", "drafts")["drafts"]
     assert (status["mode"], status["serving"], status["suspected"]) == ("decoupled", draft["name"], None)
-    assert set(running.admin("GET", "replay")) == {*STATUS["log"], "tenants"}
+    assert set(running.admin("GET", "replay")) == {*STATUS["log"], "tenants", "excluded"}
 
 
 def test_excluded_tenants_are_not_logged_and_a_tenant_is_deleted(learn: StartLearning) -> None:
@@ -158,6 +158,13 @@ def test_excluded_tenants_are_not_logged_and_a_tenant_is_deleted(learn: StartLea
     running.ask(1)
     running.adaptation.writer.flush()
     assert running.admin("GET", "replay")["answers"] == 4
+    assert running.admin("POST", "replay/exclude", {"tenant": "alice"}) == {"tenant": "alice", "excluded": True}
+    running.ask(2)
+    running.adaptation.writer.flush()
+    replay = running.admin("GET", "replay")
+    assert (replay["answers"], replay["excluded"]) == (4, ["alice"])
+    running.admin("POST", "replay/exclude", {"tenant": "alice", "excluded": False})
+    assert running.admin("GET", "replay")["excluded"] == []
     assert running.admin("POST", "replay/delete", {"tenant": "alice"}) == {"tenant": "alice", "deleted": 4}
     assert running.admin("GET", "replay")["tenants"] == {}
     assert metric(running, "replay_answers") == 0

@@ -101,3 +101,22 @@ def test_siblings_have_hazards_of_their_own() -> None:
     estimate.reset()
     assert estimate.sibling_shares()[0, 0] == pytest.approx(0.2)
     assert AcceptanceEstimate(2).sibling_shares().shape == (2, 0)
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.2, 3.0])
+def test_a_judged_draft_is_expected_to_accept_in_proportion(ratio: float) -> None:
+    generator = numpy.random.default_rng(0)
+    controller = GoodputController(3)
+    estimate = controller.acceptance
+    for _ in range(2000):
+        accepted = int((generator.random(3) < 0.5).cumprod().sum())
+        estimate.observe([RowResult.chain("a", 3, accepted, accepted + 1)])
+    before = estimate.hazards().copy()
+    controller.draft_changed(ratio)
+    assert estimate.hazards() == pytest.approx(numpy.minimum(before * ratio, 1.0), abs=0.03)
+    assert estimate.survival(["a"])[0, 0] == pytest.approx(min(before[0] * ratio, 1.0), abs=0.06)
+    for _ in range(2000):
+        estimate.observe([RowResult.chain("a", 3, 0, 1)])
+    assert estimate.hazards()[0] < 0.1, "what is seen of the new draft takes over"
+    controller.draft_changed()
+    assert estimate.hazards() == pytest.approx(numpy.full(3, estimate.prior))

@@ -18,7 +18,7 @@ from distillspec.config import AdaptConfig, LossConfig
 from distillspec.models import LanguageModel
 from distillspec.serving import Request
 from distillspec.serving.online.log.records import PLAIN, LoggedAnswer, LogKey
-from distillspec.serving.online.log.redaction import Redaction, redacted
+from distillspec.serving.online.log.redaction import Redaction, mask, redacted
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.log.shard import ROW_FIELDS
 from distillspec.serving.online.log.tap import ReplayTap
@@ -261,3 +261,11 @@ def test_a_tenant_deleted_while_its_answer_is_redacted_is_not_written_under_anot
     assert [entry.request_id for entry in replay.entries()] == ["b"]
     assert replay.tenants() == {"nobody": 1}
     assert writer.counters["dropped_deleted"] == 1
+
+
+def test_a_hook_masks_positions(settings: OnlineSettings, key: LogKey, answer: Answer, tmp_path: Path) -> None:
+    original = answer("a", tokens=20)
+    (kept,) = logged(settings, key, tmp_path, [original], lambda given: mask(given, [3, 4], MASK, prompt=[0]))
+    assert kept.prompt_ids == (MASK, *original.prompt_ids[1:])
+    assert kept.response_ids == (*original.response_ids[:3], MASK, MASK, *original.response_ids[5:])
+    assert kept.policy_logprobs.isnan().nonzero().flatten().tolist() == [3, 4]

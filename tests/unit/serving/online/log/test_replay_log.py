@@ -161,3 +161,30 @@ def test_the_log_is_closed_to_others_whatever_the_umask(
     assert folder.stat().st_mode & 0o777 == 0o700
     assert len(modes) >= 4
     assert {name: mode for name, mode in modes.items() if mode != 0o600} == {}
+
+
+def test_an_excluded_tenant_is_not_logged_by_any_process(
+    replay: ReplayLog, settings: OnlineSettings, answer: Answer
+) -> None:
+    replay.append([answer("before", tenant="a")])
+    ReplayLog(settings.layout.replay).exclude_tenant("a")  # distill replay action=exclude, beside a server
+    assert replay.append([answer("meanwhile", tenant="a"), answer("other", tenant="b")]) == 1
+    assert names(replay) == ["before", "other"]
+    replay.exclude_tenant("a", excluded=False)
+    replay.append([answer("again", tenant="a")])
+    assert names(replay) == ["before", "other", "again"]
+
+
+def test_a_log_of_an_earlier_release_is_read_on(replay: ReplayLog, settings: OnlineSettings, answer: Answer) -> None:
+    """Its answers had a split in place of conversations. Those that were held out are like the others now."""
+    replay.append([answer("a"), answer("b")])
+    with manifest_of(replay) as rows:
+        rows.execute("DROP INDEX answers_of_prompt")
+        for column in ("conversation", "prompt", "prompt_tokens"):
+            rows.execute(f"ALTER TABLE answers DROP COLUMN {column}")
+        rows.execute("ALTER TABLE answers ADD COLUMN split TEXT NOT NULL DEFAULT 'held_out'")
+    again = ReplayLog(settings.layout.replay, clock=lambda: 2000.0)
+    again.append([answer("c"), answer("c again", prompt_ids=answer("c").prompt_ids)])
+    assert names(again) == ["a", "b", "c", "c again"]
+    assert [entry.conversation for entry in again.entries()] == [1, 2, 3, 3]
+    assert len(again.load(again.entries())) == 4

@@ -135,6 +135,7 @@ def test_a_request_may_bound_its_time_per_token_where_lengths_are_chosen_by_good
         ("GET", "online/verdicts", None, "online"),
         ("GET", "replay", None, "online"),
         ("POST", "replay/delete", {"tenant": "x"}, "online"),
+        ("POST", "replay/exclude", {"tenant": "x"}, "online"),
     ],
 )
 def test_what_is_off_names_its_setting(guarded: Running, method: str, path: str, body: Any, setting: str) -> None:
