@@ -3,8 +3,8 @@
     python benchmarks/judging.py --prompts sql.jsonl --draft RUN/draft [--answers 64] [--policies plain cooler top-p]
 
 The engine writes and logs answers. Then the draft is scored on each of them by what the log holds, without a pass of
-the target, and by the target, which reads the answer again. α and τ of both must agree within the interval over answers.
-Their spread, and the seconds of both, say what the target's pass buys. Writes `results/judging.json`.
+the target, and by the target, which reads the answer again. α and τ of both must agree within the interval over
+answers. Their spread, and the seconds of both, say what the target's pass buys. Writes `results/judging.json`.
 """
 
 from __future__ import annotations
