@@ -60,17 +60,26 @@ class Scorer:
         return [entry for entry in unseen if entry.number not in first or entry.number not in second]
 
     def _score(self, question: Question, entries: list[LogEntry]) -> None:
+        """Score answers under both drafts. One that cannot be scored is refused. If both cannot, it is not their fault.
+
+        Raises:
+            ConfigError, RunError, ValueError, OSError: neither can be scored.
+        """
         answers = {entry.number: next(iter(self.replay.load([entry])), None) for entry in entries}  # None: deleted
         states: TargetStates | None = None
+        failures: dict[str, Exception] = {}
         for version in (question.version, question.against):
             try:
                 draft = self._draft(version, question)
                 states = states or self._states(draft)  # the second draft reads what the first one has read
                 found = {number: self._scored(draft, answer, states) for number, answer in answers.items()}
+                self.table.add(version.name, found)
             except EXPECTED as error:
-                self.table.refuse(version.name, f"it cannot be judged: {in_one_line(error)}")
-                return
-            self.table.add(version.name, found)
+                failures[version.name] = error
+        if len(failures) > 1:
+            raise failures[question.version.name]
+        for name, error in failures.items():
+            self.table.refuse(name, f"it cannot be judged: {in_one_line(error)}")
 
     def _scored(self, draft: LanguageModel, answer: LoggedAnswer | None, states: TargetStates | None) -> Score:
         longest = self.config.max_gamma

@@ -79,8 +79,10 @@ class OnlineTrainer:
         """Score a few answers for the gate. Return False if nothing is to be scored now."""
         self.control = TrainerControl.read(self.layout.control)
         if self.control.paused or not self.scorer.work(self.control.suspected):
+            if self.state.stage == "judging":
+                self._stage("waiting")
             return False
-        self._on_stage("judging")
+        self._stage("judging")
         return True
 
     def due(self) -> str | None:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from distillspec.config import DraftConfig
+from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings
@@ -99,6 +100,21 @@ def test_what_takes_the_memory_of_a_judgement_is_tried_again(
     scored(settings)
     keeper_of(settings, registry, logged).judge_newest()
     assert registry.get(made.name).status == "promoted"
+
+
+def test_what_keeps_both_drafts_from_being_judged_is_nobodys_fault(
+    settings: OnlineSettings, registry: VersionRegistry, logged: ReplayLog, target: LanguageModel
+) -> None:
+    """Such as a trainer elsewhere with another target. A suspected version must not be rolled back for it."""
+    made = candidate(registry, initialise_draft(DraftConfig(kind="eagle"), target), target)
+    registry.promote(made.name, "better")
+    second = candidate(registry, initialise_draft(DraftConfig(kind="eagle", layers=2), target), target)
+    foreign = replace(settings, target=replace(settings.target, path="no/such-model"))
+    scorer = OnlineTrainer(foreign).scorer
+    with pytest.raises(ConfigError, match="no/such-model"):
+        scorer.work(suspected=False)
+    assert [scorer.table.problem(version.name) for version in (made, second)] == [None, None]
+    assert keeper_of(settings, registry, logged).judge_newest() is None
 
 
 def test_an_answer_deleted_before_it_was_scored_is_no_evidence(
