@@ -53,22 +53,22 @@ def test_the_server_serves_versions_of_trainers_that_come_and_go(distill: Any, g
         quiet, first = server.greedy(), server.used()
         assert (server.trainer()["pid"], server.trainer()["stage"]) == (0, "gone")
         with Traffic(server) as traffic:
-            # A trainer that ends after one update. The server judges its candidate.
+            # A trainer that ends after one update. Its candidate waits for one that reads answers under it.
             once = distill(*ADAPT, "max_updates=1", "hydra.run.dir=once")
             assert once.code == 0, once.err
             (made,) = re.findall(r"^candidate: (\S+)$", once.out, re.MULTILINE)
             assert json.loads((tmp_path / "once" / "summary.json").read_text())["versions"] == [made]
             assert TrainerState.read(layout.state).updates == 1
-            wait_for(lambda: server.drafts()[made] != "candidate")
-            verdict = next(v for v in server.admin("GET", "online/verdicts")["verdicts"] if v["version"] == made)
-            assert verdict["decision"] in ("promoted", "inconclusive", "refused")
-            assert verdict["requests"] >= 8
-            serves = made if verdict["decision"] == "promoted" else first
-            wait_for(lambda: server.used() == serves)  # the swap waits for the next step
+            wait_for(lambda: server.admin("GET", "online")["waiting_for"] == "0 of 8 conversations")
+            assert server.drafts() == {first: "promoted", made: "candidate"}
             assert server.trainer()["stage"] == "gone"
 
             with adapting(tmp_path, "hydra.run.dir=on") as trainer:
                 wait_for(lambda: server.trainer()["pid"] == trainer.pid)
+                wait_for(lambda: server.drafts()[made] != "candidate")
+                verdict = next(v for v in server.admin("GET", "online/verdicts")["verdicts"] if v["version"] == made)
+                assert verdict["decision"] in ("promoted", "inconclusive", "refused")
+                assert verdict["requests"] >= 8
                 wait_for(lambda: server.used() != first and judged(server, (first, made)))
                 assert server.trainer()["stage"] != "gone"
                 trainer.send_signal(signal.SIGTERM)
