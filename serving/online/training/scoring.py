@@ -78,8 +78,8 @@ class Scorer:
                 failures[version.name] = error
         if len(failures) > 1:
             raise failures[question.version.name]
-        for name, error in failures.items():
-            self.table.refuse(name, f"it cannot be judged: {in_one_line(error)}")
+        for name, failure in failures.items():
+            self.table.refuse(name, f"it cannot be judged: {in_one_line(failure)}")
 
     def _scored(self, draft: LanguageModel, answer: LoggedAnswer | None, states: TargetStates | None) -> Score:
         longest = self.config.max_gamma

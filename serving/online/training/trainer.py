@@ -137,9 +137,9 @@ class OnlineTrainer:
         self._stage("learning")
         result, memory = self._learn(draft, examples, memory)
         version = None if result.problem else self._save(draft, parent, chosen, result, reason)
+        self._remember(up_to, result, version, chosen, skipped)
         if version is not None and memory is not None:
             self._memory.write(version.name, memory)
-        self._remember(up_to, result, version, chosen, skipped)
         self._drifted, self._since_s = False, began_s
         self.drift.restart()
         self._tell(reason, chosen, result, version)

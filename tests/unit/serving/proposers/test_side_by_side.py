@@ -46,7 +46,7 @@ class Alternating:
     def observe(self, result: StepResult) -> None:
         self.turn += 1
 
-    def draft_changed(self) -> None: ...
+    def draft_changed(self, acceptance: float | None = None) -> None: ...
 
 
 @pytest.fixture

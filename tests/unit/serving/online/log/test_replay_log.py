@@ -60,7 +60,7 @@ def test_draws_from_the_tail_are_kept_and_taught_beside_answers_without_any(
     assert torch.equal(kept[0].signal.tail_logprobs, draws["tail_logprobs"])
     assert kept[1].signal.tail_ids is None
     replay.delete_tenant("nobody")
-    config = AdaptConfig(max_steps=2)
+    config = AdaptConfig(max_steps=2, epochs=1)
     learnt, _ = learn(small_draft, [training_example_of(a, config) for a in kept], config, LossConfig())
     assert (learnt.problem, learnt.tokens) == ("", 40)
 

@@ -78,6 +78,7 @@ distillspec:trainer_stage{model_name="m",stage="elsewhere"} 0.0
 distillspec:trainer_stage{model_name="m",stage="waiting_for_text"} 0.0
 distillspec:trainer_stage{model_name="m",stage="starting"} 0.0
 distillspec:trainer_stage{model_name="m",stage="waiting"} 0.0
+distillspec:trainer_stage{model_name="m",stage="judging"} 0.0
 distillspec:trainer_stage{model_name="m",stage="selecting"} 0.0
 distillspec:trainer_stage{model_name="m",stage="loading"} 0.0
 distillspec:trainer_stage{model_name="m",stage="learning"} 1.0
