@@ -217,12 +217,10 @@ class Adaptation:
         """Delete what was logged of a tenant. Return how many logged answers there were.
 
         Covered: its running answers and those waiting to be written, shards and manifest, answers that proposers keep,
-        the prompts that idle slots remember (of all tenants), and the result of an update that learns from it right
-        now.
+        the prompts that idle slots remember (of all tenants), and the result of an update under way.
         Not covered: earlier versions, exports and backups, values in the KV caches until other text overwrites them,
         requests that still run, and the tenant's name (in the list of deletions, and with `adapt.drift_by=tenant` in
-        the trainer's state and the figures). Its next requests are logged again unless it is excluded
-        (`exclude_tenant`).
+        the trainer's state and the figures). Its next requests are logged again: see `exclude_tenant`.
 
         Raises:
             RunError: the answers are off the list, but bytes stay in files until the next deletion or start.
