@@ -22,12 +22,11 @@ from sides import make_engine, read_prompts
 
 from distillspec.config import ReplayConfig, TargetConfig
 from distillspec.evaluation.bootstrap import paired_difference
-from distillspec.evaluation.positions import measure_positions
 from distillspec.evaluation.states import TargetStates
 from distillspec.models import LanguageModel, load_target
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.draft_loading import load_draft
-from distillspec.serving.online.judging.logged_score import logged_score
+from distillspec.serving.online.judging.logged_score import logged_score, target_score
 from distillspec.serving.online.judging.score import Score
 from distillspec.serving.online.log.records import LoggedAnswer
 from distillspec.serving.online.log.tap import ReplayTap
@@ -90,7 +89,7 @@ def _written(engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingP
 
 def _compared(draft: LanguageModel, target: LanguageModel, answers: Sequence[LoggedAnswer]) -> dict[str, Any]:
     by_log, log_s = _timed([lambda a=a: logged_score(draft, a, TargetStates(target), LENGTH) for a in answers])
-    by_target, target_s = _timed([lambda a=a: _by_target(draft, target, a) for a in answers])
+    by_target, target_s = _timed([lambda a=a: target_score(draft, a, TargetStates(target), LENGTH) for a in answers])
     tokens = sum(len(answer) for answer in answers)
     return {
         "answers": len(answers),
@@ -102,12 +101,6 @@ def _compared(draft: LanguageModel, target: LanguageModel, answers: Sequence[Log
         ),
         "ms_an_answer": {"log": 1e3 * log_s, "target": 1e3 * target_s},
     }
-
-
-def _by_target(draft: LanguageModel, target: LanguageModel, answer: LoggedAnswer) -> Score:
-    states = TargetStates(target)
-    positions = measure_positions(draft, target, answer.sample(), answer.policy, states=states, depths=LENGTH)
-    return Score.of(positions, answer.finished, LENGTH, len(positions))
 
 
 def _timed(calls: Sequence[Any]) -> tuple[list[Score], float]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from itertools import takewhile
 
 from distillspec.serving.online.gate.decision import GateDecision, decide, is_worse
-from distillspec.serving.online.judging.evidence import Costs, Evidence, paired
+from distillspec.serving.online.judging.evidence import Costs, Evidence, Pair, paired
 from distillspec.serving.online.judging.question import Question
 from distillspec.serving.online.judging.score_table import ScoreTable
 from distillspec.serving.online.log.replay_log import ReplayLog
@@ -35,9 +35,7 @@ class Judge:
 
     def evidence(self, question: Question) -> Evidence:
         """Return what both drafts of a question have been scored on."""
-        before, after = (self.table.of(version.name) for version in (question.against, question.version))
-        unseen = question.unseen(self.replay, self.config.requests)
-        return Evidence(paired(unseen, before, after), self._costs())
+        return Evidence(self._pairs(question), self._costs())
 
     def verdict(self, question: Question, final: bool = False) -> GateDecision | None:
         """Decide on a candidate, None: more evidence is needed. One that cannot be judged is refused.
@@ -70,8 +68,12 @@ class Judge:
 
     def progress(self, question: Question) -> str | None:
         """Return how far the evidence on a candidate has come, None if it is enough for a first look."""
-        found = len(self.evidence(question).pairs)
+        found = len(self._pairs(question))
         return f"{found} of {self.config.min_requests} conversations" if found < self.config.min_requests else None
+
+    def _pairs(self, question: Question) -> list[Pair]:
+        before, after = (self.table.of(version.name) for version in (question.against, question.version))
+        return paired(question.unseen(self.replay, self.config.requests), before, after)
 
     def _problem(self, candidate: Version, incumbent: Version) -> str | None:
         """Return why a candidate cannot serve, whatever its scores."""

@@ -61,7 +61,6 @@ class ServedAcceptance:
         self._collapsed = False
         self._earlier: dict[str, int] = {}  # requests of a version before it last came into service
         self._finished = 0
-        self.requests = 0  # finished since the start, with or without a draft
         self._changed: set[str] = set()  # versions counted since `take_changed`
         self._lock = Lock()
 
@@ -87,7 +86,6 @@ class ServedAcceptance:
     def finish(self, outputs: Sequence[RequestOutput]) -> None:
         """Count requests that ended."""
         for output in outputs:
-            self.requests += 1
             ended = [self._running.pop((output.request_id, each.index), None) for each in output.completions]
             if answers := [answer for answer in ended if answer is not None]:
                 self.count(answers)
@@ -127,17 +125,14 @@ class ServedAcceptance:
         """Return α of the newest requests with its interval. None: nothing was drafted."""
         return self._interval([c for c in self._recent(version) if domains is None or c.domain in domains])
 
-    def regression(self, version: str, predecessor: str, enough: int | None = None) -> str | None:
+    def regression(self, version: str, predecessor: str) -> str | None:
         """Return why `version` looks worse, or None: its interval is below its predecessor's on their common domains.
 
         The predecessor's domains are weighted by the traffic of the version, so that a shift between domains is no
         regression. The two served different requests at different times. Text that got harder within a domain looks the
         same as a worse draft.
-
-        Args:
-            enough: requests of the version that are needed. None: `gate.rollback_requests`.
         """
-        enough = self.config.rollback_requests if enough is None else enough
+        enough = self.config.rollback_requests
         new, old = self._in_service(version), self._recent(predecessor)
         counts = Counter(s.domain for s in new), Counter(s.domain for s in old)
         least = min(self.config.domain_requests, enough)

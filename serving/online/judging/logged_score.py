@@ -19,13 +19,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from distillspec.evaluation.positions import Positions, probs_of
+from distillspec.evaluation.positions import Positions, measure_positions, probs_of
 from distillspec.evaluation.states import TargetStates, drafted_hidden
 from distillspec.models import LanguageModel
 from distillspec.sampling import policy_probs
 from distillspec.serving.online.judging.score import Score
 from distillspec.serving.online.log.records import LoggedAnswer
 from distillspec.types import SamplingPolicy
+
+
+def target_score(draft: LanguageModel, answer: LoggedAnswer, states: TargetStates, longest: int) -> Score:
+    """Return what `logged_score` estimates, by whole distributions: the target reads the answer again."""
+    positions = measure_positions(draft, states.target, answer.sample(), answer.policy, states=states, depths=longest)
+    return Score.of(positions, answer.finished, longest, len(positions))
 
 
 class LoggedTarget(NamedTuple):

@@ -16,6 +16,7 @@ import torch
 
 from distillspec.errors import ConfigError, RunError
 from distillspec.files import OTHERS, write_json
+from distillspec.serving.online.judging.question import candidate_question
 from distillspec.serving.online.state.layout import Layout, OnlineSettings, TrainerState
 from distillspec.serving.online.state.lock import Occupied, held
 from distillspec.serving.online.state.version import Version
@@ -81,7 +82,7 @@ def _once(trainer: OnlineTrainer, judged: bool) -> Version | None:
     """
     new = trainer.replay.count(after=trainer.state.cursor)
     version = trainer.update("by hand", min(trainer.settings.gate.requests, new // 3) if judged else 0)
-    question = trainer.question()
+    question = candidate_question(trainer.registry)
     if judged and question is not None:
         trainer.scorer.finish(question)
     return version

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from distillspec.config import GateConfig
 from distillspec.errors import ConfigError, RunError, in_one_line
-from distillspec.evaluation.positions import measure_positions
 from distillspec.evaluation.states import TargetStates
 from distillspec.models import LanguageModel
-from distillspec.serving.online.judging.logged_score import logged_score
+from distillspec.serving.online.judging.logged_score import logged_score, target_score
 from distillspec.serving.online.judging.question import Question, open_questions
 from distillspec.serving.online.judging.score import Score
 from distillspec.serving.online.judging.score_table import ScoreTable
@@ -45,9 +42,9 @@ class Scorer:
             self._loaded.clear()
         return 0
 
-    def finish(self, question: Question, stopped: Callable[[], bool] = lambda: False) -> None:
+    def finish(self, question: Question) -> None:
         """Score all answers of a question."""
-        while (todo := self._unscored(question)) and not stopped():
+        while todo := self._unscored(question):
             self._score(question, todo[:AT_ONCE])
 
     def _unscored(self, question: Question) -> list[LogEntry]:
@@ -88,10 +85,7 @@ class Scorer:
         if self.config.evidence == "log":
             return logged_score(draft, answer, states, longest)
         assert states is not None
-        positions = measure_positions(
-            draft, states.target, answer.sample(), answer.policy, states=states, depths=longest
-        )
-        return Score.of(positions, answer.finished, longest, len(positions))
+        return target_score(draft, answer, states, longest)
 
     def _states(self, draft: LanguageModel) -> TargetStates | None:
         """Return the target's states, None if they are not needed."""

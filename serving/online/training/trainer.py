@@ -17,7 +17,7 @@ import torch
 
 from distillspec.errors import RunError
 from distillspec.models import LanguageModel, save_draft
-from distillspec.serving.online.judging.question import Question, candidate_question
+from distillspec.serving.online.judging.question import candidate_question
 from distillspec.serving.online.judging.score_table import ScoreTable
 from distillspec.serving.online.log.records import LogEntry
 from distillspec.serving.online.log.replay_log import ReplayLog
@@ -211,10 +211,6 @@ class OnlineTrainer:
     def parent(self) -> Version:
         """Return the version to train on. See `BaseDrafts.parent`."""
         return self._drafts.parent(self.state.working)
-
-    def question(self) -> Question | None:
-        """Return the question about the newest candidate."""
-        return candidate_question(self.registry)
 
     def _learn(
         self, draft: LanguageModel, examples: list[TrainingExample], memory: Memory | None
