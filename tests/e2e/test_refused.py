@@ -89,7 +89,7 @@ STATIC = [
     ("serve online=on server.drafts_folder=d", "server.drafts_folder=d goes with online=off"),
     ("serve online=on loss=tvdpp", "loss=tvdpp needs text that the draft wrote; the log holds the target's"),
     ("adapt gate.evidence=guess", "gate.evidence"),
-    ("replay action=delete", "name the tenant whose records go: tenant=NAME"),
+    ("replay action=delete", "action=delete needs the tenant's name: tenant=NAME"),
     ("versions action=promote", "name the version to promote: version=NAME"),
     ("train target.dtype=int8", "target.dtype=int8 is not known"),
     ("train loss.select_fraction=0.5", "loss.select_fraction needs loss.reference"),
