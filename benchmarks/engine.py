@@ -51,7 +51,8 @@ from distillspec.serving.base.tree import DraftProbs, TokenTree
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
-from distillspec.serving.decoding.sampling import TokenSampler, VerificationWindow
+from distillspec.serving.decoding.sampling import TokenSampler
+from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.draft_loading import load_draft
 
 GOALS = {

@@ -15,7 +15,8 @@ from distillspec.serving.base.requests import Request, SequenceState
 from distillspec.serving.base.shape import chain_of
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.costs.hardware_profile import Timed
-from distillspec.serving.decoding.sampling import TokenSampler, VerificationWindow
+from distillspec.serving.decoding.sampling import TokenSampler
+from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.base import ANY, Foresees, ProposalRequest, Proposer, Prospect, caches_of, readers

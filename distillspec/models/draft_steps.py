@@ -13,7 +13,7 @@ from distillspec.models.few_tokens import FewTokens
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.slot_cache import SlotCache
 from distillspec.models.state_input import ADDED, EPS, JOINED, DeferredNorm
-from distillspec.models.vector_kernel import numbers, vector_kernel
+from distillspec.native.vector_kernel import numbers, vector_kernel
 
 
 class Chance(NamedTuple):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy
@@ -16,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from distillspec.models.native import NotBuilt, library
 from distillspec.models.slot_cache import Attend, SlotView, masked_attention
-from distillspec.models.vector_kernel import numbers
+from distillspec.native.library import SOURCES, NotBuilt, library
+from distillspec.native.vector_kernel import numbers
 
-SOURCE = Path(__file__).with_suffix(".cpp")
+SOURCE = SOURCES / "few_queries.cpp"
 MOST_QUERIES = {16: 16, 8: 1}  # lanes of a vector → tokens a row up to which it was faster than torch (lab notes)
 
 

@@ -20,11 +20,11 @@ from distillspec.models.few_queries import row_numbers
 from distillspec.models.flat_view import FlatView, RowGroup
 from distillspec.models.language_model import LanguageModel, attention_heads
 from distillspec.models.memory import free_bytes
-from distillspec.models.native import NotBuilt
 from distillspec.models.packed_linear import SHARE, SMALLEST
 from distillspec.models.slot_cache import SlotCache
 from distillspec.models.state_input import DeferredNorm
-from distillspec.models.vector_kernel import WEIGHTS, numbers, vector_kernel
+from distillspec.native.library import NotBuilt
+from distillspec.native.vector_kernel import WEIGHTS, numbers, vector_kernel
 
 # Of a pass, where bfloat16 is multiplied in pairs and where not. Torch takes larger ones.
 MOST_TOKENS = {True: 256, False: 48}

@@ -11,8 +11,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from distillspec.models.native import NotBuilt
-from distillspec.models.vector_kernel import vector_kernel
+from distillspec.native.library import NotBuilt
+from distillspec.native.vector_kernel import vector_kernel
 
 DTYPES = (torch.float32, torch.bfloat16)
 TYPICAL_TOKENS = 16  # oneDNN chooses a layout for so many tokens. From 8 on it is the same

@@ -8,20 +8,25 @@ from typing import Literal
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.tree import TokenTree
 
-Kind = Literal["greedy", "seeded", "drawn", "block", "typical", "held", "rooted", "decided"]
+Kind = Literal["greedy", "seeded", "drawn", "block", "kernel", "typical", "held", "rooted", "decided"]
 BLOCK = 3  # tokens of the shortest chain that is verified as a whole. Shorter ones gain less than it costs
 
 
-def kind_of(sequence: SequenceState, tree: TokenTree, verification: str) -> Kind:
+def kind_of(sequence: SequenceState, tree: TokenTree, verification: str, kernel: bool) -> Kind:
     """Return the kind of a row. Greedy and seeded ones are verified exactly in every mode.
 
     `held`, `rooted` and `decided` are those of `decoding.target_initialised`.
+
+    Args:
+        kernel: rows without filters are left to the C++ kernel (`decoding.kernel_verdicts`).
     """
     params = sequence.params
     if not params.draws:
         return "greedy" if params.is_greedy else "seeded"
     if verification == "typical" and len(tree):
         return "typical"
+    if kernel and verification in ("exact", "exact_by_token") and params.policy.is_plain:
+        return "kernel"
     if verification == "exact" and len(tree) >= BLOCK and tree.is_drawn_chain:
         return "block"
     if verification != "target_initialised" or not (tree or sequence.candidates):
@@ -31,9 +36,11 @@ def kind_of(sequence: SequenceState, tree: TokenTree, verification: str) -> Kind
     return "rooted" if tree.roots else "held"
 
 
-def by_kind(sequences: Sequence[SequenceState], trees: Sequence[TokenTree], verification: str) -> dict[Kind, list[int]]:
+def by_kind(
+    sequences: Sequence[SequenceState], trees: Sequence[TokenTree], verification: str, kernel: bool
+) -> dict[Kind, list[int]]:
     """Return the places of the rows of each kind."""
     kinds: dict[Kind, list[int]] = {}
     for place, (sequence, tree) in enumerate(zip(sequences, trees, strict=True)):
-        kinds.setdefault(kind_of(sequence, tree, verification), []).append(place)
+        kinds.setdefault(kind_of(sequence, tree, verification, kernel), []).append(place)
     return kinds

@@ -37,11 +37,6 @@ def values_at(compute: Compute, rows: Sequence[int], count: int, device: torch.d
     return lambda at: table.index_select(0, at)
 
 
-def greedy_ids(logits: Tensor) -> Compute:
-    """Return what computes the argmax of rows of `logits [N, V]`."""
-    return lambda rows: best_ids(rows_of(logits, rows))
-
-
 def row_probs(logits: Tensor, policies: Sequence[SamplingPolicy], sync: bool) -> Compute:
     """Return what computes the distributions `[m, V]` float32 of rows of `logits [N, V]`.
 

@@ -9,60 +9,26 @@ A step's verdicts are launched together and read at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from distillspec.serving.base.requests import SequenceState
-from distillspec.serving.base.transfer import to_device, to_host
-from distillspec.serving.base.tree import ROOT, TokenTree
+from distillspec.sampling import best_ids
+from distillspec.serving.base.transfer import rows_of, to_device, to_host
 from distillspec.serving.decoding.block_verification import verify_blocks
+from distillspec.serving.decoding.choices import verify_choices
 from distillspec.serving.decoding.drafting import Draws, make_draws, place_key
+from distillspec.serving.decoding.kernel_verdicts import DrawnTree, usable_kernel, verify_by_kernel
 from distillspec.serving.decoding.logits import Columns, Place, needs_transform, transform
 from distillspec.serving.decoding.noise import hashed_ids, key_tensor
-from distillspec.serving.decoding.row_kinds import Kind, by_kind
-from distillspec.serving.decoding.row_values import Compute, Values, greedy_ids, row_probs, seeded_ids, values_at
+from distillspec.serving.decoding.row_kinds import by_kind
+from distillspec.serving.decoding.row_values import Compute, Values, row_probs, seeded_ids, values_at
 from distillspec.serving.decoding.target_initialised import CandidatesRule, decided, verify_from_roots
-from distillspec.serving.decoding.tree_batch import TreeBatch
 from distillspec.serving.decoding.tree_rules import ChoiceRule, RejectionRule, Rule
 from distillspec.serving.decoding.typical import TypicalRule
 from distillspec.serving.decoding.verification import TreeVerdict
 from distillspec.serving.decoding.verifier import PendingVerdicts, Start, verify
-from distillspec.types import SamplingPolicy
-
-
-@dataclass(frozen=True)
-class VerificationWindow:
-    """One sequence and what was drafted for it: 1 + len(tree) rows of the target's logits."""
-
-    sequence: SequenceState
-    tree: TokenTree
-
-    def places(self) -> list[Place]:
-        tokens = self.tree.tokens
-        return [
-            Place(self.sequence, tuple(tokens[n] for n in self.tree.path(node))) for node in range(ROOT, len(tokens))
-        ]
-
-
-@dataclass(frozen=True)
-class _Lot:
-    """Rows of one kind: the windows `members` of a step, with all its trees and logits."""
-
-    kind: Kind
-    members: Sequence[int]
-    batch: TreeBatch
-    windows: Sequence[VerificationWindow]
-    logits: Tensor
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """Verdict on a window."""
-
-    verdict: TreeVerdict | None  # None where the target's logits on the path are NaN
-    sound: bool  # False where any of the window's logits is NaN, on the path or off it
+from distillspec.serving.decoding.windows import Judgement, Lot, Step, VerificationWindow, policies_of
 
 
 class TokenSampler:
@@ -73,6 +39,7 @@ class TokenSampler:
             position of a window is computed, and a step's verdicts are one read.
         verification: `EngineConfig.verification`.
         roots: candidates for the next token, with `target_initialised`.
+        kernel: use the C++ kernel where a look costs nothing and a compiler is there.
     """
 
     def __init__(
@@ -84,8 +51,10 @@ class TokenSampler:
         look: bool | None = None,
         verification: str = "exact",
         roots: int = 1,
+        kernel: bool = True,
     ) -> None:
         self.look = device.type == "cpu" if look is None else look
+        self.kernel = usable_kernel() if kernel and self.look and device.type == "cpu" else None
         self.verification, self.roots = verification, roots
         self.columns = Columns(vocab_size)
         self.device = device
@@ -112,43 +81,62 @@ class TokenSampler:
         """
         if any(needs_transform(window.sequence) for window in windows):
             logits = _transformed(logits, [place for window in windows for place in window.places()], self.columns)
-        logits, finite = self._made_finite(logits)
-        batch = TreeBatch([window.tree for window in windows], logits.device)
-        lots = by_kind([window.sequence for window in windows], batch.trees, self.verification)
-        asked = [
-            (members, self._verdicts(_Lot(kind, members, batch, windows, logits))) for kind, members in lots.items()
-        ]
+        step, finite = self._surveyed(windows, logits)
+        kernel = self.kernel is not None and step.best is not None
+        lots = by_kind(step.sequences, step.trees, self.verification, kernel)
+        asked = [(members, self._verdicts(Lot(kind, members, step))) for kind, members in lots.items()]
         numbers = to_host(torch.cat([finite.long(), *(pending.numbers for _, pending in asked)])).tolist()
-        return _judgements(windows, batch, asked, numbers)
+        return _judgements(step, asked, numbers)
 
-    def _verdicts(self, lot: _Lot) -> PendingVerdicts:
+    def _verdicts(self, lot: Lot) -> PendingVerdicts:
         """Launch the verdicts of the rows of one kind."""
-        batch, members = lot.batch, lot.members
+        step, members, logits = lot.step, lot.members, lot.step.logits
         if lot.kind == "decided":
-            return decided([lot.windows[member].sequence for member in members], batch.device)
+            return decided([step.sequences[member] for member in members], logits.device)
+        if lot.kind == "greedy":
+            found = best_ids(rows_of(logits, lot.rows)) if step.best is None else rows_of(step.best, lot.rows)
+            return verify_choices(lot.trees, found)
+        if lot.kind == "kernel":
+            return self._by_kernel(lot)
+        batch = step.batch
         if lot.kind == "block":
-            accept = self.uniforms(self._accept, (batch.rows,), lot.logits)
-            own = self.uniforms(self._residual, (len(members),), lot.logits)
+            accept = self.uniforms(self._accept, (step.rows,), logits)
+            own = self.uniforms(self._residual, (len(members),), logits)
             return verify_blocks(batch, members, self._probs(lot), accept, own)
         rule = self._rule(lot)
         if lot.kind == "rooted":
             return verify_from_roots(batch, members, rule, self.look)
-        starts = [Start(batch.firsts[member], batch.firsts[member]) for member in members]
+        starts = [Start(step.firsts[member], step.firsts[member]) for member in members]
         return verify(batch, starts, rule, self.look)
 
-    def _rule(self, lot: _Lot) -> Rule:
+    def _by_kernel(self, lot: Lot) -> PendingVerdicts:
+        step, members = lot.step, lot.members
+        accept = self.uniforms(self._accept, (step.rows,), step.logits)
+        own = self.uniforms(self._residual, (len(members),), step.logits)
+        firsts = [step.firsts[member] for member in members]
+        nodes = [first + 1 + node for first, tree in zip(firsts, lot.trees, strict=True) for node in range(len(tree))]
+        return verify_by_kernel(
+            step.logits,
+            step.peaks,
+            [
+                DrawnTree(tree, first, step.sequences[member].params.temperature)
+                for tree, first, member in zip(lot.trees, firsts, members, strict=True)
+            ],
+            rows_of(accept, nodes),
+            own,
+            blocks=self.verification == "exact",
+        )
+
+    def _rule(self, lot: Lot) -> Rule:
         """Return the rule that accepts the children of a lot's nodes."""
-        batch, members, logits = lot.batch, lot.members, lot.logits
-        rows = [row for m in members for row in range(batch.firsts[m], batch.firsts[m] + 1 + len(batch.trees[m]))]
+        batch, members, logits = lot.step.batch, lot.members, lot.step.logits
 
-        def values(compute: Compute, as_visited: bool = self.look) -> Values:
-            return values_at(compute, rows, batch.rows, logits.device, as_visited)
+        def values(compute: Compute) -> Values:
+            return values_at(compute, lot.rows, batch.rows, logits.device, self.look)
 
-        if lot.kind == "greedy":  # all maxima at once cost less than a few at a time
-            return ChoiceRule(batch, values(greedy_ids(logits), as_visited=False))
         probs = self._probs(lot)
         if lot.kind == "seeded":
-            keys = key_tensor(place_key(place) for window in lot.windows for place in window.places())
+            keys = key_tensor(place_key(place) for window in lot.step.windows for place in window.places())
             return ChoiceRule(batch, values(seeded_ids(probs, keys, self._hashed)))
         if lot.kind == "typical":
             return TypicalRule(batch, values(probs), self.uniforms(self._residual, (len(members),), logits))
@@ -160,18 +148,29 @@ class TokenSampler:
         own = self.uniforms(self._residual, (starts, self.roots), logits)
         return CandidatesRule(batch, values(probs), accept, own, self.look)
 
-    def _probs(self, lot: _Lot) -> Compute:
-        return row_probs(lot.logits, policies_of(lot.windows), self.look)
+    def _probs(self, lot: Lot) -> Compute:
+        return row_probs(lot.step.logits, policies_of(lot.step.windows), self.look)
 
-    def _made_finite(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Set rows that define no distribution (NaN, +inf, −inf alone) to zero. Return `[N]` bool, True for sound rows.
+    def _surveyed(self, windows: Sequence[VerificationWindow], logits: Tensor) -> tuple[Step, Tensor]:
+        """Find the maxima of all rows, and set rows that define no distribution (NaN, +inf, −inf alone) to zero.
 
-        Where device reads are not free the rows stay, and their verdicts are dropped later.
+        Where device reads are not free such rows stay, and their verdicts are dropped later.
+
+        Returns:
+            The step, and `[N]` bool, True for sound rows.
         """
-        finite = torch.isfinite(logits.amax(-1))
+        peaks, best = self._maxima(logits)
+        finite = torch.isfinite(peaks)
         if self.look and not bool(finite.all()):
-            logits = logits.masked_fill(~finite[:, None], 0.0)
-        return logits, finite
+            logits, peaks = logits.masked_fill(~finite[:, None], 0.0), peaks.masked_fill(~finite, 0.0)
+        return Step(windows, logits, peaks, best), finite
+
+    def _maxima(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the largest logit of each row, and its id where the kernel takes these logits."""
+        kernel = self.kernel
+        if kernel is None or logits.dtype not in kernel.survey_rows or logits.stride(-1) != 1:
+            return logits.amax(-1), None
+        return kernel.survey(logits)
 
     @staticmethod
     def uniforms(stream: torch.Generator, shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -179,33 +178,23 @@ class TokenSampler:
         return to_device(torch.rand(shape, generator=stream, dtype=torch.float64), like.device)
 
 
-def _judgements(
-    windows: Sequence[VerificationWindow],
-    batch: TreeBatch,
-    asked: Sequence[tuple[list[int], PendingVerdicts]],
-    numbers: list[int],
-) -> list[Judgement]:
+def _judgements(step: Step, asked: Sequence[tuple[list[int], PendingVerdicts]], numbers: list[int]) -> list[Judgement]:
     """Return the judgements, from what was read. Verdicts that depend on rows with NaN become None.
 
     Args:
         numbers: 1 for each sound row of logits, 0 for others. Then the numbers of `asked`.
     """
-    finite, numbers = numbers[: batch.rows], numbers[batch.rows :]
+    finite, numbers = numbers[: step.rows], numbers[step.rows :]
     found: dict[int, TreeVerdict] = {}
     for members, pending in asked:
         own, numbers = numbers[: len(pending.numbers)], numbers[len(pending.numbers) :]
         found.update(zip(members, pending.verdicts(own), strict=True))
     judgements = []
-    for i, (first, window) in enumerate(zip(batch.firsts, windows, strict=True)):
-        rows = finite[first : first + 1 + len(window.tree)]
+    for i, (first, tree) in enumerate(zip(step.firsts, step.trees, strict=True)):
+        rows = finite[first : first + 1 + len(tree)]
         decided = rows[0] and all(rows[1 + node] for node in found[i].path)
         judgements.append(Judgement(found[i] if decided else None, all(rows)))
     return judgements
-
-
-def policies_of(windows: Sequence[VerificationWindow]) -> list[SamplingPolicy]:
-    """Return the policy of each row of logits."""
-    return [window.sequence.params.policy for window in windows for _ in range(1 + len(window.tree))]
 
 
 def _transformed(logits: Tensor, places: Sequence[Place], columns: Columns) -> Tensor:

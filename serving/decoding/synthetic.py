@@ -10,8 +10,9 @@ from torch import Tensor
 
 from distillspec.errors import ConfigError
 from distillspec.serving.base.tree import ROOT
-from distillspec.serving.decoding.sampling import Judgement, TokenSampler, VerificationWindow
+from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.decoding.verification import TreeVerdict
+from distillspec.serving.decoding.windows import Judgement, VerificationWindow
 
 
 class SyntheticAcceptance(TokenSampler):

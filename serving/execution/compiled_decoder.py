@@ -26,9 +26,9 @@ from torch import Tensor
 
 from distillspec.errors import in_one_line
 from distillspec.models import LanguageModel
-from distillspec.models.native import cache_home
 from distillspec.models.slot_attention import CacheView, passing_view
 from distillspec.models.slot_cache import SlotCache
+from distillspec.native.library import cache_home
 from distillspec.serving.execution.beside import Beside
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 

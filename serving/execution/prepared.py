@@ -8,9 +8,9 @@ from distillspec.models import LanguageModel
 from distillspec.models.draft_steps import DraftSteps
 from distillspec.models.features import FeatureTap
 from distillspec.models.few_tokens import FewTokens
-from distillspec.models.native import cpp_compiler
 from distillspec.models.packed_linear import PackedLinears
 from distillspec.models.slot_attention import hook, unhook
+from distillspec.native.library import cpp_compiler
 from distillspec.serving.execution.compiled_decoder import CompiledDecoder
 
 COMPILE_AFTER_S = 30.0  # about the cost of compiling: models that never compute for so long are not worth it

@@ -12,7 +12,7 @@ from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.shape import PlannedTree
 from distillspec.serving.base.tree import DRAFT, TokenTree
-from distillspec.serving.decoding.sampling import VerificationWindow
+from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.execution.kv_cache import Prefix
 
 EMPTY = TokenTree()

@@ -12,7 +12,7 @@ from distillspec.errors import ConfigError
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import RECYCLED, TokenTree
-from distillspec.serving.decoding.sampling import VerificationWindow
+from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.proposers.base import ANY, ProposalRequest, Prospect
 from distillspec.serving.proposers.grown import grown_tree
 from distillspec.serving.proposers.tenant_tables import TenantTables

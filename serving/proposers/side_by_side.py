@@ -9,7 +9,7 @@ from torch import Tensor
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.tree import DRAFT, TokenTree, merged
-from distillspec.serving.decoding.sampling import VerificationWindow
+from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.execution.kv_cache import Prefix
 from distillspec.serving.proposers.base import (
     EMPTY,

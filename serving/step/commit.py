@@ -16,8 +16,8 @@ from distillspec.serving.base.outputs import delta, token_logprobs
 from distillspec.serving.base.requests import SequenceState, TokenLogprob
 from distillspec.serving.base.transfer import rows_of, to_device
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.decoding.sampling import Judgement, VerificationWindow
 from distillspec.serving.decoding.verification import TreeVerdict
+from distillspec.serving.decoding.windows import Judgement, VerificationWindow
 from distillspec.serving.proposers.base import Proposer
 from distillspec.serving.sequences.manager import SequenceManager
 

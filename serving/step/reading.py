@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from distillspec.serving.base.requests import SequenceState
-from distillspec.serving.decoding.sampling import VerificationWindow
+from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.base import EMPTY

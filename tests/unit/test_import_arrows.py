@@ -21,7 +21,7 @@ FOLDERS = {
 
 # Every part may import these. They import nothing of ours, but `types` the signals that samples hold.
 COMMON = {"signals", "types", "errors", "files"}
-MODEL_SIDE = {"config", "sampling", "rejection_sampling", "recording", "losses", "models"}
+MODEL_SIDE = {"config", "native", "sampling", "rejection_sampling", "recording", "losses", "models"}
 ALL_BUT_SERVING = MODEL_SIDE | {
     "provenance",
     "data",
@@ -46,8 +46,8 @@ SERVING_ARROWS: dict[str, set[str]] = {
     "base": {"config", "sampling"},
     "costs": {"config", "models", "provenance", "serving.base"},
     "control": {"config", "serving.base", "serving.costs"},
-    "execution": {"config", "models", "serving.base"},
-    "decoding": {"config", "sampling", "rejection_sampling", "serving.base"},
+    "execution": {"config", "native", "models", "serving.base"},
+    "decoding": {"config", "native", "sampling", "rejection_sampling", "serving.base"},
     "sequences": {"serving.base", "serving.control", "serving.execution"},
     "proposers": {"config", "models", "sampling", "serving.base", "serving.decoding", "serving.execution"},
     "step": {
@@ -146,7 +146,8 @@ ARROWS: dict[str, set[str]] = {
     "recording": {"sampling"},
     "provenance": set(),
     "losses": {"config", "sampling"},
-    "models": {"config"},
+    "native": set(),
+    "models": {"config", "native"},
     "generation": {"config", "sampling", "recording", "models"},
     "data": {"config", "sampling", "recording", "models", "generation"},
     "evaluation": {"config", "provenance", "sampling", "rejection_sampling", "losses", "models", "data", "generation"},

@@ -11,8 +11,8 @@ import torch
 
 from distillspec.models import few_queries as module
 from distillspec.models.few_queries import few_queries_attention, why_not
-from distillspec.models.native import FLAGS, cpp_compiler
 from distillspec.models.slot_cache import Attend, SlotView
+from distillspec.native.library import FLAGS, cpp_compiler
 
 from .slot_cases import both, cache_view, tree_view
 

@@ -17,12 +17,12 @@ from distillspec.models import few_tokens as module
 from distillspec.models.features import FeatureTap
 from distillspec.models.few_queries import why_not
 from distillspec.models.few_tokens import FewTokens
-from distillspec.models.native import FLAGS, cpp_compiler
 from distillspec.models.slot_attention import slot_attention_in
 from distillspec.models.slot_cache import SlotCache
 from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_tokenizer
-from distillspec.models.vector_kernel import SOURCE
+from distillspec.native.library import FLAGS, cpp_compiler
+from distillspec.native.vector_kernel import SOURCE
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 

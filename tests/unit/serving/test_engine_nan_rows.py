@@ -12,8 +12,9 @@ from torch import Tensor
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, RequestOutput, SamplingParams
 from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenTree
-from distillspec.serving.decoding.sampling import Judgement, TokenSampler, VerificationWindow
+from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.decoding.verification import TreeVerdict
+from distillspec.serving.decoding.windows import Judgement, VerificationWindow
 from distillspec.serving.proposers.base import ProposalRequest
 
 from .conftest import MakeEngine, prompts

@@ -15,10 +15,11 @@ from distillspec.serving import SamplingParams
 from distillspec.serving.base.requests import Request, SequenceState
 from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenTree
 from distillspec.serving.decoding.logits import Place
-from distillspec.serving.decoding.sampling import TokenSampler, VerificationWindow
+from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.decoding.tree_batch import DrawnRows
 from distillspec.serving.decoding.tree_rules import RejectionRule
 from distillspec.serving.decoding.verification import TreeVerdict, verify_tree
+from distillspec.serving.decoding.windows import VerificationWindow
 
 CPU = torch.device("cpu")
 
@@ -63,7 +64,9 @@ def test_many_trees_at_once_are_judged_as_the_reference_judges_each(look: bool, 
         tree = random_tree(vocab, kept, generator)
         windows.append(VerificationWindow(row(str(b), policies[b % 2]), tree))
         logits.append(2 * torch.randn(1 + len(tree), vocab, generator=generator))
-    found = TokenSampler(vocab, CPU, seed=3, look=look).verify(torch.cat(logits), windows)
+    # Lots of one kind draw their uniforms together, and the reference draws for one lot.
+    sampler = TokenSampler(vocab, CPU, seed=3, look=look, verification="exact_by_token", kernel=not filters)
+    found = sampler.verify(torch.cat(logits), windows)
     rows = sum(map(len, logits))
     accept = torch.rand(rows, generator=torch.Generator().manual_seed(10), dtype=torch.float64)
     residual = torch.rand(200, generator=torch.Generator().manual_seed(11), dtype=torch.float64)
@@ -116,13 +119,14 @@ def _after(place: Place) -> SequenceState:
 
 
 def emitted_first(
-    vocab: int, trials: int, params: SamplingParams, lot: int, look: bool = True
+    vocab: int, trials: int, params: SamplingParams, lot: int, look: bool = True, kernel: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Count the first ids emitted by chains of one drafted token, and return p. The draft is the target upside down."""
     logits = torch.randn(vocab, generator=torch.Generator().manual_seed(1))
     draft_probs = torch.softmax(-logits, -1)
     table = DraftProbs(draft_probs[None])
-    sampler, generator = TokenSampler(vocab, CPU, seed=5, look=look), torch.Generator().manual_seed(6)
+    sampler = TokenSampler(vocab, CPU, seed=5, look=look, kernel=kernel)
+    generator = torch.Generator().manual_seed(6)
     counts, owner, rows = torch.zeros(vocab), row("x", params), logits.expand(2 * lot, -1)
     for _ in range(trials // lot):
         drafted = torch.multinomial(draft_probs, lot, replacement=True, generator=generator).tolist()
@@ -162,7 +166,7 @@ def test_wide_and_narrow_vocabularies(vocab: int, trials: int, lot: int, look: b
     assert excess(*emitted_first(vocab, trials, SamplingParams(), lot, look)) < 5
 
 
-def emitted_in_chains(vocab: int, trials: int, lot: int, look: bool) -> tuple[Tensor, Tensor]:
+def emitted_in_chains(vocab: int, trials: int, lot: int, look: bool, kernel: bool = True) -> tuple[Tensor, Tensor]:
     """Count what chains of two and three drafted tokens emit: `[3, V, V]`, each token (last) after each other one at
     the first three emitted positions, and the law p(token | token before) `[V, V]`; the text ends with token 0.
 
@@ -172,7 +176,7 @@ def emitted_in_chains(vocab: int, trials: int, lot: int, look: bool) -> tuple[Te
     generator = torch.Generator().manual_seed(1)
     logits = 1.5 * torch.randn(vocab, vocab, generator=generator)
     q = torch.softmax(logits + torch.randn(vocab, vocab, generator=generator), -1)
-    sampler = TokenSampler(vocab, CPU, seed=5, look=look, verification="exact_by_token")
+    sampler = TokenSampler(vocab, CPU, seed=5, look=look, verification="exact_by_token", kernel=kernel)
     counts = torch.zeros(3, vocab, vocab)
     owner, lengths = row("x", SamplingParams()), [2 + b % 2 for b in range(lot)]
     for _ in range(trials // lot):
@@ -211,7 +215,7 @@ def test_second_tokens_from_the_wrong_row_are_found_out(monkeypatch: pytest.Monk
         return original(self, torch.where(self.rows[nodes] >= 0, at, nodes), elder)
 
     monkeypatch.setattr(DrawnRows, "probs_of", mutant)
-    counts, law = emitted_in_chains(16, 10_000, 500, True)
+    counts, law = emitted_in_chains(16, 10_000, 500, True, kernel=False)
     assert excess(counts[0], law) < 5
     assert excess(counts[1], law) > 20
 
@@ -242,10 +246,11 @@ def test_trees_over_a_wide_vocabulary() -> None:
 
 def test_a_verifier_that_forgets_the_residual_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RejectionRule, "residual", lambda self, p, *rest: p)
-    assert excess(*emitted_first(16, 20_000, SamplingParams(), 1000)) > 20
+    assert excess(*emitted_first(16, 20_000, SamplingParams(), 1000, kernel=False)) > 20
 
 
-def test_a_residual_on_the_acceptance_stream_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kernel", [True, False])
+def test_a_residual_on_the_acceptance_stream_is_found_out(monkeypatch: pytest.MonkeyPatch, kernel: bool) -> None:
     original = TokenSampler.uniforms
     last: list[Tensor] = []
 
@@ -256,7 +261,7 @@ def test_a_residual_on_the_acceptance_stream_is_found_out(monkeypatch: pytest.Mo
         return last[0]
 
     monkeypatch.setattr(TokenSampler, "uniforms", staticmethod(shared))
-    assert excess(*emitted_first(16, 20_000, SamplingParams(), 1000)) > 20
+    assert excess(*emitted_first(16, 20_000, SamplingParams(), 1000, kernel=kernel)) > 20
 
 
 @pytest.mark.parametrize("look", [True, False])

@@ -14,9 +14,9 @@ import torch
 
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft, packed_linear, product_trial, slot_attention
-from distillspec.models.native import cpp_compiler
 from distillspec.models.packed_products import HalfProduct, OneDnnProduct
 from distillspec.models.packing import FEW_TOKENS, Packing
+from distillspec.native.library import cpp_compiler
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
 from distillspec.serving.execution.compiled_decoder import CACHE_VARIABLE, CompiledDecoder
 from distillspec.serving.execution.prepared import PreparedModel, may_compile

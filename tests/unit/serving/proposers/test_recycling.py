@@ -12,7 +12,7 @@ from distillspec.errors import ConfigError
 from distillspec.serving.base.requests import Request, SequenceState
 from distillspec.serving.base.shape import PlannedTree, TreeShape
 from distillspec.serving.base.tree import RECYCLED, ROOT, TokenTree
-from distillspec.serving.decoding.sampling import VerificationWindow
+from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.proposers.base import EMPTY, ProposalRequest
 from distillspec.serving.proposers.recycling import TokenRecycling
 

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-shared", "-fPIC")
+SOURCES = Path(__file__).parent
 BUILD_S = 60.0  # a build takes a second or two
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from distillspec.models.native import NotBuilt, cache_home, cpp_compiler, library
+from distillspec.native.library import NotBuilt, cache_home, cpp_compiler, library
 
 needs_compiler = pytest.mark.skipif(cpp_compiler() is None, reason="needs a C++ compiler")
 

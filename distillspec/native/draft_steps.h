@@ -6,7 +6,7 @@
 
 namespace {
 
-// As in draft_steps.py. N rows, S steps, at most W tokens a step.
+// As in models/draft_steps.py. N rows, S steps, at most W tokens a step.
 struct Steps {
     int64_t rows, steps, most, total;  // total: tokens of a row over all steps
     const int64_t *slots, *ends;       // [N]: a row's slot, and the place of its newest token

@@ -10,7 +10,7 @@
 
 namespace {
 
-// As in few_tokens.py.
+// As in models/few_tokens.py.
 struct Layer {
     const void *qkv, *out, *gate_up, *down;  // packed, of Weight<T>
     const float *first_norm, *state_norm, *post_norm;  // state_norm: of the second half of the input, null for none

@@ -5,16 +5,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from distillspec.models.native import library
+from distillspec.native.library import SOURCES, library
 
-SOURCE = Path(__file__).with_name("few_tokens.cpp")
+SOURCE = SOURCES / "few_tokens.cpp"
 WEIGHTS = {torch.float32: torch.float16, torch.bfloat16: torch.bfloat16}  # dtype of a model → of its packed weights
 
 

@@ -5,7 +5,7 @@
 
 namespace {
 
-// As in few_queries.py. Strides count numbers.
+// As in models/few_queries.py. Strides count numbers.
 struct Shape {
     int64_t batch, heads, queries, dim, kv_heads;
     int64_t query_row, query_head, query_token;

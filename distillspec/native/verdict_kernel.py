@@ -1,0 +1,126 @@
+"""The C++ kernel of verdicts on drafted trees, and of maxima of rows of logits (`verdicts.cpp`)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from distillspec.native.library import SOURCES, library
+from distillspec.native.vector_kernel import numbers
+
+
+class GivenGroup(NamedTuple):
+    """Siblings in the order in which they are tried."""
+
+    parent: int  # node that they continue, −1: the text
+    nodes: Sequence[int]
+    probs: Tensor | None  # [R, width] float32, None: they were not drawn
+    row: int  # of `probs`
+    ids: Tensor | None  # [width] int64, the token of each column in ascending order. None: the same number
+
+
+class GivenTree(NamedTuple):
+    """One drafted tree.
+
+    whole: a chain of drawn tokens, verified as a whole (block verification). Its groups are in the order of its nodes.
+    """
+
+    row: int  # of the text's logits. Those of node i are `row` + 1 + i
+    tokens: Sequence[int]
+    groups: Sequence[GivenGroup]
+    whole: bool
+    temperature: float  # above 0
+
+
+class VerdictKernel(NamedTuple):
+    """Functions by dtype of logits."""
+
+    survey_rows: dict[torch.dtype, ctypes._NamedFuncPointer]
+    judge_trees: dict[torch.dtype, ctypes._NamedFuncPointer]
+
+    def survey(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the largest number of each row `[N]` float32, and the lowest id `[N]` int64 that has it.
+
+        Rows with NaN give NaN and 0.
+
+        Args:
+            logits: `[N, V]`, contiguous in each row.
+        """
+        rows, width = logits.shape
+        peaks, ids = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
+        self.survey_rows[logits.dtype](
+            *(logits.data_ptr(), rows, logits.stride(0), width),
+            *(peaks.data_ptr(), ids.data_ptr(), torch.get_num_threads()),
+        )
+        return peaks, ids
+
+    def judge(self, logits: Tensor, peaks: Tensor, trees: Sequence[GivenTree], accept: Tensor, own: Tensor) -> Tensor:
+        """Verify B trees by rejection sampling. Return `[B, 1 + nodes]` int64: the next token, the accepted nodes, −1.
+
+        Args:
+            logits: `[N, V]`, contiguous in each row.
+            peaks: `[N]` float32, finite, from `survey`.
+            accept: float64 in [0, 1), one a node of all trees.
+            own: `[B]` float64 in [0, 1), for the target's own tokens.
+        """
+        most = max(len(tree.tokens) for tree in trees)
+        found = torch.empty(len(trees), 1 + most, dtype=torch.int64)
+        shapes, groups, nodes = _flat(trees)
+        held = [numbers(shapes), numbers(groups), numbers(nodes), numbers([t for tree in trees for t in tree.tokens])]
+        accept, own = accept.contiguous(), own.contiguous()
+        temperatures = (ctypes.c_double * len(trees))(*[tree.temperature for tree in trees])
+        asked = numbers(
+            [
+                *(len(trees), logits.shape[1], logits.stride(0), most, logits.data_ptr(), peaks.data_ptr()),
+                *(ctypes.addressof(each) for each in (*held, temperatures)),
+                *(accept.data_ptr(), own.data_ptr(), found.data_ptr()),
+            ]
+        )
+        self.judge_trees[logits.dtype](asked, torch.get_num_threads())
+        return found
+
+
+def _flat(trees: Sequence[GivenTree]) -> tuple[list[int], list[int], list[int]]:
+    """Return trees, groups and the nodes of groups, as the kernel reads them."""
+    shapes: list[int] = []
+    groups: list[int] = []
+    nodes: list[int] = []
+    first = group = 0
+    for tree in trees:
+        shapes += (tree.row, first, len(tree.tokens), group, len(tree.groups), tree.whole)
+        for parent, own, probs, row, ids in tree.groups:
+            groups += (parent, len(nodes), len(own), *_drawn_from(probs, row, ids))
+            nodes += own
+        first, group = first + len(tree.tokens), group + len(tree.groups)
+    return shapes, groups, nodes
+
+
+def _drawn_from(probs: Tensor | None, row: int, ids: Tensor | None) -> tuple[int, int, int]:
+    """Return the addresses of a row of probabilities and of its ids, and its width. Zeros for none."""
+    if probs is None:
+        return 0, 0, 0
+    address = probs.data_ptr() + row * probs.stride(0) * probs.element_size()
+    return address, 0 if ids is None else ids.data_ptr(), probs.shape[1]
+
+
+@cache
+def verdict_kernel() -> VerdictKernel:
+    """Return the kernel, built on first use.
+
+    Raises:
+        NotBuilt: there is no compiler, or it does not know the language.
+    """
+    found = library(SOURCES / "verdicts.cpp")
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    surveys = {torch.float32: found.survey_float32, torch.bfloat16: found.survey_bfloat16}
+    judges = {torch.float32: found.judge_float32, torch.bfloat16: found.judge_bfloat16}
+    for survey, judge in zip(surveys.values(), judges.values(), strict=True):
+        survey.argtypes = [pointer, number, number, number, pointer, pointer, ctypes.c_int]
+        judge.argtypes = [pointer, ctypes.c_int]
+        survey.restype = judge.restype = None
+    return VerdictKernel(surveys, judges)

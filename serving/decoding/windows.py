@@ -1,0 +1,89 @@
+"""Windows of a step: sequences with what was drafted for them, and the rows of logits that judge it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+
+from torch import Tensor
+
+from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.tree import ROOT, TokenTree
+from distillspec.serving.decoding.logits import Place
+from distillspec.serving.decoding.row_kinds import Kind
+from distillspec.serving.decoding.tree_batch import TreeBatch
+from distillspec.serving.decoding.verification import TreeVerdict
+from distillspec.types import SamplingPolicy
+
+
+@dataclass(frozen=True)
+class VerificationWindow:
+    """One sequence and what was drafted for it: 1 + len(tree) rows of the target's logits."""
+
+    sequence: SequenceState
+    tree: TokenTree
+
+    def places(self) -> list[Place]:
+        tokens = self.tree.tokens
+        return [
+            Place(self.sequence, tuple(tokens[n] for n in self.tree.path(node))) for node in range(ROOT, len(tokens))
+        ]
+
+
+@dataclass
+class Step:
+    """The windows of a step and their logits.
+
+    peaks: `[N]`, the largest logit of each row.
+    best: `[N]` int64, the lowest id that has it, None where nobody has looked for it.
+    """
+
+    windows: Sequence[VerificationWindow]
+    logits: Tensor
+    peaks: Tensor
+    best: Tensor | None
+
+    def __post_init__(self) -> None:
+        self.trees = [window.tree for window in self.windows]
+        self.sequences = [window.sequence for window in self.windows]
+        sizes = [1 + len(tree) for tree in self.trees]
+        self.firsts = list(accumulate(sizes[:-1], initial=0))  # rows of the texts' logits
+        self.rows = sum(sizes)
+
+    @cached_property
+    def batch(self) -> TreeBatch:
+        return TreeBatch(self.trees, self.logits.device)
+
+
+@dataclass(frozen=True)
+class Lot:
+    """Rows of one kind: the windows `members` of a step."""
+
+    kind: Kind
+    members: Sequence[int]
+    step: Step
+
+    @property
+    def trees(self) -> list[TokenTree]:
+        return [self.step.trees[member] for member in self.members]
+
+    @property
+    def rows(self) -> list[int]:
+        """Rows of logits, in order."""
+        firsts, trees = self.step.firsts, self.step.trees
+        return [row for m in self.members for row in range(firsts[m], firsts[m] + 1 + len(trees[m]))]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Verdict on a window."""
+
+    verdict: TreeVerdict | None  # None where the target's logits on the path are NaN
+    sound: bool  # False where any of the window's logits is NaN, on the path or off it
+
+
+def policies_of(windows: Sequence[VerificationWindow]) -> list[SamplingPolicy]:
+    """Return the policy of each row of logits."""
+    return [window.sequence.params.policy for window in windows for _ in range(1 + len(window.tree))]
