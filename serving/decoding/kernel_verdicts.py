@@ -16,6 +16,7 @@ from torch import Tensor
 from distillspec.native.library import NotBuilt
 from distillspec.native.verdict_kernel import GivenGroup, GivenTree, VerdictKernel, verdict_kernel
 from distillspec.serving.base.tree import DraftProbs, TokenTree
+from distillspec.serving.decoding.row_kinds import BLOCK
 from distillspec.serving.decoding.tree_batch import NONE
 from distillspec.serving.decoding.verification import TreeVerdict
 from distillspec.serving.decoding.verifier import PendingVerdicts
@@ -65,7 +66,7 @@ def verify_by_kernel(
 def _given(drawn: DrawnTree, blocks: bool) -> GivenTree:
     tree = drawn.tree
     groups = [group for group in tree.groups if group.nodes]
-    whole = blocks and tree.is_drawn_chain
+    whole = blocks and tree.is_drawn_chain and len(tree) >= BLOCK
     if whole:
         groups.sort(key=lambda group: group.nodes)
     given = [GivenGroup(group.parent, group.nodes, *_table(group.drawn_from, group.row)) for group in groups]

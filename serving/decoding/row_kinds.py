@@ -9,7 +9,7 @@ from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.tree import TokenTree
 
 Kind = Literal["greedy", "seeded", "drawn", "block", "kernel", "typical", "held", "rooted", "decided"]
-BLOCK = 3  # tokens of the shortest chain that is verified as a whole. Shorter ones gain less than it costs
+BLOCK = 2  # tokens of the shortest chain that is verified as a whole. For one token it is the usual rule
 
 
 def kind_of(sequence: SequenceState, tree: TokenTree, verification: str, kernel: bool) -> Kind:

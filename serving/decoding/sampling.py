@@ -8,7 +8,8 @@ A step's verdicts are launched together and read at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -81,12 +82,23 @@ class TokenSampler:
         """
         if any(needs_transform(window.sequence) for window in windows):
             logits = _transformed(logits, [place for window in windows for place in window.places()], self.columns)
-        step, finite = self._surveyed(windows, logits)
+        step = self._surveyed(windows, logits)
         kernel = self.kernel is not None and step.best is not None
         lots = by_kind(step.sequences, step.trees, self.verification, kernel)
         asked = [(members, self._verdicts(Lot(kind, members, step))) for kind, members in lots.items()]
-        numbers = to_host(torch.cat([finite.long(), *(pending.numbers for _, pending in asked)])).tolist()
-        return _judgements(step, asked, numbers)
+        finite, *read = self._read([step.finite, *(pending.numbers for _, pending in asked)])
+        found: dict[int, TreeVerdict] = {}
+        for (members, pending), numbers in zip(asked, read, strict=True):
+            found.update(zip(members, pending.verdicts(numbers), strict=True))
+        return _judgements(step, finite, found)
+
+    def _read(self, numbers: Sequence[Tensor]) -> list[list[int]]:
+        """Read tensors `[n]` of one dtype from the device: together, where a look costs something."""
+        if self.look:
+            return [own.tolist() for own in numbers]
+        read = to_host(torch.cat(list(numbers))).tolist()
+        ends = list(accumulate(len(own) for own in numbers))
+        return [read[end - len(own) : end] for own, end in zip(numbers, ends, strict=True)]
 
     def _verdicts(self, lot: Lot) -> PendingVerdicts:
         """Launch the verdicts of the rows of one kind."""
@@ -100,9 +112,7 @@ class TokenSampler:
             return self._by_kernel(lot)
         batch = step.batch
         if lot.kind == "block":
-            accept = self.uniforms(self._accept, (step.rows,), logits)
-            own = self.uniforms(self._residual, (len(members),), logits)
-            return verify_blocks(batch, members, self._probs(lot), accept, own)
+            return verify_blocks(batch, members, self._probs(lot), step.accept, lot.own)
         rule = self._rule(lot)
         if lot.kind == "rooted":
             return verify_from_roots(batch, members, rule, self.look)
@@ -111,8 +121,6 @@ class TokenSampler:
 
     def _by_kernel(self, lot: Lot) -> PendingVerdicts:
         step, members = lot.step, lot.members
-        accept = self.uniforms(self._accept, (step.rows,), step.logits)
-        own = self.uniforms(self._residual, (len(members),), step.logits)
         firsts = [step.firsts[member] for member in members]
         nodes = [first + 1 + node for first, tree in zip(firsts, lot.trees, strict=True) for node in range(len(tree))]
         return verify_by_kernel(
@@ -122,8 +130,8 @@ class TokenSampler:
                 DrawnTree(tree, first, step.sequences[member].params.temperature)
                 for tree, first, member in zip(lot.trees, firsts, members, strict=True)
             ],
-            rows_of(accept, nodes),
-            own,
+            rows_of(step.accept, nodes),
+            lot.own,
             blocks=self.verification == "exact",
         )
 
@@ -139,31 +147,26 @@ class TokenSampler:
             keys = key_tensor(place_key(place) for window in lot.step.windows for place in window.places())
             return ChoiceRule(batch, values(seeded_ids(probs, keys, self._hashed)))
         if lot.kind == "typical":
-            return TypicalRule(batch, values(probs), self.uniforms(self._residual, (len(members),), logits))
-        accept = self.uniforms(self._accept, (batch.rows,), logits)
+            return TypicalRule(batch, values(probs), lot.own)
         if lot.kind == "drawn":
-            own = self.uniforms(self._residual, (len(members),), logits)
-            return RejectionRule(batch, values(probs), accept, own, self.look)
+            return RejectionRule(batch, values(probs), lot.step.accept, lot.own, self.look)
         starts = sum([max(1, len(batch.trees[member].roots)) for member in members])
         own = self.uniforms(self._residual, (starts, self.roots), logits)
-        return CandidatesRule(batch, values(probs), accept, own, self.look)
+        return CandidatesRule(batch, values(probs), lot.step.accept, own, self.look)
 
     def _probs(self, lot: Lot) -> Compute:
         return row_probs(lot.step.logits, policies_of(lot.step.windows), self.look)
 
-    def _surveyed(self, windows: Sequence[VerificationWindow], logits: Tensor) -> tuple[Step, Tensor]:
+    def _surveyed(self, windows: Sequence[VerificationWindow], logits: Tensor) -> Step:
         """Find the maxima of all rows, and set rows that define no distribution (NaN, +inf, −inf alone) to zero.
 
         Where device reads are not free such rows stay, and their verdicts are dropped later.
-
-        Returns:
-            The step, and `[N]` bool, True for sound rows.
         """
         peaks, best = self._maxima(logits)
         finite = torch.isfinite(peaks)
-        if self.look and not bool(finite.all()):
+        if self.look and not all(finite.tolist()):
             logits, peaks = logits.masked_fill(~finite[:, None], 0.0), peaks.masked_fill(~finite, 0.0)
-        return Step(windows, logits, peaks, best), finite
+        return Step(windows, logits, peaks, best, finite.long(), self._uniforms_of)
 
     def _maxima(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the largest logit of each row, and its id where the kernel takes these logits."""
@@ -172,23 +175,24 @@ class TokenSampler:
             return logits.amax(-1), None
         return kernel.survey(logits)
 
+    def _uniforms_of(self, step: Step) -> tuple[Tensor, Tensor]:
+        """Return uniforms for the acceptance of each row, and for each window's own token."""
+        accept = self.uniforms(self._accept, (step.rows,), step.logits)
+        return accept, self.uniforms(self._residual, (len(step.trees),), step.logits)
+
     @staticmethod
     def uniforms(stream: torch.Generator, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Draw float64 in [0, 1) from a stream on the host, onto the device of `like`."""
         return to_device(torch.rand(shape, generator=stream, dtype=torch.float64), like.device)
 
 
-def _judgements(step: Step, asked: Sequence[tuple[list[int], PendingVerdicts]], numbers: list[int]) -> list[Judgement]:
-    """Return the judgements, from what was read. Verdicts that depend on rows with NaN become None.
+def _judgements(step: Step, finite: Sequence[int], found: Mapping[int, TreeVerdict]) -> list[Judgement]:
+    """Return the judgements. Verdicts that depend on rows with NaN become None.
 
     Args:
-        numbers: 1 for each sound row of logits, 0 for others. Then the numbers of `asked`.
+        finite: 1 for each sound row of logits, 0 for others.
+        found: the verdict of each window.
     """
-    finite, numbers = numbers[: step.rows], numbers[step.rows :]
-    found: dict[int, TreeVerdict] = {}
-    for members, pending in asked:
-        own, numbers = numbers[: len(pending.numbers)], numbers[len(pending.numbers) :]
-        found.update(zip(members, pending.verdicts(own), strict=True))
     judgements = []
     for i, (first, tree) in enumerate(zip(step.firsts, step.trees, strict=True)):
         rows = finite[first : first + 1 + len(tree)]

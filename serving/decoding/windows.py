@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -10,6 +10,7 @@ from itertools import accumulate
 from torch import Tensor
 
 from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.transfer import rows_of
 from distillspec.serving.base.tree import ROOT, TokenTree
 from distillspec.serving.decoding.logits import Place
 from distillspec.serving.decoding.row_kinds import Kind
@@ -38,12 +39,17 @@ class Step:
 
     peaks: `[N]`, the largest logit of each row.
     best: `[N]` int64, the lowest id that has it, None where nobody has looked for it.
+    finite: `[N]` int64, 1 for rows that define a distribution, 0 for others.
+    draw: returns float64 in [0, 1): `[N]` for the acceptance of nodes, `[B]` for the target's own tokens. It is asked
+        at most once, whatever the kinds of the rows are.
     """
 
     windows: Sequence[VerificationWindow]
     logits: Tensor
     peaks: Tensor
     best: Tensor | None
+    finite: Tensor
+    draw: Callable[[Step], tuple[Tensor, Tensor]]
 
     def __post_init__(self) -> None:
         self.trees = [window.tree for window in self.windows]
@@ -51,6 +57,18 @@ class Step:
         sizes = [1 + len(tree) for tree in self.trees]
         self.firsts = list(accumulate(sizes[:-1], initial=0))  # rows of the texts' logits
         self.rows = sum(sizes)
+
+    @cached_property
+    def _uniforms(self) -> tuple[Tensor, Tensor]:
+        return self.draw(self)
+
+    @property
+    def accept(self) -> Tensor:
+        return self._uniforms[0]
+
+    @property
+    def own(self) -> Tensor:
+        return self._uniforms[1]
 
     @cached_property
     def batch(self) -> TreeBatch:
@@ -68,6 +86,11 @@ class Lot:
     @property
     def trees(self) -> list[TokenTree]:
         return [self.step.trees[member] for member in self.members]
+
+    @property
+    def own(self) -> Tensor:
+        """Uniforms for the target's own tokens `[B]`."""
+        return rows_of(self.step.own, self.members)
 
     @property
     def rows(self) -> list[int]:

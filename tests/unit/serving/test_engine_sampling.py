@@ -15,9 +15,7 @@ from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft, save_draft
 from distillspec.sampling import policy_probs
 from distillspec.serving import Engine, Request, SamplingParams
-from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.decoding import sampling
-from distillspec.serving.decoding.tree_batch import TreeBatch
+from distillspec.serving.decoding import windows
 
 from ..models.state_drafts import state_draft
 from .conftest import MakeEngine, prompts
@@ -148,13 +146,13 @@ def test_looked_up_and_drafted_chains_side_by_side_follow_the_target(
     """One-hot proposals and sampled ones are judged together."""
     judged: list[tuple[bool, bool]] = []
 
-    class Noted(TreeBatch):
-        def __init__(self, trees: list[TokenTree], device: torch.device) -> None:
-            super().__init__(trees, device)
-            kinds = {group.kind for tree in trees for group in tree.groups}
-            judged.append(("deterministic" in kinds, "drawn" in kinds))
+    def noted(step: windows.Step) -> None:
+        plain(step)
+        kinds = {group.kind for tree in step.trees for group in tree.groups}
+        judged.append(("deterministic" in kinds, "drawn" in kinds))
 
-    monkeypatch.setattr(sampling, "TreeBatch", Noted)
+    plain = windows.Step.__post_init__
+    monkeypatch.setattr(windows.Step, "__post_init__", noted)
     engine = make_engine(
         truncated_draft,
         proposer="lookup_else_model",

@@ -53,9 +53,11 @@ def random_tree(vocab: int, kept: Tensor, generator: torch.Generator) -> TokenTr
     return TokenTree(tuple(tokens), tuple(groups))
 
 
-@pytest.mark.parametrize("look", [True, False])
+@pytest.mark.parametrize(("look", "kernel"), [(True, True), (True, False), (False, False)])
 @pytest.mark.parametrize("filters", [{"top_p": 0.9}, {"top_k": 3, "min_p": 0.05}, {}])
-def test_many_trees_at_once_are_judged_as_the_reference_judges_each(look: bool, filters: dict[str, Any]) -> None:
+def test_many_trees_at_once_are_judged_as_the_reference_judges_each(
+    look: bool, kernel: bool, filters: dict[str, Any]
+) -> None:
     generator = torch.Generator().manual_seed(2)
     vocab, kept = 8, torch.arange(0, 8, 2)
     policies = SamplingParams(temperature=0.8, **filters), SamplingParams(temperature=1.2)
@@ -64,8 +66,7 @@ def test_many_trees_at_once_are_judged_as_the_reference_judges_each(look: bool, 
         tree = random_tree(vocab, kept, generator)
         windows.append(VerificationWindow(row(str(b), policies[b % 2]), tree))
         logits.append(2 * torch.randn(1 + len(tree), vocab, generator=generator))
-    # Lots of one kind draw their uniforms together, and the reference draws for one lot.
-    sampler = TokenSampler(vocab, CPU, seed=3, look=look, verification="exact_by_token", kernel=not filters)
+    sampler = TokenSampler(vocab, CPU, seed=3, look=look, verification="exact_by_token", kernel=kernel)
     found = sampler.verify(torch.cat(logits), windows)
     rows = sum(map(len, logits))
     accept = torch.rand(rows, generator=torch.Generator().manual_seed(10), dtype=torch.float64)
