@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from enum import IntEnum
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from distillspec.native.library import SOURCES, library
 from distillspec.native.vector_kernel import numbers
+from distillspec.types import SamplingPolicy
+
+COLDEST = 1e-30  # temperatures below it are it
 
 
 class GivenGroup(NamedTuple):
@@ -24,17 +28,34 @@ class GivenGroup(NamedTuple):
     ids: Tensor | None  # [width] int64, the token of each column in ascending order. None: the same number
 
 
-class GivenTree(NamedTuple):
-    """One drafted tree.
+class Way(IntEnum):
+    """How a tree is verified, as in `verdicts.cpp`.
 
-    whole: a chain of drawn tokens, verified as a whole (block verification). Its groups are in the order of its nodes.
+    AS_A_WHOLE: a chain of drawn tokens, its groups in the order of its nodes (block verification).
+    BY_CHOICE: with noise keyed by row and token, as seeded requests choose.
     """
+
+    BY_LEVEL = 0
+    AS_A_WHOLE = 1
+    BY_CHOICE = 2
+
+
+class GivenTree(NamedTuple):
+    """One drafted tree."""
 
     row: int  # of the text's logits. Those of node i are `row` + 1 + i
     tokens: Sequence[int]
     groups: Sequence[GivenGroup]
-    whole: bool
-    temperature: float  # above 0
+    way: Way
+    policy: SamplingPolicy  # not greedy
+
+
+class Chances(NamedTuple):
+    """What the verdicts on B trees of n nodes follow."""
+
+    accept: Tensor  # [n] float64 in [0, 1), one a node of all trees
+    own: Tensor  # [B] float64 in [0, 1), for the target's own tokens
+    keys: Tensor  # [N, 2] int32, of the noise of each row of logits. Empty without trees `BY_CHOICE`
 
 
 class VerdictKernel(NamedTuple):
@@ -59,26 +80,24 @@ class VerdictKernel(NamedTuple):
         )
         return peaks, ids
 
-    def judge(self, logits: Tensor, peaks: Tensor, trees: Sequence[GivenTree], accept: Tensor, own: Tensor) -> Tensor:
-        """Verify B trees by rejection sampling. Return `[B, 1 + nodes]` int64: the next token, the accepted nodes, −1.
+    def judge(self, logits: Tensor, peaks: Tensor, trees: Sequence[GivenTree], chance: Chances) -> Tensor:
+        """Verify B trees. Return `[B, 1 + nodes]` int64: the next token, the accepted nodes, −1.
 
         Args:
             logits: `[N, V]`, contiguous in each row.
             peaks: `[N]` float32, finite, from `survey`.
-            accept: float64 in [0, 1), one a node of all trees.
-            own: `[B]` float64 in [0, 1), for the target's own tokens.
         """
         most = max(len(tree.tokens) for tree in trees)
         found = torch.empty(len(trees), 1 + most, dtype=torch.int64)
         shapes, groups, nodes = _flat(trees)
-        held = [numbers(shapes), numbers(groups), numbers(nodes), numbers([t for tree in trees for t in tree.tokens])]
-        accept, own = accept.contiguous(), own.contiguous()
-        temperatures = (ctypes.c_double * len(trees))(*[tree.temperature for tree in trees])
+        tokens = numbers([token for tree in trees for token in tree.tokens])
+        held = [numbers(shapes), numbers(groups), numbers(nodes), tokens, _policies(trees)]
+        given = [part.contiguous() for part in chance]
         asked = numbers(
             [
-                *(len(trees), logits.shape[1], logits.stride(0), most, logits.data_ptr(), peaks.data_ptr()),
-                *(ctypes.addressof(each) for each in (*held, temperatures)),
-                *(accept.data_ptr(), own.data_ptr(), found.data_ptr()),
+                *(logits.data_ptr(), logits.stride(0), logits.shape[1], peaks.data_ptr()),
+                *(len(trees), most, *(ctypes.addressof(each) for each in held)),
+                *(*(part.data_ptr() for part in given), found.data_ptr()),
             ]
         )
         self.judge_trees[logits.dtype](asked, torch.get_num_threads())
@@ -92,12 +111,19 @@ def _flat(trees: Sequence[GivenTree]) -> tuple[list[int], list[int], list[int]]:
     nodes: list[int] = []
     first = group = 0
     for tree in trees:
-        shapes += (tree.row, first, len(tree.tokens), group, len(tree.groups), tree.whole)
+        shapes += (tree.row, first, len(tree.tokens), group, len(tree.groups), tree.way)
         for parent, own, probs, row, ids in tree.groups:
             groups += (parent, len(nodes), len(own), *_drawn_from(probs, row, ids))
             nodes += own
         first, group = first + len(tree.tokens), group + len(tree.groups)
     return shapes, groups, nodes
+
+
+def _policies(trees: Sequence[GivenTree]) -> Any:
+    """Return the trees' policies as the kernel reads them."""
+    policies = [tree.policy for tree in trees]
+    flat = [number for own in policies for number in (max(own.temperature, COLDEST), own.top_k, own.top_p, own.min_p)]
+    return (ctypes.c_double * len(flat))(*flat)
 
 
 def _drawn_from(probs: Tensor | None, row: int, ids: Tensor | None) -> tuple[int, int, int]:

@@ -1,15 +1,9 @@
-// Verdicts on drafted trees by rejection sampling, and maxima of rows of logits, on CPUs. Called by way of verdict_kernel.py.
+// Verdicts on drafted trees, and maxima of rows of logits, on CPUs. Called by way of verdict_kernel.py.
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
-#include <vector>
-
-#include "vectors.h"
+#include "distributions.h"
 
 namespace {
 
-constexpr int64_t BLOCK = 256;  // ids that are summed in float32. Sums of blocks are added in double
 constexpr double SMALL = std::numeric_limits<float>::min();
 
 // As in verdict_kernel.py.
@@ -21,100 +15,26 @@ struct Group {
 };
 
 struct Tree {
-    int64_t row;              // of the text's logits. Those of node i are row + 1 + i
-    int64_t first, nodes;     // of its tokens
-    int64_t group, groups;    // its groups: groups[group], …
-    int64_t whole;            // 1: a chain that is verified as a whole
+    int64_t row;            // of the text's logits. Those of node i are row + 1 + i
+    int64_t first, nodes;   // of its tokens
+    int64_t group, groups;  // its groups: groups[group], …
+    int64_t way;            // as in `Way`
 };
+
+enum Way { BY_LEVEL, AS_A_WHOLE, BY_CHOICE };
 
 template <typename T>
 struct Asked {
-    int64_t trees, width, stride, most;  // most: nodes of the largest tree
-    const T* logits;
-    const float* peaks;  // largest logit of each row
+    Rows<T> rows;
+    int64_t trees, most;  // most: nodes of the largest tree
     const Tree* tree;
     const Group* group;
     const int64_t *nodes, *tokens;
-    const double* temperatures;  // [trees]
+    const Policy* policies;      // [trees]
     const double *accept, *own;  // one a node, and one a tree, in [0, 1)
+    const int32_t* keys;         // of noise, two a row, for trees by choice
     int64_t* found;              // [trees, 1 + most]: the next token, then the accepted nodes, and −1
 };
-
-template <typename T>
-float number(const T* from) {
-    if constexpr (std::is_same_v<T, float>) return *from;
-    else {
-        const uint32_t bits = uint32_t(*from) << 16;
-        float x;
-        std::memcpy(&x, &bits, sizeof x);
-        return x;
-    }
-}
-
-// Return Σ e^((logit − peak) / temperature) of a row. `to`: where the terms are kept, null for nowhere.
-template <typename T>
-double weigh(const Asked<T>& asked, int64_t row, double temperature, float* to) {
-    const T* logits = asked.logits + row * asked.stride;
-    const float peak = asked.peaks[row], scale = 1 / temperature;
-    double sum = 0;
-    for (int64_t first = 0; first < asked.width; first += BLOCK) {
-        const int64_t end = std::min(first + BLOCK, asked.width);
-        Vec sums = {};
-        int64_t c = first;
-        for (; c + LANES <= end; c += LANES) {
-            const Vec e = exponential((load(logits + c) - peak) * scale);
-            if (to) store(e, to + c);
-            sums += e;
-        }
-        for (; c < end; ++c) {
-            const float e = exponential((number(logits + c) - peak) * scale);
-            if (to) to[c] = e;
-            sums[0] += e;
-        }
-        sum += sum_of(sums);
-    }
-    return sum;
-}
-
-template <typename T>
-double weight_of(const Asked<T>& asked, int64_t row, double temperature, int64_t token) {
-    const float x = number(asked.logits + row * asked.stride + token) - asked.peaks[row];
-    return exponential(x * float(1 / temperature));
-}
-
-double mass_of(const float* p, int64_t width, double* blocks) {
-    double all = 0;
-    for (int64_t first = 0, block = 0; first < width; first += BLOCK, ++block) {
-        const int64_t end = std::min(first + BLOCK, width);
-        Vec sums = {};
-        int64_t c = first;
-        for (; c + LANES <= end; c += LANES) sums += load(p + c);
-        for (; c < end; ++c) sums[0] += p[c];
-        blocks[block] = sum_of(sums);
-        all += blocks[block];
-    }
-    return all;
-}
-
-// Return the first id at which the mass exceeds u of the whole. Ids without mass are never returned.
-int64_t drawn(const float* p, int64_t width, const double* blocks, double mass, double u) {
-    double left = std::min(u * mass, std::nextafter(mass, 0.0));
-    const int64_t count = (width + BLOCK - 1) / BLOCK;
-    int64_t block = 0, last = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        if (blocks[i] <= 0) continue;
-        block = i;
-        if (left < blocks[i]) break;
-        left -= blocks[i];
-    }
-    for (int64_t c = block * BLOCK; c < std::min((block + 1) * BLOCK, width); ++c) {
-        if (p[c] <= 0) continue;
-        last = c;
-        if (left < p[c]) break;
-        left -= p[c];
-    }
-    return last;
-}
 
 int64_t column_of(const Group& group, int64_t token) {
     if (!group.ids) return token;
@@ -136,19 +56,20 @@ template <typename T>
 struct Judge {
     const Asked<T>& asked;
     const Tree& tree;
-    const double temperature, own, *accept;
+    const Policy& policy;
+    const double own, *accept;
     const int64_t* tokens;
     int64_t* found;
     float* p;            // [width], not normalised
     double* blocks;      // [width / BLOCK], sums of p
-    const double* sums;  // [nodes], of each row's weights, for chains that are verified as a whole
+    const Kept* kept;    // [nodes], of each row, for chains that are verified as a whole
 
-    Judge(const Asked<T>& all, int64_t i, Space& space, const double* known)
-        : asked(all), tree(all.tree[i]), temperature(all.temperatures[i]), own(all.own[i]),
+    Judge(const Asked<T>& all, int64_t i, Space& space, const Kept* known)
+        : asked(all), tree(all.tree[i]), policy(all.policies[i]), own(all.own[i]),
           accept(all.accept + tree.first), tokens(all.tokens + tree.first), found(all.found + i * (1 + all.most)),
-          sums(known) {
-        space.p.resize(asked.width);
-        space.blocks.resize((asked.width + BLOCK - 1) / BLOCK);
+          kept(known) {
+        space.p.resize(asked.rows.width);
+        space.blocks.resize((asked.rows.width + BLOCK - 1) / BLOCK);
         p = space.p.data();
         blocks = space.blocks.data();
         std::fill(found, found + 1 + asked.most, -1);
@@ -160,7 +81,7 @@ struct Judge {
     void as_a_whole() {
         std::vector<double> weights(1 + tree.nodes, 1.0);
         for (int64_t i = 0; i < tree.nodes; ++i) {
-            const double at = weight_of(asked, tree.row + i, temperature, tokens[i]) / sums[i];
+            const double at = weight_of(asked.rows, tree.row + i, policy.temperature, kept[i], tokens[i]) / kept[i].mass;
             const double q = group(i).q[column_of(group(i), tokens[i])];
             weights[i + 1] = std::min(1.0, weights[i] * at / std::max(q, SMALL));
         }
@@ -168,17 +89,32 @@ struct Judge {
         for (; taken > 0; --taken) {
             double chance = weights[taken];
             if (taken < tree.nodes) {
-                const double above = surplus(taken, weights[taken] / sums[taken]), left = above + (1 - weights[taken]);
+                const double above = surplus(taken, weights[taken] / kept[taken].mass);
+                const double left = above + (1 - weights[taken]);
                 chance = left > 0 ? above / left : 1.0;
             }
             if (accept[taken - 1] < chance) break;
         }
         for (int64_t i = 0; i < taken; ++i) found[1 + i] = i;
-        weigh(asked, tree.row + taken, temperature, p);
-        // w · p − q, in units of p. Where rounding leaves nothing, w · p = q up to rounding.
-        if (taken < tree.nodes && !subtract(group(taken), sums[taken] / weights[taken], {}))
-            weigh(asked, tree.row + taken, temperature, p);
+        if (taken == tree.nodes) {
+            load_row(taken - 1);
+        } else {
+            spread(asked.rows, tree.row + taken, policy.temperature, kept[taken], p);
+            // w · p − q, in units of p. Where rounding leaves nothing, w · p = q up to rounding.
+            if (!subtract(group(taken), kept[taken].mass / weights[taken], {}))
+                spread(asked.rows, tree.row + taken, policy.temperature, kept[taken], p);
+        }
         draw();
+    }
+
+    // Turn p into what the policy keeps behind a node, −1: the text. Return its mass.
+    double load_row(int64_t node) {
+        const int64_t row = tree.row + 1 + node;
+        if (policy.top_k <= 0 && policy.top_p >= 1 && policy.min_p <= 0)
+            return weigh(asked.rows, row, policy.temperature, p);
+        const Kept own = keep(asked.rows, row, policy);
+        spread(asked.rows, row, policy.temperature, own, p);
+        return own.mass;
     }
 
     // Return Σ max(0, share · p − q) behind `taken` tokens, for p in units of its row.
@@ -186,12 +122,12 @@ struct Judge {
         const Group& next = group(taken);
         double above = 0;
         if (!next.ids) {
-            weigh(asked, tree.row + taken, temperature, p);
-            for (int64_t c = 0; c < asked.width; ++c) above += std::max(0.0, p[c] * share - next.q[c]);
+            spread(asked.rows, tree.row + taken, policy.temperature, kept[taken], p);
+            for (int64_t c = 0; c < asked.rows.width; ++c) above += std::max(0.0, p[c] * share - next.q[c]);
             return above;
         }
-        const T* logits = asked.logits + (tree.row + taken) * asked.stride;
-        const float peak = asked.peaks[tree.row + taken], scale = 1 / temperature;
+        const T* logits = asked.rows.row(tree.row + taken);
+        const float peak = asked.rows.peaks[tree.row + taken], scale = 1 / policy.temperature;
         double known = 0;
         for (int64_t c = 0; c < next.width; c += LANES) {
             const int64_t some = std::min<int64_t>(LANES, next.width - c);
@@ -199,22 +135,61 @@ struct Judge {
             for (int64_t i = 0; i < some; ++i) x[i] = number(logits + next.ids[c + i]);
             const Vec e = exponential((x - peak) * scale);
             for (int64_t i = 0; i < some; ++i) {
-                known += e[i];
-                above += std::max(0.0, e[i] * share - next.q[c + i]);
+                const double own = kept[taken].has(x[i], next.ids[c + i]) ? e[i] : 0;
+                known += own;
+                above += std::max(0.0, own * share - next.q[c + i]);
             }
         }
-        return above + std::max(0.0, sums[taken] - known) * share;
+        return above + std::max(0.0, kept[taken].mass - known) * share;
     }
 
     // Level by level: see `verify_tree` in serving/decoding/verification.py.
     void by_level() {
         for (int64_t at = -1, depth = 1; at < tree.nodes; ++depth) {
-            const double mass = weigh(asked, tree.row + 1 + at, temperature, p);
+            const double mass = load_row(at);
             const int64_t child = accepted(at, mass);
             if (child < 0) break;
             found[depth] = at = child;
         }
         draw();
+    }
+
+    // The target's own token is known behind each node (serving/decoding/noise.py): accept the child that is this token.
+    void by_choice() {
+        for (int64_t at = -1, depth = 1;; ++depth) {
+            found[0] = chosen(at);
+            int64_t child = -1;
+            for (int64_t i = 0; i < tree.groups && child < 0; ++i) {
+                const int64_t* nodes = asked.nodes + group(i).first;
+                for (int64_t k = 0; group(i).parent == at && k < group(i).count && child < 0; ++k)
+                    if (tokens[nodes[k]] == found[0]) child = nodes[k];
+            }
+            if (child < 0) return;
+            found[depth] = at = child;
+        }
+    }
+
+    // Return the token with the largest p / E, for exponential noise E of a row's key.
+    int64_t chosen(int64_t node) {
+        load_row(node);
+        const int32_t* key = asked.keys + 2 * (tree.row + 1 + node);
+        float best = 0;
+        int64_t id = -1;
+        int32_t bits[BLOCK];
+        for (int64_t first = 0; first < asked.rows.width; first += BLOCK) {
+            const int64_t count = std::min(BLOCK, asked.rows.width - first);
+            for (int64_t i = 0; i < count; ++i) bits[i] = noise(int32_t(first + i), key);
+            for (int64_t i = 0; i < count; ++i) {
+                const float u = (float(bits[i]) + 0.5f) * STEP;
+                if (u * best >= p[first + i]) continue;  // E >= u: it cannot win
+                const float score = p[first + i] / -std::log1p(-u);
+                if (score > best) {
+                    best = score;
+                    id = first + i;
+                }
+            }
+        }
+        return id;
     }
 
     // Return the accepted child of a node, −1 for none. `p`, of this mass, becomes what is left.
@@ -260,7 +235,7 @@ struct Judge {
             at = std::max(0.0, at - scale * tried.q[c]);
         }
         for (size_t i = 0; i < gone.size(); ++i) p[tried.ids ? tried.ids[gone[i]] : gone[i]] = kept[i];
-        return mass_of(p, asked.width, blocks);
+        return mass_of(p, asked.rows.width, blocks);
     }
 
     // Rounding left nothing: p was scale · q, up to rounding.
@@ -273,34 +248,35 @@ struct Judge {
     double take_out(int64_t token) {
         const float before = p[token];
         p[token] = 0;
-        const double rest = mass_of(p, asked.width, blocks);
+        const double rest = mass_of(p, asked.rows.width, blocks);
         if (!(rest > 0)) p[token] = before;
         return rest;
     }
 
     void draw() {
-        const double mass = mass_of(p, asked.width, blocks);
-        found[0] = drawn(p, asked.width, blocks, mass, own);
+        const double mass = mass_of(p, asked.rows.width, blocks);
+        found[0] = drawn(p, asked.rows.width, blocks, mass, own);
     }
 };
 
 template <typename T>
 void judge(const Asked<T>& asked, int threads) {
-    std::vector<int64_t> starts(1 + asked.trees);  // where the sums of a tree's rows begin
+    std::vector<int64_t> starts(1 + asked.trees);  // where a tree's rows begin among those that are looked at first
     for (int64_t i = 0; i < asked.trees; ++i)
-        starts[i + 1] = starts[i] + (asked.tree[i].whole ? asked.tree[i].nodes : 0);
-    std::vector<double> sums(starts.back());
+        starts[i + 1] = starts[i] + (asked.tree[i].way == AS_A_WHOLE ? asked.tree[i].nodes : 0);
+    std::vector<Kept> kept(starts.back());
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
 #pragma omp for schedule(static)
-        for (int64_t k = 0; k < int64_t(sums.size()); ++k) {
+        for (int64_t k = 0; k < int64_t(kept.size()); ++k) {
             const int64_t i = std::upper_bound(starts.begin(), starts.end(), k) - starts.begin() - 1;
-            sums[k] = weigh(asked, asked.tree[i].row + k - starts[i], asked.temperatures[i], nullptr);
+            kept[k] = keep(asked.rows, asked.tree[i].row + k - starts[i], asked.policies[i]);
         }
 #pragma omp for schedule(dynamic)
         for (int64_t i = 0; i < asked.trees; ++i) {
-            Judge<T> own(asked, i, space_of_thread(), sums.data() + starts[i]);
-            if (asked.tree[i].whole) own.as_a_whole();
+            Judge<T> own(asked, i, space_of_thread(), kept.data() + starts[i]);
+            if (asked.tree[i].way == AS_A_WHOLE) own.as_a_whole();
+            else if (asked.tree[i].way == BY_CHOICE) own.by_choice();
             else own.by_level();
         }
     }

@@ -1,7 +1,7 @@
-"""Verdicts by rejection sampling on CPUs in one call of C++: chains as a whole, other trees level by level.
+"""Verdicts on CPUs in one call of C++: drawn chains as a whole, other drawn trees by level, seeded ones by choice.
 
 Torch takes thirty operations a level, each of which costs as much as the arithmetic. The laws are those of
-`decoding.block_verification` and `decoding.verification`.
+`decoding.block_verification`, `decoding.verification` and `decoding.noise`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,20 @@ import torch
 from torch import Tensor
 
 from distillspec.native.library import NotBuilt
-from distillspec.native.verdict_kernel import GivenGroup, GivenTree, VerdictKernel, verdict_kernel
+from distillspec.native.verdict_kernel import (
+    Chances,
+    GivenGroup,
+    GivenTree,
+    VerdictKernel,
+    Way,
+    verdict_kernel,
+)
 from distillspec.serving.base.tree import DraftProbs, TokenTree
 from distillspec.serving.decoding.row_kinds import BLOCK
 from distillspec.serving.decoding.tree_batch import NONE
 from distillspec.serving.decoding.verification import TreeVerdict
 from distillspec.serving.decoding.verifier import PendingVerdicts
+from distillspec.types import SamplingPolicy
 
 
 @cache
@@ -31,29 +39,28 @@ def usable_kernel() -> VerdictKernel | None:
         return None
 
 
-class DrawnTree(NamedTuple):
-    """A tree to verify by rejection sampling, without filters."""
+class JudgedTree(NamedTuple):
+    """A tree to verify."""
 
     tree: TokenTree
     row: int  # of the text's logits
-    temperature: float  # above 0
+    policy: SamplingPolicy  # not greedy
+    seeded: bool = False
 
 
 def verify_by_kernel(
-    logits: Tensor, peaks: Tensor, trees: Sequence[DrawnTree], accept: Tensor, own: Tensor, *, blocks: bool
+    logits: Tensor, peaks: Tensor, trees: Sequence[JudgedTree], chances: Chances, *, blocks: bool
 ) -> PendingVerdicts:
-    """Verify B trees of n nodes.
+    """Verify B trees.
 
     Args:
         logits: `[N, V]` float32 or bfloat16 on the CPU, contiguous in each row.
         peaks: `[N]` float32, the largest of each row, finite.
-        accept: `[n]` float64 in [0, 1), one a node.
-        own: `[B]` float64 in [0, 1), for the target's own tokens.
         blocks: verify drawn chains as a whole.
     """
     kernel = usable_kernel()
     assert kernel is not None
-    found = kernel.judge(logits, peaks, [_given(tree, blocks) for tree in trees], accept, own)
+    found = kernel.judge(logits, peaks, [_given(tree, blocks) for tree in trees], chances)
 
     def verdicts(read: list[int]) -> list[TreeVerdict]:
         width = found.shape[1]
@@ -63,14 +70,15 @@ def verify_by_kernel(
     return PendingVerdicts(found.flatten(), verdicts)
 
 
-def _given(drawn: DrawnTree, blocks: bool) -> GivenTree:
-    tree = drawn.tree
+def _given(judged: JudgedTree, blocks: bool) -> GivenTree:
+    tree = judged.tree
     groups = [group for group in tree.groups if group.nodes]
-    whole = blocks and tree.is_drawn_chain and len(tree) >= BLOCK
-    if whole:
+    way = Way.BY_CHOICE if judged.seeded else Way.BY_LEVEL
+    if blocks and not judged.seeded and len(tree) >= BLOCK and tree.is_drawn_chain:
+        way = Way.AS_A_WHOLE
         groups.sort(key=lambda group: group.nodes)
     given = [GivenGroup(group.parent, group.nodes, *_table(group.drawn_from, group.row)) for group in groups]
-    return GivenTree(drawn.row, tree.tokens, given, whole, drawn.temperature)
+    return GivenTree(judged.row, tree.tokens, given, way, judged.policy)
 
 
 def _table(drawn_from: DraftProbs | None, row: int) -> tuple[Tensor | None, int, Tensor | None]:

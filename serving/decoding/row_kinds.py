@@ -18,14 +18,16 @@ def kind_of(sequence: SequenceState, tree: TokenTree, verification: str, kernel:
     `held`, `rooted` and `decided` are those of `decoding.target_initialised`.
 
     Args:
-        kernel: rows without filters are left to the C++ kernel (`decoding.kernel_verdicts`).
+        kernel: rows that draw or are seeded are left to the C++ kernel (`decoding.kernel_verdicts`).
     """
     params = sequence.params
+    if params.is_greedy:
+        return "greedy"
     if not params.draws:
-        return "greedy" if params.is_greedy else "seeded"
+        return "kernel" if kernel else "seeded"
     if verification == "typical" and len(tree):
         return "typical"
-    if kernel and verification in ("exact", "exact_by_token") and params.policy.is_plain:
+    if kernel and verification in ("exact", "exact_by_token"):
         return "kernel"
     if verification == "exact" and len(tree) >= BLOCK and tree.is_drawn_chain:
         return "block"

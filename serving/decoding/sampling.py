@@ -14,14 +14,15 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from distillspec.native.verdict_kernel import Chances
 from distillspec.sampling import best_ids
 from distillspec.serving.base.transfer import rows_of, to_device, to_host
 from distillspec.serving.decoding.block_verification import verify_blocks
 from distillspec.serving.decoding.choices import verify_choices
-from distillspec.serving.decoding.drafting import Draws, make_draws, place_key
-from distillspec.serving.decoding.kernel_verdicts import DrawnTree, usable_kernel, verify_by_kernel
+from distillspec.serving.decoding.drafting import Draws, make_draws
+from distillspec.serving.decoding.kernel_verdicts import JudgedTree, usable_kernel, verify_by_kernel
 from distillspec.serving.decoding.logits import Columns, Place, needs_transform, transform
-from distillspec.serving.decoding.noise import hashed_ids, key_tensor
+from distillspec.serving.decoding.noise import hashed_ids
 from distillspec.serving.decoding.row_kinds import by_kind
 from distillspec.serving.decoding.row_values import Compute, Values, row_probs, seeded_ids, values_at
 from distillspec.serving.decoding.target_initialised import CandidatesRule, decided, verify_from_roots
@@ -120,20 +121,18 @@ class TokenSampler:
         return verify(batch, starts, rule, self.look)
 
     def _by_kernel(self, lot: Lot) -> PendingVerdicts:
-        step, members = lot.step, lot.members
-        firsts = [step.firsts[member] for member in members]
+        step, firsts = lot.step, [lot.step.firsts[member] for member in lot.members]
         nodes = [first + 1 + node for first, tree in zip(firsts, lot.trees, strict=True) for node in range(len(tree))]
-        return verify_by_kernel(
-            step.logits,
-            step.peaks,
-            [
-                DrawnTree(tree, first, step.sequences[member].params.temperature)
-                for tree, first, member in zip(lot.trees, firsts, members, strict=True)
-            ],
-            rows_of(step.accept, nodes),
-            lot.own,
-            blocks=self.verification == "exact",
-        )
+        params = [step.sequences[member].params for member in lot.members]
+        seeded = [own.seed is not None for own in params]
+        trees = list(map(JudgedTree, lot.trees, firsts, [own.policy for own in params], seeded))
+        keys = step.noise_keys() if any(seeded) else torch.empty(0, dtype=torch.int32)
+        if all(seeded):  # they leave the streams of the others alone
+            accept, own = torch.zeros(2, step.rows, dtype=torch.float64)
+        else:
+            accept, own = rows_of(step.accept, nodes), lot.own
+        chances = Chances(accept, own, keys)
+        return verify_by_kernel(step.logits, step.peaks, trees, chances, blocks=self.verification == "exact")
 
     def _rule(self, lot: Lot) -> Rule:
         """Return the rule that accepts the children of a lot's nodes."""
@@ -144,8 +143,7 @@ class TokenSampler:
 
         probs = self._probs(lot)
         if lot.kind == "seeded":
-            keys = key_tensor(place_key(place) for window in lot.step.windows for place in window.places())
-            return ChoiceRule(batch, values(seeded_ids(probs, keys, self._hashed)))
+            return ChoiceRule(batch, values(seeded_ids(probs, lot.step.noise_keys(), self._hashed)))
         if lot.kind == "typical":
             return TypicalRule(batch, values(probs), lot.own)
         if lot.kind == "drawn":

@@ -12,7 +12,9 @@ from torch import Tensor
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.transfer import rows_of
 from distillspec.serving.base.tree import ROOT, TokenTree
+from distillspec.serving.decoding.drafting import place_key
 from distillspec.serving.decoding.logits import Place
+from distillspec.serving.decoding.noise import key_tensor
 from distillspec.serving.decoding.row_kinds import Kind
 from distillspec.serving.decoding.tree_batch import TreeBatch
 from distillspec.serving.decoding.verification import TreeVerdict
@@ -69,6 +71,10 @@ class Step:
     @property
     def own(self) -> Tensor:
         return self._uniforms[1]
+
+    def noise_keys(self) -> Tensor:
+        """Return the noise keys of all rows `[N, 2]` int32, on the host. Rows without a seed get (0, 0)."""
+        return key_tensor(place_key(place) for window in self.windows for place in window.places())
 
     @cached_property
     def batch(self) -> TreeBatch:

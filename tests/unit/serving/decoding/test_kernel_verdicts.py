@@ -6,13 +6,27 @@ import pytest
 import torch
 from torch import Tensor
 
+from distillspec.native.verdict_kernel import Chances
+from distillspec.sampling import policy_probs
 from distillspec.serving.base.tree import DraftProbs, SiblingGroup, TokenTree
 from distillspec.serving.decoding.block_verification import verify_blocks
-from distillspec.serving.decoding.kernel_verdicts import DrawnTree, usable_kernel, verify_by_kernel
+from distillspec.serving.decoding.choices import verify_choices
+from distillspec.serving.decoding.kernel_verdicts import JudgedTree, usable_kernel, verify_by_kernel
+from distillspec.serving.decoding.noise import exponentials, hashed_ids
 from distillspec.serving.decoding.tree_batch import TreeBatch
 from distillspec.serving.decoding.verification import TreeVerdict, verify_tree
+from distillspec.types import SamplingPolicy
 
 CPU = torch.device("cpu")
+NO_KEYS = torch.empty(0, dtype=torch.int32)
+PLAIN = SamplingPolicy()
+FILTERS = [
+    SamplingPolicy(0.7, top_p=0.9),
+    SamplingPolicy(top_k=5),
+    SamplingPolicy(1.3, min_p=0.05),
+    SamplingPolicy(0.9, top_k=40, top_p=0.8, min_p=0.01),
+    SamplingPolicy(30.0, top_p=0.99),
+]
 VOCABULARIES = [5, 8, 300, 523]  # narrower than a vector, one vector, blocks and what is left over
 
 if usable_kernel() is None:
@@ -20,10 +34,15 @@ if usable_kernel() is None:
 
 
 def judged(
-    logits: Tensor, trees: list[DrawnTree], accept: Tensor, own: Tensor, *, blocks: bool = True
+    logits: Tensor,
+    trees: list[JudgedTree],
+    accept: Tensor,
+    own: Tensor,
+    *,
+    blocks: bool = True,
+    keys: Tensor = NO_KEYS,
 ) -> list[TreeVerdict]:
-    peaks = logits.float().amax(-1)
-    pending = verify_by_kernel(logits, peaks, trees, accept, own, blocks=blocks)
+    pending = verify_by_kernel(logits, logits.float().amax(-1), trees, Chances(accept, own, keys), blocks=blocks)
     return pending.verdicts(pending.numbers.tolist())
 
 
@@ -62,10 +81,11 @@ def test_trees_are_judged_as_the_reference_judges_them(vocab: int, part: bool) -
     trees = [sampled_tree(vocab, kept, generator) for _ in range(150)]
     logits = 2 * torch.randn(150, 10, vocab, generator=generator)
     accept, own = uniforms(150 * 9, generator), uniforms(150, generator)
-    given = [DrawnTree(tree, 10 * i, 0.5 + i % 3) for i, tree in enumerate(trees)]
+    policies = [*FILTERS, PLAIN, SamplingPolicy(0.5)]
+    given = [JudgedTree(tree, 10 * i, policies[i % 7]) for i, tree in enumerate(trees)]
     found = judged(logits.flatten(0, 1), given, accept, own)
     wanted = [
-        verify_tree(torch.softmax(rows / tree.temperature, -1), tree.tree, accept[9 * i : 9 * i + 9], own[i])
+        verify_tree(policy_probs(rows, tree.policy), tree.tree, accept[9 * i : 9 * i + 9], own[i])
         for i, (tree, rows) in enumerate(zip(given, logits, strict=True))
     ]
     assert found == wanted
@@ -76,22 +96,23 @@ def test_trees_are_judged_as_the_reference_judges_them(vocab: int, part: bool) -
 @pytest.mark.parametrize(
     ("vocab", "dtype"), [*((vocab, torch.float32) for vocab in VOCABULARIES), (300, torch.bfloat16)]
 )
-def test_chains_are_judged_as_blocks(vocab: int, part: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("policy", [PLAIN, FILTERS[0], FILTERS[3]], ids=["plain", "top-p", "all filters"])
+def test_chains_are_judged_as_blocks(vocab: int, part: bool, dtype: torch.dtype, policy: SamplingPolicy) -> None:
     generator, kept = torch.Generator().manual_seed(vocab), torch.arange(0, vocab, 2) if part else None
-    trees, count = [], 500
+    trees, count = [], 300
     for i in range(count):
         table = random_table(vocab, kept, 4, generator, 0.3)
         trees.append(TokenTree.chain([drawn(table, row, 1, generator)[0] for row in range(1 + i % 4)], table))
     batch = TreeBatch(trees, CPU)
     logits = (0.3 * torch.randn(batch.rows, vocab, generator=generator)).to(dtype)
     accept, own = uniforms(batch.rows, generator), uniforms(count, generator)
-    probs = torch.softmax(logits.float(), -1)
+    probs = policy_probs(logits.float(), policy)
     pending = verify_blocks(batch, range(count), lambda rows: probs[list(rows)], accept, own)
     nodes = [first + 1 + node for first, tree in zip(batch.firsts, trees, strict=True) for node in range(len(tree))]
-    given = [DrawnTree(tree, first, 1.0) for tree, first in zip(trees, batch.firsts, strict=True)]
+    given = [JudgedTree(tree, first, policy) for tree, first in zip(trees, batch.firsts, strict=True)]
     found = judged(logits, given, accept[nodes], own)
     assert found == pending.verdicts(pending.numbers.tolist())
-    assert {len(verdict.path) for verdict in found} == {0, 1, 2, 3, 4}
+    assert {len(verdict.path) for verdict in found} >= ({0, 1, 2, 3} if policy == PLAIN else {0, 1})
 
 
 @pytest.mark.parametrize("blocks", [True, False])
@@ -104,9 +125,9 @@ def test_a_draft_that_is_the_target_is_accepted_and_nothing_of_probability_zero_
         tree = TokenTree.chain([drawn(table, row, 1, generator)[0] for row in range(3)], table)
         # As close to 1 as acceptance can be asked for: rounding may reject, and must then leave something to write.
         accept, own = torch.full((3,), 1 - 1e-7, dtype=torch.float64), uniforms(1, generator)
-        (verdict,) = judged(logits, [DrawnTree(tree, 0, 1.0)], accept, own, blocks=blocks)
+        (verdict,) = judged(logits, [JudgedTree(tree, 0, PLAIN)], accept, own, blocks=blocks)
         assert verdict.next_token % 2 == 1
-        assert judged(logits, [DrawnTree(tree, 0, 1.0)], accept - 1e-3, own, blocks=blocks)[0].path == (0, 1, 2)
+        assert judged(logits, [JudgedTree(tree, 0, PLAIN)], accept - 1e-3, own, blocks=blocks)[0].path == (0, 1, 2)
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
@@ -114,21 +135,23 @@ def test_the_ends_of_the_scale_give_tokens_that_have_a_probability(uniform: floa
     logits = torch.full((1, 600), -torch.inf)
     logits[0, [3, 280, 590]] = torch.tensor([0.0, -80.0, -5.0])
     own = torch.tensor([uniform], dtype=torch.float64)
-    (verdict,) = judged(logits, [DrawnTree(TokenTree(), 0, 1.0)], torch.empty(0, dtype=torch.float64), own)
+    (verdict,) = judged(logits, [JudgedTree(TokenTree(), 0, PLAIN)], torch.empty(0, dtype=torch.float64), own)
     assert verdict.next_token in (3, 590)
 
 
 def test_a_temperature_near_zero_gives_the_most_probable_token() -> None:
     logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(2))
     own = torch.tensor([0.7], dtype=torch.float64)
-    (verdict,) = judged(logits, [DrawnTree(TokenTree(), 0, 1e-30)], torch.empty(0, dtype=torch.float64), own)
+    (verdict,) = judged(
+        logits, [JudgedTree(TokenTree(), 0, SamplingPolicy(1e-30))], torch.empty(0, dtype=torch.float64), own
+    )
     assert verdict.next_token == int(logits.argmax())
 
 
 def test_uniforms_and_logits_with_gaps_are_read_rightly() -> None:
     generator = torch.Generator().manual_seed(3)
     logits, own = torch.randn(8, 300, generator=generator), uniforms(8, generator)
-    trees = [DrawnTree(TokenTree(), row, 1.0) for row in range(4)]
+    trees = [JudgedTree(TokenTree(), row, PLAIN) for row in range(4)]
     accept = torch.empty(0, dtype=torch.float64)
     apart = judged(logits[::2], trees, accept, own[::2])
     assert apart == judged(logits[::2].contiguous(), trees, accept, own[::2].contiguous())
@@ -140,5 +163,31 @@ def test_tables_of_other_precision_are_read_as_float32() -> None:
     doubles = DraftProbs(table.probs.double())
     chains = [TokenTree.chain([1, 2, 3], own) for own in (table, doubles)]
     accept, own = uniforms(3, generator), uniforms(1, generator)
-    first, second = (judged(logits, [DrawnTree(chain, 0, 1.0)], accept, own) for chain in chains)
+    first, second = (judged(logits, [JudgedTree(chain, 0, PLAIN)], accept, own) for chain in chains)
     assert first == second
+
+
+def test_of_tokens_that_tie_at_a_nucleus_edge_the_lowest_ids_are_inside() -> None:
+    logits = torch.zeros(1, 300)
+    logits[0, 100:] = -1.0
+    policy = SamplingPolicy(top_p=0.25)
+    kept = (policy_probs(logits, policy)[0] > 0).nonzero()[:, 0].tolist()
+    own = torch.arange(0, 1, 1 / 500, dtype=torch.float64)
+    trees = [JudgedTree(TokenTree(), 0, policy)] * len(own)
+    found = judged(logits, trees, torch.empty(0, dtype=torch.float64), own)
+    assert sorted({verdict.next_token for verdict in found}) == kept
+
+
+@pytest.mark.parametrize("policy", [PLAIN, *FILTERS])
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+def test_seeded_tokens_are_those_of_the_noise(vocab: int, policy: SamplingPolicy) -> None:
+    generator = torch.Generator().manual_seed(vocab)
+    trees = [sampled_tree(vocab, None, generator) for _ in range(60)]
+    logits = 2 * torch.randn(600, vocab, generator=generator)
+    keys = torch.randint(2**31 - 1, (600, 2), generator=generator, dtype=torch.int32)
+    scores = policy_probs(logits, policy) / exponentials(keys, hashed_ids(torch.arange(vocab)))
+    chosen = scores.argmax(-1).view(60, 10)
+    given = [JudgedTree(tree, 10 * i, policy, seeded=True) for i, tree in enumerate(trees)]
+    found = judged(logits, given, torch.zeros(540).double(), torch.zeros(60).double(), keys=keys)
+    pending = verify_choices(trees, chosen.flatten())
+    assert found == pending.verdicts(pending.numbers.tolist())

@@ -1,0 +1,214 @@
+// Distributions that policies make of rows of logits, draws from them, and noise keyed by token.
+
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include "vectors.h"
+
+namespace {
+
+constexpr int64_t BLOCK = 256;  // ids that are summed in float32. Sums of blocks are added in double
+
+template <typename T>
+float number(const T* from) {
+    if constexpr (std::is_same_v<T, float>) return *from;
+    else {
+        const uint32_t bits = uint32_t(*from) << 16;
+        float x;
+        std::memcpy(&x, &bits, sizeof x);
+        return x;
+    }
+}
+
+// Rows of logits.
+template <typename T>
+struct Rows {
+    const T* held;
+    int64_t stride, width;
+    const float* peaks;  // the largest logit of each row
+
+    const T* row(int64_t i) const { return held + i * stride; }
+};
+
+struct Policy {
+    double temperature, top_k, top_p, min_p;  // 0, 1 and 0 switch the filters off
+};
+
+// What a policy keeps of a row: logits above `edge`, and those that equal it up to id `cut`.
+struct Kept {
+    float edge = -std::numeric_limits<float>::infinity();
+    int64_t cut = std::numeric_limits<int64_t>::max();
+    double mass = 0;  // Σ e^((logit − peak) / temperature) of these
+
+    bool has(float logit, int64_t id) const { return logit > edge || (logit == edge && id <= cut); }
+};
+
+// Return Σ e^((logit − peak) / temperature) of a row. `to`: where the terms are kept, null for nowhere.
+template <typename T>
+double weigh(const Rows<T>& rows, int64_t row, double temperature, float* to) {
+    const T* logits = rows.row(row);
+    const float peak = rows.peaks[row], scale = 1 / temperature;
+    double sum = 0;
+    for (int64_t first = 0; first < rows.width; first += BLOCK) {
+        const int64_t end = std::min(first + BLOCK, rows.width);
+        Vec sums = {};
+        int64_t c = first;
+        for (; c + LANES <= end; c += LANES) {
+            const Vec e = exponential((load(logits + c) - peak) * scale);
+            if (to) store(e, to + c);
+            sums += e;
+        }
+        for (; c < end; ++c) {
+            const float e = exponential((number(logits + c) - peak) * scale);
+            if (to) to[c] = e;
+            sums[0] += e;
+        }
+        sum += sum_of(sums);
+    }
+    return sum;
+}
+
+struct Candidate {
+    float logit;
+    int64_t id;
+    bool operator<(const Candidate& other) const {  // the most probable first, of equals the lowest id
+        return logit > other.logit || (logit == other.logit && id < other.id);
+    }
+};
+
+// Return the tokens whose logits are at least `least`.
+template <typename T>
+std::vector<Candidate> above(const T* logits, int64_t width, float least) {
+    std::vector<Candidate> found;
+    int64_t c = 0;
+    for (; c + LANES <= width; c += LANES) {
+        const Ints inside = load(logits + c) >= least;
+        int any = 0;
+        for (int i = 0; i < LANES; ++i) any |= inside[i];
+        if (!any) continue;
+        for (int i = 0; i < LANES; ++i)
+            if (inside[i]) found.push_back({number(logits + c + i), c + i});
+    }
+    for (; c < width; ++c)
+        if (number(logits + c) >= least) found.push_back({number(logits + c), c});
+    return found;
+}
+
+// Return what a policy keeps of a row: top-k with all tokens that equal the k-th, of these the smallest set whose mass
+// reaches top-p, and of these what has min-p of the largest probability.
+template <typename T>
+Kept keep(const Rows<T>& rows, int64_t row, const Policy& policy) {
+    Kept kept;
+    const bool by_count = policy.top_k > 0 && policy.top_k < rows.width, by_mass = policy.top_p < 1;
+    kept.mass = weigh(rows, row, policy.temperature, nullptr);
+    if (!by_count && !by_mass && policy.min_p <= 0) return kept;
+    const T* logits = rows.row(row);
+    const float peak = rows.peaks[row], scale = 1 / policy.temperature;
+    const auto weight = [&](const Candidate& each) { return exponential((each.logit - peak) * scale); };
+    std::vector<Candidate> found;
+    // Far from the peak there are many tokens and little mass, so that a few are looked at first.
+    for (float reach = 4;; reach *= 4) {
+        const bool all = reach > 300;
+        found = above(logits, rows.width, all ? -std::numeric_limits<float>::infinity() : peak - reach / scale);
+        double mass = 0;
+        for (const Candidate& each : found) mass += weight(each);
+        const bool enough = by_count ? int64_t(found.size()) >= int64_t(policy.top_k)
+                            : by_mass ? mass >= policy.top_p * kept.mass
+                                      : reach > -std::log(policy.min_p);
+        if (all || enough) break;
+    }
+    std::sort(found.begin(), found.end());
+    size_t count = found.size();
+    if (by_count && policy.top_k < count) {
+        count = policy.top_k;
+        while (count < found.size() && found[count].logit == found[count - 1].logit) ++count;
+    }
+    double whole = 0, mass = 0;
+    for (size_t i = 0; i < count; ++i) whole += weight(found[i]);
+    if (!by_count) whole = kept.mass;
+    size_t inside = 0;
+    while (inside < count && (inside == 0 || !by_mass || mass < policy.top_p * whole)) {
+        if (inside && weight(found[inside]) < policy.min_p) break;
+        mass += weight(found[inside++]);
+    }
+    const Candidate& last = found[inside - 1];
+    kept.edge = last.logit;
+    kept.mass = mass;
+    if (inside < found.size() && found[inside].logit == last.logit) kept.cut = last.id;
+    return kept;
+}
+
+// Write e^((logit − peak) / temperature) of what is kept of a row, and 0 for the rest.
+template <typename T>
+void spread(const Rows<T>& rows, int64_t row, double temperature, const Kept& kept, float* to) {
+    weigh(rows, row, temperature, to);
+    if (kept.edge == -std::numeric_limits<float>::infinity()) return;
+    const T* logits = rows.row(row);
+    int64_t c = 0;
+    for (; c + LANES <= rows.width; c += LANES) store(load(logits + c) < kept.edge ? Vec{} : load(to + c), to + c);
+    for (; c < rows.width; ++c)
+        if (number(logits + c) < kept.edge) to[c] = 0;
+    if (kept.cut < rows.width)
+        for (c = kept.cut + 1; c < rows.width; ++c)
+            if (number(logits + c) == kept.edge) to[c] = 0;
+}
+
+template <typename T>
+double weight_of(const Rows<T>& rows, int64_t row, double temperature, const Kept& kept, int64_t token) {
+    const float logit = number(rows.row(row) + token);
+    return kept.has(logit, token) ? exponential((logit - rows.peaks[row]) * float(1 / temperature)) : 0;
+}
+
+double mass_of(const float* p, int64_t width, double* blocks) {
+    double all = 0;
+    for (int64_t first = 0, block = 0; first < width; first += BLOCK, ++block) {
+        const int64_t end = std::min(first + BLOCK, width);
+        Vec sums = {};
+        int64_t c = first;
+        for (; c + LANES <= end; c += LANES) sums += load(p + c);
+        for (; c < end; ++c) sums[0] += p[c];
+        blocks[block] = sum_of(sums);
+        all += blocks[block];
+    }
+    return all;
+}
+
+// Return the first id at which the mass exceeds u of the whole. Ids without mass are never returned.
+int64_t drawn(const float* p, int64_t width, const double* blocks, double mass, double u) {
+    double left = std::min(u * mass, std::nextafter(mass, 0.0));
+    const int64_t count = (width + BLOCK - 1) / BLOCK;
+    int64_t block = 0, last = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        if (blocks[i] <= 0) continue;
+        block = i;
+        if (left < blocks[i]) break;
+        left -= blocks[i];
+    }
+    for (int64_t c = block * BLOCK; c < std::min((block + 1) * BLOCK, width); ++c) {
+        if (p[c] <= 0) continue;
+        last = c;
+        if (left < p[c]) break;
+        left -= p[c];
+    }
+    return last;
+}
+
+// The hash of serving/decoding/noise.py, with its constants.
+inline int32_t mixed(int32_t x, int32_t halfway) {
+    constexpr int32_t MASK = 0x7FFFFFFF;
+    uint32_t y = x;
+    y = ((y ^ (y >> 16)) * 0x7FEB352Du ^ halfway) & MASK;
+    y = ((y ^ (y >> 15)) * 0x046CA68Bu) & MASK;
+    return y ^ (y >> 16);
+}
+
+inline int32_t noise(int32_t id, const int32_t* key) { return mixed(mixed(id, 0) ^ key[0], key[1]); }
+
+constexpr float STEP = 1.0 / 2147483648.0 * (1 - 1.0 / 4194304.0);
+
+}  // namespace
