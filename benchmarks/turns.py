@@ -1,8 +1,9 @@
 """Controllers that take turns on the same running requests, so that a machine whose speed wanders is the same for all.
 
 A round answers `batch` prompts that the draft was not trained on. The sides take turns of eight steps, in random order:
-controllers of one engine, and an engine without a draft beside it. The first step of a turn does not count: a draft may
-have to read what it missed.
+controllers of one engine, and an engine without a draft beside it, which goes on behind the other one's text: a step
+takes the longer, the longer its context is. The first step of a turn does not count: a draft may have to read what it
+missed.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ class Bench:
             "rounds": options.rounds,
         }
         engine = make_engine(options, target, draft, most, speculation_length=speculation_length, **settings)
-        return cls(options, engine, make_engine(options, alone, None, most), prompts, setting)
+        plain = make_engine(options, alone, None, most, prefix_reuse=True)  # it reads texts again and again
+        return cls(options, engine, plain, prompts, setting)
 
     def rates(self, controllers: Mapping[str, LengthController], batch: int) -> dict[str, list[float]]:
         """Return the tokens a second of each controller by round, and of `plain` as "no draft"."""
@@ -86,6 +88,7 @@ def by_turns(
     """Return the tokens a second of each side by round. Rounds have `batch` prompts each, the same for all sides."""
     params = SamplingParams(temperature=options.temperature, max_tokens=TOKENS, ignore_eos=True)
     engines = list({id(side.engine): side.engine for side in sides.values()}.values())
+    leader = next(side.engine for side in sides.values() if side.controller is not None)
     rates: dict[str, list[float]] = {name: [] for name in sides}
     chance = random.Random(0)
     for side in sides.values():  # warm up
@@ -95,9 +98,11 @@ def by_turns(
         for engine in engines:
             _begin(engine, prompts[round_ * batch : (round_ + 1) * batch], params)
         spent: dict[str, list[tuple[int, float]]] = {name: [] for name in sides}
-        while all(len(engine.sequences.decoding) == batch for engine in engines):
+        while len(leader.sequences.decoding) == batch:
             for name in chance.sample(list(sides), len(sides)):
                 _use(sides[name])
+                if sides[name].engine is not leader:
+                    _follow(sides[name].engine, leader, params)
                 spent[name] += _steps(sides[name].engine, batch)
         for engine in engines:
             _end(engine)
@@ -163,6 +168,13 @@ def _begin(engine: Engine, texts: Sequence[Sequence[int]], params: SamplingParam
         engine.submit(Request(str(row), tuple(text), params))
     while len(engine.sequences.decoding) < len(texts):
         engine.step()
+
+
+def _follow(engine: Engine, leader: Engine, params: SamplingParams) -> None:
+    """Let an engine answer behind the texts of another one. It has read most of them before."""
+    texts = [list(sequence.tokens) for sequence in leader.sequences.decoding]
+    _end(engine)
+    _begin(engine, texts, params)
 
 
 def _steps(engine: Engine, batch: int) -> list[tuple[int, float]]:

@@ -46,13 +46,13 @@ class DraftSteps:
         norm = final.norm if isinstance(final, DeferredNorm) else final
         self._norm = norm.weight.detach().float().contiguous()  # type: ignore[union-attr, operator]
         kernel, head = vector_kernel(), model.head.weight.detach()
-        self._head, self._padded = kernel.packed(head, model.dtype), kernel.rows(len(head))
+        self._head, self._padded = kernel.packed(head, few.kind.weights), kernel.rows(len(head))
         way = None if model.state_input is None else model.state_input.way
         self._joined = way == JOINED
         self._projection = None
         if way == ADDED:
             projection = model.state_input.projection  # type: ignore[union-attr]
-            self._projection = kernel.packed(projection.weight.detach(), model.dtype)  # type: ignore[union-attr]
+            self._projection = kernel.packed(projection.weight.detach(), few.kind.weights)  # type: ignore[union-attr]
         self._ids = None if model.kept_ids is None else model.kept_ids.long().contiguous()
 
     @staticmethod
@@ -106,7 +106,7 @@ class DraftSteps:
             ]
         )
         eps, scale, threads = self.few.eps, self.few.scale, torch.get_num_threads()
-        vector_kernel().steps[carried.dtype](layers, count, shared, given, eps, EPS, scale, threads)
+        vector_kernel().steps[self.few.kind](layers, count, shared, given, eps, EPS, scale, threads)
         return Stepped(ids, finite, probs)
 
 

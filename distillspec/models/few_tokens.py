@@ -24,7 +24,7 @@ from distillspec.models.packed_linear import SHARE, SMALLEST
 from distillspec.models.slot_cache import SlotCache
 from distillspec.models.state_input import DeferredNorm
 from distillspec.native.library import NotBuilt
-from distillspec.native.vector_kernel import WEIGHTS, numbers, vector_kernel
+from distillspec.native.vector_kernel import WEIGHTS, Kind, numbers, vector_kernel
 
 # Of a pass, where bfloat16 is multiplied in pairs and where not. Torch takes larger ones.
 MOST_TOKENS = {True: 256, False: 48}
@@ -35,33 +35,40 @@ ROTARY = ("default", "linear", "llama3")  # kinds whose angles depend on the pos
 class FewTokens:
     """The layers of one model, for passes over at most `most` tokens.
 
-    Weights have 16 bits. Sums, and what passes from layer to layer, are float32. A token's result does not depend on
-    the tokens read beside it. Weights must not change while this exists.
+    Sums, and what passes from layer to layer, are float32. A token's result does not depend on the tokens read beside
+    it. Weights must not change while this exists.
+
+    Args:
+        eight: weights have 8 bits where the model is in float32. Else they have 16.
     """
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, *, eight: bool = False) -> None:
         self.model, decoder = model, model.decoder
+        self.kind = Kind(model.dtype, torch.int8 if eight and model.dtype == torch.float32 else WEIGHTS[model.dtype])
         config = model.model.config.get_text_config()
         heads = attention_heads(model)
         self._sizes = [config.hidden_size, config.intermediate_size, heads.query, heads.kv, heads.dim]
         self._like = torch.empty(1, heads.kv, 1, heads.dim, dtype=model.dtype)
         self.most = _most_tokens(model.dtype)
         self.eps, self.scale = float(config.rms_norm_eps), float(model.layers[0].self_attn.scaling)  # type: ignore[arg-type, union-attr]
-        self._layers = [_packed_layer(layer, model.dtype) for layer in model.layers]
+        self._layers = [_packed_layer(layer, self.kind) for layer in model.layers]
         self._final: Any = None if isinstance(decoder.norm, DeferredNorm) else decoder.norm
         self._bound: tuple[Tensor, Any, Any] | None = None
         self._angles: tuple[int, Tensor, Tensor] = (0, torch.empty(0), torch.empty(0))
 
     @staticmethod
-    def of(model: LanguageModel, *, exact: bool = True, tokens: int = 1) -> FewTokens | None:
+    def of(model: LanguageModel, *, exact: bool = True, eight: bool = False, tokens: int = 1) -> FewTokens | None:
         """Return the layers of a model that the kernel is made for, None for others and where it cannot be built.
 
         Args:
             exact: the model's weights must be numbers of 16 bits. A draft's may be rounded: what it proposes is judged
                 by the probabilities that it proposed it with.
+            eight: see `FewTokens`. Not for exact ones.
             tokens: passes of so many must be taken.
         """
-        return FewTokens(model) if _is_made_for(model, exact) and tokens <= _most_tokens(model.dtype) else None
+        if not _is_made_for(model, exact) or tokens > _most_tokens(model.dtype):
+            return None
+        return FewTokens(model, eight=eight and not exact)
 
     def takes(self, view: FlatView) -> bool:
         """Return True if a pass has few tokens, over a cache of slots."""
@@ -78,7 +85,7 @@ class FewTokens:
             [len(read), len(row), *(part.data_ptr() for part in places), nodes.ctypes.data, row.ctypes.data]
         )
         columns = numbers(self._columns(view.cache))
-        vector_kernel().layers[read.dtype](
+        vector_kernel().layers[self.kind](
             *self.over(view.cache),
             batch,
             numbers([*self._kept(view.cache, out), ctypes.addressof(columns)]),
@@ -150,7 +157,7 @@ class _PackedLayer(NamedTuple):
         return [0 if held is None else held.data_ptr() for held in (*self.weights, *self.norms)]
 
 
-def _packed_layer(layer: Any, dtype: torch.dtype) -> _PackedLayer:
+def _packed_layer(layer: Any, kind: Kind) -> _PackedLayer:
     attention, mlp, kernel = layer.self_attn, layer.mlp, vector_kernel()
     qkv = torch.cat([getattr(attention, name).weight for name in PROJECTIONS])
     # Blocks of both take turns, so that a thread computes both of an output.
@@ -159,7 +166,7 @@ def _packed_layer(layer: Any, dtype: torch.dtype) -> _PackedLayer:
     weights = (qkv, attention.o_proj.weight, gate_up, mlp.down_proj.weight)
     norms = (layer.input_layernorm, getattr(layer, "hidden_norm", None), layer.post_attention_layernorm)
     scales = tuple(None if own is None else own.weight.detach().float().contiguous() for own in norms)
-    return _PackedLayer(tuple(kernel.packed(weight.detach(), dtype) for weight in weights), scales)
+    return _PackedLayer(tuple(kernel.packed(weight.detach(), kind.weights) for weight in weights), scales)
 
 
 def _rows(view: FlatView) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:

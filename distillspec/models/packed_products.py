@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from distillspec.native.library import NotBuilt
-from distillspec.native.vector_kernel import vector_kernel
+from distillspec.native.vector_kernel import WEIGHTS, vector_kernel
 
 DTYPES = (torch.float32, torch.bfloat16)
 TYPICAL_TOKENS = 16  # oneDNN chooses a layout for so many tokens. From 8 on it is the same
@@ -150,7 +150,7 @@ class VectorProduct(SixteenBits):
             raise RuntimeError(f"weights of {weight.shape[1]} inputs are not made of pairs")
         self._scale = _scale(weight.detach()) if weight.dtype == torch.float32 else 1.0
         scaled = weight.detach() * self._scale if self._scale != 1.0 else weight.detach()
-        self._packed, self._rows = self._kernel.packed(scaled, weight.dtype), self._kernel.rows(len(weight))
+        self._packed, self._rows = self._kernel.packed(scaled, WEIGHTS[weight.dtype]), self._kernel.rows(len(weight))
         self._multiply = self._kernel.products[weight.dtype]
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -102,7 +102,7 @@ void choose(const Steps& s, int64_t row, int64_t step, int64_t first, const floa
     s.newest[row] = std::max<int64_t>(0, s.chosen[row * s.total + first]);
 }
 
-template <typename T>
+template <typename T, typename W>
 void run_steps(const Layer* layers, int64_t count, const Model& m, const Steps& s, float eps, float state_eps, float scale,
                int threads) {
     static thread_local Space<T> own;
@@ -134,7 +134,7 @@ void run_steps(const Layer* layers, int64_t count, const Model& m, const Steps& 
 #pragma omp for schedule(static)
             for (int64_t r = 0; r < s.rows; ++r)
                 norm(carried + r * width, ones.data(), width, state_eps, normed.data() + r * width);
-            product((const Weight<T>*)s.projection, width, width, normed.data(), s.rows,
+            product((const W*)s.projection, width, width, normed.data(), s.rows,
                     [&](int64_t t, int64_t o, Vec sums) { store(sums, added.data() + t * width + o); });
 #pragma omp for schedule(static)
             for (int64_t r = 0; r < s.rows; ++r)
@@ -144,14 +144,14 @@ void run_steps(const Layer* layers, int64_t count, const Model& m, const Steps& 
                 }
         }
         for (int64_t i = 0; i < count; ++i)
-            if (i == 0) run_layer<T>(layers[i], m, batch, input.data(), in, eps, scale, space);
-            else run_layer<T>(layers[i], m, batch, hidden, width, eps, scale, space);
+            if (i == 0) run_layer<T, W>(layers[i], m, batch, input.data(), in, eps, scale, space);
+            else run_layer<T, W>(layers[i], m, batch, hidden, width, eps, scale, space);
 #pragma omp for schedule(static)
         for (int64_t r = 0; r < s.rows; ++r) {
             for (int64_t c = 0; c < width; c += LANES) store(load(hidden + r * width + c), carried + r * width + c);
             norm(hidden + r * width, s.norm, width, eps, normed.data() + r * width);
         }
-        product((const Weight<T>*)s.head, s.padded, width, normed.data(), s.rows,
+        product((const W*)s.head, s.padded, width, normed.data(), s.rows,
                 [&](int64_t t, int64_t o, Vec sums) { store(sums, logits.data() + t * s.padded + o); });
 #pragma omp for schedule(static)
         for (int64_t r = 0; r < s.rows; ++r) choose<T>(s, r, step, first, logits.data() + r * s.padded);

@@ -14,7 +14,7 @@ void keep(const States& states, int64_t after, const From* hidden, const Model& 
     }
 }
 
-template <typename T>
+template <typename T, typename W>
 void run(const Layer* layers, int64_t count, const Model& m, const Batch& batch, const States& states, const T* input,
          int64_t in, T* output, float eps, float scale, int threads) {
     static thread_local Space<T> own;
@@ -25,8 +25,8 @@ void run(const Layer* layers, int64_t count, const Model& m, const Batch& batch,
     {
         keep<T>(states, 0, input, m, batch);
         for (int64_t i = 0; i < count; ++i) {
-            if (i == 0) run_layer<T>(layers[i], m, batch, input, in, eps, scale, space);
-            else run_layer<T>(layers[i], m, batch, hidden, m.width, eps, scale, space);
+            if (i == 0) run_layer<T, W>(layers[i], m, batch, input, in, eps, scale, space);
+            else run_layer<T, W>(layers[i], m, batch, hidden, m.width, eps, scale, space);
             keep<T>(states, i + 1, hidden, m, batch);
         }
 #pragma omp for schedule(static)
@@ -55,15 +55,16 @@ void multiply_all(const Weight<T>* weight, int64_t out, int64_t in, const T* x, 
 
 }  // namespace
 
-#define EXPORTED(name, type)                                                                                          \
+#define EXPORTED(name, type, weight)                                                                                          \
     extern "C" void name(const void* layers, int64_t count, const void* model, const void* batch, const void* states, \
                          const void* input, int64_t in, void* output, float eps, float scale, int threads) {          \
-        run((const Layer*)layers, count, *(const Model*)model, *(const Batch*)batch, *(const States*)states,          \
+        run<type, weight>((const Layer*)layers, count, *(const Model*)model, *(const Batch*)batch, *(const States*)states,          \
             (const type*)input, in, (type*)output, eps, scale, threads);                                              \
     }
 
-EXPORTED(layers_float32, float)
-EXPORTED(layers_bfloat16, uint16_t)
+EXPORTED(layers_float16_of_float32, float, Half)
+EXPORTED(layers_int8_of_float32, float, int8_t)
+EXPORTED(layers_bfloat16_of_bfloat16, uint16_t, uint16_t)
 
 #define PRODUCT(name, type)                                                                                       \
     extern "C" void name(const void* weight, int64_t out, int64_t in, const void* x, int64_t tokens, void* y,     \
@@ -74,15 +75,16 @@ EXPORTED(layers_bfloat16, uint16_t)
 PRODUCT(product_float32, float)
 PRODUCT(product_bfloat16, uint16_t)
 
-#define STEPS(name, type)                                                                                           \
+#define STEPS(name, type, weight)                                                                                           \
     extern "C" void name(const void* layers, int64_t count, const void* model, const void* steps, float eps,        \
                          float state_eps, float scale, int threads) {                                               \
-        run_steps<type>((const Layer*)layers, count, *(const Model*)model, *(const Steps*)steps, eps, state_eps,    \
+        run_steps<type, weight>((const Layer*)layers, count, *(const Model*)model, *(const Steps*)steps, eps, state_eps,    \
                         scale, threads);                                                                            \
     }
 
-STEPS(steps_float32, float)
-STEPS(steps_bfloat16, uint16_t)
+STEPS(steps_float16_of_float32, float, Half)
+STEPS(steps_int8_of_float32, float, int8_t)
+STEPS(steps_bfloat16_of_bfloat16, uint16_t, uint16_t)
 
 extern "C" int lanes() { return LANES; }
 extern "C" int by_pairs() { return UNITS; }

@@ -12,7 +12,7 @@ namespace {
 
 // As in models/few_tokens.py.
 struct Layer {
-    const void *qkv, *out, *gate_up, *down;  // packed, of Weight<T>
+    const void *qkv, *out, *gate_up, *down;  // packed, of W
     const float *first_norm, *state_norm, *post_norm;  // state_norm: of the second half of the input, null for none
     void *keys, *values;
     int64_t slot, head, place;  // strides of both, in numbers
@@ -117,8 +117,8 @@ void attention(const Layer& layer, const Model& m, const Batch& batch, float sca
     }
 }
 
-// One layer. Its input is `[tokens, in]` of From: the residual, or embeddings and states side by side.
-template <typename T, typename From>
+// One layer, with weights of W. Its input is `[tokens, in]` of From: the residual, or embeddings and states side by side.
+template <typename T, typename W, typename From>
 void run_layer(const Layer& layer, const Model& m, const Batch& batch, const From* input, int64_t in, float eps,
                float scale, Space<T>& space) {
     const int64_t width = m.width, qkv = (m.heads + 2 * m.kv_heads) * m.dim, tokens = batch.tokens;
@@ -133,14 +133,14 @@ void run_layer(const Layer& layer, const Model& m, const Batch& batch, const Fro
         if ((const void*)residual != (const void*)(hidden + t * width))
             for (int64_t c = 0; c < width; c += LANES) store(load(residual + c), hidden + t * width + c);
     }
-    product((const Weight<T>*)layer.qkv, qkv, in, space.normed.data(), tokens,
+    product((const W*)layer.qkv, qkv, in, space.normed.data(), tokens,
             [&](int64_t t, int64_t o, Vec sums) { store(sums, space.qkv.data() + t * qkv + o); });
     attention(layer, m, batch, scale, space);
     const auto add = [&](int64_t t, int64_t o, Vec sums) {
         float* own = hidden + t * width + o;
         store(load(own) + sums, own);
     };
-    product((const Weight<T>*)layer.out, width, m.heads * m.dim, space.mixed.data(), tokens, add);
+    product((const W*)layer.out, width, m.heads * m.dim, space.mixed.data(), tokens, add);
 #pragma omp for schedule(static)
     for (int64_t t = 0; t < tokens; ++t)
         norm(hidden + t * width, layer.post_norm, width, eps, space.normed.data() + t * width);
@@ -150,8 +150,8 @@ void run_layer(const Layer& layer, const Model& m, const Batch& batch, const Fro
         if (o / LANES % 2 == 0) store(silu(sums), space.gate.data() + at);
         else store(load(space.gate.data() + at) * sums, space.active.data() + at);
     };
-    product((const Weight<T>*)layer.gate_up, 2 * m.inner, width, space.normed.data(), tokens, gated);
-    product((const Weight<T>*)layer.down, width, m.inner, space.active.data(), tokens, add);
+    product((const W*)layer.gate_up, 2 * m.inner, width, space.normed.data(), tokens, gated);
+    product((const W*)layer.down, width, m.inner, space.active.data(), tokens, add);
 }
 
 }  // namespace

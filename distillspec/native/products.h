@@ -1,7 +1,8 @@
 // Products of some tokens with packed weights, shared by the threads of a parallel region.
 //
-// Weights have 16 bits: bfloat16 for models in bfloat16, float16 for those in float32. They are packed so that a vector
-// holds the same input (or two neighbouring ones) of LANES outputs. Sums are float32. Activations are bfloat16 where the
+// Weights have 16 bits: bfloat16 for models in bfloat16, float16 for those in float32. Those of a draft in float32 may have
+// 8, and a scale for each output behind all weights. They are packed so that a vector holds the same input (or two
+// neighbouring ones) of LANES outputs. Sums are float32. Activations are bfloat16 where the
 // processor multiplies pairs of bfloat16 and the model is in it, else float32.
 
 #pragma once
@@ -81,25 +82,43 @@ inline void multiply(const W* weight, int64_t in, const float* x, Vec (&sums)[B]
     }
 }
 
+// A packed weight `[out, in]`.
+template <typename W>
+struct Packed {
+    const W* held;
+    int64_t out, in;
+
+    const W* block(int64_t i) const { return held + i * in * LANES; }
+
+    Vec scaled(Vec sums, int64_t output) const {
+        if constexpr (sizeof(W) == 1) return sums * load((const float*)(held + out * in) + output);
+        else return sums;
+    }
+};
+
 // Call use(t, output, sums of LANES outputs from `output` on) for each token t and B blocks from `block` on.
 template <int B, int N, typename W, typename X, typename Use>
-void blocks_of(const W* weight, int64_t in, int64_t block, const X* x, int64_t first, Use use) {
+void blocks_of(const Packed<W>& weight, int64_t block, const X* x, int64_t first, Use use) {
     Vec sums[B][N] = {};
-    multiply<B, N>(weight + block * in * LANES, in, x + first * in, sums);
+    multiply<B, N>(weight.block(block), weight.in, x + first * weight.in, sums);
     for (int t = 0; t < N; ++t)
-        for (int b = 0; b < B; ++b) use(first + t, (block + b) * LANES, sums[b][t]);
+        for (int b = 0; b < B; ++b) {
+            const int64_t output = (block + b) * LANES;
+            use(first + t, output, weight.scaled(sums[b][t], output));
+        }
 }
 
 template <int B, int N, typename W, typename X, typename Use>
-void some_blocks(const W* weight, int64_t in, int64_t block, const X* x, int64_t first, int64_t count, Use use) {
+void some_blocks(const Packed<W>& weight, int64_t block, const X* x, int64_t first, int64_t count, Use use) {
     if constexpr (N > 1)
-        if (count < N) return some_blocks<B, N - 1>(weight, in, block, x, first, count, use);
-    blocks_of<B, N>(weight, in, block, x, first, use);
+        if (count < N) return some_blocks<B, N - 1>(weight, block, x, first, count, use);
+    blocks_of<B, N>(weight, block, x, first, use);
 }
 
 // The product of all tokens with a packed weight `[out, in]`, shared by the threads of a parallel region.
 template <typename W, typename X, typename Use>
-void product(const W* weight, int64_t out, int64_t in, const X* x, int64_t tokens, Use use) {
+void product(const W* held, int64_t out, int64_t in, const X* x, int64_t tokens, Use use) {
+    const Packed<W> weight{held, out, in};
     const int64_t blocks = out / LANES;
     const int64_t parts = (tokens + MOST - 1) / MOST, most = (tokens + parts - 1) / parts;  // even parts of the tokens
 #pragma omp for schedule(static)
@@ -108,9 +127,9 @@ void product(const W* weight, int64_t out, int64_t in, const X* x, int64_t token
             const int64_t count = std::min(most, tokens - first), end = std::min(block + BLOCKS, blocks);
             int64_t b = block;
             if (count <= FEW)
-                for (; b + BLOCKS <= end; b += BLOCKS) some_blocks<BLOCKS, FEW>(weight, in, b, x, first, count, use);
-            for (; b + PAIR <= end; b += PAIR) some_blocks<PAIR, MOST>(weight, in, b, x, first, count, use);
-            for (; b < end; ++b) some_blocks<1, MOST>(weight, in, b, x, first, count, use);
+                for (; b + BLOCKS <= end; b += BLOCKS) some_blocks<BLOCKS, FEW>(weight, b, x, first, count, use);
+            for (; b + PAIR <= end; b += PAIR) some_blocks<PAIR, MOST>(weight, b, x, first, count, use);
+            for (; b < end; ++b) some_blocks<1, MOST>(weight, b, x, first, count, use);
         }
 }
 

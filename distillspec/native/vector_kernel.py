@@ -14,30 +14,50 @@ from torch.nn.functional import pad
 from distillspec.native.library import SOURCES, library
 
 SOURCE = SOURCES / "few_tokens.cpp"
-WEIGHTS = {torch.float32: torch.float16, torch.bfloat16: torch.bfloat16}  # dtype of a model → of its packed weights
+# Dtype of a model → of its packed weights, where these must be its own.
+WEIGHTS = {torch.float32: torch.float16, torch.bfloat16: torch.bfloat16}
+KINDS = [*WEIGHTS.items(), (torch.float32, torch.int8)]
+
+
+class Kind(NamedTuple):
+    """Dtypes of a model and of its packed weights: those of `WEIGHTS`, or float32 and int8 with a scale an output."""
+
+    model: torch.dtype
+    weights: torch.dtype
+
+    @property
+    def name(self) -> str:
+        """What the kernel's functions for it end in."""
+        return f"{self.weights}_of_{self.model}".replace("torch.", "")
 
 
 class VectorKernel(NamedTuple):
-    """Functions by dtype of a model.
+    """Functions by kind of a model, products by dtype of their inputs.
 
     lanes: numbers of float32 in a vector. Outputs come in blocks of so many.
     by_pairs: bfloat16 is multiplied in pairs, so inputs come in pairs.
     """
 
-    layers: dict[torch.dtype, ctypes._NamedFuncPointer]
+    layers: dict[Kind, ctypes._NamedFuncPointer]
     products: dict[torch.dtype, ctypes._NamedFuncPointer]
-    steps: dict[torch.dtype, ctypes._NamedFuncPointer]
+    steps: dict[Kind, ctypes._NamedFuncPointer]
     lanes: int
     by_pairs: bool
 
-    def packed(self, weight: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return a weight `[out, in]` in blocks of `lanes` outputs, input by input, for a model of `dtype`.
+    def packed(self, weight: Tensor, held: torch.dtype) -> Tensor:
+        """Return a weight `[out, in]` in blocks of `lanes` outputs, input by input, as numbers of `held`.
 
-        The last block is filled up with zeros: see `rows`.
+        The last block is filled up with zeros: see `rows`. int8: bytes, those of the outputs' float32 scales last.
         """
-        whole = pad(weight.to(WEIGHTS[dtype]), (0, 0, 0, self.rows(len(weight)) - len(weight)))
+        whole = pad(weight, (0, 0, 0, self.rows(len(weight)) - len(weight)))
+        if held == torch.int8:
+            codes, scales = eight_bits(whole)
+            return torch.cat([self._in_blocks(codes).flatten().view(torch.uint8), scales.view(torch.uint8)])
+        return self._in_blocks(whole.to(held))
+
+    def _in_blocks(self, whole: Tensor) -> Tensor:
         blocks = whole.unflatten(0, (-1, self.lanes))
-        if dtype == torch.bfloat16 and self.by_pairs:
+        if whole.dtype == torch.bfloat16 and self.by_pairs:
             return blocks.unflatten(2, (-1, 2)).transpose(1, 2).contiguous()
         return blocks.transpose(1, 2).contiguous()
 
@@ -59,18 +79,25 @@ def vector_kernel() -> VectorKernel:
     """
     found = library(SOURCE)
     pointer, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-    layers = {torch.float32: found.layers_float32, torch.bfloat16: found.layers_bfloat16}
+    kinds = [Kind(*dtypes) for dtypes in KINDS]
+    layers = {kind: found[f"layers_{kind.name}"] for kind in kinds}
     products = {torch.float32: found.product_float32, torch.bfloat16: found.product_bfloat16}
-    steps = {torch.float32: found.steps_float32, torch.bfloat16: found.steps_bfloat16}
+    steps = {kind: found[f"steps_{kind.name}"] for kind in kinds}
     arguments: dict[str, list[Any]] = {
         "layers": [pointer, number, *[pointer] * 4, number, pointer, real, real, ctypes.c_int],
         "products": [pointer, number, number, pointer, number, pointer, ctypes.c_int],
         "steps": [pointer, number, pointer, pointer, real, real, real, ctypes.c_int],
     }
-    for name, functions in (("layers", layers), ("products", products), ("steps", steps)):
-        for function in functions.values():
+    for name, functions in (("layers", layers.values()), ("products", products.values()), ("steps", steps.values())):
+        for function in functions:
             function.argtypes, function.restype = arguments[name], None
     return VectorKernel(layers, products, steps, found.lanes(), bool(found.by_pairs()))
+
+
+def eight_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a weight `[out, in]` as codes int8 and scales `[out]` float32: rows are codes times scales, rounded."""
+    scales = weight.float().abs().amax(1).div(127).clamp(min=torch.finfo(torch.float32).tiny)
+    return (weight.float() / scales[:, None]).round().to(torch.int8), scales
 
 
 def numbers(values: Sequence[int]) -> Any:

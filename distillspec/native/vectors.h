@@ -50,6 +50,18 @@ inline Vec load(const Half* from) {
 #endif
 }
 
+inline Vec load(const int8_t* from) {
+#if defined(__AVX512F__)
+    return (Vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+#elif defined(__AVX2__)
+    return (Vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#else
+    Vec x;
+    for (int i = 0; i < LANES; ++i) x[i] = from[i];
+    return x;
+#endif
+}
+
 // x in all lanes. `Vec{} + x` would cost an addition: it turns −0 into 0.
 inline Vec all_of(float x) {
 #if defined(__AVX512F__)

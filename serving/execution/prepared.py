@@ -24,7 +24,7 @@ class PreparedModel:
         pack_weights: False leaves all weights as they are.
         compile: True before the first pass, auto once it has computed for a while, False never. See `may_compile`.
         feature_ids: states that passes hand out (`FeatureTap`).
-        exact: False lets packing round the weights (`PackedLinears`).
+        exact: False lets packing round the weights (`PackedLinears`, `FewTokens`): a draft's.
     """
 
     def __init__(
@@ -40,7 +40,8 @@ class PreparedModel:
         self._was_training = model.model.training
         self.packs = PackedLinears(model, exact=exact) if pack_weights and PackedLinears.helps(model) else None
         model.model.eval()
-        self.few = FewTokens.of(model, exact=exact) if pack_weights else None  # reads weights before they are packed
+        # Reads weights before they are packed.
+        self.few = FewTokens.of(model, exact=exact, eight=not exact) if pack_weights else None
         self.steps = None if exact else DraftSteps.of(model, self.few)
         hook(model.model)
         if self.packs is not None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from torch import nn
 
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft
@@ -22,7 +23,7 @@ from distillspec.serving.execution.state_runner import StateRunner
 from distillspec.serving.proposers.draft_loop import DraftLoop, Drafts
 
 from .state_drafts import state_draft
-from .test_few_tokens import llama
+from .test_few_tokens import llama, of_eight_bits
 
 pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=f"no kernel here: {why_not()}"),
@@ -33,7 +34,7 @@ ROWS = [RowInput(0, 0, [5, 6, 7]), RowInput(1, 0, [9]), RowInput(3, 0, [11, 12])
 
 
 def draft_of(kind: str, dtype: torch.dtype) -> tuple[LanguageModel, LanguageModel]:
-    """Return a target and a draft of a kind, whose weights 16 bits hold."""
+    """Return a target and a draft of a kind, whose weights 8 bits hold."""
     target = llama(dtype)
     if kind in ("tokens", "truncated"):
         kept = torch.arange(3, 259, 2) if kind == "truncated" else None
@@ -44,6 +45,9 @@ def draft_of(kind: str, dtype: torch.dtype) -> tuple[LanguageModel, LanguageMode
     with torch.no_grad():
         for parameter in draft.model.parameters():
             parameter.copy_(parameter.bfloat16())
+        for part in (*draft.model.modules(), draft.head):
+            if hasattr(part, "weight") and part.weight.ndim == 2 and not isinstance(part, nn.Embedding):
+                part.weight.copy_(of_eight_bits(part.weight))
     return target, draft
 
 
