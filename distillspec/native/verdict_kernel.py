@@ -32,12 +32,14 @@ class Way(IntEnum):
     """How a tree is verified, as in `verdicts.cpp`.
 
     AS_A_WHOLE: a chain of drawn tokens, its groups in the order of its nodes (block verification).
+    FROM_THE_LEAVES: any tree (traversal verification).
     BY_CHOICE: with noise keyed by row and token, as seeded requests choose.
     """
 
     BY_LEVEL = 0
     AS_A_WHOLE = 1
-    BY_CHOICE = 2
+    FROM_THE_LEAVES = 2
+    BY_CHOICE = 3
 
 
 class GivenTree(NamedTuple):

@@ -21,7 +21,7 @@ struct Tree {
     int64_t way;            // as in `Way`
 };
 
-enum Way { BY_LEVEL, AS_A_WHOLE, BY_CHOICE };
+enum Way { BY_LEVEL, AS_A_WHOLE, FROM_THE_LEAVES, BY_CHOICE };
 
 template <typename T>
 struct Asked {
@@ -43,8 +43,14 @@ int64_t column_of(const Group& group, int64_t token) {
 }
 
 struct Space {
-    std::vector<float> p;
+    std::vector<std::vector<float>> levels;  // a distribution for each node on a path
     std::vector<double> blocks;
+
+    float* level(int64_t depth, int64_t width) {
+        if (int64_t(levels.size()) <= depth) levels.resize(depth + 1);
+        levels[depth].resize(width);
+        return levels[depth].data();
+    }
 };
 
 inline Space& space_of_thread() {
@@ -60,17 +66,16 @@ struct Judge {
     const double own, *accept;
     const int64_t* tokens;
     int64_t* found;
+    Space& space;
     float* p;            // [width], not normalised
     double* blocks;      // [width / BLOCK], sums of p
     const Kept* kept;    // [nodes], of each row, for chains that are verified as a whole
 
-    Judge(const Asked<T>& all, int64_t i, Space& space, const Kept* known)
-        : asked(all), tree(all.tree[i]), policy(all.policies[i]), own(all.own[i]),
-          accept(all.accept + tree.first), tokens(all.tokens + tree.first), found(all.found + i * (1 + all.most)),
-          kept(known) {
-        space.p.resize(asked.rows.width);
+    Judge(const Asked<T>& all, int64_t i, Space& own_space, const Kept* known)
+        : asked(all), tree(all.tree[i]), policy(all.policies[i]), own(all.own[i]), accept(all.accept + tree.first),
+          tokens(all.tokens + tree.first), found(all.found + i * (1 + all.most)), space(own_space), kept(known) {
         space.blocks.resize((asked.rows.width + BLOCK - 1) / BLOCK);
-        p = space.p.data();
+        p = space.level(0, asked.rows.width);
         blocks = space.blocks.data();
         std::fill(found, found + 1 + asked.most, -1);
     }
@@ -152,6 +157,46 @@ struct Judge {
             found[depth] = at = child;
         }
         draw();
+    }
+
+    // From the leaves to the root: see serving/decoding/traversal.py. Returns true if the accepted path, of which `depth`
+    // nodes are known, ends at a node or below it.
+    bool from_the_leaves(int64_t node, int64_t depth, double weight) {
+        p = space.level(depth, asked.rows.width);
+        double mass = load_row(node);
+        for (int64_t i = 0; i < tree.groups; ++i) {
+            const Group& tried = group(i);
+            if (tried.parent != node) continue;
+            std::vector<int64_t> gone;  // columns of rejected siblings
+            for (int64_t k = 0; k < tried.count; ++k) {
+                const int64_t child = asked.nodes[tried.first + k], token = tokens[child];
+                const int64_t column = tried.q ? column_of(tried, token) : 0;
+                const double left = tried.q && !gone.empty() ? left_of(tried, gone) : 1.0;
+                const double q = tried.q ? tried.q[column] / left : 1.0;
+                const double path = q > 0 ? std::min(1.0, weight * p[token] / mass / q) : 0;
+                if (path > 0) {
+                    found[1 + depth] = child;
+                    if (from_the_leaves(child, depth + 1, path)) return true;
+                    p = space.level(depth, asked.rows.width);
+                }
+                // p becomes max(0, w · p − q), here in units of p.
+                const double scale = weight > 0 ? mass / weight / left : 0;
+                const double rest = weight <= 0 ? 0 : tried.q ? subtract(tried, scale, gone) : take_out(token);
+                if (rest > 0) {
+                    const double above = rest * weight / mass;
+                    weight = above / (above + 1 - weight);
+                    mass = rest;
+                } else {  // rounding leaves nothing: w · p = q up to rounding
+                    if (tried.q && weight > 0) restore(tried, scale, gone);
+                    weight = weight >= 1;
+                }
+                gone.push_back(column);
+            }
+        }
+        if (node >= 0 && !(accept[node] < weight)) return false;
+        std::fill(found + 1 + depth, found + 1 + asked.most, -1);
+        draw();
+        return true;
     }
 
     // The target's own token is known behind each node (serving/decoding/noise.py): accept the child that is this token.
@@ -276,6 +321,7 @@ void judge(const Asked<T>& asked, int threads) {
         for (int64_t i = 0; i < asked.trees; ++i) {
             Judge<T> own(asked, i, space_of_thread(), kept.data() + starts[i]);
             if (asked.tree[i].way == AS_A_WHOLE) own.as_a_whole();
+            else if (asked.tree[i].way == FROM_THE_LEAVES) own.from_the_leaves(-1, 0, 1.0);
             else if (asked.tree[i].way == BY_CHOICE) own.by_choice();
             else own.by_level();
         }

@@ -1,7 +1,9 @@
-"""Verdicts on CPUs in one call of C++: drawn chains as a whole, other drawn trees by level, seeded ones by choice.
+"""Verdicts on CPUs in one call of C++: drawn chains as a whole, other drawn trees from their leaves to the root.
+
+Seeded trees are verified by choice, those of which nothing was drawn level by level.
 
 Torch takes thirty operations a level, each of which costs as much as the arithmetic. The laws are those of
-`decoding.block_verification`, `decoding.verification` and `decoding.noise`.
+`decoding.block_verification`, `decoding.traversal`, `decoding.noise` and `decoding.verification`.
 """
 
 from __future__ import annotations
@@ -49,18 +51,18 @@ class JudgedTree(NamedTuple):
 
 
 def verify_by_kernel(
-    logits: Tensor, peaks: Tensor, trees: Sequence[JudgedTree], chances: Chances, *, blocks: bool
+    logits: Tensor, peaks: Tensor, trees: Sequence[JudgedTree], chances: Chances, *, paths: bool
 ) -> PendingVerdicts:
     """Verify B trees.
 
     Args:
         logits: `[N, V]` float32 or bfloat16 on the CPU, contiguous in each row.
         peaks: `[N]` float32, the largest of each row, finite.
-        blocks: verify drawn chains as a whole.
+        paths: verify whole paths of drawn tokens, not token by token.
     """
     kernel = usable_kernel()
     assert kernel is not None
-    found = kernel.judge(logits, peaks, [_given(tree, blocks) for tree in trees], chances)
+    found = kernel.judge(logits, peaks, [_given(tree, paths) for tree in trees], chances)
 
     def verdicts(read: list[int]) -> list[TreeVerdict]:
         width = found.shape[1]
@@ -70,15 +72,23 @@ def verify_by_kernel(
     return PendingVerdicts(found.flatten(), verdicts)
 
 
-def _given(judged: JudgedTree, blocks: bool) -> GivenTree:
-    tree = judged.tree
+def _given(judged: JudgedTree, paths: bool) -> GivenTree:
+    tree, way = judged.tree, _way(judged, paths)
     groups = [group for group in tree.groups if group.nodes]
-    way = Way.BY_CHOICE if judged.seeded else Way.BY_LEVEL
-    if blocks and not judged.seeded and len(tree) >= BLOCK and tree.is_drawn_chain:
-        way = Way.AS_A_WHOLE
+    if way == Way.AS_A_WHOLE:
         groups.sort(key=lambda group: group.nodes)
     given = [GivenGroup(group.parent, group.nodes, *_table(group.drawn_from, group.row)) for group in groups]
     return GivenTree(judged.row, tree.tokens, given, way, judged.policy)
+
+
+def _way(judged: JudgedTree, paths: bool) -> Way:
+    """Return how a tree is verified. Where nothing was drawn, whole paths gain nothing."""
+    tree = judged.tree
+    if judged.seeded:
+        return Way.BY_CHOICE
+    if not paths or tree.depth < BLOCK or all(group.drawn_from is None for group in tree.groups):
+        return Way.BY_LEVEL
+    return Way.AS_A_WHOLE if tree.is_drawn_chain else Way.FROM_THE_LEAVES
 
 
 def _table(drawn_from: DraftProbs | None, row: int) -> tuple[Tensor | None, int, Tensor | None]:

@@ -132,7 +132,7 @@ class TokenSampler:
         else:
             accept, own = rows_of(step.accept, nodes), lot.own
         chances = Chances(accept, own, keys)
-        return verify_by_kernel(step.logits, step.peaks, trees, chances, blocks=self.verification == "exact")
+        return verify_by_kernel(step.logits, step.peaks, trees, chances, paths=self.verification == "exact")
 
     def _rule(self, lot: Lot) -> Rule:
         """Return the rule that accepts the children of a lot's nodes."""

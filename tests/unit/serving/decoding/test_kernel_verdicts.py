@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from distillspec.native.verdict_kernel import Chances
-from distillspec.sampling import policy_probs
-from distillspec.serving.base.tree import DraftProbs, SiblingGroup, TokenTree
+from distillspec.sampling import draw, policy_probs
+from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenTree
 from distillspec.serving.decoding.block_verification import verify_blocks
 from distillspec.serving.decoding.choices import verify_choices
 from distillspec.serving.decoding.kernel_verdicts import JudgedTree, usable_kernel, verify_by_kernel
 from distillspec.serving.decoding.noise import exponentials, hashed_ids
+from distillspec.serving.decoding.traversal import traversal
 from distillspec.serving.decoding.tree_batch import TreeBatch
 from distillspec.serving.decoding.verification import TreeVerdict, verify_tree
 from distillspec.types import SamplingPolicy
@@ -39,10 +40,10 @@ def judged(
     accept: Tensor,
     own: Tensor,
     *,
-    blocks: bool = True,
+    paths: bool = True,
     keys: Tensor = NO_KEYS,
 ) -> list[TreeVerdict]:
-    pending = verify_by_kernel(logits, logits.float().amax(-1), trees, Chances(accept, own, keys), blocks=blocks)
+    pending = verify_by_kernel(logits, logits.float().amax(-1), trees, Chances(accept, own, keys), paths=paths)
     return pending.verdicts(pending.numbers.tolist())
 
 
@@ -83,9 +84,35 @@ def test_trees_are_judged_as_the_reference_judges_them(vocab: int, part: bool) -
     accept, own = uniforms(150 * 9, generator), uniforms(150, generator)
     policies = [*FILTERS, PLAIN, SamplingPolicy(0.5)]
     given = [JudgedTree(tree, 10 * i, policies[i % 7]) for i, tree in enumerate(trees)]
-    found = judged(logits.flatten(0, 1), given, accept, own)
+    found = judged(logits.flatten(0, 1), given, accept, own, paths=False)
     wanted = [
         verify_tree(policy_probs(rows, tree.policy), tree.tree, accept[9 * i : 9 * i + 9], own[i])
+        for i, (tree, rows) in enumerate(zip(given, logits, strict=True))
+    ]
+    assert found == wanted
+    assert {len(verdict.path) for verdict in found} == {0, 1, 2}
+
+
+def traversed(probs: Tensor, tree: TokenTree, accept: Tensor, own: Tensor) -> TreeVerdict:
+    """Return the verdict where the accepted path ends at the first place that it may end at."""
+    for stop in traversal(probs, tree):
+        if stop.node == ROOT or float(accept[stop.node]) < stop.chance:
+            return TreeVerdict(tree.path(stop.node), int(draw(stop.law[None], own[None])[0]))
+    raise AssertionError("the text is always a place to end at")
+
+
+@pytest.mark.parametrize("part", [False, True], ids=["whole vocabulary", "part of it"])
+@pytest.mark.parametrize("vocab", VOCABULARIES)
+def test_whole_paths_of_trees_are_judged_from_the_leaves(vocab: int, part: bool) -> None:
+    generator, kept = torch.Generator().manual_seed(vocab), torch.arange(0, vocab, 2) if part else None
+    trees = [sampled_tree(vocab, kept, generator) for _ in range(150)]
+    logits = 0.5 * torch.randn(150, 10, vocab, generator=generator)
+    accept, own = uniforms(150 * 9, generator), uniforms(150, generator)
+    policies = [PLAIN, SamplingPolicy(0.5), FILTERS[0], FILTERS[2]]
+    given = [JudgedTree(tree, 10 * i, policies[i % 4]) for i, tree in enumerate(trees)]
+    found = judged(logits.flatten(0, 1), given, accept, own)
+    wanted = [
+        traversed(policy_probs(rows, tree.policy), tree.tree, accept[9 * i : 9 * i + 9], own[i])
         for i, (tree, rows) in enumerate(zip(given, logits, strict=True))
     ]
     assert found == wanted
@@ -115,8 +142,8 @@ def test_chains_are_judged_as_blocks(vocab: int, part: bool, dtype: torch.dtype,
     assert {len(verdict.path) for verdict in found} >= ({0, 1, 2, 3} if policy == PLAIN else {0, 1})
 
 
-@pytest.mark.parametrize("blocks", [True, False])
-def test_a_draft_that_is_the_target_is_accepted_and_nothing_of_probability_zero_is_written(blocks: bool) -> None:
+@pytest.mark.parametrize("paths", [True, False])
+def test_a_draft_that_is_the_target_is_accepted_and_nothing_of_probability_zero_is_written(paths: bool) -> None:
     generator, vocab = torch.Generator().manual_seed(1), 300
     logits = torch.randn(4, vocab, generator=generator)
     logits[:, ::2] = -torch.inf
@@ -125,9 +152,9 @@ def test_a_draft_that_is_the_target_is_accepted_and_nothing_of_probability_zero_
         tree = TokenTree.chain([drawn(table, row, 1, generator)[0] for row in range(3)], table)
         # As close to 1 as acceptance can be asked for: rounding may reject, and must then leave something to write.
         accept, own = torch.full((3,), 1 - 1e-7, dtype=torch.float64), uniforms(1, generator)
-        (verdict,) = judged(logits, [JudgedTree(tree, 0, PLAIN)], accept, own, blocks=blocks)
+        (verdict,) = judged(logits, [JudgedTree(tree, 0, PLAIN)], accept, own, paths=paths)
         assert verdict.next_token % 2 == 1
-        assert judged(logits, [JudgedTree(tree, 0, PLAIN)], accept - 1e-3, own, blocks=blocks)[0].path == (0, 1, 2)
+        assert judged(logits, [JudgedTree(tree, 0, PLAIN)], accept - 1e-3, own, paths=paths)[0].path == (0, 1, 2)
 
 
 @pytest.mark.parametrize("uniform", [0.0, 1 - 2**-53])
