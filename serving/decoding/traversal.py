@@ -5,8 +5,7 @@ chains. The first path of the tree is tried as a whole, with its last weight. A 
 parent's p becomes norm(max(0, w · p − q)), its weight m / (m + 1 − w) with m = Σ max(0, w · p − q), and q loses the
 node's token. Then the parent's next child is tried, or the parent itself where it has none left.
 
-The readable form, to measure what it would gain: `benchmarks/traversal.py`. Engines verify chains as blocks
-(`decoding.block_verification`) and trees level by level.
+The readable form. On CPUs engines run it in C++ (`decoding.kernel_verdicts`). What it gains: `benchmarks/traversal.py`.
 """
 
 from __future__ import annotations
