@@ -99,6 +99,26 @@ std::vector<Candidate> above(const T* logits, int64_t width, float least) {
     return found;
 }
 
+// Return the most probable tokens of a row in order, as many as a policy may keep, maybe more. `mass`: of the whole row.
+// Far from the peak there are many tokens and little mass, so that a few are looked at first.
+template <typename T>
+std::vector<Candidate> likeliest(const Rows<T>& rows, int64_t row, const Policy& policy, bool by_count, double mass) {
+    const float peak = rows.peaks[row], scale = 1 / policy.temperature;
+    for (float reach = by_count ? 0.5f : 4.0f;; reach *= 2) {
+        const bool all = reach > 300;
+        const float least = all ? -std::numeric_limits<float>::infinity() : peak - reach / scale;
+        std::vector<Candidate> found = above(rows.row(row), rows.width, least);
+        double inside = 0;
+        for (const Candidate& each : found) inside += exponential((each.logit - peak) * scale);
+        const bool enough = by_count           ? double(found.size()) >= policy.top_k
+                            : policy.top_p < 1 ? inside >= policy.top_p * mass
+                                               : reach > -std::log(policy.min_p);
+        if (!all && !enough) continue;
+        std::sort(found.begin(), found.end());
+        return found;
+    }
+}
+
 // Return what a policy keeps of a row: top-k with all tokens that equal the k-th, of these the smallest set whose mass
 // reaches top-p, and of these what has min-p of the largest probability.
 template <typename T>
@@ -107,39 +127,26 @@ Kept keep(const Rows<T>& rows, int64_t row, const Policy& policy) {
     const bool by_count = policy.top_k > 0 && policy.top_k < rows.width, by_mass = policy.top_p < 1;
     kept.mass = weigh(rows, row, policy.temperature, nullptr);
     if (!by_count && !by_mass && policy.min_p <= 0) return kept;
-    const T* logits = rows.row(row);
+    const std::vector<Candidate> found = likeliest(rows, row, policy, by_count, kept.mass);
     const float peak = rows.peaks[row], scale = 1 / policy.temperature;
-    const auto weight = [&](const Candidate& each) { return exponential((each.logit - peak) * scale); };
-    std::vector<Candidate> found;
-    // Far from the peak there are many tokens and little mass, so that a few are looked at first.
-    for (float reach = 4;; reach *= 4) {
-        const bool all = reach > 300;
-        found = above(logits, rows.width, all ? -std::numeric_limits<float>::infinity() : peak - reach / scale);
-        double mass = 0;
-        for (const Candidate& each : found) mass += weight(each);
-        const bool enough = by_count ? int64_t(found.size()) >= int64_t(policy.top_k)
-                            : by_mass ? mass >= policy.top_p * kept.mass
-                                      : reach > -std::log(policy.min_p);
-        if (all || enough) break;
-    }
-    std::sort(found.begin(), found.end());
-    size_t count = found.size();
+    const auto weight = [&](size_t place) { return exponential((found[place].logit - peak) * scale); };
+    size_t count = found.size(), inside = 0;
+    double whole = kept.mass, mass = 0;
     if (by_count && policy.top_k < count) {
         count = policy.top_k;
         while (count < found.size() && found[count].logit == found[count - 1].logit) ++count;
     }
-    double whole = 0, mass = 0;
-    for (size_t i = 0; i < count; ++i) whole += weight(found[i]);
-    if (!by_count) whole = kept.mass;
-    size_t inside = 0;
-    while (inside < count && (inside == 0 || !by_mass || mass < policy.top_p * whole)) {
-        if (inside && weight(found[inside]) < policy.min_p) break;
-        mass += weight(found[inside++]);
+    if (by_count) {
+        whole = 0;
+        for (size_t place = 0; place < count; ++place) whole += weight(place);
     }
-    const Candidate& last = found[inside - 1];
-    kept.edge = last.logit;
+    while (inside < count && (inside == 0 || !by_mass || mass < policy.top_p * whole)) {
+        if (inside && weight(inside) < policy.min_p) break;
+        mass += weight(inside++);
+    }
+    kept.edge = found[inside - 1].logit;
     kept.mass = mass;
-    if (inside < found.size() && found[inside].logit == last.logit) kept.cut = last.id;
+    if (inside < found.size() && found[inside].logit == kept.edge) kept.cut = found[inside - 1].id;
     return kept;
 }
 
