@@ -27,7 +27,7 @@ class Kind(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What the kernel's functions for it end in."""
+        """The end of the names of the kernel's functions."""
         return f"{self.weights}_of_{self.model}".replace("torch.", "")
 
 

@@ -29,7 +29,7 @@ class GivenGroup(NamedTuple):
 
 
 class Way(IntEnum):
-    """How a tree is verified, as in `verdicts.cpp`.
+    """Ways to verify a tree, as in `verdicts.cpp`.
 
     AS_A_WHOLE: a chain of drawn tokens, its groups in the order of its nodes (block verification).
     FROM_THE_LEAVES: any tree (traversal verification).
@@ -53,7 +53,7 @@ class GivenTree(NamedTuple):
 
 
 class Chances(NamedTuple):
-    """What the verdicts on B trees of n nodes follow."""
+    """Numbers that the verdicts on B trees of n nodes follow."""
 
     accept: Tensor  # [n] float64 in [0, 1), one a node of all trees
     own: Tensor  # [B] float64 in [0, 1), for the target's own tokens

@@ -94,9 +94,15 @@ class AcceptanceEstimate:
             self._shares = hazards * numpy.concatenate([numpy.ones((len(hazards), 1)), reached[:, :-1]], 1)
         return self._shares
 
-    def chances(self, names: Sequence[str], kinds: Sequence[Hashable] | None = None) -> Floats:
-        """Return P(the child of rank r at position i is accepted | its parent is) `[n, positions, width]`."""
+    def chances(self, names: Sequence[str], kinds: Sequence[Hashable] | None = None, *, hope: float = 0.0) -> Floats:
+        """Return P(the child of rank r at position i is accepted | its parent is) `[n, positions, width]`.
+
+        Args:
+            hope: standard errors of the estimate over all requests to add to the chain's own.
+        """
         own = self._own_hazards(names, kinds)
+        if hope:
+            own = numpy.minimum(1.0, own + hope * self._errors([0] * len(names) if kinds is None else kinds))
         if self.width == 1:
             return own[..., None]
         return numpy.concatenate([own[..., None], (1 - own)[..., None] * self.sibling_shares()], 2)
@@ -129,6 +135,15 @@ class AcceptanceEstimate:
         tried, accepted = self._own.take([self._places.get(key, 0) for key in keys], 1)
         hazards: Floats = (accepted + strength * pooled) / (tried + strength)
         return hazards
+
+    def _errors(self, kinds: Sequence[Hashable]) -> Floats:
+        """Return the standard error of the mean acceptance of each kind `[n, 1]`."""
+        found = []
+        for kind in kinds:
+            tried, accepted = self._all.get(kind, self._own[:, 0]).sum(1)
+            mean = (accepted + IMAGINED * self.prior) / (tried + IMAGINED)
+            found.append((mean * (1 - mean) / (tried + IMAGINED)) ** 0.5)
+        return numpy.array(found).reshape(-1, 1)
 
     def observe(self, rows: Sequence[RowResult], kinds: Sequence[Hashable] | None = None) -> None:
         """Count the trials of a step's rows. Rows without drafted tokens have none."""

@@ -30,6 +30,7 @@ FORGET_ROWS_EVERY = 256  # steps
 # Costs of passes larger than those that are run are never corrected. So one of so many steps drafts a token more a row,
 # if it is expected to reach this share of the goodput.
 EXPLORE_EVERY, EXPLORE_WITHIN = 20, 0.85
+HOPE = 1.0  # standard errors of acceptance: see `_hoped`
 Speculating = Literal["speculating", "exploring", "trial", "within bounds", "bounds out of reach"]
 Mode = Literal[Speculating, "not worth it", "measuring plain", "nothing to draft for"]
 
@@ -124,6 +125,8 @@ class GoodputController:
         batch = self._batch(view, self.trees if bounds is None else None)
         best = best_for_all(batch) if self._alike else best_by_row(batch)
         mode, planned = self._pick(view, batch, best)
+        if mode == "not worth it" and self.speculation.speculates:
+            mode, planned = self._hoped(view, batch)
         prompts_s = self.latency.prompts_s(len(view.rows), view.prefill_tokens)
         wished, excess = planned, None
         if bounds is not None:
@@ -195,11 +198,11 @@ class GoodputController:
         """The most tokens of a row's tree."""
         return self.speculation_length if self.trees is None else len(self.trees)
 
-    def _batch(self, view: BatchView, trees: Candidates | None) -> Batch:
+    def _batch(self, view: BatchView, trees: Candidates | None, hope: float = 0.0) -> Batch:
         columns: Sequence[tuple[Any, ...]] = list(zip(*view.rows, strict=True)) or [()] * len(RowView._fields)
         names, contexts, limits, by_model, matches, *_ = columns
         kinds = list(map(evidence, view.rows)) if any(matches) else None
-        chances, gains = self.acceptance.chances(names, kinds), None
+        chances, gains = self.acceptance.chances(names, kinds, hope=hope), None
         if trees is not None:
             wide = numpy.array([row.wide for row in view.rows], dtype=bool)
             gains = trees.survival(chances) * (trees.spine | wide[:, None])
@@ -240,6 +243,15 @@ class GoodputController:
             if policy.affords(tried, batch.plain, self._catch_up_s(view.rows, tried.lengths.tolist())):
                 return "trial", tried
         return "not worth it", batch.plain
+
+    def _hoped(self, view: BatchView, batch: Batch) -> tuple[Mode, Allocation]:
+        """Return short chains that would pay if acceptance were what it may be: an unused draft teaches nothing."""
+        hopeful = self._batch(view, None, HOPE)
+        best = best_for_all(hopeful) if self._alike else best_by_row(hopeful)
+        if not best.lengths.any():
+            return "not worth it", batch.plain
+        (tried,) = expected(batch, numpy.minimum(best.lengths, TRY_LENGTH)[None])
+        return "exploring", tried
 
     def _explored(self, batch: Batch, best: Allocation) -> tuple[Mode, Allocation]:
         """Return the best lengths, now and then those of one token more a row."""

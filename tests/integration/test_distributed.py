@@ -77,7 +77,7 @@ def test_several_processes_learn_what_one_learns(alone: Run, tmp_path: Path, kin
     assert_really_spread(run.rank_records(), kind)
 
 
-@pytest.mark.parametrize("kind", LAUNCHERS[1:])
+@pytest.mark.parametrize("kind", LAUNCHERS[1::2])
 def test_a_run_goes_on_in_several_processes_from_the_checkpoint_of_one(alone: Run, tmp_path: Path, kind: str) -> None:
     run = alone.spread(tmp_path / "run", kind, resume=str(tmp_path / "run"))
     half = STEPS // 2

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.control import goodput
 from distillspec.serving.control.base import BatchView, LengthController, RowView, StepResult
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.goodput import GoodputController
@@ -23,6 +25,25 @@ def test_goodput_comes_near_the_best_fixed_length(alpha: float, steps: int, runs
     for profile in (CPU, None):
         rates = [Machine(CPU, alpha, seed=seed).run(GoodputController(8, profile), steps) for seed in range(runs)]
         assert sum(rates) / runs > 0.97 * best
+
+
+# A machine on which speculation pays from an acceptance of .4 on, and five percent at .5.
+NARROW = LatencyModel(
+    CostTable(((1.0, 0.0138), (2.0, 0.0158), (3.0, 0.0160), (5.0, 0.0170), (8.0, 0.0237), (16.0, 0.0377)), 2e-7),
+    CostTable(((1.0, 0.0033), (8.0, 0.0045)), 1e-7),
+)
+
+
+def test_unlucky_tokens_at_the_start_do_not_end_speculation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rate(controller: Callable[[], LengthController]) -> float:
+        machines = [Machine(NARROW, 0.5, 1, seed, catches_up=True) for seed in range(16)]
+        return sum(machine.run(controller(), 400) for machine in machines) / len(machines)
+
+    best = max(rate(lambda k=k: FixedLength(k)) for k in (1, 2, 3))  # type: ignore[misc]
+    hopeful = rate(lambda: GoodputController(4, NARROW))
+    monkeypatch.setattr(goodput, "HOPE", 0.0)
+    assert hopeful > 0.96 * best
+    assert rate(lambda: GoodputController(4, NARROW)) < hopeful - 0.01 * best
 
 
 def test_a_useless_draft_costs_almost_nothing() -> None:
