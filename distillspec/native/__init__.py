@@ -1,1 +1,1 @@
-"""C++ for CPUs, built on first use by the machine's own compiler. `library` builds; the kernels bind functions."""
+"""C++ for CPUs. `library` builds a file on first use, with the machine's own compiler. Kernels bind its functions."""

@@ -16,7 +16,6 @@ from distillspec.native.library import SOURCES, library
 SOURCE = SOURCES / "few_tokens.cpp"
 # Dtype of a model → of its packed weights, where these must be its own.
 WEIGHTS = {torch.float32: torch.float16, torch.bfloat16: torch.bfloat16}
-KINDS = [*WEIGHTS.items(), (torch.float32, torch.int8)]
 
 
 class Kind(NamedTuple):
@@ -79,7 +78,7 @@ def vector_kernel() -> VectorKernel:
     """
     found = library(SOURCE)
     pointer, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-    kinds = [Kind(*dtypes) for dtypes in KINDS]
+    kinds = [Kind(*dtypes) for dtypes in (*WEIGHTS.items(), (torch.float32, torch.int8))]
     layers = {kind: found[f"layers_{kind.name}"] for kind in kinds}
     products = {torch.float32: found.product_float32, torch.bfloat16: found.product_bfloat16}
     steps = {kind: found[f"steps_{kind.name}"] for kind in kinds}

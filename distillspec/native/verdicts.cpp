@@ -36,6 +36,12 @@ struct Asked {
     int64_t* found;              // [trees, 1 + most]: the next token, then the accepted nodes, and −1
 };
 
+// A drafted child. q: its probability by what earlier siblings leave of its group's distribution, which is `left`.
+struct Sibling {
+    int64_t child, token, column;
+    double left, q;
+};
+
 int64_t column_of(const Group& group, int64_t token) {
     if (!group.ids) return token;
     const int64_t place = std::lower_bound(group.ids, group.ids + group.width, token) - group.ids;
@@ -150,9 +156,8 @@ struct Judge {
 
     // Level by level: see `verify_tree` in serving/decoding/verification.py.
     void by_level() {
-        for (int64_t at = -1, depth = 1; at < tree.nodes; ++depth) {
-            const double mass = load_row(at);
-            const int64_t child = accepted(at, mass);
+        for (int64_t at = -1, depth = 1;; ++depth) {
+            const int64_t child = accepted(at, load_row(at));
             if (child < 0) break;
             found[depth] = at = child;
         }
@@ -167,30 +172,24 @@ struct Judge {
         for (int64_t i = 0; i < tree.groups; ++i) {
             const Group& tried = group(i);
             if (tried.parent != node) continue;
-            std::vector<int64_t> gone;  // columns of rejected siblings
+            std::vector<int64_t> gone;
             for (int64_t k = 0; k < tried.count; ++k) {
-                const int64_t child = asked.nodes[tried.first + k], token = tokens[child];
-                const int64_t column = tried.q ? column_of(tried, token) : 0;
-                const double left = tried.q && !gone.empty() ? left_of(tried, gone) : 1.0;
-                const double q = tried.q ? tried.q[column] / left : 1.0;
-                const double path = q > 0 ? std::min(1.0, weight * p[token] / mass / q) : 0;
+                const Sibling own = sibling(tried, k, gone);
+                const double path = own.q > 0 ? std::min(1.0, weight * p[own.token] / mass / own.q) : 0;
                 if (path > 0) {
-                    found[1 + depth] = child;
-                    if (from_the_leaves(child, depth + 1, path)) return true;
+                    found[1 + depth] = own.child;
+                    if (from_the_leaves(own.child, depth + 1, path)) return true;
                     p = space.level(depth, asked.rows.width);
                 }
                 // p becomes max(0, w · p − q), here in units of p.
-                const double scale = weight > 0 ? mass / weight / left : 0;
-                const double rest = weight <= 0 ? 0 : tried.q ? subtract(tried, scale, gone) : take_out(token);
+                const double rest = weight > 0 ? reject(tried, own, mass / weight, gone) : 0;
                 if (rest > 0) {
                     const double above = rest * weight / mass;
                     weight = above / (above + 1 - weight);
                     mass = rest;
-                } else {  // rounding leaves nothing: w · p = q up to rounding
-                    if (tried.q && weight > 0) restore(tried, scale, gone);
+                } else {  // rounding leaves nothing
                     weight = weight >= 1;
                 }
-                gone.push_back(column);
             }
         }
         if (node >= 0 && !(accept[node] < weight)) return false;
@@ -242,25 +241,34 @@ struct Judge {
         for (int64_t i = 0; i < tree.groups; ++i) {
             const Group& tried = group(i);
             if (tried.parent != at) continue;
-            std::vector<int64_t> gone;  // columns of rejected siblings
+            std::vector<int64_t> gone;
             for (int64_t k = 0; k < tried.count; ++k) {
-                const int64_t child = asked.nodes[tried.first + k], token = tokens[child];
-                if (!tried.q) {
-                    if (accept[child] < p[token] / mass) return child;
-                    const double rest = take_out(token);
-                    if (rest > 0) mass = rest;
-                    continue;
-                }
-                const int64_t column = column_of(tried, token);
-                const double left = gone.empty() ? 1.0 : left_of(tried, gone);
-                if (accept[child] * tried.q[column] / left < p[token] / mass) return child;
-                const double rest = subtract(tried, mass / left, gone);
+                const Sibling own = sibling(tried, k, gone);
+                if (accept[own.child] * own.q < p[own.token] / mass) return own.child;
+                const double rest = reject(tried, own, mass, gone);
                 if (rest > 0) mass = rest;
-                else restore(tried, mass / left, gone);
-                gone.push_back(column);
             }
         }
         return -1;
+    }
+
+    // Return child k of a group, whose siblings in the columns `gone` were rejected.
+    Sibling sibling(const Group& tried, int64_t k, const std::vector<int64_t>& gone) const {
+        const int64_t child = asked.nodes[tried.first + k], token = tokens[child];
+        if (!tried.q) return {child, token, 0, 1.0, 1.0};
+        const int64_t column = column_of(tried, token);
+        const double left = gone.empty() ? 1.0 : left_of(tried, gone);
+        return {child, token, column, left, tried.q[column] / left};
+    }
+
+    // Turn p into max(0, p − scale · q), and q into what it is without the child. Return the mass of p. Where rounding
+    // leaves none, p was scale · q up to rounding, and stays.
+    double reject(const Group& tried, const Sibling& child, double scale, std::vector<int64_t>& gone) {
+        if (!tried.q) return take_out(child.token);
+        const double rest = subtract(tried, scale / child.left, gone);
+        if (!(rest > 0)) restore(tried, scale / child.left, gone);
+        gone.push_back(child.column);
+        return rest;
     }
 
     // Return what rejected siblings leave of q.
@@ -283,7 +291,7 @@ struct Judge {
         return mass_of(p, asked.rows.width, blocks);
     }
 
-    // Rounding left nothing: p was scale · q, up to rounding.
+    // Turn p into scale · q, q without columns that are gone.
     void restore(const Group& tried, double scale, const std::vector<int64_t>& gone) {
         for (int64_t c = 0; c < tried.width; ++c) p[tried.ids ? tried.ids[c] : c] = scale * tried.q[c];
         for (const int64_t c : gone) p[tried.ids ? tried.ids[c] : c] = 0;

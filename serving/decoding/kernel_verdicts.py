@@ -51,7 +51,7 @@ class JudgedTree(NamedTuple):
 
 
 def verify_by_kernel(
-    logits: Tensor, peaks: Tensor, trees: Sequence[JudgedTree], chances: Chances, *, paths: bool
+    kernel: VerdictKernel, logits: Tensor, peaks: Tensor, trees: Sequence[JudgedTree], chances: Chances, *, paths: bool
 ) -> PendingVerdicts:
     """Verify B trees.
 
@@ -60,8 +60,6 @@ def verify_by_kernel(
         peaks: `[N]` float32, the largest of each row, finite.
         paths: verify whole paths of drawn tokens, not token by token.
     """
-    kernel = usable_kernel()
-    assert kernel is not None
     found = kernel.judge(logits, peaks, [_given(tree, paths) for tree in trees], chances)
 
     def verdicts(read: list[int]) -> list[TreeVerdict]:

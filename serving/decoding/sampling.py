@@ -14,7 +14,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from distillspec.native.verdict_kernel import Chances
+from distillspec.native.verdict_kernel import Chances, VerdictKernel
 from distillspec.sampling import best_ids
 from distillspec.serving.base.transfer import rows_of, to_device, to_host
 from distillspec.serving.decoding.block_verification import verify_blocks
@@ -109,8 +109,8 @@ class TokenSampler:
         if lot.kind == "greedy":
             found = best_ids(rows_of(logits, lot.rows)) if step.best is None else rows_of(step.best, lot.rows)
             return verify_choices(lot.trees, found)
-        if lot.kind == "kernel":
-            return self._by_kernel(lot)
+        if lot.kind == "kernel" and self.kernel is not None:
+            return self._by_kernel(self.kernel, lot)
         batch = step.batch
         if lot.kind == "block":
             return verify_blocks(batch, members, self._probs(lot), step.accept, lot.own)
@@ -120,7 +120,7 @@ class TokenSampler:
         starts = [Start(step.firsts[member], step.firsts[member]) for member in members]
         return verify(batch, starts, rule, self.look)
 
-    def _by_kernel(self, lot: Lot) -> PendingVerdicts:
+    def _by_kernel(self, kernel: VerdictKernel, lot: Lot) -> PendingVerdicts:
         step, firsts = lot.step, [lot.step.firsts[member] for member in lot.members]
         nodes = [first + 1 + node for first, tree in zip(firsts, lot.trees, strict=True) for node in range(len(tree))]
         params = [step.sequences[member].params for member in lot.members]
@@ -132,7 +132,8 @@ class TokenSampler:
         else:
             accept, own = rows_of(step.accept, nodes), lot.own
         chances = Chances(accept, own, keys)
-        return verify_by_kernel(step.logits, step.peaks, trees, chances, paths=self.verification == "exact")
+        paths = self.verification == "exact"
+        return verify_by_kernel(kernel, step.logits, step.peaks, trees, chances, paths=paths)
 
     def _rule(self, lot: Lot) -> Rule:
         """Return the rule that accepts the children of a lot's nodes."""

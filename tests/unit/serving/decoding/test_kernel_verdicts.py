@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch import Tensor
@@ -30,7 +33,8 @@ FILTERS = [
 ]
 VOCABULARIES = [5, 8, 300, 523]  # narrower than a vector, one vector, blocks and what is left over
 
-if usable_kernel() is None:
+KERNEL = usable_kernel()
+if KERNEL is None:
     pytest.skip("no C++ compiler", allow_module_level=True)
 
 
@@ -43,7 +47,9 @@ def judged(
     paths: bool = True,
     keys: Tensor = NO_KEYS,
 ) -> list[TreeVerdict]:
-    pending = verify_by_kernel(logits, logits.float().amax(-1), trees, Chances(accept, own, keys), paths=paths)
+    assert KERNEL is not None
+    peaks = logits.float().amax(-1)
+    pending = verify_by_kernel(KERNEL, logits, peaks, trees, Chances(accept, own, keys), paths=paths)
     return pending.verdicts(pending.numbers.tolist())
 
 
@@ -75,21 +81,37 @@ def sampled_tree(vocab: int, kept: Tensor | None, generator: torch.Generator) ->
     return TokenTree(tuple(tokens), tuple(groups))
 
 
+class Lot(NamedTuple):
+    """150 sampled trees of nine nodes, and what they are judged by."""
+
+    trees: list[JudgedTree]
+    logits: Tensor  # [150, 10, V]
+    accept: Tensor  # [150, 9]
+    own: Tensor  # [150]
+
+    @classmethod
+    def of(cls, vocab: int, part: bool, sharpness: float, policies: list[SamplingPolicy]) -> Lot:
+        generator, kept = torch.Generator().manual_seed(vocab), torch.arange(0, vocab, 2) if part else None
+        trees = [sampled_tree(vocab, kept, generator) for _ in range(150)]
+        logits = sharpness * torch.randn(150, 10, vocab, generator=generator)
+        accept, own = uniforms(150 * 9, generator).view(150, 9), uniforms(150, generator)
+        given = [JudgedTree(tree, 10 * i, policies[i % len(policies)]) for i, tree in enumerate(trees)]
+        return cls(given, logits, accept, own)
+
+    def judged(self, *, paths: bool) -> list[TreeVerdict]:
+        return judged(self.logits.flatten(0, 1), self.trees, self.accept.flatten(), self.own, paths=paths)
+
+    def by(self, reference: Callable[[Tensor, TokenTree, Tensor, Tensor], TreeVerdict]) -> list[TreeVerdict]:
+        rows = zip(self.trees, self.logits, self.accept, self.own, strict=True)
+        return [reference(policy_probs(own, tree.policy), tree.tree, *coins) for tree, own, *coins in rows]
+
+
 @pytest.mark.parametrize("part", [False, True], ids=["whole vocabulary", "part of it"])
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 def test_trees_are_judged_as_the_reference_judges_them(vocab: int, part: bool) -> None:
-    generator, kept = torch.Generator().manual_seed(vocab), torch.arange(0, vocab, 2) if part else None
-    trees = [sampled_tree(vocab, kept, generator) for _ in range(150)]
-    logits = 2 * torch.randn(150, 10, vocab, generator=generator)
-    accept, own = uniforms(150 * 9, generator), uniforms(150, generator)
-    policies = [*FILTERS, PLAIN, SamplingPolicy(0.5)]
-    given = [JudgedTree(tree, 10 * i, policies[i % 7]) for i, tree in enumerate(trees)]
-    found = judged(logits.flatten(0, 1), given, accept, own, paths=False)
-    wanted = [
-        verify_tree(policy_probs(rows, tree.policy), tree.tree, accept[9 * i : 9 * i + 9], own[i])
-        for i, (tree, rows) in enumerate(zip(given, logits, strict=True))
-    ]
-    assert found == wanted
+    lot = Lot.of(vocab, part, 2.0, [*FILTERS, PLAIN, SamplingPolicy(0.5)])
+    found = lot.judged(paths=False)
+    assert found == lot.by(verify_tree)
     assert {len(verdict.path) for verdict in found} == {0, 1, 2}
 
 
@@ -104,18 +126,9 @@ def traversed(probs: Tensor, tree: TokenTree, accept: Tensor, own: Tensor) -> Tr
 @pytest.mark.parametrize("part", [False, True], ids=["whole vocabulary", "part of it"])
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 def test_whole_paths_of_trees_are_judged_from_the_leaves(vocab: int, part: bool) -> None:
-    generator, kept = torch.Generator().manual_seed(vocab), torch.arange(0, vocab, 2) if part else None
-    trees = [sampled_tree(vocab, kept, generator) for _ in range(150)]
-    logits = 0.5 * torch.randn(150, 10, vocab, generator=generator)
-    accept, own = uniforms(150 * 9, generator), uniforms(150, generator)
-    policies = [PLAIN, SamplingPolicy(0.5), FILTERS[0], FILTERS[2]]
-    given = [JudgedTree(tree, 10 * i, policies[i % 4]) for i, tree in enumerate(trees)]
-    found = judged(logits.flatten(0, 1), given, accept, own)
-    wanted = [
-        traversed(policy_probs(rows, tree.policy), tree.tree, accept[9 * i : 9 * i + 9], own[i])
-        for i, (tree, rows) in enumerate(zip(given, logits, strict=True))
-    ]
-    assert found == wanted
+    lot = Lot.of(vocab, part, 0.5, [PLAIN, SamplingPolicy(0.5), FILTERS[0], FILTERS[2]])
+    found = lot.judged(paths=True)
+    assert found == lot.by(traversed)
     assert {len(verdict.path) for verdict in found} == {0, 1, 2}
 
 
