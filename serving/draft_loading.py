@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
+from distillspec.models.checkpoint import check_target
 from distillspec.models.draft import load_pretrained
 
 
@@ -18,6 +20,41 @@ def load_draft(path: str | Path, target: LanguageModel) -> LanguageModel:
         ConfigError: the folder is no model, or its tokenizer is not the target's.
     """
     return load_pretrained(str(path), target, target.dtype)
+
+
+def draft_name(path: str | Path) -> str:
+    """Return what a pool calls the draft of a folder: its name, or that of the run that it is inside."""
+    folder = Path(path).resolve()
+    return folder.parent.name if folder.name in ("draft", "best") else folder.name
+
+
+def draft_names(paths: Sequence[str | Path]) -> list[str]:
+    """Return the names of several drafts. Those alike are numbered."""
+    names = [draft_name(path) for path in paths]
+    return [
+        name if names.count(name) == 1 else f"{name}-{1 + names[:place].count(name)}"
+        for place, name in enumerate(names)
+    ]
+
+
+def load_drafts(
+    paths: str | Path | Sequence[str | Path] | None, target: LanguageModel
+) -> LanguageModel | dict[str, LanguageModel] | None:
+    """Load a draft, or several by name, for a target that they were made for.
+
+    Raises:
+        ConfigError: one of them is refused, or no path is given.
+    """
+    if paths is None:
+        return None
+    if isinstance(paths, str | Path):
+        check_target(paths, target)
+        return load_draft(paths, target)
+    if not paths:
+        raise ConfigError("draft=[] names none; leave it out to serve without one")
+    for path in paths:
+        check_target(path, target)
+    return {name: load_draft(path, target) for name, path in zip(draft_names(paths), paths, strict=True)}
 
 
 def version_of(draft: LanguageModel | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,23 +14,22 @@ from distillspec.config import TargetConfig
 from distillspec.config.engine import EngineConfig
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel, load_target
-from distillspec.models.checkpoint import check_target
-from distillspec.models.features import check_feature_ids
 from distillspec.models.memory import return_freed_memory
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, RequestOutput
+from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.control.base import LengthController, TakesCosts
 from distillspec.serving.control.wrapped import innermost
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.decoding.sampling import TokenSampler
-from distillspec.serving.draft_loading import check_finite, load_draft, version_of
-from distillspec.serving.engine_builder import build_parts, kept_states
+from distillspec.serving.draft_loading import load_drafts
+from distillspec.serving.engine_builder import build_parts
+from distillspec.serving.engine_drafts import EngineDrafts, by_source
 from distillspec.serving.engine_view import EngineView
 from distillspec.serving.execution.graphs import Recorder
-from distillspec.serving.execution.memory import check_draft_fits, check_reads
-from distillspec.serving.execution.servable import check_servable
 from distillspec.serving.proposers.base import Proposer
 from distillspec.serving.proposers.named import uses_draft
+from distillspec.serving.selection.selecting import selecting
 from distillspec.serving.start_costs import measure_at_start
 from distillspec.serving.step.output import StepOutput
 from distillspec.serving.timed_passes import TimedPasses
@@ -48,6 +47,7 @@ class Engine(EngineView):
 
     Args:
         target, draft: loaded models. A draft is needed where `settings.proposer` names one that drafts with a model.
+            Several are given by name.
         settings: see `EngineConfig`.
         controller, proposer, recorder, sampler: replace those that the settings name.
 
@@ -58,7 +58,7 @@ class Engine(EngineView):
     def __init__(
         self,
         target: LanguageModel,
-        draft: LanguageModel | None = None,
+        draft: LanguageModel | Mapping[str, LanguageModel] | None = None,
         settings: EngineConfig | None = None,
         *,
         controller: LengthController | None = None,
@@ -67,10 +67,10 @@ class Engine(EngineView):
         sampler: TokenSampler | None = None,
     ) -> None:
         self.settings = settings or EngineConfig()
-        self.target, self.draft = target, draft
+        self.target = target
         parts = build_parts(
             target,
-            draft,
+            drafts := by_source(draft),
             self.settings,
             controller=controller,
             proposer=proposer,
@@ -80,7 +80,10 @@ class Engine(EngineView):
         self._cache = parts.cache
         self.slots, self.max_model_len = parts.cache.slots, parts.cache.max_len
         super().__init__(parts.core, parts.executor)
-        self._models, self._proposers = parts.models, parts.proposers
+        self._models = parts.models
+        self._drafts = EngineDrafts(
+            drafts, target, self.settings, parts.models, parts.proposers, parts.core, parts.executor, parts.cache
+        )
         self._ids = count()
         self.costs = parts.costs or self._measured_costs()
 
@@ -88,7 +91,7 @@ class Engine(EngineView):
     def from_pretrained(
         cls,
         target: str,
-        draft: str | Path | None = None,
+        draft: str | Path | Sequence[str | Path] | None = None,
         *,
         dtype: str = "auto",
         device: str = "auto",
@@ -98,7 +101,8 @@ class Engine(EngineView):
 
         Args:
             target: `smollm2`, `tiny`, a Hub id, a folder or a .gguf file.
-            draft: a distillspec draft folder, or any causal language model with the target's tokenizer.
+            draft: a distillspec draft folder, or any causal language model with the target's tokenizer. Several make a
+                pool: each request gets the one that `selection` finds best for it.
             dtype: auto (bfloat16 where the hardware multiplies it, else float32), float32, bfloat16, float16, float64.
             device: auto, cpu, cuda, cuda:1, …
             settings: see `EngineConfig`.
@@ -112,9 +116,7 @@ class Engine(EngineView):
             raise ConfigError(f"{unknown[0]} is not an engine setting; there are {', '.join(known)}")
         chosen = EngineConfig(**settings)
         model = load_target(TargetConfig(path=target, dtype=dtype, device=device))
-        if draft is not None:
-            check_target(draft, model)
-        return cls(model, None if draft is None else load_draft(draft, model), chosen)
+        return cls(model, load_drafts(draft, model), chosen)
 
     def generate(
         self,
@@ -207,7 +209,17 @@ class Engine(EngineView):
                     bar.set_postfix_str(f"{tokens / max(bar.format_dict['elapsed'], 1e-9):.0f} tokens/s", refresh=False)
         return done
 
-    def load_draft(self, path: str | Path, acceptance: float | None = None) -> str:
+    @property
+    def drafts(self) -> Mapping[str, LanguageModel]:
+        """The drafts in use: `draft` is an engine's only one, those of a pool have names."""
+        return self._drafts.loaded
+
+    @property
+    def draft(self) -> LanguageModel | None:
+        """The only draft, or the pool's first. None without one."""
+        return self._drafts.first
+
+    def load_draft(self, path: str | Path, acceptance: float | None = None, *, name: str | None = None) -> str:
         """Draft with another draft from the next step on, while requests run. Return its version.
 
         All loading and checking happens first, in the caller's thread. Both drafts' weights are in memory until the
@@ -215,58 +227,42 @@ class Engine(EngineView):
 
         Args:
             acceptance: of the new draft over that of the old one. None: not known, the controller finds out.
+            name: of a pool's draft: the one that it replaces, or a new one. Default: the folder's name.
 
         Raises:
             ConfigError: the draft is refused, and the old one stays.
         """
         self._check_open()
-        if not uses_draft(self.settings, with_draft=True):
-            raise ConfigError(f"proposer={self.settings.proposer} uses no draft; {path} is not loaded")
-        draft = load_draft(path, self.target)
-        check_target(path, self.target)
-        check_finite(draft)
-        check_reads(draft, self.max_model_len)
-        check_servable(draft, self.max_model_len)
-        check_feature_ids(self.target, draft.state_ids)
-        check_draft_fits(self.settings, self.target, self.draft, draft, self._cache, kept_states(self.settings, draft))
-        return self.use_draft(draft, acceptance=acceptance)
+        return self._drafts.load(path, name, acceptance)
 
-    def use_draft(self, draft: LanguageModel, version: str | None = None, *, acceptance: float | None = None) -> str:
+    def unload_draft(self, name: str) -> None:
+        """Drop a draft of the pool from the next step on, while requests run.
+
+        Raises:
+            ConfigError: the pool has no such draft.
+        """
+        self._check_open()
+        self._drafts.unload(name)
+
+    def use_draft(
+        self,
+        draft: LanguageModel,
+        version: str | None = None,
+        *,
+        acceptance: float | None = None,
+        name: str = DRAFT,
+    ) -> str:
         """Draft with a loaded model, unchecked, from the next step on. Return its version (default: weights' hash)."""
-        version = version_of(draft) if version is None else version
-        self._models.hold(draft, exact=False)
-        try:
-            proposer = self._proposers.build(draft, version)
-        except ConfigError:
-            self._models.release(draft)
-            raise
-
-        def switch() -> None:
-            old, self.draft = self.draft, draft
-            self._keep_states(draft)
-            self._replace_proposer(proposer, acceptance)
-            if old is not None:
-                self._models.release(old)
-                return_freed_memory()
-
-        self.at_next_step(switch)
-        return version
-
-    def _keep_states(self, draft: LanguageModel) -> None:
-        """Keep the target's states that a draft reads. Running sequences are read again, if some were not kept."""
-        if set(draft.state_ids) <= set(self.runner.cache.state_ids):
-            return
-        self._models.prepared(self.target).hand_out(ids := kept_states(self.settings, draft))
-        self.runner.keep_states(ids)
-        self._core.read_again()
+        return self._drafts.use(draft, version, name, acceptance)
 
     def use_proposer(self, proposer: Proposer | None) -> None:
         """Draft with another proposer from the next step on, None: do not speculate. The draft model stays held."""
-        self.at_next_step(lambda: self._replace_proposer(proposer))
 
-    def _replace_proposer(self, proposer: Proposer | None, acceptance: float | None = None) -> None:
-        self._executor.use_proposer(proposer)
-        self._core.draft_changed(acceptance)
+        def switch() -> None:
+            self._executor.use_proposer(proposer)
+            self._core.draft_changed()
+
+        self.at_next_step(switch)
 
     def use_controller(self, controller: LengthController) -> None:
         """See `EngineCore.use_controller`. Call between steps, from the thread that steps."""
@@ -285,13 +281,17 @@ class Engine(EngineView):
     def _measured_costs(self) -> LatencyModel | None:
         """Measure what steps cost for a controller that would else have to learn it. None: it has."""
         controller, budget_s, longest = innermost(self.controller), self.settings.measure_costs_s, self.limits.lookahead
-        if not isinstance(controller, TakesCosts) or not budget_s or not longest or self.proposer is None:
+        chooses = selecting(self.controller)
+        wanted = isinstance(controller, TakesCosts) or chooses is not None
+        if not wanted or not budget_s or not longest or self.proposer is None:
             return None
         with_draft = uses_draft(self.settings, with_draft=self.draft is not None)
         costs = measure_at_start(self.timed_passes(), self.limits, longest, budget_s, with_draft=with_draft)
         self.forget_prompts()  # and give back the memory that was timed
-        if costs is not None:
+        if costs is not None and isinstance(controller, TakesCosts):
             controller.use_costs(costs)
+        if chooses is not None:
+            chooses.costs = costs
         return costs
 
     def _check_open(self) -> None:

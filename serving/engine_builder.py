@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from distillspec.config.engine import EngineConfig
+from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.models.features import check_feature_ids
 from distillspec.models.memory import keep_freed_memory
 from distillspec.models.paged_cache import PagedCache
 from distillspec.models.slot_cache import SlotCache
+from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.named import ControllerParts, make_controller
 from distillspec.serving.costs.hardware_profile import Profile
@@ -28,7 +31,18 @@ from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.execution.servable import check_servable
 from distillspec.serving.held_models import HeldModels
 from distillspec.serving.proposers.base import Proposer
-from distillspec.serving.proposers.named import ProposerParts, check_proposer, make_proposer, uses_draft
+from distillspec.serving.proposers.draft_model import DraftModel
+from distillspec.serving.proposers.named import (
+    SOURCES,
+    ProposerParts,
+    check_proposer,
+    make_draft_model,
+    make_pool,
+    make_proposer,
+    uses_draft,
+)
+from distillspec.serving.proposers.side_by_side import SideBySide
+from distillspec.serving.selection.named import check_selection, with_selection
 from distillspec.serving.step.core import EngineCore
 from distillspec.serving.step.model_executor import ModelExecutor
 from distillspec.serving.step.prefill_pace import PrefillPace
@@ -57,9 +71,20 @@ class ProposerBuilder:
             draft: a model that `models` hold already.
             version: reported by the proposer.
         """
+        return make_proposer(self._parts(draft, version, DRAFT))
+
+    def build_pool(self, drafts: Mapping[str, LanguageModel]) -> SideBySide:
+        """Return a new proposer of several drafts, by source."""
+        return make_pool([self._parts(draft, version_of(draft), source) for source, draft in drafts.items()])
+
+    def build_member(self, draft: LanguageModel, version: str, source: str) -> DraftModel:
+        """Return a new proposer for one of several drafts."""
+        return make_draft_model(self._parts(draft, version, source))
+
+    def _parts(self, draft: LanguageModel | None, version: str, source: str) -> ProposerParts:
         prepared = None if draft is None else self.models.prepared(draft)
-        parts = (draft, version, self.sampler, prepared, self.recorder, self.target_cache, self.kept)
-        return make_proposer(ProposerParts(self.settings, *parts))
+        parts = (draft, version, self.sampler, prepared, self.recorder, self.target_cache, self.kept, source)
+        return ProposerParts(self.settings, *parts)
 
 
 @dataclass(frozen=True)
@@ -76,7 +101,7 @@ class EngineParts:
 
 def build_parts(
     target: LanguageModel,
-    draft: LanguageModel | None,
+    drafts: Mapping[str, LanguageModel],
     settings: EngineConfig,
     *,
     controller: LengthController | None = None,
@@ -86,16 +111,20 @@ def build_parts(
 ) -> EngineParts:
     """Check models and settings, then build the parts. The objects given replace those that settings name.
 
+    Args:
+        drafts: by source. `DRAFT` alone names an engine's only draft, other names those of a pool.
+
     Raises:
         ConfigError: the models, the settings or the machine do not fit together. The models are then as before.
     """
     keep_freed_memory()
     if settings.tree is None and not settings.widths and target.device.type == "cuda" and settings.cuda_graphs:
         settings = replace(settings, tree="off")  # passes over trees are not recorded
-    models = [target] if draft is None else [target, draft]
-    check_proposer(settings, with_draft=draft is not None)
+    models = [target, *drafts.values()]
+    check_pool(settings, drafts)
+    check_proposer(settings, drafts=len(drafts))
     max_model_len = choose_model_len(settings, models)
-    feature_ids = kept_states(settings, draft)
+    feature_ids = kept_states(settings, drafts.values())
     check_feature_ids(target, feature_ids)
     for model in models:
         check_servable(model, max_model_len)
@@ -105,12 +134,12 @@ def build_parts(
         page = 0
     cache = plan_cache(settings, models, max_model_len, feature_ids, page)
     # These may refuse too (another machine's profile, a kernel that does not run), so models are held after them.
-    costs = profiled_costs(settings, target, draft)
-    controller = controller or choose_controller(settings, costs)
+    costs = profiled_costs(settings, target, drafts.get(DRAFT))
+    controller = controller or choose_controller(settings, costs, drafts)
     held = HeldModels(pack_weights=settings.pack_weights, compile=settings.compile)
     with held.released_on_failure():  # a proposer may refuse its settings
         held.hold(target, feature_ids)
-        if draft is not None:
+        for draft in drafts.values():
             held.hold(draft, exact=False)
         recorder = recorder or _choose_recorder(settings, target)
         sampler = sampler or TokenSampler(
@@ -124,7 +153,11 @@ def build_parts(
         target_cache = slots if pages is None else PagedCache.of(slots, pages, target.device)
         runner = ModelRunner(target, target_cache, held.prepared(target), recorder, feature_ids)
         proposers = ProposerBuilder(settings, held, sampler, recorder, target_cache)
-        executor = ModelExecutor(target, runner, sampler, proposer or proposers.build(draft, version_of(draft)))
+        if proposer is None:
+            only = drafts.get(DRAFT)
+            pooled = drafts and only is None
+            proposer = proposers.build_pool(drafts) if pooled else proposers.build(only, version_of(only))
+        executor = ModelExecutor(target, runner, sampler, proposer)
         executor.record_ahead(controller.speculation_length)
         core = EngineCore(
             executor,
@@ -149,9 +182,26 @@ def build_parts(
     return EngineParts(core, executor, held, proposers, cache, costs)
 
 
-def kept_states(settings: EngineConfig, draft: LanguageModel | None) -> tuple[int, ...]:
-    """Return the states of the target to keep: those that settings name, and those that the draft reads."""
-    return tuple(dict.fromkeys([*settings.feature_ids, *(() if draft is None else draft.state_ids)]))
+def check_pool(settings: EngineConfig, drafts: Mapping[str, LanguageModel]) -> None:
+    """Refuse names of drafts that other sources have, and settings that one draft alone can have.
+
+    Raises:
+        ConfigError: names the draft or the setting.
+    """
+    for name in drafts:
+        if name in SOURCES:
+            raise ConfigError(f"a draft cannot be called {name}, as a proposer is; rename its folder")
+    check_selection(settings.selection, settings.selection_options)
+    if drafts and DRAFT not in drafts and settings.profile is not None:
+        raise ConfigError(
+            f"profile={settings.profile} has the costs of one draft; leave it out with several: they are measured "
+            "at the start"
+        )
+
+
+def kept_states(settings: EngineConfig, drafts: Iterable[LanguageModel]) -> tuple[int, ...]:
+    """Return the states of the target to keep: those that settings name, and those that drafts read."""
+    return tuple(dict.fromkeys([*settings.feature_ids, *(state for draft in drafts for state in draft.state_ids)]))
 
 
 def profiled_costs(settings: EngineConfig, target: LanguageModel, draft: LanguageModel | None) -> LatencyModel | None:
@@ -166,11 +216,18 @@ def profiled_costs(settings: EngineConfig, target: LanguageModel, draft: Languag
     return Profile.load(Path(settings.profile), target, profiled, settings).latency
 
 
-def choose_controller(settings: EngineConfig, costs: LatencyModel | None) -> LengthController:
-    """Build the length controller that settings name."""
+def choose_controller(
+    settings: EngineConfig, costs: LatencyModel | None, drafts: Iterable[str] = ()
+) -> LengthController:
+    """Build the length controller that settings name. Of several drafts it selects each request's."""
     with_model = uses_draft(settings, with_draft=True)  # a draft may be loaded later
     parts = ControllerParts(settings.speculation_length, costs, with_model, settings)
-    return make_controller(settings.controller, parts, settings.controller_options)
+    controller = make_controller(settings.controller, parts, settings.controller_options)
+    names = [name for name in drafts if name != DRAFT]
+    if not names:
+        return controller
+    own = settings.selection, names, settings.selection_options
+    return with_selection(controller, *own, seed=settings.seed)
 
 
 def _choose_pace(settings: EngineConfig) -> PrefillPace | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -11,7 +11,7 @@ from distillspec.errors import ConfigError
 from distillspec.serving.control.base import LengthController, StepResult
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.runner import ModelRunner
-from distillspec.serving.proposers.base import Proposer, forget_answers, keeps_answers
+from distillspec.serving.proposers.base import Proposer, forget_answers, keeps_answers, versions_of
 from distillspec.serving.sequences.manager import SequenceManager
 from distillspec.serving.sequences.scheduler import Limits
 from distillspec.serving.step.commit import Committer, Observer
@@ -88,8 +88,13 @@ class EngineView:
 
     @property
     def draft_version(self) -> str:
-        """The version of the draft in use, "" without one."""
+        """The version of the draft in use, of several the first's. "" without one."""
         return "" if self.proposer is None else self.proposer.version
+
+    @property
+    def draft_versions(self) -> Mapping[str, str]:
+        """The versions of the drafts in use, by source."""
+        return versions_of(self.proposer)
 
     @property
     def keeps_answers(self) -> bool:

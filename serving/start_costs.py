@@ -9,9 +9,11 @@ from dataclasses import replace
 
 import torch
 
+from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.hardware_profile import Timed, fit
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import KNOTS, CostTable
+from distillspec.serving.proposers.base import Prospect
 from distillspec.serving.sequences.scheduler import Limits
 from distillspec.serving.timed_passes import TimedPasses, Work
 
@@ -46,17 +48,20 @@ def measure_at_start(
     """
     works = _works(passes, limits, speculation_length, with_draft)
     seconds = _time_in_turn(passes, works, budget_s)
-    points: dict[bool, list[Timed]] = {False: [], True: []}
+    points: dict[str, list[Timed]] = {}
     for work, times in zip(works, seconds, strict=True):
-        if times:
-            # The least, since pauses only add. Live steps correct the speed.
-            points[work.kind == "drafting"].append(replace(work.point, seconds=max(min(times), 1e-9)))
-    drafting = [work.point for work in works if work.kind == "drafting"]
-    target, draft = _table(points[False]), _table(points[True], alone=len(_sizes(drafting)) == 1)
-    if target is None or (with_draft and draft is None):
+        own = points.setdefault(work.source, [])
+        # The least, since pauses only add. Live steps correct the speed.
+        own += [replace(work.point, seconds=max(min(times), 1e-9))] if times else []
+    target = _table(points.pop("", []))
+    sizes = {source: _sizes([work.point for work in works if work.source == source]) for source in points}
+    drafts = {source: _table(own, alone=len(sizes[source]) == 1) for source, own in points.items()}
+    known = {source: table for source, table in drafts.items() if table is not None}
+    if target is None or (with_draft and not known):
         return None
     log.info("costs: %s", ", ".join(f"{tokens:g} tokens {1e3 * s:.1f} ms" for tokens, s in target.knots))
-    return LatencyModel(target, draft)
+    draft = next(iter(known.values()), None)
+    return LatencyModel(target, draft, members={} if DRAFT in known else known)
 
 
 def _works(passes: TimedPasses, limits: Limits, speculation_length: int, with_draft: bool) -> list[Work]:
@@ -81,23 +86,25 @@ def _works(passes: TimedPasses, limits: Limits, speculation_length: int, with_dr
             works.append(passes.prefill(n, MOST_RUNS))
             prompt = n
     if with_draft and speculation_length:
-        works += _draft_loops(passes, slots, speculation_length, context, far)
+        for draft in passes.drafts():
+            works += _draft_loops(passes, draft, slots, speculation_length, context, far)
     return sorted(works, key=lambda work: work.point.tokens)
 
 
-def _draft_loops(passes: TimedPasses, slots: int, speculation_length: int, context: int, far: int) -> list[Work]:
-    """Return draft loops: whole ones of rising rows, or of blocks whose positions add up to rising numbers.
+def _draft_loops(
+    passes: TimedPasses, prospect: Prospect, slots: int, speculation_length: int, context: int, far: int
+) -> list[Work]:
+    """Return a draft's loops: whole ones of rising rows, or of blocks whose positions add up to rising numbers.
 
     A loop's first pass reads text and takes longer than the others, so loops of one token would make drafts look dear.
     """
-    prospect = passes.prospect()
     longest = min(speculation_length, prospect.most)
     if prospect.at_once:
         loops = {(rows := -(-n // longest), round(n / rows), context) for n in KNOTS if n < slots * longest}
     else:
         loops = {(n, longest, context) for n in KNOTS if n < slots}
     loops |= {(slots, longest, context), (slots, longest, far)}
-    return [passes.drafting(*loop) for loop in sorted(loops)]
+    return [passes.drafting(*loop, prospect.source) for loop in sorted(loops)]
 
 
 def _time_in_turn(passes: TimedPasses, works: Sequence[Work], budget_s: float) -> list[list[float]]:
@@ -109,12 +116,11 @@ def _time_in_turn(passes: TimedPasses, works: Sequence[Work], budget_s: float) -
     seconds: list[list[float]] = [[] for _ in works]
     passes.warm_up(works)
     until = clock() + budget_s
-    a_token = {True: 0.0, False: 0.0}  # seconds, of the last pass of draft and target
+    a_token: dict[str, float] = {}  # seconds, of the last pass of each model
     for work, times in zip(works, seconds, strict=True):
-        drafts = work.kind == "drafting"
-        if clock() + work.point.tokens * a_token[drafts] <= until:
+        if clock() + work.point.tokens * a_token.get(work.source, 0.0) <= until:
             times.append(passes.seconds(work))
-            a_token[drafts] = times[-1] / work.point.tokens
+            a_token[work.source] = times[-1] / work.point.tokens
     while True:
         left = until - clock()
         again = [place for place, own in enumerate(seconds) if own and len(own) < MOST_RUNS and max(own) <= left]

@@ -13,7 +13,7 @@ from distillspec.models import LanguageModel
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, SequenceState
 from distillspec.serving.base.shape import chain_of
-from distillspec.serving.base.tree import TokenTree
+from distillspec.serving.base.tree import DRAFT, TokenTree
 from distillspec.serving.costs.hardware_profile import Timed
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.decoding.windows import VerificationWindow
@@ -33,6 +33,7 @@ class Work:
     run: Callable[[], object]
     cached: tuple[int, int] = (0, 0)  # rows, and tokens of each that are in the cache before
     plain: int | None = None  # its plain pass is this many works earlier, None without one
+    source: str = ""  # the draft, "" for the target
 
 
 @dataclass(frozen=True)
@@ -79,11 +80,16 @@ class TimedPasses:
         (sequence,) = _sequences(1, 1)
         return self.proposer.prospect(sequence) if isinstance(self.proposer, Foresees) else Prospect(ANY)
 
-    def drafting(self, rows: int, length: int, context: int) -> Work:
+    def drafts(self) -> list[Prospect]:
+        """Return what each draft may propose for a row with some text."""
+        prospect = self.prospect()
+        return [own for own in (prospect, *prospect.others) if own.by_model]
+
+    def drafting(self, rows: int, length: int, context: int, source: str = DRAFT) -> Work:
         """Return a whole draft loop for greedy requests: one pass a depth, or a single one for a block."""
         proposer = self.proposer
         assert proposer is not None
-        requests = [ProposalRequest(sequence, chain_of(length)) for sequence in _sequences(rows, context)]
+        requests = [ProposalRequest(sequence, chain_of(length, source)) for sequence in _sequences(rows, context)]
 
         def run() -> object:
             for reader in readers(proposer):
@@ -94,15 +100,14 @@ class TimedPasses:
                 proposer.leave_slot(request.sequence)
             return trees
 
-        passes = 1 if self.prospect().at_once else length
+        passes = 1 if any(own.at_once for own in self.drafts() if own.source == source) else length
         point = Timed(rows * context * passes, rows * length, passes, 0.0, rows * passes)
-        return Work("drafting", point, run, (rows, context))
+        return Work("drafting", point, run, (rows, context), source=source)
 
     def warm_up(self, works: Sequence[Work]) -> None:
         """Make each model's cache, and take the memory of all contexts: pages never written would be read faster."""
-        for drafts in (False, True):
-            if first := next((work for work in works if (work.kind == "drafting") == drafts), None):
-                self.seconds(first)
+        for first in {work.source: work for work in reversed(works)}.values():
+            self.seconds(first)
         for rows, context in {work.cached for work in works}:
             self.commit(rows, context)
 

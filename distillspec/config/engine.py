@@ -8,7 +8,7 @@ from operator import mul
 from typing import Any
 
 from distillspec.config.checks import chosen_from, one_of, require
-from distillspec.config.registry import CONTROLLERS, PROPOSERS, choices_that, find
+from distillspec.config.registry import CONTROLLERS, PROPOSERS, SELECTIONS, choices_that, find
 
 OFFLINE_PREFILL = 2048  # prompt tokens a step where time to first token does not matter
 ATTENTIONS = ("auto", "masked", "native", "triton", "varlen")
@@ -37,6 +37,8 @@ class EngineConfig:
     proposer_options: dict[str, Any] = field(default_factory=dict)  # its parameters; of a list: by name
     controller: str = chosen_from(CONTROLLERS, "goodput")  # chooses the lengths
     controller_options: dict[str, Any] = field(default_factory=dict)  # parameters of a controller of your own
+    selection: str = chosen_from(SELECTIONS, "goodput")  # of several drafts, chooses each request's
+    selection_options: dict[str, Any] = field(default_factory=dict)  # its parameters
     speculation_length: int = 4  # levels that are drafted per row and step; the most where the controller chooses
     tree: str | None = None  # off | sampled | topk | dynamic | medusa | fork | given; null: sampled (CUDA graphs: off)
     widths: list[int] = field(default_factory=list)  # the most children of a node, by level; empty: the tree's default
@@ -68,6 +70,7 @@ class EngineConfig:
         self._check_proposers()
         one_of("attention", self.attention, ATTENTIONS)
         one_of("lengths", self.lengths, LENGTHS)
+        find("selection", self.selection, SELECTIONS)
         controller = find("controller", self.controller, CONTROLLERS)
         for name in ("lengths", "max_time_per_token_s"):
             value, default = getattr(self, name), getattr(type(self), name)

@@ -11,6 +11,7 @@ Add a choice in two steps.
    - draft kind: `make(config, target, layers: LayerSelection) -> LanguageModel`; see `distillspec.models.draft`
    - proposer: `make(parts: ProposerParts, **options) -> Proposer`; see `distillspec.serving.proposers.named`
    - controller: `make(parts: ControllerParts, **options) -> LengthController`; see `distillspec.serving.control.named`
+   - selection: `make(parts: SelectionParts, **options) -> Selection`; see `distillspec.serving.selection.base`
 
 2. Add one line to its table here: `"mine": LossChoice("my_package.mine:formula", "what it does")`.
 
@@ -238,6 +239,26 @@ CONTROLLERS: dict[str, Choice] = {
         "SmartSpec as in its paper",
         reads=("profile",),
         needs=("profile",),
+    ),
+}
+
+SELECTIONS: dict[str, Choice] = {
+    "goodput": Choice(
+        "distillspec.serving.selection.goodput:GoodputSelection",
+        "most expected tokens a second, by domain, prompt, place in the answer and its own trials",
+    ),
+    "lbss": Choice("distillspec.serving.selection.lbss:Lbss", "SPIN's: explore in chunks, match, exploit 2^k steps"),
+    "fixed": Choice("distillspec.serving.selection.baselines:Fixed", "one draft for all"),
+    "random": Choice("distillspec.serving.selection.baselines:Drawn", "a drawn one for each request"),
+    "epsilon_greedy": Choice(
+        "distillspec.serving.selection.baselines:EpsilonGreedy", "the best so far, for a share of requests a drawn one"
+    ),
+    "prompt_length": Choice(
+        "distillspec.serving.selection.baselines:ByPromptLength", "the longer the prompt, the dearer the draft"
+    ),
+    "lookup_else_model": Choice(
+        "distillspec.serving.selection.baselines:LookupElseModel",
+        "a proposer without a model where it has tokens, else the first draft",
     ),
 }
 

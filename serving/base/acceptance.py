@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -49,17 +49,31 @@ def of_source(trials: Iterable[Trial], source: str) -> tuple[Trial, ...]:
     return tuple([trial for trial in trials if trial.source == source])
 
 
-def by_version(trials: Sequence[Trial], version: str) -> dict[str, tuple[Trial, ...]]:
-    """Return trials by the draft version that they count for: `version`, or "" for tokens of other sources."""
-    parts = {version: of_source(trials, DRAFT), "": tuple([trial for trial in trials if trial.source != DRAFT])}
-    if not version:
-        parts = {"": tuple(trials)}
-    return {name: own for name, own in parts.items() if own}
+def by_version(trials: Sequence[Trial], versions: Mapping[str, str]) -> dict[str, tuple[Trial, ...]]:
+    """Return trials by the draft version that they count for, "" for tokens of other sources.
+
+    Args:
+        versions: of the drafts, by source.
+    """
+    found: dict[str, list[Trial]] = {}
+    for trial in trials:
+        found.setdefault(versions.get(trial.source, ""), []).append(trial)
+    return {version: tuple(own) for version, own in found.items()}
 
 
-def by_others(trials: Sequence[Trial]) -> bool:
-    """Return True if tokens were tried, and none of the draft's: they say nothing about the draft in use."""
-    return bool(trials) and all(trial.source != DRAFT for trial in trials)
+def tried_versions(trials: Sequence[Trial], versions: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the distinct versions of drafts whose tokens were tried, in order."""
+    return tuple(dict.fromkeys([versions[trial.source] for trial in trials if trial.source in versions]))
+
+
+def version_in_use(trials: Sequence[Trial], versions: Mapping[str, str]) -> str:
+    """Return the version that a step's row says something about, "" for none.
+
+    That is the first one whose tokens were tried. Where nothing was tried, an engine's only draft is meant.
+    """
+    if trials:
+        return next(iter(tried_versions(trials, versions)), "")
+    return next(iter(versions.values())) if len(versions) == 1 else ""
 
 
 def count_trials(accepted: int, depth: int) -> int:

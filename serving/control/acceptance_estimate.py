@@ -72,14 +72,21 @@ class AcceptanceEstimate:
 
     def scale(self, ratio: float) -> None:
         """Expect `ratio` times the acceptance, with what was tried as evidence for it: a draft that was judged."""
-
-        def scaled(evidence: Floats) -> Floats:
-            tried, accepted = evidence
-            return numpy.stack([tried, numpy.minimum(accepted * ratio, tried)])
-
-        self._all = {kind: scaled(evidence) for kind, evidence in self._all.items()}
-        self._own, self._further = scaled(self._own), scaled(self._further)
+        self._all = {kind: _scaled(evidence, ratio) for kind, evidence in self._all.items()}
+        self._own, self._further = _scaled(self._own, ratio), _scaled(self._further, ratio)
         self._hazards, self._shares = {}, None
+
+    def change(self, kind: Hashable, ratio: float | None) -> None:
+        """Expect `ratio` times the acceptance of one kind, with what was tried as evidence. None: forget it."""
+        self._hazards.pop(kind, None)
+        places = [place for key, place in self._places.items() if key[0] == kind]
+        if ratio is None:
+            self._all.pop(kind, None)
+            self._own[:, places] = 0.0
+            return
+        if kind in self._all:
+            self._all[kind] = _scaled(self._all[kind], ratio)
+        self._own[:, places] = _scaled(self._own[:, places], ratio)
 
     def sibling_shares(self) -> Floats:
         """Return P(sibling r of position i is accepted | the chain's token was rejected) `[positions, width − 1]`.
@@ -195,3 +202,9 @@ class AcceptanceEstimate:
         if place == self._own.shape[1]:
             self._own = numpy.concatenate([self._own, numpy.zeros((2, max(16, place), self.speculation_length))], 1)
         return place
+
+
+def _scaled(evidence: Floats, ratio: float) -> Floats:
+    """Return what was tried, with `ratio` times as much of it accepted."""
+    tried, accepted = evidence
+    return numpy.stack([tried, numpy.minimum(accepted * ratio, tried)])

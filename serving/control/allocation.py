@@ -34,17 +34,37 @@ class Allocation(NamedTuple):
     """Lengths by row, and what they are expected to give: tokens (bonus included) and seconds.
 
     taken: `[n, U]` bool, the nodes of each row's tree, None for chains.
+    drafting_s: the seconds without the target's pass.
     """
 
     lengths: Ints
     tokens: float
     seconds: float
     taken: Bools | None = None
+    drafting_s: float = 0.0
+
+    @property
+    def nodes(self) -> int:
+        """Drafted tokens."""
+        return int((self.lengths if self.taken is None else self.taken).sum())
 
     @property
     def goodput(self) -> float:
         """Expected tokens a second."""
         return self.tokens / self.seconds
+
+
+class Besides(NamedTuple):
+    """Rows of the same step that lengths are not chosen for, with the work and tokens that are planned for them."""
+
+    rows: int = 0
+    context: int = 0  # of all of them
+    nodes: int = 0  # drafted tokens
+    tokens: float = 0.0  # expected
+    seconds: float = 0.0  # of drafting
+
+
+NOTHING = Besides()
 
 
 @dataclass(eq=False)
@@ -57,6 +77,7 @@ class Batch:
     price: tokens a second that the search starts from, such as the last step's best. 0: those of plain decoding.
     nodes: of trees, a chain of V levels among them. None: chains alone.
     gains: `[n, U]`, P(each of these nodes is on the accepted path).
+    besides: other rows of the step, which other drafts draft for. Tokens and seconds of allocations count them in.
     """
 
     survival: Floats
@@ -68,6 +89,7 @@ class Batch:
     price: float = 0.0
     nodes: Candidates | None = None
     gains: Floats | None = None
+    besides: Besides = NOTHING
 
     def __post_init__(self) -> None:
         rows, most = self.survival.shape
@@ -75,14 +97,22 @@ class Batch:
             self.survival = self.survival * (numpy.arange(most) < self.limits[:, None])
             if self.nodes is not None and self.gains is not None:
                 self.gains = self.gains * (self.nodes.depths <= self.limits[:, None])
-        seconds = self.latency.target.seconds(float(self.contexts.sum()), rows, rows)
-        self.plain = Allocation(numpy.zeros(rows, dtype=numpy.int64), float(rows), max(seconds, LEAST_S))
+        other = self.besides
+        every, context = rows + other.rows, float(self.contexts.sum()) + other.context
+        seconds = self.latency.target.seconds(context, every + other.nodes, every) + other.seconds
+        self.plain = Allocation(numpy.zeros(rows, dtype=numpy.int64), rows + other.tokens, max(seconds, LEAST_S))
+
+    @property
+    def read(self) -> int:
+        """Tokens of the target's pass besides those that are drafted here."""
+        return len(self.limits) + self.prefill_tokens + self.besides.rows + self.besides.nodes
 
     @cached_property
     def costs(self) -> DraftedCosts:
         """Costs of drafted tokens."""
         most = self.survival.shape[1]
-        return DraftedCosts(self.latency, self.contexts, most, self.prefill_tokens, self.by_model, len(self.items[0]))
+        further = self.read - len(self.limits)
+        return DraftedCosts(self.latency, self.contexts, most, further, self.by_model, len(self.items[0]))
 
     @cached_property
     def items(self) -> tuple[Candidates, Floats]:
@@ -112,15 +142,17 @@ def best_by_row(batch: Batch) -> Allocation:
 
 def _best_of_one(batch: Batch) -> Allocation:
     """A chain of a single row: all lengths in turn, in plain numbers, since arrays of a few are slower."""
-    latency, best, tokens, read = batch.latency, batch.plain, 1.0, 1 + batch.prefill_tokens
+    latency, best, read = batch.latency, batch.plain, batch.read
     if batch.by_model is not None and not batch.by_model[0]:
         latency = replace(latency, draft=None)
     context, once_s = int(batch.contexts[0]), best.seconds - latency.target.seconds(0, read)
+    tokens = best.tokens
     for length, survives in enumerate(batch.survival[0, : int(batch.limits[0])].tolist(), 1):
         tokens += survives
-        seconds = once_s + latency.target.seconds(0, read + length) + latency.loop_s(1, context, length)
+        drafting_s = latency.loop_s(1, context, length)
+        seconds = once_s + latency.target.seconds(0, read + length) + drafting_s
         if tokens / seconds > best.goodput:
-            best = Allocation(numpy.array([length]), tokens, seconds)
+            best = Allocation(numpy.array([length]), tokens, seconds, None, drafting_s)
     return best
 
 
@@ -137,9 +169,11 @@ def every_length(batch: Batch) -> list[Allocation]:
 
 def expected(batch: Batch, lengths: Ints) -> list[Allocation]:
     """Return the allocations of given `lengths [m, n]` within the limits."""
-    tokens = row_tokens(batch)[numpy.arange(lengths.shape[1]), lengths].sum(1)
-    seconds = batch.plain.seconds + batch.costs.of(lengths)
-    return [Allocation(*one) for one in zip(lengths, tokens.tolist(), seconds.tolist(), strict=True)]
+    tokens = row_tokens(batch)[numpy.arange(lengths.shape[1]), lengths].sum(1) + batch.besides.tokens
+    added_s = batch.costs.of(lengths)
+    drafting_s = added_s - batch.costs.target_s[lengths.sum(1)]
+    columns = (tokens.tolist(), (batch.plain.seconds + added_s).tolist(), [None] * len(tokens), drafting_s.tolist())
+    return [Allocation(*one) for one in zip(lengths, *columns, strict=True)]
 
 
 def row_tokens(batch: Batch) -> Floats:
@@ -225,5 +259,6 @@ def best_in(batch: Batch, order: Ints, forced: int = 0, budget_s: float = numpy.
     chosen = numpy.zeros(gains.shape, dtype=bool)
     chosen.put(kept, True)
     lengths = (chosen * nodes.depths).max(1, initial=0)
-    trees = None if batch.nodes is None else chosen
-    return Allocation(lengths, float(tokens[case, last]), float(seconds[case, last]), trees)
+    trees, added_s = None if batch.nodes is None else chosen, float(seconds[case, last])
+    drafting_s = added_s - batch.plain.seconds - float(costs.target_s[len(kept)])
+    return Allocation(lengths, float(tokens[case, last]), added_s, trees, drafting_s)

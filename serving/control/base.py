@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from distillspec.serving.base.acceptance import RowResult
@@ -38,6 +38,8 @@ class RowView(NamedTuple):
     wide: bool = False
     max_time_per_token_s: float | None = None  # this request's own bound, None for the engine's
     others: tuple[Option, ...] = ()  # other sources
+    domain: str = "default"  # kind of text, in the caller's words
+    prompt: tuple[int, ...] = ()
 
     @property
     def options(self) -> tuple[Option, ...]:
@@ -47,8 +49,10 @@ class RowView(NamedTuple):
 
 
 def evidence(row: RowView | Option) -> Hashable:
-    """Return what acceptance is told apart by: source and match, 0 for a model's tokens."""
-    return (row.source, row.match) if row.match else 0
+    """Return what acceptance is told apart by: source and match, or one of several drafts. 0 for an only draft."""
+    if row.match:
+        return row.source, row.match
+    return row.source if row.drafted_by_model and row.source != DRAFT else 0
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,11 @@ class BatchView:
     def at_once(self) -> bool:
         """True if the draft model drafts blocks."""
         return any(row.at_once for row in self.rows)
+
+    @property
+    def drafts_at_once(self) -> frozenset[str]:
+        """The drafts of rows that draft blocks."""
+        return frozenset([row.source for row in self.rows if row.at_once])
 
 
 @dataclass(frozen=True)
@@ -136,6 +145,7 @@ class Plan:
     predicted_tokens: float | None = None
     predicted_s: float | None = None
     why: Any = None  # the controller's reasons
+    chosen: Mapping[str, str | None] | None = None  # of several drafts, the one chosen for each row
 
 
 @dataclass(frozen=True)
@@ -150,6 +160,7 @@ class StepResult:
     target_s: float
     total_s: float
     reserved_tokens: int = 0  # reserved in the cache when the step started
+    drafted_s: Mapping[str, float] = field(default_factory=dict)  # of each of several sources, parts of draft_s
 
 
 def decoding_rows(result: StepResult) -> Sequence[RowResult]:
@@ -158,6 +169,14 @@ def decoding_rows(result: StepResult) -> Sequence[RowResult]:
         return result.rows
     decoding = {row.sequence_id for row in result.view.rows}
     return [row for row in result.rows if row.sequence_id in decoding]
+
+
+def drafting_s(view: BatchView, result: StepResult) -> dict[str, float]:
+    """Return the seconds of each draft's passes. Those of other sources are left out where they are known."""
+    drafts = dict.fromkeys([row.source for row in view.rows if row.drafted_by_model])
+    if result.drafted_s:
+        return {source: result.drafted_s[source] for source in drafts if source in result.drafted_s}
+    return {next(iter(drafts), DRAFT): result.draft_s}
 
 
 @runtime_checkable
@@ -190,6 +209,19 @@ class LengthController(Protocol):
             acceptance: of the new draft over that of the old one, None: not known.
         """
         return
+
+
+@runtime_checkable
+class KnowsDrafts(Protocol):
+    """A length controller that tells several drafts apart."""
+
+    def member_changed(self, source: str, acceptance: float | None = None) -> None:
+        """Forget what was learnt of a draft that is another from now on, new, or gone.
+
+        Args:
+            acceptance: of the new draft over that of the old one, None: not known.
+        """
+        ...
 
 
 @runtime_checkable

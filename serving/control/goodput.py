@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy
 
@@ -14,12 +14,22 @@ from distillspec.errors import ConfigError
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.shape import TreeShape, chain_shape
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
-from distillspec.serving.control.allocation import Allocation, Batch, best_by_row, best_for_all, expected
-from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowView, StepResult, decoding_rows, evidence
-from distillspec.serving.control.bounded import WITHIN, best_within
+from distillspec.serving.control.allocation import Allocation
+from distillspec.serving.control.base import (
+    BatchView,
+    Plan,
+    RowPlan,
+    RowView,
+    StepResult,
+    decoding_rows,
+    drafting_s,
+    evidence,
+)
+from distillspec.serving.control.bounded import WITHIN
 from distillspec.serving.control.candidates import Candidates
 from distillspec.serving.control.sources import choose_sources
 from distillspec.serving.control.speculation_policy import SpeculationPolicy
+from distillspec.serving.control.step_batch import StepBatch
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.live_latency import LiveLatency
 from distillspec.serving.costs.table import Floats
@@ -123,14 +133,14 @@ class GoodputController:
         view = replace(view, rows=choose_sources(view.rows, self.acceptance, self.latency))
         bounds = self._bounds(view.rows)
         batch = self._batch(view, self.trees if bounds is None else None)
-        best = best_for_all(batch) if self._alike else best_by_row(batch)
+        best = batch.best(alike=self._alike)
         mode, planned = self._pick(view, batch, best)
         if mode == "not worth it" and self.speculation.speculates:
             mode, planned = self._hoped(view, batch)
         prompts_s = self.latency.prompts_s(len(view.rows), view.prefill_tokens)
         wished, excess = planned, None
         if bounds is not None:
-            planned, excess = best_within(batch, bounds, wished, best.goodput, prompts_s, alike=self._alike)
+            planned, excess = batch.within(bounds, wished, best.goodput, prompts_s, alike=self._alike)
         if excess is not None and planned is not wished:
             mode = "within bounds" if excess <= WITHIN else "bounds out of reach"
         lengths = planned.lengths.tolist()
@@ -174,11 +184,12 @@ class GoodputController:
             [row.unread_tokens if row.drafted_by_model else None for row in view.rows],
             result.prefill_tokens,
             result.target_s,
-            result.draft_s,
-            view.at_once,
+            drafting_s(view, result),
+            view.drafts_at_once,
             self._reads(result.plan.rows, rows),
+            [row.source for row in view.rows],
         )
-        kinds = {row.sequence_id: evidence(row) for row in view.rows if row.match}
+        kinds = {row.sequence_id: kind for row in view.rows if (kind := evidence(row))}
         self.acceptance.observe(rows, [kinds.get(row.sequence_id, 0) for row in rows] if kinds else None)
         if rows:
             self._judge(result, rows, prompts_s, sure)
@@ -193,30 +204,20 @@ class GoodputController:
         self.acceptance.reset() if acceptance is None else self.acceptance.scale(acceptance)
         self.speculation, self._last = SpeculationPolicy(), None
 
+    def member_changed(self, source: str, acceptance: float | None = None) -> None:
+        """Forget what one of several drafts accepted and cost, as far as the new one's is not known."""
+        self.acceptance.change(source, acceptance)
+        self._costs.draft_changed(source)
+        self.speculation, self._last = SpeculationPolicy(), None
+
     @property
     def most_nodes(self) -> int:
         """The most tokens of a row's tree."""
         return self.speculation_length if self.trees is None else len(self.trees)
 
-    def _batch(self, view: BatchView, trees: Candidates | None, hope: float = 0.0) -> Batch:
-        columns: Sequence[tuple[Any, ...]] = list(zip(*view.rows, strict=True)) or [()] * len(RowView._fields)
-        names, contexts, limits, by_model, matches, *_ = columns
-        kinds = list(map(evidence, view.rows)) if any(matches) else None
-        chances, gains = self.acceptance.chances(names, kinds, hope=hope), None
-        if trees is not None:
-            wide = numpy.array([row.wide for row in view.rows], dtype=bool)
-            gains = trees.survival(chances) * (trees.spine | wide[:, None])
-        return Batch(
-            chances[..., 0].cumprod(1),
-            numpy.minimum(numpy.array(limits, dtype=numpy.int64), self.speculation_length),
-            numpy.array(contexts, dtype=numpy.int64),
-            self.latency.of_draft(view.at_once),
-            view.prefill_tokens,
-            None if all(by_model) else numpy.array(by_model),
-            self._price,
-            trees,
-            gains,
-        )
+    def _batch(self, view: BatchView, trees: Candidates | None, hope: float = 0.0) -> StepBatch:
+        own = (view, self.speculation_length, self.acceptance, self.latency)
+        return StepBatch.of(*own, trees=trees, price=self._price, hope=hope)
 
     def _reads(self, plans: Sequence[RowPlan], rows: Sequence[RowResult]) -> list[tuple[int, ...]] | None:
         """Return the tokens of each row that each pass of the draft read, None for chains."""
@@ -230,7 +231,7 @@ class GoodputController:
             return tuple(map(chain_shape, planned.lengths.tolist()))
         return tuple(map(self.trees.shape, planned.taken))
 
-    def _pick(self, view: BatchView, batch: Batch, best: Allocation) -> tuple[Mode, Allocation]:
+    def _pick(self, view: BatchView, batch: StepBatch, best: Allocation) -> tuple[Mode, Allocation]:
         if not batch.limits.any():
             return "nothing to draft for", batch.plain
         policy = self.speculation
@@ -239,32 +240,34 @@ class GoodputController:
                 return "measuring plain", batch.plain
             return self._explored(batch, best)
         if policy.trial_is_due:
-            (tried,) = expected(batch, numpy.minimum(batch.limits, TRY_LENGTH)[None])
+            tried = batch.expected(numpy.minimum(batch.limits, TRY_LENGTH))
             if policy.affords(tried, batch.plain, self._catch_up_s(view.rows, tried.lengths.tolist())):
                 return "trial", tried
         return "not worth it", batch.plain
 
-    def _hoped(self, view: BatchView, batch: Batch) -> tuple[Mode, Allocation]:
+    def _hoped(self, view: BatchView, batch: StepBatch) -> tuple[Mode, Allocation]:
         """Return short chains that would pay if acceptance were what it may be: an unused draft teaches nothing."""
-        hopeful = self._batch(view, None, HOPE)
-        best = best_for_all(hopeful) if self._alike else best_by_row(hopeful)
+        best = self._batch(view, None, HOPE).best(alike=self._alike)
         if not best.lengths.any():
             return "not worth it", batch.plain
-        (tried,) = expected(batch, numpy.minimum(best.lengths, TRY_LENGTH)[None])
+        tried = batch.expected(numpy.minimum(best.lengths, TRY_LENGTH))
         return "exploring", tried
 
-    def _explored(self, batch: Batch, best: Allocation) -> tuple[Mode, Allocation]:
+    def _explored(self, batch: StepBatch, best: Allocation) -> tuple[Mode, Allocation]:
         """Return the best lengths, now and then those of one token more a row."""
         if self._steps % EXPLORE_EVERY == EXPLORE_EVERY - 1:
-            (longer,) = expected(batch, numpy.minimum(best.lengths + 1, batch.limits)[None])
+            longer = batch.expected(numpy.minimum(best.lengths + 1, batch.limits))
             if longer.lengths.sum() > best.lengths.sum() and longer.goodput > EXPLORE_WITHIN * best.goodput:
                 return "exploring", longer
         return "speculating", best
 
     def _catch_up_s(self, rows: Sequence[RowView], lengths: Sequence[int]) -> float:
-        """Return the seconds of catch-up prefill of the rows that the draft model drafts for."""
-        drafting = [row.unread_tokens for row, k in zip(rows, lengths, strict=True) if k and row.drafted_by_model]
-        return self.latency.catch_up_s(drafting) if drafting else 0.0
+        """Return the seconds of catch-up prefill of the rows that draft models draft for."""
+        unread: dict[str, list[int]] = {}
+        for row, length in zip(rows, lengths, strict=True):
+            if length and row.drafted_by_model:
+                unread.setdefault(row.source, []).append(row.unread_tokens)
+        return sum([self.latency.of_draft(False, source).catch_up_s(own) for source, own in unread.items()])
 
     def _bounds(self, rows: Sequence[RowView]) -> Floats | None:
         """Return the bound on seconds a token of each row, infinity for none. None if no row has one."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distillspec.serving.control.base import BatchView, LengthController, Plan, PlansTrees, StepResult
+from distillspec.serving.control.base import BatchView, KnowsDrafts, LengthController, Plan, PlansTrees, StepResult
 from distillspec.serving.costs.latency import LatencyModel
 
 
@@ -25,6 +25,10 @@ class WrappedController:
 
     def draft_changed(self, acceptance: float | None = None) -> None:
         self.inside.draft_changed(acceptance)
+
+    def member_changed(self, source: str, acceptance: float | None = None) -> None:
+        if isinstance(self.inside, KnowsDrafts):
+            self.inside.member_changed(source, acceptance)
 
 
 def innermost(controller: LengthController) -> LengthController:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from distillspec.errors import ConfigError
 from distillspec.serving.base.catch_up import catch_up_cost
+from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.table import CostTable
 
 
@@ -23,6 +24,7 @@ class LatencyModel:
         draft: a pass of the draft. None where proposals come without a model.
         draft_free_s: proposals without a model, a step.
         at_once: the draft drafts blocks.
+        members: a pass of each of several drafts, by source. Others cost as `draft`.
 
     Raises:
         ConfigError: `draft_free_s` is negative or not finite.
@@ -32,14 +34,18 @@ class LatencyModel:
     draft: CostTable | None = None
     draft_free_s: float = 5e-4
     at_once: bool = False
+    members: Mapping[str, CostTable] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not 0 <= self.draft_free_s < float("inf"):
             raise ConfigError(f"draft_free_s={self.draft_free_s} must be finite and at least 0 seconds")
 
-    def of_draft(self, at_once: bool) -> LatencyModel:
-        """Return the same for a draft of blocks, or for one that takes a pass a depth."""
-        return self if at_once == self.at_once else replace(self, at_once=at_once)
+    def of_draft(self, at_once: bool, source: str = DRAFT) -> LatencyModel:
+        """Return the same for a draft of blocks, or for one that takes a pass a depth; of several, for that one."""
+        draft = self.members.get(source, self.draft)
+        if at_once == self.at_once and draft is self.draft:
+            return self
+        return replace(self, draft=draft, at_once=at_once)
 
     def target_s(self, contexts: Sequence[int], lengths: Sequence[int], prefill_tokens: int = 0) -> float:
         """Return the seconds of the target's pass: a root and `lengths[i]` tokens of each row, and prompt tokens."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 
 from distillspec.serving.base.catch_up import catch_up_cost
+from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.latency import LatencyModel, draft_work, guessed
 from distillspec.serving.costs.live_costs import GUESSED, MEASURED, LiveCosts
 
@@ -19,10 +20,11 @@ class LiveLatency:
     """
 
     def __init__(self, known: LatencyModel | None, *, drafts_with_model: bool = True) -> None:
-        start, trust = known or guessed(), GUESSED if known is None else MEASURED
+        start, self._trust = known or guessed(), GUESSED if known is None else MEASURED
         self.drafts_with_model = drafts_with_model
-        self._target = LiveCosts(start.target, trust)
-        self._draft = LiveCosts(start.draft, trust) if drafts_with_model and start.draft is not None else None
+        self._target = LiveCosts(start.target, self._trust)
+        drafts = {DRAFT: start.draft, **start.members} if drafts_with_model else {}
+        self._drafts = {source: LiveCosts(table, self._trust) for source, table in drafts.items() if table is not None}
         self._guess = start if known is None else None  # until the draft was measured
         self._draft_free_s = start.draft_free_s
         self._latency: LatencyModel | None = None
@@ -31,9 +33,15 @@ class LiveLatency:
     def latency(self) -> LatencyModel:
         """The present estimate."""
         if self._latency is None:
-            draft = None if self._draft is None else self._draft.table
-            self._latency = LatencyModel(self._target.table, draft, self._draft_free_s)
+            tables = {source: costs.table for source, costs in self._drafts.items()}
+            draft = tables.pop(DRAFT, None)
+            self._latency = LatencyModel(self._target.table, draft, self._draft_free_s, members=tables)
         return self._latency
+
+    def draft_changed(self, source: str) -> None:
+        """Trust what is known of one of several drafts no more than a guess: it may be of another size."""
+        if (known := self._drafts.get(source, self._drafts.get(DRAFT))) is not None:
+            self._drafts[source], self._latency = LiveCosts(known.table, GUESSED), None
 
     def observe(
         self,
@@ -42,9 +50,10 @@ class LiveLatency:
         unread_tokens: Sequence[int | None],
         prefill_tokens: int,
         target_s: float,
-        draft_s: float,
-        at_once: bool = False,
+        draft_s: Mapping[str, float],
+        at_once: frozenset[str] = frozenset(),
         reads: Sequence[Sequence[int]] | None = None,
+        sources: Sequence[str] | None = None,
     ) -> bool:
         """Learn from a step.
 
@@ -54,9 +63,10 @@ class LiveLatency:
             unread_tokens: of each row, those that the draft model has not read, None if another source drafted.
             prefill_tokens: prompt tokens in the target's pass.
             target_s: seconds of the target's pass.
-            draft_s: seconds of all draft passes.
-            at_once: the draft drafts blocks.
+            draft_s: seconds of all passes of each draft.
+            at_once: drafts of blocks.
             reads: tokens that each of the draft's passes read of a row, None: one for each token of a chain.
+            sources: the draft of each row, None: an only one.
 
         Returns:
             True if the times could be predicted well enough to judge by.
@@ -64,14 +74,36 @@ class LiveLatency:
         self._latency = None
         tokens = sum(proposed) + len(contexts) + prefill_tokens
         sure = self._target.observe(sum(contexts), [tokens] if tokens else [], target_s, len(contexts))
-        if self._draft is None:
+        if not self._drafts:
             return sure
         if not any(proposed):
             self._guess_draft(tokens)
             return sure
         self._guess = None
         depths = proposed if reads is None else list(map(len, reads))
-        lengths = [0 if unread is None else k for k, unread in zip(depths, unread_tokens, strict=True)]
+        sources = [DRAFT] * len(contexts) if sources is None else sources
+        for source, seconds in draft_s.items():
+            lengths = [
+                0 if unread is None or own != source else k
+                for k, unread, own in zip(depths, unread_tokens, sources, strict=True)
+            ]
+            if source not in self._drafts:
+                self.draft_changed(source)
+            own_sure = self._observe_draft(source, contexts, lengths, unread_tokens, seconds, source in at_once, reads)
+            sure = own_sure and sure
+        return sure
+
+    def _observe_draft(
+        self,
+        source: str,
+        contexts: Sequence[int],
+        lengths: Sequence[int],
+        unread_tokens: Sequence[int | None],
+        seconds: float,
+        at_once: bool,
+        reads: Sequence[Sequence[int]] | None,
+    ) -> bool:
+        """Learn from the passes of one draft over the rows with a length."""
         work = draft_work(contexts, lengths, at_once)
         passes: list[float] = [*work.passes]
         if reads is not None and not at_once:
@@ -84,10 +116,10 @@ class LiveLatency:
             passes.append(further)
         elif further:
             passes[0] += further
-        return self._draft.observe(work.context, passes, draft_s, work.rows) and sure
+        return self._drafts[source].observe(work.context, passes, seconds, work.rows)
 
     def _guess_draft(self, tokens: int) -> None:
         """Take a draft that was never measured for as much faster than guessed as the target is."""
         if self._guess is not None and self._guess.draft is not None and tokens:
             factor = self._target.table.seconds(0, tokens) / self._guess.target.seconds(0, tokens)
-            self._draft = LiveCosts(self._guess.draft.scaled(factor), GUESSED)
+            self._drafts[DRAFT] = LiveCosts(self._guess.draft.scaled(factor), GUESSED)

@@ -170,10 +170,12 @@ def check_draft_fits(
     new: LanguageModel,
     plan: CachePlan,
     feature_ids: Sequence[int] = (),
+    *,
+    others: Sequence[LanguageModel] = (),
 ) -> None:
     """Refuse a `new` draft whose cache, in place of the `old` one's, exceeds the cache's memory.
 
-    `feature_ids`: states of the target that are kept with it.
+    `feature_ids`: states of the target that are kept with it. `others`: drafts that stay.
 
     The budget is `cache_gib`. Without one, half of what is free now may be added to what the old draft's cache took.
 
@@ -182,7 +184,7 @@ def check_draft_fits(
     """
     needed = plan.bytes([new])
     if settings.cache_gib is not None:
-        left = settings.cache_gib * GIB - plan.bytes([target], feature_ids)
+        left = settings.cache_gib * GIB - plan.bytes([target, *others], feature_ids)
     else:
         budget = cache_budget(target.device)
         left = math.inf if budget is None else budget

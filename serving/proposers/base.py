@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -85,6 +85,37 @@ class Proposer(Protocol):
     def leave_slot(self, sequence: SequenceState) -> None:
         """Learn that a sequence is about to lose its slot. With a finish reason it does not come back."""
         ...
+
+
+@runtime_checkable
+class HasMembers(Protocol):
+    """Several proposers in one, by source."""
+
+    @property
+    def proposers(self) -> Mapping[str, Proposer]: ...
+
+
+@runtime_checkable
+class CountsSteps(Protocol):
+    """A proposer that does something at the start of each step."""
+
+    def begin_step(self) -> None: ...
+
+
+@runtime_checkable
+class TimesMembers(Protocol):
+    """Several proposers in one, whose seconds are known."""
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """By source, of the last proposals."""
+        ...
+
+
+def versions_of(proposer: Proposer | None) -> dict[str, str]:
+    """Return the versions of a proposer's draft models by source, without those that have none."""
+    members = proposer.proposers if isinstance(proposer, HasMembers) else {} if proposer is None else {DRAFT: proposer}
+    return {source: member.version for source, member in members.items() if member.version}
 
 
 @runtime_checkable

@@ -11,7 +11,7 @@ from distillspec.config.registry import PROPOSERS, WITH_DRAFT, WITHOUT_DRAFT, Pr
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import SlotCache
-from distillspec.serving.base.tree import DRAFT, LOOKUP, SUFFIX
+from distillspec.serving.base.tree import DRAFT, LOOKUP, SUFFIX, TARGET
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.graphs import Recorder
 from distillspec.serving.execution.prepared import PreparedModel
@@ -27,6 +27,8 @@ from distillspec.serving.proposers.suffix import SuffixLookup
 from distillspec.serving.proposers.suffix_store import SuffixStore
 
 KEPT_TOKENS = 400_000  # of a tenant's answers
+OF_POOLS = (WITH_DRAFT, "lookup_else_model", "suffix_else_model")  # proposers that take several drafts
+SOURCES = {TARGET, *(choice.source or name for name, choice in PROPOSERS.items() if choice.source != DRAFT)}
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,41 @@ class ProposerParts:
     recorder: Recorder | None
     target_cache: SlotCache  # drafts have the same slots, and some read the target's states
     kept: dict[str, Any] = field(default_factory=dict)  # what outlives the proposer: the engine's later ones get it too
+    source: str = DRAFT  # what trees call the draft
 
 
 def make_proposer(parts: ProposerParts) -> Proposer | None:
     """Build what the settings name, None for no speculation."""
-    names, options = proposer_names(parts.settings, with_draft=parts.draft is not None), parts.settings.proposer_options
-    if len(names) == 1:
-        return _make(names[0], parts, options)
-    found = {PROPOSERS[name].source or name: _make(name, parts, options.get(name, {})) for name in names}
+    chosen = _with_options(parts.settings, with_draft=parts.draft is not None)
+    if len(chosen) == 1:
+        return _make(chosen[0][0], parts, chosen[0][1])
+    found = {PROPOSERS[name].source or name: _make(name, parts, options) for name, options in chosen}
     return SideBySide({source: proposer for source, proposer in found.items() if proposer is not None})
+
+
+def make_pool(members: Sequence[ProposerParts]) -> SideBySide:
+    """Build one proposer of several drafts. Those without a model come first, each once.
+
+    Args:
+        members: the same parts, but for each draft its own `draft`, `version`, `prepared` and `source`.
+    """
+    first = members[0]
+    settings, found = first.settings, dict[str, Proposer | None]()
+    for name, options in _with_options(settings, with_draft=True):
+        choice = PROPOSERS[name]
+        free = choice.without_draft if "draft" in choice.needs else name
+        if free != WITHOUT_DRAFT:
+            found[PROPOSERS[free].source or free] = _make(free, first, options)
+    return SideBySide(
+        {source: proposer for source, proposer in found.items() if proposer is not None}
+        | {parts.source: make_draft_model(parts) for parts in members}
+    )
+
+
+def _with_options(settings: EngineConfig, *, with_draft: bool) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the chosen proposers with the options of each."""
+    names, options = proposer_names(settings, with_draft=with_draft), settings.proposer_options
+    return [(name, options if len(names) == 1 else options.get(name, {})) for name in names]
 
 
 def _make(name: str, parts: ProposerParts, options: Mapping[str, Any]) -> Proposer | None:
@@ -57,13 +85,20 @@ def _make(name: str, parts: ProposerParts, options: Mapping[str, Any]) -> Propos
     return proposer
 
 
-def check_proposer(settings: EngineConfig, *, with_draft: bool) -> None:
+def check_proposer(settings: EngineConfig, *, drafts: int) -> None:
     """Refuse, before models are held, a proposer that could not be built.
 
     Raises:
-        ConfigError: it needs a draft and there is none, or it lacks one of the options.
+        ConfigError: it needs a draft and there is none, or takes one and there are several, or it lacks one of the
+            options.
     """
+    with_draft = drafts > 0
     names, options = proposer_names(settings, with_draft=with_draft), settings.proposer_options
+    if drafts > 1 and not any(name in OF_POOLS for name in names):
+        count = "one draft" if uses_draft(settings, with_draft=True) else "no draft"
+        raise ConfigError(
+            f"proposer={settings.proposer} runs {count}, and {drafts} are given; use one of {', '.join(OF_POOLS)}"
+        )
     for name in names:
         if not with_draft and "draft" in find("proposer", name, PROPOSERS).needs:
             raise ConfigError(f"proposer={name} needs a draft; give draft=..., or use prompt_lookup")
@@ -110,6 +145,7 @@ def make_draft_model(parts: ProposerParts) -> DraftModel:
         parts.sampler,
         parts.target_cache,
         version=parts.version,
+        source=parts.source,
         rule=_rule(parts.draft, threshold) if threshold > 0 and not predicts else None,
         surer_than=threshold if predicts else 0.0,
         topk=parts.settings.chosen_tree in ONE_HOT,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.requests import SequenceState
-from distillspec.serving.base.tree import DRAFT, TokenTree, merged
+from distillspec.serving.base.tree import TokenTree, merged
 from distillspec.serving.decoding.windows import VerificationWindow
 from distillspec.serving.execution.kv_cache import Prefix
 from distillspec.serving.proposers.base import (
@@ -23,54 +24,81 @@ from distillspec.serving.proposers.base import (
     most_nodes,
     readers,
     release_memory,
+    versions_of,
 )
+from distillspec.serving.proposers.draft_health import DraftHealth
 
 
 class SideBySide:
     """Drafts by source. Trees of several sources for one row are merged at the root, in the plan's order.
 
     The first source with something to propose is the prospect of a row, others follow. Proposers that read texts do
-    catch-up prefill when they draft next.
+    catch-up prefill when they draft next. One that raises rests, and the others go on.
 
     Args:
         proposers: by source, those to be tried first first. Trees of another source's name are left out.
+        clock: seconds, to time each proposer by.
+
+    Attributes:
+        seconds: by source, of the last proposals.
     """
 
-    def __init__(self, proposers: Mapping[str, Proposer]) -> None:
+    def __init__(self, proposers: Mapping[str, Proposer], *, clock: Callable[[], float] = time.perf_counter) -> None:
         self.proposers = dict(proposers)
+        self.seconds: dict[str, float] = {}
+        self._clock = clock
+        self._healths = {source: DraftHealth(source) for source in proposers}
         self._resolve()
 
-    def replace(self, source: str, proposer: Proposer) -> None:
-        """Let another proposer draft for a source, between steps. The old one's memory is freed, others go on."""
+    def put(self, source: str, proposer: Proposer) -> None:
+        """Let another proposer draft for a source, new or not, between steps. The old one's memory is freed."""
         release_memory(self.proposers.get(source))
-        self.proposers[source] = proposer
+        self.proposers[source], self._healths[source] = proposer, DraftHealth(source)
+        self._resolve()
+
+    def remove(self, source: str) -> None:
+        """Drop a source between steps, and free its memory."""
+        del self._healths[source]
+        release_memory(self.proposers.pop(source))
         self._resolve()
 
     @property
     def version(self) -> str:
-        """The version of the draft model, "" without one."""
-        return self.proposers[DRAFT].version if DRAFT in self.proposers else ""
+        """The version of the first draft model, "" without one."""
+        return next(iter(versions_of(self).values()), "")
 
     def most_nodes(self, depth: int) -> int:
         return sum(most_nodes(proposer, depth) for proposer in self.proposers.values())
 
+    def begin_step(self) -> None:
+        for health in self._healths.values():
+            health.step()
+
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         found: dict[tuple[int, str], TokenTree] = {}
+        self.seconds = {}
         for source, proposer in self.proposers.items():
             own = {row: request.of_source(source) for row, request in enumerate(requests)}
             asked = {row: request for row, request in own.items() if request.trees}
-            trees = proposer.propose(list(asked.values())) if asked else []
+            if not asked:
+                continue
+            started = self._clock()
+            trees = self._healths[source].ask(proposer, list(asked.values()))
+            self.seconds[source] = self._clock() - started
             found.update({(row, source): tree for row, tree in zip(asked, trees, strict=True)})
         sources = [[tree.source for tree in request.trees] for request in requests]
         return [merged([found.get((row, source), EMPTY) for source in own]) for row, own in enumerate(sources)]
 
     def prospect(self, sequence: SequenceState) -> Prospect:
-        found = [
-            Prospect(source=source) if foreseeing is None else foreseeing.prospect(sequence)
-            for source, foreseeing in self._foresees.items()
-        ]
-        able = [prospect for prospect in found if prospect.most]
-        return able[0]._replace(others=tuple(able[1:])) if able else found[-1]
+        able, none = [], Prospect(0)
+        for source, foreseeing in self._foresees.items():
+            if self._healths[source].paused:
+                sequence.speculation_failed |= source in self._drafts
+                continue
+            own = Prospect(source=source) if foreseeing is None else foreseeing.prospect(sequence)
+            able += [own] if own.most else []
+            none = none if own.most else own
+        return able[0]._replace(others=tuple(able[1:])) if able else none
 
     def see(self, windows: Sequence[VerificationWindow], logits: Tensor) -> None:
         """Pass it on to those that learn from logits."""
@@ -123,5 +151,6 @@ class SideBySide:
         self._foresees = {
             source: proposer if isinstance(proposer, Foresees) else None for source, proposer in self.proposers.items()
         }
+        self._drafts = versions_of(self)
         self._see = [proposer for proposer in self.proposers.values() if isinstance(proposer, SeesLogits)]
         self._readers = [reader for proposer in self.proposers.values() for reader in readers(proposer)]

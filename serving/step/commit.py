@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from distillspec.models.slot_cache import SlotCache
-from distillspec.serving.base.acceptance import RowResult, Trial, by_others, trials_of
+from distillspec.serving.base.acceptance import RowResult, Trial, trials_of, tried_versions, version_in_use
 from distillspec.serving.base.outputs import delta, token_logprobs
 from distillspec.serving.base.requests import SequenceState, TokenLogprob
 from distillspec.serving.base.transfer import rows_of, to_device
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.decoding.verification import TreeVerdict
 from distillspec.serving.decoding.windows import Judgement, VerificationWindow
-from distillspec.serving.proposers.base import Proposer
+from distillspec.serving.proposers.base import Proposer, versions_of
 from distillspec.serving.sequences.manager import SequenceManager
 
 NOT_FINITE = "the target's logits are not finite (NaN or infinity) for this request"
@@ -77,7 +77,7 @@ class Committer:
         """
         results = []
         emissions: list[Emission] = []
-        version = proposer.version if proposer is not None else ""
+        versions = versions_of(proposer)
         rows = _judging_rows(windows, judgements)
         logprobs = _logprobs(windows, judgements, rows, logits)
         for place, (window, judgement) in enumerate(zip(windows, judgements, strict=True)):
@@ -86,12 +86,13 @@ class Committer:
                 results.append(self._retry_without_draft(window) if len(window.tree) else self._fail(window))
                 continue
             self._keep_path(window, verdict, logits.device)
-            result = self._keep(window, verdict, logprobs.get(place, []), proposer, now)
+            result = self._keep(window, verdict, logprobs.get(place, []), proposer)
+            _count(window, result, versions, now)
             if not judgement.sound:  # a rejected token left NaN in the cache, and masked NaN is still NaN
                 self.cache.clear(window.sequence.held_slot, window.sequence.computed)
             results.append(result)
             judged = tuple(rows[place][: result.emitted])
-            own = "" if by_others(result.trials) else version
+            own = version_in_use(result.trials, versions)
             emissions.append(Emission(window.sequence, window.tree, verdict.path, judged, result.trials, own))
         if self.observer is not None and emissions:
             self.observer(emissions, logits)
@@ -122,17 +123,14 @@ class Committer:
         verdict: TreeVerdict,
         logprobs: Sequence[TokenLogprob],
         proposer: Proposer | None,
-        now: float,
     ) -> RowResult:
         """Append the accepted tokens and the target's own to the sequence, or keep its candidates for that one."""
         sequence, tree, path = window.sequence, window.tree, verdict.path
         sequence.candidates = (verdict.next_token, *verdict.others) if verdict.others else ()
         before = sequence.output_length
         text = self._append(sequence, _tokens(window, verdict))
-        emitted = sequence.output_length - before
-        result = _result(window, path, emitted)
-        _count(window, result, proposer, now)
-        sequence.logprobs += logprobs[:emitted]
+        result = _result(window, path, sequence.output_length - before)
+        sequence.logprobs += logprobs[: result.emitted]
         if proposer is not None:
             proposer.committed(sequence, tree, path)
         self.sequences.deltas.append(delta(sequence, before, text))
@@ -216,12 +214,11 @@ def _logprobs(
     return {place: list(islice(found, len(own))) for place, (own, _) in wanted.items()}
 
 
-def _count(window: VerificationWindow, result: RowResult, proposer: Proposer | None, now: float) -> None:
+def _count(window: VerificationWindow, result: RowResult, versions: Mapping[str, str], now: float) -> None:
     stats = window.sequence.stats
     stats.steps += 1
     if stats.first_token_s is None:
         stats.first_token_s = now
     stats.record_verification(result.nodes, result.depth, result.trials, result.emitted)
-    version = proposer.version if proposer is not None else ""
-    if version and version not in stats.draft_versions and result.trials and not by_others(result.trials):
-        stats.draft_versions.append(version)
+    tried = tried_versions(result.trials, versions)
+    stats.draft_versions += [version for version in tried if version not in stats.draft_versions]

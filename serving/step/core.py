@@ -13,7 +13,15 @@ import torch
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.serving.base.requests import Request, SequenceState, Status
-from distillspec.serving.control.base import BatchView, LengthController, Option, PlansTrees, RowView, StepResult
+from distillspec.serving.control.base import (
+    BatchView,
+    KnowsDrafts,
+    LengthController,
+    Option,
+    PlansTrees,
+    RowView,
+    StepResult,
+)
 from distillspec.serving.execution.kv_cache import SlotPool
 from distillspec.serving.proposers.base import Prospect
 from distillspec.serving.sequences.manager import SequenceManager
@@ -125,6 +133,13 @@ class EngineCore:
         self.update_limits()
         self.controller.draft_changed(acceptance)
 
+    def member_changed(self, source: str, acceptance: float | None = None) -> None:
+        """Learn that one of several drafts is another from now on, new, or gone. See `KnowsDrafts.member_changed`."""
+        self._observe()
+        self.update_limits()
+        if isinstance(self.controller, KnowsDrafts):
+            self.controller.member_changed(source, acceptance)
+
     @property
     def has_work(self) -> bool:
         """True while requests are unfinished or messages are queued."""
@@ -185,7 +200,15 @@ class EngineCore:
         plan = self.controller.plan(view)
         rows = self.executor.run(StepWork(decoding, chunks, view, plan, timer, self._observe))
         result = StepResult(
-            rows, view, plan, view.prefill_tokens, timer.draft_s, timer.target_s, timer.total_s, reserved
+            rows,
+            view,
+            plan,
+            view.prefill_tokens,
+            timer.draft_s,
+            timer.target_s,
+            timer.total_s,
+            reserved,
+            timer.drafted_s,
         )
         self._observe()  # where no pass ran that it could overlap
         self.last_result = self._unobserved = result
@@ -217,6 +240,8 @@ class EngineCore:
             *_option(prospect, limit),
             sequence.request.max_time_per_token_s,
             tuple([_option(other, limit) for other in prospect.others]),
+            sequence.request.domain,
+            sequence.request.prompt_ids,
         )
 
 

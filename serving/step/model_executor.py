@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from distillspec.errors import RunError
 from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.acceptance import RowResult
@@ -20,18 +19,20 @@ from distillspec.serving.execution.kv_cache import Drop, Move, Prefix
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.base import (
     EMPTY,
+    CountsSteps,
     Foresees,
     ProposalRequest,
     Proposer,
     Prospect,
     SeesLogits,
+    TimesMembers,
     most_nodes,
     readers,
     release_memory,
 )
+from distillspec.serving.proposers.draft_health import DraftHealth
 from distillspec.serving.sequences.manager import SequenceManager
 from distillspec.serving.step.commit import Committer
-from distillspec.serving.step.draft_health import DraftHealth
 from distillspec.serving.step.executor import StepWork
 from distillspec.serving.step.reading import read_step
 
@@ -79,10 +80,14 @@ class ModelExecutor:
         # Asking protocols takes microseconds, too many for every row of every step.
         self._foresees = proposer if isinstance(proposer, Foresees) else None
         self._sees: SeesLogits | None = proposer if isinstance(proposer, SeesLogits) else None
+        self._counts: CountsSteps | None = proposer if isinstance(proposer, CountsSteps) else None
+        self._times: TimesMembers | None = proposer if isinstance(proposer, TimesMembers) else None
         self._readers = readers(proposer)
 
     def begin_step(self) -> None:
         self._health.step()
+        if self._counts is not None:
+            self._counts.begin_step()
 
     def prospect(self, sequence: SequenceState) -> Prospect:
         if self.proposer is None:
@@ -149,14 +154,9 @@ class ModelExecutor:
         requests = [ProposalRequest(sequence, row.trees) for sequence, row in pairs if row.trees]
         if not requests or self.proposer is None:
             return [EMPTY] * len(pairs)
-        try:
-            proposals = self.proposer.propose(requests)
-            if len(proposals) != len(requests):
-                raise RunError(f"{len(proposals)} trees for {len(requests)} rows")
-        except Exception as error:  # a failing draft must never end a request
-            self._health.failed(self.proposer, requests, error)
-            return [EMPTY] * len(pairs)
-        self._health.succeeded()
+        proposals = self._health.ask(self.proposer, requests)
+        if self._times is not None:
+            work.timer.drafted_s = dict(self._times.seconds)
         found = iter(proposals)
         trees = [next(found).shortened(row.verified_length) if row.trees else EMPTY for _, row in pairs]
         return [self._shortened_to_fit(sequence, tree) for sequence, tree in zip(work.decoding, trees, strict=True)]

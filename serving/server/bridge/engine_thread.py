@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +26,7 @@ class StepReport:
     running: int  # answers that hold a slot
     waiting: int  # answers that wait for one
     cached_tokens: int  # tokens set aside in the cache
-    draft_version: str  # "" without a draft
+    versions: Mapping[str, str]  # of the drafts in use, by source
 
 
 class EngineThread:
@@ -91,5 +91,5 @@ class EngineThread:
             running,
             len(sequences.unfinished) - running,
             sequences.pool.reserved_tokens,
-            self.engine.draft_version,
+            self.engine.draft_versions,
         )

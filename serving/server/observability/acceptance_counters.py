@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from prometheus_client import CollectorRegistry, Counter
 
 from distillspec.serving.base.acceptance import AcceptanceCounter, RowResult, by_version
@@ -27,17 +29,17 @@ class AcceptanceCounters:
         )
         self._domains: dict[str, set[str]] = {}  # by version: domains that have a series
 
-    def observe(self, version: str, row: RowResult) -> None:
-        """Count one row of a step that used the draft `version`."""
-        for booked, trials in by_version(row.trials, version).items():
+    def observe(self, versions: Mapping[str, str], row: RowResult) -> None:
+        """Count one row of a step that used the drafts of these `versions`, by source."""
+        for booked, trials in by_version(row.trials, versions).items():
             self._domains.setdefault(booked, set()).add(row.domain)
             labels, counter = (self._model, booked, row.domain), AcceptanceCounter()
             counter.add(trials)
             self._judged.labels(*labels).inc(counter.tried)
             self._accepted.labels(*labels).inc(counter.firsts)
-        versions = [name for name in self._domains if name]
-        if len(versions) > VERSIONS:
-            self._drop(versions[0])
+        known = [name for name in self._domains if name]
+        if len(known) > VERSIONS:
+            self._drop(known[0])
 
     def forget_domain(self, name: str) -> None:
         """Drop a domain's series, of all versions."""

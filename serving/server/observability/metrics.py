@@ -42,7 +42,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._label = {"model_name": model}
         self._cache_tokens = cache_tokens
-        self._version, self._verification = "", verification
+        self._versions: dict[str, str] = {}
+        self._verification = verification
         self.declare_gauges()
         self.declare_counters(speculation_length)
         self.declare_histograms(speculation_length)
@@ -57,12 +58,12 @@ class Metrics:
         self.running.set(report.running)
         self.waiting.set(report.waiting)
         self.cache_usage.set(report.cached_tokens / self._cache_tokens)
-        self._note_version(report.draft_version)
+        self._note_versions(report.versions)
         result = report.output.result
         if result is None:
             return
         for row in result.rows:
-            self.acceptance.observe(report.draft_version, row)
+            self.acceptance.observe(report.versions, row)
             self._observe_row(row)
         emitted = sum(row.emitted for row in result.rows)
         self.generation_tokens.inc(emitted)
@@ -127,14 +128,14 @@ class Metrics:
         if seconds is not None:
             histogram.observe(seconds)
 
-    def _note_version(self, version: str) -> None:
-        if version == self._version:
+    def _note_versions(self, versions: Mapping[str, str]) -> None:
+        if versions == self._versions:
             return
-        if self._version:
-            self.swaps.inc()
-        self._version = version
+        before, self._versions = self._versions, dict(versions)
+        self.swaps.inc(sum(source in before and before[source] != own for source, own in versions.items()))
         self.draft_info.clear()
-        self.draft_info.labels(draft_version=version, **self._label).set(1)
+        for version in dict.fromkeys(versions.values()) or [""]:
+            self.draft_info.labels(draft_version=version, **self._label).set(1)
 
     def declare_gauges(self) -> None:
         """Declare every metric that holds the newest value. Called once, before the first step."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -66,24 +66,26 @@ class Telemetry:
         self._by_version: dict[str, _Version] = {}
         self._latencies: deque[tuple[float, float, float]] = deque(maxlen=RECENT)
         self._running = self._waiting = 0
-        self._version: str | None = None
+        self._versions: dict[str, str] = {}  # in use, by source
         self.tokens = self.requests = 0
         self.online = OnlineFigures()
 
     def observe_step(self, report: StepReport) -> None:
         """Count a step."""
         self._running, self._waiting = report.running, report.waiting
-        self._note_version(report.draft_version)
+        self._note_versions(report.versions)
         if report.output.result is not None:
-            self._observe_result(report.output.result, report.draft_version)
+            self._observe_result(report.output.result)
 
-    def _note_version(self, version: str) -> None:
-        if version != self._version:
-            if self._version is not None:
+    def _note_versions(self, versions: Mapping[str, str]) -> None:
+        if versions == self._versions:
+            return
+        for source, version in versions.items():
+            if self._versions and version != self._versions.get(source):
                 self.swaps.append({"t": self.clock(), "version": version})
-            self._version = version
+        self._versions = dict(versions)
 
-    def _observe_result(self, result: StepResult, draft_version: str) -> None:
+    def _observe_result(self, result: StepResult) -> None:
         second = self._second
         emitted = sum(row.emitted for row in result.rows)
         second.tokens += emitted
@@ -99,7 +101,7 @@ class Telemetry:
             second.acceptance.add(row.trials)
             if row.parents:
                 self.trees.append({"parents": row.parents, "path": row.path})
-            for version, trials in by_version(row.trials, draft_version).items():
+            for version, trials in by_version(row.trials, self._versions).items():
                 self._version_of(version).add(trials, row.domain)
 
     def forget_domain(self, name: str) -> None:
@@ -137,7 +139,7 @@ class Telemetry:
             "slots": self.slots,
             "tokens": self.tokens,
             "requests": self.requests,
-            "draft_version": self._version,
+            "draft_version": ", ".join(self._versions.values()),
             "acceptance": {name: version.as_json() for name, version in self._by_version.items()},
             "swaps": list(self.swaps),
             "trees": list(self.trees),

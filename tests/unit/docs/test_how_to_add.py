@@ -115,7 +115,7 @@ def test_a_metric(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = Plan(tuple([RowPlan.chain(row, 1) for row in view.rows]))
     rows = (RowResult.chain("a", 1, 1, 2), RowResult.chain("b", 1, 0, 1))
     result = StepResult(rows, view, plan, 0, 0.1, 0.1, 0.3)
-    metrics.observe_step(StepReport(StepOutput(result=result), 2, 0, 20, ""))
+    metrics.observe_step(StepReport(StepOutput(result=result), 2, 0, 20, {}))
     assert b'distillspec:step_rows{model_name="m"} 2.0' in metrics.text()
 
 

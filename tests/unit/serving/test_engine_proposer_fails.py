@@ -15,8 +15,8 @@ from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.base.requests import RequestOutput
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.online.gate.monitor import ServedAcceptance
+from distillspec.serving.proposers.backoff import Backoff
 from distillspec.serving.proposers.draft_model import DraftModel
-from distillspec.serving.step.backoff import Backoff
 from distillspec.serving.step.output import StepOutput
 
 from .conftest import MakeEngine, hf_greedy, prompts
@@ -96,12 +96,12 @@ def test_a_proposer_that_always_fails_is_asked_less_and_less_and_told_of_once(
 ) -> None:
     engine = make_engine(draft)
     calls = fail_at(engine, range(10**6), monkeypatch)
-    caplog.set_level(logging.WARNING, logger="distillspec.serving.step.draft_health")
+    caplog.set_level(logging.WARNING, logger="distillspec.serving.proposers.draft_health")
     params = SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True)
     done = run(engine, prompts(2), params)
     assert sum(output.stats.proposed for output in done.values()) == 0
     assert [later - sooner for sooner, later in pairwise(calls)] == [4, 8, 16, 32, 64]
-    (told,) = [r.getMessage() for r in caplog.records if r.name == "distillspec.serving.step.draft_health"]
+    (told,) = [r.getMessage() for r in caplog.records if r.name == "distillspec.serving.proposers.draft_health"]
     assert "no speculation for 4 steps: the proposer failed (RuntimeError: out of memory: 1 bytes)" in told
 
 

@@ -37,7 +37,8 @@ class Passes(TimedPasses):
         return self.proposed  # type: ignore[attr-defined, no-any-return]
 
     def work(self, kind: str, context: int, tokens: int, passes: int, rows: int) -> Work:
-        return Work(kind, Timed(context, tokens, passes, 0.0, rows), lambda: None)
+        source = "draft" if kind == "drafting" else ""
+        return Work(kind, Timed(context, tokens, passes, 0.0, rows), lambda: None, source=source)
 
     def verification(self, rows: int, length: int, context: int, plain: int | None = None) -> Work:
         return self.work("verification", rows * context, rows * (1 + length), 1, rows)
@@ -45,7 +46,7 @@ class Passes(TimedPasses):
     def prefill(self, longest: int, rounds: int) -> Work:
         return self.work("prefill", 0, longest, 1, 1)
 
-    def drafting(self, rows: int, length: int, context: int) -> Work:
+    def drafting(self, rows: int, length: int, context: int, source: str = "draft") -> Work:
         assert length <= self.prospect().most
         passes = 1 if self.prospect().at_once else length
         return self.work("drafting", rows * context * passes, rows * length, passes, rows * passes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.latency import LatencyModel, guessed
 from distillspec.serving.costs.live_latency import LiveLatency
 from distillspec.serving.costs.table import CostTable
@@ -24,7 +25,9 @@ def observe(
     contexts, unread_tokens, costs = [100] * len(lengths), [unread] * len(lengths), COSTS.of_draft(at_once)
     draft_s = costs.draft_s(contexts, lengths) + costs.catch_up_s([unread for k in lengths if k])
     target_s = costs.target_s(contexts, lengths, prompts)
-    return live.observe(contexts, lengths, unread_tokens, prompts, factor * target_s, factor * draft_s, at_once)
+    blocks = frozenset({DRAFT} if at_once else ())
+    drafted_s = {DRAFT: factor * draft_s}
+    return live.observe(contexts, lengths, unread_tokens, prompts, factor * target_s, drafted_s, blocks)
 
 
 def test_measured_costs_are_those_of_the_first_steps_and_follow_them() -> None:

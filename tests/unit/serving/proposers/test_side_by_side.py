@@ -101,7 +101,7 @@ def test_drafts_that_alternate_and_swap_propose_as_each_alone(
         if step == 12:
             engine.at_next_step(lambda: engine.sequences.preempt(engine.sequences.running[0]))
         if step == 15:
-            engine.at_next_step(lambda: pair.replace("b", noted("b", new_draft("b", engine), found)))
+            engine.at_next_step(lambda: pair.put("b", noted("b", new_draft("b", engine), found)))
         done.update({output.request_id: list(output.token_ids) for output in engine.step().finished})
     assert not engine.has_work
     assert {name: tokens[: len(wanted[name])] for name, tokens in done.items() if name in wanted} == wanted

@@ -72,7 +72,7 @@ class Watched:
                 counts = self.by_lookup if row.sequence_id in self._looked_up else self.by_model
                 counts.update(tried=row.tried, accepted=row.kept)
                 self.counters.observe(self.version, row)
-            self.telemetry.observe_step(StepReport(output, 1, 0, 0, self.version))
+            self.telemetry.observe_step(StepReport(output, 1, 0, 0, {"draft": self.version}))
             self.tap.finish(output.finished)
             self.served.finish(output.finished)
             self.done.update({finished.request_id: finished for finished in output.finished})

@@ -82,7 +82,7 @@ def step(emitted: int, seconds: float, predicted: tuple[float, float] | None, pr
     plan = Plan((RowPlan("a/0", chain_of(3)),), *(predicted or (None, None)))
     row = RowResult.chain("a/0", depth=3, accepted=emitted - 1, emitted=emitted)
     result = StepResult((row,), view, plan, prefill, 0.25 * seconds, 0.5 * seconds, seconds)
-    return StepReport(StepOutput(result=result), running=1, waiting=0, cached_tokens=100, draft_version="v")
+    return StepReport(StepOutput(result=result), running=1, waiting=0, cached_tokens=100, versions={"draft": "v"})
 
 
 def test_goodput_is_shown_beside_what_was_predicted_of_it() -> None:

@@ -1,0 +1,157 @@
+"""Drafts of an engine: loaded, swapped and unloaded while requests run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from distillspec.config.engine import EngineConfig
+from distillspec.errors import ConfigError
+from distillspec.models import LanguageModel
+from distillspec.models.checkpoint import check_target
+from distillspec.models.features import check_feature_ids
+from distillspec.models.memory import return_freed_memory
+from distillspec.serving.base.tree import DRAFT
+from distillspec.serving.draft_loading import check_finite, draft_name, load_draft, version_of
+from distillspec.serving.engine_builder import ProposerBuilder, check_pool, kept_states
+from distillspec.serving.execution.memory import CachePlan, check_draft_fits, check_reads
+from distillspec.serving.execution.servable import check_servable
+from distillspec.serving.held_models import HeldModels
+from distillspec.serving.proposers.named import uses_draft
+from distillspec.serving.proposers.side_by_side import SideBySide
+from distillspec.serving.step.core import EngineCore
+from distillspec.serving.step.model_executor import ModelExecutor
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class EngineDrafts:
+    """The drafts that an engine holds, by source: `DRAFT` for an only one, their names for those of a pool.
+
+    Changes are queued, and happen between two steps. Until then both drafts' weights are in memory.
+    """
+
+    loaded: dict[str, LanguageModel]
+    target: LanguageModel
+    settings: EngineConfig
+    models: HeldModels
+    proposers: ProposerBuilder
+    core: EngineCore
+    executor: ModelExecutor
+    cache: CachePlan
+
+    def __post_init__(self) -> None:
+        self.pooled = bool(self.loaded) and DRAFT not in self.loaded
+
+    @property
+    def first(self) -> LanguageModel | None:
+        """The only draft, or the pool's first. None without one."""
+        return next(iter(self.loaded.values()), None)
+
+    def load(self, path: str | Path, name: str | None, acceptance: float | None) -> str:
+        """Load and check a draft, then use it. See `Engine.load_draft`."""
+        if not uses_draft(self.settings, with_draft=True):
+            raise ConfigError(f"proposer={self.settings.proposer} uses no draft; {path} is not loaded")
+        source = self._source(path, name)
+        draft = load_draft(path, self.target)
+        check_target(path, self.target)
+        check_finite(draft)
+        check_reads(draft, self.cache.max_len)
+        check_servable(draft, self.cache.max_len)
+        check_feature_ids(self.target, draft.state_ids)
+        others = [model for own, model in self.loaded.items() if own != source]
+        states = kept_states(self.settings, [*others, draft])
+        check_draft_fits(self.settings, self.target, self.loaded.get(source), draft, self.cache, states, others=others)
+        return self.use(draft, None, source, acceptance)
+
+    def use(self, draft: LanguageModel, version: str | None, source: str, acceptance: float | None) -> str:
+        """Draft with a loaded model, unchecked, from the next step on. Return its version (default: weights' hash)."""
+        version = version_of(draft) if version is None else version
+        self.models.hold(draft, exact=False)
+        try:
+            proposer, member = None, None
+            if self.pooled:
+                member = self.proposers.build_member(draft, version, source)
+            else:
+                proposer = self.proposers.build(draft, version)
+        except ConfigError:
+            self.models.release(draft)
+            raise
+
+        def switch() -> None:
+            old = self.loaded.get(source)
+            self.loaded[source] = draft
+            self._keep_states(draft)
+            if member is not None:
+                self._pool.put(source, member)
+                self._changed(source, acceptance)
+            else:
+                self.executor.use_proposer(proposer)
+                self.core.draft_changed(acceptance)
+            self._free(old)
+
+        self.core.at_next_step(switch)
+        return version
+
+    def unload(self, name: str) -> None:
+        """Drop a draft of a pool from the next step on. Without any, rows decode plainly.
+
+        Raises:
+            ConfigError: the pool has no such draft.
+        """
+        if not self.pooled or name not in self.loaded:
+            held = ", ".join(self.loaded) if self.pooled else "no pool of drafts"
+            raise ConfigError(f"there is no draft {name!r} to unload; this engine has {held}")
+
+        def switch() -> None:
+            if (old := self.loaded.pop(name, None)) is None:
+                return
+            self._pool.remove(name)
+            self._changed(name, None)
+            self._free(old)
+            if not self.loaded:
+                log.error("the last draft is unloaded: nothing is drafted by a model until another is loaded")
+
+        self.core.at_next_step(switch)
+
+    @property
+    def _pool(self) -> SideBySide:
+        assert isinstance(self.executor.proposer, SideBySide), "the pool's proposer was replaced by hand"
+        return self.executor.proposer
+
+    def _source(self, path: str | Path, name: str | None) -> str:
+        if self.pooled:
+            source = name or draft_name(path)
+            check_pool(self.settings, {source: self.target})
+            return source
+        if name is not None:
+            raise ConfigError(f"{name}={path}: this engine has one draft; start it with drafts=[…] to have several")
+        return DRAFT
+
+    def _changed(self, source: str, acceptance: float | None) -> None:
+        self.executor.sequences.forgive_failures()
+        self.core.member_changed(source, acceptance)
+
+    def _keep_states(self, draft: LanguageModel) -> None:
+        """Keep the target's states that a draft reads. Running sequences are read again, if some were not kept."""
+        runner = self.executor.runner
+        if set(draft.state_ids) <= set(runner.cache.state_ids):
+            return
+        self.models.prepared(self.target).hand_out(ids := kept_states(self.settings, self.loaded.values()))
+        runner.keep_states(ids)
+        self.core.read_again()
+
+    def _free(self, old: LanguageModel | None) -> None:
+        if old is not None:
+            self.models.release(old)
+            return_freed_memory()
+
+
+def by_source(draft: LanguageModel | Mapping[str, LanguageModel] | None) -> dict[str, LanguageModel]:
+    """Return drafts by source."""
+    if isinstance(draft, Mapping):
+        return dict(draft)
+    return {} if draft is None else {DRAFT: draft}

@@ -1,0 +1,71 @@
+"""Failures of a proposer: it rests, and the cause is logged once."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Sequence
+
+from distillspec.errors import RunError
+from distillspec.serving.base.tree import TokenTree
+from distillspec.serving.proposers.backoff import Backoff
+from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer, readers
+
+log = logging.getLogger(__name__)
+
+
+class DraftHealth:
+    """Failures of one proposer. A failure never ends a request: it only pauses what the proposer drafts.
+
+    Args:
+        name: of the proposer, for the log.
+    """
+
+    def __init__(self, name: str = "the proposer") -> None:
+        self.name = name
+        self._backoff = Backoff()
+        self._logged: set[tuple[object, ...]] = set()  # kinds of failure
+
+    @property
+    def paused(self) -> bool:
+        """True while the proposer is not asked."""
+        return self._backoff.waits
+
+    def step(self) -> None:
+        """Count a step."""
+        self._backoff.step()
+
+    def ask(self, proposer: Proposer, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
+        """Return what the proposer proposes, empty trees where it raises."""
+        try:
+            proposals = proposer.propose(requests)
+            if len(proposals) != len(requests):
+                raise RunError(f"{len(proposals)} trees for {len(requests)} rows")
+        except Exception as error:  # a failing draft must never end a request
+            self._failed(proposer, requests, error)
+            return [EMPTY] * len(requests)
+        self._backoff.succeeded()
+        return proposals
+
+    def _failed(self, proposer: Proposer, requests: Sequence[ProposalRequest], error: Exception) -> None:
+        """Pause, longer after each failure in a row, and reset the proposer's state of these rows.
+
+        Each place in the code that raises is logged once.
+        """
+        steps = self._backoff.failed()
+        for request in requests:
+            for reader in readers(proposer):
+                reader.distrust(request.sequence)
+            request.sequence.speculation_failed = True
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        kind = (type(error), place.filename, place.lineno)
+        if kind not in self._logged:
+            self._logged.add(kind)
+            log.warning(
+                "no speculation for %d steps: %s failed (%s: %s); it is tried again, and failures of this kind are not "
+                "logged again",
+                steps,
+                self.name,
+                type(error).__name__,
+                error,
+            )

@@ -1,0 +1,1 @@
+"""Selection among several drafts: which one drafts for a request."""

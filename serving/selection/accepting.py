@@ -1,0 +1,84 @@
+"""P(a draft's token is accepted) by what is known of a request, with its uncertainty: logistic regression per draft."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from zlib import crc32
+
+import numpy
+
+from distillspec.serving.control.base import RowView
+from distillspec.serving.costs.table import Floats
+
+DOMAINS, WORDS = 32, 128  # places that domains and prompt tokens are hashed to
+LONG_ANSWER = 256.0  # tokens
+START, PRIOR = 0.4, 1.0  # log-odds of acceptance before anything was seen, and their precision
+CORRELATED = 0.25  # weight of a trial: those of one answer are alike
+MEMORY = 2000.0  # trials after which evidence has half its weight
+QUICK, SURPRISE = 0.02, 4.0  # weight of a step in the recent error, and the standard errors of it that mean a change
+KEPT = 0.1  # share of the evidence that is left after one
+
+
+def features(row: RowView) -> Floats:
+    """Return what is known of a request `[2 + DOMAINS + WORDS]`: its domain, the tokens of its prompt, its length.
+
+    Tokens and names are hashed, so that neither vocabulary nor domains have to be known.
+    """
+    found = numpy.zeros(2 + DOMAINS + WORDS)
+    found[0] = 1.0
+    found[1] = min(1.0, (row.context_tokens - len(row.prompt)) / LONG_ANSWER)
+    found[2 + crc32(row.domain.encode()) % DOMAINS] = 1.0
+    if row.prompt:
+        tokens = numpy.unique(numpy.array(row.prompt, dtype=numpy.int64))
+        counts = numpy.bincount((tokens * 2654435761 >> 7) % WORDS, minlength=WORDS).astype(float)
+        found[2 + DOMAINS :] = counts / numpy.linalg.norm(counts)
+    return found
+
+
+@dataclass
+class Accepting:
+    """One draft's acceptance as a function of features. Weights are Gaussian, each by itself (Chapelle and Li 2011).
+
+    Old evidence fades, for text and drafts change. Errors far beyond chance mean that they have changed at once: then
+    most of the evidence goes.
+    """
+
+    weights: Floats = field(default_factory=lambda: _start())
+    precision: Floats = field(default_factory=lambda: numpy.full(2 + DOMAINS + WORDS, PRIOR))
+    _error: float = 0.0  # moving sum of errors, and of their variance
+    _variance: float = 0.0
+
+    def log_odds(self, known: Floats) -> tuple[float, float]:
+        """Return mean and standard deviation of the log-odds of acceptance."""
+        return float(self.weights @ known), float((known**2 / self.precision).sum() ** 0.5)
+
+    def learn(self, known: Floats, tried: int, accepted: int) -> None:
+        """Learn from the trials of a step's row."""
+        chance = sigmoid(float(self.weights @ known))
+        error, variance = accepted - tried * chance, tried * chance * (1 - chance)
+        self._watch(error, variance)
+        self.precision = PRIOR + (self.precision - PRIOR) * 0.5 ** (tried / MEMORY)
+        self.precision += CORRELATED * variance * known**2
+        self.weights = self.weights + CORRELATED * error * known / self.precision
+
+    def forget(self, share: float = 1.0) -> None:
+        """Forget a share of the evidence, not what it said."""
+        self.precision = PRIOR + (self.precision - PRIOR) * (1 - share)
+        self._error = self._variance = 0.0
+
+    def _watch(self, error: float, variance: float) -> None:
+        self._error += error - QUICK * self._error
+        self._variance += variance / CORRELATED - 2 * QUICK * self._variance  # of correlated trials
+        if abs(self._error) > SURPRISE * max(self._variance, 1.0) ** 0.5:
+            self.forget(1 - KEPT)
+
+
+def sigmoid(log_odds: float) -> float:
+    """Return the probability of log-odds."""
+    return float(1 / (1 + numpy.exp(-log_odds)))
+
+
+def _start() -> Floats:
+    weights = numpy.zeros(2 + DOMAINS + WORDS)
+    weights[0] = START
+    return weights

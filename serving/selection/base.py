@@ -1,0 +1,55 @@
+"""Selection: chooses the draft of each request, and learns from every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from distillspec.serving.control.base import Option, RowView, StepResult
+from distillspec.serving.costs.latency import LatencyModel
+
+Choices = Mapping[str, str | None]  # row → its draft, None: none drafts for it
+
+KEEP_EVERY = 256  # steps after which rows that are gone are forgotten
+
+
+@dataclass(frozen=True)
+class SelectionParts:
+    """Parts that a new selection is made from."""
+
+    drafts: tuple[str, ...]  # names, in the order given
+    seed: int
+    latency: Callable[[], LatencyModel]  # the present costs of steps
+    fixed_length: int | None = None  # of every chain, None where a controller chooses
+
+
+class Selection(Protocol):
+    """Chooses drafts. Its choices change speed alone."""
+
+    exploring: frozenset[str]  # rows of the last choice whose drafts were tried rather than taken as the best
+
+    def choose(self, rows: Sequence[RowView]) -> Choices:
+        """Return the draft of each row, one of its `drafts_of`. Asked again about the same step it answers alike."""
+        ...
+
+    def observe(self, result: StepResult, chosen: Choices) -> None:
+        """Learn from a step whose rows had the drafts `chosen`."""
+        ...
+
+    def draft_changed(self, source: str, acceptance: float | None) -> None:
+        """Learn that a draft is another now, new or gone. See `KnowsDrafts.member_changed`."""
+        ...
+
+
+def drafts_of(row: RowView) -> tuple[Option, ...]:
+    """Return what draft models could do for a row."""
+    return tuple([option for option in row.options if option.drafted_by_model and option.limit])
+
+
+def only(row: RowView, source: str | None) -> RowView:
+    """Return the row with one draft, or none, beside its sources without a model."""
+    kept = [option for option in row.options if not option.drafted_by_model or option.source == source]
+    if not kept:
+        return row._replace(limit=0, others=())
+    return row._replace(**kept[0]._asdict(), others=tuple(kept[1:]))

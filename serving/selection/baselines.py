@@ -1,0 +1,137 @@
+"""Simple rules of selection, to compare with."""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Sequence
+from random import Random
+
+from distillspec.errors import ConfigError
+from distillspec.serving.control.base import RowView, StepResult
+from distillspec.serving.selection.base import KEEP_EVERY, Choices, SelectionParts, drafts_of
+from distillspec.serving.selection.rewards import Rewards, row_rewards
+
+ALL = "all"  # key of rewards over all rows
+
+
+class ByRequest:
+    """Chooses once a request, by `pick`. A row whose draft cannot draft for it gets another one until it can."""
+
+    def __init__(self) -> None:
+        self.exploring: frozenset[str] = frozenset()
+        self._chosen: dict[str, str] = {}
+        self._steps = 0
+
+    def pick(self, row: RowView, drafts: Sequence[str]) -> str:
+        """Return one of the row's drafts."""
+        raise NotImplementedError
+
+    def learn(self, result: StepResult, chosen: Choices) -> None:
+        """Learn from a step. By default nothing."""
+
+    def choose(self, rows: Sequence[RowView]) -> Choices:
+        return {row.sequence_id: self._of(row) for row in rows}
+
+    def observe(self, result: StepResult, chosen: Choices) -> None:
+        self.learn(result, chosen)
+        self._steps += 1
+        if self._steps % KEEP_EVERY == 0:
+            alive = {row.sequence_id for row in result.view.rows}
+            self._chosen = {name: own for name, own in self._chosen.items() if name in alive}
+
+    def draft_changed(self, source: str, acceptance: float | None) -> None:
+        """Nothing is known of drafts."""
+
+    def _of(self, row: RowView) -> str | None:
+        drafts = [option.source for option in drafts_of(row)]
+        if not drafts:
+            return self._chosen.get(row.sequence_id)
+        if (own := self._chosen.get(row.sequence_id)) in drafts:
+            return own
+        found = self.pick(row, drafts)
+        return found if own is not None else self._chosen.setdefault(row.sequence_id, found)
+
+
+class Fixed(ByRequest):
+    """The same draft for every request, the next one where it cannot draft.
+
+    Args:
+        draft: its name, None: the first.
+    """
+
+    def __init__(self, parts: SelectionParts, draft: str | None = None) -> None:
+        super().__init__()
+        if draft is not None and draft not in parts.drafts:
+            raise ConfigError(f"selection_options.draft={draft} is no draft; there are {', '.join(parts.drafts)}")
+        self.draft = draft
+
+    def pick(self, row: RowView, drafts: Sequence[str]) -> str:
+        return drafts[0] if self.draft is None or self.draft not in drafts else self.draft
+
+
+class LookupElseModel(Fixed):
+    """A source without a model where it has something to propose, else the first draft."""
+
+    def choose(self, rows: Sequence[RowView]) -> Choices:
+        found = dict(super().choose(rows))
+        for row in rows:
+            if any(option.limit and not option.drafted_by_model for option in row.options):
+                found[row.sequence_id] = None
+        return found
+
+
+class Drawn(ByRequest):
+    """A draft drawn for each request."""
+
+    def __init__(self, parts: SelectionParts) -> None:
+        super().__init__()
+        self.seed = parts.seed
+
+    def pick(self, row: RowView, drafts: Sequence[str]) -> str:
+        return Random(f"{self.seed}/{row.sequence_id}").choice(drafts)
+
+
+class EpsilonGreedy(ByRequest):
+    """The draft of the most tokens a second so far, and for a share of the requests a drawn one.
+
+    Args:
+        epsilon: that share.
+    """
+
+    def __init__(self, parts: SelectionParts, epsilon: float = 0.2) -> None:
+        super().__init__()
+        if not 0 <= epsilon <= 1:
+            raise ConfigError(f"selection_options.epsilon={epsilon} must be in [0, 1]")
+        self.seed, self.epsilon = parts.seed, epsilon
+        self._rewards = Rewards()
+
+    def pick(self, row: RowView, drafts: Sequence[str]) -> str:
+        draws = Random(f"{self.seed}/{row.sequence_id}")
+        rates = {source: self._rewards.rate((ALL, source)) for source in drafts}
+        unknown = [source for source, rate in rates.items() if rate is None]
+        if unknown or draws.random() < self.epsilon:
+            return draws.choice(unknown or list(drafts))
+        return max(drafts, key=lambda source: rates[source] or 0.0)
+
+    def learn(self, result: StepResult, chosen: Choices) -> None:
+        for _, source, tokens, seconds in row_rewards(result, chosen):
+            self._rewards.add((ALL, source), tokens, seconds)
+
+    def draft_changed(self, source: str, acceptance: float | None) -> None:
+        self._rewards.forget(source)
+
+
+class ByPromptLength(ByRequest):
+    """The longer a prompt is among those seen, the dearer its draft (the greedy baseline of SPIN, Chen et al. 2025)."""
+
+    def __init__(self, parts: SelectionParts) -> None:
+        super().__init__()
+        self.latency = parts.latency
+        self._lengths: list[int] = []  # of prompts seen, sorted
+
+    def pick(self, row: RowView, drafts: Sequence[str]) -> str:
+        length, latency = len(row.prompt), self.latency()
+        insort(self._lengths, length)
+        by_cost = sorted(drafts, key=lambda source: latency.of_draft(False, source).loop_s(1, 0, 1))
+        rank = bisect_right(self._lengths, length) / len(self._lengths)
+        return by_cost[min(len(by_cost) - 1, int(rank * len(by_cost)))]

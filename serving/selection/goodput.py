@@ -1,0 +1,157 @@
+"""Selection by goodput: each request gets the draft that is expected to bring it the most tokens a second."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import numpy
+
+from distillspec.serving.control.base import Option, RowView, StepResult, decoding_rows
+from distillspec.serving.control.sources import chain_goodput
+from distillspec.serving.costs.table import Floats
+from distillspec.serving.selection.accepting import Accepting, features, sigmoid
+from distillspec.serving.selection.base import KEEP_EVERY, Choices, SelectionParts, drafts_of
+
+REVIEW = 16  # tokens of an answer between two looks at its draft
+STRENGTH = 30.0  # trials that the estimate by features is worth beside a request's own
+LEAST_LEFT = 32  # tokens that an answer is taken to write still. As many as it has written, where those are more
+BETTER = 1.03  # times the tokens a second that a draft must bring for a running answer to switch to it
+MOST_LEVELS = 16
+
+
+@dataclass
+class Answer:
+    """A running answer."""
+
+    draft: str
+    review_at: int  # tokens of its text
+    known: Floats  # its features
+    tried_out: bool  # its draft was drawn, and is not the one expected to be best
+    own: dict[str, tuple[int, int]] = field(default_factory=dict)  # tried and accepted tokens of each draft
+
+
+class GoodputSelection:
+    """Learns P(accepted) of each draft by what is known of a request, and prices drafts by the costs of steps.
+
+    A new request draws each draft's acceptance from its posterior and takes the draft with the most expected tokens a
+    second (Thompson 1933): drafts are tried as long as they may be the best. A running one is looked at again every
+    `REVIEW` tokens, by then with its own trials, and switches if what is left of its answer pays for reading its text.
+    """
+
+    def __init__(self, parts: SelectionParts) -> None:
+        self.parts = parts
+        self.exploring: frozenset[str] = frozenset()
+        self._drafts: dict[str, Accepting] = {}
+        self._shapes: dict[str, Floats] = {}  # tried and accepted by position `[2, MOST_LEVELS]`
+        self._answers: dict[str, Answer] = {}
+        self._steps = 0
+
+    def choose(self, rows: Sequence[RowView]) -> Choices:
+        found = {row.sequence_id: self._of(row, len(rows)) for row in rows}
+        self.exploring = frozenset(
+            [row for row in found if (own := self._answers.get(row)) is not None and own.tried_out]
+        )
+        return found
+
+    def observe(self, result: StepResult, chosen: Choices) -> None:
+        for row in decoding_rows(result):
+            source, answer = chosen.get(row.sequence_id), self._answers.get(row.sequence_id)
+            trials = [trial for trial in row.trials if trial.source == source and trial.rank == 0]
+            if source is None or answer is None or not trials:
+                continue
+            accepted = sum([trial.accepted for trial in trials])
+            self._draft(source).learn(answer.known, len(trials), accepted)
+            tried, before = answer.own.get(source, (0, 0))
+            answer.own[source] = tried + len(trials), before + accepted
+            shape = self._shapes.setdefault(source, numpy.zeros((2, MOST_LEVELS)))
+            for trial in trials:
+                if trial.depth <= MOST_LEVELS:
+                    shape[:, trial.depth - 1] += 1, trial.accepted
+        self._steps += 1
+        if self._steps % KEEP_EVERY == 0:
+            alive = {row.sequence_id for row in result.view.rows}
+            self._answers = {name: answer for name, answer in self._answers.items() if name in alive}
+
+    def draft_changed(self, source: str, acceptance: float | None) -> None:
+        if (draft := self._drafts.get(source)) is not None:
+            draft.forget()
+            self._shapes.pop(source, None)
+        for answer in self._answers.values():
+            answer.own.pop(source, None)
+
+    def _of(self, row: RowView, rows: int) -> str | None:
+        answer = self._answers.get(row.sequence_id)
+        if answer is not None and row.context_tokens < answer.review_at and _may(row, answer.draft):
+            return answer.draft
+        drafts = drafts_of(row)
+        if not drafts:
+            return None if answer is None else answer.draft
+        if answer is None or not any(option.source == answer.draft for option in drafts):
+            self._answers[row.sequence_id] = answer = self._begun(row, drafts, rows)
+        else:
+            self._review(row, answer, drafts, rows)
+        answer.review_at = row.context_tokens + REVIEW
+        return answer.draft
+
+    def _begun(self, row: RowView, drafts: Sequence[Option], rows: int) -> Answer:
+        """Return a new answer with its first draft, drawn by what its drafts may be worth."""
+        known = features(row)
+        draws = Random(f"{self.parts.seed}/{row.sequence_id}")
+        best, drawn = (
+            max(drafts, key=lambda option: self._goodput(row, option, rows, chances[option.source])).source
+            for chances in (
+                {option.source: self._chance(option.source, known) for option in drafts},
+                {option.source: self._chance(option.source, known, draws.gauss(0, 1)) for option in drafts},
+            )
+        )
+        return Answer(drawn, 0, known, best != drawn)
+
+    def _review(self, row: RowView, answer: Answer, drafts: Sequence[Option], rows: int) -> None:
+        """Let an answer switch to the best draft, if the rest of it pays for that."""
+        if len(drafts) == 1:
+            return
+        options = {option.source: option for option in drafts}
+        rates = {name: self._goodput(row, own, rows, self._own(own, answer)) for name, own in options.items()}
+        best = max(rates, key=lambda name: rates[name])
+        option, rate, before = options[best], rates[best], rates[answer.draft]
+        # All rows wait while the text is read. What this one wins is counted in seconds of all of them too.
+        left = max(LEAST_LEFT, row.context_tokens - len(row.prompt))
+        catch_up_s = self.parts.latency().of_draft(option.at_once, best).catch_up_s([option.unread_tokens])
+        if rate > BETTER * before and left * (rate / before - 1) / before > catch_up_s:
+            answer.draft = best
+        answer.tried_out = answer.draft != best
+
+    def _chance(self, source: str, known: Floats, drawn: float = 0.0) -> float:
+        mean, deviation = self._draft(source).log_odds(known)
+        return sigmoid(mean + drawn * deviation)
+
+    def _own(self, option: Option, answer: Answer) -> float:
+        """Return P(accepted) of a draft for an answer, its own trials counted in."""
+        tried, accepted = answer.own.get(option.source, (0, 0))
+        return (accepted + STRENGTH * self._chance(option.source, answer.known)) / (tried + STRENGTH)
+
+    def _goodput(self, row: RowView, option: Option, rows: int, chance: float) -> float:
+        """Return the tokens a second of all rows, if each were like this one."""
+        levels = min(option.limit, MOST_LEVELS)
+        hazards = numpy.clip(chance * self._relative(option.source)[:levels], 0.0, 1.0)
+        latency, fixed = self.parts.latency(), self.parts.fixed_length
+        return rows * chain_goodput(hazards.cumprod().tolist(), option, row.context_tokens, rows, latency, fixed)
+
+    def _relative(self, source: str) -> Floats:
+        """Return the acceptance of each position over that of all."""
+        if source not in self._shapes:
+            return numpy.ones(MOST_LEVELS)
+        tried, accepted = self._shapes[source]
+        mean = (accepted.sum() + 1.0) / (tried.sum() + 2.0)
+        relative: Floats = (accepted + STRENGTH * mean) / (tried + STRENGTH) / mean
+        return relative
+
+    def _draft(self, source: str) -> Accepting:
+        return self._drafts.setdefault(source, Accepting())
+
+
+def _may(row: RowView, source: str) -> bool:
+    """Return True if a draft may draft for the row, or nothing may."""
+    return not row.limit or any(option.source == source and option.limit for option in row.options)

@@ -1,0 +1,111 @@
+"""Learning-based selection of SPIN (Chen et al. 2025): explore in chunks, average, match, exploit 2^k slots."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+
+import numpy
+from scipy.optimize import linear_sum_assignment
+
+from distillspec.errors import ConfigError
+from distillspec.serving.control.base import RowView, StepResult
+from distillspec.serving.selection.base import KEEP_EVERY, Choices, SelectionParts, drafts_of
+from distillspec.serving.selection.rewards import Rewards, row_rewards
+
+ALL = "all"  # key of rewards over all rows
+
+
+class Lbss:
+    """Epoch k explores, then serves 2^k steps by a maximum-weight matching of rows and drafts.
+
+    A slot of the paper is a step here. While it explores, each row has a drawn draft, the same for a chunk of steps.
+    Rewards are averaged over all epochs, by row and draft. Where a pair was not seen, the draft's mean counts. Rows
+    beyond the drafts' places run without one.
+
+    Args:
+        chunks: of exploration in an epoch.
+        chunk: steps.
+        places: rows that a draft serves at a time (B_j), 0: all.
+        first: k of the first epoch.
+    """
+
+    def __init__(self, parts: SelectionParts, chunks: int = 4, chunk: int = 4, places: int = 0, first: int = 5) -> None:
+        for name, value in {"chunks": chunks, "chunk": chunk, "places": places, "first": first}.items():
+            least = int(name.startswith("chunk"))
+            if value < least:
+                raise ConfigError(f"selection_options.{name}={value} must be at least {least}")
+        self.seed, self.chunks, self.chunk, self.places = parts.seed, chunks, chunk, places
+        self.epoch, self._slot = first, 0  # and the steps of the epoch that are over
+        self.exploring: frozenset[str] = frozenset()
+        self._rewards = Rewards()
+        self._matched: dict[str, str | None] = {}  # while it exploits
+        self._steps = 0
+
+    @property
+    def explores(self) -> bool:
+        """True while the epoch explores."""
+        return self._slot < self.chunks * self.chunk
+
+    def choose(self, rows: Sequence[RowView]) -> Choices:
+        if self.explores:
+            self.exploring = frozenset([row.sequence_id for row in rows])
+            return self._drawn(rows)
+        self.exploring = frozenset()
+        able = {row.sequence_id: [option.source for option in drafts_of(row)] for row in rows}
+        kept = {row: own for row in able if (own := self._matched.get(row)) is not None and own in able[row]}
+        if len(kept) < len(able):
+            new = self._match({row: own for row, own in able.items() if row not in kept}, kept)
+            self._matched = {**kept, **new}
+        return {row: self._matched[row] for row in able}
+
+    def observe(self, result: StepResult, chosen: Choices) -> None:
+        for row, source, tokens, seconds in row_rewards(result, chosen):
+            self._rewards.add((row, source), tokens, seconds)
+            self._rewards.add((ALL, source), tokens, seconds)
+        if not result.view.rows:
+            return
+        self._slot += 1
+        if self._slot >= self.chunks * self.chunk + 2**self.epoch:
+            self.epoch, self._slot, self._matched = self.epoch + 1, 0, {}
+        self._steps += 1
+        if self._steps % KEEP_EVERY == 0:
+            self._rewards.keep_only([ALL, *(row.sequence_id for row in result.view.rows)])
+
+    def draft_changed(self, source: str, acceptance: float | None) -> None:
+        self._rewards.forget(source)
+        self._matched = {}
+
+    def _drawn(self, rows: Sequence[RowView]) -> Choices:
+        """Return a drawn draft for each row, the same for all steps of a chunk."""
+        key, taken = f"{self.seed}/{self.epoch}/{self._slot // self.chunk}", Counter[str]()
+        found: dict[str, str | None] = {}
+        for row in rows:
+            free = [option.source for option in drafts_of(row) if self._has_place(option.source, taken)]
+            found[row.sequence_id] = own = Random(f"{key}/{row.sequence_id}").choice(free) if free else None
+            taken.update([] if own is None else [own])
+        return found
+
+    def _match(self, able: dict[str, list[str]], kept: dict[str, str]) -> dict[str, str | None]:
+        """Return the matching of highest total reward of rows that have no draft yet."""
+        taken = Counter(kept.values())
+        sources = sorted({source for own in able.values() for source in own})
+        each = [min(len(able), self.places - taken[s]) if self.places else len(able) for s in sources]
+        seats = [source for source, places in zip(sources, each, strict=True) for _ in range(places)]
+        seats += [""] * len(able)  # no draft
+        weights = numpy.array([[self._reward(row, source, own) for source in seats] for row, own in able.items()])
+        chosen, places = linear_sum_assignment(weights, maximize=True)
+        rows = list(able)
+        return {rows[row]: seats[place] or None for row, place in zip(chosen.tolist(), places.tolist(), strict=True)}
+
+    def _reward(self, row: str, source: str, able: Sequence[str]) -> float:
+        if not source:
+            return 0.0
+        if source not in able:
+            return -1.0
+        known = self._rewards.rate((row, source))
+        return (self._rewards.rate((ALL, source)) or 0.0) if known is None else known
+
+    def _has_place(self, source: str, taken: Counter[str]) -> bool:
+        return not self.places or taken[source] < self.places

@@ -1,0 +1,53 @@
+"""Selections by the names of `engine.selection`, which are in `distillspec.config.registry.SELECTIONS`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from distillspec.config.registry import SELECTIONS, check_options, find
+from distillspec.serving.control.base import LengthController
+from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.control.wrapped import innermost
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.selection.base import Selection, SelectionParts
+from distillspec.serving.selection.selecting import SelectingController
+
+
+def make_selection(name: str, parts: SelectionParts, options: Mapping[str, Any]) -> Selection:
+    """Build a new selection by its name in the table. Selections learn, so they are not shared.
+
+    Raises:
+        ConfigError: an unknown name or option.
+    """
+    make = find("selection", name, SELECTIONS).load()
+    check_options("selection_options", name, make, options)
+    selection: Selection = make(parts, **options)
+    return selection
+
+
+def with_selection(
+    inside: LengthController,
+    name: str,
+    drafts: Sequence[str],
+    options: Mapping[str, Any] | None = None,
+    *,
+    seed: int = 0,
+) -> SelectingController:
+    """Return a controller that gives each row one of several drafts, and its length by the controller inside.
+
+    Args:
+        drafts: their names.
+    """
+    own = innermost(inside)
+    fixed = own.speculation_length if isinstance(own, FixedLength) else None
+
+    def make(latency: Callable[[], LatencyModel]) -> Selection:
+        return make_selection(name, SelectionParts(tuple(drafts), seed, latency, fixed), options or {})
+
+    return SelectingController(inside, make)
+
+
+def check_selection(name: str, options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for an unknown name or option, before any model is loaded."""
+    check_options("selection_options", name, find("selection", name, SELECTIONS).load(), options)

@@ -1,0 +1,99 @@
+"""Controller that gives each row its draft, and leaves the lengths to another."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from distillspec.serving.control.base import BatchView, LengthController, Plan, StepResult, decoding_rows
+from distillspec.serving.control.wrapped import WrappedController, known_costs
+from distillspec.serving.costs.latency import LatencyModel, guessed
+from distillspec.serving.selection.base import KEEP_EVERY, Choices, Selection, only
+
+
+@dataclass
+class SelectionFigures:
+    """What several drafts were chosen for, by source, since the start."""
+
+    requests: Counter[str] = field(default_factory=Counter)  # answers that it drafted for first
+    tokens: Counter[str] = field(default_factory=Counter)  # written while it drafted
+    seconds: dict[str, float] = field(default_factory=dict)  # of its own passes
+    switches: Counter[str] = field(default_factory=Counter)  # rows that came to it from another draft
+    explored: int = 0  # tokens written by rows whose draft was on trial
+
+
+class SelectingController(WrappedController):
+    """Plans with the controller inside, which sees one draft a row, the one that `selection` chooses.
+
+    Sources without a model stay beside it.
+
+    Args:
+        make: the selection, given what tells the present costs of steps.
+
+    Attributes:
+        costs: measured ones, for a controller inside that knows none.
+    """
+
+    def __init__(self, inside: LengthController, make: Callable[[Callable[[], LatencyModel]], Selection]) -> None:
+        super().__init__(inside)
+        self.costs: LatencyModel | None = None
+        self.selection = make(self._latency)
+        self.figures = SelectionFigures()
+        self._drafts: dict[str, str | None] = {}  # the last one of each row
+        self._steps = 0
+
+    def plan(self, view: BatchView) -> Plan:
+        chosen = self.selection.choose(view.rows)
+        rows = tuple([only(row, chosen[row.sequence_id]) for row in view.rows])
+        plan = super().plan(replace(view, rows=rows))
+        return replace(plan, chosen=chosen)
+
+    def observe(self, result: StepResult) -> None:
+        chosen = result.plan.chosen or {}
+        self._count(result, chosen)
+        self.selection.observe(result, chosen)
+        if result.plan.chosen is not None:
+            rows = tuple([only(row, chosen[row.sequence_id]) for row in result.view.rows])
+            result = replace(result, view=replace(result.view, rows=rows))
+        super().observe(result)
+
+    def draft_changed(self, acceptance: float | None = None) -> None:
+        for source in {source for source in self._drafts.values() if source is not None}:
+            self.selection.draft_changed(source, acceptance)
+        super().draft_changed(acceptance)
+
+    def member_changed(self, source: str, acceptance: float | None = None) -> None:
+        self.selection.draft_changed(source, acceptance)
+        super().member_changed(source, acceptance)
+
+    def _latency(self) -> LatencyModel:
+        return known_costs(self.inside) or self.costs or guessed()
+
+    def _count(self, result: StepResult, chosen: Choices) -> None:
+        figures, exploring = self.figures, self.selection.exploring
+        for row in decoding_rows(result):
+            source = chosen.get(row.sequence_id)
+            if source is None:
+                continue
+            before = self._drafts.get(row.sequence_id)
+            figures.requests[source] += before is None
+            figures.switches[source] += before not in (None, source)
+            figures.tokens[source] += row.emitted
+            figures.explored += row.emitted if row.sequence_id in exploring else 0
+            self._drafts[row.sequence_id] = source
+        for source, seconds in result.drafted_s.items():
+            figures.seconds[source] = figures.seconds.get(source, 0.0) + seconds
+        self._steps += 1
+        if self._steps % KEEP_EVERY == 0:
+            alive = {row.sequence_id for row in result.view.rows}
+            self._drafts = {name: own for name, own in self._drafts.items() if name in alive}
+
+
+def selecting(controller: LengthController) -> SelectingController | None:
+    """Return the wrapper that selects drafts, None if there is none."""
+    while isinstance(controller, WrappedController):
+        if isinstance(controller, SelectingController):
+            return controller
+        controller = controller.inside
+    return None
