@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from distillspec.config.checks import check_seed, list_of, require
 from distillspec.config.engine import EngineConfig
 from distillspec.config.evaluation import SamplingConfig
-from distillspec.config.models import DraftPathConfig, TargetConfig
+from distillspec.config.models import DraftPathConfig, TargetConfig, check_drafts
 
 
 @dataclass
@@ -19,6 +19,7 @@ class BenchConfig:
 
     prompts: list[str] = field(default_factory=list)  # files with a column `prompt` (and `domain`), in turns
     policies: list[str] = field(default_factory=lambda: ["none", "fixed-2", "fixed-4", "goodput"])  # of the engine
+    selections: list[str] = field(default_factory=list)  # of several drafts, each with each policy; or a draft's name
     rates: list[float] = field(default_factory=lambda: [0.5])  # requests a second
     seconds: float = 30.0  # of arrivals, for each policy or server, rate and round
     rounds: int = 1  # policies or servers take turns
@@ -32,6 +33,7 @@ class BenchConfig:
         list_of("bench.policies", self.policies, (str,), "policies")
         require(bool(self.policies), "name the policies to compare: bench.policies=[none,fixed-2,goodput]")
         require(len(set(self.policies)) == len(self.policies), f"bench.policies={self.policies} names one twice")
+        list_of("bench.selections", self.selections, (str,), "selections")
         list_of("bench.rates", self.rates, (int, float), "requests a second")
         require(
             bool(self.rates) and all(0 < rate < math.inf for rate in self.rates),
@@ -49,6 +51,7 @@ class BenchCommand:
 
     target: TargetConfig = field(default_factory=TargetConfig)
     draft: DraftPathConfig = field(default_factory=DraftPathConfig)
+    drafts: list[str] = field(default_factory=list)  # several, in place of draft.path
     engine: EngineConfig = field(default_factory=EngineConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     bench: BenchConfig = field(default_factory=BenchConfig)
@@ -59,6 +62,11 @@ class BenchCommand:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        check_drafts(self.draft, self.drafts)
+        require(
+            bool(self.drafts) or not self.bench.selections,
+            f"bench.selections={self.bench.selections} choose among several drafts; name them in drafts=[A,B]",
+        )
         require(bool(self.bench.prompts), "name the prompts to send: bench.prompts=[FILE,FILE]")
         for url in self.urls:
             _check_url(url)

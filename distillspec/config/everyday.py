@@ -55,7 +55,7 @@ EVERYDAY: dict[str, tuple[str, ...]] = {
     "versions": ("action", "online.folder", "version", "keep"),
     "bench": (
         *("bench.prompts", "bench.policies", "bench.rates", "bench.seconds", "bench.rounds", "bench.max_tokens"),
-        *("url", "model", "key_env", *_TARGET, "draft.path", *_ENGINE, "sampling.temperature", "seed"),
+        *("url", "model", "key_env", *_TARGET, "draft.path", "drafts", *_ENGINE, "sampling.temperature", "seed"),
     ),
     "quality": (
         *("quality.prompts", "quality.verifications", "quality.count", "quality.max_tokens"),
@@ -67,7 +67,7 @@ EVERYDAY: dict[str, tuple[str, ...]] = {
         *("workload.prompt_tokens", "workload.output_tokens", "hardware.profile", "hardware.slots", "seed"),
     ),
     "serve": (
-        *(*_TARGET, "draft.path", *_ENGINE),
+        *(*_TARGET, "draft.path", "drafts", *_ENGINE, "engine.selection"),
         *("server.host", "server.port", "server.api_key_file", "server.admin_key_file", "server.model_name"),
         *("server.max_queue", "server.drafts_folder", "server.log_format"),
         *("online.mode", "online.folder", "replay.share", "replay.retention_days", "replay.redaction", "loss.name"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distillspec.config.checks import chosen_from, list_of, one_of, require
@@ -125,3 +126,17 @@ class DraftPathConfig:
     """A finished draft."""
 
     path: str | None = None  # its folder, or the run that made it
+
+
+def check_drafts(draft: DraftPathConfig, drafts: Sequence[str]) -> None:
+    """Refuse one draft beside several, and paths that are none.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    list_of("drafts", drafts, (str,), "folders")
+    require(all(drafts), "drafts=[…] has an empty path; name a folder or a run each")
+    require(
+        not drafts or draft.path is None,
+        f"draft.path={draft.path} names one draft and drafts= several; put all of them into drafts=[…]",
+    )

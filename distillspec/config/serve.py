@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from distillspec.config.checks import check_seed, require
 from distillspec.config.engine import EngineConfig
-from distillspec.config.models import DraftPathConfig, TargetConfig
+from distillspec.config.models import DraftPathConfig, TargetConfig, check_drafts
 from distillspec.config.online_commands import check_online_loss
 from distillspec.config.online_groups import OnlineGroups
 from distillspec.config.registry import PROPOSERS
@@ -19,6 +19,7 @@ class ServedGroups:
 
     target: TargetConfig = field(default_factory=TargetConfig)
     draft: DraftPathConfig = field(default_factory=DraftPathConfig)
+    drafts: list[str] = field(default_factory=list)  # several, in place of draft.path: each request gets one of them
     engine: EngineConfig = field(default_factory=EngineConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
 
@@ -35,12 +36,18 @@ class ServeCommand(OnlineGroups, ServedGroups):
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        check_drafts(self.draft, self.drafts)
         if self.online.mode != "off":
             self._check_online()
 
     def _check_online(self) -> None:
         check_online_loss(self.loss)
         word, named = f"online={self.online.mode}", self.engine.proposers
+        require(
+            not self.drafts,
+            f"{word} teaches one draft, and drafts= names {len(self.drafts)}; serve them with online=off, or give "
+            "draft.path=FOLDER",
+        )
         require(
             not named or any("draft" in PROPOSERS[name].needs for name in named),
             f"{word} teaches a draft, and engine.proposer={self.engine.proposer} uses none; leave it out",

@@ -184,6 +184,7 @@ RULES = (
     ),
     Rule(("tracker",), lambda c: _learns_online(c) or c.tracker.kind == "none", LEARNING, unless="online=off"),
     *_of_choices(PROPOSERS, "engine", "engine.proposer", _proposers),
+    Rule(("engine.selection", "engine.selection_options.*"), lambda c: bool(getattr(c, "drafts", ())), "drafts=[A,B]"),
     *_of_choices(CONTROLLERS, "engine", "engine.controller", lambda c: [c.engine.controller]),
     Rule(("adapt.accepted_weight",), lambda c: c.adapt.positions == "weighted", "adapt.positions=weighted"),
     Rule(("adapt.replay_share",), lambda c: c.adapt.mode == "replay", "adapt.mode=replay"),

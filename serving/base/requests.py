@@ -71,6 +71,7 @@ class RequestStats:
     proposed: int = 0  # drafted tokens that were verified
     acceptance: AcceptanceCounter = field(default_factory=AcceptanceCounter)
     draft_versions: list[str] = field(default_factory=list)
+    sources: dict[str, int] = field(default_factory=dict)  # windows in which tokens of each source were tried
     preemptions: int = 0
     prefix_tokens: int = 0  # prompt tokens taken from the prefix cache
 

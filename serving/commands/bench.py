@@ -11,8 +11,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rich.console import Console
 
+from distillspec.commands.drafts import find_drafts
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import BenchCommand
+from distillspec.config.engine import EngineConfig
+from distillspec.config.registry import SELECTIONS
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import load_target
 from distillspec.progress import progress
@@ -25,8 +28,10 @@ from distillspec.serving.bench.table import engine_table, server_table
 from distillspec.serving.commands.bench_prompts import read_prompts, read_questions
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.named import named_controller
-from distillspec.serving.draft_loading import load_draft
+from distillspec.serving.draft_loading import load_drafts
 from distillspec.serving.engine import Engine
+from distillspec.serving.selection.named import with_selection
+from distillspec.serving.selection.selecting import SelectingController
 from distillspec.types import Prompt
 
 if TYPE_CHECKING:
@@ -49,7 +54,7 @@ def run(config: BenchCommand, folder: Path) -> None:
 
 def _bench_engine(config: BenchCommand, folder: Path) -> None:
     target = load_target(config.target)
-    draft = load_draft(config.draft.path, target) if config.draft.path else None
+    draft = load_drafts(find_drafts(config.drafts) or config.draft.path, target)
     prompts = read_prompts(config.bench.prompts, config.bench.longest_prompt, target, "bench.prompts")
     engine = Engine(target, draft, config.engine)
     try:
@@ -59,7 +64,7 @@ def _bench_engine(config: BenchCommand, folder: Path) -> None:
         records = _measure(config, sides, prompts)
     finally:
         engine.close()
-    first = config.bench.policies[0]
+    first = next(iter(policies))
     summaries, ratios = figures(records), times_faster(records, first, config.seed)
     Console().print(engine_table(summaries, ratios, first))
     write_records(records, summaries, "policy", folder)
@@ -107,16 +112,38 @@ def _report_errors(records: Records) -> None:
 def _policies(config: BenchCommand, engine: Engine) -> dict[str, LengthController]:
     settings, with_model = config.engine, engine.draft is not None
     speculation_length = settings.speculation_length
-    policies = {
-        name: named_controller(name, speculation_length, engine.costs, drafts_with_model=with_model, settings=settings)
-        for name in config.bench.policies
-    }
-    for name, controller in policies.items():
-        if controller.speculation_length > speculation_length:
+
+    def controller(name: str) -> LengthController:
+        return named_controller(name, speculation_length, engine.costs, drafts_with_model=with_model, settings=settings)
+
+    policies: dict[str, LengthController] = {}
+    for name in config.bench.policies:
+        if not config.drafts or name in ("none", "fixed-0"):
+            policies[name] = controller(name)
+            continue
+        for chosen in config.bench.selections or [settings.selection]:
+            side = f"{name} {chosen}" if config.bench.selections else name
+            policies[side] = _selecting(controller(name), chosen, engine, settings)
+    for name, made in policies.items():
+        if made.speculation_length > speculation_length:
             raise ConfigError(
                 f"policy {name} drafts more than engine.speculation_length={speculation_length}; raise that"
             )
     return policies
+
+
+def _selecting(inside: LengthController, chosen: str, engine: Engine, settings: EngineConfig) -> SelectingController:
+    """Return a controller with a selection by name, or with the draft of a name for every request."""
+    names, options = list(engine.drafts), settings.selection_options if chosen == settings.selection else {}
+    if chosen in names:
+        chosen, options = "fixed", {"draft": chosen}
+    elif chosen not in SELECTIONS:
+        raise ConfigError(
+            f"bench.selections: {chosen} is no selection and no draft; use some of {', '.join([*SELECTIONS, *names])}"
+        )
+    made = with_selection(inside, chosen, names, options, seed=settings.seed)
+    made.costs = engine.costs
+    return made
 
 
 def _measure(config: BenchCommand, sides: dict[str, Side[Any]], prompts: Sequence[Any]) -> Records:

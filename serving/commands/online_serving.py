@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distillspec.serving.online.adaptation import Adaptation
-from distillspec.serving.server.bridge.catalogue import DraftEntry, NotInCatalogue
+from distillspec.serving.server.bridge.catalogue import ONE_DRAFT, DraftEntry, NotInCatalogue, NotOffered
 from distillspec.serving.server.bridge.online_figures import DECISIONS, JudgedVersion, OnlineFigures, set_in_status
 from distillspec.serving.step.output import StepOutput
 
@@ -131,6 +131,9 @@ class RegistryCatalogue:
 
     def rollback(self) -> str:
         return self._gatekeeper.roll_back_by_hand().served_as
+
+    def unload(self, name: str) -> None:
+        raise NotOffered(ONE_DRAFT)
 
     def _check(self, name: str) -> None:
         if all(version.name != name for version in self._registry.versions()):

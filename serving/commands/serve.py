@@ -5,18 +5,18 @@ from __future__ import annotations
 import importlib.util
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distillspec.commands.drafts import find_draft
+from distillspec.commands.drafts import find_draft, find_drafts
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import ServeCommand
 from distillspec.errors import ConfigError, Terminated
 from distillspec.models import load_target
 from distillspec.serving.base.threads import in_own_thread
-from distillspec.serving.draft_loading import load_draft
+from distillspec.serving.draft_loading import draft_names, load_drafts
 from distillspec.serving.engine import Engine
 
 if TYPE_CHECKING:
@@ -47,16 +47,18 @@ def run(config: ServeCommand, folder: Path) -> None:
     keys, admin = load_api_keys(config.server), load_admin_key(config.server)
     check_exposure(config.server, bool(keys))
     draft = None if config.draft.path is None else find_draft(config.draft.path)
+    paths = find_drafts(config.drafts)
+    drafts = dict(zip(draft_names(paths), paths, strict=True))
     online = _online_settings(config, draft)
     state: AppState
     with (
         bind(config.server) as bound,
         logging_to_stderr(config.server.log_format),
-        closing(in_own_thread(lambda: _load_engine(config, draft, online))) as engine,
+        closing(in_own_thread(lambda: _load_engine(config, draft, drafts, online))) as engine,
     ):
         has_draft = engine.proposer is not None
         adaptation = _adaptation(engine, online, lambda: state.bridge.thread.wake()) if online and has_draft else None
-        extra = _drafts_and_control(config, engine, draft, adaptation)
+        extra = _drafts_and_control(config, engine, draft, drafts, adaptation)
         state = make_app_state(config.server, engine, keys=keys, admin=admin, **extra)
         with adaptation or nullcontext():
             open_run(folder, config)
@@ -82,8 +84,12 @@ def _online_settings(config: ServeCommand, draft: Path | None) -> OnlineSettings
     return settings
 
 
-def _load_engine(config: ServeCommand, draft: Path | None, online: OnlineSettings | None) -> Engine:
+def _load_engine(
+    config: ServeCommand, draft: Path | None, drafts: Mapping[str, Path], online: OnlineSettings | None
+) -> Engine:
     target = load_target(config.target)
+    if drafts:
+        return Engine(target, load_drafts(list(drafts.values()), target), config.engine)
     if online is not None:
         from distillspec.serving.online.bootstrap import NothingIntact, first_draft
 
@@ -91,7 +97,7 @@ def _load_engine(config: ServeCommand, draft: Path | None, online: OnlineSetting
             draft = first_draft(online, target, draft)
         except NothingIntact as error:
             log.error("serving without a draft; nothing is logged or trained: %s", error)
-    return Engine(target, None if draft is None else load_draft(draft, target), config.engine)
+    return Engine(target, load_drafts(draft, target), config.engine)
 
 
 def _adaptation(engine: Engine, online: OnlineSettings, wake: Callable[[], None]) -> Adaptation:
@@ -102,16 +108,22 @@ def _adaptation(engine: Engine, online: OnlineSettings, wake: Callable[[], None]
 
 
 def _drafts_and_control(
-    config: ServeCommand, engine: Engine, draft: Path | None, adaptation: Adaptation | None
+    config: ServeCommand,
+    engine: Engine,
+    draft: Path | None,
+    drafts: Mapping[str, Path],
+    adaptation: Adaptation | None,
 ) -> dict[str, Any]:
     """Return the keyword arguments of `make_app_state` for the catalogue of drafts and online adaptation."""
-    from distillspec.serving.server.bridge.catalogue import open_folder
+    from distillspec.serving.server.bridge.catalogue import PoolCatalogue, open_folder
 
     if adaptation is not None:
         from distillspec.serving.commands.online_serving import AdaptationControl, RegistryCatalogue
 
         return {"catalogue": RegistryCatalogue(adaptation), "online": AdaptationControl(adaptation)}
     root = config.server.drafts_folder
+    if drafts:
+        return {"catalogue": PoolCatalogue(engine, drafts, root)}
     return {} if root is None else {"catalogue": open_folder(engine, root, draft)}
 
 

@@ -99,7 +99,9 @@ class Batch:
                 self.gains = self.gains * (self.nodes.depths <= self.limits[:, None])
         other = self.besides
         every, context = rows + other.rows, float(self.contexts.sum()) + other.context
-        seconds = self.latency.target.seconds(context, every + other.nodes, every) + other.seconds
+        target = self.latency.target
+        seconds = target.seconds(context, every, every) + other.seconds
+        seconds += target.seconds(0, self.read) - target.seconds(0, self.read - other.nodes)
         self.plain = Allocation(numpy.zeros(rows, dtype=numpy.int64), rows + other.tokens, max(seconds, LEAST_S))
 
     @property

@@ -27,7 +27,7 @@ class SelectionParts:
 class Selection(Protocol):
     """Chooses drafts. Its choices change speed alone."""
 
-    exploring: frozenset[str]  # rows of the last choice whose drafts were tried rather than taken as the best
+    on_trial: Mapping[str, float]  # rows whose drafts are not those expected to be best → share of tokens that costs
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
         """Return the draft of each row, one of its `drafts_of`. Asked again about the same step it answers alike."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right, insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 
 from distillspec.errors import ConfigError
@@ -18,7 +18,7 @@ class ByRequest:
     """Chooses once a request, by `pick`. A row whose draft cannot draft for it gets another one until it can."""
 
     def __init__(self) -> None:
-        self.exploring: frozenset[str] = frozenset()
+        self.on_trial: Mapping[str, float] = {}
         self._chosen: dict[str, str] = {}
         self._steps = 0
 

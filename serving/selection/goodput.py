@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
@@ -28,7 +28,7 @@ class Answer:
     draft: str
     review_at: int  # tokens of its text
     known: Floats  # its features
-    tried_out: bool  # its draft was drawn, and is not the one expected to be best
+    loss: float  # share of the tokens a second that the draft costs, if it is not the one expected to be best
     own: dict[str, tuple[int, int]] = field(default_factory=dict)  # tried and accepted tokens of each draft
 
 
@@ -42,7 +42,7 @@ class GoodputSelection:
 
     def __init__(self, parts: SelectionParts) -> None:
         self.parts = parts
-        self.exploring: frozenset[str] = frozenset()
+        self.on_trial: Mapping[str, float] = {}
         self._drafts: dict[str, Accepting] = {}
         self._shapes: dict[str, Floats] = {}  # tried and accepted by position `[2, MOST_LEVELS]`
         self._answers: dict[str, Answer] = {}
@@ -50,9 +50,8 @@ class GoodputSelection:
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
         found = {row.sequence_id: self._of(row, len(rows)) for row in rows}
-        self.exploring = frozenset(
-            [row for row in found if (own := self._answers.get(row)) is not None and own.tried_out]
-        )
+        answers = [(row, self._answers.get(row)) for row in found]
+        self.on_trial = {row: answer.loss for row, answer in answers if answer is not None and answer.loss}
         return found
 
     def observe(self, result: StepResult, chosen: Choices) -> None:
@@ -99,14 +98,13 @@ class GoodputSelection:
         """Return a new answer with its first draft, drawn by what its drafts may be worth."""
         known = features(row)
         draws = Random(f"{self.parts.seed}/{row.sequence_id}")
-        best, drawn = (
-            max(drafts, key=lambda option: self._goodput(row, option, rows, chances[option.source])).source
-            for chances in (
-                {option.source: self._chance(option.source, known) for option in drafts},
-                {option.source: self._chance(option.source, known, draws.gauss(0, 1)) for option in drafts},
-            )
-        )
-        return Answer(drawn, 0, known, best != drawn)
+        expected, drawn = dict[str, float](), dict[str, float]()
+        for option in drafts:
+            name = option.source
+            expected[name] = self._goodput(row, option, rows, self._chance(name, known))
+            drawn[name] = self._goodput(row, option, rows, self._chance(name, known, draws.gauss(0, 1)))
+        chosen = max(drawn, key=lambda source: drawn[source])
+        return Answer(chosen, 0, known, 1 - expected[chosen] / max(expected.values()))
 
     def _review(self, row: RowView, answer: Answer, drafts: Sequence[Option], rows: int) -> None:
         """Let an answer switch to the best draft, if the rest of it pays for that."""
@@ -121,7 +119,7 @@ class GoodputSelection:
         catch_up_s = self.parts.latency().of_draft(option.at_once, best).catch_up_s([option.unread_tokens])
         if rate > BETTER * before and left * (rate / before - 1) / before > catch_up_s:
             answer.draft = best
-        answer.tried_out = answer.draft != best
+        answer.loss = 1 - rates[answer.draft] / rate
 
     def _chance(self, source: str, known: Floats, drawn: float = 0.0) -> float:
         mean, deviation = self._draft(source).log_odds(known)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 
 import numpy
@@ -38,7 +38,7 @@ class Lbss:
                 raise ConfigError(f"selection_options.{name}={value} must be at least {least}")
         self.seed, self.chunks, self.chunk, self.places = parts.seed, chunks, chunk, places
         self.epoch, self._slot = first, 0  # and the steps of the epoch that are over
-        self.exploring: frozenset[str] = frozenset()
+        self.on_trial: Mapping[str, float] = {}
         self._rewards = Rewards()
         self._matched: dict[str, str | None] = {}  # while it exploits
         self._steps = 0
@@ -50,9 +50,9 @@ class Lbss:
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
         if self.explores:
-            self.exploring = frozenset([row.sequence_id for row in rows])
+            self.on_trial = {row.sequence_id: 0.0 for row in rows}  # what that costs is not estimated
             return self._drawn(rows)
-        self.exploring = frozenset()
+        self.on_trial = {}
         able = {row.sequence_id: [option.source for option in drafts_of(row)] for row in rows}
         kept = {row: own for row in able if (own := self._matched.get(row)) is not None and own in able[row]}
         if len(kept) < len(able):

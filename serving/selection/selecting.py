@@ -21,6 +21,7 @@ class SelectionFigures:
     seconds: dict[str, float] = field(default_factory=dict)  # of its own passes
     switches: Counter[str] = field(default_factory=Counter)  # rows that came to it from another draft
     explored: int = 0  # tokens written by rows whose draft was on trial
+    lost: float = 0.0  # tokens that trials are estimated to have cost
 
 
 class SelectingController(WrappedController):
@@ -71,7 +72,7 @@ class SelectingController(WrappedController):
         return known_costs(self.inside) or self.costs or guessed()
 
     def _count(self, result: StepResult, chosen: Choices) -> None:
-        figures, exploring = self.figures, self.selection.exploring
+        figures, on_trial = self.figures, self.selection.on_trial
         for row in decoding_rows(result):
             source = chosen.get(row.sequence_id)
             if source is None:
@@ -80,7 +81,9 @@ class SelectingController(WrappedController):
             figures.requests[source] += before is None
             figures.switches[source] += before not in (None, source)
             figures.tokens[source] += row.emitted
-            figures.explored += row.emitted if row.sequence_id in exploring else 0
+            if (share := on_trial.get(row.sequence_id)) is not None:
+                figures.explored += row.emitted
+                figures.lost += share * row.emitted
             self._drafts[row.sequence_id] = source
         for source, seconds in result.drafted_s.items():
             figures.seconds[source] = figures.seconds.get(source, 0.0) + seconds

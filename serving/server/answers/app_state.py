@@ -14,6 +14,7 @@ from fastapi import Request as HttpRequest
 from distillspec.config import ServerConfig
 from distillspec.serving.base.threads import compute_alone
 from distillspec.serving.engine import Engine
+from distillspec.serving.selection.selecting import selecting
 from distillspec.serving.server.answers.text import TextCodec
 from distillspec.serving.server.bridge.adjustable import AdjustableController
 from distillspec.serving.server.bridge.bridge import EngineBridge
@@ -134,7 +135,7 @@ def make_app_state(
     engine.use_controller(controller)
     model = config.model_name or Path(engine.target.name).name
     slots, tokens = engine.slots, engine.limits.cache_tokens
-    return AppState(
+    state = AppState(
         config,
         engine,
         model,
@@ -148,3 +149,6 @@ def make_app_state(
         catalogue,
         online,
     )
+    if (chooses := selecting(controller)) is not None:
+        state.metrics.selection.figures = chooses.figures
+    return state

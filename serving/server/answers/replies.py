@@ -54,6 +54,7 @@ def speculation(replies: Replies, outputs: Sequence[RequestOutput]) -> Json:
         "tried_per_position": [tried[place] for place in range(len(tried))],
         "accepted_per_position": [accepted[place] for place in range(len(tried))],
         "steps": sum(own.steps for own in stats),
+        "sources": dict(sum((Counter(own.sources) for own in stats), Counter())),
         "draft_versions": list(dict.fromkeys(version for own in stats for version in own.draft_versions)),
     }
 

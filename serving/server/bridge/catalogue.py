@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +13,7 @@ from distillspec.models.checkpoint import METADATA
 from distillspec.serving.engine import Engine
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}")
+ONE_DRAFT = "this server has one draft; start it with drafts=[…] to load and unload several"
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,10 @@ class DraftCatalogue(Protocol):
         """Go back to the previous draft. Return its version."""
         ...
 
+    def unload(self, name: str) -> None:
+        """Drop one of several drafts from the next step on. May raise NotOffered."""
+        ...
+
 
 class NotInCatalogue(LookupError):
     """No draft has this name."""
@@ -61,7 +67,7 @@ class FolderCatalogue:
             self._versions[started_with.resolve()] = engine.draft.identity.version
 
     def list(self) -> tuple[DraftEntry, ...]:
-        found = sorted(folder for folder in self.root.iterdir() if self._is_draft(folder))
+        found = drafts_in(self.root)
         current = self._history[-1] if self._history else None
         return tuple(DraftEntry(f.name, self._versions.get(f.resolve()), f.resolve() == current) for f in found)
 
@@ -81,26 +87,89 @@ class FolderCatalogue:
         self._history.pop()
         return version
 
+    def unload(self, name: str) -> None:
+        raise NotOffered(ONE_DRAFT)
+
     def _swap(self, folder: Path) -> str:
         self._versions[folder] = version = self.engine.load_draft(folder)
         return version
 
     def _find(self, name: str) -> Path:
-        """Return a draft's folder. A name is never a path: no separator, no leading dot, no link out of `root`."""
-        if not NAME.fullmatch(name):
-            raise NotInCatalogue(f"{name!r} is not a draft's name; see GET /admin/drafts")
-        folder = self.root / name
-        if not self._is_draft(folder):
-            raise NotInCatalogue(f"there is no draft {name!r}; see GET /admin/drafts")
-        return folder.resolve()
+        found = draft_in(self.root, name)
+        if found is None:
+            raise not_there(name)
+        return found
 
-    def _is_draft(self, folder: Path) -> bool:
-        inside = folder.resolve().parent == self.root
-        return inside and bool(NAME.fullmatch(folder.name)) and (folder / METADATA).is_file()
+
+class PoolCatalogue:
+    """The drafts of an engine that has several: those it was started with, and those of a folder.
+
+    Args:
+        paths: those it was started with, by name.
+        root: a folder of further ones, None: no more.
+    """
+
+    def __init__(self, engine: Engine, paths: Mapping[str, Path], root: str | None) -> None:
+        self.engine, self._paths = engine, dict(paths)
+        self._root = None if root is None else folder_of(root)
+
+    def list(self) -> tuple[DraftEntry, ...]:
+        loaded = self.engine.drafts
+        further = [] if self._root is None else [folder.name for folder in drafts_in(self._root)]
+        versions = {name: draft.identity.version for name, draft in loaded.items()}
+        return tuple(
+            [DraftEntry(name, versions.get(name), name in loaded) for name in dict.fromkeys([*self._paths, *further])]
+        )
+
+    def load(self, name: str) -> str:
+        """Load a draft beside the others, or again in its own place."""
+        path = self._paths.get(name) or (None if self._root is None else draft_in(self._root, name))
+        if path is None:
+            raise not_there(name)
+        version = self.engine.load_draft(path, name=name)
+        self._paths[name] = path
+        return version
+
+    def unload(self, name: str) -> None:
+        if name not in self.engine.drafts:
+            raise not_there(name)
+        self.engine.unload_draft(name)
+
+    def promote(self, name: str) -> str:
+        raise NotOffered("several drafts keep no record that a restart reads; start with drafts=[…]")
+
+    def rollback(self) -> str:
+        raise NotOffered("several drafts have no order to go back in; load and unload them by name")
+
+
+def drafts_in(root: Path) -> list[Path]:
+    """Return the draft folders directly inside a folder."""
+    return sorted(folder for folder in root.iterdir() if draft_in(root, folder.name) is not None)
+
+
+def draft_in(root: Path, name: str) -> Path | None:
+    """Return a draft's folder, None if there is none.
+
+    A name is never a path: no separator, no leading dot, no link out of `root`.
+    """
+    if not NAME.fullmatch(name):
+        return None
+    folder = (root / name).resolve()
+    return folder if folder.parent == root and (folder / METADATA).is_file() else None
+
+
+def not_there(name: str) -> NotInCatalogue:
+    """Return the error for a name without a draft."""
+    return NotInCatalogue(f"there is no draft {name!r}; see GET /admin/drafts")
+
+
+def folder_of(root: str) -> Path:
+    """Return the folder of drafts. Raise ConfigError if it is not one."""
+    if not Path(root).is_dir():
+        raise ConfigError(f"server.drafts_folder={root} is not a folder")
+    return Path(root).resolve()
 
 
 def open_folder(engine: Engine, root: str, started_with: Path | None) -> FolderCatalogue:
     """Return the catalogue of the folder `root`. Raise ConfigError if it is not a folder."""
-    if not Path(root).is_dir():
-        raise ConfigError(f"server.drafts_folder={root} is not a folder")
-    return FolderCatalogue(engine, Path(root), started_with)
+    return FolderCatalogue(engine, folder_of(root), started_with)

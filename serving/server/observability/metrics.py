@@ -15,6 +15,7 @@ from distillspec.serving.server.bridge.engine_thread import StepReport
 from distillspec.serving.server.bridge.online_figures import OnlineFigures
 from distillspec.serving.server.observability.acceptance_counters import AcceptanceCounters
 from distillspec.serving.server.observability.online_metrics import OnlineMetrics
+from distillspec.serving.server.observability.selection_metrics import SelectionMetrics
 
 PREFIX = "distillspec:"
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
@@ -50,6 +51,8 @@ class Metrics:
         self.acceptance = AcceptanceCounters(PREFIX, model, self.registry)
         self.online = OnlineMetrics(PREFIX, model)
         self.registry.register(self.online)
+        self.selection = SelectionMetrics(PREFIX, model)
+        self.registry.register(self.selection)
         self.slots.set(slots)
         self.up.set(1)
 

@@ -47,6 +47,13 @@ async def promote_draft(request: HttpRequest, body: Draft) -> dict[str, str]:
     return {"version": await _with_drafts(app_state_of(request), lambda drafts: drafts.promote(body.draft))}
 
 
+@router.post("/drafts/unload", openapi_extra=described(DraftBody))
+async def unload_draft(request: HttpRequest, body: Draft) -> dict[str, str]:
+    """Drop one of several drafts from the next step on. Running answers go on with the others."""
+    await _with_drafts(app_state_of(request), lambda drafts: drafts.unload(body.draft))
+    return {"unloaded": body.draft}
+
+
 @router.post("/drafts/rollback")
 async def roll_back(request: HttpRequest) -> dict[str, str]:
     """Go back to the previous draft."""

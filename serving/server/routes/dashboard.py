@@ -54,6 +54,7 @@ def _current(state: AppState) -> dict[str, object]:
     return {
         **state.telemetry.state(),
         "learning": {"tiles": tiles(online), "trouble": " ".join(troubles(online))},
+        "drafts": state.metrics.selection.table(),
         "verification": state.engine.settings.verification,
         "policy": override.policy,
         "max_length": override.max_length,

@@ -1,0 +1,91 @@
+"""Steps of a made-up engine with several drafts, for selections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from random import Random
+
+from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.control.base import BatchView, Option, Plan, RowPlan, RowView, StepResult
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import CostTable
+from distillspec.serving.selection.base import Choices, Selection, SelectionParts
+
+LENGTH = 3  # of every chain
+TARGET = CostTable(((1.0, 0.02), (8.0, 0.022), (64.0, 0.05)))
+CHEAP, DEAR = CostTable(((1.0, 1e-3), (8.0, 2e-3))), CostTable(((1.0, 8e-3), (8.0, 9e-3)))
+COSTS = LatencyModel(TARGET, CHEAP, members={"a": CHEAP, "b": CHEAP, "dear": DEAR})
+
+
+def parts(drafts: Sequence[str] = ("a", "b"), seed: int = 0) -> SelectionParts:
+    return SelectionParts(tuple(drafts), seed, lambda: COSTS, LENGTH)
+
+
+def row(
+    name: str,
+    drafts: Sequence[str] = ("a", "b"),
+    *,
+    written: int = 0,
+    domain: str = "default",
+    prompt: Sequence[int] = (1, 2, 3),
+    free: Sequence[str] = (),
+) -> RowView:
+    """Return a row that these drafts, and these sources without a model, could draft for."""
+    options = [Option(LENGTH, False, 2, source=source) for source in free]
+    options += [Option(LENGTH, source=source, unread_tokens=1) for source in drafts]
+    first, others = options[0], tuple(options[1:])
+    context = len(prompt) + written
+    return RowView(name, context, *first, others=others, domain=domain, prompt=tuple(prompt))
+
+
+class World:
+    """Answers whose drafted tokens are accepted with a chance by draft and domain.
+
+    chances: draft → domain → P(a token is accepted | those before it were).
+    """
+
+    def __init__(self, selection: Selection, chances: Mapping[str, Mapping[str, float]], seed: int = 0) -> None:
+        self.selection, self.chances, self.random = selection, chances, Random(seed)
+        self.tokens = self.seconds = 0.0
+        self.served: list[tuple[str, str]] = []  # domain, and the draft that wrote most
+        self.asked = 0
+
+    def serve(self, domain: str, tokens: int = 64) -> dict[str, int]:
+        """Serve one answer to its end. Return the tokens written with each draft."""
+        self.asked += 1
+        name, written, by = f"{self.asked}/0", 0, dict[str, int]()
+        while written < tokens:
+            view = BatchView((row(name, tuple(self.chances), written=written, domain=domain),))
+            chosen = self.selection.choose(view.rows)
+            emitted = self.step(view, chosen, domain)
+            source = chosen[name]
+            assert source is not None
+            by[source] = by.get(source, 0) + emitted
+            written += emitted
+        self.served.append((domain, max(by, key=lambda source: by[source])))
+        return by
+
+    def step(self, view: BatchView, chosen: Choices, domain: str) -> int:
+        """Run a step of one row. Return the tokens that it wrote."""
+        (one,) = view.rows
+        source = chosen[one.sequence_id]
+        assert source is not None
+        chance, accepted = self.chances[source][domain], 0
+        while accepted < LENGTH and self.random.random() < chance:
+            accepted += 1
+        drafted_s = COSTS.of_draft(False, source).loop_s(1, 0, LENGTH)
+        target_s = TARGET.seconds(0, 1 + LENGTH)
+        result = RowResult.chain(one.sequence_id, LENGTH, accepted, accepted + 1, source, domain)
+        plan = Plan((RowPlan.chain(one, LENGTH),), chosen=chosen)
+        self.tokens += accepted + 1
+        self.seconds += drafted_s + target_s
+        self.selection.observe(
+            StepResult((result,), view, plan, 0, drafted_s, target_s, drafted_s + target_s, 0, {source: drafted_s}),
+            chosen,
+        )
+        return accepted + 1
+
+    def share(self, source: str, domain: str, last: int) -> float:
+        """Return the share of the last answers of a domain that a draft wrote most of."""
+        served = [draft for own, draft in self.served if own == domain][-last:]
+        return served.count(source) / len(served)

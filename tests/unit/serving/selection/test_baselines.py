@@ -1,0 +1,60 @@
+"""Simple rules of selection."""
+
+from __future__ import annotations
+
+import pytest
+
+from distillspec.errors import ConfigError
+from distillspec.serving.selection.baselines import ByPromptLength, Drawn, EpsilonGreedy, Fixed, LookupElseModel
+from distillspec.serving.selection.named import make_selection
+
+from .steps import World, parts, row
+
+
+def test_fixed_is_one_draft_and_the_next_where_that_cannot_draft() -> None:
+    selection = Fixed(parts(), draft="b")
+    assert selection.choose([row("1/0"), row("2/0", ("a",))]) == {"1/0": "b", "2/0": "a"}
+    assert Fixed(parts()).choose([row("1/0")]) == {"1/0": "a"}
+    with pytest.raises(ConfigError, match=r"selection_options\.draft=c is no draft; there are a, b"):
+        Fixed(parts(), draft="c")
+
+
+def test_a_lookup_goes_before_the_model() -> None:
+    selection = LookupElseModel(parts())
+    assert selection.choose([row("1/0", free=("lookup",)), row("2/0")]) == {"1/0": None, "2/0": "a"}
+    assert selection.choose([row("1/0", written=1)]) == {"1/0": "a"}
+
+
+def test_drawn_ones_stay_and_use_all_drafts() -> None:
+    selection, rows = Drawn(parts(seed=3)), [row(f"{n}/0") for n in range(40)]
+    chosen = selection.choose(rows)
+    assert selection.choose(rows) == chosen
+    assert 10 < list(chosen.values()).count("a") < 30
+
+
+def test_epsilon_greedy_takes_the_best_but_for_a_share() -> None:
+    world = World(EpsilonGreedy(parts(), epsilon=0.2), {"a": {"x": 0.2}, "b": {"x": 0.8}})
+    for _ in range(200):
+        world.serve("x", 20)
+    assert 0.82 < world.share("b", "x", 150) < 0.97
+    with pytest.raises(ConfigError, match="epsilon=2"):
+        EpsilonGreedy(parts(), epsilon=2)
+
+
+def test_long_prompts_get_the_dear_draft() -> None:
+    selection = ByPromptLength(parts(("dear", "a")))
+    lengths = {f"{n}/0": 3 + n % 50 for n in range(200)}
+    chosen = {
+        name: selection.choose([row(name, ("dear", "a"), prompt=range(1, length))])[name]
+        for name, length in lengths.items()
+    }
+    late = [name for name in lengths if int(name[:-2]) >= 100]
+    assert all(chosen[name] == ("dear" if lengths[name] >= 30 else "a") for name in late if not 18 < lengths[name] < 30)
+
+
+def test_names_and_options_are_checked() -> None:
+    assert isinstance(make_selection("random", parts(), {}), Drawn)
+    with pytest.raises(ConfigError, match="selection=best is not known; use one of goodput, lbss"):
+        make_selection("best", parts(), {})
+    with pytest.raises(ConfigError, match="random has no option 'draft'"):
+        make_selection("random", parts(), {"draft": "a"})

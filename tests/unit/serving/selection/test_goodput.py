@@ -1,0 +1,118 @@
+"""Selection by goodput: it finds the best draft of each kind of request, and follows changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from distillspec.serving.control.base import BatchView
+from distillspec.serving.selection.goodput import REVIEW, GoodputSelection
+
+from .steps import World, parts, row
+
+EXPERTS = {"a": {"maths": 0.7, "sql": 0.2}, "b": {"maths": 0.25, "sql": 0.75}}
+
+
+def test_each_domain_gets_the_draft_that_is_accepted_there() -> None:
+    world = World(GoodputSelection(parts()), EXPERTS)
+    for _ in range(60):
+        world.serve("maths")
+        world.serve("sql")
+    assert world.share("a", "maths", 40) > 0.9
+    assert world.share("b", "sql", 40) > 0.9
+
+
+def test_without_a_domain_it_is_the_prompt_that_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same two kinds of text, which the caller does not name."""
+    words = {"maths": (11, 12, 13, 14, 15), "sql": (31, 32, 33, 34, 35)}
+
+    def unnamed(name: str, drafts: tuple[str, ...], *, written: int, domain: str) -> object:
+        return row(name, drafts, written=written, prompt=(1, 2, *words[domain]))
+
+    monkeypatch.setattr("tests.unit.serving.selection.steps.row", unnamed)
+    world = World(GoodputSelection(parts()), EXPERTS)
+    for _ in range(120):
+        world.serve("maths")
+        world.serve("sql")
+    assert world.share("a", "maths", 40) > 0.85
+    assert world.share("b", "sql", 40) > 0.85
+
+
+def test_a_cheaper_draft_wins_over_one_that_is_accepted_a_little_more_often() -> None:
+    world = World(GoodputSelection(parts(("a", "dear"))), {"a": {"x": 0.6}, "dear": {"x": 0.66}})
+    for _ in range(60):
+        world.serve("x")
+    assert world.share("a", "x", 30) > 0.85
+
+
+def test_trials_cost_little_once_much_is_known() -> None:
+    """3 % of the tokens a second of the best draft, over many requests."""
+    world, best = (
+        World(GoodputSelection(parts()), EXPERTS),
+        World(GoodputSelection(parts(("a",))), {"a": {"maths": 0.7}}),
+    )
+    for _ in range(600):
+        world.serve("maths", 32)
+        best.serve("maths", 32)
+    ratio = (world.tokens / world.seconds) / (best.tokens / best.seconds)
+    assert ratio > 0.97
+
+
+def test_a_collapsed_draft_is_left_within_thirty_requests() -> None:
+    chances = {"a": {"x": 0.75}, "b": {"x": 0.5}}
+    world = World(GoodputSelection(parts()), chances)
+    for _ in range(150):
+        world.serve("x")
+    assert world.share("a", "x", 20) > 0.9
+    chances["a"]["x"] = 0.02
+    for _ in range(30):
+        world.serve("x")
+    for _ in range(20):
+        world.serve("x")
+    assert world.share("b", "x", 20) > 0.9
+
+
+def test_a_better_version_of_a_draft_is_found_within_two_hundred_requests() -> None:
+    chances = {"a": {"x": 0.6}, "b": {"x": 0.3}}
+    world = World(GoodputSelection(parts()), chances)
+    for _ in range(150):
+        world.serve("x")
+    assert world.share("a", "x", 50) > 0.9
+    chances["b"]["x"] = 0.8
+    world.selection.draft_changed("b", None)
+    for _ in range(200):
+        world.serve("x")
+    for _ in range(20):
+        world.serve("x")
+    assert world.share("b", "x", 20) > 0.9
+
+
+def test_a_running_answer_leaves_a_draft_that_its_own_tokens_are_rejected_of() -> None:
+    """What is known of all requests speaks for a, and this one's text against it."""
+    chances = {"a": {"x": 0.7}, "b": {"x": 0.5}}
+    world = World(GoodputSelection(parts()), chances)
+    for _ in range(100):
+        world.serve("x")
+    chances["a"]["x"] = 0.0
+    by = world.serve("x", 200)
+    assert by["b"] > by["a"] > 0
+    assert by["a"] <= 6 * REVIEW
+
+
+def test_asked_again_about_one_step_it_answers_alike_and_keeps_a_draft_between_reviews() -> None:
+    selection = GoodputSelection(parts())
+    rows = [row(f"{number}/0") for number in range(20)]
+    first = selection.choose(rows)
+    assert selection.choose(rows) == first
+    assert len(set(first.values())) == 2, "both are tried, while nothing is known"
+    grown = [row(f"{number}/0", written=REVIEW - 1) for number in range(20)]
+    assert selection.choose(grown) == first
+
+
+def test_a_draft_that_cannot_draft_for_a_row_is_not_chosen() -> None:
+    selection = GoodputSelection(parts())
+    (chosen,) = selection.choose([row("1/0")]).values()
+    other = "b" if chosen == "a" else "a"
+    assert selection.choose([row("1/0", (other,), written=1)]) == {"1/0": other}
+    unable = row("1/0", written=2)._replace(limit=0, others=())
+    assert selection.choose([unable]) == {"1/0": other}
+    assert BatchView((unable,)).rows[0].limit == 0

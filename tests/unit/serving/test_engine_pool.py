@@ -1,0 +1,268 @@
+"""Several drafts in one engine: text is the target's, whichever draft a row has, gets, loses or breaks."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from distillspec.config import DraftConfig
+from distillspec.errors import ConfigError
+from distillspec.models import LanguageModel, initialise_draft, save_draft
+from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
+from distillspec.serving.base.requests import RequestOutput
+from distillspec.serving.control.base import RowView, StepResult
+from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.proposers.draft_model import DraftModel
+from distillspec.serving.proposers.side_by_side import SideBySide
+from distillspec.serving.selection.base import Choices, drafts_of
+from distillspec.serving.selection.selecting import SelectingController, selecting
+
+from ..models.state_drafts import state_draft
+from .conftest import TIGHT, MakeEngine, plain_answers, prompts
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
+
+
+class Restless:
+    """Draws another draft, or none, for each row in each step."""
+
+    def __init__(self) -> None:
+        self.on_trial: dict[str, float] = {}
+        self.turn = 0
+
+    def choose(self, rows: Sequence[RowView]) -> Choices:
+        draws = Random(self.turn)
+        return {row.sequence_id: draws.choice([None, *(own.source for own in drafts_of(row))]) for row in rows}
+
+    def observe(self, result: StepResult, chosen: Choices) -> None:
+        self.turn += 1
+
+    def draft_changed(self, source: str, acceptance: float | None) -> None: ...
+
+
+def restless(length: int = 3) -> SelectingController:
+    return SelectingController(FixedLength(length), lambda latency: Restless())
+
+
+@pytest.fixture
+def drafts(target: LanguageModel, draft: LanguageModel, truncated_draft: LanguageModel) -> dict[str, LanguageModel]:
+    """Drafts of unlike kinds: two read tokens, one the target's states."""
+    eagle = state_draft("eagle", target, torch.arange(0, 250, 2), noise=0.02)
+    return {"half": draft, "small": truncated_draft, "states": eagle}
+
+
+def answers(engine: Engine, asked: Sequence[list[int]], params: SamplingParams = GREEDY) -> list[RequestOutput]:
+    found = engine.generate(list(asked), params)
+    engine.check_integrity()
+    return found
+
+
+@pytest.mark.parametrize("proposer", [None, "lookup_else_model", ["suffix", "draft_model"]])
+@pytest.mark.parametrize("seed", [None, 5])
+def test_text_is_the_targets_own_whichever_draft_each_row_has(
+    target: LanguageModel, drafts: dict[str, LanguageModel], make_engine: MakeEngine, proposer: Any, seed: int | None
+) -> None:
+    asked = prompts(6)
+    params = GREEDY if seed is None else SamplingParams(temperature=0.8, seed=seed, max_tokens=30, ignore_eos=True)
+    engine = make_engine(drafts, controller_object=restless(), proposer=proposer, **TIGHT)
+    found = answers(engine, asked, params)
+    assert [output.token_ids for output in found] == plain_answers(target, asked, [params] * 6)
+    used = {source for output in found for source in output.stats.sources}
+    assert {"half", "small", "states"} <= used
+    assert ("lookup" in used or "suffix" in used) == (proposer is not None)
+    versions = {draft.identity.version for draft in drafts.values()}
+    assert (
+        {version for output in found for version in output.stats.draft_versions}
+        == versions
+        == {*engine.draft_versions.values()}
+    )
+
+
+@pytest.mark.parametrize("selection", ["goodput", "lbss", "random", "epsilon_greedy", "prompt_length", "fixed"])
+def test_each_selection_serves_with_the_default_controller(
+    target: LanguageModel, drafts: dict[str, LanguageModel], make_engine: MakeEngine, selection: str
+) -> None:
+    asked = prompts(6)
+    engine = make_engine(drafts, controller="goodput", selection=selection, **TIGHT)
+    assert engine.costs is not None
+    assert list(engine.costs.members) == list(drafts)
+    assert [list(output.token_ids) for output in answers(engine, asked)] == [hf_greedy_30(target, p) for p in asked]
+    chooses = selecting(engine.controller)
+    assert chooses is not None
+    assert sum(chooses.figures.requests.values()) == 6
+
+
+def hf_greedy_30(target: LanguageModel, prompt: list[int]) -> list[int]:
+    return list(plain_answers(target, [prompt], [GREEDY])[0])
+
+
+def test_drafts_come_and_go_under_traffic(
+    target: LanguageModel, drafts: dict[str, LanguageModel], make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    """Two hundred loads and unloads at random steps: the text stays, and no model or memory is left behind."""
+    asked, folders = prompts(8), dict[str, Path]()
+    wanted = [hf_greedy_30(target, prompt) for prompt in asked]
+    for name, draft in drafts.items():
+        save_draft(draft, folders.setdefault(name, tmp_path / name), target)
+    engine = make_engine(dict(drafts), controller_object=restless(), **TIGHT)
+    draws, changes, number, done = Random(1), 0, 0, dict[str, list[int]]()
+    released: list[weakref.ref[Any]] = []
+    while changes < 200 or engine.has_work:
+        if changes < 200 and len(engine.sequences.unfinished) < 4:
+            engine.submit(Request(str(number), tuple(asked[number % 8]), GREEDY))
+            number += 1
+        name = draws.choice(list(folders))
+        if changes < 200 and draws.random() < 0.7:
+            if name in engine.drafts and draws.random() < 0.5:
+                released.append(weakref.ref(engine.drafts[name].model))
+                engine.unload_draft(name)
+            else:
+                engine.load_draft(folders[name], name=name)
+            changes += 1
+        for output in engine.step().finished:
+            done[output.request_id] = list(output.token_ids)
+        engine.check_integrity()
+    assert done == {str(n): wanted[n % 8] for n in range(number)}
+    gc.collect()
+    alive = [own for own in (made() for made in released) if own is not None]
+    kept = {id(draft.model) for draft in (*drafts.values(), *engine.drafts.values())}
+    assert all(id(model) in kept for model in alive)
+    assert len(engine._models._held) == 1 + len(engine.drafts)
+
+
+def test_a_draft_that_raises_rests_and_the_others_go_on(
+    target: LanguageModel,
+    drafts: dict[str, LanguageModel],
+    make_engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = make_engine(drafts, controller_object=restless(), max_slots=3)
+    pool, calls = engine.proposer, list[int]()
+    assert isinstance(pool, SideBySide)
+
+    def failing(requests: Sequence[Any]) -> Any:
+        calls.append(len(requests))
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(pool.proposers["small"], "propose", failing)
+    with caplog.at_level(logging.WARNING):
+        found = answers(engine, prompts(4))
+    assert [list(output.token_ids) for output in found] == [hf_greedy_30(target, prompt) for prompt in prompts(4)]
+    sources = {source for output in found for source in output.stats.sources}
+    assert sources == {"half", "states"}
+    assert 1 < len(calls) < 10
+    told = [record.getMessage() for record in caplog.records if "out of memory" in record.getMessage()]
+    assert len(told) == 1
+    assert "small failed" in told[0]
+
+
+def test_nan_of_one_draft_ends_that_draft_for_the_row(
+    target: LanguageModel, drafts: dict[str, LanguageModel], make_engine: MakeEngine
+) -> None:
+    engine = make_engine(drafts, controller_object=restless(), max_slots=3, prefix_reuse=False)
+    pool = engine.proposer
+    assert isinstance(pool, SideBySide)
+    broken = pool.proposers["half"]
+    assert isinstance(broken, DraftModel)
+    for number, prompt in enumerate(prompts(3)):
+        engine.submit(Request(str(number), tuple(prompt), GREEDY))
+    done: dict[str, RequestOutput] = {}
+    for step in range(400):
+        if not engine.has_work:
+            break
+        if step == 8:
+            with torch.inference_mode():
+                for keys, _ in broken.runner.cache.layers.values():
+                    keys[0] = torch.nan
+        done.update({output.request_id: output for output in engine.step().finished})
+    assert [list(done[str(n)].token_ids) for n in range(3)] == [hf_greedy_30(target, prompt) for prompt in prompts(3)]
+    assert any("small" in output.stats.sources for output in done.values())
+
+
+def test_without_its_last_draft_the_engine_decodes_plainly_and_says_so(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make_engine({"only": draft}, controller="goodput")
+    engine.submit(Request("a", tuple(prompts()[1]), GREEDY))
+    for _ in range(4):
+        engine.step()
+    engine.unload_draft("only")
+    with caplog.at_level(logging.ERROR):
+        found = engine.run_until_done(["a"])["a"]
+    assert list(found.token_ids) == hf_greedy_30(target, prompts()[1])
+    assert engine.drafts == {}
+    assert engine.draft is None
+    assert any("the last draft is unloaded" in record.getMessage() for record in caplog.records)
+
+
+def test_from_pretrained_takes_folders_and_names_them(
+    target: LanguageModel, drafts: dict[str, LanguageModel], tmp_path: Path
+) -> None:
+    for name in ("half", "small"):
+        save_draft(drafts[name], tmp_path / name / "draft", target)
+    save_draft(drafts["half"], tmp_path / "other" / "half", target)
+    paths = [tmp_path / "half" / "draft", tmp_path / "small" / "draft", tmp_path / "other" / "half"]
+    engine = Engine.from_pretrained("tiny", draft=paths, dtype="float32", max_slots=2, max_model_len=128)
+    assert list(engine.drafts) == ["half-1", "small", "half-2"]
+    engine.close()
+    with pytest.raises(ConfigError, match=r"draft=\[\] names none"):
+        Engine.from_pretrained("tiny", draft=[])
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"proposer": "staged"}, "proposer=staged runs one draft, and 3 are given"),
+        ({"proposer": "suffix"}, "proposer=suffix runs no draft, and 3 are given"),
+        ({"profile": "p.json", "controller": "goodput"}, "profile=p.json has the costs of one draft"),
+        ({"selection": "random", "selection_options": {"x": 1}}, "random has no option 'x'"),
+    ],
+)
+def test_what_several_drafts_cannot_have_is_refused(
+    drafts: dict[str, LanguageModel], make_engine: MakeEngine, settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        make_engine(drafts, **settings)
+
+
+def test_names_are_checked(
+    draft: LanguageModel, target: LanguageModel, make_engine: MakeEngine, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="a draft cannot be called lookup"):
+        make_engine({"lookup": draft})
+    with pytest.raises(ConfigError, match="selection=best is not known"):
+        EngineSettings(selection="best")
+    pool = make_engine({"a": draft})
+    with pytest.raises(ConfigError, match=r"there is no draft 'b' to unload; this engine has a$"):
+        pool.unload_draft("b")
+    save_draft(draft, tmp_path / "b", target)
+    one = make_engine(draft)
+    with pytest.raises(ConfigError, match="this engine has one draft"):
+        one.load_draft(tmp_path / "b", name="b")
+    with pytest.raises(ConfigError, match="no pool of drafts"):
+        one.unload_draft("a")
+
+
+def test_a_draft_of_another_target_is_refused_and_the_others_serve(
+    target: LanguageModel,
+    draft: LanguageModel,
+    make_engine: MakeEngine,
+    tmp_path: Path,
+    random_model: Callable[..., Any],
+) -> None:
+    other = random_model("llama", torch.float32)
+    save_draft(initialise_draft(DraftConfig(layers=1), other), tmp_path / "foreign", other)
+    engine = make_engine({"a": draft}, controller="goodput")
+    with pytest.raises(ConfigError):
+        engine.load_draft(tmp_path / "foreign")
+    assert list(engine.drafts) == ["a"]
+    assert len(answers(engine, prompts(2))) == 2
