@@ -137,6 +137,14 @@ class RowPlan(NamedTuple):
         return self.speculation_length if self.verified is None else min(self.speculation_length, self.verified)
 
 
+class Reading(NamedTuple):
+    """Text that a draft reads ahead of a switch to it."""
+
+    sequence_id: str
+    source: str
+    tokens: int  # at most
+
+
 @dataclass(frozen=True)
 class Plan:
     """Plans of all rows of the view, in its order. Predictions are there if the controller makes any."""
@@ -146,6 +154,7 @@ class Plan:
     predicted_s: float | None = None
     why: Any = None  # the controller's reasons
     chosen: Mapping[str, str | None] | None = None  # of several drafts, the one chosen for each row
+    readings: tuple[Reading, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -161,6 +170,7 @@ class StepResult:
     total_s: float
     reserved_tokens: int = 0  # reserved in the cache when the step started
     drafted_s: Mapping[str, float] = field(default_factory=dict)  # of each of several sources, parts of draft_s
+    readings_s: float = 0.0  # of drafts that read ahead of a switch, another part of draft_s
 
 
 def decoding_rows(result: StepResult) -> Sequence[RowResult]:

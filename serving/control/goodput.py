@@ -286,7 +286,8 @@ class GoodputController:
         if not sure or not isinstance(why, Decision):
             return
         # A step that is shorter than its prompts were believed to be counts as 0: a negative time is left out.
-        measured_s, predicted_s = max(0.0, result.total_s - prompts_s), why.predicted_s - prompts_s
+        measured_s = max(0.0, result.total_s - prompts_s - result.readings_s)
+        predicted_s = why.predicted_s - prompts_s
         if speculated:
             tokens = sum([row.emitted for row in rows])
             policy.saw(measured_s, predicted_s, (tokens, why.predicted_tokens))

@@ -96,6 +96,24 @@ class HasMembers(Protocol):
 
 
 @runtime_checkable
+class ReadsOn(Protocol):
+    """A proposer that can read a text before it drafts for it."""
+
+    def read_on(self, texts: Sequence[tuple[SequenceState, int]]) -> None:
+        """Read on in sequences' texts, at most so many tokens of each. It may read less."""
+        ...
+
+
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """Several proposers in one, each of which can read texts before it drafts for them."""
+
+    def read_ahead(self, texts: Sequence[tuple[str, SequenceState, int]]) -> None:
+        """Let sources read on in sequences' texts, at most so many tokens of each."""
+        ...
+
+
+@runtime_checkable
 class CountsSteps(Protocol):
     """A proposer that does something at the start of each step."""
 

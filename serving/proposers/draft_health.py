@@ -7,9 +7,10 @@ import traceback
 from collections.abc import Sequence
 
 from distillspec.errors import RunError
+from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.proposers.backoff import Backoff
-from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer, readers
+from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer, ReadsOn, readers
 
 log = logging.getLogger(__name__)
 
@@ -42,21 +43,28 @@ class DraftHealth:
             if len(proposals) != len(requests):
                 raise RunError(f"{len(proposals)} trees for {len(requests)} rows")
         except Exception as error:  # a failing draft must never end a request
-            self._failed(proposer, requests, error)
+            self._failed(proposer, [request.sequence for request in requests], error)
             return [EMPTY] * len(requests)
         self._backoff.succeeded()
         return proposals
 
-    def _failed(self, proposer: Proposer, requests: Sequence[ProposalRequest], error: Exception) -> None:
+    def read(self, proposer: ReadsOn, texts: Sequence[tuple[SequenceState, int]]) -> None:
+        """Let the proposer read on in texts."""
+        try:
+            proposer.read_on(texts)
+        except Exception as error:
+            self._failed(proposer, [sequence for sequence, _ in texts], error)
+
+    def _failed(self, proposer: object, sequences: Sequence[SequenceState], error: Exception) -> None:
         """Pause, longer after each failure in a row, and reset the proposer's state of these rows.
 
         Each place in the code that raises is logged once.
         """
         steps = self._backoff.failed()
-        for request in requests:
+        for sequence in sequences:
             for reader in readers(proposer):
-                reader.distrust(request.sequence)
-            request.sequence.speculation_failed = True
+                reader.distrust(sequence)
+            sequence.speculation_failed = True
         place = traceback.extract_tb(error.__traceback__)[-1]
         kind = (type(error), place.filename, place.lineno)
         if kind not in self._logged:

@@ -153,6 +153,13 @@ class DraftModel:
         """See `ReadTexts.leave_slot`."""
         self.texts.leave_slot(sequence)
 
+    def read_on(self, texts: Sequence[tuple[SequenceState, int]]) -> None:
+        """See `ReadTexts.catch_up`. Drafts that attend to nothing have nothing to read."""
+        able = [(s, tokens) for s, tokens in texts if self.state(s.id).sound and not self.state(s.id).skipped]
+        able.sort(key=lambda text: text[0].held_slot)
+        if self.attends and able:
+            self.texts.catch_up([sequence for sequence, _ in able], sum(tokens for _, tokens in able))
+
     @property
     def caches(self) -> Sequence[SlotCache]:
         return (self.runner.cache,)

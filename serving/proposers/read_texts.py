@@ -61,12 +61,12 @@ class ReadTexts:
         state = self.state(sequence.id)
         state.computed, state.unchecked, state.drafted, state.sibling = 0, False, (), None
 
-    def catch_up(self, sequences: Sequence[SequenceState]) -> set[str]:
+    def catch_up(self, sequences: Sequence[SequenceState], room: int = MOST) -> set[str]:
         """Do catch-up prefill of those that are far behind, and return which can draft now.
 
-        At most `MOST` tokens a step, in the order given. The others decode without drafts meanwhile.
+        At most `room` tokens, in the order given. The others decode without drafts of this model meanwhile.
         """
-        room, inputs = MOST, []
+        inputs: list[RowInput] = []
         reading: list[DraftState] = []
         copying: list[tuple[SequenceState, DraftState]] = []
         for sequence in sequences:

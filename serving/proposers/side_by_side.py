@@ -18,6 +18,7 @@ from distillspec.serving.proposers.base import (
     ProposalRequest,
     Proposer,
     Prospect,
+    ReadsOn,
     SeesLogits,
     forget_answers,
     keeps_answers,
@@ -88,6 +89,12 @@ class SideBySide:
             found.update({(row, source): tree for row, tree in zip(asked, trees, strict=True)})
         sources = [[tree.source for tree in request.trees] for request in requests]
         return [merged([found.get((row, source), EMPTY) for source in own]) for row, own in enumerate(sources)]
+
+    def read_ahead(self, texts: Sequence[tuple[str, SequenceState, int]]) -> None:
+        for source, proposer in self.proposers.items():
+            own = [(sequence, tokens) for name, sequence, tokens in texts if name == source]
+            if own and isinstance(proposer, ReadsOn) and not self._healths[source].paused:
+                self._healths[source].read(proposer, own)
 
     def prospect(self, sequence: SequenceState) -> Prospect:
         able, none = [], Prospect(0)

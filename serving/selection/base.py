@@ -29,6 +29,8 @@ class Selection(Protocol):
 
     on_trial: Mapping[str, float]  # rows whose drafts are not those expected to be best → share of tokens that costs
 
+    coming: Mapping[str, str]  # rows → the draft that each will switch to soon, so that it reads their texts ahead
+
     def choose(self, rows: Sequence[RowView]) -> Choices:
         """Return the draft of each row, one of its `drafts_of`. Asked again about the same step it answers alike."""
         ...

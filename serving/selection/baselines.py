@@ -19,6 +19,7 @@ class ByRequest:
 
     def __init__(self) -> None:
         self.on_trial: Mapping[str, float] = {}
+        self.coming: Mapping[str, str] = {}
         self._chosen: dict[str, str] = {}
         self._steps = 0
 

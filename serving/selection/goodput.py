@@ -8,6 +8,7 @@ from random import Random
 
 import numpy
 
+from distillspec.serving.base.catch_up import ALONG
 from distillspec.serving.control.base import Option, RowView, StepResult, decoding_rows
 from distillspec.serving.control.sources import chain_goodput
 from distillspec.serving.costs.table import Floats
@@ -29,6 +30,7 @@ class Answer:
     review_at: int  # tokens of its text
     known: Floats  # its features
     loss: float  # share of the tokens a second that the draft costs, if it is not the one expected to be best
+    coming: str | None = None  # the draft that it switches to when that has read its text
     own: dict[str, tuple[int, int]] = field(default_factory=dict)  # tried and accepted tokens of each draft
 
 
@@ -38,11 +40,15 @@ class GoodputSelection:
     A new request draws each draft's acceptance from its posterior and takes the draft with the most expected tokens a
     second (Thompson 1933): drafts are tried as long as they may be the best. A running one is looked at again every
     `REVIEW` tokens, by then with its own trials, and switches if what is left of its answer pays for reading its text.
+
+    Args:
+        fast_switching: the new draft reads the text in spare room of steps, and the old one drafts until it has.
     """
 
-    def __init__(self, parts: SelectionParts) -> None:
-        self.parts = parts
+    def __init__(self, parts: SelectionParts, fast_switching: bool = True) -> None:
+        self.parts, self.fast_switching = parts, fast_switching
         self.on_trial: Mapping[str, float] = {}
+        self.coming: Mapping[str, str] = {}
         self._drafts: dict[str, Accepting] = {}
         self._shapes: dict[str, Floats] = {}  # tried and accepted by position `[2, MOST_LEVELS]`
         self._answers: dict[str, Answer] = {}
@@ -51,6 +57,7 @@ class GoodputSelection:
     def choose(self, rows: Sequence[RowView]) -> Choices:
         found = {row.sequence_id: self._of(row, len(rows)) for row in rows}
         answers = [(row, self._answers.get(row)) for row in found]
+        self.coming = {row: answer.coming for row, answer in answers if answer is not None and answer.coming}
         self.on_trial = {row: answer.loss for row, answer in answers if answer is not None and answer.loss}
         return found
 
@@ -82,6 +89,8 @@ class GoodputSelection:
 
     def _of(self, row: RowView, rows: int) -> str | None:
         answer = self._answers.get(row.sequence_id)
+        if answer is not None and answer.coming is not None:
+            self._arrive(row, answer)
         if answer is not None and row.context_tokens < answer.review_at and _may(row, answer.draft):
             return answer.draft
         drafts = drafts_of(row)
@@ -117,9 +126,19 @@ class GoodputSelection:
         # All rows wait while the text is read. What this one wins is counted in seconds of all of them too.
         left = max(LEAST_LEFT, row.context_tokens - len(row.prompt))
         catch_up_s = self.parts.latency().of_draft(option.at_once, best).catch_up_s([option.unread_tokens])
+        answer.coming = None
         if rate > BETTER * before and left * (rate / before - 1) / before > catch_up_s:
-            answer.draft = best
+            answer.coming = best
+            self._arrive(row, answer)
         answer.loss = 1 - rates[answer.draft] / rate
+
+    def _arrive(self, row: RowView, answer: Answer) -> None:
+        """Let an answer switch to the draft that is coming, once that needs no pass of its own to read its text."""
+        option = next((own for own in drafts_of(row) if own.source == answer.coming), None)
+        if option is None:
+            answer.coming = None
+        elif option.unread_tokens <= ALONG or not self.fast_switching:
+            answer.draft, answer.coming = option.source, None
 
     def _chance(self, source: str, known: Floats, drawn: float = 0.0) -> float:
         mean, deviation = self._draft(source).log_odds(known)

@@ -29,16 +29,27 @@ class Lbss:
         chunk: steps.
         places: rows that a draft serves at a time (B_j), 0: all.
         first: k of the first epoch.
+        fast_switching: the next chunk's draft reads a row's text ahead.
     """
 
-    def __init__(self, parts: SelectionParts, chunks: int = 4, chunk: int = 4, places: int = 0, first: int = 5) -> None:
+    def __init__(
+        self,
+        parts: SelectionParts,
+        chunks: int = 4,
+        chunk: int = 4,
+        places: int = 0,
+        first: int = 5,
+        fast_switching: bool = True,
+    ) -> None:
         for name, value in {"chunks": chunks, "chunk": chunk, "places": places, "first": first}.items():
             least = int(name.startswith("chunk"))
             if value < least:
                 raise ConfigError(f"selection_options.{name}={value} must be at least {least}")
         self.seed, self.chunks, self.chunk, self.places = parts.seed, chunks, chunk, places
+        self.fast_switching = fast_switching
         self.epoch, self._slot = first, 0  # and the steps of the epoch that are over
         self.on_trial: Mapping[str, float] = {}
+        self.coming: Mapping[str, str] = {}
         self._rewards = Rewards()
         self._matched: dict[str, str | None] = {}  # while it exploits
         self._steps = 0
@@ -51,14 +62,18 @@ class Lbss:
     def choose(self, rows: Sequence[RowView]) -> Choices:
         if self.explores:
             self.on_trial = {row.sequence_id: 0.0 for row in rows}  # what that costs is not estimated
-            return self._drawn(rows)
+            found = self._drawn(rows, self._slot)
+            self.coming = self._ahead(rows, found)
+            return found
         self.on_trial = {}
         able = {row.sequence_id: [option.source for option in drafts_of(row)] for row in rows}
         kept = {row: own for row in able if (own := self._matched.get(row)) is not None and own in able[row]}
         if len(kept) < len(able):
             new = self._match({row: own for row, own in able.items() if row not in kept}, kept)
             self._matched = {**kept, **new}
-        return {row: self._matched[row] for row in able}
+        found = {row: self._matched[row] for row in able}
+        self.coming = self._ahead(rows, found)
+        return found
 
     def observe(self, result: StepResult, chosen: Choices) -> None:
         for row, source, tokens, seconds in row_rewards(result, chosen):
@@ -77,9 +92,18 @@ class Lbss:
         self._rewards.forget(source)
         self._matched = {}
 
-    def _drawn(self, rows: Sequence[RowView]) -> Choices:
+    def _ahead(self, rows: Sequence[RowView], now: Choices) -> Mapping[str, str]:
+        """Return the rows whose draft is drawn to be another a chunk of steps from here, and that draft."""
+        explores, later = self.chunks * self.chunk, self._slot + self.chunk
+        over = later - explores - 2**self.epoch
+        if not self.fast_switching or (explores <= later and over < 0):  # the matching is not known before
+            return {}
+        drawn = self._drawn(rows, later) if over < 0 else self._drawn(rows, over, self.epoch + 1)
+        return {row: source for row, source in drawn.items() if source is not None and source != now[row]}
+
+    def _drawn(self, rows: Sequence[RowView], slot: int, epoch: int | None = None) -> dict[str, str | None]:
         """Return a drawn draft for each row, the same for all steps of a chunk."""
-        key, taken = f"{self.seed}/{self.epoch}/{self._slot // self.chunk}", Counter[str]()
+        key, taken = f"{self.seed}/{self.epoch if epoch is None else epoch}/{slot // self.chunk}", Counter[str]()
         found: dict[str, str | None] = {}
         for row in rows:
             free = [option.source for option in drafts_of(row) if self._has_place(option.source, taken)]

@@ -6,10 +6,14 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from distillspec.serving.control.base import BatchView, LengthController, Plan, StepResult, decoding_rows
+from distillspec.serving.base.catch_up import ALONG, MOST
+from distillspec.serving.control.base import BatchView, LengthController, Plan, Reading, StepResult, decoding_rows
 from distillspec.serving.control.wrapped import WrappedController, known_costs
 from distillspec.serving.costs.latency import LatencyModel, guessed
-from distillspec.serving.selection.base import KEEP_EVERY, Choices, Selection, only
+from distillspec.serving.selection.base import KEEP_EVERY, Choices, Selection, drafts_of, only
+
+SPARE = 0.15  # share of a step of the target that reading ahead of switches may add to it
+LEAST_READ = 16  # tokens of a row
 
 
 @dataclass
@@ -48,7 +52,7 @@ class SelectingController(WrappedController):
         chosen = self.selection.choose(view.rows)
         rows = tuple([only(row, chosen[row.sequence_id]) for row in view.rows])
         plan = super().plan(replace(view, rows=rows))
-        return replace(plan, chosen=chosen)
+        return replace(plan, chosen=chosen, readings=self._readings(view))
 
     def observe(self, result: StepResult) -> None:
         chosen = result.plan.chosen or {}
@@ -67,6 +71,27 @@ class SelectingController(WrappedController):
     def member_changed(self, source: str, acceptance: float | None = None) -> None:
         self.selection.draft_changed(source, acceptance)
         super().member_changed(source, acceptance)
+
+    def _readings(self, view: BatchView) -> tuple[Reading, ...]:
+        """Return what drafts read ahead of switches: as much as makes the step a little longer."""
+        if not (coming := self.selection.coming):
+            return ()
+        latency, found = self._latency(), list[Reading]()
+        room_s = SPARE * latency.target.seconds(sum([row.context_tokens for row in view.rows]), len(view.rows))
+        for row in view.rows:
+            source = coming.get(row.sequence_id)
+            option = next((own for own in drafts_of(row) if own.source == source), None)
+            if source is None or option is None or option.unread_tokens <= ALONG:
+                continue
+            reading_s = latency.of_draft(False, source).draft
+            tokens = LEAST_READ
+            while reading_s is not None and tokens < MOST and reading_s.seconds(0, 2 * tokens) <= room_s:
+                tokens *= 2
+            found.append(Reading(row.sequence_id, source, tokens))
+            room_s -= 0.0 if reading_s is None else reading_s.seconds(0, tokens)
+            if room_s <= 0:
+                break
+        return tuple(found)
 
     def _latency(self) -> LatencyModel:
         return known_costs(self.inside) or self.costs or guessed()

@@ -209,6 +209,7 @@ class EngineCore:
             timer.total_s,
             reserved,
             timer.drafted_s,
+            timer.readings_s,
         )
         self._observe()  # where no pass ran that it could overlap
         self.last_result = self._unobserved = result

@@ -24,6 +24,7 @@ from distillspec.serving.proposers.base import (
     ProposalRequest,
     Proposer,
     Prospect,
+    ReadsAhead,
     SeesLogits,
     TimesMembers,
     most_nodes,
@@ -81,6 +82,7 @@ class ModelExecutor:
         self._foresees = proposer if isinstance(proposer, Foresees) else None
         self._sees: SeesLogits | None = proposer if isinstance(proposer, SeesLogits) else None
         self._counts: CountsSteps | None = proposer if isinstance(proposer, CountsSteps) else None
+        self._ahead: ReadsAhead | None = proposer if isinstance(proposer, ReadsAhead) else None
         self._times: TimesMembers | None = proposer if isinstance(proposer, TimesMembers) else None
         self._readers = readers(proposer)
 
@@ -103,6 +105,7 @@ class ModelExecutor:
     def run(self, work: StepWork) -> tuple[RowResult, ...]:
         with work.timer.drafting():
             trees = self._propose(work)
+            self._read_ahead(work)
         windows = [VerificationWindow(sequence, tree) for sequence, tree in zip(work.decoding, trees, strict=True)]
         with work.timer.verifying():
             hidden, windows = read_step(self.runner, self.sequences, windows, work.chunks)
@@ -144,6 +147,14 @@ class ModelExecutor:
 
     def _caches(self) -> list[SlotCache]:
         return [self.runner.cache, *(cache for reader in self._readers for cache in reader.caches)]
+
+    def _read_ahead(self, work: StepWork) -> None:
+        """Let drafts read the texts of rows that will switch to them."""
+        if not work.plan.readings or self._ahead is None:
+            return
+        started, unfinished = work.timer.now, self.sequences.unfinished
+        self._ahead.read_ahead([(own.source, unfinished[own.sequence_id], own.tokens) for own in work.plan.readings])
+        work.timer.readings_s = work.timer.now - started
 
     def _propose(self, work: StepWork) -> list[TokenTree]:
         for reader in self._readers:

@@ -7,13 +7,15 @@ from contextlib import contextmanager
 
 
 class StepTimer:
-    """Seconds a step spends drafting, in the target, and in all. `drafted_s` has those of each of several sources."""
+    """Seconds a step spends drafting, in the target, and in all. `drafted_s` has those of each of several sources,
+    `readings_s` those of drafts that read ahead of a switch."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.started = clock()
         self.draft_s = self.target_s = 0.0
         self.drafted_s: dict[str, float] = {}
+        self.readings_s = 0.0
 
     @property
     def now(self) -> float:

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from distillspec.config import DraftConfig, TargetConfig
+from distillspec.models import initialise_draft, load_target, save_draft
+
 WORDS = ["target=tiny", "engine.compile=false", "engine.max_slots=2", "engine.max_model_len=128", "hydra.run.dir=run"]
 
 
@@ -106,3 +109,31 @@ def test_mistaken_addresses_are_one_line_and_leave_nothing(
 
 def _id(request: dict[str, Any]) -> int:
     return int(request["id"].removeprefix("load-"))
+
+
+def test_selections_are_compared_on_one_pool(
+    distill: Any, tmp_path: Path, prompts: Path, two_drafts: list[Path]
+) -> None:
+    words = [*WORDS, f"bench.prompts=[{prompts}]", "bench.rates=[20]", "bench.seconds=0.3", "bench.max_tokens=8"]
+    drafts = f"drafts=[{','.join(map(str, two_drafts))}]"
+    outcome = distill("bench", *words, drafts, "bench.policies=[none,fixed-2]", "bench.selections=[goodput,lbss,b]")
+    assert outcome.code == 0, outcome.err
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert set(summary["policies"]) == {"none", "fixed-2 goodput", "fixed-2 lbss", "fixed-2 b"}
+    for mistake, told in {
+        "bench.selections=[best]": "bench.selections: best is no selection and no draft; use some of goodput, lbss",
+        "draft.path=x": "draft.path=x names one draft and drafts= several",
+    }.items():
+        failed = distill("bench", *words, "hydra.run.dir=other", drafts, mistake)
+        assert (failed.code, told in failed.err) == (2, True), failed.err
+    alone = distill("bench", *words, "hydra.run.dir=other", "bench.selections=[lbss]")
+    assert (alone.code, "name them in drafts=[A,B]" in alone.err) == (2, True), alone.err
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.fixture
+def two_drafts(tmp_path: Path) -> list[Path]:
+    target = load_target(TargetConfig(path="tiny", dtype="float32", device="cpu"))
+    for layers, name in ((1, "a"), (2, "b")):
+        save_draft(initialise_draft(DraftConfig(layers=layers), target), tmp_path / name, target)
+    return [tmp_path / "a", tmp_path / "b"]

@@ -36,6 +36,7 @@ class Restless:
 
     def __init__(self) -> None:
         self.on_trial: dict[str, float] = {}
+        self.coming: dict[str, str] = {}
         self.turn = 0
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
@@ -78,12 +79,8 @@ def test_text_is_the_targets_own_whichever_draft_each_row_has(
     used = {source for output in found for source in output.stats.sources}
     assert {"half", "small", "states"} <= used
     assert ("lookup" in used or "suffix" in used) == (proposer is not None)
-    versions = {draft.identity.version for draft in drafts.values()}
-    assert (
-        {version for output in found for version in output.stats.draft_versions}
-        == versions
-        == {*engine.draft_versions.values()}
-    )
+    versions = {version for output in found for version in output.stats.draft_versions}
+    assert versions == {*engine.draft_versions.values()} == {draft.identity.version for draft in drafts.values()}
 
 
 @pytest.mark.parametrize("selection", ["goodput", "lbss", "random", "epsilon_greedy", "prompt_length", "fixed"])
@@ -253,11 +250,7 @@ def test_names_are_checked(
 
 
 def test_a_draft_of_another_target_is_refused_and_the_others_serve(
-    target: LanguageModel,
-    draft: LanguageModel,
-    make_engine: MakeEngine,
-    tmp_path: Path,
-    random_model: Callable[..., Any],
+    draft: LanguageModel, make_engine: MakeEngine, tmp_path: Path, random_model: Callable[..., LanguageModel]
 ) -> None:
     other = random_model("llama", torch.float32)
     save_draft(initialise_draft(DraftConfig(layers=1), other), tmp_path / "foreign", other)

@@ -1,0 +1,151 @@
+"""The controller that gives rows their drafts, and reads ahead of switches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from distillspec.models import LanguageModel
+from distillspec.serving import Engine, Request, SamplingParams
+from distillspec.serving.base.catch_up import ALONG
+from distillspec.serving.control.base import BatchView, RowView, StepResult
+from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.proposers.draft_model import DraftModel
+from distillspec.serving.proposers.side_by_side import SideBySide
+from distillspec.serving.selection.base import Choices, only
+from distillspec.serving.selection.goodput import GoodputSelection
+from distillspec.serving.selection.selecting import LEAST_READ, SelectingController, selecting
+
+from ..conftest import MakeEngine, plain_answers, prompts
+from .steps import COSTS, parts, row
+
+LONG = [3 + i * 7 % 200 for i in range(100)]
+
+
+class Coming:
+    """Serves with a, and lets b read ahead from the fifth step on. Then serves with b."""
+
+    def __init__(self, ahead: bool = True) -> None:
+        self.ahead, self.steps, self.switched = ahead, 0, False
+        self.on_trial: dict[str, float] = {}
+        self.coming: dict[str, str] = {}
+        self.unread: list[int] = []
+
+    def choose(self, rows: Sequence[RowView]) -> Choices:
+        for own in rows:
+            self.unread += [option.unread_tokens for option in own.options if option.source == "b"]
+        if self.steps == 20 or (self.steps > 5 and self.unread[-1] <= ALONG):
+            self.switched = True
+        waits = self.ahead and self.steps >= 5 and not self.switched
+        self.coming = {own.sequence_id: "b" for own in rows} if waits else {}
+        return {own.sequence_id: "b" if self.switched else "a" for own in rows}
+
+    def observe(self, result: StepResult, chosen: Choices) -> None:
+        self.steps += 1
+
+    def draft_changed(self, source: str, acceptance: float | None) -> None: ...
+
+
+def test_a_draft_reads_ahead_in_parts_and_then_drafts_without_a_pass_of_its_own(
+    target: LanguageModel, draft: LanguageModel, truncated_draft: LanguageModel, make_engine: MakeEngine
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=26, ignore_eos=True)
+    coming = Coming()
+    controller = SelectingController(FixedLength(2), lambda latency: coming)
+    controller.costs = COSTS
+    engine = make_engine({"a": draft, "b": truncated_draft}, controller_object=controller)
+    engine.submit(Request("r", tuple(LONG), params))
+    seen: list[StepResult] = []
+    while engine.has_work:
+        output = engine.step()
+        engine.check_integrity()
+        if output.result is not None and output.result.view.rows:
+            seen.append(output.result)
+        done = output.finished
+    assert done[0].token_ids == plain_answers(target, [LONG], [params])[0]
+    reading = [result for result in seen if result.plan.readings]
+    assert 2 <= len(reading) <= 12
+    assert all(result.readings_s > 0 for result in reading)
+    read = [before - after for before, after in zip(coming.unread, coming.unread[1:], strict=False)]
+    most = max(own.tokens for result in reading for own in result.plan.readings)
+    assert LEAST_READ - 3 <= max(read) <= most < len(LONG)
+    first = next(place for place, result in enumerate(seen) if result.plan.chosen == {"r/0": "b"})
+    assert coming.unread[first] <= ALONG
+    assert seen[first].rows[0].trials
+    assert seen[first].rows[0].trials[0].source == "b"
+
+
+def test_without_reading_ahead_the_switch_reads_all_at_once(
+    draft: LanguageModel, truncated_draft: LanguageModel, make_engine: MakeEngine
+) -> None:
+    coming = Coming(ahead=False)
+    engine = make_engine(
+        {"a": draft, "b": truncated_draft},
+        controller_object=SelectingController(FixedLength(2), lambda latency: coming),
+    )
+    engine.generate([LONG], SamplingParams(temperature=0.0, max_tokens=26, ignore_eos=True))
+    assert max(coming.unread) > len(LONG)
+    assert coming.unread[21] <= ALONG
+
+
+def test_reading_ahead_may_fail_as_drafting_may(
+    draft: LanguageModel, truncated_draft: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coming = Coming()
+    engine: Engine = make_engine(
+        {"a": draft, "b": truncated_draft},
+        controller_object=SelectingController(FixedLength(2), lambda latency: coming),
+    )
+    assert isinstance(engine.proposer, SideBySide)
+    broken = engine.proposer.proposers["b"]
+    assert isinstance(broken, DraftModel)
+
+    def failing(texts: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(broken, "read_on", failing)
+    (output,) = engine.generate([LONG], SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True))
+    assert len(output.token_ids) == 30
+    assert output.stats.sources["a"] > 5
+
+
+def test_a_running_answer_keeps_its_draft_until_the_new_one_has_read() -> None:
+    """It is decided for the other one at a review, and switches when that has read up."""
+    selection = GoodputSelection(parts())
+    (before,) = selection.choose([row("1/0")]).values()
+    other = "b" if before == "a" else "a"
+    for draft, accepted in ((str(before), 0), (other, 30)):
+        for _ in range(20):
+            selection._draft(draft).learn(selection._answers["1/0"].known, 30, accepted)
+    behind = _unread(row("1/0", written=200), other, 203)
+    assert selection.choose([behind]) == {"1/0": before}
+    assert selection.coming == {"1/0": other}
+    assert selection.choose([_unread(row("1/0", written=203), other, 90)]) == {"1/0": before}
+    assert selection.choose([_unread(row("1/0", written=206), other, ALONG)]) == {"1/0": other}
+    assert selection.coming == {}
+
+
+def _unread(view: RowView, source: str, tokens: int) -> RowView:
+    options = [own._replace(unread_tokens=tokens if own.source == source else 1) for own in view.options]
+    return view._replace(**options[0]._asdict(), others=tuple(options[1:]))
+
+
+def test_only_keeps_one_draft_and_all_sources_without_a_model() -> None:
+    both = row("1/0", free=("lookup",))
+    assert [own.source for own in only(both, "b").options] == ["lookup", "b"]
+    assert [own.source for own in only(both, None).options] == ["lookup"]
+    assert only(row("1/0"), None).limit == 0
+
+
+def test_it_is_found_inside_other_wrappers(draft: LanguageModel, make_engine: MakeEngine) -> None:
+    from distillspec.serving.server.bridge.adjustable import AdjustableController
+
+    engine = make_engine({"a": draft}, controller="goodput")
+    inside = engine.controller
+    assert selecting(AdjustableController(inside)) is inside
+    assert selecting(FixedLength(1)) is None
+    engine.generate(prompts(2), SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True))
+    assert isinstance(inside, SelectingController)
+    assert inside.figures.requests == {"a": 2}
+    assert BatchView(()).rows == ()

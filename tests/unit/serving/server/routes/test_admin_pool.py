@@ -1,0 +1,105 @@
+"""/admin/drafts of a server with several drafts, and what it shows of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distillspec.config import DraftConfig, TargetConfig
+from distillspec.models import initialise_draft, load_target, save_draft
+from distillspec.serving import Engine, EngineSettings
+from distillspec.serving.server.bridge.catalogue import PoolCatalogue
+from distillspec.serving.server.http.keys import KeyRing
+
+from ..conftest import ADMIN_KEY, SMALL, Running, start
+from .test_admin import call
+
+NAMES = ("one", "two", "three")
+
+
+@pytest.fixture
+def pooled(tmp_path: Path) -> Iterator[Running]:
+    """A server with the drafts one and two, and a folder that has three too."""
+    target = load_target(TargetConfig(path="tiny", dtype="float32", device="cpu"))
+    drafts = {name: initialise_draft(DraftConfig(layers=layers), target) for layers, name in enumerate(NAMES, 1)}
+    for name, draft in drafts.items():
+        save_draft(draft, tmp_path / name, target)
+    loaded = {name: drafts[name] for name in NAMES[:2]}
+    engine = Engine(target, loaded, EngineSettings(**SMALL, selection="random"))
+    catalogue = PoolCatalogue(engine, {name: tmp_path / name for name in loaded}, str(tmp_path))
+    running = start(engine, {"admin": KeyRing([("admin", ADMIN_KEY)]), "catalogue": catalogue}, {})
+    yield running
+    running.stop()
+    engine.close()
+
+
+def current(running: Running) -> dict[str, bool]:
+    return {entry["name"]: entry["current"] for entry in call(running, "GET", "drafts")["drafts"]}
+
+
+def test_drafts_are_loaded_and_unloaded_by_name(pooled: Running) -> None:
+    assert current(pooled) == {"one": True, "two": True, "three": False}
+    quiet = pooled.complete(max_tokens=20).json()
+    version = call(pooled, "POST", "drafts/load", {"draft": "three"})["version"]
+    for name in ("one", "two"):
+        assert call(pooled, "POST", "drafts/unload", {"draft": name}) == {"unloaded": name}
+    after = pooled.complete(max_tokens=20).json()
+    assert after["choices"] == quiet["choices"]
+    assert after["speculation"]["draft_versions"] == [version]
+    assert list(after["speculation"]["sources"]) == ["three"]
+    assert current(pooled) == {"one": False, "two": False, "three": True}
+    assert call(pooled, "POST", "drafts/load", {"draft": "one"})["version"]
+    pooled.complete()
+    assert current(pooled)["one"]
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "code"),
+    [
+        ("load", "../one", 404),
+        ("load", "nothing", 404),
+        ("unload", "three", 404),
+        ("unload", "", 400),
+        ("promote", "one", 501),
+        ("rollback", None, 501),
+    ],
+)
+def test_what_is_not_there_is_refused(pooled: Running, path: str, name: str | None, code: int) -> None:
+    status, error = call(pooled, "POST", f"drafts/{path}", None if name is None else {"draft": name})
+    assert status == code, error
+    assert list(pooled.state.engine.drafts) == ["one", "two"]
+
+
+def test_a_server_of_one_draft_unloads_none(pooled: Running, serve: Any, tmp_path: Path) -> None:
+    from distillspec.serving.server.bridge.catalogue import FolderCatalogue
+
+    admin = KeyRing([("admin", ADMIN_KEY)])
+    one = serve(engine={"drafts": True}, admin=admin, catalogue=lambda own: FolderCatalogue(own, tmp_path, None))
+    status, error = call(one, "POST", "drafts/unload", {"draft": "one"})
+    assert (status, "drafts=[…]" in error["message"]) == (501, True)
+
+
+def test_metrics_and_dashboard_tell_drafts_apart(pooled: Running) -> None:
+    for number in range(12):
+        assert pooled.complete(prompt=f"abc {number}", max_tokens=12).status_code == 200
+    pooled.wait_until_idle()
+    text = pooled.state.metrics.text().decode()
+    counts = {name: value(text, "selected_answers_total", name) for name in ("one", "two")}
+    assert sum(counts.values()) == 12
+    assert all(counts.values())
+    assert sum(value(text, "selected_tokens_total", name) for name in ("one", "two")) > 12 * 8
+    assert value(text, "selected_draft_seconds_total", "one") > 0
+    table = pooled.state.metrics.selection.table()
+    assert {own["draft"]: own["share"] for own in table} == {name: count / 12 for name, count in counts.items()}
+    versions = {draft.identity.version for draft in pooled.state.engine.drafts.values()}
+    assert all(f'draft_info{{draft_version="{version}"' in text for version in versions)
+    assert pooled.complete(speculation={"draft": versions.pop()}).status_code == 200
+    assert pooled.complete(speculation={"draft": "other"}).status_code == 400
+
+
+def value(text: str, metric: str, draft: str) -> float:
+    (line,) = [line for line in text.splitlines() if line.startswith(f'distillspec:{metric}{{draft="{draft}"')]
+    return float(line.split()[-1])
