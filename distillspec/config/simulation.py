@@ -49,6 +49,7 @@ class HardwareConfig:
     draft: ModelFigures = field(default_factory=ModelFigures)
     draft_free_s: float = 0.0005  # seconds of a step's proposals without a draft model
     draft_at_once: bool = False  # one pass of the draft gives all of a row's tokens (draft=block)
+    drafts: dict[str, ModelFigures] = field(default_factory=dict)  # several by name, in place of draft
     slots: int = 256  # the most requests at a time
     max_len: int = 4096  # tokens of prompt and answer
     prefill_chunk: int = 2048  # prompt tokens read per step
@@ -71,6 +72,9 @@ class HardwareConfig:
             require(value is None or value >= least, f"hardware.{name}={value} must be at least {least}")
         self.target.check("hardware.target")
         self.draft.check("hardware.draft")
+        for name, draft in self.drafts.items():
+            draft.check(f"hardware.drafts.{name}")
+            require(draft.params > 0, f"hardware.drafts.{name}.params={draft.params} must be above 0")
 
 
 @dataclass
@@ -94,6 +98,7 @@ class WorkloadConfig:
     token_spread: float = 0.0  # standard deviation of α between positions, which the draft's confidence shows
     burst_tokens: float = 0.0  # mean length of stretches of high and low α; 0: none
     burst_depth: float = 0.0  # distance of α from its mean in them
+    alphas: dict[str, dict[str, float]] = field(default_factory=dict)  # of several drafts: domain → draft → its α
     drift: float = 0.0  # change of α from the first request to the last, around its mean
 
     def __post_init__(self) -> None:
@@ -112,6 +117,9 @@ class WorkloadConfig:
         require(0 <= self.alpha <= 1, f"workload.alpha={self.alpha} must be in [0, 1]")
         sibling = self.sibling_alpha
         require(sibling is None or 0 <= sibling <= 1, f"workload.sibling_alpha={sibling} must be in [0, 1], or null")
+        for domain, alphas in self.alphas.items():
+            for draft, alpha in alphas.items():
+                require(0 <= alpha <= 1, f"workload.alphas.{domain}.{draft}={alpha} must be in [0, 1]")
         require(-1 <= self.drift <= 1, f"workload.drift={self.drift} must be in [-1, 1]")
         for name in ("request_spread", "token_spread"):
             value, most = getattr(self, name), (self.alpha * (1 - self.alpha)) ** 0.5

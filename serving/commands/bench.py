@@ -15,7 +15,6 @@ from distillspec.commands.drafts import find_drafts
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import BenchCommand
 from distillspec.config.engine import EngineConfig
-from distillspec.config.registry import SELECTIONS
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import load_target
 from distillspec.progress import progress
@@ -30,7 +29,7 @@ from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.named import named_controller
 from distillspec.serving.draft_loading import load_drafts
 from distillspec.serving.engine import Engine
-from distillspec.serving.selection.named import with_selection
+from distillspec.serving.selection.named import compared_selection
 from distillspec.serving.selection.selecting import SelectingController
 from distillspec.types import Prompt
 
@@ -133,15 +132,8 @@ def _policies(config: BenchCommand, engine: Engine) -> dict[str, LengthControlle
 
 
 def _selecting(inside: LengthController, chosen: str, engine: Engine, settings: EngineConfig) -> SelectingController:
-    """Return a controller with a selection by name, or with the draft of a name for every request."""
-    names, options = list(engine.drafts), settings.selection_options if chosen == settings.selection else {}
-    if chosen in names:
-        chosen, options = "fixed", {"draft": chosen}
-    elif chosen not in SELECTIONS:
-        raise ConfigError(
-            f"bench.selections: {chosen} is no selection and no draft; use some of {', '.join([*SELECTIONS, *names])}"
-        )
-    made = with_selection(inside, chosen, names, options, seed=settings.seed)
+    options = settings.selection_options if chosen == settings.selection else {}
+    made = compared_selection(inside, chosen, list(engine.drafts), options, seed=settings.seed)
     made.costs = engine.costs
     return made
 

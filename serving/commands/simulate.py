@@ -26,8 +26,11 @@ def run(config: SimulateCommand, folder: Path) -> None:
     hardware = derive_hardware(config.hardware)
     rates = [None] if config.workload.trace is not None else list(config.workload.rates)
     workloads = [make_workload(config.workload, rate, config.seed) for rate in rates]
-    pairs = [(name, place) for place in range(len(rates)) for name in config.policies]
-    simulations = [_simulation(config, hardware, name, workloads[place]) for name, place in pairs]
+    selections: list[str | None] = [*config.selections] or [None]
+    sides = [(name, chosen) for name in config.policies for chosen in selections]
+    made = [(side, place) for place in range(len(rates)) for side in sides]
+    simulations = [_simulation(config, hardware, side, workloads[place]) for side, place in made]
+    pairs = [(simulation.policy.name, place) for simulation, (_, place) in zip(simulations, made, strict=True)]
     open_run(folder, config)
     runs: list[RunFigures] = []
     with progress("simulating") as line:
@@ -44,9 +47,17 @@ def run(config: SimulateCommand, folder: Path) -> None:
     )
 
 
-def _simulation(config: SimulateCommand, hardware: Hardware, name: str, requests: list[SimulatedRequest]) -> Simulation:
+def _simulation(
+    config: SimulateCommand, hardware: Hardware, side: tuple[str, str | None], requests: list[SimulatedRequest]
+) -> Simulation:
     """Build a simulation. All are built before the first runs, so that a wrong policy name fails at once."""
+    name, chosen = side
     policy = make_policy(
-        name, hardware.latency, requests, speculation_length=config.speculation_length, seed=config.seed
+        name,
+        hardware.latency,
+        requests,
+        speculation_length=config.speculation_length,
+        seed=config.seed,
+        selection=chosen,
     )
     return Simulation(requests, policy, hardware, config.seed)

@@ -35,10 +35,10 @@ class Lbss:
     def __init__(
         self,
         parts: SelectionParts,
-        chunks: int = 4,
-        chunk: int = 4,
+        chunks: int = 2,
+        chunk: int = 16,
         places: int = 0,
-        first: int = 5,
+        first: int = 6,
         fast_switching: bool = True,
     ) -> None:
         for name, value in {"chunks": chunks, "chunk": chunk, "places": places, "first": first}.items():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from distillspec.config.registry import SELECTIONS, check_options, find
+from distillspec.errors import ConfigError
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.wrapped import innermost
@@ -46,6 +47,22 @@ def with_selection(
         return make_selection(name, SelectionParts(tuple(drafts), seed, latency, fixed), options or {})
 
     return SelectingController(inside, make)
+
+
+def compared_selection(
+    inside: LengthController, name: str, drafts: Sequence[str], options: Mapping[str, Any], *, seed: int = 0
+) -> SelectingController:
+    """Return a controller with a selection for a comparison: a name of the table, or a draft's for every request.
+
+    Raises:
+        ConfigError: the name is neither.
+    """
+    if name in drafts:
+        return with_selection(inside, "fixed", drafts, {"draft": name}, seed=seed)
+    if name not in SELECTIONS:
+        known = ", ".join([*SELECTIONS, *drafts])
+        raise ConfigError(f"selections: {name} is no selection and no draft; use some of {known}")
+    return with_selection(inside, name, drafts, options, seed=seed)
 
 
 def check_selection(name: str, options: Mapping[str, Any]) -> None:

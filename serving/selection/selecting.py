@@ -12,7 +12,7 @@ from distillspec.serving.control.wrapped import WrappedController, known_costs
 from distillspec.serving.costs.latency import LatencyModel, guessed
 from distillspec.serving.selection.base import KEEP_EVERY, Choices, Selection, drafts_of, only
 
-SPARE = 0.15  # share of a step of the target that reading ahead of switches may add to it
+SPARE = 0.3  # of a plain step that reading ahead of switches may add: a fifth of one that drafts
 LEAST_READ = 16  # tokens of a row
 
 

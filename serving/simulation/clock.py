@@ -91,8 +91,9 @@ class Simulation:
         while (count := len(self.arrived)) < len(self.requests) and self.requests[count].arrival_s <= self.now:
             request = self.requests[count]
             params = SamplingParams(max_tokens=request.output_tokens, ignore_eos=True)
-            self.sequences.enqueue(Request(request.id, (0,) * request.prompt_tokens, params), request.arrival_s)
+            made = Request(request.id, (0,) * request.prompt_tokens, params, domain=request.domain)
+            self.sequences.enqueue(made, request.arrival_s)
             sequence = self.sequences.unfinished[f"{request.id}/0"]
             self.arrived.append(sequence)
             threshold = self.policy.confidence_threshold
-            self.executor.rows[sequence.id] = SimulatedRow.of(request.prompt_tokens, request.trace, threshold)
+            self.executor.rows[sequence.id] = SimulatedRow.of(request.prompt_tokens, request.by_draft, threshold)

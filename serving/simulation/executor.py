@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
 from random import Random
@@ -13,6 +13,7 @@ from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowView
+from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.execution.kv_cache import Drop, Move, Prefix
 from distillspec.serving.proposers.base import Prospect
 from distillspec.serving.sequences.manager import SequenceManager
@@ -30,6 +31,7 @@ class SimulatedWindow(NamedTuple):
     depth: int = 0  # of a tree, 0 for chains
     trials: tuple[Trial, ...] = ()  # of a tree
     passes: tuple[int, ...] = ()  # of a tree, tokens of each of the draft's passes
+    source: str = DRAFT
 
     @property
     def firsts(self) -> int:
@@ -40,26 +42,42 @@ class SimulatedWindow(NamedTuple):
     def result(self, sequence_id: str) -> RowResult:
         """Return the result of a row of whose output there is room for all tokens."""
         if not self.depth:
-            return RowResult.chain(sequence_id, self.verified, self.accepted, self.accepted + 1)
-        return RowResult(sequence_id, self.depth, self.verified, self.accepted, self.accepted + 1, self.trials)
+            return RowResult.chain(sequence_id, self.verified, self.accepted, self.accepted + 1, self.source)
+        trials = tuple([trial._replace(source=self.source) for trial in self.trials])
+        return RowResult(sequence_id, self.depth, self.verified, self.accepted, self.accepted + 1, trials)
 
 
 PLAIN = SimulatedWindow(0, 0, 0)
 
 
-class SimulatedRow(NamedTuple):
-    """One request's acceptance trace in the form that steps read, by place in its output."""
+class DraftRow(NamedTuple):
+    """One request's acceptance trace of a draft in the form that steps read, by place in its output."""
 
-    prompt_tokens: int
     runs: list[int]
     gates: list[int] | None
     ranks: list[int]
 
+
+class SimulatedRow(NamedTuple):
+    """One request's traces, by draft."""
+
+    prompt_tokens: int
+    drafts: dict[str, DraftRow]
+
     @classmethod
-    def of(cls, prompt_tokens: int, trace: AcceptanceTrace, confidence_threshold: float | None) -> SimulatedRow:
+    def of(
+        cls, prompt_tokens: int, traces: Mapping[str, AcceptanceTrace], confidence_threshold: float | None
+    ) -> SimulatedRow:
         """Return the row of a request whose draft stops at or below a confidence, None: never."""
-        gates = None if confidence_threshold is None else trace.confident_runs(confidence_threshold)
-        return cls(prompt_tokens, trace.runs, gates, trace.ranks)
+        drafts = {
+            source: DraftRow(
+                trace.runs,
+                None if confidence_threshold is None else trace.confident_runs(confidence_threshold),
+                trace.ranks,
+            )
+            for source, trace in traces.items()
+        }
+        return cls(prompt_tokens, drafts)
 
 
 class SimulatedExecutor:
@@ -77,7 +95,7 @@ class SimulatedExecutor:
     def __init__(self, hardware: Hardware, seed: int) -> None:
         self.hardware, self.now = hardware, 0.0
         self.rows: dict[str, SimulatedRow] = {}
-        self._draft_computed: dict[str, int] = {}  # sequence → tokens that its draft has read
+        self._draft_computed: dict[tuple[str, str], int] = {}  # sequence and draft → tokens that it has read
         self._random = Random(seed)
 
     def attach(self, sequences: SequenceManager) -> None:
@@ -90,25 +108,37 @@ class SimulatedExecutor:
         """Count nothing."""
 
     def prospect(self, sequence: SequenceState) -> Prospect:
-        unread = len(sequence.tokens) - self._draft_computed.get(sequence.id, 0)
-        latency = self.hardware.latency
-        return Prospect(unread_tokens=unread, at_once=latency.at_once, wide=latency.draft is not None)
+        latency, computed = self.hardware.latency, self._draft_computed
+        able = [
+            Prospect(
+                unread_tokens=len(sequence.tokens) - computed.get((sequence.id, source), 0),
+                source=source,
+                at_once=latency.at_once,
+                wide=latency.draft is not None,
+            )
+            for source in latency.members or (DRAFT,)
+        ]
+        return able[0]._replace(others=tuple(able[1:]))
 
     def most_nodes(self, depth: int) -> int:
         return depth
 
     def run(self, work: StepWork) -> tuple[RowResult, ...]:
         windows = self._judge(work.view, work.plan)
-        draft_s, target_s = self._seconds(work.view, windows)
+        drafted_s, target_s = self._seconds(work.view, windows)
+        readings_s = self._read_ahead(work)
+        draft_s = sum(drafted_s.values()) + readings_s
         self.now += draft_s + target_s
-        work.timer.draft_s, work.timer.target_s = draft_s, target_s
+        work.timer.draft_s, work.timer.target_s, work.timer.readings_s = draft_s, target_s, readings_s
+        work.timer.drafted_s = drafted_s if self.hardware.latency.members else {}
         return (*self._commit(work.decoding, windows), *self._read(work.chunks))
 
     def enter_slot(self, sequence: SequenceState, prefix: Prefix | None) -> None:
         """Nothing is kept by slot."""
 
     def leave_slot(self, sequence: SequenceState) -> None:
-        self._draft_computed.pop(sequence.id, None)
+        for source in self.hardware.latency.members or (DRAFT,):
+            self._draft_computed.pop((sequence.id, source), None)
 
     def copy(self, moves: Sequence[Move]) -> None:
         """There is no cache."""
@@ -128,15 +158,15 @@ class SimulatedExecutor:
         return [self._judge_row(row, planned) if planned.trees else PLAIN for row, planned in rows]
 
     def _judge_row(self, row: RowView, planned: RowPlan) -> SimulatedWindow:
-        trace, shape = self.rows[row.sequence_id], planned.trees[0].shape
-        place, drafted = row.context_tokens - trace.prompt_tokens, shape.depth
+        known, (source, shape) = self.rows[row.sequence_id], planned.trees[0]
+        trace, place, drafted = known.drafts[source], row.context_tokens - known.prompt_tokens, shape.depth
         if trace.gates is not None:
             drafted = min(drafted, trace.gates[place])
         verified = min(drafted, planned.verified_length)
         if shape.nodes > shape.depth:
             seen = self._judge_tree(trace.ranks[place:], shape.shortened(verified), drafted)
-            return seen._replace(passes=shape.passes[:drafted])
-        return SimulatedWindow(drafted, verified, min(verified, trace.runs[place]))
+            return seen._replace(passes=shape.passes[:drafted], source=source)
+        return SimulatedWindow(drafted, verified, min(verified, trace.runs[place]), source=source)
 
     @staticmethod
     def _judge_tree(ranks: Sequence[int], shape: TreeShape, drafted: int) -> SimulatedWindow:
@@ -150,30 +180,54 @@ class SimulatedExecutor:
             node, accepted = sum(children[:node]) + right, level + 1
         return SimulatedWindow(drafted, shape.nodes, accepted, shape.depth, tuple(trials))
 
-    def _seconds(self, view: BatchView, windows: Sequence[SimulatedWindow]) -> tuple[float, float]:
-        """Return the seconds of drafting and of verification."""
+    def _seconds(self, view: BatchView, windows: Sequence[SimulatedWindow]) -> tuple[dict[str, float], float]:
+        """Return the seconds of each draft, and of verification."""
         latency = self.hardware.latency
         contexts = [row.context_tokens for row in view.rows]
-        drafted = [window.drafted for window in windows]
         verified = [window.verified for window in windows]
         read = contexts
         if self.hardware.batch_expansion:
             read = [context * (1 + tokens) for context, tokens in zip(contexts, verified, strict=True)]
         target_s = latency.target_s(read, verified, view.prefill_tokens)
-        draft_s = latency.draft_s(contexts, drafted) if any(drafted) else 0.0
-        if draft_s:
-            draft_s += self._further_s(windows)
-            unread_tokens = [row.unread_tokens for row, tokens in zip(view.rows, drafted, strict=True) if tokens]
-            draft_s += latency.catch_up_s(unread_tokens)
+        sources = dict.fromkeys([window.source for window in windows if window.drafted])
+        drafted_s = {source: self._drafting_s(source, view.rows, windows) for source in sources}
         if self.hardware.noise:
             noise = self.hardware.noise
-            draft_s *= self._random.lognormvariate(-(noise**2) / 2, noise)
+            drafted_s = {
+                source: seconds * self._random.lognormvariate(-(noise**2) / 2, noise)
+                for source, seconds in drafted_s.items()
+            }
             target_s *= self._random.lognormvariate(-(noise**2) / 2, noise)
-        return draft_s, target_s
+        return drafted_s, target_s
 
-    def _further_s(self, windows: Sequence[SimulatedWindow]) -> float:
+    def _drafting_s(self, source: str, rows: Sequence[RowView], windows: Sequence[SimulatedWindow]) -> float:
+        """Return the seconds in which a draft drafts for its rows, catch-up prefill included."""
+        latency = self.hardware.latency.of_draft(self.hardware.latency.at_once, source)
+        own = [window.drafted if window.source == source else 0 for window in windows]
+        unread = []
+        for row, tokens in zip(rows, own, strict=True):
+            if tokens:
+                read = self._draft_computed.get((row.sequence_id, source), 0)
+                unread.append(row.context_tokens - read)
+        further_s = self._further_s([window for window in windows if window.source == source], latency)
+        drafting_s = latency.draft_s([row.context_tokens for row in rows], own)
+        return drafting_s + further_s + latency.catch_up_s(unread)
+
+    def _read_ahead(self, work: StepWork) -> float:
+        """Let drafts read ahead of switches. Return the seconds."""
+        seconds = 0.0
+        for name, source, tokens in work.plan.readings:
+            key, length = (name, source), len(self.sequences.unfinished[name].tokens)
+            unread = length - 1 - self._draft_computed.get(key, 0)
+            read = max(0, min(tokens, unread))
+            self._draft_computed[key] = self._draft_computed.get(key, 0) + read
+            draft = self.hardware.latency.of_draft(False, source).draft
+            seconds += draft.seconds(0, read) if draft is not None and read else 0.0
+        return seconds
+
+    @staticmethod
+    def _further_s(windows: Sequence[SimulatedWindow], latency: LatencyModel) -> float:
         """Return the seconds of a draft's passes over trees beyond those of chains as deep."""
-        latency = self.hardware.latency
         if latency.draft is None or latency.at_once or not any(window.passes for window in windows):
             return 0.0
         own = [window.passes or (1,) * window.drafted for window in windows]
@@ -189,7 +243,8 @@ class SimulatedExecutor:
         for sequence, window in zip(decoding, windows, strict=True):
             if drafted := window.drafted:
                 # As in DraftModel: the text is read, and of the accepted tokens all that it drafted behind.
-                self._draft_computed[sequence.id] = len(sequence.tokens) + min(window.firsts, drafted - 1)
+                read = len(sequence.tokens) + min(window.firsts, drafted - 1)
+                self._draft_computed[sequence.id, window.source] = read
             result = window.result(sequence.id)
             sequence.stats.record_verification(result.nodes, result.depth, result.trials, result.emitted)
             self._append(sequence, result.emitted)

@@ -76,12 +76,14 @@ def _latency(config: HardwareConfig) -> LatencyModel:
         return Profile.read(Path(config.profile)).latency
     if config.target.params <= 0:
         raise ConfigError("hardware.target.params=0: choose a machine (hardware=a100-7b) or give hardware.profile")
-    draft = forward_cost(config, config.draft) if config.draft.params else None
-    return LatencyModel(forward_cost(config, config.target), draft, config.draft_free_s, config.draft_at_once)
+    members = {name: forward_cost(config, draft) for name, draft in config.drafts.items()}
+    draft = forward_cost(config, config.draft) if config.draft.params else next(iter(members.values()), None)
+    target = forward_cost(config, config.target)
+    return LatencyModel(target, draft, config.draft_free_s, config.draft_at_once, members)
 
 
 def _cache_tokens(config: HardwareConfig) -> int:
-    models = (config.target, config.draft)
+    models = (config.target, *(config.drafts.values() or [config.draft]))
     weights = sum(model.params * model.bytes_per_param for model in models)
     token = sum(model.kv_bytes for model in models)
     room = config.memory * config.memory_share - weights

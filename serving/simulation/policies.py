@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import numpy
@@ -14,11 +14,14 @@ from distillspec.config.registry import CONTROLLERS
 from distillspec.errors import ConfigError
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.control.allocation import Batch, best_by_row
-from distillspec.serving.control.base import BatchView, LengthController, Plan, RowPlan, StepResult
+from distillspec.serving.control.base import BatchView, LengthController, Plan, RowPlan, RowView, StepResult
 from distillspec.serving.control.fixed import FixedTree
 from distillspec.serving.control.named import CONTROLLER_NAMES, FIXED, named_controller
 from distillspec.serving.control.smartspec import SmartSpecController
 from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.selection.baselines import ByRequest
+from distillspec.serving.selection.named import compared_selection
+from distillspec.serving.selection.selecting import SelectingController
 from distillspec.serving.simulation.trees import GoodputTree
 from distillspec.serving.simulation.workload import SimulatedRequest
 
@@ -53,6 +56,51 @@ def make_policy(
     speculation_length: int = 5,
     seed: int = 0,
     tree: str | None = None,
+    selection: str | None = None,
+) -> Policy:
+    """Build the policy of a name, and with several drafts what selects among them.
+
+    Args:
+        selection: a name of the table, a draft's for every request, or `oracle`. None: `goodput`.
+        name, latency, requests, speculation_length, seed, tree: see `_make_policy`.
+
+    Raises:
+        ConfigError: a name is unknown. The message lists the known ones.
+    """
+    policy = _make_policy(name, latency, requests, speculation_length=speculation_length, seed=seed, tree=tree)
+    if not latency.members:
+        return policy
+    if name == "oracle":
+        raise ConfigError("policy oracle knows one draft; with several give selections=[oracle]")
+    shown = policy.name if selection is None else f"{policy.name} {selection}"
+    controller = _with_selection(policy.controller, selection, latency, requests, seed)
+    return replace(policy, name=shown, controller=controller)
+
+
+def _with_selection(
+    inside: LengthController,
+    selection: str | None,
+    latency: LatencyModel,
+    requests: Sequence[SimulatedRequest],
+    seed: int,
+) -> SelectingController:
+    drafts = list(latency.members)
+    if selection == "oracle":
+        made = SelectingController(inside, lambda _: KnownBest(requests, latency, inside.speculation_length))
+    else:
+        made = compared_selection(inside, selection or "goodput", drafts, {}, seed=seed)
+    made.costs = latency
+    return made
+
+
+def _make_policy(
+    name: str,
+    latency: LatencyModel,
+    requests: Sequence[SimulatedRequest],
+    *,
+    speculation_length: int,
+    seed: int,
+    tree: str | None,
 ) -> Policy:
     """Build the policy of a name in `POLICY_NAMES`. Policies learn, so each run needs a new one.
 
@@ -105,6 +153,33 @@ class RandomLength(LengthController):
     def observe(self, result: StepResult) -> None:
         """Count the step, so that the next one draws anew."""
         self._steps += 1
+
+
+class KnownBest(ByRequest):
+    """Selection that knows each answer's traces: the draft of the most tokens a second at its best length.
+
+    That is the best single draft of each request alone in a step, which regret is measured against.
+    """
+
+    def __init__(self, requests: Sequence[SimulatedRequest], latency: LatencyModel, speculation_length: int) -> None:
+        super().__init__()
+        self.latency, self.speculation_length = latency, speculation_length
+        self._known = {f"{request.id}/0": request for request in requests}
+
+    def pick(self, row: RowView, drafts: Sequence[str]) -> str:
+        request = self._known[row.sequence_id]
+        return max(drafts, key=lambda source: self._rate(request, source))
+
+    def _rate(self, request: SimulatedRequest, source: str) -> float:
+        """Return the tokens a second of the best fixed length."""
+        runs, latency = request.traces[source].runs, self.latency.of_draft(self.latency.at_once, source)
+        context, best = request.prompt_tokens + request.output_tokens // 2, 0.0
+        for length in range(1, self.speculation_length + 1):
+            place = steps = 0
+            while place < request.output_tokens:
+                place, steps = place + min(runs[place], length) + 1, steps + 1
+            best = max(best, request.output_tokens / (steps * latency.alike_s(1, context, length)))
+        return best
 
 
 class Oracle(LengthController):

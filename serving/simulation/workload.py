@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy
 
 from distillspec.config.simulation import WorkloadConfig
 from distillspec.errors import ConfigError
+from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.simulation.acceptance_trace import AcceptanceTrace, draw_acceptance_trace
 
 
@@ -24,6 +25,13 @@ class SimulatedRequest:
     prompt_tokens: int
     output_tokens: int
     trace: AcceptanceTrace
+    traces: Mapping[str, AcceptanceTrace] = field(default_factory=dict)  # of each of several drafts
+    domain: str = "default"
+
+    @property
+    def by_draft(self) -> Mapping[str, AcceptanceTrace]:
+        """The trace of each draft, by source."""
+        return self.traces or {DRAFT: self.trace}
 
 
 @dataclass(frozen=True)
@@ -109,13 +117,19 @@ def _lengths(mean: float, spread: float, count: int, random: numpy.random.Genera
 
 
 def _request(config: WorkloadConfig, line: TraceLine, place: int, count: int, seed: int) -> SimulatedRequest:
-    alpha = line.alpha
-    if alpha is None:
-        alpha = config.alpha + config.drift * (place / max(count - 1, 1) - 0.5)
-    trace = draw_acceptance_trace(
-        config, min(max(alpha, 0.0), 1.0), line.output_tokens, numpy.random.default_rng([seed, 1, place])
-    )
-    return SimulatedRequest(f"r{place}", line.arrival_s, line.prompt_tokens, line.output_tokens, trace)
+    change = config.drift * (place / max(count - 1, 1) - 0.5)
+
+    def trace(alpha: float, *key: int) -> AcceptanceTrace:
+        random = numpy.random.default_rng([seed, 1, place, *key])
+        return draw_acceptance_trace(config, min(max(alpha, 0.0), 1.0), line.output_tokens, random)
+
+    own = trace(config.alpha + change if line.alpha is None else line.alpha)
+    domain, alphas = "default", dict[str, float]()
+    if config.alphas:
+        domain = sorted(config.alphas)[int(numpy.random.default_rng([seed, 2, place]).integers(len(config.alphas)))]
+        alphas = config.alphas[domain]
+    traces = {draft: trace(alpha + change, 1 + number) for number, (draft, alpha) in enumerate(sorted(alphas.items()))}
+    return SimulatedRequest(f"r{place}", line.arrival_s, line.prompt_tokens, line.output_tokens, own, traces, domain)
 
 
 def check_fits(requests: Sequence[SimulatedRequest], longest: int) -> None:

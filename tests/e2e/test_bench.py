@@ -121,7 +121,7 @@ def test_selections_are_compared_on_one_pool(
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert set(summary["policies"]) == {"none", "fixed-2 goodput", "fixed-2 lbss", "fixed-2 b"}
     for mistake, told in {
-        "bench.selections=[best]": "bench.selections: best is no selection and no draft; use some of goodput, lbss",
+        "bench.selections=[best]": "selections: best is no selection and no draft; use some of goodput, lbss",
         "draft.path=x": "draft.path=x names one draft and drafts= several",
     }.items():
         failed = distill("bench", *words, "hydra.run.dir=other", drafts, mistake)

@@ -84,6 +84,7 @@ SERVING_ARROWS: dict[str, set[str]] = {
         "serving.execution",
         "serving.sequences",
         "serving.proposers",
+        "serving.selection",
         "serving.step",
         "serving.bench",
     },

@@ -57,6 +57,7 @@ def test_experts_are_loaded_as_they_are_needed() -> None:
     ("name", "fixed", "per_token", "cache"),
     [
         ("a100-7b", 8.26 + 2.5, 123, 103.7),
+        ("a100-7b-five", 8.26 + 2.5, 123, 58.0),
         ("a100x4-33b", 10.63 + 4.8, 149, 136.3),
         ("a100x8-70b", 12.09 + 7.2, 158, 498.3),
         ("mistral-7b", 8.88 + 2.5, 133, 438.8),

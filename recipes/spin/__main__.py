@@ -1,0 +1,56 @@
+"""`python -m distillspec.recipes.spin --prompts A,B --drafts D,E`: selections among several drafts, compared.
+
+The name of a prompt file is its domain. Each selection answers the same prompts by turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from distillspec.commands.drafts import find_drafts
+from distillspec.errors import ConfigError
+from distillspec.recipes.spin.live import Live
+from distillspec.recipes.spin.results import write_results
+from distillspec.recipes.spin.simulated import Simulated
+from distillspec.serving.draft_loading import draft_names
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m distillspec.recipes.spin", description=__doc__)
+    parser.add_argument("--prompts", required=True, help="JSONL files with a prompt column, A,B")
+    parser.add_argument("--drafts", required=True, help="runs or folders with drafts, A,B")
+    parser.add_argument("--target", default="smollm2")
+    parser.add_argument("--output", default="runs/study/spin", help="where everything goes")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--tokens", type=int, default=96, help="of an answer")
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--rows", type=int, nargs="+", default=list(Simulated.rows), help="of the simulated part")
+    options = parser.parse_args()
+    files = [Path(name) for name in options.prompts.split(",")]
+    if missing := [file for file in files if not file.is_file()]:
+        parser.error(f"--prompts {missing[0]}: no such file")
+    try:
+        drafts = [str(folder) for folder in find_drafts(options.drafts.split(","))]
+        live = Live(
+            options.target,
+            files,
+            drafts,
+            options.batches,
+            options.rounds,
+            tokens=options.tokens,
+            temperature=options.temperature,
+        ).run()
+    except ConfigError as error:
+        parser.error(str(error))
+    root = Path(options.output)
+    root.mkdir(parents=True, exist_ok=True)
+    print(write_results(root, live, Simulated(rows=tuple(options.rows)).run(), draft_names(drafts)), flush=True)
+    print(f"results: {root}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

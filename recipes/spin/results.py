@@ -1,0 +1,87 @@
+"""Tables and picture of the study."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from distillspec.files import write_json, write_text
+from distillspec.provenance import provenance
+from distillspec.recipes.spin.live import NONE, ratios
+
+
+def write_results(root: Path, live: Mapping[str, Any], simulated: Mapping[str, Any], drafts: Sequence[str]) -> str:
+    """Write `results.json`, `results.md` and `spin.png` under the root. Return the tables."""
+    write_json(
+        root / "results.json",
+        {"live": live, "simulated": simulated, "drafts": list(drafts), "provenance": provenance([], 0)},
+    )
+    tables = "\n\n".join(
+        [*(_live_table(batch, found, drafts) for batch, found in live.items()), _simulated_table(simulated)]
+    )
+    write_text(root / "results.md", tables + "\n")
+    _picture(live, drafts, root / "spin.png")
+    return tables
+
+
+def best_draft(found: Mapping[str, Any], drafts: Sequence[str]) -> str:
+    """Return the best single draft by its median over rounds 1, 3, …. It is compared on all of them."""
+    return max(drafts, key=lambda name: statistics.median(found["tokens_per_s"][name][::2]))
+
+
+def interval(found: Sequence[float]) -> tuple[float, float, float]:
+    """Return the geometric mean of ratios, and two standard errors around it."""
+    logs = [math.log(ratio) for ratio in found]
+    mean, half = statistics.fmean(logs), 0.0
+    if len(logs) > 1:
+        half = 2 * statistics.stdev(logs) / len(logs) ** 0.5
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half)
+
+
+def _live_table(batch: str, found: Mapping[str, Any], drafts: Sequence[str]) -> str:
+    rates, best = found["tokens_per_s"], best_draft(found, drafts)
+    domains = sorted(next(iter(found["by_domain"].values())))
+    lines = [f"Batch {batch}, tokens/s; best single draft: {best}", ""]
+    lines += [
+        f"| selection | tokens/s | × none | × {best} | {' | '.join(domains)} |",
+        f"|{'---|' * (4 + len(domains))}",
+    ]
+    for name, own in rates.items():
+        over = [_shown(interval(ratios(rates, name, other))) for other in (NONE, best)]
+        cells = [f"{found['by_domain'][name][domain]:.1f}" for domain in domains]
+        lines.append(f"| {name} | {statistics.median(own):.1f} | {' | '.join(over)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _simulated_table(simulated: Mapping[str, Any]) -> str:
+    names = list(next(iter(simulated.values()))["tokens_per_s"])
+    lines = ["Simulated, tokens/s over those of the best single draft", ""]
+    lines += [f"| rows | best draft | {' | '.join(names)} |", f"|{'---|' * (2 + len(names))}"]
+    for rows, found in simulated.items():
+        rates, best = found["tokens_per_s"], found["best_draft"]
+        lines.append(f"| {rows} | {best} | {' | '.join(f'{rates[name] / rates[best]:.2f}' for name in names)} |")
+    return "\n".join(lines)
+
+
+def _shown(found: tuple[float, float, float]) -> str:
+    return "{:.2f} [{:.2f}, {:.2f}]".format(*found)
+
+
+def _picture(live: Mapping[str, Any], drafts: Sequence[str], path: Path) -> None:
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots(1, len(live), squeeze=False)[0]
+    for axis, (batch, found) in zip(axes, live.items(), strict=True):
+        rates, best = found["tokens_per_s"], best_draft(found, drafts)
+        names = [name for name in rates if name != best]
+        means = [interval(ratios(rates, name, best)) for name in names]
+        spread = [[mean - low for mean, low, _ in means], [high - mean for mean, _, high in means]]
+        axis.errorbar([mean for mean, _, _ in means], range(len(names)), xerr=spread, fmt="o")
+        axis.set_yticks(range(len(names)), names)
+        axis.axvline(1.0, color="grey", linewidth=1)
+        axis.set_xlabel(f"tokens/s over those of {best}, batch {batch}")
+    figure.savefig(path, dpi=120)
