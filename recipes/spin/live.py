@@ -138,7 +138,7 @@ def _prompts(files: Sequence[Path], target: LanguageModel, count: int, seen: Col
     """
     found: dict[str, list[Asked]] = {}
     for file in files:
-        rows = [json.loads(line)["prompt"] for line in file.read_text(encoding="utf-8").splitlines()]
+        rows = [json.loads(line)["prompt"] for line in file.open(encoding="utf-8")]
         texts = (render_prompt(target.tokenizer, text) for text in rows)
         fit = (ids for ids in texts if len(ids) <= LONGEST and prompt_key(ids) not in seen)
         found[file.stem] = [Asked(file.stem, ids) for ids in islice(fit, count)]
