@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.models.checkpoint import check_target
 from distillspec.models.draft import load_pretrained
+
+log = logging.getLogger(__name__)
 
 
 def load_draft(path: str | Path, target: LanguageModel) -> LanguageModel:
@@ -42,8 +45,10 @@ def load_drafts(
 ) -> LanguageModel | dict[str, LanguageModel] | None:
     """Load a draft, or several by name, for a target that they were made for.
 
+    One of several that is refused is left out, and the log says why: the others serve.
+
     Raises:
-        ConfigError: one of them is refused, or no path is given.
+        ConfigError: the only draft is refused, or all of several are, or no path is given.
     """
     if paths is None:
         return None
@@ -52,9 +57,19 @@ def load_drafts(
         return load_draft(paths, target)
     if not paths:
         raise ConfigError("draft=[] names none; leave it out to serve without one")
-    for path in paths:
-        check_target(path, target)
-    return {name: load_draft(path, target) for name, path in zip(draft_names(paths), paths, strict=True)}
+    loaded, problems = dict[str, LanguageModel](), list[str]()
+    for name, path in zip(draft_names(paths), paths, strict=True):
+        try:
+            check_target(path, target)
+            draft = load_draft(path, target)
+            check_finite(draft)
+            loaded[name] = draft
+        except ConfigError as error:
+            problems.append(f"{name}: {error}")
+            log.error("the draft %s is refused, and the others serve: %s", name, error)
+    if not loaded:
+        raise ConfigError(f"no draft can be used: {'; '.join(problems)}")
+    return loaded
 
 
 def version_of(draft: LanguageModel | None) -> str:

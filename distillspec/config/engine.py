@@ -11,7 +11,7 @@ from distillspec.config.checks import chosen_from, one_of, require
 from distillspec.config.registry import CONTROLLERS, PROPOSERS, SELECTIONS, choices_that, find
 
 OFFLINE_PREFILL = 2048  # prompt tokens a step where time to first token does not matter
-ATTENTIONS = ("auto", "masked", "native", "triton", "varlen")
+ATTENTIONS = ("auto", "masked", "split", "native", "triton", "varlen")
 LENGTHS = ("request", "step", "global")
 EXACT = ("exact", "exact_by_token")
 VERIFICATIONS = (*EXACT, "typical", "target_initialised")
@@ -49,7 +49,7 @@ class EngineConfig:
     profile: str | None = None  # folder or file of `distill profile`; null: costs are measured at the start
     measure_costs_s: float = 2.0  # goodput without a profile: the most seconds to time passes at the start; 0: none
     draft_confidence: float = 0.0  # stop drafting at this best probability, or predicted acceptance; 0: never
-    attention: str = "auto"  # masked | native (CPU) | triton | varlen | auto: the best that works, else masked
+    attention: str = "auto"  # masked | split | native (CPU) | triton | varlen | auto: the best that works, else masked
     cuda_graphs: bool = True  # CUDA: passes of few tokens run as recorded graphs, one a shape
     compile: bool | str = "auto"  # compile passes: auto (CPU: in the background, once it pays) | true (first) | false
     pack_weights: bool = True  # CPU: a second copy of the weights, packed for speed, where a trial finds it faster

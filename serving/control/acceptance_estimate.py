@@ -101,13 +101,21 @@ class AcceptanceEstimate:
             self._shares = hazards * numpy.concatenate([numpy.ones((len(hazards), 1)), reached[:, :-1]], 1)
         return self._shares
 
-    def chances(self, names: Sequence[str], kinds: Sequence[Hashable] | None = None, *, hope: float = 0.0) -> Floats:
+    def chances(
+        self,
+        names: Sequence[str],
+        kinds: Sequence[Hashable] | None = None,
+        beliefs: Sequence[float | None] | None = None,
+        *,
+        hope: float = 0.0,
+    ) -> Floats:
         """Return P(the child of rank r at position i is accepted | its parent is) `[n, positions, width]`.
 
         Args:
+            beliefs: P(accepted) of each request before its own trials, None where only the estimate over all is known.
             hope: standard errors of the estimate over all requests to add to the chain's own.
         """
-        own = self._own_hazards(names, kinds)
+        own = self._own_hazards(names, kinds, beliefs)
         if hope:
             own = numpy.minimum(1.0, own + hope * self._errors([0] * len(names) if kinds is None else kinds))
         if self.width == 1:
@@ -121,23 +129,41 @@ class AcceptanceEstimate:
         """
         if kind not in self._hazards:
             tried, accepted = self._all.get(kind, self._own[:, 0])
-            pooled = (accepted.sum() + IMAGINED * self.prior) / (tried.sum() + IMAGINED)
-            self._hazards[kind] = (accepted + POOLED * pooled) / (tried + POOLED)
+            self._hazards[kind] = (accepted + POOLED * self._mean(kind)) / (tried + POOLED)
         return self._hazards[kind]
 
-    def survival(self, names: Sequence[str], kinds: Sequence[Hashable] | None = None) -> Floats:
+    def _mean(self, kind: Hashable) -> float:
+        """Return P(a token is accepted) of a kind, over all requests and positions."""
+        tried, accepted = self._all.get(kind, self._own[:, 0])
+        return float((accepted.sum() + IMAGINED * self.prior) / (tried.sum() + IMAGINED))
+
+    def survival(
+        self,
+        names: Sequence[str],
+        kinds: Sequence[Hashable] | None = None,
+        beliefs: Sequence[float | None] | None = None,
+    ) -> Floats:
         """Return P(the first 1 … speculation_length drafted tokens are all accepted) `[n, speculation_length]`.
 
-        Requests without evidence have the global one.
+        Requests without evidence have the global one. `beliefs`: see `chances`.
         """
-        survival: Floats = self._own_hazards(names, kinds).cumprod(1)
+        survival: Floats = self._own_hazards(names, kinds, beliefs).cumprod(1)
         return survival
 
-    def _own_hazards(self, names: Sequence[str], kinds: Sequence[Hashable] | None) -> Floats:
+    def _own_hazards(
+        self,
+        names: Sequence[str],
+        kinds: Sequence[Hashable] | None,
+        beliefs: Sequence[float | None] | None = None,
+    ) -> Floats:
         """Return P(position i is accepted | those before it were) of each request `[n, positions]`."""
         pooled, strength = self.hazards(), min(self.strength, GLOBAL_ONLY)
         if kinds is not None:
             pooled = numpy.array([self.hazards(kind) for kind in kinds]).reshape(-1, self.speculation_length)
+        if beliefs is not None:
+            own = zip(kinds or [0] * len(names), beliefs, strict=True)
+            scale = [1.0 if belief is None else belief / self._mean(kind) for kind, belief in own]
+            pooled = numpy.clip(pooled * numpy.array(scale)[:, None], 0.0, 1.0)
         keys = zip(kinds or [0] * len(names), names, strict=True)
         tried, accepted = self._own.take([self._places.get(key, 0) for key in keys], 1)
         hazards: Floats = (accepted + strength * pooled) / (tried + strength)

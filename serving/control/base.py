@@ -40,6 +40,7 @@ class RowView(NamedTuple):
     others: tuple[Option, ...] = ()  # other sources
     domain: str = "default"  # kind of text, in the caller's words
     prompt: tuple[int, ...] = ()
+    belief: float | None = None  # P(a drafted token is accepted) by what is known of the request, None: not known
 
     @property
     def options(self) -> tuple[Option, ...]:

@@ -23,12 +23,15 @@ def choose_sources(
 
 def _best(row: RowView, rows: int, acceptance: AcceptanceEstimate, latency: LatencyModel) -> RowView:
     best = max(row.options, key=lambda option: _goodput(row, option, rows, acceptance, latency))
-    return row._replace(**best._asdict(), others=())
+    belief = row.belief if best.drafted_by_model else None
+    return row._replace(**best._asdict(), others=(), belief=belief)
 
 
 def _goodput(row: RowView, option: Option, rows: int, acceptance: AcceptanceEstimate, latency: LatencyModel) -> float:
     kind = evidence(option)
-    survival = acceptance.survival([row.sequence_id], [kind] if kind else None)[0]
+    belief = row.belief if option.drafted_by_model else None
+    known = None if belief is None else [belief]
+    survival = acceptance.survival([row.sequence_id], [kind] if kind else None, known)[0]
     return chain_goodput(survival[: option.limit].tolist(), option, row.context_tokens, rows, latency)
 
 

@@ -67,7 +67,9 @@ class StepBatch:
         columns: Sequence[tuple[Any, ...]] = list(zip(*rows, strict=True)) or [()] * len(RowView._fields)
         names, written, levels, by_model, *_ = columns
         kinds = list(map(evidence, rows))
-        chances, gains = acceptance.chances(names, kinds if any(kinds) else None, hope=hope), None
+        beliefs = [row.belief for row in rows]
+        known = None if all(belief is None for belief in beliefs) else beliefs
+        chances, gains = acceptance.chances(names, kinds if any(kinds) else None, known, hope=hope), None
         if trees is not None:
             wide = numpy.array([row.wide for row in rows], dtype=bool)
             gains = trees.survival(chances) * (trees.spine | wide[:, None])

@@ -19,9 +19,11 @@ from distillspec.models.paged_cache import PagedCache
 from distillspec.models.pages import Pages
 from distillspec.models.ragged_attention import MOST_QUERIES, ragged_attention
 from distillspec.models.slot_cache import Attend, SlotCache, SlotView, masked_attention, write_tokens
+from distillspec.models.split_attention import split_attention
 from distillspec.models.varlen_attention import varlen_attention
 
 MASKED = "masked scaled_dot_product_attention over the slots"
+SPLIT = "attention over pieces of long rows"
 RAGGED = "a Triton kernel over each row's own keys, with masks for prompts"
 NATIVE = "a C++ kernel over each row's own keys, with masks for prompts"
 VARLEN = "torch's variable-length attention, with masks for trees"
@@ -52,7 +54,7 @@ def choose_attention(setting: str, models: Sequence[LanguageModel], page: int = 
     of drafted tokens, which splits long rows over the device, and torch's kernel for prompts. It is the one that works.
 
     Args:
-        setting: auto, masked, native, triton or varlen.
+        setting: auto, masked, split, native, triton or varlen.
         models: all that the engine runs.
         page: tokens of a page of their caches, 0 without pages.
 
@@ -68,6 +70,7 @@ def choose_attention(setting: str, models: Sequence[LanguageModel], page: int = 
     if setting == "auto":
         return _best(kernel_failure(ragged_attention, models, page), kernel_failure(varlen_attention, models, page))
     kernels: dict[str, tuple[Attend, str]] = {
+        "split": (split_attention, SPLIT),
         "native": (few_queries_attention, NATIVE),
         "triton": (ragged_attention, RAGGED),
         "varlen": (varlen_attention, VARLEN),

@@ -29,6 +29,7 @@ class Selection(Protocol):
 
     on_trial: Mapping[str, float]  # rows whose drafts are not those expected to be best → share of tokens that costs
 
+    beliefs: Mapping[str, float]  # rows → P(a token of the chosen draft is accepted), where that is known of the row
     coming: Mapping[str, str]  # rows → the draft that each will switch to soon, so that it reads their texts ahead
 
     def choose(self, rows: Sequence[RowView]) -> Choices:

@@ -20,6 +20,7 @@ class ByRequest:
     def __init__(self) -> None:
         self.on_trial: Mapping[str, float] = {}
         self.coming: Mapping[str, str] = {}
+        self.beliefs: Mapping[str, float] = {}
         self._chosen: dict[str, str] = {}
         self._steps = 0
 

@@ -29,6 +29,7 @@ class Answer:
     draft: str
     review_at: int  # tokens of its text
     known: Floats  # its features
+    belief: float  # P(a token of its draft is accepted), before its own trials
     loss: float  # share of the tokens a second that the draft costs, if it is not the one expected to be best
     coming: str | None = None  # the draft that it switches to when that has read its text
     own: dict[str, tuple[int, int]] = field(default_factory=dict)  # tried and accepted tokens of each draft
@@ -49,6 +50,7 @@ class GoodputSelection:
         self.parts, self.fast_switching = parts, fast_switching
         self.on_trial: Mapping[str, float] = {}
         self.coming: Mapping[str, str] = {}
+        self.beliefs: Mapping[str, float] = {}
         self._drafts: dict[str, Accepting] = {}
         self._shapes: dict[str, Floats] = {}  # tried and accepted by position `[2, MOST_LEVELS]`
         self._answers: dict[str, Answer] = {}
@@ -57,6 +59,7 @@ class GoodputSelection:
     def choose(self, rows: Sequence[RowView]) -> Choices:
         found = {row.sequence_id: self._of(row, len(rows)) for row in rows}
         answers = [(row, self._answers.get(row)) for row in found]
+        self.beliefs = {row: answer.belief for row, answer in answers if answer is not None}
         self.coming = {row: answer.coming for row, answer in answers if answer is not None and answer.coming}
         self.on_trial = {row: answer.loss for row, answer in answers if answer is not None and answer.loss}
         return found
@@ -107,13 +110,14 @@ class GoodputSelection:
         """Return a new answer with its first draft, drawn by what its drafts may be worth."""
         known = features(row)
         draws = Random(f"{self.parts.seed}/{row.sequence_id}")
-        expected, drawn = dict[str, float](), dict[str, float]()
+        expected, drawn, chances = dict[str, float](), dict[str, float](), dict[str, float]()
         for option in drafts:
             name = option.source
+            chances[name] = self._chance(name, known, draws.gauss(0, 1))
             expected[name] = self._goodput(row, option, rows, self._chance(name, known))
-            drawn[name] = self._goodput(row, option, rows, self._chance(name, known, draws.gauss(0, 1)))
+            drawn[name] = self._goodput(row, option, rows, chances[name])
         chosen = max(drawn, key=lambda source: drawn[source])
-        return Answer(chosen, 0, known, 1 - expected[chosen] / max(expected.values()))
+        return Answer(chosen, 0, known, chances[chosen], 1 - expected[chosen] / max(expected.values()))
 
     def _review(self, row: RowView, answer: Answer, drafts: Sequence[Option], rows: int) -> None:
         """Let an answer switch to the best draft, if the rest of it pays for that."""
@@ -130,7 +134,7 @@ class GoodputSelection:
         if rate > BETTER * before and left * (rate / before - 1) / before > catch_up_s:
             answer.coming = best
             self._arrive(row, answer)
-        answer.loss = 1 - rates[answer.draft] / rate
+        answer.loss, answer.belief = 1 - rates[answer.draft] / rate, self._chance(answer.draft, answer.known)
 
     def _arrive(self, row: RowView, answer: Answer) -> None:
         """Let an answer switch to the draft that is coming, once that needs no pass of its own to read its text."""
@@ -139,6 +143,7 @@ class GoodputSelection:
             answer.coming = None
         elif option.unread_tokens <= ALONG or not self.fast_switching:
             answer.draft, answer.coming = option.source, None
+            answer.belief = self._chance(answer.draft, answer.known)
 
     def _chance(self, source: str, known: Floats, drawn: float = 0.0) -> float:
         mean, deviation = self._draft(source).log_odds(known)

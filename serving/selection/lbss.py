@@ -50,6 +50,7 @@ class Lbss:
         self.epoch, self._slot = first, 0  # and the steps of the epoch that are over
         self.on_trial: Mapping[str, float] = {}
         self.coming: Mapping[str, str] = {}
+        self.beliefs: Mapping[str, float] = {}
         self._rewards = Rewards()
         self._matched: dict[str, str | None] = {}  # while it exploits
         self._steps = 0

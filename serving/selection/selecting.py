@@ -50,8 +50,10 @@ class SelectingController(WrappedController):
 
     def plan(self, view: BatchView) -> Plan:
         chosen = self.selection.choose(view.rows)
-        rows = tuple([only(row, chosen[row.sequence_id]) for row in view.rows])
-        plan = super().plan(replace(view, rows=rows))
+        beliefs = self.selection.beliefs
+        rows = [only(row, chosen[row.sequence_id]) for row in view.rows]
+        known = tuple([row._replace(belief=beliefs.get(row.sequence_id)) for row in rows])
+        plan = super().plan(replace(view, rows=known))
         return replace(plan, chosen=chosen, readings=self._readings(view))
 
     def observe(self, result: StepResult) -> None:

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 
 from distillspec.config import ServerConfig
 from distillspec.errors import ConfigError
+from distillspec.serving.selection.selecting import selecting
 from distillspec.serving.server.answers.app_state import AppState
 from distillspec.serving.server.http.protocol import with_time_limits
 
@@ -141,11 +142,13 @@ def startup_banner(url: str, state: AppState) -> str:
         path, example = "completions", {"prompt": [1, 2, 3]}
     body = shlex.quote(json.dumps({"model": state.model, **example}))
     key = ' -H "Authorization: Bearer $KEY"' if state.keys else ""
+    drafts = list(state.engine.drafts) if selecting(state.engine.controller) is not None else []
+    several = f"\n  drafts: {', '.join(drafts)}, chosen by {state.engine.settings.selection}" if drafts else ""
     learning = "" if state.online is None else f"\n  learning from the traffic: {state.online.place}"
     settings, lossy = state.engine.settings, ""
     if not settings.is_exact:
         lossy = f"\n  verification={settings.verification} is lossy: answers may differ from the target's own"
     return (
         f"{state.model} at {url}/v1, dashboard at {url}/, stop with Ctrl-C; try:\n"
-        f"  curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {body}{learning}{lossy}"
+        f"  curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {body}{several}{learning}{lossy}"
     )

@@ -22,6 +22,8 @@ from distillspec.recipes.osd import __main__ as osd
 from distillspec.recipes.osd import live, sides
 from distillspec.recipes.osd.minutes import table
 from distillspec.recipes.osd.sides import Side
+from distillspec.recipes.spin import __main__ as spin
+from distillspec.recipes.spin.simulated import Simulated
 from distillspec.recipes.trees import __main__ as trees
 from distillspec.serving.online.training import supervisor
 
@@ -83,6 +85,33 @@ def test_trees_are_compared_and_finished_runs_are_kept(
     assert trees.main() == 0
     assert Path("out/chain/summary.json").stat().st_mtime_ns == written
     assert "| roots-2 | (2, 4, 3, 1, 1), 82 tokens | target_initialised |" in capsys.readouterr().out
+
+
+def test_selections_among_drafts_are_compared_live_and_simulated(
+    tmp_path: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for layers, name in ((1, "one"), (2, "two")):
+        assert distill(["init-draft", "target=tiny", f"draft.layers={layers}", f"hydra.run.dir={name}"]) == 0
+    files = ["--prompts", str(prompts), "--drafts", "one,two", "--output", "out", "--target", "tiny"]
+    sizes = ["--batches", "1", "2", "--rounds", "2", "--tokens", "6", "--rows", "2"]
+    monkeypatch.setattr(sys, "argv", ["spin", *files, *sizes])
+    monkeypatch.setattr(Simulated, "requests_a_row", 3)
+    assert spin.main() == 0
+    found = json.loads(Path("out/results.json").read_text())
+    assert set(found["live"]) == {"1", "2"}
+    for batch in found["live"].values():
+        assert {"none", "one", "two", "goodput", "lbss"} <= set(batch["tokens_per_s"])
+        assert all(len(rates) == 2 for rates in batch["tokens_per_s"].values())
+        assert sum(batch["goodput_chose"]["requests"].values()) == 4
+    (simulated,) = found["simulated"].values()
+    assert {"none", "s68m", "goodput", "oracle"} <= set(simulated["tokens_per_s"])
+    assert Path("out/spin.png").stat().st_size > 1000
+    assert "| selection |" in capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["spin", *files[:2], "--drafts", "nothing"])
+    with pytest.raises(SystemExit):
+        spin.main()
+    assert "nothing is not a draft" in capsys.readouterr().err
 
 
 def test_the_study_fills_cells_and_goes_on_where_it_stopped(

@@ -36,6 +36,23 @@ def test_a_run_leaves_figures_a_table_and_a_picture(distill: Any, tmp_path: Path
     assert [first, second] == [run for run in summary["runs"] if run["policy"] == "fixed-2"]
 
 
+def test_selections_are_compared_on_several_drafts(distill: Any, tmp_path: Path) -> None:
+    words = [*SMALL, "hardware=a100-7b-five", "workload=five-domains", "policies=[none,fixed-2]"]
+    outcome = distill("simulate", *words, "selections=[goodput,s68m,oracle]")
+    assert outcome.code == 0, outcome.err
+    runs = json.loads((tmp_path / "run/summary.json").read_text())["runs"]
+    sides = [f"{policy} {chosen}" for policy in ("none", "fixed-2") for chosen in ("goodput", "s68m", "oracle")]
+    assert [run["policy"] for run in runs if run["rate"] == 2.0] == sides
+    for mistake, told in {
+        "selections=[best]": "selections: best is no selection and no draft; use some of goodput",
+        "workload.alphas={chat:{s68m:0.5}}": "workload.alphas must name the drafts s1b, s1b4, s265m, s616m, s68m",
+    }.items():
+        failed = distill("simulate", *words, "hydra.run.dir=other", mistake)
+        assert (failed.code, told in failed.err) == (2, True), failed.err
+    alone = distill("simulate", *SMALL, "selections=[goodput]")
+    assert (alone.code, "name them in hardware.drafts" in alone.err) == (2, True), alone.err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -127,6 +127,7 @@ SERVING_ARROWS: dict[str, set[str]] = {
     "server.routes": {"serving.server.http", "serving.server.bridge", "serving.server.answers"},
     "server": {
         "config",
+        "serving.selection",
         "serving.server.http",
         "serving.server.observability",
         "serving.server.answers",

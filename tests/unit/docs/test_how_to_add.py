@@ -20,7 +20,10 @@ from distillspec.losses.inputs import LossInputs
 from distillspec.models import LanguageModel, initialise_draft
 from distillspec.serving import Engine, SamplingParams
 from distillspec.serving.base.acceptance import RowResult
-from distillspec.serving.control.base import BatchView, Plan, RowPlan, RowView, StepResult
+from distillspec.serving.control.base import BatchView, Option, Plan, RowPlan, RowView, StepResult
+from distillspec.serving.costs.latency import guessed
+from distillspec.serving.selection.base import SelectionParts
+from distillspec.serving.selection.named import make_selection
 from distillspec.serving.server.bridge.engine_thread import StepReport
 from distillspec.serving.server.observability.metrics import Metrics
 from distillspec.serving.simulation.clock import Simulation
@@ -92,6 +95,16 @@ def test_a_proposer_and_a_controller(target: LanguageModel, monkeypatch: pytest.
     assert answer(target, [*words, *own, "+engine.controller_options.rows=0"]) == plain
 
 
+def test_a_selection(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = follow("A selection", "SELECTIONS", monkeypatch)
+    settings = compose("serve", ["drafts=[a,b]", f"engine.selection={name}"]).engine
+    parts = SelectionParts(("a", "b"), settings.seed, guessed)
+    selection = make_selection(settings.selection, parts, {"otherwise": "b"})
+    options = (Option(3, source="b"),)
+    rows = [RowView(domain, 9, 3, source="a", others=options, domain=domain) for domain in ("a", "sql")]
+    assert selection.choose(rows) == {"a": "a", "sql": "b"}
+
+
 def answer(target: LanguageModel, words: list[str]) -> tuple[tuple[int, ...], int]:
     """Return the greedy tokens after `PROMPT` and the number of proposed tokens."""
     engine = Engine(target, settings=compose("bench", ["bench.prompts=[p]", *words]).engine)
@@ -145,6 +158,6 @@ def test_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_page_has_a_section_for_each_table_and_no_more() -> None:
     sections = re.findall(r"^## (.+)$", PAGE.text, re.MULTILINE)
-    assert sections == ["A loss", "A draft kind", "A proposer", "A controller", "A metric", "A machine"]
+    assert sections == ["A loss", "A draft kind", "A proposer", "A controller", "A selection", "A metric", "A machine"]
     fences = re.findall(r"^```(\w.*)$", PAGE.text, re.MULTILINE)
     assert sorted(fences) == ["python"] * 5 + ["python registry"] * 4 + ["yaml"]

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from distillspec.config import DraftConfig
 from distillspec.errors import ConfigError
@@ -37,6 +39,7 @@ class Restless:
     def __init__(self) -> None:
         self.on_trial: dict[str, float] = {}
         self.coming: dict[str, str] = {}
+        self.beliefs: dict[str, float] = {}
         self.turn = 0
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
@@ -202,7 +205,7 @@ def test_without_its_last_draft_the_engine_decodes_plainly_and_says_so(
 
 
 def test_from_pretrained_takes_folders_and_names_them(
-    target: LanguageModel, drafts: dict[str, LanguageModel], tmp_path: Path
+    target: LanguageModel, drafts: dict[str, LanguageModel], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for name in ("half", "small"):
         save_draft(drafts[name], tmp_path / name / "draft", target)
@@ -211,8 +214,28 @@ def test_from_pretrained_takes_folders_and_names_them(
     engine = Engine.from_pretrained("tiny", draft=paths, dtype="float32", max_slots=2, max_model_len=128)
     assert list(engine.drafts) == ["half-1", "small", "half-2"]
     engine.close()
+    spoil(tmp_path / "small" / "draft")
+    with caplog.at_level(logging.ERROR):
+        engine = Engine.from_pretrained("tiny", draft=paths, dtype="float32", max_slots=2, max_model_len=128)
+    assert list(engine.drafts) == ["half-1", "half-2"]
+    engine.close()
+    (told,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert told.startswith("the draft small is refused, and the others serve: the draft")
+    with pytest.raises(ConfigError, match="no draft can be used: small: the draft"):
+        Engine.from_pretrained("tiny", draft=paths[1:2], dtype="float32")
     with pytest.raises(ConfigError, match=r"draft=\[\] names none"):
         Engine.from_pretrained("tiny", draft=[])
+
+
+def spoil(folder: Path) -> None:
+    """Put NaN into a draft's weights on disk."""
+    (file,) = folder.glob("*.safetensors")
+    with safe_open(file, "pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no mapping)
+        metadata = opened.metadata()
+    first = next(iter(tensors))
+    tensors[first] = torch.full_like(tensors[first], torch.nan)
+    save_file(tensors, file, metadata)
 
 
 @pytest.mark.parametrize(

@@ -120,3 +120,31 @@ def test_a_judged_draft_is_expected_to_accept_in_proportion(ratio: float) -> Non
     assert estimate.hazards()[0] < 0.1, "what is seen of the new draft takes over"
     controller.draft_changed()
     assert estimate.hazards() == pytest.approx(numpy.full(3, estimate.prior))
+
+
+def test_what_is_believed_of_a_request_stands_for_the_estimate_until_its_own_trials() -> None:
+    estimate = AcceptanceEstimate(3)
+    for _ in range(200):
+        estimate.observe([RowResult.chain("other", 3, 1, 2)])
+    pooled = estimate.hazards()
+    believed = estimate.chances(["new", "new"], None, [0.9, None])[..., 0]
+    assert believed[1] == pytest.approx(pooled)
+    mean = 200 / 400
+    assert believed[0] == pytest.approx(numpy.clip(pooled * 0.9 / mean, 0, 1), rel=0.05)
+    for _ in range(200):
+        estimate.observe([RowResult.chain("own", 3, 0, 1)])
+    assert estimate.chances(["own"], None, [0.9])[0, 0, 0] < 0.4
+
+
+def test_one_kind_is_forgotten_or_scaled_alone() -> None:
+    estimate = AcceptanceEstimate(2)
+    for _ in range(50):
+        for kind, accepted in (("a", 2), ("b", 1)):
+            estimate.observe([RowResult.chain("r", 2, accepted, accepted + 1, kind)], [kind])
+    before = estimate.hazards("b").tolist()
+    estimate.change("a", 0.5)
+    assert estimate.hazards("a")[0] == pytest.approx(0.5, abs=0.12)
+    assert estimate.chances(["r"], ["a"])[0, 0, 0] < 0.6
+    estimate.change("a", None)
+    assert estimate.hazards("a").tolist() == AcceptanceEstimate(2).hazards("a").tolist()
+    assert estimate.hazards("b").tolist() == before

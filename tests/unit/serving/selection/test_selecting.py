@@ -30,6 +30,7 @@ class Coming:
         self.ahead, self.steps, self.switched = ahead, 0, False
         self.on_trial: dict[str, float] = {}
         self.coming: dict[str, str] = {}
+        self.beliefs: dict[str, float] = {}
         self.unread: list[int] = []
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
