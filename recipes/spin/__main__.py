@@ -11,6 +11,7 @@ from pathlib import Path
 
 from distillspec.commands.drafts import find_drafts
 from distillspec.errors import ConfigError
+from distillspec.files import write_json
 from distillspec.recipes.spin.live import Live
 from distillspec.recipes.spin.results import write_results
 from distillspec.recipes.spin.simulated import Simulated
@@ -47,6 +48,7 @@ def main() -> int:
         parser.error(str(error))
     root = Path(options.output)
     root.mkdir(parents=True, exist_ok=True)
+    write_json(root / "live.json", live)  # what took minutes is kept, whatever happens to the rest
     print(write_results(root, live, Simulated(rows=tuple(options.rows)).run(), draft_names(drafts)), flush=True)
     print(f"results: {root}")
     return 0

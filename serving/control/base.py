@@ -156,6 +156,7 @@ class Plan:
     why: Any = None  # the controller's reasons
     chosen: Mapping[str, str | None] | None = None  # of several drafts, the one chosen for each row
     readings: tuple[Reading, ...] = ()
+    seen: BatchView | None = None  # what lengths were planned for, where that is not the step's view: rows of one draft
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,15 @@ def drafts_of(row: RowView) -> tuple[Option, ...]:
     return tuple([option for option in row.options if option.drafted_by_model and option.limit])
 
 
-def only(row: RowView, source: str | None) -> RowView:
-    """Return the row with one draft, or none, beside its sources without a model."""
+def only(row: RowView, source: str | None, belief: float | None = None) -> RowView:
+    """Return the row with one draft, or none, beside its sources without a model.
+
+    Args:
+        belief: see `RowView`.
+    """
+    if row.source == source and row.drafted_by_model:
+        return row._replace(others=tuple([own for own in row.others if not own.drafted_by_model]), belief=belief)
     kept = [option for option in row.options if not option.drafted_by_model or option.source == source]
     if not kept:
         return row._replace(limit=0, others=())
-    return row._replace(**kept[0]._asdict(), others=tuple(kept[1:]))
+    return row._replace(**kept[0]._asdict(), others=tuple(kept[1:]), belief=belief)

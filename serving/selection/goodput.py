@@ -176,4 +176,6 @@ class GoodputSelection:
 
 def _may(row: RowView, source: str) -> bool:
     """Return True if a draft may draft for the row, or nothing may."""
-    return not row.limit or any(option.source == source and option.limit for option in row.options)
+    if not row.limit or row.source == source:
+        return True
+    return any(own.source == source and own.limit for own in row.others)

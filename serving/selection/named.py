@@ -41,7 +41,7 @@ def with_selection(
         drafts: their names.
     """
     own = innermost(inside)
-    fixed = own.speculation_length if isinstance(own, FixedLength) else None
+    fixed = own.speculation_length or None if isinstance(own, FixedLength) else None
 
     def make(latency: Callable[[], LatencyModel]) -> Selection:
         return make_selection(name, SelectionParts(tuple(drafts), seed, latency, fixed), options or {})

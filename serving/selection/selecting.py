@@ -51,19 +51,16 @@ class SelectingController(WrappedController):
     def plan(self, view: BatchView) -> Plan:
         chosen = self.selection.choose(view.rows)
         beliefs = self.selection.beliefs
-        rows = [only(row, chosen[row.sequence_id]) for row in view.rows]
-        known = tuple([row._replace(belief=beliefs.get(row.sequence_id)) for row in rows])
-        plan = super().plan(replace(view, rows=known))
-        return replace(plan, chosen=chosen, readings=self._readings(view))
+        rows = [only(row, chosen[row.sequence_id], beliefs.get(row.sequence_id)) for row in view.rows]
+        seen = replace(view, rows=tuple(rows))
+        return replace(super().plan(seen), chosen=chosen, readings=self._readings(view), seen=seen)
 
     def observe(self, result: StepResult) -> None:
         chosen = result.plan.chosen or {}
         self._count(result, chosen)
         self.selection.observe(result, chosen)
-        if result.plan.chosen is not None:
-            rows = tuple([only(row, chosen[row.sequence_id]) for row in result.view.rows])
-            result = replace(result, view=replace(result.view, rows=rows))
-        super().observe(result)
+        seen = result.plan.seen
+        super().observe(result if seen is None else replace(result, view=seen))
 
     def draft_changed(self, acceptance: float | None = None) -> None:
         for source in {source for source in self._drafts.values() if source is not None}:
