@@ -165,16 +165,6 @@ class SimulateCommand:
     def __post_init__(self) -> None:
         check_seed(self.seed)
         require(bool(self.policies), "name the policies to compare: policies=[none,fixed-3,goodput]")
-        drafts, alphas = set(self.hardware.drafts), self.workload.alphas
-        require(
-            bool(drafts) or not (self.selections or alphas),
-            f"selections={self.selections} and workload.alphas are for several drafts; name them in hardware.drafts",
-        )
-        require(
-            not drafts or (bool(alphas) and all(set(own) == drafts for own in alphas.values())),
-            f"workload.alphas must name the drafts {', '.join(sorted(drafts))} for each domain, as in "
-            "workload.alphas={maths:{A:0.7,B:0.4}}",
-        )
         require(self.speculation_length >= 1, f"speculation_length={self.speculation_length} must be at least 1")
 
 

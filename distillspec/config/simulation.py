@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from distillspec.config.checks import require
 
@@ -98,7 +99,7 @@ class WorkloadConfig:
     token_spread: float = 0.0  # standard deviation of α between positions, which the draft's confidence shows
     burst_tokens: float = 0.0  # mean length of stretches of high and low α; 0: none
     burst_depth: float = 0.0  # distance of α from its mean in them
-    alphas: dict[str, dict[str, float]] = field(default_factory=dict)  # of several drafts: domain → draft → its α
+    alphas: dict[str, Any] = field(default_factory=dict)  # of several drafts: domain → draft → its α
     drift: float = 0.0  # change of α from the first request to the last, around its mean
 
     def __post_init__(self) -> None:
@@ -118,8 +119,13 @@ class WorkloadConfig:
         sibling = self.sibling_alpha
         require(sibling is None or 0 <= sibling <= 1, f"workload.sibling_alpha={sibling} must be in [0, 1], or null")
         for domain, alphas in self.alphas.items():
+            require(
+                isinstance(alphas, dict),
+                f"workload.alphas.{domain}={alphas} must be chances by draft: {{A: 0.7}}",
+            )
             for draft, alpha in alphas.items():
-                require(0 <= alpha <= 1, f"workload.alphas.{domain}.{draft}={alpha} must be in [0, 1]")
+                number = isinstance(alpha, int | float) and 0 <= alpha <= 1
+                require(number, f"workload.alphas.{domain}.{draft}={alpha} must be a number in [0, 1]")
         require(-1 <= self.drift <= 1, f"workload.drift={self.drift} must be in [-1, 1]")
         for name in ("request_spread", "token_spread"):
             value, most = getattr(self, name), (self.alpha * (1 - self.alpha)) ** 0.5

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import SimulateCommand
+from distillspec.errors import ConfigError
 from distillspec.progress import progress
 from distillspec.serving.simulation import (
     Hardware,
@@ -23,6 +24,7 @@ from distillspec.serving.simulation.figures import RunFigures, figures_of, plot_
 
 def run(config: SimulateCommand, folder: Path) -> None:
     """Write `results.csv`, `latency.png` and `summary.json`, and print the table."""
+    _check_drafts(config)
     hardware = derive_hardware(config.hardware)
     rates = [None] if config.workload.trace is not None else list(config.workload.rates)
     workloads = [make_workload(config.workload, rate, config.seed) for rate in rates]
@@ -45,6 +47,21 @@ def run(config: SimulateCommand, folder: Path) -> None:
         "simulate",
         {"hardware": dataclasses.asdict(hardware), "runs": [dataclasses.asdict(figures) for figures in runs]},
     )
+
+
+def _check_drafts(config: SimulateCommand) -> None:
+    """Raise ConfigError where machine, load and selections do not name the same drafts."""
+    drafts, alphas = set(config.hardware.drafts), config.workload.alphas
+    if not drafts and (config.selections or alphas):
+        raise ConfigError(
+            f"selections={config.selections} and workload.alphas are for several drafts; name them in hardware.drafts, "
+            "as hardware=a100-7b-five does"
+        )
+    if drafts and (not alphas or any(set(own) != drafts for own in alphas.values())):
+        raise ConfigError(
+            f"workload.alphas must name the drafts {', '.join(sorted(drafts))} for each domain, as in "
+            "workload=five-domains or workload.alphas={maths:{A:0.7,B:0.4}}"
+        )
 
 
 def _simulation(

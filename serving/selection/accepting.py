@@ -12,7 +12,7 @@ from distillspec.serving.costs.table import Floats
 
 DOMAINS, WORDS = 32, 128  # places that domains and prompt tokens are hashed to
 LONG_ANSWER = 256.0  # tokens
-START, PRIOR = 0.4, 1.0  # log-odds of acceptance before anything was seen, and their precision
+START, PRIOR = 0.0, 3.0  # log-odds of acceptance before anything was seen, and their precision
 CORRELATED = 0.25  # weight of a trial: those of one answer are alike
 MEMORY = 2000.0  # trials after which evidence has half its weight
 QUICK, SURPRISE = 0.02, 4.0  # weight of a step in the recent error, and the standard errors of it that mean a change

@@ -45,7 +45,8 @@ def test_selections_are_compared_on_several_drafts(distill: Any, tmp_path: Path)
     assert [run["policy"] for run in runs if run["rate"] == 2.0] == sides
     for mistake, told in {
         "selections=[best]": "selections: best is no selection and no draft; use some of goodput",
-        "workload.alphas={chat:{s68m:0.5}}": "workload.alphas must name the drafts s1b, s1b4, s265m, s616m, s68m",
+        "workload=even": "workload.alphas must name the drafts s1b, s1b4, s265m, s616m, s68m",
+        "workload.alphas.chat.s68m=2": "workload.alphas.chat.s68m=2 must be a number in [0, 1]",
     }.items():
         failed = distill("simulate", *words, "hydra.run.dir=other", mistake)
         assert (failed.code, told in failed.err) == (2, True), failed.err

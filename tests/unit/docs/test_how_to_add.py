@@ -160,4 +160,4 @@ def test_the_page_has_a_section_for_each_table_and_no_more() -> None:
     sections = re.findall(r"^## (.+)$", PAGE.text, re.MULTILINE)
     assert sections == ["A loss", "A draft kind", "A proposer", "A controller", "A selection", "A metric", "A machine"]
     fences = re.findall(r"^```(\w.*)$", PAGE.text, re.MULTILINE)
-    assert sorted(fences) == ["python"] * 5 + ["python registry"] * 4 + ["yaml"]
+    assert sorted(fences) == ["python"] * 6 + ["python registry"] * 5 + ["yaml"]
