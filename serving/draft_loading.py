@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -70,6 +70,11 @@ def load_drafts(
     if not loaded:
         raise ConfigError(f"no draft can be used: {'; '.join(problems)}")
     return loaded
+
+
+def evaluated(drafts: Mapping[str, LanguageModel]) -> dict[str, float]:
+    """Return the acceptance rates that drafts' own runs measured, by name, as far as they are known."""
+    return {name: draft.evaluated for name, draft in drafts.items() if draft.evaluated is not None}
 
 
 def version_of(draft: LanguageModel | None) -> str:

@@ -21,7 +21,7 @@ from distillspec.serving.control.named import ControllerParts, make_controller
 from distillspec.serving.costs.hardware_profile import Profile
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.decoding.sampling import TokenSampler
-from distillspec.serving.draft_loading import version_of
+from distillspec.serving.draft_loading import evaluated, version_of
 from distillspec.serving.execution.attention import choose_attention, page_tokens, reads_pages
 from distillspec.serving.execution.graphs import CudaRecorder, Recorder
 from distillspec.serving.execution.kv_cache import SlotPool
@@ -189,7 +189,7 @@ def check_pool(settings: EngineConfig, drafts: Mapping[str, LanguageModel]) -> N
         ConfigError: names the draft or the setting.
     """
     for name in drafts:
-        if name in SOURCES:
+        if name in SOURCES or (name == DRAFT and len(drafts) > 1):
             raise ConfigError(f"a draft cannot be called {name}, as a proposer is; rename its folder")
     check_selection(settings.selection, settings.selection_options)
     if drafts and DRAFT not in drafts and settings.profile is not None:
@@ -217,17 +217,16 @@ def profiled_costs(settings: EngineConfig, target: LanguageModel, draft: Languag
 
 
 def choose_controller(
-    settings: EngineConfig, costs: LatencyModel | None, drafts: Iterable[str] = ()
+    settings: EngineConfig, costs: LatencyModel | None, drafts: Mapping[str, LanguageModel]
 ) -> LengthController:
     """Build the length controller that settings name. Of several drafts it selects each request's."""
     with_model = uses_draft(settings, with_draft=True)  # a draft may be loaded later
     parts = ControllerParts(settings.speculation_length, costs, with_model, settings)
     controller = make_controller(settings.controller, parts, settings.controller_options)
-    names = [name for name in drafts if name != DRAFT]
-    if not names:
+    if not drafts or DRAFT in drafts:
         return controller
-    own = settings.selection, names, settings.selection_options
-    return with_selection(controller, *own, seed=settings.seed)
+    own = settings.selection, list(drafts), settings.selection_options
+    return with_selection(controller, *own, seed=settings.seed, expected=evaluated(drafts))
 
 
 def _choose_pace(settings: EngineConfig) -> PrefillPace | None:

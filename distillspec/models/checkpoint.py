@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,9 @@ def load_draft(
         model.to(target.device)
     identity = identify(tokenizer, rows, fingerprint(model))
     stop = read_stop_head(folder, record.get("stop"), model.device)
-    draft = LanguageModel(model.eval(), tokenizer, identity, str(folder), kept_ids, record.get("lineage", {}), stop)
+    draft = LanguageModel(
+        model.eval(), tokenizer, identity, str(folder), kept_ids, record.get("lineage", {}), stop, _evaluated(record)
+    )
     return draft if target is None else matched(draft, target)
 
 
@@ -201,3 +204,11 @@ def _slice_head(model: Any, kept_ids: Tensor) -> None:
     if getattr(head, "bias", None) is not None:
         head.bias = nn.Parameter(head.bias.detach()[kept_ids].clone())
     head.out_features = len(kept_ids)
+
+
+def _evaluated(record: Mapping[str, Any]) -> float | None:
+    """Return the acceptance rate that a draft's own run measured on held-out text, None without one."""
+    alpha = record.get("evaluation")
+    for key in ("alpha", "mean"):
+        alpha = alpha.get(key) if isinstance(alpha, Mapping) else None
+    return float(alpha) if isinstance(alpha, int | float) and 0 <= alpha <= 1 else None

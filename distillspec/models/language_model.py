@@ -23,7 +23,8 @@ class LanguageModel:
     `kept_ids [Vd]` (int64, sorted) are the absolute ids of the head's rows when the vocabulary is truncated. None: the
     head covers the whole vocabulary. Ids that the tokenizer cannot produce (rows that pad the head to a round size) are
     cut off, so all logits are `identity.vocab_size` or `len(kept_ids)` wide. A model folder may lack a tokenizer: such
-    a model reads and writes token ids only. `stop` predicts which tokens of a draft are accepted.
+    a model reads and writes token ids only. `stop` predicts which tokens of a draft are accepted. `evaluated` is the
+    acceptance rate that a draft's own run measured on held-out text.
     """
 
     model: PreTrainedModel
@@ -33,6 +34,7 @@ class LanguageModel:
     kept_ids: Tensor | None = None
     lineage: dict[str, Any] = field(default_factory=dict)
     stop: StopHead | None = None
+    evaluated: float | None = None
 
     @property
     def device(self) -> torch.device:

@@ -22,7 +22,7 @@ from distillspec.progress import progress
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.named import named_controller
-from distillspec.serving.draft_loading import load_drafts
+from distillspec.serving.draft_loading import evaluated, load_drafts
 from distillspec.serving.selection.named import compared_selection
 from distillspec.serving.selection.selecting import selecting
 
@@ -124,7 +124,8 @@ def _sides(engine: Engine) -> dict[str, LengthController]:
     names, most = list(engine.drafts), engine.settings.speculation_length
     sides: dict[str, LengthController] = {NONE: named_controller(NONE, most, engine.costs)}
     for name in [*names, *(name for name in SELECTIONS if name not in ("fixed", "lookup_else_model"))]:
-        made = compared_selection(named_controller("goodput", most, engine.costs), name, names, {})
+        inside = named_controller("goodput", most, engine.costs)
+        made = compared_selection(inside, name, names, {}, expected=evaluated(engine.drafts))
         made.costs = engine.costs
         sides[name] = made
     return sides

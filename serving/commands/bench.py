@@ -27,7 +27,7 @@ from distillspec.serving.bench.table import engine_table, server_table
 from distillspec.serving.commands.bench_prompts import read_prompts, read_questions
 from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.named import named_controller
-from distillspec.serving.draft_loading import load_drafts
+from distillspec.serving.draft_loading import evaluated, load_drafts
 from distillspec.serving.engine import Engine
 from distillspec.serving.selection.named import compared_selection
 from distillspec.serving.selection.selecting import SelectingController
@@ -133,7 +133,8 @@ def _policies(config: BenchCommand, engine: Engine) -> dict[str, LengthControlle
 
 def _selecting(inside: LengthController, chosen: str, engine: Engine, settings: EngineConfig) -> SelectingController:
     options = settings.selection_options if chosen == settings.selection else {}
-    made = compared_selection(inside, chosen, list(engine.drafts), options, seed=settings.seed)
+    own = chosen, list(engine.drafts), options
+    made = compared_selection(inside, *own, seed=settings.seed, expected=evaluated(engine.drafts))
     made.costs = engine.costs
     return made
 

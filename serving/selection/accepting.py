@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import log
 from zlib import crc32
 
 import numpy
@@ -13,6 +14,7 @@ from distillspec.serving.costs.table import Floats
 DOMAINS, WORDS = 32, 128  # places that domains and prompt tokens are hashed to
 LONG_ANSWER = 256.0  # tokens
 START, PRIOR = 0.0, 3.0  # log-odds of acceptance before anything was seen, and their precision
+LEAST_CHANCE = 0.05  # that an evaluation is believed
 CORRELATED = 0.25  # weight of a trial: those of one answer are alike
 MEMORY = 2000.0  # trials after which evidence has half its weight
 QUICK, SURPRISE = 0.02, 4.0  # weight of a step in the recent error, and the standard errors of it that mean a change
@@ -43,10 +45,18 @@ class Accepting:
     most of the evidence goes.
     """
 
-    weights: Floats = field(default_factory=lambda: _start())
+    weights: Floats = field(default_factory=lambda: _start(START))
     precision: Floats = field(default_factory=lambda: numpy.full(2 + DOMAINS + WORDS, PRIOR))
     _error: float = 0.0  # moving sum of errors, and of their variance
     _variance: float = 0.0
+
+    @classmethod
+    def expecting(cls, chance: float | None) -> Accepting:
+        """Return the estimate for a draft that is expected to be accepted with this chance, None: nothing is known."""
+        if chance is None:
+            return cls()
+        likely = min(max(chance, LEAST_CHANCE), 1 - LEAST_CHANCE)
+        return cls(_start(log(likely / (1 - likely))))
 
     def log_odds(self, known: Floats) -> tuple[float, float]:
         """Return mean and standard deviation of the log-odds of acceptance."""
@@ -78,7 +88,7 @@ def sigmoid(log_odds: float) -> float:
     return float(1 / (1 + numpy.exp(-log_odds)))
 
 
-def _start() -> Floats:
+def _start(log_odds: float) -> Floats:
     weights = numpy.zeros(2 + DOMAINS + WORDS)
-    weights[0] = START
+    weights[0] = log_odds
     return weights

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from distillspec.serving.control.base import Option, RowView, StepResult
@@ -22,6 +22,7 @@ class SelectionParts:
     seed: int
     latency: Callable[[], LatencyModel]  # the present costs of steps
     fixed_length: int | None = None  # of every chain, None where a controller chooses
+    expected: Mapping[str, float] = field(default_factory=dict)  # α of drafts by their own evaluation
 
 
 class Selection(Protocol):

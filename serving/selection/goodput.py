@@ -171,7 +171,9 @@ class GoodputSelection:
         return relative
 
     def _draft(self, source: str) -> Accepting:
-        return self._drafts.setdefault(source, Accepting())
+        if source not in self._drafts:
+            self._drafts[source] = Accepting.expecting(self.parts.expected.get(source))
+        return self._drafts[source]
 
 
 def _may(row: RowView, source: str) -> bool:

@@ -34,25 +34,35 @@ def with_selection(
     options: Mapping[str, Any] | None = None,
     *,
     seed: int = 0,
+    expected: Mapping[str, float] | None = None,
 ) -> SelectingController:
     """Return a controller that gives each row one of several drafts, and its length by the controller inside.
 
     Args:
         drafts: their names.
+        expected: α of drafts by their own evaluation, as far as it is known.
     """
     own = innermost(inside)
     fixed = own.speculation_length or None if isinstance(own, FixedLength) else None
 
     def make(latency: Callable[[], LatencyModel]) -> Selection:
-        return make_selection(name, SelectionParts(tuple(drafts), seed, latency, fixed), options or {})
+        return make_selection(name, SelectionParts(tuple(drafts), seed, latency, fixed, expected or {}), options or {})
 
     return SelectingController(inside, make)
 
 
 def compared_selection(
-    inside: LengthController, name: str, drafts: Sequence[str], options: Mapping[str, Any], *, seed: int = 0
+    inside: LengthController,
+    name: str,
+    drafts: Sequence[str],
+    options: Mapping[str, Any],
+    *,
+    seed: int = 0,
+    expected: Mapping[str, float] | None = None,
 ) -> SelectingController:
     """Return a controller with a selection for a comparison: a name of the table, or a draft's for every request.
+
+    The arguments are those of `with_selection`.
 
     Raises:
         ConfigError: the name is neither.
@@ -62,7 +72,7 @@ def compared_selection(
     if name not in SELECTIONS:
         known = ", ".join([*SELECTIONS, *drafts])
         raise ConfigError(f"selections: {name} is no selection and no draft; use some of {known}")
-    return with_selection(inside, name, drafts, options, seed=seed)
+    return with_selection(inside, name, drafts, options, seed=seed, expected=expected)
 
 
 def check_selection(name: str, options: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -219,3 +220,15 @@ def test_loading_draws_no_random_numbers_and_shares_no_memory(
     assert torch.equal(torch.get_rng_state(), before)
     storages = {parameter.data_ptr() for parameter in target.model.parameters()}
     assert not storages & {parameter.data_ptr() for parameter in again.model.parameters()}
+
+
+@pytest.mark.parametrize(
+    ("record", "evaluated"),
+    [({"alpha": {"mean": 0.41}}, 0.41), ({"alpha": 0.4}, None), (None, None), ({"alpha": {"mean": 7}}, None)],
+)
+def test_a_draft_knows_what_its_run_measured(
+    target: LanguageModel, tmp_path: Path, record: Any, evaluated: float | None
+) -> None:
+    draft = initialise_draft(DraftConfig(layers=1), target)
+    save_draft(draft, tmp_path / "draft", target, {} if record is None else {"evaluation": record})
+    assert load_draft(tmp_path / "draft", target).evaluated == evaluated

@@ -259,6 +259,8 @@ def test_names_are_checked(
 ) -> None:
     with pytest.raises(ConfigError, match="a draft cannot be called lookup"):
         make_engine({"lookup": draft})
+    with pytest.raises(ConfigError, match="a draft cannot be called draft"):
+        make_engine({"draft": draft, "a": draft})
     with pytest.raises(ConfigError, match="selection=best is not known"):
         EngineSettings(selection="best")
     pool = make_engine({"a": draft})

@@ -1,0 +1,60 @@
+"""Acceptance of a draft by what is known of a request."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy
+import pytest
+
+from distillspec.serving.selection.accepting import Accepting, features, sigmoid
+
+from .steps import row
+
+
+def test_features_have_a_place_for_everything_and_one_length() -> None:
+    known = features(row("1/0", prompt=(5, 6, 6, 7), written=64, domain="sql"))
+    assert numpy.isfinite(known).all()
+    assert known[0] == 1.0
+    assert known[1] == 0.25
+    assert float(known[34:] @ known[34:]) == pytest.approx(1.0)
+    assert known[2:34].sum() == 1.0
+    other = features(row("1/0", prompt=(5, 6, 7), written=64, domain="chat"))
+    assert (other[34:] == known[34:]).all()
+    assert (other[2:34] != known[2:34]).any()
+    assert numpy.isfinite(features(row("1/0", prompt=()))).all()
+
+
+@pytest.mark.parametrize(("expected", "chance"), [(0.3, 0.3), (None, 0.5), (0.0, 0.05), (1.0, 0.95)])
+def test_a_new_draft_is_taken_for_what_its_run_measured(expected: float | None, chance: float) -> None:
+    mean, deviation = Accepting.expecting(expected).log_odds(features(row("1/0")))
+    assert sigmoid(mean) == pytest.approx(chance)
+    assert 0.5 < deviation < 1.5
+
+
+def test_it_learns_what_is_so_and_grows_sure() -> None:
+    estimate, draws = Accepting.expecting(0.8), Random(0)
+    kinds = {"a": (features(row("1/0", domain="a")), 0.3), "b": (features(row("1/0", domain="b")), 0.7)}
+    start = estimate.log_odds(kinds["a"][0])[1]
+    for _ in range(600):
+        for known, chance in kinds.values():
+            accepted = draws.random() < chance
+            estimate.learn(known, 1, int(accepted))
+    for known, chance in kinds.values():
+        mean, deviation = estimate.log_odds(known)
+        assert sigmoid(mean) == pytest.approx(chance, abs=0.12)
+        assert deviation < 0.6 * start
+
+
+def test_a_sudden_change_takes_most_of_the_evidence_away() -> None:
+    estimate, known = Accepting(), features(row("1/0"))
+    draws = Random(1)
+    for _ in range(800):
+        estimate.learn(known, 1, int(draws.random() < 0.8))
+    sure = estimate.log_odds(known)[1]
+    widest = 0.0
+    for _ in range(120):
+        estimate.learn(known, 1, 0)
+        widest = max(widest, estimate.log_odds(known)[1])
+    assert widest > 1.5 * sure
+    assert sigmoid(estimate.log_odds(known)[0]) < 0.2
