@@ -60,6 +60,8 @@ def refusal(line: str) -> str | None:
             "serve engine.proposer=prompt_lookup engine.draft_confidence=.3",
             "draft_confidence=.3 needs engine.proposer=draft_model or engine.proposer=lookup_else_model",
         ),
+        ("serve engine.selection=lbss", "engine.selection=lbss needs drafts="),
+        ("bench bench.prompts=[p] engine.selection=random", "engine.selection=random needs drafts="),
         ("serve engine.controller=fixed engine.lengths=request", "lengths=request needs engine.controller=goodput"),
         ("adapt adapt.accepted_weight=.5", "adapt.accepted_weight=.5 needs adapt.positions=weighted"),
         ("adapt adapt.mode=flush adapt.replay_share=.5", "adapt.replay_share=.5 needs adapt.mode=replay"),
@@ -103,6 +105,7 @@ def test_a_setting_that_nothing_reads_is_refused(line: str, needs: str) -> None:
         "train data=mixed data.prompts=f.jsonl data.mixed_with=fixed data.response_field=a data.split=b",
         "serve loss=tvd online=on online.folder=f tracker=none adapt.niceness=3",
         "serve engine.draft_confidence=.3 engine.lengths=step",
+        "serve drafts=[a,b] engine.selection=lbss +engine.selection_options.chunk=8",
         "serve engine.proposer=lookup_else_model engine.draft_confidence=.3 +engine.proposer_options.longest=3",
         "adapt adapt.niceness=3",  # one line of settings for a server and its trainer elsewhere
         "adapt adapt.positions=weighted adapt.accepted_weight=.5 max_updates=3",
