@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -12,10 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from distillspec.commands.unseen import trained_prompts
-from distillspec.config import TargetConfig
+from distillspec.config import DataConfig, TargetConfig
 from distillspec.config.registry import SELECTIONS
 from distillspec.data.chat import render_prompt
-from distillspec.data.prompts import prompt_key
+from distillspec.data.prompts import prompt_key, read_rows
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, load_target
 from distillspec.progress import progress
@@ -139,8 +138,8 @@ def _prompts(files: Sequence[Path], target: LanguageModel, count: int, seen: Col
     """
     found: dict[str, list[Asked]] = {}
     for file in files:
-        rows = [json.loads(line)["prompt"] for line in file.open(encoding="utf-8")]
-        texts = (render_prompt(target.tokenizer, text) for text in rows)
+        rows = read_rows(DataConfig(prompts=str(file)))
+        texts = (render_prompt(target.text_tokenizer, row["prompt"]) for row in rows)
         fit = (ids for ids in texts if len(ids) <= LONGEST and prompt_key(ids) not in seen)
         found[file.stem] = [Asked(file.stem, ids) for ids in islice(fit, count)]
         if len(found[file.stem]) < count:
