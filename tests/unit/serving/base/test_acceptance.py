@@ -66,11 +66,11 @@ def test_a_depth_counts_once_and_sources_are_told_apart() -> None:
     counter, trials = AcceptanceCounter(), trials_of(TREE, (2,), 2)
     counter.add(trials, 2)
     assert (counter.tried_at, counter.accepted_at) == ([1, 1], [1, 0])
-    parts = by_version(trials, "v1")
+    parts = by_version(trials, {"draft": "v1"})
     assert [trial.rank for trial in parts["v1"]] == [1, 2]
     assert [trial.depth for trial in parts[""]] == [1, 2]
-    assert by_version(trials, "") == {"": trials}
-    assert by_version(trials_of(TREE, (0,), 2), "v1").keys() == {""}
+    assert by_version(trials, {}) == {"": trials}
+    assert by_version(trials_of(TREE, (0,), 2), {"draft": "v1"}).keys() == {""}
 
 
 def test_there_is_no_rate_before_any_trial() -> None:
