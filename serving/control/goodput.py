@@ -173,10 +173,9 @@ class GoodputController:
 
     def observe(self, result: StepResult) -> None:
         """Learn from a step: acceptance, costs, and errors of the prediction."""
-        rows, view, why = decoding_rows(result), result.view, result.plan.why
+        rows, why = decoding_rows(result), result.plan.why
         self._last = result.plan if isinstance(why, Decision) and not result.prefill_tokens else None
-        if isinstance(why, Decision):
-            view = replace(view, rows=why.rows)
+        view = replace(result.view, rows=why.rows) if isinstance(why, Decision) else result.view
         prompts_s = self.latency.prompts_s(len(view.rows), result.prefill_tokens)
         sure = len(rows) == len(view.rows) and self._costs.observe(
             [row.context_tokens for row in view.rows],
@@ -264,9 +263,8 @@ class GoodputController:
     def _catch_up_s(self, rows: Sequence[RowView], lengths: Sequence[int]) -> float:
         """Return the seconds of catch-up prefill of the rows that draft models draft for."""
         unread: dict[str, list[int]] = {}
-        for row, length in zip(rows, lengths, strict=True):
-            if length and row.drafted_by_model:
-                unread.setdefault(row.source, []).append(row.unread_tokens)
+        for row in [row for row, k in zip(rows, lengths, strict=True) if k and row.drafted_by_model]:
+            unread.setdefault(row.source, []).append(row.unread_tokens)
         return sum([self.latency.of_draft(False, source).catch_up_s(own) for source, own in unread.items()])
 
     def _bounds(self, rows: Sequence[RowView]) -> Floats | None:
@@ -286,8 +284,7 @@ class GoodputController:
         if not sure or not isinstance(why, Decision):
             return
         # A step that is shorter than its prompts were believed to be counts as 0: a negative time is left out.
-        measured_s = max(0.0, result.total_s - prompts_s - result.readings_s)
-        predicted_s = why.predicted_s - prompts_s
+        measured_s, predicted_s = max(0.0, result.total_s - prompts_s - result.readings_s), why.predicted_s - prompts_s
         if speculated:
             tokens = sum([row.emitted for row in rows])
             policy.saw(measured_s, predicted_s, (tokens, why.predicted_tokens))

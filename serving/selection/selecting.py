@@ -18,7 +18,7 @@ LEAST_READ = 16  # tokens of a row
 
 @dataclass
 class SelectionFigures:
-    """What several drafts were chosen for, by source, since the start."""
+    """Answers, tokens and seconds of several drafts, by source, since the start."""
 
     requests: Counter[str] = field(default_factory=Counter)  # answers that it drafted for first
     tokens: Counter[str] = field(default_factory=Counter)  # written while it drafted

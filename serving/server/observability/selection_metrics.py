@@ -1,4 +1,4 @@
-"""What several drafts were chosen for, in Prometheus and for the dashboard. Empty with one draft."""
+"""Figures of several drafts in Prometheus and for the dashboard. Empty with one draft."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from distillspec.serving.selection.goodput import GoodputSelection
 from distillspec.serving.selection.selecting import LEAST_READ, SelectingController, selecting
 
 from ..conftest import MakeEngine, plain_answers, prompts
-from .steps import COSTS, parts, row
+from .steps import COSTS, World, parts, row
 
 LONG = [3 + i * 7 % 200 for i in range(100)]
 
@@ -114,16 +114,14 @@ def test_reading_ahead_may_fail_as_drafting_may(
 def test_a_running_answer_keeps_its_draft_until_the_new_one_has_read() -> None:
     """It is decided for the other one at a review, and switches when that has read up."""
     selection = GoodputSelection(parts())
-    (before,) = selection.choose([row("1/0")]).values()
-    other = "b" if before == "a" else "a"
-    for draft, accepted in ((str(before), 0), (other, 30)):
-        for _ in range(20):
-            selection._draft(draft).learn(selection._answers["1/0"].known, 30, accepted)
-    behind = _unread(row("1/0", written=200), other, 203)
-    assert selection.choose([behind]) == {"1/0": before}
-    assert selection.coming == {"1/0": other}
-    assert selection.choose([_unread(row("1/0", written=203), other, 90)]) == {"1/0": before}
-    assert selection.choose([_unread(row("1/0", written=206), other, ALONG)]) == {"1/0": other}
+    world = World(selection, {"a": {"default": 0.05}, "b": {"default": 0.9}})
+    for _ in range(40):
+        world.serve("default")
+    assert selection.choose([row("new/0", ("a",))]) == {"new/0": "a"}, "b cannot draft for it yet"
+    assert selection.choose([_unread(row("new/0", written=200), "b", 203)]) == {"new/0": "a"}
+    assert selection.coming == {"new/0": "b"}
+    assert selection.choose([_unread(row("new/0", written=203), "b", 90)]) == {"new/0": "a"}
+    assert selection.choose([_unread(row("new/0", written=206), "b", ALONG)]) == {"new/0": "b"}
     assert selection.coming == {}
 
 
