@@ -155,8 +155,7 @@ def build_parts(
         proposers = ProposerBuilder(settings, held, sampler, recorder, target_cache)
         if proposer is None:
             only = drafts.get(DRAFT)
-            pooled = drafts and only is None
-            proposer = proposers.build_pool(drafts) if pooled else proposers.build(only, version_of(only))
+            proposer = proposers.build_pool(drafts) if is_pool(drafts) else proposers.build(only, version_of(only))
         executor = ModelExecutor(target, runner, sampler, proposer)
         executor.record_ahead(controller.speculation_length)
         core = EngineCore(
@@ -182,6 +181,11 @@ def build_parts(
     return EngineParts(core, executor, held, proposers, cache, costs)
 
 
+def is_pool(drafts: Mapping[str, LanguageModel]) -> bool:
+    """Return True if drafts by source are those of a pool, however many: an only draft is called `DRAFT`."""
+    return bool(drafts) and DRAFT not in drafts
+
+
 def check_pool(settings: EngineConfig, drafts: Mapping[str, LanguageModel]) -> None:
     """Refuse names of drafts that other sources have, and settings that one draft alone can have.
 
@@ -192,7 +196,7 @@ def check_pool(settings: EngineConfig, drafts: Mapping[str, LanguageModel]) -> N
         if name in SOURCES or (name == DRAFT and len(drafts) > 1):
             raise ConfigError(f"a draft cannot be called {name}, as a proposer is; rename its folder")
     check_selection(settings.selection, settings.selection_options)
-    if drafts and DRAFT not in drafts and settings.profile is not None:
+    if is_pool(drafts) and settings.profile is not None:
         raise ConfigError(
             f"profile={settings.profile} has the costs of one draft; leave it out with several: they are measured "
             "at the start"
@@ -223,7 +227,7 @@ def choose_controller(
     with_model = uses_draft(settings, with_draft=True)  # a draft may be loaded later
     parts = ControllerParts(settings.speculation_length, costs, with_model, settings)
     controller = make_controller(settings.controller, parts, settings.controller_options)
-    if not drafts or DRAFT in drafts:
+    if not is_pool(drafts):
         return controller
     own = settings.selection, list(drafts), settings.selection_options
     return with_selection(controller, *own, seed=settings.seed, expected=evaluated(drafts))

@@ -15,7 +15,7 @@ from distillspec.models.features import check_feature_ids
 from distillspec.models.memory import return_freed_memory
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.draft_loading import check_finite, draft_name, load_draft, version_of
-from distillspec.serving.engine_builder import ProposerBuilder, check_pool, kept_states
+from distillspec.serving.engine_builder import ProposerBuilder, check_pool, is_pool, kept_states
 from distillspec.serving.execution.memory import CachePlan, check_draft_fits, check_reads
 from distillspec.serving.execution.servable import check_servable
 from distillspec.serving.held_models import HeldModels
@@ -44,7 +44,7 @@ class EngineDrafts:
     cache: CachePlan
 
     def __post_init__(self) -> None:
-        self.pooled = bool(self.loaded) and DRAFT not in self.loaded
+        self.pooled = is_pool(self.loaded)
 
     @property
     def first(self) -> LanguageModel | None:

@@ -124,9 +124,8 @@ def _sides(engine: Engine) -> dict[str, LengthController]:
     sides: dict[str, LengthController] = {NONE: named_controller(NONE, most, engine.costs)}
     for name in [*names, *(name for name in SELECTIONS if name not in ("fixed", "lookup_else_model"))]:
         inside = named_controller("goodput", most, engine.costs)
-        made = compared_selection(inside, name, names, {}, expected=evaluated(engine.drafts))
-        made.costs = engine.costs
-        sides[name] = made
+        known = evaluated(engine.drafts)
+        sides[name] = compared_selection(inside, name, names, {}, expected=known, costs=engine.costs)
     return sides
 
 

@@ -133,10 +133,8 @@ def _policies(config: BenchCommand, engine: Engine) -> dict[str, LengthControlle
 
 def _selecting(inside: LengthController, chosen: str, engine: Engine, settings: EngineConfig) -> SelectingController:
     options = settings.selection_options if chosen == settings.selection else {}
-    own = chosen, list(engine.drafts), options
-    made = compared_selection(inside, *own, seed=settings.seed, expected=evaluated(engine.drafts))
-    made.costs = engine.costs
-    return made
+    own, known = (chosen, list(engine.drafts), options), evaluated(engine.drafts)
+    return compared_selection(inside, *own, seed=settings.seed, expected=known, costs=engine.costs)
 
 
 def _measure(config: BenchCommand, sides: dict[str, Side[Any]], prompts: Sequence[Any]) -> Records:

@@ -41,7 +41,12 @@ class LatencyModel:
             raise ConfigError(f"draft_free_s={self.draft_free_s} must be finite and at least 0 seconds")
 
     def of_draft(self, at_once: bool, source: str = DRAFT) -> LatencyModel:
-        """Return the same for a draft of blocks, or for one that takes a pass a depth; of several, for that one."""
+        """Return the same costs with one draft's passes.
+
+        Args:
+            at_once: it drafts blocks, else it takes a pass a depth.
+            source: its name, where there are several.
+        """
         draft = self.members.get(source, self.draft)
         if at_once == self.at_once and draft is self.draft:
             return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right, insort
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -14,7 +15,7 @@ from distillspec.serving.selection.rewards import Rewards, row_rewards
 ALL = "all"  # key of rewards over all rows
 
 
-class ByRequest:
+class ByRequest(ABC):
     """Chooses once a request, by `pick`. A row whose draft cannot draft for it gets another one until it can."""
 
     def __init__(self) -> None:
@@ -24,12 +25,13 @@ class ByRequest:
         self._chosen: dict[str, str] = {}
         self._steps = 0
 
+    @abstractmethod
     def pick(self, row: RowView, drafts: Sequence[str]) -> str:
         """Return one of the row's drafts."""
-        raise NotImplementedError
 
     def learn(self, result: StepResult, chosen: Choices) -> None:
         """Learn from a step. By default nothing."""
+        return
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
         return {row.sequence_id: self._of(row) for row in rows}
@@ -43,6 +45,7 @@ class ByRequest:
 
     def draft_changed(self, source: str, acceptance: float | None) -> None:
         """Nothing is known of drafts."""
+        return
 
     def _of(self, row: RowView) -> str | None:
         drafts = [option.source for option in drafts_of(row)]

@@ -59,20 +59,25 @@ def compared_selection(
     *,
     seed: int = 0,
     expected: Mapping[str, float] | None = None,
+    costs: LatencyModel | None = None,
 ) -> SelectingController:
     """Return a controller with a selection for a comparison: a name of the table, or a draft's for every request.
 
-    The arguments are those of `with_selection`.
+    Args:
+        costs: measured ones, for a controller inside that knows none.
+        inside, name, drafts, options, seed, expected: see `with_selection`.
 
     Raises:
         ConfigError: the name is neither.
     """
     if name in drafts:
-        return with_selection(inside, "fixed", drafts, {"draft": name}, seed=seed)
-    if name not in SELECTIONS:
+        name, options = "fixed", {"draft": name}
+    elif name not in SELECTIONS:
         known = ", ".join([*SELECTIONS, *drafts])
         raise ConfigError(f"selections: {name} is no selection and no draft; use some of {known}")
-    return with_selection(inside, name, drafts, options, seed=seed, expected=expected)
+    made = with_selection(inside, name, drafts, options, seed=seed, expected=expected)
+    made.costs = costs
+    return made
 
 
 def check_selection(name: str, options: Mapping[str, Any]) -> None:

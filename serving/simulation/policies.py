@@ -84,13 +84,9 @@ def _with_selection(
     requests: Sequence[SimulatedRequest],
     seed: int,
 ) -> SelectingController:
-    drafts = list(latency.members)
     if selection == "oracle":
-        made = SelectingController(inside, lambda _: KnownBest(requests, latency, inside.speculation_length))
-    else:
-        made = compared_selection(inside, selection or "goodput", drafts, {}, seed=seed)
-    made.costs = latency
-    return made
+        return SelectingController(inside, lambda _: KnownBest(requests, latency, inside.speculation_length))
+    return compared_selection(inside, selection or "goodput", list(latency.members), {}, seed=seed, costs=latency)
 
 
 def _make_policy(
