@@ -57,8 +57,17 @@ def load_drafts(
         return load_draft(paths, target)
     if not paths:
         raise ConfigError("draft=[] names none; leave it out to serve without one")
+    return load_named(dict(zip(draft_names(paths), paths, strict=True)), target)
+
+
+def load_named(paths: Mapping[str, str | Path], target: LanguageModel) -> dict[str, LanguageModel]:
+    """Load the drafts of a pool by name. See `load_drafts`.
+
+    Raises:
+        ConfigError: all of them are refused.
+    """
     loaded, problems = dict[str, LanguageModel](), list[str]()
-    for name, path in zip(draft_names(paths), paths, strict=True):
+    for name, path in paths.items():
         try:
             check_target(path, target)
             draft = load_draft(path, target)

@@ -123,6 +123,8 @@ def build_parts(
     models = [target, *drafts.values()]
     check_pool(settings, drafts)
     check_proposer(settings, drafts=len(drafts))
+    if settings.micro_batches != 1 and target.device.type != "cpu":
+        raise ConfigError(f"micro_batches={settings.micro_batches} needs a CPU, not {target.device}; leave it out")
     max_model_len = choose_model_len(settings, models)
     feature_ids = kept_states(settings, drafts.values())
     check_feature_ids(target, feature_ids)
@@ -156,7 +158,7 @@ def build_parts(
         if proposer is None:
             only = drafts.get(DRAFT)
             proposer = proposers.build_pool(drafts) if is_pool(drafts) else proposers.build(only, version_of(only))
-        executor = ModelExecutor(target, runner, sampler, proposer)
+        executor = ModelExecutor(target, runner, sampler, proposer, settings.micro_batches)
         executor.record_ahead(controller.speculation_length)
         core = EngineCore(
             executor,

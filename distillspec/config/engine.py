@@ -44,6 +44,7 @@ class EngineConfig:
     widths: list[int] = field(default_factory=list)  # the most children of a node, by level; empty: the tree's default
     nodes: int = 32  # the most tokens of a tree
     verification: str = "exact"  # exact | exact_by_token | typical, target_initialised: these two change answers
+    micro_batches: int = 1  # CPU: parts of a step, one drafted while the one before is verified; 0: as many as pay
     lengths: str = "request"  # goodput: a length a request | a step (one for all rows) | global (one acceptance, too)
     max_time_per_token_s: float | None = None  # goodput: bound on a request's expected seconds per output token
     profile: str | None = None  # folder or file of `distill profile`; null: costs are measured at the start
@@ -93,6 +94,7 @@ class EngineConfig:
         )
         seconds = self.measure_costs_s
         require(0 <= seconds < float("inf"), f"measure_costs_s={seconds} must be finite and at least 0 seconds")
+        require(self.micro_batches >= 0, f"micro_batches={self.micro_batches} must be at least 0")
         require(0 <= self.draft_confidence < 1, f"draft_confidence={self.draft_confidence} must be in [0, 1)")
         require(self.compile in (True, False, "auto"), f"compile={self.compile} must be auto, true or false")
         require(self.seed >= 0, f"engine seed={self.seed} must be at least 0")

@@ -81,6 +81,7 @@ class AdaptConfig:
     offline_share: float = 0.0  # share of an update's tokens from the offline set
     offline: str | None = None  # folder or run of distill generate: text against forgetting
     tenant_share: float = 0.5  # the largest weight of one of several tenants in an update
+    specialist_below: float | None = 0.8  # of several drafts: a domain at this share of the acceptance gets its own
     lora_rank: int = 0  # train adapters of this rank (needs peft), merged at the end; 0: all weights
     epochs: int = 2  # passes over the text of an update
     max_steps: int = 200  # of an update
@@ -121,6 +122,8 @@ class AdaptConfig:
             f"adapt.offline_share={self.offline_share} needs adapt.offline=FOLDER",
         )
         require(0 < self.tenant_share <= 1, f"adapt.tenant_share={self.tenant_share} must be in (0, 1]")
+        below = self.specialist_below
+        require(below is None or 0 < below <= 1, f"adapt.specialist_below={below} must be in (0, 1], or null for none")
         require(self.row_tokens >= 2, f"adapt.row_tokens={self.row_tokens} must be at least 2")
         require(
             self.batch_tokens >= self.row_tokens,

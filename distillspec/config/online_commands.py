@@ -52,15 +52,17 @@ class ReplayCommand:
 
 @dataclass
 class VersionsCommand:
-    """`distill versions`: list, show, promote, roll back or remove versions of the draft."""
+    """`distill versions`: list, show, promote, roll back or remove versions of the draft, or of several."""
 
-    action: str = "list"  # list | show | promote | rollback | gc
+    action: str = "list"  # list | show | promote | rollback | gc | withdraw (one of several learns and serves no more)
     online: OnlineConfig = field(default_factory=OnlineConfig)
     version: str | None = None  # show, promote: name of the version
+    name: str | None = None  # rollback, withdraw: name of the draft, where there are several
     keep: int = 3  # gc: number of the newest versions out of service that stay
 
     def __post_init__(self) -> None:
-        one_of("action", self.action, ("list", "show", "promote", "rollback", "gc"))
+        one_of("action", self.action, ("list", "show", "promote", "rollback", "gc", "withdraw"))
+        require(self.action != "withdraw" or bool(self.name), "name the draft to withdraw: name=NAME")
         require(
             self.action not in ("show", "promote") or bool(self.version),
             f"name the version to {self.action}: version=NAME (distill versions lists them)",

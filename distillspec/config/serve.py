@@ -44,11 +44,6 @@ class ServeCommand(OnlineGroups, ServedGroups):
         check_online_loss(self.loss)
         word, named = f"online={self.online.mode}", self.engine.proposers
         require(
-            not self.drafts,
-            f"{word} teaches one draft, and drafts= names {len(self.drafts)}; serve them with online=off, or give "
-            "draft.path=FOLDER",
-        )
-        require(
             not named or any("draft" in PROPOSERS[name].needs for name in named),
             f"{word} teaches a draft, and engine.proposer={self.engine.proposer} uses none; leave it out",
         )

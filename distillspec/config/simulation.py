@@ -56,6 +56,9 @@ class HardwareConfig:
     prefill_chunk: int = 2048  # prompt tokens read per step
     cache_tokens: int | None = None  # tokens that fit the KV caches; null: by memory
     batch_expansion: bool = False  # verification reads a row's context once per token, as vLLM's first scorer did
+    micro_batches: int = (
+        1  # drafts on devices of their own draft one part of a step beside the other; 0: as many as pay
+    )
     noise: float = 0.0  # relative standard deviation of step times
     profile: str | None = None  # profile.json of distill profile: measured times in place of derived ones
 
@@ -68,7 +71,13 @@ class HardwareConfig:
         for name in ("draft_free_s", "noise"):
             value = getattr(self, name)
             require(0 <= value < float("inf"), f"hardware.{name}={value} must be finite and at least 0")
-        for name, least in (("slots", 1), ("max_len", 2), ("prefill_chunk", 1), ("cache_tokens", 2)):
+        for name, least in (
+            ("slots", 1),
+            ("max_len", 2),
+            ("prefill_chunk", 1),
+            ("cache_tokens", 2),
+            ("micro_batches", 0),
+        ):
             value = getattr(self, name)
             require(value is None or value >= least, f"hardware.{name}={value} must be at least {least}")
         self.target.check("hardware.target")

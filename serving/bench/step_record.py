@@ -21,6 +21,8 @@ class StepRecord(NamedTuple):
     reserved_tokens: int  # set aside in the cache, all rows
     predicted_s: float | None
     predicted_tokens: float | None
+    draft_s: float = 0.0  # in drafts, beside the target where there are micro-batches
+    target_s: float = 0.0
 
     @classmethod
     def of(cls, result: StepResult, at_s: float) -> StepRecord:
@@ -39,4 +41,6 @@ class StepRecord(NamedTuple):
             reserved_tokens=result.reserved_tokens,
             predicted_s=result.plan.predicted_s,
             predicted_tokens=result.plan.predicted_tokens,
+            draft_s=result.draft_s,
+            target_s=result.target_s,
         )

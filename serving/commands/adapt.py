@@ -15,8 +15,10 @@ from distillspec.serving.online.gate.step_costs import step_costs
 from distillspec.serving.online.judging.evidence import Costs
 from distillspec.serving.online.judging.score_table import ScoreTable
 from distillspec.serving.online.log.replay_log import ReplayLog
-from distillspec.serving.online.state.layout import Layout, OnlineSettings, TrainerState
+from distillspec.serving.online.pool.domains import log_of
+from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.state.trainer_states import lift_quarantine
 from distillspec.serving.online.training.process import run_trainer
 from distillspec.serving.online.training.selection import offline_folder
 from distillspec.serving.online.training.tracking import open_tracking
@@ -29,7 +31,7 @@ def run(config: AdaptCommand, folder: Path) -> None:
     ReplayLog(settings.layout.replay).close()  # no log, no run
     offline_folder(settings.adapt)
     open_run(folder, config)
-    _lift_quarantine(settings.layout)
+    lift_quarantine(settings.layout)
     with listen_for_stop() as stop, open_tracking(settings, folder) as tracking:
         made = run_trainer(
             settings,
@@ -51,24 +53,24 @@ def run(config: AdaptCommand, folder: Path) -> None:
 def _judge(
     config: AdaptCommand, settings: OnlineSettings, report: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any] | None:
-    """Judge the newest candidate by its scores. Return the verdict, None without enough answers."""
+    """Judge the newest candidate of each draft by its scores. Return the last verdict, None without enough answers."""
     replay, registry = ReplayLog(settings.layout.replay), VersionRegistry(settings.layout.versions)
+    target, found = load_target(config.target), None
+    for member in registry.pool.learning():
+        own = registry.of(member.name)
+        if not own.versions("candidate"):
+            continue
 
-    def costs() -> Costs:
-        target, serving = load_target(config.target), registry.current()
-        assert serving is not None, "there is a candidate, so a version serves"
-        return step_costs(target, load_draft(serving.path, target))
+        def costs(own: VersionRegistry = own) -> Costs:
+            serving = own.current()
+            assert serving is not None, "there is a candidate, so a version serves"
+            return step_costs(target, load_draft(serving.path, target))
 
-    judge = Judge(settings, registry, replay, ScoreTable(settings.layout.scores), costs)
-    keeper = Gatekeeper(settings, registry, judge, report=report)
-    verdict = keeper.judge_newest(final=True)
-    if verdict is None:
-        print(f"not judged: there are {keeper.waiting_for}")
-    return None if verdict is None else verdict.to_json()
-
-
-def _lift_quarantine(layout: Layout) -> None:
-    """Lift a quarantine. An operator who starts a trainer has seen why it stopped."""
-    state = TrainerState.read(layout.state)
-    if state.quarantined:
-        state.with_(quarantined=None, bad_updates=0, working=None).write(layout.state)
+        log, scores = log_of(member.name, replay, registry), ScoreTable(settings.layout.scores)
+        keeper = Gatekeeper(settings, own, Judge(settings, own, log, scores, costs), report=report)
+        verdict = keeper.judge_newest(final=True)
+        if verdict is None:
+            print(f"not judged: there are {keeper.waiting_for}")
+        else:
+            found = verdict.to_json()
+    return found

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from distillspec.errors import ConfigError
 from distillspec.serving.online.adaptation import Adaptation
+from distillspec.serving.online.learning_draft import LearningDraft
 from distillspec.serving.server.bridge.catalogue import ONE_DRAFT, DraftEntry, NotInCatalogue, NotOffered
 from distillspec.serving.server.bridge.online_figures import DECISIONS, JudgedVersion, OnlineFigures, set_in_status
 from distillspec.serving.step.output import StepOutput
@@ -37,16 +40,16 @@ class AdaptationControl:
         self.adaptation.on_step(output)
 
     def figures(self) -> OnlineFigures:
-        adaptation, gatekeeper = self.adaptation, self.adaptation.gatekeeper
+        adaptation, drafts = self.adaptation, self.adaptation.pool.drafts()
         log, trainer = adaptation.log_figures(), adaptation.trainer.state()
         supervisor, events = adaptation.supervisor, adaptation.reporter.events
         return OnlineFigures(
             mode=adaptation.settings.online.mode,
-            serving=None if gatekeeper.serving is None else gatekeeper.serving.name,
-            waiting_for=gatekeeper.waiting_for,
+            serving=_by_draft(drafts, lambda own: own.serving),
+            waiting_for=_by_draft(drafts, lambda own: own.gatekeeper.waiting_for),
             paused=adaptation.paused,
-            collapsed=adaptation.served.collapsed,
-            suspected=gatekeeper.suspicion is not None,
+            collapsed=any(draft.served.collapsed for draft in drafts),
+            suspected=adaptation.pool.suspected,
             answers=log["answers"],
             tokens=log["tokens"],
             bytes=log["bytes"],
@@ -108,33 +111,51 @@ class RegistryCatalogue:
     """The server's `DraftCatalogue` over the versions of an `Adaptation`. The gate keeps working beside it."""
 
     def __init__(self, adaptation: Adaptation) -> None:
-        self._registry, self._gatekeeper = adaptation.registry, adaptation.gatekeeper
-        self._engine = adaptation.engine
+        self._registry, self._pool, self._engine = adaptation.registry, adaptation.pool, adaptation.engine
 
     def list(self) -> tuple[DraftEntry, ...]:
-        draft = self._engine.draft
-        used = None if draft is None else draft.identity.version
+        used = {name: draft.identity.version for name, draft in self._engine.drafts.items()}
         return tuple(
-            DraftEntry(version.name, version.served_as, version.served_as == used, version.status)
-            for version in self._registry.versions()
+            DraftEntry(
+                version.name,
+                version.served_as,
+                version.served_as == used.get(draft.source),
+                version.status,
+                draft.name or None,
+            )
+            for draft in self._pool.drafts()
+            for version in draft.registry.versions()
             if version.present
         )
 
     def load(self, name: str) -> str:
         """Use the version until the next promotion, rollback or restart. Return the version as drafts report it."""
         self._check(name)
-        return self._gatekeeper.try_out(name).served_as
+        return self._pool.of(name).gatekeeper.try_out(name).served_as
 
     def promote(self, name: str) -> str:
         self._check(name)
-        return self._gatekeeper.promote_by_hand(name).served_as
+        return self._pool.of(name).gatekeeper.promote_by_hand(name).served_as
 
-    def rollback(self) -> str:
-        return self._gatekeeper.roll_back_by_hand().served_as
+    def rollback(self, draft: str | None = None) -> str:
+        if draft is None and self._pool.has_several:
+            raise ConfigError(f"several drafts serve; say which: rollback?draft={self._pool.first.name}")
+        return self._pool.named(draft or "").gatekeeper.roll_back_by_hand().served_as
 
     def unload(self, name: str) -> None:
-        raise NotOffered(ONE_DRAFT)
+        """Drop one of several drafts until the next restart or promotion of a version of it."""
+        if not self._pool.has_several:
+            raise NotOffered(ONE_DRAFT)
+        if name not in self._engine.drafts:
+            raise NotInCatalogue(f"there is no draft {name!r}; there are {', '.join(self._engine.drafts)}")
+        self._engine.unload_draft(name)
 
     def _check(self, name: str) -> None:
-        if all(version.name != name for version in self._registry.versions()):
+        if name not in self._registry.present():
             raise NotInCatalogue(f"there is no draft {name!r}; see GET /admin/drafts")
+
+
+def _by_draft(drafts: Sequence[LearningDraft], of: Callable[[LearningDraft], str | None]) -> str | None:
+    """Return what a server's only draft has to say, or one text of those that several have."""
+    found = {draft.name: text for draft in drafts if (text := of(draft))}
+    return ", ".join([f"{name}: {text}" if name else text for name, text in found.items()]) or None

@@ -16,7 +16,7 @@ from distillspec.config import ServeCommand
 from distillspec.errors import ConfigError, Terminated
 from distillspec.models import load_target
 from distillspec.serving.base.threads import in_own_thread
-from distillspec.serving.draft_loading import draft_names, load_drafts
+from distillspec.serving.draft_loading import draft_names, load_drafts, load_named
 from distillspec.serving.engine import Engine
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def run(config: ServeCommand, folder: Path) -> None:
     draft = None if config.draft.path is None else find_draft(config.draft.path)
     paths = find_drafts(config.drafts)
     drafts = dict(zip(draft_names(paths), paths, strict=True))
-    online = _online_settings(config, draft)
+    online = _online_settings(config, draft or next(iter(paths), None))
     state: AppState
     with (
         bind(config.server) as bound,
@@ -88,15 +88,18 @@ def _load_engine(
     config: ServeCommand, draft: Path | None, drafts: Mapping[str, Path], online: OnlineSettings | None
 ) -> Engine:
     target = load_target(config.target)
-    if drafts:
-        return Engine(target, load_drafts(list(drafts.values()), target), config.engine)
     if online is not None:
-        from distillspec.serving.online.bootstrap import NothingIntact, first_draft
+        from distillspec.serving.online.bootstrap import NothingIntact, first_draft, first_drafts, has_pool
 
+        if drafts or (draft is None and has_pool(online)):
+            folders = first_drafts(online, target, drafts)
+            return Engine(target, load_named(folders, target), config.engine)
         try:
             draft = first_draft(online, target, draft)
         except NothingIntact as error:
             log.error("serving without a draft; nothing is logged or trained: %s", error)
+    if drafts:
+        return Engine(target, load_named(drafts, target), config.engine)
     return Engine(target, load_drafts(draft, target), config.engine)
 
 

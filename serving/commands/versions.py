@@ -25,12 +25,21 @@ def run(config: VersionsCommand, folder: Path) -> None:
     if config.version is not None:
         registry.get(config.version)
     open_run(folder, config)
-    actions = {"list": _list, "show": _show, "promote": _promote, "rollback": _rollback, "gc": _clear_away}
+    actions = {
+        "list": _list,
+        "show": _show,
+        "promote": _promote,
+        "rollback": _rollback,
+        "gc": _clear_away,
+        "withdraw": _withdraw,
+    }
     close_run(folder, "versions", actions[config.action](config, registry))
 
 
 def _list(config: VersionsCommand, registry: VersionRegistry) -> dict[str, Any]:
-    found = registry.versions()
+    found = [version for own in _of_all(registry) for version in own.versions()]
+    for member in registry.pool.members():
+        print(f"{member.name:<22} {member.status:<13} {member.reason}")
     for version in found:
         print(_line(version))
     return {"versions": [_plain(version) for version in found]}
@@ -44,21 +53,47 @@ def _show(config: VersionsCommand, registry: VersionRegistry) -> dict[str, Any]:
 
 
 def _promote(config: VersionsCommand, registry: VersionRegistry) -> dict[str, Any]:
-    version = registry.promote(str(config.version), "promoted by hand")
+    own = registry.of(registry.get(str(config.version)).member)
+    version = own.promote(str(config.version), "promoted by hand")
     print(_line(version))
     return {"serving": version.name}
 
 
 def _rollback(config: VersionsCommand, registry: VersionRegistry) -> dict[str, Any]:
-    version = registry.rollback("rolled back by hand")
+    version = registry.of(_named(config, registry)).rollback("rolled back by hand")
     print(_line(version))
     return {"serving": version.name}
 
 
+def _withdraw(config: VersionsCommand, registry: VersionRegistry) -> dict[str, Any]:
+    name = _named(config, registry)
+    registry.pool.set_status(name, "withdrawn", "withdrawn by hand")
+    print(f"{name} is withdrawn; a running server drops it at once")
+    return {"withdrawn": name}
+
+
 def _clear_away(config: VersionsCommand, registry: VersionRegistry) -> dict[str, Any]:
-    gone = registry.clear_away(config.keep)
+    gone = [name for own in _of_all(registry) for name in own.clear_away(config.keep)]
     print(f"{len(gone)} folders are cleared away: {', '.join(gone) or 'none'}")
     return {"gone": gone}
+
+
+def _of_all(registry: VersionRegistry) -> list[VersionRegistry]:
+    """Return the versions of each draft that there is or was."""
+    return [registry.of(member.name) for member in registry.pool.members()] or [registry]
+
+
+def _named(config: VersionsCommand, registry: VersionRegistry) -> str:
+    """Return the draft that a command is about.
+
+    Raises:
+        ConfigError: there is none of this name, or several and none is named.
+    """
+    names = [member.name for member in registry.pool.members()]
+    if (config.name or "") not in (names or [""]):
+        there = f"there are {', '.join(names)}" if names else "there is one draft, which has no name"
+        raise ConfigError(f"name={config.name or ''} is no draft in {registry.folder}; {there}")
+    return config.name or ""
 
 
 def _line(version: Version) -> str:

@@ -22,17 +22,12 @@ from typing import Any
 
 from torch import Tensor
 
-from distillspec.errors import ConfigError
 from distillspec.serving.base.threads import compute_alone
-from distillspec.serving.control.wrapped import known_costs
 from distillspec.serving.engine import Engine
 from distillspec.serving.online.bootstrap import first_draft
 from distillspec.serving.online.gate.gatekeeper import Gatekeeper
-from distillspec.serving.online.gate.judge import Judge
 from distillspec.serving.online.gate.monitor import ServedAcceptance
-from distillspec.serving.online.gate.step_costs import ServedLoad, step_costs
-from distillspec.serving.online.judging.evidence import Costs
-from distillspec.serving.online.judging.score_table import ScoreTable
+from distillspec.serving.online.learning_pool import LearningPool
 from distillspec.serving.online.log.records import LogKey
 from distillspec.serving.online.log.redaction import Redaction
 from distillspec.serving.online.log.replay_log import ReplayLog
@@ -41,7 +36,6 @@ from distillspec.serving.online.log.writer import LogWriter
 from distillspec.serving.online.reporting import Record, Reporter
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
-from distillspec.serving.online.state.version import Version
 from distillspec.serving.online.trainer_link import TrainerLink
 from distillspec.serving.online.training.supervisor import Supervisor
 from distillspec.serving.step.commit import Emission
@@ -95,18 +89,8 @@ class Adaptation:
             verification=engine.settings.verification,
         )
         self.tap.excluded = self.replay.excluded()
-        self.served = ServedAcceptance(settings.gate, self.reporter.alarm)
-        self.served.restore(self.registry.served())
         self._wake = wake or (lambda: None)
-        self._load = ServedLoad()
-        self._scores = ScoreTable(self.layout.scores)
-        judge = Judge(settings, self.registry, self.replay, self._scores, self._costs)
-        self.gatekeeper = Gatekeeper(
-            settings, self.registry, judge, swap=self._swap, served=self.served, report=self.reporter.tell
-        )
-        if self.gatekeeper.serving is None:
-            raise ConfigError(f"no draft is promoted in {self.layout.versions}; call first_draft before")
-        self._base = self.registry.promotions()[0]["version"]
+        self.pool = LearningPool(settings, engine, self.registry, self.replay, self.reporter)
         self.trainer = TrainerLink(settings, self.replay, self.registry, self.reporter)
         self.tap.paused = self.trainer.paused
         self._busy_s = time.monotonic()
@@ -115,11 +99,15 @@ class Adaptation:
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
 
-    def _costs(self) -> Costs:
-        """Return the costs of a step with the draft in service, at the load that is served."""
-        draft = self.engine.draft
-        assert draft is not None, "an engine that adapts has a draft"
-        return step_costs(self.engine.target, draft, known_costs(self.engine.controller), self._load)
+    @property
+    def gatekeeper(self) -> Gatekeeper:
+        """The gate of the only draft, or of the pool's first."""
+        return self.pool.first.gatekeeper
+
+    @property
+    def served(self) -> ServedAcceptance:
+        """Acceptance in service of the only draft, or of the pool's first."""
+        return self.pool.first.served
 
     @property
     def supervisor(self) -> Supervisor | None:
@@ -137,7 +125,7 @@ class Adaptation:
             log.warning("online adaptation is still paused: it logs and learns nothing until somebody resumes it")
         self.writer.start()
         self.engine.observer = self.observe
-        for name, work in (("gatekeeper", self.gatekeeper.work), ("trainer-watch", self._keep_house)):
+        for name, work in (("gatekeeper", self.pool.judge), ("trainer-watch", self._keep_house)):
             thread = threading.Thread(target=self._repeat, args=(work, POLL_S), name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
@@ -154,7 +142,7 @@ class Adaptation:
         self._write_figures()
         self.replay.close()
         self.registry.close()
-        self._scores.close()
+        self.pool.close()
         self.trainer.close()
 
     def __enter__(self) -> Adaptation:
@@ -168,7 +156,7 @@ class Adaptation:
 
     def observe(self, emissions: Sequence[Emission], logits: Tensor) -> None:
         """Count and log a step's emitted tokens. See `serving.step.commit.Observer`."""
-        self.served.watch(emissions)
+        self.pool.watch(emissions)
         self.tap(emissions, logits)
 
     def on_step(self, output: StepOutput) -> None:
@@ -181,10 +169,10 @@ class Adaptation:
     def _take(self, output: StepOutput) -> None:
         if output.result is not None and output.result.rows:
             self._busy_s = time.monotonic()
-            self._load.add(output.result)
+            self.pool.take(output.result)
         if output.finished:
             self.tap.finish(output.finished)
-            self.served.finish(output.finished)
+            self.pool.finish(output.finished)
 
     @property
     def paused(self) -> bool:
@@ -207,11 +195,7 @@ class Adaptation:
 
     def verdicts(self) -> list[dict[str, Any]]:
         """Return name, status, reason and verdict of every judged version, oldest first."""
-        return [
-            {"version": v.name, "status": v.status, "reason": v.reason, **v.verdict}
-            for v in self.registry.versions()
-            if v.verdict or v.reason
-        ]
+        return self.pool.verdicts()
 
     def delete_tenant(self, tenant: str) -> int:
         """Delete what was logged of a tenant. Return how many logged answers there were.
@@ -242,17 +226,12 @@ class Adaptation:
 
     def stats(self) -> dict[str, Any]:
         """Return every figure as plain values."""
-        state, keeper = self.trainer.state(), self.gatekeeper
-        serving, suspicion = keeper.serving, keeper.suspicion  # the gate's thread changes them
-        gained = self.served.accepted_gain(self.registry.get(self._base).served_as)
+        state, drafts = self.trainer.state(), self.pool.figures()
+        gained = drafts["gained_tokens"]
         return {
-            "serving": None if serving is None else serving.name,
-            "waiting_for": keeper.waiting_for,
-            "suspected": None if suspicion is None else suspicion.reason,
-            "served": self.served.figures(),
+            **drafts,
             "log": self.log_figures(),
             "trainer": self.trainer.figures(state),
-            "gained_tokens": gained,
             "cpu_s_per_gained_token": state.cpu_s / gained if gained > 0 else None,
             "device_s_per_gained_token": state.seconds / gained if gained > 0 else None,
         }
@@ -265,13 +244,10 @@ class Adaptation:
             "waiting_tokens": self.writer.waiting_tokens,
         }
 
-    def _swap(self, version: Version, acceptance: float | None) -> None:
-        """Load a version in this thread. The engine's next step drafts with it."""
-        self.engine.load_draft(version.path, acceptance)
-        self.reporter.tell({"event": "swap", "version": version.name, "served_as": version.served_as})
-
     def _keep_house(self) -> None:
-        suspected = self.gatekeeper.suspicion is not None
+        if self.pool.has_several and not self.paused:
+            self.pool.keep_specialists()
+        suspected = self.pool.suspected
         self.trainer.poll(idle=time.monotonic() - self._busy_s > IDLE_AFTER_S, suspected=suspected)
         self.tap.wanting = suspected or self.trainer.wants_text()
         if time.monotonic() - self._started_s > (self._lines + 1) * self.settings.online.metrics_s:
@@ -281,7 +257,7 @@ class Adaptation:
         seconds = time.monotonic() - self._started_s
         self._lines = int(seconds / self.settings.online.metrics_s)
         try:
-            self.registry.keep_served(self.served.take_changed())
+            self.pool.keep_served()
         except Exception:  # a full disk, above all. The next line tries again.
             log.exception("served acceptance is not kept for the next start")
         self.reporter.tell({"event": "figures", "seconds": seconds, **self.stats()})

@@ -1,8 +1,10 @@
-"""First draft of a server: the promoted version, or a draft given by hand. Refuses folders that do not fit."""
+"""First drafts of a server: promoted versions, or drafts given by hand. Refuses folders that do not fit."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 from distillspec.errors import ConfigError, RunError
@@ -13,6 +15,7 @@ from distillspec.serving.online.log.records import LogKey
 from distillspec.serving.online.log.redaction import Redaction
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings
+from distillspec.serving.online.state.pool import Member
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import Version
 from distillspec.serving.online.training.selection import offline_folder
@@ -36,21 +39,69 @@ def first_draft(settings: OnlineSettings, target: LanguageModel, given: str | Pa
     check_bootstrap(settings, given)
     _check_log(settings, target)
     settings.layout.make_versions()
-    registry = VersionRegistry(settings.layout.versions)
-    try:
-        serving = registry.current()
-        if serving is not None and registry.problem_of(serving) is None:
-            check_target(serving.path, target)
-        if draft is not None and registry.find(draft.identity.weights_hash) is None:
-            _add_and_promote(registry, draft, given, target)
-        current = registry.boot()
-        if current is None and draft is not None:
-            current = _add_and_promote(registry, draft, given, target)
-        if current is None:
-            raise _no_draft(settings) if serving is None else _nothing_intact(settings, serving)
-        return current.path
-    finally:
-        registry.close()
+    with closing(VersionRegistry(settings.layout.versions)) as registry:
+        if registry.pool.members():
+            raise ConfigError(
+                f"online.folder={settings.layout.root} has the versions of several drafts; give drafts=[…] or none, "
+                "or another online.folder"
+            )
+        return _version_to_start(settings, registry, target, draft, given).path
+
+
+def first_drafts(settings: OnlineSettings, target: LanguageModel, given: Mapping[str, Path]) -> dict[str, Path]:
+    """Return the folders of the drafts of a pool to start with, by name. See `first_draft`.
+
+    Drafts that the folder's pool has stay in it, given or not. Specialists on trial are not among them.
+
+    Raises:
+        ConfigError: as for one draft, or the folder has the versions of a single one.
+        RunError: the folder cannot be written.
+    """
+    drafts = {name: _fitting(path, target) for name, path in given.items()}
+    check_bootstrap(settings, next(iter(given.values()), None))
+    _check_log(settings, target)
+    settings.layout.make_versions()
+    with closing(VersionRegistry(settings.layout.versions)) as registry:
+        if registry.versions():
+            raise ConfigError(
+                f"online.folder={settings.layout.root} has the versions of one draft; give draft.path=FOLDER or none, "
+                "or another online.folder"
+            )
+        for name in drafts:
+            registry.pool.add(Member(name))
+        return {
+            name: _version_to_start(settings, registry.of(name), target, drafts.get(name), given.get(name)).path
+            for name in registry.serving()
+        }
+
+
+def has_pool(settings: OnlineSettings) -> bool:
+    """Return True if the folder has the versions of several drafts."""
+    if not settings.layout.registry.is_file():
+        return False
+    with closing(VersionRegistry(settings.layout.versions)) as registry:
+        return bool(registry.pool.members())
+
+
+def _version_to_start(
+    settings: OnlineSettings,
+    registry: VersionRegistry,
+    target: LanguageModel,
+    draft: LanguageModel | None,
+    given: str | Path | None,
+) -> Version:
+    """Return the version of a draft to start with. `draft` is the one loaded from `given`."""
+    serving = registry.current()
+    if serving is not None and registry.problem_of(serving) is None:
+        check_target(serving.path, target)
+    if draft is not None and registry.find(draft.identity.weights_hash) is None:
+        _add_and_promote(registry, draft, given, target)
+    current = registry.boot()
+    if current is None and draft is not None:
+        current = _add_and_promote(registry, draft, given, target)
+    if current is None:
+        raise _no_draft(settings) if serving is None else _nothing_intact(settings, serving)
+    return current
 
 
 def check_bootstrap(settings: OnlineSettings, given: str | Path | None) -> None:

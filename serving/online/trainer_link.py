@@ -10,10 +10,12 @@ from typing import Any
 
 from distillspec.files import private_folder
 from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.pool.domains import log_of
 from distillspec.serving.online.reporting import Reporter
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.state.lock import held, is_held
 from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.state.trainer_states import read_states
 from distillspec.serving.online.training.supervisor import Supervisor, fewest_answers
 
 log = logging.getLogger(__name__)
@@ -41,8 +43,8 @@ class TrainerLink:
         return self._control.paused
 
     def state(self) -> TrainerState:
-        """Read what the trainer last wrote about itself."""
-        return TrainerState.read(self.layout.state)
+        """Read what the trainer last wrote about itself, of all drafts together."""
+        return read_states(self.layout, [member.name for member in self._registry.pool.learning()])
 
     def start(self) -> None:
         """Take the folder's server lock (online=on) and write the control file.
@@ -138,11 +140,11 @@ class TrainerLink:
 
     def wants_text(self) -> bool:
         """Return True while the trainer waits for answers: to learn from, or to judge a candidate by."""
-        if self.paused:
-            return False
-        fewest = fewest_answers(self.settings.adapt, self._registry.judged_in_vain())
-        short = fewest is not None and self.replay.count(after=self.state().cursor) < fewest
-        return short or bool(self._registry.versions("candidate"))
+        return not self.paused and any(self._is_short(member.name) for member in self._registry.pool.learning())
+
+    def _is_short(self, member: str) -> bool:
+        fewest, new = self._fewest(member), self._new(member)
+        return (fewest is not None and new < fewest) or bool(self._registry.of(member).versions("candidate"))
 
     def _has_work(self) -> bool:
         """Return True if something is to be judged, or half of the text for an update is there.
@@ -151,11 +153,25 @@ class TrainerLink:
         """
         if self.paused:
             return False
-        state, fewest = self.state(), fewest_answers(self.settings.adapt, self._registry.judged_in_vain())
-        new = self.replay.count(after=state.cursor)
-        if self._control.suspected or self._registry.versions("candidate"):
+        return self._control.suspected or any(self._has_text(member.name) for member in self._registry.pool.learning())
+
+    def _has_text(self, member: str) -> bool:
+        if self._registry.of(member).versions("candidate"):
             return True
-        return (new > 0 and self._control.asked > state.asked) or (fewest is not None and 2 * new >= fewest)
+        fewest, new = self._fewest(member), self._new(member)
+        asked = self._control.asked > self._state(member).asked
+        return (new > 0 and asked) or (fewest is not None and 2 * new >= fewest)
+
+    def _state(self, member: str) -> TrainerState:
+        return TrainerState.read(self.layout.of(member).state)
+
+    def _fewest(self, member: str) -> int | None:
+        """Return the new answers that make an update of a draft due."""
+        return fewest_answers(self.settings.adapt, self._registry.of(member).judged_in_vain())
+
+    def _new(self, member: str) -> int:
+        """Count the answers that a draft's next update would learn from."""
+        return log_of(member, self.replay, self._registry).count(after=self._state(member).cursor)
 
     def _report_quarantine(self, problem: str | None) -> None:
         if problem is not None and problem != self._reported:

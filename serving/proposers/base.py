@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -122,7 +122,9 @@ class CountsSteps(Protocol):
 
 @runtime_checkable
 class TimesMembers(Protocol):
-    """Several proposers in one, whose seconds are known."""
+    """Several proposers in one, whose seconds on `clock` are known."""
+
+    clock: Callable[[], float]
 
     @property
     def seconds(self) -> Mapping[str, float]:

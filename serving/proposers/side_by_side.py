@@ -38,16 +38,16 @@ class SideBySide:
 
     Args:
         proposers: by source, those to be tried first first. Trees of another source's name are left out.
-        clock: seconds, to time each proposer by.
 
     Attributes:
+        clock: seconds, to time each proposer by.
         seconds: by source, of the last proposals.
     """
 
-    def __init__(self, proposers: Mapping[str, Proposer], *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, proposers: Mapping[str, Proposer]) -> None:
         self.proposers = dict(proposers)
         self.seconds: dict[str, float] = {}
-        self._clock = clock
+        self.clock: Callable[[], float] = time.perf_counter
         self._healths = {source: DraftHealth(source) for source in proposers}
         self._resolve()
 
@@ -83,9 +83,9 @@ class SideBySide:
             asked = {row: request for row, request in own.items() if request.trees}
             if not asked:
                 continue
-            started = self._clock()
+            started = self.clock()
             trees = self._healths[source].ask(proposer, list(asked.values()))
-            self.seconds[source] = self._clock() - started
+            self.seconds[source] = self.clock() - started
             found.update({(row, source): tree for row, tree in zip(asked, trees, strict=True)})
         sources = [[tree.source for tree in request.trees] for request in requests]
         return [merged([found.get((row, source), EMPTY) for source in own]) for row, own in enumerate(sources)]

@@ -13,9 +13,10 @@ from distillspec.serving.bench.step_record import StepRecord
 from distillspec.serving.control.base import StepResult
 from distillspec.serving.execution.kv_cache import SlotPool
 from distillspec.serving.sequences.manager import SequenceManager
-from distillspec.serving.simulation.executor import SimulatedExecutor, SimulatedRow
+from distillspec.serving.simulation.executor import SimulatedExecutor
 from distillspec.serving.simulation.hardware import Hardware
 from distillspec.serving.simulation.policies import Policy
+from distillspec.serving.simulation.simulated_row import SimulatedRow
 from distillspec.serving.simulation.workload import SimulatedRequest, check_fits
 from distillspec.serving.step.core import EngineCore
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
 from random import Random
@@ -17,9 +17,10 @@ from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.execution.kv_cache import Drop, Move, Prefix
 from distillspec.serving.proposers.base import Prospect
 from distillspec.serving.sequences.manager import SequenceManager
-from distillspec.serving.simulation.acceptance_trace import AcceptanceTrace
 from distillspec.serving.simulation.hardware import Hardware
+from distillspec.serving.simulation.simulated_row import SimulatedRow
 from distillspec.serving.step.executor import StepWork
+from distillspec.serving.step.micro_batches import FIND, pipelined_s, split
 
 
 class SimulatedWindow(NamedTuple):
@@ -47,37 +48,19 @@ class SimulatedWindow(NamedTuple):
         return RowResult(sequence_id, self.depth, self.verified, self.accepted, self.accepted + 1, trials)
 
 
+READING = ""  # in the place of a draft: what drafts read ahead
 PLAIN = SimulatedWindow(0, 0, 0)
 
 
-class DraftRow(NamedTuple):
-    """One request's acceptance trace of a draft in the form that steps read, by place in its output."""
+class _Timing(NamedTuple):
+    """Seconds of one micro-batch: of each draft, and of the target."""
 
-    runs: list[int]
-    gates: list[int] | None
-    ranks: list[int]
+    drafted_s: dict[str, float]
+    target_s: float
 
 
-class SimulatedRow(NamedTuple):
-    """One request's traces, by draft."""
-
-    prompt_tokens: int
-    drafts: dict[str, DraftRow]
-
-    @classmethod
-    def of(
-        cls, prompt_tokens: int, traces: Mapping[str, AcceptanceTrace], confidence_threshold: float | None
-    ) -> SimulatedRow:
-        """Return the row of a request whose draft stops at or below a confidence, None: never."""
-        drafts = {
-            source: DraftRow(
-                trace.runs,
-                None if confidence_threshold is None else trace.confident_runs(confidence_threshold),
-                trace.ranks,
-            )
-            for source, trace in traces.items()
-        }
-        return cls(prompt_tokens, drafts)
+def _ends(timings: Sequence[_Timing]) -> float:
+    return pipelined_s([sum(own.drafted_s.values()) for own in timings], [own.target_s for own in timings])
 
 
 class SimulatedExecutor:
@@ -125,12 +108,14 @@ class SimulatedExecutor:
 
     def run(self, work: StepWork) -> tuple[RowResult, ...]:
         windows = self._judge(work.view, work.plan)
-        drafted_s, target_s = self._seconds(work.view, windows)
         readings_s = self._read_ahead(work)
-        draft_s = sum(drafted_s.values()) + readings_s
-        self.now += draft_s + target_s
-        work.timer.draft_s, work.timer.target_s, work.timer.readings_s = draft_s, target_s, readings_s
-        work.timer.drafted_s = drafted_s if self.hardware.latency.members else {}
+        timings = self._timings(work, windows, readings_s)
+        self.now += _ends(timings)
+        timer = work.timer
+        timer.draft_s = sum([sum(own.drafted_s.values()) for own in timings])
+        timer.target_s, timer.readings_s = sum([own.target_s for own in timings]), readings_s
+        for own in timings if self.hardware.latency.members else ():
+            timer.add_drafted({source: seconds for source, seconds in own.drafted_s.items() if source != READING})
         return (*self._commit(work.decoding, windows), *self._read(work.chunks))
 
     def enter_slot(self, sequence: SequenceState, prefix: Prefix | None) -> None:
@@ -179,6 +164,22 @@ class SimulatedExecutor:
                 break
             node, accepted = sum(children[:node]) + right, level + 1
         return SimulatedWindow(drafted, shape.nodes, accepted, shape.depth, tuple(trials))
+
+    def _timings(self, work: StepWork, windows: Sequence[SimulatedWindow], readings_s: float) -> list[_Timing]:
+        """Return the seconds of each micro-batch. What drafts read ahead is the last one's."""
+        drafting = sum([window.drafted > 0 for window in windows])
+        wanted = self.hardware.micro_batches
+        counts = range(1, max(1, drafting) + 1) if wanted == FIND else [max(1, min(wanted, drafting))]
+        found = [self._split(work, windows, count, readings_s) for count in counts]
+        return min(found, key=_ends)
+
+    def _split(
+        self, work: StepWork, windows: Sequence[SimulatedWindow], count: int, readings_s: float
+    ) -> list[_Timing]:
+        parts = zip(work.split(count), split(windows, count), strict=True)
+        timings = [_Timing(*self._seconds(part.view, own)) for part, own in parts]
+        timings[-1].drafted_s[READING] = readings_s
+        return timings
 
     def _seconds(self, view: BatchView, windows: Sequence[SimulatedWindow]) -> tuple[dict[str, float], float]:
         """Return the seconds of each draft, and of verification."""

@@ -34,6 +34,8 @@ class RunFigures:
     acceptance_rate: float | None  # per trial
     peak_cache_tokens: int
     preemptions: int
+    draft_idle: float  # share of the steps' seconds in which drafts wait, for the target above all
+    target_idle: float  # the same of the target
 
 
 def figures_of(policy: str, rate: float | None, result: SimulationResult) -> RunFigures:
@@ -47,6 +49,7 @@ def figures_of(policy: str, rate: float | None, result: SimulationResult) -> Run
     decoding = [step for step in result.steps if step.rows]
     rows = sum(step.rows for step in decoding)
     tried, accepted = sum(sum(s.tried_per_position) for s in stats), sum(s.accepted for s in stats)
+    seconds = sum(step.seconds for step in result.steps)
     ended_s = max(step.at_s + step.seconds for step in result.steps)
     return RunFigures(
         policy=policy,
@@ -58,12 +61,14 @@ def figures_of(policy: str, rate: float | None, result: SimulationResult) -> Run
         mean_first_token_s=float(first.mean()),
         mean_per_token_s=float(per_token.mean()) if len(per_token) else 0.0,
         tokens_per_s=float(outputs.sum()) / (ended_s - result.requests[0].arrival_s),
-        step_tokens_per_s=float(outputs.sum()) / sum(step.seconds for step in result.steps),
+        step_tokens_per_s=float(outputs.sum()) / seconds,
         mean_batch=rows / len(decoding) if decoding else 0.0,
         mean_length=sum(step.proposed for step in decoding) / rows if rows else 0.0,
         acceptance_rate=acceptance_rate(accepted, tried),
         peak_cache_tokens=max(step.reserved_tokens for step in result.steps),
         preemptions=sum(s.preemptions for s in stats),
+        draft_idle=1 - sum(step.draft_s for step in result.steps) / seconds,
+        target_idle=1 - sum(step.target_s for step in result.steps) / seconds,
     )
 
 

@@ -26,6 +26,7 @@ class Hardware:
     noise: float = 0.0
     batch_expansion: bool = False
     title: str = ""
+    micro_batches: int = 1
 
 
 def derive_hardware(config: HardwareConfig) -> Hardware:
@@ -48,6 +49,7 @@ def derive_hardware(config: HardwareConfig) -> Hardware:
         config.noise,
         config.batch_expansion,
         config.title,
+        config.micro_batches,
     )
 
 

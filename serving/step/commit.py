@@ -33,7 +33,12 @@ class Emission:
     path: tuple[int, ...]  # accepted nodes, those behind a stop token included
     rows: tuple[int, ...]  # for each new token its row in the step's logits
     trials: tuple[Trial, ...]  # drafted tokens that were tried
-    draft_version: str  # of the draft in use, "" without one and where others alone proposed tokens
+    versions: Mapping[str, str]  # of the engine's draft models, by source
+
+    @property
+    def draft_version(self) -> str:
+        """The version of the draft in use, "" without one and where others alone proposed tokens."""
+        return version_in_use(self.trials, self.versions)
 
 
 class Observer(Protocol):
@@ -92,8 +97,7 @@ class Committer:
                 self.cache.clear(window.sequence.held_slot, window.sequence.computed)
             results.append(result)
             judged = tuple(rows[place][: result.emitted])
-            own = version_in_use(result.trials, versions)
-            emissions.append(Emission(window.sequence, window.tree, verdict.path, judged, result.trials, own))
+            emissions.append(Emission(window.sequence, window.tree, verdict.path, judged, result.trials, versions))
         if self.observer is not None and emissions:
             self.observer(emissions, logits)
         for window in windows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from distillspec.serving.base.acceptance import RowResult
@@ -12,6 +12,7 @@ from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.control.base import BatchView, Plan
 from distillspec.serving.proposers.base import Prospect
 from distillspec.serving.sequences.manager import SequenceManager, SlotFollower
+from distillspec.serving.step.micro_batches import split
 from distillspec.serving.step.timer import StepTimer
 
 
@@ -25,6 +26,26 @@ class StepWork:
     plan: Plan  # the same
     timer: StepTimer
     meanwhile: Callable[[], None]  # work for the host while the target's pass runs on a device of its own
+
+    def split(self, count: int) -> list[StepWork]:
+        """Split the rows into micro-batches. Prompts and what drafts read ahead are the last one's."""
+        if count == 1:
+            return [self]
+        rows = zip(split(self.decoding, count), split(self.view.rows, count), split(self.plan.rows, count), strict=True)
+        parts = [
+            replace(
+                self,
+                decoding=decoding,
+                chunks=(),
+                view=replace(self.view, rows=tuple(seen), prefill_tokens=0),
+                plan=replace(self.plan, rows=tuple(planned), readings=()),
+            )
+            for decoding, seen, planned in rows
+        ]
+        last = parts[-1]
+        view = replace(last.view, prefill_tokens=self.view.prefill_tokens)
+        plan = replace(last.plan, readings=self.plan.readings)
+        return [*parts[:-1], replace(last, chunks=self.chunks, view=view, plan=plan)]
 
 
 class Executor(SlotFollower, Protocol):

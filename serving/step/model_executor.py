@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import SlotCache
@@ -14,7 +16,7 @@ from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.transfer import on_device
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.decoding.sampling import TokenSampler
-from distillspec.serving.decoding.windows import VerificationWindow
+from distillspec.serving.decoding.windows import Judgement, VerificationWindow
 from distillspec.serving.execution.kv_cache import Drop, Move, Prefix
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.base import (
@@ -34,22 +36,42 @@ from distillspec.serving.proposers.base import (
 from distillspec.serving.proposers.draft_health import DraftHealth
 from distillspec.serving.sequences.manager import SequenceManager
 from distillspec.serving.step.commit import Committer
+from distillspec.serving.step.draft_thread import DraftThread
 from distillspec.serving.step.executor import StepWork
+from distillspec.serving.step.micro_batches import MicroBatches
 from distillspec.serving.step.reading import read_step
+
+
+class _Judged(NamedTuple):
+    """A micro-batch with its verdicts. `logits [Σ (1 + nodes), V]` are those of its windows."""
+
+    windows: list[VerificationWindow]
+    judgements: list[Judgement]
+    logits: Tensor
 
 
 class ModelExecutor:
     """Drafts with a proposer, verifies with the target, and commits. See `Executor`.
 
     `proposer` may be replaced between steps, by `use_proposer`.
+
+    Args:
+        micro_batches: see `MicroBatches`. With a single core there is one.
     """
 
     sequences: SequenceManager
 
     def __init__(
-        self, target: LanguageModel, runner: ModelRunner, sampler: TokenSampler, proposer: Proposer | None
+        self,
+        target: LanguageModel,
+        runner: ModelRunner,
+        sampler: TokenSampler,
+        proposer: Proposer | None,
+        micro_batches: int = 1,
     ) -> None:
         self.target, self.runner, self.sampler = target, runner, sampler
+        self._thread = DraftThread()
+        self._batches = MicroBatches(micro_batches if self._thread.cores > 1 else 1)
         self.committer = Committer(runner.cache)
         self._set(proposer)
 
@@ -103,22 +125,42 @@ class ModelExecutor:
         return most_nodes(self.proposer, depth)
 
     def run(self, work: StepWork) -> tuple[RowResult, ...]:
+        drafting = sum([bool(row.trees) for row in work.plan.rows])
+        parts = work.split(self._batches.count(drafting))
+        judged = [found for part, trees in self._drafted(parts) if (found := self._verify(part, trees)) is not None]
+        if not judged:
+            return ()
+        windows = [window for part in judged for window in part.windows]
+        judgements = [judgement for part in judged for judgement in part.judgements]
+        logits = judged[0].logits if len(judged) == 1 else torch.cat([part.logits for part in judged])
+        if self._sees is not None:
+            self._sees.see(windows, logits)
+        results = self.committer.commit(windows, judgements, logits, self.proposer, work.timer.now)
+        self._batches.observe(drafting, len(logits), work.timer.total_s)
+        return results
+
+    def _drafted(self, parts: Sequence[StepWork]) -> Iterator[tuple[StepWork, list[TokenTree]]]:
+        """Yield each micro-batch with its trees. A thread drafts those behind meanwhile, if there are several."""
+        return self._thread.ahead(parts, self._draft) if len(parts) > 1 else iter([(parts[0], self._draft(parts[0]))])
+
+    def _draft(self, work: StepWork) -> list[TokenTree]:
         with work.timer.drafting():
             trees = self._propose(work)
             self._read_ahead(work)
+        return trees
+
+    def _verify(self, work: StepWork, trees: Sequence[TokenTree]) -> _Judged | None:
+        """Read and judge a micro-batch. None: it has only prompts, which are not read whole yet."""
         windows = [VerificationWindow(sequence, tree) for sequence, tree in zip(work.decoding, trees, strict=True)]
         with work.timer.verifying():
             hidden, windows = read_step(self.runner, self.sequences, windows, work.chunks)
             if not windows:
-                return ()
+                return None
             logits = self.target.full_width(self.runner.logits(hidden))
             if self.overlaps:
                 work.meanwhile()
             # Reading the verdicts waits for the target.
-            judgements = self.sampler.verify(logits, windows)
-        if self._sees is not None:
-            self._sees.see(windows, logits)
-        return self.committer.commit(windows, judgements, logits, self.proposer, work.timer.now)
+            return _Judged(windows, self.sampler.verify(logits, windows), logits)
 
     def enter_slot(self, sequence: SequenceState, prefix: Prefix | None) -> None:
         for reader in self._readers:
@@ -142,6 +184,7 @@ class ModelExecutor:
         self.runner.cache.clear(slot)
 
     def release(self) -> None:
+        self._thread.stop()
         self.runner.release()
         release_memory(self.proposer)
 
@@ -154,7 +197,7 @@ class ModelExecutor:
             return
         started, unfinished = work.timer.now, self.sequences.unfinished
         self._ahead.read_ahead([(own.source, unfinished[own.sequence_id], own.tokens) for own in work.plan.readings])
-        work.timer.readings_s = work.timer.now - started
+        work.timer.readings_s += work.timer.now - started
 
     def _propose(self, work: StepWork) -> list[TokenTree]:
         for reader in self._readers:
@@ -165,9 +208,11 @@ class ModelExecutor:
         requests = [ProposalRequest(sequence, row.trees) for sequence, row in pairs if row.trees]
         if not requests or self.proposer is None:
             return [EMPTY] * len(pairs)
+        if self._times is not None:
+            self._times.clock = work.timer.clock
         proposals = self._health.ask(self.proposer, requests)
         if self._times is not None:
-            work.timer.drafted_s = dict(self._times.seconds)
+            work.timer.add_drafted(self._times.seconds)
         found = iter(proposals)
         trees = [next(found).shortened(row.verified_length) if row.trees else EMPTY for _, row in pairs]
         return [self._shortened_to_fit(sequence, tree) for sequence, tree in zip(work.decoding, trees, strict=True)]

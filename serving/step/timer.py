@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -11,7 +11,7 @@ class StepTimer:
     `readings_s` those of drafts that read ahead of a switch."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+        self.clock = clock
         self.started = clock()
         self.draft_s = self.target_s = 0.0
         self.drafted_s: dict[str, float] = {}
@@ -20,23 +20,28 @@ class StepTimer:
     @property
     def now(self) -> float:
         """Seconds on the clock."""
-        return self._clock()
+        return self.clock()
 
     @property
     def total_s(self) -> float:
         """Seconds since the step started."""
-        return self._clock() - self.started
+        return self.clock() - self.started
+
+    def add_drafted(self, seconds: Mapping[str, float]) -> None:
+        """Add the seconds of each of several sources."""
+        for source, own in seconds.items():
+            self.drafted_s[source] = self.drafted_s.get(source, 0.0) + own
 
     @contextmanager
     def drafting(self) -> Iterator[None]:
         """Add the time inside the block to `draft_s`."""
-        started = self._clock()
+        started = self.clock()
         yield
-        self.draft_s += self._clock() - started
+        self.draft_s += self.clock() - started
 
     @contextmanager
     def verifying(self) -> Iterator[None]:
         """Add the time inside the block to `target_s`."""
-        started = self._clock()
+        started = self.clock()
         yield
-        self.target_s += self._clock() - started
+        self.target_s += self.clock() - started

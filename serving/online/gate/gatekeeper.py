@@ -163,4 +163,4 @@ class Gatekeeper:
         self._report({"event": "verdict", **verdict.to_json()})
         if self.settings.online.keep_versions is not None:
             self.registry.clear_away(self.settings.online.keep_versions)
-        self.judge.table.keep_only([v.name for v in self.registry.versions() if v.present])
+        self.judge.table.keep_only(self.registry.present())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import takewhile
 
 from distillspec.serving.online.gate.decision import GateDecision, decide, is_worse
@@ -20,6 +21,7 @@ class Judge:
 
     Args:
         costs: of a step with the draft in service.
+        margin: returns the gain that a candidate must exceed. Default: the gate's.
     """
 
     def __init__(
@@ -29,9 +31,10 @@ class Judge:
         replay: ReplayLog,
         table: ScoreTable,
         costs: Callable[[], Costs],
+        margin: Callable[[], float] | None = None,
     ) -> None:
         self.config, self.registry, self.replay, self.table = settings.gate, registry, replay, table
-        self._costs = costs
+        self._costs, self._margin = costs, margin
 
     def evidence(self, question: Question) -> Evidence:
         """Return what both drafts of a question have been scored on."""
@@ -51,7 +54,8 @@ class Judge:
         evidence = self.evidence(question)
         if not evidence.pairs:
             return None
-        return decide(*names, evidence, self.config, 1 + self.registry.judged_in_vain(), final=final)
+        config = self.config if self._margin is None else replace(self.config, margin=self._margin())
+        return decide(*names, evidence, config, 1 + self.registry.judged_in_vain(), final=final)
 
     def regression(self, question: Question) -> str | None:
         """Return why the version in service is worse than its predecessor, None if that is not shown."""

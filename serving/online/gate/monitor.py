@@ -49,10 +49,11 @@ class ServedAcceptance:
 
     Args:
         alarm: called once when acceptance collapses. Default: an error in the log.
+        source: the draft that is counted.
     """
 
-    def __init__(self, config: GateConfig, alarm: Callable[[str], None] | None = None) -> None:
-        self.config = config
+    def __init__(self, config: GateConfig, alarm: Callable[[str], None] | None = None, source: str = DRAFT) -> None:
+        self.config, self.source = config, source
         self.alarm = alarm or (lambda message: log.error("%s", message))
         self._running: dict[tuple[str, int], AnswerCounts] = {}
         self._recent_counts: dict[str, deque[AcceptanceCounts]] = {}
@@ -70,16 +71,16 @@ class ServedAcceptance:
             sequence = emission.sequence
             key = (sequence.request.id, sequence.index)
             counter = AcceptanceCounter()
-            counter.add(of_source(emission.trials, DRAFT))
+            counter.add(of_source(emission.trials, self.source))
             tried, accepted = counter.tried, counter.firsts
-            failed = sequence.speculation_failed
+            failed = sequence.speculation_failed and len(emission.versions) == 1  # of several it may be another's
             if not tried and (not failed or emission.trials):  # trials of others say nothing about the draft
                 continue
             answer = self._running.setdefault(key, AnswerCounts(sequence.request.domain, {}))
             if failed and not answer.failed:
                 answer.failed = True  # NaN or an exception counts as one rejection
                 tried += 1
-            counts = answer.counts.setdefault(emission.draft_version, [0, 0])
+            counts = answer.counts.setdefault(emission.versions.get(self.source, ""), [0, 0])
             counts[0] += tried
             counts[1] += accepted
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from distillspec.models import LanguageModel
+from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.control.base import StepResult
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.online.judging.evidence import Costs
@@ -32,12 +33,21 @@ class ServedLoad:
 
 
 def step_costs(
-    target: LanguageModel, draft: LanguageModel, latency: LatencyModel | None = None, load: ServedLoad | None = None
+    target: LanguageModel,
+    draft: LanguageModel,
+    latency: LatencyModel | None = None,
+    load: ServedLoad | None = None,
+    source: str = DRAFT,
 ) -> Costs:
-    """Estimate costs from measured step times if they are known, otherwise from the weights that a token reads."""
+    """Estimate costs from measured step times if they are known, otherwise from the weights that a token reads.
+
+    Args:
+        source: the draft's name in the engine.
+    """
+    latency = None if latency is None else latency.of_draft(draft.drafts_at_once, source)
     if latency is not None and latency.draft is not None:
         contexts = (load or ServedLoad()).contexts
-        rows, latency = len(contexts), latency.of_draft(draft.drafts_at_once)
+        rows = len(contexts)
         plain = latency.target_s(contexts, [0] * rows)
         if plain > 0:
             verify = (latency.target_s(contexts, [1] * rows) - plain) / plain

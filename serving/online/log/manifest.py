@@ -8,46 +8,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import NamedTuple
 
 from distillspec.errors import ConfigError
 from distillspec.serving.online.log.conversations import conversation_of, prompt_hash
+from distillspec.serving.online.log.manifest_tables import open_manifest
 from distillspec.serving.online.log.records import LogEntry, LoggedAnswer, LogKey
-from distillspec.serving.online.state.database import Database
-from distillspec.serving.online.state.layout import MANIFEST
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS shards (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, file TEXT UNIQUE NOT NULL, sha256 TEXT NOT NULL, bytes INTEGER NOT NULL,
-    newest_s REAL NOT NULL, fresh INTEGER NOT NULL DEFAULT 1
-);
-CREATE TABLE IF NOT EXISTS answers (
-    number INTEGER PRIMARY KEY AUTOINCREMENT, shard INTEGER NOT NULL REFERENCES shards(id) ON DELETE CASCADE,
-    place INTEGER NOT NULL, request_id TEXT NOT NULL, tenant TEXT NOT NULL, domain TEXT NOT NULL,
-    tokens INTEGER NOT NULL, tried INTEGER NOT NULL, accepted INTEGER NOT NULL, time_s REAL NOT NULL,
-    conversation INTEGER NOT NULL DEFAULT 0, prompt TEXT NOT NULL DEFAULT '', prompt_tokens INTEGER NOT NULL DEFAULT 0
-);
-CREATE INDEX IF NOT EXISTS answers_of_shard ON answers (shard);
-CREATE TABLE IF NOT EXISTS deletions (tenant TEXT PRIMARY KEY, time_s REAL NOT NULL);
-CREATE TABLE IF NOT EXISTS excluded (tenant TEXT PRIMARY KEY);
-CREATE TABLE IF NOT EXISTS rewrites (shard INTEGER PRIMARY KEY);
-CREATE TABLE IF NOT EXISTS refusals (file TEXT PRIMARY KEY, reason TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL)
-"""
+SUMS = ("domain", "draft", "COUNT(*)", "SUM(tokens)", "SUM(tried)", "SUM(accepted)")  # as in `DraftedText`
 COUNT = "SELECT COUNT(*) FROM answers WHERE number > ?"
 ENTRY = ", ".join(field.name for field in fields(LogEntry))
 ANSWER = (
-    "INSERT INTO answers (shard, place, request_id, tenant, domain, tokens, tried, accepted, time_s, prompt,"
-    " prompt_tokens) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-)
-BY_PROMPT = "CREATE INDEX IF NOT EXISTS answers_of_prompt ON answers (tenant, prompt_tokens, prompt)"
-# Of a log that kept answers apart for the gate: all of them are judged by, and then learnt from.
-UPGRADE = (
-    "ALTER TABLE answers ADD COLUMN conversation INTEGER NOT NULL DEFAULT 0",
-    "ALTER TABLE answers ADD COLUMN prompt TEXT NOT NULL DEFAULT ''",
-    "ALTER TABLE answers ADD COLUMN prompt_tokens INTEGER NOT NULL DEFAULT 0",
-    "UPDATE answers SET conversation = number",
-    "ALTER TABLE answers DROP COLUMN split",
+    "INSERT INTO answers (shard, place, request_id, tenant, domain, tokens, tried, accepted, time_s, draft, prompt,"
+    " prompt_tokens) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 
 
@@ -63,6 +36,17 @@ class ShardRow:
     fresh: bool  # not yet aged into the reservoir
 
 
+class DraftedText(NamedTuple):
+    """Answers of one domain that one draft drafted for, summed up."""
+
+    domain: str
+    draft: str  # version, "" for none
+    answers: int
+    tokens: int
+    tried: int
+    accepted: int
+
+
 class Manifest:
     """Tables of the replay log in `folder`. Every method is one transaction.
 
@@ -72,12 +56,7 @@ class Manifest:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._database = Database(folder / MANIFEST, SCHEMA)
-        with self._database.transaction() as rows:
-            if "split" in {row[1] for row in rows.execute("PRAGMA table_info(answers)")}:
-                for statement in UPGRADE:
-                    rows.execute(statement)
-            rows.execute(BY_PROMPT)
+        self._database = open_manifest(folder)
 
     def agree(self, key: LogKey | None) -> LogKey:
         """Return the recorded key. Record `key` if the log has none.
@@ -103,14 +82,22 @@ class Manifest:
 
     # -- answers ------------------------------------------------------------------------------------------------
 
-    def entries(self, after: int, up_to: int | None) -> list[LogEntry]:
-        """Return the answers numbered above `after` and at most `up_to`, in order."""
-        query = f"SELECT {ENTRY} FROM answers WHERE number > ? AND number <= ? ORDER BY number"
-        return [LogEntry(*row) for row in self._database.rows(query, (after, up_to if up_to is not None else 1 << 62))]
+    def entries(self, after: int, up_to: int | None, domains: Sequence[str] | None = None) -> list[LogEntry]:
+        """Return the answers numbered above `after` and at most `up_to`, in order, of all domains or of some."""
+        only, names = _among(domains)
+        query = f"SELECT {ENTRY} FROM answers WHERE number > ? AND number <= ?{only} ORDER BY number"
+        last = up_to if up_to is not None else 1 << 62
+        return [LogEntry(*row) for row in self._database.rows(query, (after, last, *names))]
 
-    def count(self, after: int) -> int:
-        """Count the answers numbered above `after`."""
-        return int(self._database.value(COUNT, (after,)))
+    def count(self, after: int, domains: Sequence[str] | None = None) -> int:
+        """Count the answers numbered above `after`, of all domains or of some."""
+        only, names = _among(domains)
+        return int(self._database.value(COUNT + only, (after, *names)))
+
+    def by_draft(self, after: int) -> list[DraftedText]:
+        """Sum up the answers numbered above `after` by domain and draft."""
+        query = f"SELECT {', '.join(SUMS)} FROM answers WHERE number > ? GROUP BY domain, draft"
+        return [DraftedText(*row) for row in self._database.rows(query, (after,))]
 
     def newest_number(self) -> int:
         """Return the last number ever given, 0 for an empty log. Deleted answers count."""
@@ -257,6 +244,11 @@ class Manifest:
         self._database.close()
 
 
+def _among(domains: Sequence[str] | None) -> tuple[str, Sequence[str]]:
+    """Return the condition on a domain, and its values."""
+    return ("", ()) if domains is None else (f" AND domain IN ({', '.join('?' * len(domains))})", domains)
+
+
 def _list(rows: sqlite3.Connection, shard: int | None, place: int, answer: LoggedAnswer) -> None:
     """List one answer, in its conversation."""
     conversation = conversation_of(rows, answer.tenant, answer.prompt_ids)
@@ -272,6 +264,7 @@ def _list(rows: sqlite3.Connection, shard: int | None, place: int, answer: Logge
             answer.tried,
             answer.accepted,
             answer.time_s,
+            answer.draft,
             prompt_hash(answer.tenant, answer.prompt_ids),
             len(answer.prompt_ids),
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from distillspec.signals import TeacherSignal
@@ -64,6 +65,13 @@ class LoggedAnswer:
     def accepted(self) -> int:
         return int((self.outcomes == ACCEPTED).sum())
 
+    @property
+    def draft(self) -> str:
+        """The draft version in use for most of its tokens, "" where no draft was."""
+        counts = torch.bincount(self.version_of.long(), minlength=len(self.draft_versions)).tolist()
+        tokens = {name: count for name, count in zip(self.draft_versions, counts, strict=False) if name}
+        return max(tokens, key=lambda name: tokens[name]) if tokens else ""
+
     def sample(self) -> Sample:
         """Return the answer as a sample for training and evaluation."""
         return Sample(
@@ -92,6 +100,7 @@ class LogEntry:
     tried: int
     accepted: int
     time_s: float
+    draft: str = ""  # `LoggedAnswer.draft`
 
     def is_of(self, answer: LoggedAnswer) -> bool:
         """Return True if `answer` is the one this row describes."""

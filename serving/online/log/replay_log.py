@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from distillspec.config import ReplayConfig
 from distillspec.errors import ConfigError, RunError
 from distillspec.files import write_private
 from distillspec.serving.online.log.deletions import Deletions
-from distillspec.serving.online.log.manifest import Manifest
+from distillspec.serving.online.log.manifest import DraftedText, Manifest
 from distillspec.serving.online.log.records import LogEntry, LoggedAnswer, LogKey
 from distillspec.serving.online.log.retention import Retention
 from distillspec.serving.online.log.shard_files import ShardFiles
@@ -75,6 +76,17 @@ class ReplayLog:
         self.files = ShardFiles(self.manifest, self.key, write)
         self._deletions = Deletions(self.manifest, self.files, self.clock)
         self._retention = Retention(self.manifest, self.files, self.config, self.clock, seed)
+        self._domains: Callable[[], Sequence[str]] | None = None
+
+    def of(self, domains: Callable[[], Sequence[str]]) -> ReplayLog:
+        """Return the log as a draft of some domains learns from it: `entries` and `count` leave out all others.
+
+        Args:
+            domains: returns those of now. Closing either log closes both.
+        """
+        found = copy(self)
+        found._domains = domains
+        return found
 
     @property
     def refused(self) -> dict[str, str]:
@@ -134,7 +146,7 @@ class ReplayLog:
         """
         with self._changing():
             first, last = min(e.number for e in entries), max(e.number for e in entries)
-            present = {entry.number for entry in self.entries(after=first - 1, up_to=last)}
+            present = {entry.number for entry in self.manifest.entries(first - 1, last)}
             deleted = self.deleted_at()
             missing = [e for e in entries if e.number not in present]  # deleted, or dropped by retention
             if any(deleted.get(e.tenant, float("-inf")) >= e.time_s for e in missing):
@@ -155,11 +167,15 @@ class ReplayLog:
 
     def entries(self, *, after: int = 0, up_to: int | None = None) -> list[LogEntry]:
         """Return the answers numbered above `after` and at most `up_to`, in order."""
-        return self.manifest.entries(after, up_to)
+        return self.manifest.entries(after, up_to, None if self._domains is None else self._domains())
 
     def count(self, *, after: int = 0) -> int:
         """Count the answers numbered above `after`."""
-        return self.manifest.count(after)
+        return self.manifest.count(after, None if self._domains is None else self._domains())
+
+    def by_draft(self, newest: int) -> list[DraftedText]:
+        """Sum up the newest answers by domain and draft, of all domains."""
+        return self.manifest.by_draft(self.newest_number() - newest)
 
     def newest_number(self) -> int:
         """Return the last number ever given, 0 for an empty log. Deleted answers count."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 from distillspec.config import AdaptCommand, OnlineGroups, ServeCommand, TargetConfig
 from distillspec.errors import ConfigError
 from distillspec.files import private_folder, write_json
+from distillspec.serving.online.state.version import ONLY
 
 REGISTRY, MANIFEST = "registry.sqlite", "manifest.sqlite"  # of the versions and of the replay log
 
@@ -38,9 +40,17 @@ class OnlineSettings(OnlineGroups):
 
 @dataclass(frozen=True)
 class Layout:
-    """Paths in an online folder."""
+    """Paths in an online folder.
+
+    `state` and `memory` are what the trainer knows of one draft, `member`. Drafts share everything else.
+    """
 
     root: Path
+    member: str = ONLY
+
+    def of(self, member: str) -> Layout:
+        """Return the paths of another draft of the same folder."""
+        return replace(self, member=member)
 
     @property
     def replay(self) -> Path:
@@ -64,7 +74,7 @@ class Layout:
 
     @property
     def state(self) -> Path:
-        return self.trainer / "state.json"
+        return self._own / "state.json"
 
     @property
     def scores(self) -> Path:
@@ -72,7 +82,7 @@ class Layout:
 
     @property
     def memory(self) -> Path:
-        return self.trainer / "optimizer.pt"
+        return self._own / "optimizer.pt"
 
     @property
     def control(self) -> Path:
@@ -81,6 +91,10 @@ class Layout:
     @property
     def settings(self) -> Path:
         return self.trainer / "settings.json"
+
+    @property
+    def _own(self) -> Path:
+        return self.trainer / "drafts" / self.member if self.member else self.trainer
 
     def check_writable(self) -> None:
         """Raise `ConfigError` if the folder cannot be made or written. Makes nothing."""
@@ -124,7 +138,7 @@ class _Message:
 
 @dataclass(frozen=True)
 class TrainerState(_Message):
-    """State of the trainer between updates. Only the process that holds its lock writes it."""
+    """State of the trainer between updates of one draft. Only the process that holds its lock writes it."""
 
     cursor: int = 0  # number of the last logged answer that an update considered
     asked: int = 0  # updates by hand that were made, well or badly (`TrainerControl.asked`)
@@ -147,6 +161,22 @@ class TrainerState(_Message):
         """Share of the new answers that it had no time for."""
         new = self.learnt + self.skipped
         return self.skipped / new if new else 0.0
+
+    @classmethod
+    def sum_of(cls, states: Sequence[TrainerState]) -> TrainerState:
+        """Return the state of a trainer of several drafts: counts added up, and the stage of the one at work."""
+        if len(states) == 1:
+            return states[0]
+        added = ("updates", "learnt", "skipped", "capped", "cpu_s", "seconds")
+        busy = next((state for state in states if state.stage != "waiting"), states[0])
+        stuck = [state.quarantined for state in states if state.quarantined]
+        return busy.with_(
+            **{name: sum([getattr(state, name) for state in states]) for name in added},
+            cursor=max([state.cursor for state in states]),
+            asked=max([state.asked for state in states]),
+            quarantined=stuck[0] if len(stuck) == len(states) else None,
+            drift={cluster: pair for state in states for cluster, pair in state.drift.items()},
+        )
 
 
 @dataclass(frozen=True)

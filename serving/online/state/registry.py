@@ -1,7 +1,8 @@
 """Registry of draft versions: an immutable folder and a row each, and a row for every promotion.
 
-A version is a candidate until it is judged. Then it is promoted, inconclusive or refused. A promoted version is retired
-by its successor, or rolled back. Each change of the serving version is one SQLite transaction.
+Each of several drafts has its own line of versions. A version is a candidate until it is judged. Then it is promoted,
+inconclusive or refused. A promoted version is retired by its successor, or rolled back. Each change of the serving
+version is one SQLite transaction.
 """
 
 from __future__ import annotations
@@ -12,42 +13,45 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import read_metadata
-from distillspec.serving.online.state.database import Database
-from distillspec.serving.online.state.layout import REGISTRY
-from distillspec.serving.online.state.version import ServedRecord, Version
+from distillspec.serving.online.state.pool import Pool
+from distillspec.serving.online.state.registry_tables import CURRENT, open_registry
+from distillspec.serving.online.state.version import ONLY, ServedRecord, Version
 from distillspec.serving.online.state.version_folders import incoming, problem_with, put_in_place, strays_in
 from distillspec.types import short_hash
 
 log = logging.getLogger(__name__)
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS versions (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE NOT NULL, weights_hash TEXT NOT NULL, digest TEXT NOT NULL,
-    parent TEXT, status TEXT NOT NULL, created_s REAL NOT NULL, first_request INTEGER, last_request INTEGER,
-    metrics TEXT NOT NULL, verdict TEXT NOT NULL, reason TEXT NOT NULL, present INTEGER NOT NULL DEFAULT 1
-);
-CREATE TABLE IF NOT EXISTS promotions (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, version TEXT NOT NULL, previous TEXT, reason TEXT NOT NULL,
-    time_s REAL NOT NULL
-);
-CREATE TABLE IF NOT EXISTS served (version TEXT PRIMARY KEY, totals TEXT NOT NULL, seen TEXT NOT NULL);
-"""
-CURRENT = "SELECT version FROM promotions ORDER BY id DESC LIMIT 1"
 PRESENT = "SELECT substr(weights_hash, 1, 12) FROM versions WHERE present"  # `Version.served_as`
 ANY = object()  # `expected`: whatever serves now
 
 
 class VersionRegistry:
-    """Versions in `folder`. Several processes may use it."""
+    """Versions of one draft in `folder`, which is called `member`. Several processes may use it.
+
+    `get`, `newest`, `served` and `pool` are about all drafts.
+    """
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
-        self.folder, self._clock = folder, clock
-        self._database = Database(folder / REGISTRY, SCHEMA)
+        self.folder, self._clock, self.member = folder, clock, ONLY
+        self._database = open_registry(folder)
+        self.pool = Pool(self._database)
+
+    def of(self, member: str) -> VersionRegistry:
+        """Return the registry of another draft's versions in the same folder. Closing either closes both."""
+        found = copy(self)
+        found.member = member
+        return found
+
+    def serving(self) -> list[str]:
+        """Return the drafts of the pool that serve. A specialist on trial does once a version of it is promoted."""
+        members = [member for member in self.pool.members() if member.learns]
+        return [own.name for own in members if own.status == "serving" or len(self.of(own.name).promotions()) > 1]
 
     def add(
         self,
@@ -74,9 +78,10 @@ class VersionRegistry:
                 name = f"v{number:05d}-{short_hash(weights_hash)}"
                 digest = put_in_place(folder, self.folder / name)
                 rows.execute(
-                    "INSERT INTO versions (name, weights_hash, digest, parent, status, created_s, first_request,"
-                    " last_request, metrics, verdict, reason) VALUES (?, ?, ?, ?, 'candidate', ?, ?, ?, ?, '{}', '')",
-                    (name, weights_hash, digest, parent, self._clock(), first, last, figures),
+                    "INSERT INTO versions (name, member, weights_hash, digest, parent, status, created_s,"
+                    " first_request, last_request, metrics, verdict, reason)"
+                    " VALUES (?, ?, ?, ?, ?, 'candidate', ?, ?, ?, ?, '{}', '')",
+                    (name, self.member, weights_hash, digest, parent, self._clock(), first, last, figures),
                 )
         return self.get(name)
 
@@ -94,29 +99,35 @@ class VersionRegistry:
 
     def versions(self, status: str | None = None) -> list[Version]:
         """Return all versions (of one status), oldest first."""
-        found = self._database.rows("SELECT * FROM versions ORDER BY id")
+        found = self._database.rows("SELECT * FROM versions WHERE member = ? ORDER BY id", (self.member,))
         return [self._version(row) for row in found if status is None or row["status"] == status]
 
     def current(self) -> Version | None:
         """Return the promoted version. None before the first promotion."""
-        name = self._database.value(CURRENT)
+        name = self._database.value(CURRENT, (self.member,))
         return None if name is None else self.get(name)
 
     def find(self, weights_hash: str) -> Version | None:
         """Return the newest version with these weights, if its folder is kept."""
         found = self._database.rows(
-            "SELECT * FROM versions WHERE weights_hash = ? AND present ORDER BY id DESC LIMIT 1", (weights_hash,)
+            "SELECT * FROM versions WHERE weights_hash = ? AND member = ? AND present ORDER BY id DESC LIMIT 1",
+            (weights_hash, self.member),
         )
         return self._version(found[0]) if found else None
 
     def newest(self, count: int) -> list[Version]:
-        """Return the last `count` versions, oldest first."""
+        """Return the last `count` versions of all drafts, oldest first."""
         found = self._database.rows("SELECT * FROM versions ORDER BY id DESC LIMIT ?", (count,))
         return [self._version(row) for row in reversed(found)]
 
+    def present(self) -> list[str]:
+        """Return the names of all drafts' versions whose folders are kept."""
+        return [row["name"] for row in self._database.rows("SELECT name FROM versions WHERE present")]
+
     def promotions(self) -> list[dict[str, Any]]:
         """Return all promotions (version, previous, reason, time_s), oldest first."""
-        return [dict(row) for row in self._database.rows("SELECT * FROM promotions ORDER BY id")]
+        found = self._database.rows("SELECT * FROM promotions WHERE member = ? ORDER BY id", (self.member,))
+        return [dict(row) for row in found]
 
     def judged(self, name: str, status: str, verdict: dict[str, Any], reason: str) -> None:
         """Record a verdict on a candidate. `promote` is a separate call."""
@@ -132,7 +143,8 @@ class VersionRegistry:
         return int(
             self._database.value(
                 "SELECT COUNT(*) FROM versions WHERE status IN ('inconclusive', 'refused') AND verdict != '{}'"
-                f" AND id > COALESCE((SELECT id FROM versions WHERE name = ({CURRENT})), 0)"
+                f" AND member = ? AND id > COALESCE((SELECT id FROM versions WHERE name = ({CURRENT})), 0)",
+                (self.member, self.member),
             )
         )
 
@@ -154,7 +166,7 @@ class VersionRegistry:
         if problem := self.problem_of(version):
             raise RunError(f"{name} cannot serve: {problem}")
         with self._database.transaction() as rows:
-            found = rows.execute(CURRENT).fetchone()
+            found = rows.execute(CURRENT, (self.member,)).fetchone()
             current = None if found is None else found[0]
             if expected is not ANY and current != expected:
                 raise RunError(f"{name} is not promoted: {current} serves now, not {expected}")
@@ -173,7 +185,7 @@ class VersionRegistry:
         """
         predecessor = self.predecessor()
         with self._database.transaction() as rows:
-            found = rows.execute(CURRENT).fetchone()
+            found = rows.execute(CURRENT, (self.member,)).fetchone()
             current = None if found is None else found[0]
             if expected is not ANY and current != expected:
                 raise RunError(f"{expected} is not rolled back: {current} serves now")
@@ -272,8 +284,8 @@ class VersionRegistry:
     def _set_current(self, rows: sqlite3.Connection, name: str, previous: str | None, reason: str) -> None:
         rows.execute("UPDATE versions SET status = 'promoted' WHERE name = ?", (name,))
         rows.execute(
-            "INSERT INTO promotions (version, previous, reason, time_s) VALUES (?, ?, ?, ?)",
-            (name, previous, reason, self._clock()),
+            "INSERT INTO promotions (version, member, previous, reason, time_s) VALUES (?, ?, ?, ?, ?)",
+            (name, self.member, previous, reason, self._clock()),
         )
 
     def _version(self, row: sqlite3.Row) -> Version:

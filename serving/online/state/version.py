@@ -8,10 +8,12 @@ from typing import Any
 
 from distillspec.types import short_hash
 
+ONLY = ""  # the draft of a server that has one
+
 
 @dataclass(frozen=True)
 class Version:
-    """One version of the draft.
+    """One version of a draft.
 
     `first_request` to `last_request` are the numbers of the logged answers it learnt from.
     """
@@ -28,6 +30,7 @@ class Version:
     verdict: dict[str, Any] = field(default_factory=dict)
     reason: str = ""
     present: bool = True  # False: its folder was cleared away
+    member: str = ONLY  # the draft of a pool that it is a version of
 
     @property
     def served_as(self) -> str:

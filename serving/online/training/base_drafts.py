@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import takewhile
 from typing import Any
 
-from distillspec.config import TargetConfig
 from distillspec.errors import ConfigError, RunError
-from distillspec.models import LanguageModel, load_draft, load_target, read_metadata
+from distillspec.models import LanguageModel, load_draft, read_metadata
 from distillspec.models.checkpoint import TargetRecord, embeddings_of, recorded_target
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import Version
+from distillspec.serving.online.training.loaded_target import LoadedTarget
 from distillspec.training.state_store import StateStore
 
 
@@ -21,15 +20,11 @@ class BaseDrafts:
 
     Args:
         replay: the log whose target and tokenizer they must have.
-        device: to train on.
-        served: the target, which is loaded for drafts that read its states or embeddings.
+        target: which is loaded for drafts that read its states or embeddings.
     """
 
-    def __init__(self, registry: VersionRegistry, replay: ReplayLog, device: str, served: TargetConfig) -> None:
-        self._registry, self._replay, self._device = registry, replay, device
-        self._served = served
-        self._model: LanguageModel | None = None
-        self._embeddings: LanguageModel | None = None  # the target without its layers
+    def __init__(self, registry: VersionRegistry, replay: ReplayLog, target: LoadedTarget) -> None:
+        self._registry, self._replay, self._target = registry, replay, target
 
     def current(self) -> Version:
         """Return the version in service.
@@ -64,7 +59,7 @@ class BaseDrafts:
 
     def made_for(self) -> TargetRecord | LanguageModel:
         """Return the target to save a version for: loaded if its embeddings were read, else its record."""
-        return self._model or self._embeddings or self.target()
+        return self._target.known or self.target()
 
     def load(self, version: Version) -> LanguageModel:
         """Load a version for training.
@@ -86,7 +81,7 @@ class BaseDrafts:
                 f"the draft {version.name} was made for another target than the log in {folder}; use another "
                 "online.folder"
             )
-        draft.model.to(self._device)
+        draft.model.to(self._target.device)
         return draft
 
     def states_for(self, draft: LanguageModel) -> StateStore | None:
@@ -94,38 +89,14 @@ class BaseDrafts:
         return StateStore(self.loaded_target(), draft.state_ids) if draft.state_ids else None
 
     def loaded_target(self) -> LanguageModel:
-        """Return the target, loaded once.
-
-        Raises:
-            ConfigError: it is not the one that the log was written by.
-        """
-        self._model = self._model or self._loaded(self._device)
-        return self._model
+        """Return the target. See `LoadedTarget.whole`."""
+        return self._target.whole()
 
     def _needed(self, record: dict[str, Any]) -> LanguageModel | None:
         """Return what a draft with this record reads: the target, its embeddings alone, or nothing of it."""
         if "reads" in record:
-            return self.loaded_target()
-        if embeddings_of(record) != "target":
-            return None
-        if self._model is None and self._embeddings is None:
-            self._embeddings = self._loaded("cpu")
-            del self._embeddings.layers[:]
-        return self._model or self._embeddings
-
-    def _loaded(self, device: str) -> LanguageModel:
-        """Load the target.
-
-        Raises:
-            ConfigError: it is not the one that the log was written by.
-        """
-        model = load_target(replace(self._served, device=device))
-        if model.identity.weights_hash != self._replay.key.weights_hash:
-            raise ConfigError(
-                f"target.path={self._served.path} is not the target of the log in {self._replay.folder}, whose states "
-                "or embeddings the draft reads; set target.path to the served model"
-            )
-        return model
+            return self._target.whole()
+        return self._target.embeddings() if embeddings_of(record) == "target" else None
 
     def _descends(self, version: Version, current: Version) -> bool:
         """Return True if `version` descends from `current` with no refused or rolled-back version in between."""

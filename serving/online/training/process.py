@@ -17,11 +17,13 @@ import torch
 from distillspec.errors import ConfigError, RunError
 from distillspec.files import OTHERS, write_json
 from distillspec.serving.online.judging.question import candidate_question
-from distillspec.serving.online.state.layout import Layout, OnlineSettings, TrainerState
+from distillspec.serving.online.state.layout import Layout, OnlineSettings
 from distillspec.serving.online.state.lock import Occupied, held
+from distillspec.serving.online.state.trainer_states import quarantine_of
 from distillspec.serving.online.state.version import Version
 from distillspec.serving.online.training.tracking import open_tracking
 from distillspec.serving.online.training.trainer import OnlineTrainer
+from distillspec.serving.online.training.trainers import Trainers
 from distillspec.training.interrupts import listen_for_stop
 from distillspec.training.lifeline import end_with_parent
 
@@ -55,7 +57,7 @@ def run_trainer(
     on_stage: Callable[[str], None] | None = None,
     wait: Callable[[float], Any] | None = None,
 ) -> list[Version]:
-    """Train until `stopped`, or with `once` for one update on what is logged. Return the candidates made.
+    """Train until `stopped`, or with `once` for one update a draft on what is logged. Return the candidates made.
 
     Args:
         judged: with `once`, score the candidate on answers that it did not learn from.
@@ -70,9 +72,11 @@ def run_trainer(
         torch.cuda.set_per_process_memory_fraction(config.gpu_memory_share, torch.device(config.device).index)
     refusal = f"another trainer works on {layout.root}; end it first, or give this one another online.folder"
     with held(layout.trainer / "trainer.lock", wait=False, refusal=refusal):
-        trainer = OnlineTrainer(settings, report=report, on_stage=on_stage)
-        made = [_once(trainer, judged)] if once else _train(trainer, stopped, max_updates, wait or Event().wait)
-        return [version for version in made if version is not None]
+        trainers = Trainers(settings, report, on_stage)
+        if once:
+            made = [_once(trainer, judged) for trainer in trainers.with_text()]
+            return [version for version in made if version is not None]
+        return _train(trainers, stopped, max_updates, wait or Event().wait)
 
 
 def _once(trainer: OnlineTrainer, judged: bool) -> Version | None:
@@ -89,30 +93,30 @@ def _once(trainer: OnlineTrainer, judged: bool) -> Version | None:
 
 
 def _train(
-    trainer: OnlineTrainer, stopped: Callable[[], bool], max_updates: int | None, wait: Callable[[float], Any]
-) -> list[Version | None]:
+    trainers: Trainers, stopped: Callable[[], bool], max_updates: int | None, wait: Callable[[float], Any]
+) -> list[Version]:
     """Make updates as they are due. After one that failed, the next try waits longer."""
     made: list[Version | None] = []
     pause = POLL_S
     while not stopped() and (max_updates is None or len(made) < max_updates):
-        if trainer.judge():
+        if trainers.judge():
             continue
-        reason = trainer.due()
-        if reason is None:
+        due = trainers.due()
+        if due is None:
             wait(POLL_S)
             continue
         try:
-            made.append(trainer.update(reason))
+            made.append(due.trainer.update(due.reason))
             pause = POLL_S
         except RunError as error:
-            if trainer.state.quarantined:
+            if due.trainer.state.quarantined and not trainers.give_up(due.trainer):
                 raise
             _complain(f"no update, and none for {pause:g} s: {error}")
             for _ in range(round(pause / POLL_S)):
                 if not stopped():
                     wait(POLL_S)
             pause = min(LONGEST_WAIT_S, 2 * pause)
-    return made
+    return [version for version in made if version is not None]
 
 
 def _complain(message: str) -> None:
@@ -133,7 +137,7 @@ def main() -> int:
         _complain(str(error))
         if isinstance(error, Occupied):
             return OCCUPIED
-        return QUARANTINED if TrainerState.read(settings.layout.state).quarantined else 1
+        return QUARANTINED if quarantine_of(settings.layout) else 1
     return 0
 
 

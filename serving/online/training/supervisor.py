@@ -14,7 +14,8 @@ from pathlib import Path
 
 from distillspec.config import AdaptConfig
 from distillspec.files import private_file, private_folder
-from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
+from distillspec.serving.online.state.layout import OnlineSettings
+from distillspec.serving.online.state.trainer_states import lift_quarantine, quarantine_of, updates_in
 from distillspec.serving.online.training.drift import SETTLED
 from distillspec.serving.online.training.patience import every_requests
 from distillspec.serving.online.training.process import OCCUPIED, QUARANTINED, write_settings
@@ -106,13 +107,12 @@ class Supervisor:
 
     def lift(self) -> None:
         """Lift a quarantine. The operator has looked into it."""
-        state = TrainerState.read(self.layout.state)
-        if state.quarantined and self.process is None:
-            state.with_(quarantined=None, bad_updates=0, working=None).write(self.layout.state)
+        if self.process is None:
+            lift_quarantine(self.layout)
         self.problem, self._ends, self.next_start_s = None, 0, 0.0
 
     def _may_start(self, idle: bool) -> bool:
-        quarantined = TrainerState.read(self.layout.state).quarantined
+        quarantined = quarantine_of(self.layout)
         if quarantined:
             self._give_up(quarantined)
             return False
@@ -164,12 +164,12 @@ class Supervisor:
             self._wait_for_other()
             return
         self.occupied = False
-        state = TrainerState.read(self.layout.state)
-        if code == QUARANTINED or state.quarantined:
-            self._give_up(state.quarantined or "see trainer.log")
+        problem, updates = quarantine_of(self.layout), updates_in(self.layout)
+        if code == QUARANTINED or problem:
+            self._give_up(problem or "see trainer.log")
             return
-        self._ends = 1 if state.updates > self._updates else self._ends + 1
-        self._updates = state.updates
+        self._ends = 1 if updates > self._updates else self._ends + 1
+        self._updates = updates
         if self._ends >= TOO_OFTEN:
             self._give_up(f"it ended {self._ends} times in a row (code {code}); see {self.layout.trainer}/trainer.log")
             return

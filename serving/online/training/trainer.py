@@ -21,13 +21,15 @@ from distillspec.serving.online.judging.question import candidate_question
 from distillspec.serving.online.judging.score_table import ScoreTable
 from distillspec.serving.online.log.records import LogEntry
 from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.pool.domains import log_of
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.state.registry import VersionRegistry
-from distillspec.serving.online.state.version import Version
+from distillspec.serving.online.state.version import ONLY, Version
 from distillspec.serving.online.training.base_drafts import BaseDrafts
 from distillspec.serving.online.training.drift import DriftDetector
 from distillspec.serving.online.training.examples import TrainingExample, training_example_of
 from distillspec.serving.online.training.learning import UpdateResult, learn
+from distillspec.serving.online.training.loaded_target import LoadedTarget
 from distillspec.serving.online.training.memory import Memory, MemoryFile
 from distillspec.serving.online.training.patience import every_requests
 from distillspec.serving.online.training.scoring import Scorer
@@ -41,9 +43,11 @@ Report = Callable[[dict[str, Any]], None]
 
 
 class OnlineTrainer:
-    """One trainer over one online folder.
+    """Trainer of one draft over an online folder.
 
     Args:
+        member: the draft of a pool that it trains.
+        target: shared by the trainers of several drafts.
         report: takes the figures of every update.
         on_stage: takes each stage as it begins: waiting, judging, selecting, loading, learning, saving, registering.
 
@@ -55,14 +59,16 @@ class OnlineTrainer:
         self,
         settings: OnlineSettings,
         *,
+        member: str = ONLY,
+        target: LoadedTarget | None = None,
         report: Report | None = None,
         on_stage: Callable[[str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.settings, self.config, self.layout = settings, settings.adapt, settings.layout
-        self.replay = ReplayLog(self.layout.replay)
-        self.registry = VersionRegistry(self.layout.versions)
-        self._drafts = BaseDrafts(self.registry, self.replay, self.config.device, settings.target)
+        self.settings, self.config, self.layout = settings, settings.adapt, settings.layout.of(member)
+        self.member, self.registry = member, VersionRegistry(self.layout.versions).of(member)
+        self.replay = log_of(member, ReplayLog(self.layout.replay), self.registry)
+        self._drafts = BaseDrafts(self.registry, self.replay, target or LoadedTarget.of(settings, self.replay.key))
         self.report = report or (lambda record: None)
         self._on_stage, self._clock = on_stage or (lambda stage: None), clock
         self.state = TrainerState.read(self.layout.state).with_(pid=os.getpid())
@@ -265,6 +271,7 @@ class OnlineTrainer:
     def _tell(self, reason: str, chosen: Selection, result: UpdateResult, version: Version | None) -> None:
         record = {
             "event": "update",
+            **({"draft": self.member} if self.member else {}),
             "step": self.state.updates,
             "reason": reason,
             "version": version.name if version is not None else None,

@@ -24,6 +24,7 @@ class DraftEntry:
     version: str | None
     current: bool
     status: str | None = None  # the registry's: candidate, promoted, inconclusive, refused, retired, rolled_back
+    draft: str | None = None  # of several drafts that learn: the one that it is a version of
 
 
 class DraftCatalogue(Protocol):
@@ -39,8 +40,8 @@ class DraftCatalogue(Protocol):
         """Make this the draft of restarts and other servers too. Return its version. May raise NotOffered."""
         ...
 
-    def rollback(self) -> str:
-        """Go back to the previous draft. Return its version."""
+    def rollback(self, draft: str | None = None) -> str:
+        """Go back to the previous draft, or to that of one of several. Return its version."""
         ...
 
     def unload(self, name: str) -> None:
@@ -80,7 +81,7 @@ class FolderCatalogue:
     def promote(self, name: str) -> str:
         raise NotOffered("a folder of drafts keeps no record that a restart reads; start with online=on")
 
-    def rollback(self) -> str:
+    def rollback(self, draft: str | None = None) -> str:
         if len(self._history) < 2:
             raise NotInCatalogue("no draft was used before this one")
         version = self._swap(self._history[-2])
@@ -138,7 +139,7 @@ class PoolCatalogue:
     def promote(self, name: str) -> str:
         raise NotOffered("several drafts keep no record that a restart reads; start with drafts=[…]")
 
-    def rollback(self) -> str:
+    def rollback(self, draft: str | None = None) -> str:
         raise NotOffered("several drafts have no order to go back in; load and unload them by name")
 
 

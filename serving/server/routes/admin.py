@@ -55,9 +55,9 @@ async def unload_draft(request: HttpRequest, body: Draft) -> dict[str, str]:
 
 
 @router.post("/drafts/rollback")
-async def roll_back(request: HttpRequest) -> dict[str, str]:
-    """Go back to the previous draft."""
-    return {"version": await _with_drafts(app_state_of(request), lambda drafts: drafts.rollback())}
+async def roll_back(request: HttpRequest, draft: str | None = None) -> dict[str, str]:
+    """Go back to the previous draft. `draft` names one of several that learn."""
+    return {"version": await _with_drafts(app_state_of(request), lambda drafts: drafts.rollback(draft))}
 
 
 @router.get("/controller")

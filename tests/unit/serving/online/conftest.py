@@ -22,6 +22,7 @@ from distillspec.signals import TeacherSignal
 from distillspec.types import SamplingPolicy
 
 ENTRIES = 16
+NAMES = ("general", "maths")  # of a pool's drafts
 Answer = Callable[..., LoggedAnswer]
 
 
@@ -107,3 +108,11 @@ def registry(settings: OnlineSettings, small_draft: LanguageModel, target: Langu
 @pytest.fixture
 def replay(settings: OnlineSettings, key: LogKey) -> ReplayLog:
     return ReplayLog(settings.layout.replay, key, settings.replay, clock=lambda: 2000.0)
+
+
+@pytest.fixture
+def folders(target: LanguageModel, tmp_path: Path) -> dict[str, Path]:
+    """Return the folders of a pool's drafts by name."""
+    for name, layers in zip(NAMES, (2, 1), strict=True):
+        save_draft(initialise_draft(DraftConfig(layers=layers), target), tmp_path / name, target)
+    return {name: tmp_path / name for name in NAMES}

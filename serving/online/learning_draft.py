@@ -1,0 +1,148 @@
+"""One draft that learns while an engine serves: its versions, its acceptance in service and its gate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distillspec.errors import ConfigError
+from distillspec.models import LanguageModel
+from distillspec.serving.base.tree import DRAFT
+from distillspec.serving.control.wrapped import known_costs
+from distillspec.serving.engine import Engine
+from distillspec.serving.online.gate.gatekeeper import Gatekeeper
+from distillspec.serving.online.gate.judge import Judge
+from distillspec.serving.online.gate.monitor import ServedAcceptance
+from distillspec.serving.online.gate.step_costs import ServedLoad, step_costs
+from distillspec.serving.online.judging.evidence import Costs
+from distillspec.serving.online.judging.score_table import ScoreTable
+from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.pool.domains import log_of
+from distillspec.serving.online.pool.specialists import least_gain
+from distillspec.serving.online.reporting import Record, Reporter
+from distillspec.serving.online.state.layout import OnlineSettings
+from distillspec.serving.online.state.pool import Member
+from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.state.version import Version
+
+
+class LearningDraft:
+    """A server's only draft, or one of its pool. A specialist on trial is not in the engine yet.
+
+    Args:
+        registry, replay: of the folder. It takes its own part of them.
+        load: of the engine's steps.
+        at_cost: returns the share of the pool's tokens that one more draft costs.
+
+    Raises:
+        ConfigError: no version of it is promoted.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        settings: OnlineSettings,
+        engine: Engine,
+        registry: VersionRegistry,
+        replay: ReplayLog,
+        scores: ScoreTable,
+        load: ServedLoad,
+        reporter: Reporter,
+        at_cost: Callable[[], float],
+    ) -> None:
+        self.name, self.source = member.name, member.name or DRAFT
+        self.registry = registry.of(member.name)
+        self._member, self._engine, self._reporter, self._load = member, engine, reporter, load
+        self._settings, self._replay, self._at_cost = settings, replay, at_cost
+        self.served = ServedAcceptance(settings.gate, self._alarm, self.source)
+        own = {version.served_as for version in self.registry.versions()}
+        self.served.restore([record for record in registry.served() if record.version in own])
+        log = log_of(member.name, replay, registry)
+        judge = Judge(settings, self.registry, log, scores, self._costs, self._least_gain)
+        self.gatekeeper = Gatekeeper(
+            settings, self.registry, judge, swap=self._swap, served=self.served, report=self._tell
+        )
+        if self.gatekeeper.serving is None:
+            raise ConfigError(f"no draft is promoted in {registry.folder}; call first_draft before")
+        self.base = self.registry.promotions()[0]["version"]
+        if self.on_trial and self.gatekeeper.serving.name != self.base:  # promoted just before a crash, or by hand
+            self._set_status("serving", "promoted")
+
+    @property
+    def on_trial(self) -> bool:
+        return self._member.status == "on trial"
+
+    @property
+    def serving(self) -> str | None:
+        """Name of the version that the engine drafts with."""
+        serving = self.gatekeeper.serving  # the gate's thread changes it
+        return None if serving is None else serving.name
+
+    @property
+    def column(self) -> dict[str, str]:
+        """Its name for a record, nothing for a server's only draft."""
+        return {"draft": self.name} if self.name else {}
+
+    def figures(self) -> dict[str, Any]:
+        """Return its state as plain values."""
+        suspicion = self.gatekeeper.suspicion  # the gate's thread changes it
+        return {
+            "serving": self.serving,
+            "waiting_for": self.gatekeeper.waiting_for,
+            "suspected": None if suspicion is None else suspicion.reason,
+            "served": self.served.figures(),
+            "gained_tokens": self.served.accepted_gain(self.registry.get(self.base).served_as),
+        }
+
+    def of_pool(self) -> dict[str, Any]:
+        """Return what the pool's list says of it."""
+        own = self._member
+        return {"status": own.status, "domain": own.domain, "cloned_from": own.cloned_from, "reason": own.reason}
+
+    def withdraw(self, reason: str) -> None:
+        """Let it learn and serve no more: `LearningPool.follow` drops it."""
+        self._set_status("withdrawn", reason)
+
+    def leave(self) -> None:
+        """Take it out of the engine."""
+        if self.source in self._engine.drafts:
+            self._engine.unload_draft(self.source)
+
+    def _costs(self) -> Costs:
+        """Return the costs of a step with this draft, at the load that is served."""
+        latency = known_costs(self._engine.controller)
+        return step_costs(self._engine.target, self._drafting(), latency, self._load, self.source)
+
+    def _drafting(self) -> LanguageModel:
+        """Return its model in the engine. A specialist on trial is as large as the draft that it was cloned from."""
+        drafts = self._engine.drafts
+        names = (self.source, self._member.cloned_from or "", *drafts)
+        return next(drafts[name] for name in names if name in drafts)
+
+    def _least_gain(self) -> float:
+        margin = self._settings.gate.margin
+        if not self.on_trial:
+            return margin
+        return least_gain(margin, self._at_cost(), self._member, self._replay)
+
+    def _swap(self, version: Version, acceptance: float | None) -> None:
+        """Load a version in this thread. The engine's next step drafts with it."""
+        if self._member.cloned_from is not None and version.name == self.base:
+            self.withdraw("rolled back to the draft that it was cloned from")
+            return
+        self._engine.load_draft(version.path, acceptance, name=self.name or None)
+        self._tell({"event": "swap", "version": version.name, "served_as": version.served_as})
+
+    def _tell(self, record: Record) -> None:
+        promoted = record["event"] == "promotion" or record.get("decision") == "promoted"
+        if promoted and self.on_trial:
+            self._set_status("serving", f"its gain pays for one more draft: {record['reason']}")
+        self._reporter.tell({**record, **self.column})
+
+    def _alarm(self, message: str) -> None:
+        self._reporter.alarm(f"{self.name}: {message}" if self.name else message)
+
+    def _set_status(self, status: Any, reason: str) -> None:
+        pool = self.registry.pool
+        pool.set_status(self.name, status, reason)
+        self._member = next(member for member in pool.members() if member.name == self.name)

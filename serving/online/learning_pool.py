@@ -1,0 +1,151 @@
+"""All drafts that learn while an engine serves: a server's only one, or those of its pool with their specialists."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from distillspec.errors import ConfigError
+from distillspec.serving.base.requests import RequestOutput
+from distillspec.serving.control.base import StepResult
+from distillspec.serving.engine import Engine
+from distillspec.serving.online.gate.step_costs import ServedLoad
+from distillspec.serving.online.judging.score_table import ScoreTable
+from distillspec.serving.online.learning_draft import LearningDraft
+from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.pool.specialists import COST_OF_A_DRAFT, Specialists, cost_of_a_draft
+from distillspec.serving.online.reporting import Reporter
+from distillspec.serving.online.state.layout import OnlineSettings
+from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.selection.selecting import selecting
+from distillspec.serving.step.commit import Emission
+
+
+class LearningPool:
+    """The drafts, each with its own versions and its own gate.
+
+    The engine's thread counts (`watch`, `take`, `finish`), the gate's judges, and one more keeps house. `follow` alone
+    changes which drafts there are.
+
+    Raises:
+        ConfigError: no version of a draft is promoted.
+    """
+
+    def __init__(
+        self,
+        settings: OnlineSettings,
+        engine: Engine,
+        registry: VersionRegistry,
+        replay: ReplayLog,
+        reporter: Reporter,
+    ) -> None:
+        self._settings, self._engine, self._registry, self._replay = settings, engine, registry, replay
+        self._reporter = reporter
+        self._load = ServedLoad()
+        self._scores = ScoreTable(settings.layout.scores)
+        self._specialists = Specialists(settings.adapt, replay, registry, reporter.tell)
+        self._drafts: dict[str, LearningDraft] = {}
+        self.follow()
+
+    @property
+    def first(self) -> LearningDraft:
+        """The only draft, or the pool's first."""
+        return next(iter(self._drafts.values()))
+
+    @property
+    def has_several(self) -> bool:
+        """True for a pool, however many drafts it has now."""
+        return bool(self.first.name)
+
+    def drafts(self) -> list[LearningDraft]:
+        """Return the drafts of now."""
+        return list(self._drafts.values())
+
+    def of(self, version: str) -> LearningDraft:
+        """Return the draft that a version is of.
+
+        Raises:
+            ConfigError: there is no such version, or its draft was withdrawn.
+        """
+        return self.named(self._registry.get(version).member)
+
+    def named(self, name: str) -> LearningDraft:
+        """Return a draft by its name.
+
+        Raises:
+            ConfigError: none of this name learns.
+        """
+        if name not in self._drafts:
+            raise ConfigError(f"no draft {name!r} learns here; there are {', '.join(self._drafts)}")
+        return self._drafts[name]
+
+    def watch(self, emissions: Sequence[Emission]) -> None:
+        """Count a step's accepted and rejected tokens."""
+        for draft in self.drafts():
+            draft.served.watch(emissions)
+
+    def take(self, result: StepResult) -> None:
+        """Count a step's load."""
+        self._load.add(result)
+
+    def finish(self, outputs: Sequence[RequestOutput]) -> None:
+        """Count requests that ended."""
+        for draft in self.drafts():
+            draft.served.finish(outputs)
+
+    def judge(self) -> None:
+        """Let every gate do what is due."""
+        for draft in self.drafts():
+            draft.gatekeeper.work()
+
+    @property
+    def suspected(self) -> bool:
+        """True if a draft in service looks worse than the one before it."""
+        return any(draft.gatekeeper.suspicion is not None for draft in self.drafts())
+
+    def keep_specialists(self) -> None:
+        """Withdraw specialists that learn nothing, clone one where a domain needs it, and take up what is new."""
+        for name, reason in self._specialists.fruitless():
+            self._drafts[name].withdraw(reason)
+            self._reporter.tell({"event": "withdrawal", "draft": name, "reason": reason})
+        self._specialists.clone()
+        self.follow()
+
+    def follow(self) -> None:
+        """Take up the drafts that the registry lists, and drop those that are withdrawn."""
+        parts = (self._settings, self._engine, self._registry, self._replay, self._scores, self._load, self._reporter)
+        members = self._registry.pool.learning()
+        for member in members:
+            if member.name not in self._drafts:
+                self._drafts[member.name] = LearningDraft(member, *parts, self._cost_of_a_draft)
+        for name in set(self._drafts) - {member.name for member in members}:
+            self._drafts.pop(name).leave()
+
+    def keep_served(self) -> None:
+        """Store acceptance in service for the next start."""
+        for draft in self.drafts():
+            self._registry.keep_served(draft.served.take_changed())
+
+    def verdicts(self) -> list[dict[str, Any]]:
+        """Return name, status, reason and verdict of every judged version, oldest first."""
+        return [
+            {"version": v.name, "status": v.status, "reason": v.reason, **draft.column, **v.verdict}
+            for draft in self.drafts()
+            for v in draft.registry.versions()
+            if v.verdict or v.reason
+        ]
+
+    def figures(self) -> dict[str, Any]:
+        """Return the first draft's figures, those of each of several as `drafts`, and tokens gained by all."""
+        found = {draft.name: draft.figures() for draft in self.drafts()}
+        gained = sum(own["gained_tokens"] for own in found.values())
+        drafts = {name: {**self._drafts[name].of_pool(), **own} for name, own in found.items()}
+        several = {"drafts": drafts} if self.has_several else {}
+        return {**found[self.first.name], "gained_tokens": gained, **several}
+
+    def close(self) -> None:
+        self._scores.close()
+
+    def _cost_of_a_draft(self) -> float:
+        chosen = selecting(self._engine.controller)
+        return COST_OF_A_DRAFT if chosen is None else cost_of_a_draft(chosen.figures, len(self._engine.drafts))

@@ -1,0 +1,1 @@
+"""Several drafts that learn: which domains each learns from, and specialists cloned for a domain."""

@@ -1,0 +1,128 @@
+"""Specialists: drafts cloned for a domain that the pool's best draft stays poor at, however much it learns."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from distillspec.config import AdaptConfig
+from distillspec.serving.online.log.manifest import DraftedText
+from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.pool.domains import RECENT, owners
+from distillspec.serving.online.state.pool import Member
+from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.selection.selecting import SelectionFigures
+
+ENOUGH = 64  # answers of a domain, and tokens tried on it, that its acceptance is taken from
+LEARNT = 2  # judged versions of a draft before its domains may get specialists
+ENOUGH_TOKENS = 10_000  # written, that the cost of trials is taken from
+IN_VAIN = 4  # judged versions of a specialist after which it is withdrawn
+COST_OF_A_DRAFT = 0.01  # share of the tokens that one more draft costs, while nothing is known of a pool's trials
+NAME = re.compile(r"[^A-Za-z0-9._+-]+")
+
+
+class Specialists:
+    """Clones and withdraws specialists, one at a time on trial.
+
+    A clone learns from its domain in the place of the draft that it was cloned from. The gate lets it serve once it
+    gains more than another draft costs the pool.
+
+    Args:
+        registry: of the folder.
+        report: takes every clone and withdrawal.
+    """
+
+    def __init__(
+        self,
+        config: AdaptConfig,
+        replay: ReplayLog,
+        registry: VersionRegistry,
+        report: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self.config, self.replay, self.registry, self._report = config, replay, registry, report
+
+    def fruitless(self) -> list[tuple[str, str]]:
+        """Return the specialists on trial that have learnt in vain, each with the reason to withdraw it."""
+        trials = [member for member in self.registry.pool.members() if member.status == "on trial"]
+        counts = [(member.name, self.registry.of(member.name).judged_in_vain()) for member in trials]
+        return [(name, f"{count} versions were not better") for name, count in counts if count >= IN_VAIN]
+
+    def clone(self) -> Member | None:
+        """Clone a draft for the domain that needs it most. None: no domain does, or a specialist is on trial."""
+        pool = self.registry.pool
+        members = pool.members()
+        below = self.config.specialist_below
+        if below is None or not members or any(member.status == "on trial" for member in members):
+            return None
+        domain = poor_domain(members, self.replay.by_draft(RECENT), pool.served_by(), below)
+        if domain is None or not self._has_learnt(owner := domain.draft):
+            return None
+        return self._clone(owner, domain)
+
+    def _has_learnt(self, owner: str) -> bool:
+        judged = [version for version in self.registry.of(owner).versions() if version.verdict]
+        return len(judged) >= LEARNT
+
+    def _clone(self, owner: str, poor: DraftedText) -> Member | None:
+        """Register a copy of the owner's version in service. The specialist is listed last: a crash leaves a stray."""
+        current = self.registry.of(owner).current()
+        if current is None:
+            return None
+        name = f"{NAME.sub('-', poor.domain)[:60]}-specialist"
+        own = self.registry.of(name)
+        base = own.add(partial(shutil.copytree, current.path), parent=current.name)
+        own.promote(base.name, f"cloned from {current.name}")
+        reason = f"{owner} accepts {poor.accepted / poor.tried:.2f} of its tokens there"
+        member = Member(name, "on trial", poor.domain, owner, reason)
+        self.registry.pool.add(member)
+        self._report({"event": "specialist", "draft": name, "domain": poor.domain, "from": owner, "reason": reason})
+        return member
+
+
+def poor_domain(
+    members: Sequence[Member], texts: Sequence[DraftedText], served_by: Mapping[str, str], below: float
+) -> DraftedText | None:
+    """Return the domain to clone a specialist for, with the draft that serves it in the place of its version.
+
+    Its acceptance is below `below` times that of the same draft's other domains. Of several the one with the most
+    tokens. No domain gets a second specialist.
+    """
+    served = owners(members, texts, dict(served_by))
+    had = {member.domain for member in members}
+    whole: dict[str, DraftedText] = {}  # by domain, of the draft that serves it
+    for text in texts:
+        if (name := served_by.get(text.draft)) is not None and served.get(text.domain) == name:
+            before = whole.get(text.domain, DraftedText(text.domain, name, 0, 0, 0, 0))
+            whole[text.domain] = DraftedText(text.domain, name, *map(sum, zip(before[2:], text[2:], strict=True)))
+    known = [text for text in whole.values() if text.answers >= ENOUGH and text.tried >= ENOUGH]
+    poor = [text for text in known if text.domain not in had and _is_poor(text, known, below)]
+    return max(poor, key=lambda text: text.tokens, default=None)
+
+
+def _is_poor(text: DraftedText, known: Sequence[DraftedText], below: float) -> bool:
+    others = [other for other in known if other.draft == text.draft and other.domain != text.domain]
+    tried, accepted = (sum([getattr(other, name) for other in others]) for name in ("tried", "accepted"))
+    return bool(tried) and text.accepted / text.tried < below * accepted / tried
+
+
+def least_gain(margin: float, cost: float, member: Member, replay: ReplayLog) -> float:
+    """Return the gain on its domain that a specialist must reach, so that the pool gains more than it pays.
+
+    Args:
+        margin: on its domain.
+        cost: share of all tokens that one more draft costs.
+    """
+    texts = replay.by_draft(RECENT)
+    own, whole = sum([text.tokens for text in texts if text.domain == member.domain]), sum([t.tokens for t in texts])
+    return margin + (cost * whole / own if own else 1.0)
+
+
+def cost_of_a_draft(figures: SelectionFigures, drafts: int) -> float:
+    """Return the share of the tokens that trials of one draft have cost so far."""
+    tokens = sum(figures.tokens.values())
+    if drafts < 2 or tokens < ENOUGH_TOKENS:
+        return COST_OF_A_DRAFT
+    return figures.lost / tokens / (drafts - 1)

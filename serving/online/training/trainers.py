@@ -1,0 +1,81 @@
+"""The trainers of one process: one for each draft that learns, by turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
+from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.training.loaded_target import LoadedTarget
+from distillspec.serving.online.training.trainer import OnlineTrainer
+
+
+class Due(NamedTuple):
+    """An update that is due."""
+
+    trainer: OnlineTrainer
+    reason: str
+
+
+class Trainers:
+    """Makes a trainer for each draft as the registry lists it. The one that was at work last comes last.
+
+    Args:
+        report, on_stage: see `OnlineTrainer`.
+
+    Raises:
+        ConfigError: there is no log, or no draft is promoted yet.
+    """
+
+    def __init__(
+        self,
+        settings: OnlineSettings,
+        report: Callable[[dict[str, Any]], None] | None = None,
+        on_stage: Callable[[str], None] | None = None,
+    ) -> None:
+        self._settings, self._report, self._on_stage = settings, report, on_stage
+        self._pool = VersionRegistry(settings.layout.versions).pool
+        self._target = LoadedTarget.of(settings, ReplayLog(settings.layout.replay).key)
+        self._trainers: dict[str, OnlineTrainer] = {}
+        # In a pool the others go on. A trainer of one draft is not started.
+        self._failed = {member.name for member in self._pool.members() if self._is_quarantined(member.name)}
+        self.all()
+
+    def all(self) -> list[OnlineTrainer]:
+        """Return the trainers of now, the one whose turn it is first."""
+        learning = [member.name for member in self._pool.learning() if member.name not in self._failed]
+        kept = {name: trainer for name, trainer in self._trainers.items() if name in learning}
+        self._trainers = kept | {name: self._made(name) for name in learning if name not in kept}
+        return list(self._trainers.values())
+
+    def with_text(self) -> list[OnlineTrainer]:
+        """Return those with answers to learn from, or the first if none has any."""
+        found = self.all()
+        return [own for own in found if own.replay.count(after=own.state.cursor)] or found[:1]
+
+    def judge(self) -> bool:
+        """Score a few answers for a gate. Return False if nothing is to be scored now."""
+        return any(trainer.judge() for trainer in self.all())
+
+    def due(self) -> Due | None:
+        """Return the next update that is due, None for none."""
+        for trainer in self.all():
+            if (reason := trainer.due()) is not None:
+                self._trainers[trainer.member] = self._trainers.pop(trainer.member)  # to the end
+                return Due(trainer, reason)
+        return None
+
+    def give_up(self, trainer: OnlineTrainer) -> bool:
+        """Stop training a draft. Return True if others go on."""
+        self._failed.add(trainer.member)
+        return bool(self.all())
+
+    def _made(self, member: str) -> OnlineTrainer:
+        return OnlineTrainer(
+            self._settings, member=member, target=self._target, report=self._report, on_stage=self._on_stage
+        )
+
+    def _is_quarantined(self, member: str) -> bool:
+        return TrainerState.read(self._settings.layout.of(member).state).quarantined is not None
