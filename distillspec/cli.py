@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -38,6 +39,8 @@ HOLDING_TEXT = {"adapt", "replay", "serve", "versions"}  # files with other peop
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 bad configuration, 130/143 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        gc.disable()  # imports make a million objects that stay, and it would look at them again and again
     # Where DeepSpeed is installed, other libraries import it, and without a GPU it warns that it found none.
     if not Path("/dev/nvidiactl").exists():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -88,6 +91,9 @@ def _run(command: str, overrides: list[str]) -> int:
     module = importlib.import_module(f"{package}.{command.replace('-', '_')}")
 
     def run(config: Any, folder: Path) -> None:
+        if not gc.isenabled():
+            gc.freeze()
+            gc.enable()
         if hasattr(config, "engine"):
             _connect_engine(config.engine if isinstance(config.engine, EngineConfig) else config.engine.settings)
         module.run(config, folder)

@@ -55,6 +55,7 @@ class HardwareConfig:
     max_len: int = 4096  # tokens of prompt and answer
     prefill_chunk: int = 2048  # prompt tokens read per step
     cache_tokens: int | None = None  # tokens that fit the KV caches; null: by memory
+    padded_attention: bool = False  # attention reads as many keys for every row as the longest one has
     batch_expansion: bool = False  # verification reads a row's context once per token, as vLLM's first scorer did
     micro_batches: int = (
         1  # drafts on devices of their own draft one part of a step beside the other; 0: as many as pay

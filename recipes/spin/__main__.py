@@ -1,6 +1,7 @@
 """`python -m distillspec.recipes.spin --prompts A,B --drafts D,E`: selections among several drafts, compared.
 
-The name of a prompt file is its domain. Each selection answers the same prompts by turns.
+The name of a prompt file is its domain. Each selection answers the same prompts by turns. Without prompts and drafts
+only the simulated part runs.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from distillspec.commands.drafts import find_drafts
 from distillspec.errors import ConfigError
@@ -20,16 +22,31 @@ from distillspec.serving.draft_loading import draft_names
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m distillspec.recipes.spin", description=__doc__)
-    parser.add_argument("--prompts", required=True, help="JSONL files with a prompt column, A,B")
-    parser.add_argument("--drafts", required=True, help="runs or folders with drafts, A,B")
+    parser.add_argument("--prompts", default="", help="JSONL files with a prompt column, A,B")
+    parser.add_argument("--drafts", default="", help="runs or folders with drafts, A,B")
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("--output", default="runs/study/spin", help="where everything goes")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=96, help="of an answer")
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--rows", type=int, nargs="+", default=list(Simulated.rows), help="of the simulated part")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32], help="of the simulated part")
     options = parser.parse_args()
+    root = Path(options.output)
+    live, drafts = dict[str, Any](), list[str]()
+    if options.prompts or options.drafts:
+        live, drafts = _live(parser, options)
+    root.mkdir(parents=True, exist_ok=True)
+    if live:
+        write_json(root / "live.json", live)  # what took minutes is kept, whatever happens to the rest
+    simulated = Simulated(tuple(options.rows)).run()
+    print(write_results(root, live, simulated, draft_names(drafts)), flush=True)
+    print(f"results: {root}")
+    return 0
+
+
+def _live(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
+    """Return the results of the live part, and its draft folders."""
     files = [Path(name) for name in options.prompts.split(",")]
     if missing := [file for file in files if not file.is_file()]:
         parser.error(f"--prompts {missing[0]}: no such file")
@@ -43,15 +60,10 @@ def main() -> int:
             options.rounds,
             tokens=options.tokens,
             temperature=options.temperature,
-        ).run()
+        )
+        return live.run(), drafts
     except ConfigError as error:
         parser.error(str(error))
-    root = Path(options.output)
-    root.mkdir(parents=True, exist_ok=True)
-    write_json(root / "live.json", live)  # what took minutes is kept, whatever happens to the rest
-    print(write_results(root, live, Simulated(rows=tuple(options.rows)).run(), draft_names(drafts)), flush=True)
-    print(f"results: {root}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -13,20 +13,20 @@ from matplotlib.figure import Figure
 from distillspec.files import write_json, write_text
 from distillspec.provenance import provenance
 from distillspec.recipes.spin.live import NONE, ratios
+from distillspec.recipes.spin.simulated import tables
 
 
-def write_results(root: Path, live: Mapping[str, Any], simulated: Mapping[str, Any], drafts: Sequence[str]) -> str:
-    """Write `results.json`, `results.md` and `spin.png` under the root. Return the tables."""
+def write_results(root: Path, live: Mapping[str, Any], simulated: dict[str, Any], drafts: Sequence[str]) -> str:
+    """Write `results.json`, `results.md` and, of live runs, `spin.png` under the root. Return the tables."""
     write_json(
         root / "results.json",
         {"live": live, "simulated": simulated, "drafts": list(drafts), "provenance": provenance([], 0)},
     )
-    tables = "\n\n".join(
-        [*(_live_table(batch, found, drafts) for batch, found in live.items()), _simulated_table(simulated)]
-    )
-    write_text(root / "results.md", tables + "\n")
-    _picture(live, drafts, root / "spin.png")
-    return tables
+    text = "\n\n".join([*(_live_table(batch, found, drafts) for batch, found in live.items()), tables(simulated)])
+    write_text(root / "results.md", text + "\n")
+    if live:
+        _picture(live, drafts, root / "spin.png")
+    return text
 
 
 def best_draft(found: Mapping[str, Any], drafts: Sequence[str]) -> str:
@@ -55,16 +55,6 @@ def _live_table(batch: str, found: Mapping[str, Any], drafts: Sequence[str]) -> 
         over = [_shown(interval(ratios(rates, name, other))) for other in (NONE, best)]
         cells = [f"{found['by_domain'][name][domain]:.1f}" for domain in domains]
         lines.append(f"| {name} | {statistics.median(own):.1f} | {' | '.join(over)} | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _simulated_table(simulated: Mapping[str, Any]) -> str:
-    names = list(next(iter(simulated.values()))["tokens_per_s"])
-    lines = ["Simulated, tokens/s over those of the best single draft", ""]
-    lines += [f"| rows | best draft | {' | '.join(names)} |", f"|{'---|' * (2 + len(names))}"]
-    for rows, found in simulated.items():
-        rates, best = found["tokens_per_s"], found["best_draft"]
-        lines.append(f"| {rows} | {best} | {' | '.join(f'{rates[name] / rates[best]:.2f}' for name in names)} |")
     return "\n".join(lines)
 
 

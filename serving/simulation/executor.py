@@ -186,9 +186,9 @@ class SimulatedExecutor:
         latency = self.hardware.latency
         contexts = [row.context_tokens for row in view.rows]
         verified = [window.verified for window in windows]
-        read = contexts
+        read = [max(contexts)] * len(contexts) if self.hardware.padded_attention and contexts else contexts
         if self.hardware.batch_expansion:
-            read = [context * (1 + tokens) for context, tokens in zip(contexts, verified, strict=True)]
+            read = [context * (1 + tokens) for context, tokens in zip(read, verified, strict=True)]
         target_s = latency.target_s(read, verified, view.prefill_tokens)
         sources = dict.fromkeys([window.source for window in windows if window.drafted])
         drafted_s = {source: self._drafting_s(source, view.rows, windows) for source in sources}

@@ -27,6 +27,7 @@ class Hardware:
     batch_expansion: bool = False
     title: str = ""
     micro_batches: int = 1
+    padded_attention: bool = False
 
 
 def derive_hardware(config: HardwareConfig) -> Hardware:
@@ -50,6 +51,7 @@ def derive_hardware(config: HardwareConfig) -> Hardware:
         config.batch_expansion,
         config.title,
         config.micro_batches,
+        config.padded_attention,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -96,15 +97,18 @@ def test_selections_among_drafts_are_compared_live_and_simulated(
     files = ["--prompts", str(prompts), "--drafts", "one,two", "--output", "out", "--target", "tiny"]
     sizes = ["--batches", "2", "--rounds", "1", "--tokens", "6", "--rows", "2"]
     monkeypatch.setattr(sys, "argv", ["spin", *files, *sizes])
-    monkeypatch.setattr(Simulated, "requests_a_row", 1)
+    few = {"machines": ("a100-7b-five",), "requests_a_row": 1, "long_requests": 4, "ablation_rows": 2}
+    monkeypatch.setattr(spin, "Simulated", partial(Simulated, **few))
     assert spin.main() == 0
     found = json.loads(Path("out/results.json").read_text())
     (batch,) = found["live"].values()
     assert {"none", "one", "two", "goodput", "lbss"} <= set(batch["tokens_per_s"])
     assert all(len(rates) == 1 for rates in batch["tokens_per_s"].values())
     assert sum(batch["goodput_chose"]["requests"].values()) == 2
-    (simulated,) = found["simulated"].values()
-    assert {"none", "s68m", "goodput", "oracle"} <= set(simulated["tokens_per_s"])
+    (simulated,) = found["simulated"]["machines"].values()
+    assert {"none", "s68m", "goodput", "oracle"} <= set(simulated["rows"]["2"]["tokens_per_s"])
+    assert set(simulated["parts"]) == {"selection", "decomposition", "pipelining", "all"}
+    assert 0 <= found["simulated"]["trials"]["lost"] < 1
     assert Path("out/spin.png").stat().st_size > 1000
     assert "| selection |" in capsys.readouterr().out
     monkeypatch.setattr(sys, "argv", ["spin", *files[:2], "--drafts", "nothing"])

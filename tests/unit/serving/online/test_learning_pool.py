@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from distillspec.serving.online.bootstrap import first_draft, first_drafts, has_
 from distillspec.serving.online.pool.specialists import Specialists
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
 from distillspec.serving.online.state.pool import Member
+from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.training.process import run_trainer
 from distillspec.serving.online.training.trainers import Trainers
 
@@ -174,6 +176,10 @@ def test_a_start_takes_up_the_pool_and_refuses_another_kind_of_folder(
     assert has_pool(settings)
     assert first_drafts(settings, target, {}) == started
     assert first_drafts(settings, target, {"general": folders["general"]}) == started
+    with closing(VersionRegistry(settings.layout.versions)) as registry:
+        registry.pool.set_status("maths", "withdrawn", "by hand")
+    assert list(first_drafts(settings, target, {})) == ["general"]
+    assert first_drafts(settings, target, {"maths": folders["maths"]}) == started  # given again, it comes back
     with pytest.raises(ConfigError, match="has the versions of several drafts"):
         first_draft(settings, target, folders["general"])
     single = replace(settings, online=replace(settings.online, folder=str(tmp_path / "single")))
