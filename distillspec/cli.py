@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         return _fail("interrupted", 143 if isinstance(stop, Terminated) else 130)
     finally:
+        gc.unfreeze()  # libraries complain at exit of what the collector has not seen
         signal.signal(signal.SIGTERM, before)
 
 

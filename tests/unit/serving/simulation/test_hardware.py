@@ -58,6 +58,8 @@ def test_experts_are_loaded_as_they_are_needed() -> None:
     [
         ("a100-7b", 8.26 + 2.5, 123, 103.7),
         ("a100-7b-five", 8.26 + 2.5, 123, 58.0),
+        ("a100-13b-five", 15.94 + 3.1, 238, 33.0),
+        ("a100x2-30b-five", 19.92 + 4.7, 298, 36.8),
         ("a100x4-33b", 10.63 + 4.8, 149, 136.3),
         ("a100x8-70b", 12.09 + 7.2, 158, 498.3),
         ("mistral-7b", 8.88 + 2.5, 133, 438.8),
@@ -79,7 +81,7 @@ def test_the_table_above_has_every_machine() -> None:
 
 
 def test_impossible_machines_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"hardware=a100-8b is not known; use one of a100-7b"):
+    with pytest.raises(ConfigError, match=r"hardware=a100-8b is not known; use one of a100-13b-five, a100-7b"):
         load_hardware("a100-8b")
     with pytest.raises(ConfigError, match=r"workload=poems is not known; use one of chat, context-qa"):
         load_workload("poems")
