@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from distillspec.errors import ConfigError
 from distillspec.serving.base.requests import RequestOutput
 from distillspec.serving.control.base import StepResult
 from distillspec.serving.engine import Engine
+from distillspec.serving.online.gate.in_service import one_at_a_time
 from distillspec.serving.online.gate.step_costs import ServedLoad
 from distillspec.serving.online.judging.score_table import ScoreTable
 from distillspec.serving.online.learning_draft import LearningDraft
@@ -24,8 +26,8 @@ from distillspec.serving.step.commit import Emission
 class LearningPool:
     """The drafts, each with its own versions and its own gate.
 
-    The engine's thread counts (`watch`, `take`, `finish`), the gate's judges, and one more keeps house. `follow` alone
-    changes which drafts there are.
+    The engine's thread counts (`watch`, `take`, `finish`), the gate's judges, and one more keeps house. Which drafts
+    there are is changed by one thread at a time.
 
     Raises:
         ConfigError: no version of a draft is promoted.
@@ -45,6 +47,7 @@ class LearningPool:
         self._scores = ScoreTable(settings.layout.scores)
         self._specialists = Specialists(settings.adapt, replay, registry, reporter.tell)
         self._drafts: dict[str, LearningDraft] = {}
+        self.lock = threading.RLock()
         self.follow()
 
     @property
@@ -103,6 +106,7 @@ class LearningPool:
         """True if a draft in service looks worse than the one before it."""
         return any(draft.gatekeeper.suspicion is not None for draft in self.drafts())
 
+    @one_at_a_time
     def keep_specialists(self) -> None:
         """Withdraw specialists that learn nothing, clone one where a domain needs it, and take up what is new."""
         for name, reason in self._specialists.fruitless():
@@ -111,6 +115,7 @@ class LearningPool:
         self._specialists.clone()
         self.follow()
 
+    @one_at_a_time
     def follow(self) -> None:
         """Take up the drafts that the registry lists, and drop those that are withdrawn."""
         parts = (self._settings, self._engine, self._registry, self._replay, self._scores, self._load, self._reporter)

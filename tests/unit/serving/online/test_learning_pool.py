@@ -57,7 +57,7 @@ class Server:
     def serve_until_judged(self, version: str, trainers: Trainers, domain: str) -> None:
         """Serve until a candidate is promoted. The trainer's scores are the test's own work."""
         adaptation = self.adaptation
-        while adaptation.registry.get(version).status == "candidate":
+        while not adaptation.registry.get(version).verdict:  # written last
             assert self.count < 300, adaptation.pool.figures()
             self.serve(16, domain)
             adaptation.writer.flush()
