@@ -24,6 +24,7 @@ class AdaptCommand:
     target: TargetConfig = field(default_factory=TargetConfig)
     once: bool = False  # end after one update over the log
     judge: bool = False  # with once: judge the new version by the newest answers, promote it if it is better
+    retrain_without: str | None = None  # with once: a tenant to delete; drafts learn again from the others' answers
     max_updates: int | None = None  # updates after which it ends
     seed: int = 0
 
@@ -32,6 +33,10 @@ class AdaptCommand:
         check_online_loss(self.loss)
         require(
             not self.judge or self.once, "judge=true goes with once=true: a server judges what is trained beside it"
+        )
+        require(
+            self.retrain_without is None or self.once,
+            f"retrain_without={self.retrain_without} goes with once=true: it begins again from the given draft",
         )
         require(self.max_updates is None or self.max_updates >= 1, f"max_updates={self.max_updates} must be at least 1")
 

@@ -39,6 +39,7 @@ def run(config: AdaptCommand, folder: Path) -> None:
             report=tracking.report,
             once=config.once,
             judged=config.judge,
+            without=config.retrain_without,
             max_updates=config.max_updates,
             wait=tracking.wait,
         )

@@ -72,7 +72,7 @@ def first_drafts(settings: OnlineSettings, target: LanguageModel, given: Mapping
             registry.pool.set_status(name, "serving", "given at the start")  # one that was withdrawn comes back
         return {
             name: _version_to_start(settings, registry.of(name), target, drafts.get(name), given.get(name)).path
-            for name in registry.serving()
+            for name in registry.pool.serving()
         }
 
 

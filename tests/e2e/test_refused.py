@@ -87,6 +87,7 @@ STATIC = [
     ("serve replay.share=1", "replay.share=1 needs online=on or online=decoupled"),
     ("serve online=on engine.proposer=none", "online=on teaches a draft, and engine.proposer=none uses none"),
     ("serve online=on server.drafts_folder=d", "server.drafts_folder=d goes with online=off"),
+    ("adapt retrain_without=acme", "retrain_without=acme goes with once=true"),
     ("versions action=withdraw", "name the draft to withdraw: name=NAME"),
     ("adapt adapt.specialist_below=2", "adapt.specialist_below=2.0 must be in (0, 1], or null for none"),
     ("serve draft.path=a drafts=[b,c]", "draft.path=a names one draft and drafts= several"),

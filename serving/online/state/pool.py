@@ -41,9 +41,17 @@ class Pool:
         found = self._database.rows("SELECT name, status, domain, cloned_from, reason FROM members ORDER BY id")
         return [Member(*row) for row in found]
 
+    def serving(self) -> list[str]:
+        """Return the drafts that serve. A specialist on trial does once a version of it is promoted."""
+        found = self._database.rows("SELECT member, COUNT(*) n FROM promotions GROUP BY member")
+        promoted = {row["member"]: row["n"] for row in found}
+        learning = [member for member in self.members() if member.learns]
+        return [own.name for own in learning if own.status == "serving" or promoted.get(own.name, 0) > 1]
+
     def learning(self) -> list[Member]:
         """Return the drafts that learn: those of the pool that are not withdrawn, or a server's only one."""
-        return [member for member in self.members() if member.learns] or [Member(ONLY)]
+        members = self.members() or [Member(ONLY)]
+        return [member for member in members if member.learns]
 
     def add(self, member: Member) -> None:
         """List a draft. One of this name stays as it is."""

@@ -48,11 +48,6 @@ class VersionRegistry:
         found.member = member
         return found
 
-    def serving(self) -> list[str]:
-        """Return the drafts of the pool that serve. A specialist on trial does once a version of it is promoted."""
-        members = [member for member in self.pool.members() if member.learns]
-        return [own.name for own in members if own.status == "serving" or len(self.of(own.name).promotions()) > 1]
-
     def add(
         self,
         write: Callable[[Path], Any],
@@ -255,10 +250,7 @@ class VersionRegistry:
     def clear_away(self, keep: int) -> list[str]:
         """Delete the folders of all but the newest `keep` versions out of service, and folders left by crashes.
 
-        Candidates, the current version and its predecessor stay.
-
-        Returns:
-            Names of the versions whose folders were deleted.
+        Candidates, the current version and its predecessor stay. Return the names of those that are deleted.
         """
         current, predecessor = self.current(), self.predecessor()
         safe = {v.name for v in (current, predecessor) if v is not None}
@@ -272,6 +264,18 @@ class VersionRegistry:
         for path in strays:
             shutil.rmtree(path, ignore_errors=True)
         return gone
+
+    def disown(self, reason: str) -> list[str]:
+        """Refuse versions that learnt from logged answers, promoted ones too. Delete their folders, return their names."""
+        learnt = [version for version in self.versions() if version.last_request is not None and version.present]
+        with self._database.transaction() as rows:
+            rows.executemany(
+                "UPDATE versions SET status = 'refused', present = 0, reason = ? WHERE name = ?",
+                [(reason, version.name) for version in learnt],
+            )
+        for version in learnt:
+            shutil.rmtree(version.path, ignore_errors=True)
+        return [version.name for version in learnt]
 
     def close(self) -> None:
         self._database.close()

@@ -24,6 +24,7 @@ from distillspec.serving.online.state.version import Version
 from distillspec.serving.online.training.tracking import open_tracking
 from distillspec.serving.online.training.trainer import OnlineTrainer
 from distillspec.serving.online.training.trainers import Trainers
+from distillspec.serving.online.training.unlearning import unlearn
 from distillspec.training.interrupts import listen_for_stop
 from distillspec.training.lifeline import end_with_parent
 
@@ -53,6 +54,7 @@ def run_trainer(
     report: Callable[[dict[str, Any]], None] | None = None,
     once: bool = False,
     judged: bool = False,
+    without: str | None = None,
     max_updates: int | None = None,
     on_stage: Callable[[str], None] | None = None,
     wait: Callable[[float], Any] | None = None,
@@ -61,6 +63,7 @@ def run_trainer(
 
     Args:
         judged: with `once`, score the candidate on answers that it did not learn from.
+        without: a tenant to delete before, from what was learnt too. See `unlearn`.
 
     Raises:
         RunError: another trainer works on this folder (`Occupied`), or this one is quarantined.
@@ -72,6 +75,8 @@ def run_trainer(
         torch.cuda.set_per_process_memory_fraction(config.gpu_memory_share, torch.device(config.device).index)
     refusal = f"another trainer works on {layout.root}; end it first, or give this one another online.folder"
     with held(layout.trainer / "trainer.lock", wait=False, refusal=refusal):
+        if without is not None:
+            unlearn(settings, without)
         trainers = Trainers(settings, report, on_stage)
         if once:
             made = [_once(trainer, judged) for trainer in trainers.with_text()]

@@ -61,7 +61,7 @@ def test_a_domain_that_stays_poor_gets_a_clone_that_learns_it(
     first, second = (load_draft(version.path, target).model.state_dict() for version in (own, owner))
     assert all(torch.equal(first[name], second[name]) for name in second)
     assert owners_now(replay, pooled.pool) == {"chat": "general", "code": made.name, "sums": "maths"}
-    assert pooled.serving() == ["general", "maths"]  # on trial it does not serve
+    assert pooled.pool.serving() == ["general", "maths"]  # on trial it does not serve
     assert specialists.clone() is None  # one at a time
 
 

@@ -1,0 +1,54 @@
+"""Learning again without a tenant: what deletion from the log does not reach is in the weights."""
+
+from __future__ import annotations
+
+import logging
+
+from distillspec.errors import ConfigError
+from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
+from distillspec.serving.online.state.registry import VersionRegistry
+
+log = logging.getLogger(__name__)
+
+
+def unlearn(settings: OnlineSettings, tenant: str) -> list[str]:
+    """Let the drafts that were given serve again, and the next update learn from all that is left in the log.
+
+    The tenant's answers are deleted, and so are all versions that have learnt from any answer, with the optimizer's
+    moments: the log does not say who taught which. A running server follows. Call it under the trainer's lock.
+
+    Returns:
+        Names of the versions that are gone.
+
+    Raises:
+        ConfigError: a draft that was given is not kept, and nothing is changed.
+    """
+    registry, replay = VersionRegistry(settings.layout.versions), ReplayLog(settings.layout.replay)
+    owned = [registry.of(member.name) for member in registry.pool.learning()]
+    given = [_given(own) for own in owned]
+    replay.delete_tenant(tenant)
+    reason = "a tenant was deleted, and it may have learnt from its answers"
+    gone: list[str] = []
+    for own, name in zip(owned, given, strict=True):
+        own.promote(name, "to learn again without a tenant")
+        gone += own.disown(reason)
+        layout = settings.layout.of(own.member)
+        TrainerState.read(layout.state).with_(cursor=0, working=None).write(layout.state)
+        layout.memory.unlink(missing_ok=True)
+    log.info("%d versions are gone; learning again without %s", len(gone), tenant)
+    replay.close()
+    registry.close()
+    return gone
+
+
+def _given(registry: VersionRegistry) -> str:
+    """Return the version of a draft that has learnt from no answer."""
+    found = [version for version in registry.versions() if version.last_request is None]
+    intact = [version for version in found if registry.problem_of(version) is None]
+    if not intact:
+        raise ConfigError(
+            f"no version in {registry.folder} is as it was given, so nothing can be learnt again from it; start the "
+            "server once with draft.path=FOLDER, a draft of distill train"
+        )
+    return intact[-1].name
