@@ -39,7 +39,7 @@ def main() -> int:
     root.mkdir(parents=True, exist_ok=True)
     if live:
         write_json(root / "live.json", live)  # what took minutes is kept, whatever happens to the rest
-    simulated = Simulated(tuple(options.rows)).run()
+    simulated = Simulated(tuple(options.rows)).run(root / "simulated.json")
     print(write_results(root, live, simulated, draft_names(drafts)), flush=True)
     print(f"results: {root}")
     return 0

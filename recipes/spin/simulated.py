@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from distillspec.config.simulation import WorkloadConfig
+from distillspec.files import write_json
 from distillspec.progress import progress
 from distillspec.serving.selection.selecting import selecting
 from distillspec.serving.simulation import (
@@ -36,45 +40,53 @@ class Simulated:
     rows: tuple[int, ...]
     machines: tuple[str, ...] = ("a100-7b-five", "a100-13b-five", "a100x2-30b-five")
     workload: str = "five-domains"
-    requests_a_row: int = 24
+    requests_a_row: int = 16
     ablation_rows: int = 8
     long_requests: int = 10_000  # over which trials are counted
     policy: str = "goodput"
 
-    def run(self) -> dict[str, Any]:
-        """Return the figures of each machine, and what trials cost over a long stream."""
-        machines = {name: load_hardware(name) for name in self.machines}
-        stages = [(name, rows) for name in machines for rows in self.rows]
-        found: dict[str, Any] = {name: {"rows": {}, "parts": {}} for name in machines}
-        with progress("simulating") as line:
-            for place, (name, rows) in enumerate(stages):
-                line.update(place / (1 + len(stages)), f"{name}, {rows} rows")
-                found[name]["rows"][str(rows)] = self._selections(machines[name], rows)
-                if rows == self.rows[-1]:
-                    found[name]["parts"] = self._parts(machines[name])
-            line.update(len(stages) / (1 + len(stages)), "trials over a long stream")
-            trials = self._trials(machines[self.machines[0]])
-        return {"machines": found, "trials": trials}
+    def run(self, file: Path) -> dict[str, Any]:
+        """Return the figures of each machine, and what trials cost over a long stream.
 
-    def _selections(self, machine: Hardware, rows: int) -> dict[str, Any]:
+        Args:
+            file: takes each figure when it is known. What it has is not simulated again.
+        """
+        found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+        stages = [
+            *((name, str(rows), partial(self._selections, name, rows)) for rows in self.rows for name in self.machines),
+            *((name, "parts", partial(self._parts, name)) for name in self.machines),
+            ("trials", "", self._trials),
+        ]
+        with progress("simulating") as line:
+            for place, (name, what, simulate) in enumerate(stages):
+                line.update(place / len(stages), f"{name} {what}")
+                own = found.setdefault(name, {})
+                if what not in own:
+                    own[what] = simulate()
+                    write_json(file, found)
+        return found
+
+    def _selections(self, name: str, rows: int) -> dict[str, Any]:
         """Return tokens a second without drafts, with each draft for all requests, and by each selection."""
+        machine = load_hardware(name)
         drafts = list(machine.latency.members)
-        rates = {name: self._rate(machine, rows, name) for name in (PLAIN, *drafts, *SELECTIONS)}
-        best = max(drafts, key=lambda name: rates[name])
+        rates = {chosen: self._rate(machine, rows, chosen) for chosen in (PLAIN, *drafts, *SELECTIONS)}
+        best = max(drafts, key=lambda draft: rates[draft])
         return {"tokens_per_s": rates, "best_draft": best, "over_best": {n: rates[n] / rates[best] for n in rates}}
 
-    def _parts(self, machine: Hardware) -> dict[str, float]:
+    def _parts(self, name: str) -> dict[str, float]:
         """Return tokens a second with each of SPIN's parts over those of its base: the best draft, padded, no parts."""
-        base, rows = replace(machine, padded_attention=True), self.ablation_rows
-        rates = {name: self._rate(base, rows, name) for name in machine.latency.members}
-        best = max(rates, key=lambda name: rates[name])
+        base, rows = replace(load_hardware(name), padded_attention=True), self.ablation_rows
+        rates = {draft: self._rate(base, rows, draft) for draft in base.latency.members}
+        best = max(rates, key=lambda draft: rates[draft])
         return {
             part: self._rate(replace(base, **changes), rows, "goodput" if chosen else best) / rates[best]
             for part, (chosen, changes) in PARTS.items()
         }
 
-    def _trials(self, machine: Hardware) -> dict[str, float]:
+    def _trials(self) -> dict[str, float]:
         """Return the shares of the tokens that trials wrote and cost."""
+        machine = load_hardware(self.machines[0])
         simulation = self._simulation(machine, self.ablation_rows, "goodput", self.long_requests)
         result = simulation.run()
         chosen = selecting(simulation.policy.controller)
@@ -103,20 +115,21 @@ class Simulated:
 
 def tables(found: dict[str, Any]) -> str:
     """Return the tables of what `Simulated.run` found."""
-    parts = [_of_machine(name, own) for name, own in found["machines"].items()]
-    trials = found["trials"]
+    machines = [_of_machine(name, own) for name, own in found.items() if name != "trials"]
+    trials = found["trials"][""]
     line = (
         f"Trials over {trials['requests']:,} requests: {trials['explored']:.1%} of the tokens were written while the "
         f"draft was on trial, and trials cost {trials['lost']:.1%} of them."
     )
-    return "\n\n".join([*parts, line])
+    return "\n\n".join([*machines, line])
 
 
-def _of_machine(name: str, own: dict[str, Any]) -> str:
-    names = list(next(iter(own["rows"].values()))["tokens_per_s"])
-    lines = [f"Simulated, {name}: tokens/s over those of the best single draft", ""]
+def _of_machine(machine: str, own: dict[str, Any]) -> str:
+    by_rows = {rows: found for rows, found in own.items() if rows != "parts"}
+    names = list(next(iter(by_rows.values()))["tokens_per_s"])
+    lines = [f"Simulated, {machine}: tokens/s over those of the best single draft", ""]
     lines += [f"| rows | best draft | {' | '.join(names)} |", f"|{'---|' * (2 + len(names))}"]
-    for rows, found in own["rows"].items():
+    for rows, found in by_rows.items():
         lines.append(f"| {rows} | {found['best_draft']} | {_cells(found['over_best'], names)} |")
     parts = ", ".join(f"{part} {gain:.2f}" for part, gain in own["parts"].items())
     return "\n".join([*lines, "", f"SPIN's parts over its base: {parts}"])

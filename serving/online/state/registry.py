@@ -266,7 +266,7 @@ class VersionRegistry:
         return gone
 
     def disown(self, reason: str) -> list[str]:
-        """Refuse versions that learnt from logged answers, promoted or not. Delete their folders, return their names."""
+        """Refuse versions that learnt from logged answers, promoted or not. Delete their folders, return names."""
         learnt = [version for version in self.versions() if version.last_request is not None and version.present]
         with self._database.transaction() as rows:
             rows.executemany(
