@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -52,7 +52,7 @@ class Simulated:
             file: takes each figure when it is known. What it has is not simulated again.
         """
         found: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
-        stages = [
+        stages: list[tuple[str, str, Callable[[], Any]]] = [
             *((name, str(rows), partial(self._selections, name, rows)) for rows in self.rows for name in self.machines),
             *((name, "parts", partial(self._parts, name)) for name in self.machines),
             ("trials", "", self._trials),
