@@ -125,6 +125,8 @@ def build_parts(
     check_proposer(settings, drafts=len(drafts))
     if settings.micro_batches != 1 and target.device.type != "cpu":
         raise ConfigError(f"micro_batches={settings.micro_batches} needs a CPU, not {target.device}; leave it out")
+    if settings.micro_batches != 1:
+        settings = replace(settings, compile=False)  # code is compiled for a number of threads, which changes in a step
     max_model_len = choose_model_len(settings, models)
     feature_ids = kept_states(settings, drafts.values())
     check_feature_ids(target, feature_ids)

@@ -81,7 +81,7 @@ class AdaptConfig:
     offline_share: float = 0.0  # share of an update's tokens from the offline set
     offline: str | None = None  # folder or run of distill generate: text against forgetting
     tenant_share: float = 0.5  # the largest weight of one of several tenants in an update
-    specialist_below: float | None = 0.8  # of several drafts: a domain at this share of the acceptance gets its own
+    specialist_below: float | None = 0.8  # of several drafts: a domain below this share of the acceptance gets its own
     lora_rank: int = 0  # train adapters of this rank (needs peft), merged at the end; 0: all weights
     epochs: int = 2  # passes over the text of an update
     max_steps: int = 200  # of an update

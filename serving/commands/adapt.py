@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ def run(config: AdaptCommand, folder: Path) -> None:
     ReplayLog(settings.layout.replay).close()  # no log, no run
     offline_folder(settings.adapt)
     open_run(folder, config)
-    lift_quarantine(settings.layout)
+    with closing(VersionRegistry(settings.layout.versions)) as registry:
+        lift_quarantine(settings.layout, [member.name for member in registry.pool.learning()])
     with listen_for_stop() as stop, open_tracking(settings, folder) as tracking:
         made = run_trainer(
             settings,
@@ -71,7 +73,11 @@ def _judge(
         keeper = Gatekeeper(settings, own, Judge(settings, own, log, scores, costs), report=report)
         verdict = keeper.judge_newest(final=True)
         if verdict is None:
-            print(f"not judged: there are {keeper.waiting_for}")
+            print(f"{_of(member.name)}not judged: there are {keeper.waiting_for}")
         else:
             found = verdict.to_json()
     return found
+
+
+def _of(member: str) -> str:
+    return f"{member}: " if member else ""

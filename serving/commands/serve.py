@@ -91,13 +91,14 @@ def _load_engine(
     if online is not None:
         from distillspec.serving.online.bootstrap import NothingIntact, first_draft, first_drafts, has_pool
 
-        if drafts or (draft is None and has_pool(online)):
-            folders = first_drafts(online, target, drafts)
-            return Engine(target, load_named(folders, target), config.engine)
         try:
+            if drafts or (draft is None and has_pool(online)):
+                folders = first_drafts(online, target, drafts)
+                return Engine(target, load_named(folders, target), config.engine)
             draft = first_draft(online, target, draft)
         except NothingIntact as error:
             log.error("serving without a draft; nothing is logged or trained: %s", error)
+            return Engine(target, None, config.engine)
     if drafts:
         return Engine(target, load_named(drafts, target), config.engine)
     return Engine(target, load_drafts(draft, target), config.engine)

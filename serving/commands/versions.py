@@ -24,6 +24,8 @@ def run(config: VersionsCommand, folder: Path) -> None:
     registry = VersionRegistry(versions)
     if config.version is not None:
         registry.get(config.version)
+    if config.action == "withdraw":
+        _check_withdrawal(config, registry)
     open_run(folder, config)
     actions = {
         "list": _list,
@@ -63,6 +65,14 @@ def _rollback(config: VersionsCommand, registry: VersionRegistry) -> dict[str, A
     version = registry.of(_named(config, registry)).rollback("rolled back by hand")
     print(_line(version))
     return {"serving": version.name}
+
+
+def _check_withdrawal(config: VersionsCommand, registry: VersionRegistry) -> None:
+    """Refuse a draft that there is not, and the last one that serves: specialists come and go."""
+    name, members = _named(config, registry), registry.pool.members()
+    given = [own.name for own in members if own.status == "serving" and own.cloned_from is None]
+    if given == [name] or not name:
+        raise ConfigError(f"name={name} is the last draft that serves but for specialists; it cannot be withdrawn")
 
 
 def _withdraw(config: VersionsCommand, registry: VersionRegistry) -> dict[str, Any]:

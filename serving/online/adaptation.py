@@ -245,8 +245,10 @@ class Adaptation:
         }
 
     def _keep_house(self) -> None:
-        if self.pool.has_several and not self.paused:
-            self.pool.keep_specialists()
+        if self.pool.has_several:
+            if not self.paused:
+                self.pool.keep_specialists()
+            self.pool.follow()
         suspected = self.pool.suspected
         self.trainer.poll(idle=time.monotonic() - self._busy_s > IDLE_AFTER_S, suspected=suspected)
         self.tap.wanting = suspected or self.trainer.wants_text()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +20,8 @@ from distillspec.serving.online.state.pool import Member
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import Version
 from distillspec.serving.online.training.selection import offline_folder
+
+log = logging.getLogger(__name__)
 
 
 class NothingIntact(RunError):
@@ -67,13 +70,21 @@ def first_drafts(settings: OnlineSettings, target: LanguageModel, given: Mapping
                 f"online.folder={settings.layout.root} has the versions of one draft; give draft.path=FOLDER or none, "
                 "or another online.folder"
             )
-        for name in drafts:
-            registry.pool.add(Member(name))
-            registry.pool.set_status(name, "serving", "given at the start")  # one that was withdrawn comes back
-        return {
-            name: _version_to_start(settings, registry.of(name), target, drafts.get(name), given.get(name)).path
-            for name in registry.pool.serving()
-        }
+        found, problems = dict[str, Path](), list[str]()
+        for name in dict.fromkeys([*registry.pool.serving(), *drafts]):
+            try:
+                own = registry.of(name)
+                found[name] = _version_to_start(settings, own, target, drafts.get(name), given.get(name)).path
+            except NothingIntact as error:
+                problems.append(f"{name}: {error}")
+                log.error("the draft %s is left out, and the others serve: %s", name, error)
+            else:
+                if name in drafts:  # one that was withdrawn comes back
+                    registry.pool.add(Member(name))
+                    registry.pool.set_status(name, "serving", "given at the start")
+        if not found:
+            raise NothingIntact("; ".join(problems) or f"{settings.layout.versions} has no draft that serves")
+        return found
 
 
 def has_pool(settings: OnlineSettings) -> bool:
@@ -137,14 +148,15 @@ def load_redaction(settings: OnlineSettings) -> Redaction | None:
 
 def _no_draft(settings: OnlineSettings) -> ConfigError:
     return ConfigError(
-        f"there is no draft in {settings.layout.versions} yet; give one to begin with: draft.path=FOLDER"
+        f"there is no draft in {settings.layout.versions} yet; give one to begin with: draft.path=FOLDER, or several: "
+        "drafts=[…]"
     )
 
 
 def _nothing_intact(settings: OnlineSettings, serving: Version) -> NothingIntact:
     return NothingIntact(
         f"no version in {settings.layout.versions} is intact: {serving.name} is damaged, and there is no earlier one; "
-        "give a draft to go on with: draft.path=FOLDER"
+        "give a draft to go on with: draft.path=FOLDER, or drafts=[FOLDER,…] where there are several"
     )
 
 

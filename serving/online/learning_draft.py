@@ -20,7 +20,7 @@ from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.pool.domains import log_of
 from distillspec.serving.online.pool.specialists import least_gain
 from distillspec.serving.online.reporting import Record, Reporter
-from distillspec.serving.online.state.layout import OnlineSettings
+from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
 from distillspec.serving.online.state.pool import Member
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import Version
@@ -55,7 +55,8 @@ class LearningDraft:
         self._member, self._engine, self._reporter, self._load = member, engine, reporter, load
         self._settings, self._replay, self._at_cost = settings, replay, at_cost
         self.served = ServedAcceptance(settings.gate, self._alarm, self.source)
-        own = {version.served_as for version in self.registry.versions()}
+        # A clone's first version was served as its owner's.
+        own = {v.served_as for v in self.registry.versions() if not member.cloned_from or v.metrics}
         self.served.restore([record for record in registry.served() if record.version in own])
         log = log_of(member.name, replay, registry)
         judge = Judge(settings, self.registry, log, scores, self._costs, self._least_gain)
@@ -91,6 +92,7 @@ class LearningDraft:
             "waiting_for": self.gatekeeper.waiting_for,
             "suspected": None if suspicion is None else suspicion.reason,
             "served": self.served.figures(),
+            "quarantined": TrainerState.read(self._settings.layout.of(self.name).state).quarantined,
             "gained_tokens": self.served.accepted_gain(self.registry.get(self.base).served_as),
         }
 
@@ -100,13 +102,8 @@ class LearningDraft:
         return {"status": own.status, "domain": own.domain, "cloned_from": own.cloned_from, "reason": own.reason}
 
     def withdraw(self, reason: str) -> None:
-        """Let it learn and serve no more: `LearningPool.follow` drops it."""
+        """Mark it as withdrawn. `LearningPool.follow` drops it."""
         self._set_status("withdrawn", reason)
-
-    def leave(self) -> None:
-        """Take it out of the engine."""
-        if self.source in self._engine.drafts:
-            self._engine.unload_draft(self.source)
 
     def _costs(self) -> Costs:
         """Return the costs of a step with this draft, at the load that is served."""
@@ -114,10 +111,13 @@ class LearningDraft:
         return step_costs(self._engine.target, self._drafting(), latency, self._load, self.source)
 
     def _drafting(self) -> LanguageModel:
-        """Return its model in the engine. A specialist on trial is as large as the draft that it was cloned from."""
+        """Return its model in the engine. A specialist on trial is as large as the draft that it was cloned from.
+
+        With all drafts unloaded by hand the target stands in: no candidate pays then.
+        """
         drafts = self._engine.drafts
         names = (self.source, self._member.cloned_from or "", *drafts)
-        return next(drafts[name] for name in names if name in drafts)
+        return next((drafts[name] for name in names if name in drafts), self._engine.target)
 
     def _least_gain(self) -> float:
         margin = self._settings.gate.margin
@@ -126,17 +126,17 @@ class LearningDraft:
         return least_gain(margin, self._at_cost(), self._member, self._replay)
 
     def _swap(self, version: Version, acceptance: float | None) -> None:
-        """Load a version in this thread. The engine's next step drafts with it."""
-        if self._member.cloned_from is not None and version.name == self.base:
-            self.withdraw("rolled back to the draft that it was cloned from")
+        """Load a version in this thread. The engine's next step drafts with it. A specialist serves from then on."""
+        if self.on_trial and version.name == self.base:
             return
         self._engine.load_draft(version.path, acceptance, name=self.name or None)
+        if self.on_trial:
+            self._set_status("serving", f"{version.name} is promoted")
         self._tell({"event": "swap", "version": version.name, "served_as": version.served_as})
 
     def _tell(self, record: Record) -> None:
-        promoted = record["event"] == "promotion" or record.get("decision") == "promoted"
-        if promoted and self.on_trial:
-            self._set_status("serving", f"its gain pays for one more draft: {record['reason']}")
+        if record["event"] == "rollback" and self._member.cloned_from is not None and record["to"] == self.base:
+            self.withdraw("rolled back to the draft that it was cloned from")
         self._reporter.tell({**record, **self.column})
 
     def _alarm(self, message: str) -> None:

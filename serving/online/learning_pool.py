@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
-from distillspec.errors import ConfigError
+from distillspec.errors import ConfigError, RunError
 from distillspec.serving.base.requests import RequestOutput
 from distillspec.serving.control.base import StepResult
 from distillspec.serving.engine import Engine
@@ -21,6 +23,10 @@ from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.selection.selecting import selecting
 from distillspec.serving.step.commit import Emission
+
+log = logging.getLogger(__name__)
+
+CLONE_AGAIN_S = 600  # after one that failed
 
 
 class LearningPool:
@@ -46,6 +52,7 @@ class LearningPool:
         self._load = ServedLoad()
         self._scores = ScoreTable(settings.layout.scores)
         self._specialists = Specialists(settings.adapt, replay, registry, reporter.tell)
+        self._clone_at_s = 0.0  # no clone is tried before
         self._drafts: dict[str, LearningDraft] = {}
         self.lock = threading.RLock()
         self.follow()
@@ -79,7 +86,8 @@ class LearningPool:
             ConfigError: none of this name learns.
         """
         if name not in self._drafts:
-            raise ConfigError(f"no draft {name!r} learns here; there are {', '.join(self._drafts)}")
+            there = f"there are {', '.join(self._drafts)}" if self.has_several else "there is one, without a name"
+            raise ConfigError(f"no draft {name!r} learns here; {there}")
         return self._drafts[name]
 
     def watch(self, emissions: Sequence[Emission]) -> None:
@@ -97,9 +105,14 @@ class LearningPool:
             draft.served.finish(outputs)
 
     def judge(self) -> None:
-        """Let every gate do what is due."""
+        """Let every gate do what is due. One that fails stops no other."""
         for draft in self.drafts():
-            draft.gatekeeper.work()
+            try:
+                draft.gatekeeper.work()
+            except Exception:
+                if not self.has_several:
+                    raise
+                log.exception("the gate of %s failed", draft.name)
 
     @property
     def suspected(self) -> bool:
@@ -108,23 +121,31 @@ class LearningPool:
 
     @one_at_a_time
     def keep_specialists(self) -> None:
-        """Withdraw specialists that learn nothing, clone one where a domain needs it, and take up what is new."""
+        """Withdraw specialists that learn nothing, and clone one where a domain needs it."""
         for name, reason in self._specialists.fruitless():
             self._drafts[name].withdraw(reason)
             self._reporter.tell({"event": "withdrawal", "draft": name, "reason": reason})
-        self._specialists.clone()
-        self.follow()
+        if time.monotonic() < self._clone_at_s:
+            return
+        try:
+            self._specialists.clone()
+        except (OSError, RunError) as error:  # a full disk, above all
+            log.error("no specialist is cloned, and none for %d s: %s", CLONE_AGAIN_S, error)
+            self._clone_at_s = time.monotonic() + CLONE_AGAIN_S
 
     @one_at_a_time
     def follow(self) -> None:
-        """Take up the drafts that the registry lists, and drop those that are withdrawn."""
+        """Take up the drafts that the registry lists. Of a pool, drop those that are withdrawn, from the engine too."""
         parts = (self._settings, self._engine, self._registry, self._replay, self._scores, self._load, self._reporter)
         members = self._registry.pool.learning()
         for member in members:
             if member.name not in self._drafts:
                 self._drafts[member.name] = LearningDraft(member, *parts, self._cost_of_a_draft)
-        for name in set(self._drafts) - {member.name for member in members}:
-            self._drafts.pop(name).leave()
+        names = {member.name for member in members}
+        for name in set(self._drafts) - names:
+            del self._drafts[name]
+        for name in set(self._engine.drafts) - names if self.has_several else ():
+            self._engine.unload_draft(name)
 
     def keep_served(self) -> None:
         """Store acceptance in service for the next start."""
@@ -142,11 +163,11 @@ class LearningPool:
 
     def figures(self) -> dict[str, Any]:
         """Return the first draft's figures, those of each of several as `drafts`, and tokens gained by all."""
-        found = {draft.name: draft.figures() for draft in self.drafts()}
-        gained = sum(own["gained_tokens"] for own in found.values())
-        drafts = {name: {**self._drafts[name].of_pool(), **own} for name, own in found.items()}
-        several = {"drafts": drafts} if self.has_several else {}
-        return {**found[self.first.name], "gained_tokens": gained, **several}
+        drafts = self.drafts()
+        found = [draft.figures() for draft in drafts]
+        gained = sum(own["gained_tokens"] for own in found)
+        by_name = {draft.name: {**draft.of_pool(), **own} for draft, own in zip(drafts, found, strict=True)}
+        return {**found[0], "gained_tokens": gained, **({"drafts": by_name} if drafts[0].name else {})}
 
     def close(self) -> None:
         self._scores.close()

@@ -12,7 +12,7 @@ from distillspec.files import private_folder
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.pool.domains import log_of
 from distillspec.serving.online.reporting import Reporter
-from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
+from distillspec.serving.online.state.layout import ADDED, OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.state.lock import held, is_held
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.trainer_states import read_states
@@ -29,7 +29,7 @@ class TrainerLink:
     ) -> None:
         self.settings, self.layout, self.replay = settings, settings.layout, replay
         embedded = settings.online.mode == "on"
-        self.supervisor = Supervisor(settings, needed=self._has_work) if embedded else None
+        self.supervisor = Supervisor(settings, needed=self._has_work, members=self._learning) if embedded else None
         self._registry, self._reporter = registry, reporter
         self._control = TrainerControl.read(self.layout.control).with_(idle=True)
         self._started_s = time.monotonic()
@@ -44,7 +44,14 @@ class TrainerLink:
 
     def state(self) -> TrainerState:
         """Read what the trainer last wrote about itself, of all drafts together."""
-        return read_states(self.layout, [member.name for member in self._registry.pool.learning()])
+        state = read_states(self.layout, self._learning())
+        before = read_states(
+            self.layout, [member.name for member in self._registry.pool.members() if not member.learns]
+        )
+        return state.with_(**{name: getattr(state, name) + getattr(before, name) for name in ADDED})
+
+    def _learning(self) -> list[str]:
+        return [member.name for member in self._registry.pool.learning()]
 
     def start(self) -> None:
         """Take the folder's server lock (online=on) and write the control file.
@@ -140,7 +147,7 @@ class TrainerLink:
 
     def wants_text(self) -> bool:
         """Return True while the trainer waits for answers: to learn from, or to judge a candidate by."""
-        return not self.paused and any(self._is_short(member.name) for member in self._registry.pool.learning())
+        return not self.paused and any(map(self._is_short, self._learning()))
 
     def _is_short(self, member: str) -> bool:
         fewest, new = self._fewest(member), self._new(member)
@@ -153,7 +160,7 @@ class TrainerLink:
         """
         if self.paused:
             return False
-        return self._control.suspected or any(self._has_text(member.name) for member in self._registry.pool.learning())
+        return self._control.suspected or any(map(self._has_text, self._learning()))
 
     def _has_text(self, member: str) -> bool:
         if self._registry.of(member).versions("candidate"):

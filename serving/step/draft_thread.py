@@ -15,7 +15,7 @@ DRAFT_SHARE = 4  # of so many cores the drafts have one
 
 
 class DraftThread:
-    """Runs work in order, one piece ahead of whoever takes the results. Its cores are taken from the caller's.
+    """Runs work in order, ahead of whoever takes the results. Its cores are taken from the caller's.
 
     With one core nothing is gained: check `cores` before.
     """

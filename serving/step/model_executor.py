@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, closing
 from typing import NamedTuple
 
 import torch
@@ -127,7 +127,8 @@ class ModelExecutor:
     def run(self, work: StepWork) -> tuple[RowResult, ...]:
         drafting = sum([bool(row.trees) for row in work.plan.rows])
         parts = work.split(self._batches.count(drafting))
-        judged = [found for part, trees in self._drafted(parts) if (found := self._verify(part, trees)) is not None]
+        with closing(self._drafted(parts)) as drafted:  # after an error too no draft runs on
+            judged = [found for part, trees in drafted if (found := self._verify(part, trees)) is not None]
         if not judged:
             return ()
         windows = [window for part in judged for window in part.windows]
@@ -139,9 +140,12 @@ class ModelExecutor:
         self._batches.observe(drafting, len(logits), work.timer.total_s)
         return results
 
-    def _drafted(self, parts: Sequence[StepWork]) -> Iterator[tuple[StepWork, list[TokenTree]]]:
+    def _drafted(self, parts: Sequence[StepWork]) -> Generator[tuple[StepWork, list[TokenTree]]]:
         """Yield each micro-batch with its trees. A thread drafts those behind meanwhile, if there are several."""
-        return self._thread.ahead(parts, self._draft) if len(parts) > 1 else iter([(parts[0], self._draft(parts[0]))])
+        if len(parts) > 1:
+            yield from self._thread.ahead(parts, self._draft)
+        else:
+            yield parts[0], self._draft(parts[0])
 
     def _draft(self, work: StepWork) -> list[TokenTree]:
         with work.timer.drafting():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -51,7 +52,10 @@ class Specialists:
         return [(name, f"{count} versions were not better") for name, count in counts if count >= IN_VAIN]
 
     def clone(self) -> Member | None:
-        """Clone a draft for the domain that needs it most. None: no domain does, or a specialist is on trial."""
+        """Clone a draft for the domain that needs it most.
+
+        None: no domain does, its draft has not learnt enough, a specialist is on trial, or there are to be none.
+        """
         pool = self.registry.pool
         members = pool.members()
         below = self.config.specialist_below
@@ -67,19 +71,27 @@ class Specialists:
         return len(judged) >= LEARNT
 
     def _clone(self, owner: str, poor: DraftedText) -> Member | None:
-        """Register a copy of the owner's version in service. The specialist is listed last: a crash leaves a stray."""
-        current = self.registry.of(owner).current()
-        if current is None:
+        """Register a copy of the owner's version in service, then list the specialist. A crash between is made up."""
+        current, name = self.registry.of(owner).current(), name_for(poor.domain)
+        if current is None or any(member.name == name for member in self.registry.pool.members()):
             return None
-        name = f"{NAME.sub('-', poor.domain)[:60]}-specialist"
         own = self.registry.of(name)
-        base = own.add(partial(shutil.copytree, current.path), parent=current.name)
-        own.promote(base.name, f"cloned from {current.name}")
+        if own.current() is None:
+            learnt = None if current.last_request is None else (current.first_request or 0, current.last_request)
+            base = own.add(partial(shutil.copytree, current.path), parent=current.name, requests=learnt)
+            own.promote(base.name, f"cloned from {current.name}")
         reason = f"{owner} accepts {poor.accepted / poor.tried:.2f} of its tokens there"
         member = Member(name, "on trial", poor.domain, owner, reason)
         self.registry.pool.add(member)
         self._report({"event": "specialist", "draft": name, "domain": poor.domain, "from": owner, "reason": reason})
         return member
+
+
+def name_for(domain: str) -> str:
+    """Return the name of a domain's specialist. Domains that would share one have a hash in it."""
+    plain = NAME.sub("-", domain)[:60]
+    mark = "" if plain == domain else f"-{hashlib.sha256(domain.encode()).hexdigest()[:8]}"
+    return f"{plain}{mark}-specialist"
 
 
 def poor_domain(

@@ -136,6 +136,9 @@ class _Message:
         return replace(self, **changes)
 
 
+ADDED = ("updates", "learnt", "skipped", "capped", "cpu_s", "seconds")  # what the states of several drafts add up
+
+
 @dataclass(frozen=True)
 class TrainerState(_Message):
     """State of the trainer between updates of one draft. Only the process that holds its lock writes it."""
@@ -165,13 +168,12 @@ class TrainerState(_Message):
     @classmethod
     def sum_of(cls, states: Sequence[TrainerState]) -> TrainerState:
         """Return the state of a trainer of several drafts: counts added up, and the stage of the one at work."""
-        if len(states) == 1:
-            return states[0]
-        added = ("updates", "learnt", "skipped", "capped", "cpu_s", "seconds")
+        if len(states) < 2:
+            return states[0] if states else cls()
         busy = next((state for state in states if state.stage != "waiting"), states[0])
         stuck = [state.quarantined for state in states if state.quarantined]
         return busy.with_(
-            **{name: sum([getattr(state, name) for state in states]) for name in added},
+            **{name: sum([getattr(state, name) for state in states]) for name in ADDED},
             cursor=max([state.cursor for state in states]),
             asked=max([state.asked for state in states]),
             quarantined=stuck[0] if len(stuck) == len(states) else None,

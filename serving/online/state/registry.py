@@ -88,7 +88,7 @@ class VersionRegistry:
         """
         found = self._database.rows("SELECT * FROM versions WHERE name = ?", (name,))
         if not found:
-            known = ", ".join(v.name for v in self.versions()[-3:]) or "none yet"
+            known = ", ".join(v.name for v in self.newest(3)) or "none yet"
             raise ConfigError(f"version={name} is not in {self.folder}; the newest are {known}")
         return self._version(found[0])
 

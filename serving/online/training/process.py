@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict
 from pathlib import Path
 from threading import Event
@@ -19,7 +19,8 @@ from distillspec.files import OTHERS, write_json
 from distillspec.serving.online.judging.question import candidate_question
 from distillspec.serving.online.state.layout import Layout, OnlineSettings
 from distillspec.serving.online.state.lock import Occupied, held
-from distillspec.serving.online.state.trainer_states import quarantine_of
+from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.state.trainer_states import read_states
 from distillspec.serving.online.state.version import Version
 from distillspec.serving.online.training.tracking import open_tracking
 from distillspec.serving.online.training.trainer import OnlineTrainer
@@ -114,7 +115,7 @@ def _train(
             made.append(due.trainer.update(due.reason))
             pause = POLL_S
         except RunError as error:
-            if due.trainer.state.quarantined and not trainers.give_up(due.trainer):
+            if due.trainer.state.quarantined and not (due.trainer.member and trainers.all()):
                 raise
             _complain(f"no update, and none for {pause:g} s: {error}")
             for _ in range(round(pause / POLL_S)):
@@ -127,6 +128,13 @@ def _train(
 def _complain(message: str) -> None:
     with suppress(OSError):  # the disk may be what is full
         print(message, file=sys.stderr, flush=True)
+
+
+def _is_quarantined(layout: Layout) -> bool:
+    """Return True if no draft may be trained."""
+    with closing(VersionRegistry(layout.versions)) as registry:
+        names = [member.name for member in registry.pool.learning()]
+    return read_states(layout, names).quarantined is not None
 
 
 def main() -> int:
@@ -142,7 +150,7 @@ def main() -> int:
         _complain(str(error))
         if isinstance(error, Occupied):
             return OCCUPIED
-        return QUARANTINED if quarantine_of(settings.layout) else 1
+        return QUARANTINED if _is_quarantined(settings.layout) else 1
     return 0
 
 

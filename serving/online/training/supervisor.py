@@ -14,8 +14,9 @@ from pathlib import Path
 
 from distillspec.config import AdaptConfig
 from distillspec.files import private_file, private_folder
-from distillspec.serving.online.state.layout import OnlineSettings
-from distillspec.serving.online.state.trainer_states import lift_quarantine, quarantine_of, updates_in
+from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
+from distillspec.serving.online.state.trainer_states import lift_quarantine, read_states
+from distillspec.serving.online.state.version import ONLY
 from distillspec.serving.online.training.drift import SETTLED
 from distillspec.serving.online.training.patience import every_requests
 from distillspec.serving.online.training.process import OCCUPIED, QUARANTINED, write_settings
@@ -46,6 +47,7 @@ class Supervisor:
 
     Args:
         needed: returns True if a trainer has work. Called while none runs.
+        members: returns the drafts that it trains, by the registry's names.
         command: starts the trainer. Default: this package's module.
     """
 
@@ -54,10 +56,12 @@ class Supervisor:
         settings: OnlineSettings,
         *,
         needed: Callable[[], bool] = lambda: True,
+        members: Callable[[], list[str]] = lambda: [ONLY],
         command: Sequence[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings, self.layout, self._needed, self._clock = settings, settings.layout, needed, clock
+        self._members = members
         module = "distillspec.serving.online.training.process"
         self.command = list(command or (sys.executable, "-P", "-m", module, str(self.layout.root)))
         self.process: subprocess.Popen | None = None
@@ -107,12 +111,14 @@ class Supervisor:
 
     def lift(self) -> None:
         """Lift a quarantine. The operator has looked into it."""
-        if self.process is None:
-            lift_quarantine(self.layout)
+        lift_quarantine(self.layout, self._members())
         self.problem, self._ends, self.next_start_s = None, 0, 0.0
 
+    def _state(self) -> TrainerState:
+        return read_states(self.layout, self._members())
+
     def _may_start(self, idle: bool) -> bool:
-        quarantined = quarantine_of(self.layout)
+        quarantined = self._state().quarantined
         if quarantined:
             self._give_up(quarantined)
             return False
@@ -164,12 +170,12 @@ class Supervisor:
             self._wait_for_other()
             return
         self.occupied = False
-        problem, updates = quarantine_of(self.layout), updates_in(self.layout)
-        if code == QUARANTINED or problem:
-            self._give_up(problem or "see trainer.log")
+        state = self._state()
+        if code == QUARANTINED or state.quarantined:
+            self._give_up(state.quarantined or "see trainer.log")
             return
-        self._ends = 1 if updates > self._updates else self._ends + 1
-        self._updates = updates
+        self._ends = 1 if state.updates > self._updates else self._ends + 1
+        self._updates = state.updates
         if self._ends >= TOO_OFTEN:
             self._give_up(f"it ended {self._ends} times in a row (code {code}); see {self.layout.trainer}/trainer.log")
             return

@@ -22,6 +22,8 @@ class Due(NamedTuple):
 class Trainers:
     """Makes a trainer for each draft as the registry lists it. The one that was at work last comes last.
 
+    One that is quarantined in a pool is left out until that is lifted.
+
     Args:
         report, on_stage: see `OnlineTrainer`.
 
@@ -39,13 +41,11 @@ class Trainers:
         self._pool = VersionRegistry(settings.layout.versions).pool
         self._target = LoadedTarget.of(settings, ReplayLog(settings.layout.replay).key)
         self._trainers: dict[str, OnlineTrainer] = {}
-        # In a pool the others go on. A trainer of one draft is not started.
-        self._failed = {member.name for member in self._pool.members() if self._is_quarantined(member.name)}
         self.all()
 
     def all(self) -> list[OnlineTrainer]:
         """Return the trainers of now, the one whose turn it is first."""
-        learning = [member.name for member in self._pool.learning() if member.name not in self._failed]
+        learning = [own.name for own in self._pool.learning() if not (own.name and self._is_quarantined(own.name))]
         kept = {name: trainer for name, trainer in self._trainers.items() if name in learning}
         self._trainers = kept | {name: self._made(name) for name in learning if name not in kept}
         return list(self._trainers.values())
@@ -66,11 +66,6 @@ class Trainers:
                 self._trainers[trainer.member] = self._trainers.pop(trainer.member)  # to the end
                 return Due(trainer, reason)
         return None
-
-    def give_up(self, trainer: OnlineTrainer) -> bool:
-        """Stop training a draft. Return True if others go on."""
-        self._failed.add(trainer.member)
-        return bool(self.all())
 
     def _made(self, member: str) -> OnlineTrainer:
         return OnlineTrainer(

@@ -7,13 +7,17 @@ import logging
 from distillspec.errors import ConfigError
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
+from distillspec.serving.online.state.pool import Member
 from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.state.version import ONLY
 
 log = logging.getLogger(__name__)
 
 
 def unlearn(settings: OnlineSettings, tenant: str) -> list[str]:
     """Let the drafts that were given serve again, and the next update learn from all that is left in the log.
+
+    Specialists are withdrawn.
 
     The tenant's answers are deleted, and so are all versions that have learnt from any answer, with the optimizer's
     moments: the log does not say who taught which. A running server follows. Call it under the trainer's lock.
@@ -25,13 +29,17 @@ def unlearn(settings: OnlineSettings, tenant: str) -> list[str]:
         ConfigError: a draft that was given is not kept, and nothing is changed.
     """
     registry, replay = VersionRegistry(settings.layout.versions), ReplayLog(settings.layout.replay)
-    owned = [registry.of(member.name) for member in registry.pool.learning()]
-    given = [_given(own) for own in owned]
+    members = registry.pool.members() or [Member(ONLY)]
+    given = {own.name: _given(registry.of(own.name)) for own in members if own.cloned_from is None and own.learns}
     replay.delete_tenant(tenant)
     reason = "a tenant was deleted, and it may have learnt from its answers"
     gone: list[str] = []
-    for own, name in zip(owned, given, strict=True):
-        own.promote(name, "to learn again without a tenant")
+    for member in members:
+        own = registry.of(member.name)
+        if member.name in given:
+            own.promote(given[member.name], "to learn again without a tenant")
+        else:  # a specialist began with what another draft had learnt
+            registry.pool.set_status(member.name, "withdrawn", reason)
         gone += own.disown(reason)
         layout = settings.layout.of(own.member)
         TrainerState.read(layout.state).with_(cursor=0, working=None).write(layout.state)

@@ -17,13 +17,16 @@ from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
 from distillspec.serving.draft_loading import load_named
 from distillspec.serving.online.adaptation import Adaptation
-from distillspec.serving.online.bootstrap import first_draft, first_drafts, has_pool
+from distillspec.serving.online.bootstrap import NothingIntact, first_draft, first_drafts, has_pool
+from distillspec.serving.online.log.manifest import DraftedText
 from distillspec.serving.online.pool.specialists import Specialists
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
 from distillspec.serving.online.state.pool import Member
 from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.state.trainer_states import lift_quarantine
 from distillspec.serving.online.training.process import run_trainer
 from distillspec.serving.online.training.trainers import Trainers
+from distillspec.serving.online.training.unlearning import unlearn
 
 from ..conftest import prompts
 from .conftest import NAMES
@@ -130,6 +133,7 @@ def test_a_specialist_serves_once_it_is_better_and_leaves_when_it_is_rolled_back
         lambda members, texts, *rest: None if len(members) > 2 else texts[0]._replace(draft="maths", accepted=1),
     )
     pool.keep_specialists()
+    pool.follow()
     (made,) = [draft for draft in pool.drafts() if draft.on_trial]
     assert (made.name, list(server.engine.drafts)) == ("code-specialist", list(NAMES))
     (candidate,) = run_trainer(eager, lambda: False, once=True)
@@ -159,6 +163,7 @@ def test_a_fruitless_specialist_is_withdrawn(server: Server, monkeypatch: pytest
     registry.pool.add(Member("code-specialist", "on trial", "code", "maths"))
     server.adaptation.pool.follow()
     server.adaptation.pool.keep_specialists()
+    server.adaptation.pool.follow()
     assert [draft.name for draft in server.adaptation.pool.drafts()] == list(NAMES)
     lines = (server.adaptation.layout.root / "metrics.jsonl").read_text().splitlines()
     assert "withdrawal" in {json.loads(line)["event"] for line in lines}
@@ -200,4 +205,44 @@ def test_a_quarantined_draft_does_not_stop_the_others(
     TrainerState(quarantined="bad updates").write(layout.of("maths").state)
     trainers = Trainers(settings)
     assert [trainer.member for trainer in trainers.all()] == ["general"]
-    assert not trainers.give_up(trainers.all()[0])
+    assert server.adaptation.stats()["drafts"]["maths"]["quarantined"] == "bad updates"
+    assert server.adaptation.trainer.state().quarantined is None  # another draft may be trained
+    server.adaptation.resume()
+    lift_quarantine(layout, ["maths"])
+    assert [trainer.member for trainer in trainers.all()] == ["general", "maths"]
+
+
+def test_a_damaged_draft_is_left_out_and_the_others_serve(
+    settings: OnlineSettings, target: LanguageModel, folders: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    started = first_drafts(settings, target, folders)
+    (started["maths"] / "model.safetensors").write_bytes(b"damaged")
+    assert list(first_drafts(settings, target, {})) == ["general"]
+    assert "the draft maths is left out, and the others serve" in caplog.text
+    (started["general"] / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(NothingIntact, match="maths: no version"):
+        first_drafts(settings, target, {})
+    assert list(first_drafts(settings, target, {"maths": folders["maths"]})) == ["maths"]
+
+
+def test_a_tenant_is_unlearnt_by_specialists_too(
+    server: Server, eager: OnlineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.serve(12, "code")
+    server.adaptation.writer.flush()
+    (learnt,) = run_trainer(eager, lambda: False, once=True)
+    registry = server.adaptation.registry
+    registry.of("maths").promote(learnt.name, "by hand")
+    monkeypatch.setattr("distillspec.serving.online.pool.specialists.LEARNT", 0)
+    poor = DraftedText("code", "maths", 99, 99, 99, 1)
+    monkeypatch.setattr("distillspec.serving.online.pool.specialists.poor_domain", lambda *rest: poor)
+    specialists = Specialists(eager.adapt, server.adaptation.replay, registry, lambda record: None)
+    made = specialists.clone()
+    assert made is not None
+    clone = registry.of(made.name).current()
+    assert clone is not None
+    assert clone.last_request == learnt.last_request
+    assert sorted(unlearn(eager, "default")) == sorted([learnt.name, clone.name])
+    assert not clone.path.exists()
+    assert registry.pool.serving() == list(NAMES)
+    assert [registry.of(name).versions()[0].status for name in NAMES] == ["promoted", "promoted"]

@@ -19,6 +19,7 @@ from distillspec.serving.online.pool.specialists import (
     Specialists,
     cost_of_a_draft,
     least_gain,
+    name_for,
 )
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.pool import Member
@@ -103,7 +104,9 @@ def test_names_of_domains_are_made_folder_names(
     judge_in_vain(pooled.of("general"), LEARNT)
     made = Specialists(settings.adapt, replay, pooled, lambda record: None).clone()
     assert made is not None
-    assert (made.name, made.domain) == ("..-code-more-specialist", "../code & more")
+    assert (made.name, made.domain) == (name_for("../code & more"), "../code & more")
+    assert made.name.startswith("..-code-more-")
+    assert len({name_for(domain) for domain in ("a b", "a:b", "a/b", "a-b", "ä", "ö")}) == 6
 
 
 def test_a_specialist_must_gain_what_one_more_draft_costs_the_pool(replay: ReplayLog, drafted: Drafted) -> None:
