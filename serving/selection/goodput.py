@@ -10,10 +10,10 @@ import numpy
 
 from distillspec.serving.base.catch_up import ALONG
 from distillspec.serving.control.base import Option, RowView, StepResult, decoding_rows
-from distillspec.serving.control.sources import chain_goodput
 from distillspec.serving.costs.table import Floats
 from distillspec.serving.selection.accepting import Accepting, features, sigmoid
 from distillspec.serving.selection.base import KEEP_EVERY, Choices, SelectionParts, drafts_of
+from distillspec.serving.selection.batch import Habit, Others
 
 REVIEW = 16  # tokens of an answer between two looks at its draft
 STRENGTH = 30.0  # trials that the estimate by features is worth beside a request's own
@@ -38,6 +38,8 @@ class Answer:
 class GoodputSelection:
     """Learns P(accepted) of each draft by what is known of a request, and prices drafts by the costs of steps.
 
+    A draft that other rows have already is cheaper, since drafts run one after another (`Others`).
+
     A new request draws each draft's acceptance from its posterior and takes the draft with the most expected tokens a
     second (Thompson 1933): drafts are tried as long as they may be the best. A running one is looked at again every
     `REVIEW` tokens, by then with its own trials, and switches if what is left of its answer pays for reading its text.
@@ -54,10 +56,13 @@ class GoodputSelection:
         self._drafts: dict[str, Accepting] = {}
         self._shapes: dict[str, Floats] = {}  # tried and accepted by position `[2, MOST_LEVELS]`
         self._answers: dict[str, Answer] = {}
+        self._rows: Sequence[RowView] = ()  # of the step that is planned
+        self._habits: dict[str, Habit] = {}
         self._steps = 0
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
-        found = {row.sequence_id: self._of(row, len(rows)) for row in rows}
+        self._rows = rows
+        found = {row.sequence_id: self._of(row) for row in rows}
         answers = [(row, self._answers.get(row)) for row in found]
         self.beliefs = {row: answer.belief for row, answer in answers if answer is not None}
         self.coming = {row: answer.coming for row, answer in answers if answer is not None and answer.coming}
@@ -72,6 +77,7 @@ class GoodputSelection:
                 continue
             accepted = sum([trial.accepted for trial in trials])
             self._draft(source).learn(answer.known, len(trials), accepted)
+            self._habits[source] = self._habits.get(source, Habit()).after(row.depth, row.emitted)
             tried, before = answer.own.get(source, (0, 0))
             answer.own[source] = tried + len(trials), before + accepted
             shape = self._shapes.setdefault(source, numpy.zeros((2, MOST_LEVELS)))
@@ -90,7 +96,7 @@ class GoodputSelection:
         for answer in self._answers.values():
             answer.own.pop(source, None)
 
-    def _of(self, row: RowView, rows: int) -> str | None:
+    def _of(self, row: RowView) -> str | None:
         answer = self._answers.get(row.sequence_id)
         if answer is not None and answer.coming is not None:
             self._arrive(row, answer)
@@ -100,41 +106,46 @@ class GoodputSelection:
         if not drafts:
             return None if answer is None else answer.draft
         if answer is None or not any(option.source == answer.draft for option in drafts):
-            self._answers[row.sequence_id] = answer = self._begun(row, drafts, rows)
+            self._answers[row.sequence_id] = answer = self._begun(row, drafts)
         else:
-            self._review(row, answer, drafts, rows)
+            self._review(row, answer, drafts)
         answer.review_at = row.context_tokens + REVIEW
         return answer.draft
 
-    def _begun(self, row: RowView, drafts: Sequence[Option], rows: int) -> Answer:
+    def _begun(self, row: RowView, drafts: Sequence[Option]) -> Answer:
         """Return a new answer with its first draft, drawn by what its drafts may be worth."""
         known = features(row)
+        others = self._others(row)
         draws = Random(f"{self.parts.seed}/{row.sequence_id}")
         expected, drawn, chances = dict[str, float](), dict[str, float](), dict[str, float]()
         for option in drafts:
             name = option.source
             chances[name] = self._chance(name, known, draws.gauss(0, 1))
-            expected[name] = self._goodput(row, option, rows, self._chance(name, known))
-            drawn[name] = self._goodput(row, option, rows, chances[name])
+            expected[name] = self._goodput(others, option, self._chance(name, known))
+            drawn[name] = self._goodput(others, option, chances[name])
         chosen = max(drawn, key=lambda source: drawn[source])
-        return Answer(chosen, 0, known, chances[chosen], 1 - expected[chosen] / max(expected.values()))
+        lost = len(self._rows) * (1 - expected[chosen] / max(expected.values()))
+        return Answer(chosen, 0, known, chances[chosen], min(1.0, lost))
 
-    def _review(self, row: RowView, answer: Answer, drafts: Sequence[Option], rows: int) -> None:
+    def _review(self, row: RowView, answer: Answer, drafts: Sequence[Option]) -> None:
         """Let an answer switch to the best draft, if the rest of it pays for that."""
         if len(drafts) == 1:
             return
         options = {option.source: option for option in drafts}
-        rates = {name: self._goodput(row, own, rows, self._own(own, answer)) for name, own in options.items()}
+        others = self._others(row)
+        rates = {name: self._goodput(others, own, self._own(own, answer)) for name, own in options.items()}
         best = max(rates, key=lambda name: rates[name])
         option, rate, before = options[best], rates[best], rates[answer.draft]
         # All rows wait while the text is read. What this one wins is counted in seconds of all of them too.
         left = max(LEAST_LEFT, row.context_tokens - len(row.prompt))
         catch_up_s = self.parts.latency().of_draft(option.at_once, best).catch_up_s([option.unread_tokens])
         answer.coming = None
-        if rate > BETTER * before and left * (rate / before - 1) / before > catch_up_s:
+        gain = len(self._rows) * (rate / before - 1)  # of the batch, as a share of one row's tokens
+        if gain > BETTER - 1 and left * gain / before > catch_up_s:
             answer.coming = best
             self._arrive(row, answer)
-        answer.loss, answer.belief = 1 - rates[answer.draft] / rate, self._chance(answer.draft, answer.known)
+        lost = len(self._rows) * (1 - rates[answer.draft] / rate)
+        answer.loss, answer.belief = min(1.0, lost), self._chance(answer.draft, answer.known)
 
     def _arrive(self, row: RowView, answer: Answer) -> None:
         """Let an answer switch to the draft that is coming, once that needs no pass of its own to read its text."""
@@ -154,12 +165,18 @@ class GoodputSelection:
         tried, accepted = answer.own.get(option.source, (0, 0))
         return (accepted + STRENGTH * self._chance(option.source, answer.known)) / (tried + STRENGTH)
 
-    def _goodput(self, row: RowView, option: Option, rows: int, chance: float) -> float:
-        """Return the tokens a second of all rows, if each were like this one."""
+    def _others(self, row: RowView) -> Others:
+        """Return the drafts that the other rows have now."""
+        others = [self._answers.get(own.sequence_id) for own in self._rows if own.sequence_id != row.sequence_id]
+        context = sum([own.context_tokens for own in self._rows])
+        return Others.of([None if own is None else own.draft for own in others], context, self._habits)
+
+    def _goodput(self, others: Others, option: Option, chance: float) -> float:
+        """Return the tokens a second of all rows, if a row has this draft and the others keep theirs."""
         levels = min(option.limit, MOST_LEVELS)
         hazards = numpy.clip(chance * self._relative(option.source)[:levels], 0.0, 1.0)
         latency, fixed = self.parts.latency(), self.parts.fixed_length
-        return rows * chain_goodput(hazards.cumprod().tolist(), option, row.context_tokens, rows, latency, fixed)
+        return others.goodput(hazards.cumprod().tolist(), option, latency, fixed)
 
     def _relative(self, source: str) -> Floats:
         """Return the acceptance of each position over that of all."""

@@ -1,4 +1,4 @@
-"""What a simulation knows of one request: its acceptance under each draft."""
+"""One request of a simulation: its acceptance under each draft."""
 
 from __future__ import annotations
 
