@@ -1,0 +1,68 @@
+"""What one row's draft brings a batch, given those of the other rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from distillspec.serving.control.base import Option
+from distillspec.serving.control.sources import chain_goodput
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import CostTable
+from distillspec.serving.selection.batch import RATE, Habit, Others
+
+SMALL, LARGE = CostTable.line(0.0, 1e-5, 1e-3), CostTable.line(0.0, 1e-5, 2e-3)
+COSTS = LatencyModel(CostTable.line(1e-7, 2e-4, 2e-2), SMALL, members={"a": SMALL, "b": SMALL, "large": LARGE})
+SURVIVAL = [0.7, 0.5, 0.35, 0.25]
+
+
+def option(source: str, at_once: bool = False) -> Option:
+    return Option(4, source=source, at_once=at_once)
+
+
+def test_alone_it_is_the_goodput_of_the_rows_own_chain() -> None:
+    for source in ("a", "large"):
+        own = Others.of([], 100, {}).goodput(SURVIVAL, option(source), COSTS)
+        assert own == pytest.approx(chain_goodput(SURVIVAL, option(source), 100, 1, COSTS), rel=1e-9)
+        fixed = Others.of([], 100, {}).goodput(SURVIVAL, option(source), COSTS, 2)
+        assert fixed == pytest.approx(chain_goodput(SURVIVAL, option(source), 100, 1, COSTS, 2), rel=1e-9)
+
+
+def test_a_step_of_rows_that_draft_alike_is_priced_as_such() -> None:
+    habits = {"a": Habit(2.0, 1 + 0.7 + 0.5)}
+    others = Others.of(["a"] * 3, 400, habits)
+    expected = 4 * chain_goodput(SURVIVAL, option("a"), 100, 4, COSTS, 2)
+    assert others.goodput(SURVIVAL, option("a"), COSTS, 2) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_draft_that_others_have_is_cheaper_than_its_equal() -> None:
+    others = Others.of(["a", "a", "a"], 400, {"a": Habit(3.0, 2.2)})
+    with_them, alone = (others.goodput(SURVIVAL, option(source), COSTS) for source in ("a", "b"))
+    assert with_them > alone
+    assert others.goodput([1.0] * 4, option("b"), COSTS) > with_them  # unless the other is so much better
+
+
+def test_rows_without_a_draft_cost_no_passes() -> None:
+    plain, drafting = (Others.of([name] * 3, 400, {"a": Habit(3.0, 1.0)}) for name in (None, "a"))
+    assert plain.goodput(SURVIVAL, option("b"), COSTS) > drafting.goodput(SURVIVAL, option("b"), COSTS)
+
+
+def test_a_draft_that_seldom_drafts_costs_its_passes_seldom() -> None:
+    def goodput(drafted: float) -> float:
+        return Others.of(["large"], 200, {"large": Habit(drafted, 1.5)}).goodput(SURVIVAL, option("a"), COSTS)
+
+    rates = [goodput(drafted) for drafted in (0.0, 0.1, 0.5, 1.0, 2.0, 4.0)]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] / rates[1] < 1.02
+
+
+def test_a_block_is_one_pass() -> None:
+    found = Others.of([], 100, {}).goodput(SURVIVAL, option("a", at_once=True), COSTS)
+    assert found > Others.of([], 100, {}).goodput(SURVIVAL, option("a"), COSTS)
+
+
+def test_habits_are_running_averages() -> None:
+    habit = Habit()
+    for _ in range(400):
+        habit = habit.after(4, 3)
+    assert habit == pytest.approx((4.0, 3.0), abs=1e-6)
+    assert Habit(2.0, 1.0).after(4, 2) == pytest.approx((2 + 2 * RATE, 1 + RATE))
