@@ -92,14 +92,14 @@ class LearningDraft:
             "waiting_for": self.gatekeeper.waiting_for,
             "suspected": None if suspicion is None else suspicion.reason,
             "served": self.served.figures(),
-            "quarantined": TrainerState.read(self._settings.layout.of(self.name).state).quarantined,
             "gained_tokens": self.served.accepted_gain(self.registry.get(self.base).served_as),
         }
 
     def of_pool(self) -> dict[str, Any]:
-        """Return what the pool's list says of it."""
-        own = self._member
-        return {"status": own.status, "domain": own.domain, "cloned_from": own.cloned_from, "reason": own.reason}
+        """Return what the pool's list says of it, and why it is not trained any more, None for no reason."""
+        own, stuck = self._member, TrainerState.read(self._settings.layout.of(self.name).state).quarantined
+        found = {"status": own.status, "domain": own.domain, "cloned_from": own.cloned_from, "reason": own.reason}
+        return {**found, "quarantined": stuck}
 
     def withdraw(self, reason: str) -> None:
         """Mark it as withdrawn. `LearningPool.follow` drops it."""

@@ -34,8 +34,8 @@ class RunFigures:
     acceptance_rate: float | None  # per trial
     peak_cache_tokens: int
     preemptions: int
-    draft_idle: float  # share of the steps' seconds in which drafts wait, for the target above all
-    target_idle: float  # the same of the target
+    draft_idle: float = 0.0  # share of the steps' seconds in which drafts wait, for the target above all
+    target_idle: float = 0.0  # the same of the target
 
 
 def figures_of(policy: str, rate: float | None, result: SimulationResult) -> RunFigures:

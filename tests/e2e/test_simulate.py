@@ -57,7 +57,7 @@ def test_selections_are_compared_on_several_drafts(distill: Any, tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["hardware=a100-8b"], "hardware=a100-8b is not known; use one of a100-7b"),
+        (["hardware=a100-8b"], "hardware=a100-8b is not known; use one of a100-13b-five"),
         (["workload.rates=[-1]"], "workload.rates: -1.0 must be finite and above 0"),
         (["workload.requests=0"], "the workload is empty"),
         (["policies=[none,fast]"], "policies: fast is not known; use some of none"),
