@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from distillspec.config.engine import EngineConfig
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
@@ -118,15 +120,10 @@ def build_parts(
         ConfigError: the models, the settings or the machine do not fit together. The models are then as before.
     """
     keep_freed_memory()
-    if settings.tree is None and not settings.widths and target.device.type == "cuda" and settings.cuda_graphs:
-        settings = replace(settings, tree="off")  # passes over trees are not recorded
+    settings = fitted(settings, target.device)
     models = [target, *drafts.values()]
     check_pool(settings, drafts)
     check_proposer(settings, drafts=len(drafts))
-    if settings.micro_batches != 1 and target.device.type != "cpu":
-        raise ConfigError(f"micro_batches={settings.micro_batches} needs a CPU, not {target.device}; leave it out")
-    if settings.micro_batches != 1:
-        settings = replace(settings, compile=False)  # code is compiled for a number of threads, which changes in a step
     max_model_len = choose_model_len(settings, models)
     feature_ids = kept_states(settings, drafts.values())
     check_feature_ids(target, feature_ids)
@@ -183,6 +180,21 @@ def build_parts(
         _describe_passes(attention, held.prepared(target), recorder),
     )
     return EngineParts(core, executor, held, proposers, cache, costs)
+
+
+def fitted(settings: EngineConfig, device: torch.device) -> EngineConfig:
+    """Return the settings without what does not work on a device, or beside other settings.
+
+    Raises:
+        ConfigError: micro-batches on another device than a CPU.
+    """
+    if settings.tree is None and not settings.widths and device.type == "cuda" and settings.cuda_graphs:
+        settings = replace(settings, tree="off")  # passes over trees are not recorded
+    if settings.micro_batches == 1:
+        return settings
+    if device.type != "cpu":
+        raise ConfigError(f"micro_batches={settings.micro_batches} needs a CPU, not {device}; leave it out")
+    return replace(settings, compile=False)  # code is compiled for a number of threads, which changes in a step
 
 
 def is_pool(drafts: Mapping[str, LanguageModel]) -> bool:

@@ -57,9 +57,7 @@ class HardwareConfig:
     cache_tokens: int | None = None  # tokens that fit the KV caches; null: by memory
     padded_attention: bool = False  # attention reads as many keys for every row as the longest one has
     batch_expansion: bool = False  # verification reads a row's context once per token, as vLLM's first scorer did
-    micro_batches: int = (
-        1  # drafts on devices of their own draft one part of a step beside the other; 0: as many as pay
-    )
+    micro_batches: int = 1  # parts of a step, one drafted on other devices while another is verified; 0: the best
     noise: float = 0.0  # relative standard deviation of step times
     profile: str | None = None  # profile.json of distill profile: measured times in place of derived ones
 

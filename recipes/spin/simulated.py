@@ -1,4 +1,4 @@
-"""Simulated: five drafts on the machines of SPIN's paper, by the number of rows; its parts alone and together."""
+"""Simulation of five drafts on the machines of SPIN's paper. It compares selections, and SPIN's own parts."""
 
 from __future__ import annotations
 

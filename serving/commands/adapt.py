@@ -33,7 +33,7 @@ def run(config: AdaptCommand, folder: Path) -> None:
     offline_folder(settings.adapt)
     open_run(folder, config)
     with closing(VersionRegistry(settings.layout.versions)) as registry:
-        lift_quarantine(settings.layout, [member.name for member in registry.pool.learning()])
+        lift_quarantine(settings.layout, registry.pool.learners())
     with listen_for_stop() as stop, open_tracking(settings, folder) as tracking:
         made = run_trainer(
             settings,
@@ -59,8 +59,8 @@ def _judge(
     """Judge the newest candidate of each draft by its scores. Return the last verdict, None without enough answers."""
     replay, registry = ReplayLog(settings.layout.replay), VersionRegistry(settings.layout.versions)
     target, found = load_target(config.target), None
-    for member in registry.pool.learning():
-        own = registry.of(member.name)
+    for member in registry.pool.learners():
+        own = registry.of(member)
         if not own.versions("candidate"):
             continue
 
@@ -69,11 +69,11 @@ def _judge(
             assert serving is not None, "there is a candidate, so a version serves"
             return step_costs(target, load_draft(serving.path, target))
 
-        log, scores = log_of(member.name, replay, registry), ScoreTable(settings.layout.scores)
+        log, scores = log_of(member, replay, registry), ScoreTable(settings.layout.scores)
         keeper = Gatekeeper(settings, own, Judge(settings, own, log, scores, costs), report=report)
         verdict = keeper.judge_newest(final=True)
         if verdict is None:
-            print(f"{_of(member.name)}not judged: there are {keeper.waiting_for}")
+            print(f"{_of(member)}not judged: there are {keeper.waiting_for}")
         else:
             found = verdict.to_json()
     return found

@@ -8,7 +8,7 @@ from typing import Any
 from distillspec.errors import ConfigError
 from distillspec.serving.online.adaptation import Adaptation
 from distillspec.serving.online.learning_draft import LearningDraft
-from distillspec.serving.server.bridge.catalogue import ONE_DRAFT, DraftEntry, NotInCatalogue, NotOffered
+from distillspec.serving.server.bridge.catalogue import ONE_DRAFT, DraftEntry, NotOffered, not_there
 from distillspec.serving.server.bridge.online_figures import DECISIONS, JudgedVersion, OnlineFigures, set_in_status
 from distillspec.serving.step.output import StepOutput
 
@@ -147,12 +147,12 @@ class RegistryCatalogue:
         if not self._pool.has_several:
             raise NotOffered(ONE_DRAFT)
         if name not in self._engine.drafts:
-            raise NotInCatalogue(f"there is no draft {name!r}; there are {', '.join(self._engine.drafts)}")
+            raise not_there(name)
         self._engine.unload_draft(name)
 
     def _check(self, name: str) -> None:
         if name not in self._registry.present():
-            raise NotInCatalogue(f"there is no draft {name!r}; see GET /admin/drafts")
+            raise not_there(name)
 
 
 def _by_draft(drafts: Sequence[LearningDraft], of: Callable[[LearningDraft], str | None]) -> str | None:

@@ -35,24 +35,19 @@ def _goodput(row: RowView, option: Option, rows: int, acceptance: AcceptanceEsti
     return chain_goodput(survival[: option.limit].tolist(), option, row.context_tokens, rows, latency)
 
 
-def chain_goodput(
-    survival: Sequence[float], option: Option, context: int, rows: int, latency: LatencyModel, fixed: int | None = None
-) -> float:
+def chain_goodput(survival: Sequence[float], option: Option, context: int, rows: int, latency: LatencyModel) -> float:
     """Return the most tokens a second of a row's chain from one source, in a step in which all rows draft alike.
 
     Args:
         survival: P(the first 1, 2, … tokens are all accepted). No longer chain is possible.
         context: tokens of the row. Others are taken to be as long.
         rows: of the step.
-        fixed: the only length, None for the best one.
     """
     every, once_s = rows * context, latency.target.seconds(0, rows)
     own = latency.of_draft(option.at_once, option.source)
     tokens, best = 1.0, 0.0
     for length, survives in enumerate(survival, 1):
         tokens += survives
-        if fixed is not None and length != min(fixed, len(survival)):
-            continue
         drafts = option.drafted_by_model and own.draft is not None
         drafted_s = own.loop_s(rows, every, length) if drafts else latency.draft_free_s
         added_s = latency.target.seconds(0, rows * (1 + length)) - once_s + drafted_s

@@ -21,7 +21,7 @@ from distillspec.serving.online.pool.domains import log_of
 from distillspec.serving.online.pool.specialists import least_gain
 from distillspec.serving.online.reporting import Record, Reporter
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
-from distillspec.serving.online.state.pool import Member
+from distillspec.serving.online.state.pool import Member, Status
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import Version
 
@@ -142,7 +142,7 @@ class LearningDraft:
     def _alarm(self, message: str) -> None:
         self._reporter.alarm(f"{self.name}: {message}" if self.name else message)
 
-    def _set_status(self, status: Any, reason: str) -> None:
+    def _set_status(self, status: Status, reason: str) -> None:
         pool = self.registry.pool
         pool.set_status(self.name, status, reason)
         self._member = next(member for member in pool.members() if member.name == self.name)

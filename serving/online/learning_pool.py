@@ -105,14 +105,15 @@ class LearningPool:
             draft.served.finish(outputs)
 
     def judge(self) -> None:
-        """Let every gate do what is due. One that fails stops no other."""
+        """Let every gate do what is due. One that fails stops no other: the first error is raised at the end."""
+        errors: list[Exception] = []
         for draft in self.drafts():
             try:
                 draft.gatekeeper.work()
-            except Exception:
-                if not self.has_several:
-                    raise
-                log.exception("the gate of %s failed", draft.name)
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     @property
     def suspected(self) -> bool:

@@ -51,7 +51,7 @@ class TrainerLink:
         return state.with_(**{name: getattr(state, name) + getattr(before, name) for name in ADDED})
 
     def _learning(self) -> list[str]:
-        return [member.name for member in self._registry.pool.learning()]
+        return self._registry.pool.learners()
 
     def start(self) -> None:
         """Take the folder's server lock (online=on) and write the control file.

@@ -48,19 +48,23 @@ class SimulatedWindow(NamedTuple):
         return RowResult(sequence_id, self.depth, self.verified, self.accepted, self.accepted + 1, trials)
 
 
-READING = ""  # in the place of a draft: what drafts read ahead
 PLAIN = SimulatedWindow(0, 0, 0)
 
 
 class _Timing(NamedTuple):
-    """Seconds of one micro-batch: of each draft, and of the target."""
+    """Seconds of one micro-batch: of each draft, of the target, and of drafts that read ahead."""
 
     drafted_s: dict[str, float]
     target_s: float
+    readings_s: float = 0.0
+
+    @property
+    def draft_s(self) -> float:
+        return sum(self.drafted_s.values()) + self.readings_s
 
 
 def _ends(timings: Sequence[_Timing]) -> float:
-    return pipelined_s([sum(own.drafted_s.values()) for own in timings], [own.target_s for own in timings])
+    return pipelined_s([own.draft_s for own in timings], [own.target_s for own in timings])
 
 
 class SimulatedExecutor:
@@ -112,10 +116,10 @@ class SimulatedExecutor:
         timings = self._timings(work, windows, readings_s)
         self.now += _ends(timings)
         timer = work.timer
-        timer.draft_s = sum([sum(own.drafted_s.values()) for own in timings])
+        timer.draft_s = sum([own.draft_s for own in timings])
         timer.target_s, timer.readings_s = sum([own.target_s for own in timings]), readings_s
         for own in timings if self.hardware.latency.members else ():
-            timer.add_drafted({source: seconds for source, seconds in own.drafted_s.items() if source != READING})
+            timer.add_drafted(own.drafted_s)
         return (*self._commit(work.decoding, windows), *self._read(work.chunks))
 
     def enter_slot(self, sequence: SequenceState, prefix: Prefix | None) -> None:
@@ -178,8 +182,7 @@ class SimulatedExecutor:
     ) -> list[_Timing]:
         parts = zip(work.split(count), split(windows, count), strict=True)
         timings = [_Timing(*self._seconds(part.view, own)) for part, own in parts]
-        timings[-1].drafted_s[READING] = readings_s
-        return timings
+        return [*timings[:-1], timings[-1]._replace(readings_s=readings_s)]
 
     def _seconds(self, view: BatchView, windows: Sequence[SimulatedWindow]) -> tuple[dict[str, float], float]:
         """Return the seconds of each draft, and of verification."""

@@ -53,6 +53,10 @@ class Pool:
         members = self.members() or [Member(ONLY)]
         return [member for member in members if member.learns]
 
+    def learners(self) -> list[str]:
+        """Return the names of `learning`."""
+        return [member.name for member in self.learning()]
+
     def add(self, member: Member) -> None:
         """List a draft. One of this name stays as it is."""
         with self._database.transaction() as rows:

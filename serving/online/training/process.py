@@ -133,8 +133,7 @@ def _complain(message: str) -> None:
 def _is_quarantined(layout: Layout) -> bool:
     """Return True if no draft may be trained."""
     with closing(VersionRegistry(layout.versions)) as registry:
-        names = [member.name for member in registry.pool.learning()]
-    return read_states(layout, names).quarantined is not None
+        return read_states(layout, registry.pool.learners()).quarantined is not None
 
 
 def main() -> int:

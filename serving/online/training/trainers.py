@@ -45,7 +45,7 @@ class Trainers:
 
     def all(self) -> list[OnlineTrainer]:
         """Return the trainers of now, the one whose turn it is first."""
-        learning = [own.name for own in self._pool.learning() if not (own.name and self._is_quarantined(own.name))]
+        learning = [name for name in self._pool.learners() if not (name and self._is_quarantined(name))]
         kept = {name: trainer for name, trainer in self._trainers.items() if name in learning}
         self._trainers = kept | {name: self._made(name) for name in learning if name not in kept}
         return list(self._trainers.values())

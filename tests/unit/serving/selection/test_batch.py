@@ -19,18 +19,24 @@ def option(source: str, at_once: bool = False) -> Option:
     return Option(4, source=source, at_once=at_once)
 
 
+def two_tokens_each(source: str, rows: int) -> float:
+    """Return the tokens a second of rows of 100 tokens that draft two tokens each."""
+    tokens = rows * (1 + SURVIVAL[0] + SURVIVAL[1])
+    return tokens / (COSTS.target.seconds(rows * 100, 3 * rows) + 2 * COSTS.members[source].seconds(0, rows))
+
+
 def test_alone_it_is_the_goodput_of_the_rows_own_chain() -> None:
     for source in ("a", "large"):
         own = Others.of([], 100, {}).goodput(SURVIVAL, option(source), COSTS)
         assert own == pytest.approx(chain_goodput(SURVIVAL, option(source), 100, 1, COSTS), rel=1e-9)
         fixed = Others.of([], 100, {}).goodput(SURVIVAL, option(source), COSTS, 2)
-        assert fixed == pytest.approx(chain_goodput(SURVIVAL, option(source), 100, 1, COSTS, 2), rel=1e-9)
+        assert fixed == pytest.approx(two_tokens_each(source, 1), rel=1e-9)
 
 
 def test_a_step_of_rows_that_draft_alike_is_priced_as_such() -> None:
     habits = {"a": Habit(2.0, 1 + 0.7 + 0.5)}
     others = Others.of(["a"] * 3, 400, habits)
-    expected = 4 * chain_goodput(SURVIVAL, option("a"), 100, 4, COSTS, 2)
+    expected = two_tokens_each("a", 4)
     assert others.goodput(SURVIVAL, option("a"), COSTS, 2) == pytest.approx(expected, rel=1e-9)
 
 
