@@ -66,6 +66,7 @@ def random_model() -> MakeRandom:
     """`random_model("gemma3_text", torch.float64)`: four random layers of an architecture behind the tiny tokenizer."""
 
     @cache
+    @torch.inference_mode(False)  # a test in inference mode shares the model with others that train it
     def make(kind: str, dtype: torch.dtype = torch.float32) -> LanguageModel:
         torch.manual_seed(1)
         config = AutoConfig.for_model(kind, **ARCHITECTURES[kind])
