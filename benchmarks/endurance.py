@@ -14,7 +14,8 @@ from typing import Any
 import httpx
 import psutil
 from hard_use_clients import EXPECTED, PATIENCE_S, Tally, read_stream, running_in, send_garbage, settled
-from served import ADMIN_KEY, Served
+
+from distillspec.recipes.served import ADMIN_KEY, Served
 
 GROWTH = 0.05  # of memory, after a fifth of the time
 

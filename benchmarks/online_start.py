@@ -15,8 +15,9 @@ import tempfile
 
 import numpy
 from common import Others, write_result
-from served import served
 from server_overhead import PROMPTS, spread, stream
+
+from distillspec.recipes.served import served
 
 SIDES = ("off", "on")
 

@@ -25,10 +25,10 @@ import httpx
 from common import write_result
 from endurance import endure
 from hard_use_clients import EXPECTED, PATIENCE_S, Tally, read_stream, send_garbage, settled
-from served import ADMIN_KEY, Served, served
 
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.models import initialise_draft, load_target, save_draft
+from distillspec.recipes.served import ADMIN_KEY, Served, served
 
 SLOTS = {"mutate": 32, "schema": 32, "soak": 256, "chaos": 64}
 LONGEST_LINE = 1 << 24  # of schemathesis's report

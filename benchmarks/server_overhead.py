@@ -17,8 +17,8 @@ from typing import Any
 import numpy
 import psutil
 from common import write_result
-from served import Served, served
 
+from distillspec.recipes.served import Served, served
 from distillspec.serving import Engine, Request, SamplingParams
 
 GOALS = {"tokens_per_s_ratio": 0.95, "first_token_added_s": 0.005}

@@ -31,10 +31,10 @@ import httpx
 import psutil
 from common import write_result
 from hard_use_clients import EXPECTED, GOOD, PATIENCE_S, mutated, settled
-from served import ADMIN_KEY, Served, served
 
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.models import initialise_draft, load_target, save_draft
+from distillspec.recipes.served import ADMIN_KEY, Served, served
 from distillspec.serving.online.state.registry import VersionRegistry
 
 # Alarms that this must raise: drafts of random weights are promoted by hand, and the trainer is killed soon.

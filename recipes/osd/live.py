@@ -1,29 +1,66 @@
-"""`python -m distillspec.recipes.osd.live --draft FOLDER --segments math=FILE … --minutes 20`: the winner, live.
+"""`python -m distillspec.recipes.osd.live --draft FOLDER --segments math=FILE code=FILE … --turns 3 8`: live.
 
-Poisson load on three engines that take short turns, with the same arrivals: no speculation, the static draft and online
-adaptation. A trainer runs beside each, so that all pay its cost. Its versions serve with the last one only.
+Servers with default settings take turns under the same Poisson load over HTTP, whose domain shifts: the static draft,
+online adaptation, and with `--sides none static online` no speculation. `live.json` is written after every turn.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-import transformers
-
-from distillspec.config import TargetConfig
+from distillspec.config import BenchConfig
 from distillspec.errors import ConfigError, RunError
 from distillspec.files import write_json, write_text
-from distillspec.models import load_target
 from distillspec.progress import progress
 from distillspec.provenance import provenance
-from distillspec.recipes.osd.minutes import plot_minutes, summary, table
-from distillspec.recipes.osd.sides import SIDES, Side, shifting_load
+from distillspec.recipes.osd.side import SIDES, Side, running_side
 from distillspec.recipes.osd.study import Segment, parse_segments
+from distillspec.recipes.osd.turns import Plan, figures, plot, table
+from distillspec.serving import SamplingParams
+from distillspec.serving.bench.load import Arrival, Question, poisson_load
+from distillspec.serving.commands.bench_prompts import read_questions
+
+
+@dataclass(frozen=True)
+class Loads:
+    """The load of every turn, the same for all sides. A domain's prompts come once before any comes again."""
+
+    segments: Sequence[Segment]
+    turns: Sequence[int]  # of each segment
+    params: SamplingParams
+    rate: float
+    seconds: float
+    seed: int
+
+    def plan(self) -> list[str]:
+        """Return the domain of every turn."""
+        return [s.domain for s, turns in zip(self.segments, self.turns, strict=True) for _ in range(turns)]
+
+    def draw(self) -> list[list[Arrival[Question]]]:
+        """Draw the arrivals of all turns.
+
+        Raises:
+            ConfigError: a file cannot be read or is empty.
+        """
+        questions = {s.domain: self._questions(s) for s in self.segments}
+        loads = []
+        for turn, domain in enumerate(self.plan()):
+            load = poisson_load(questions[domain], self.params, self.rate, self.seconds, self.seed + turn)
+            asked = [questions[domain].pop(0) for _ in load]
+            questions[domain] += asked
+            loads.append([Arrival(one.at_s, question, self.params) for one, question in zip(load, asked, strict=True)])
+        return loads
+
+    def _questions(self, segment: Segment) -> list[Question]:
+        found = read_questions(BenchConfig(prompts=[segment.file]))
+        random.Random(self.seed).shuffle(found)
+        return found
 
 
 def main() -> int:
@@ -35,66 +72,62 @@ def main() -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    transformers.utils.logging.disable_progress_bar()
-    torch.manual_seed(options.seed)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    params = SamplingParams(temperature=options.temperature, max_tokens=options.max_tokens)
     segments = parse_segments(options.segments)
-    arrivals = shifting_load(options, segments, load_target(TargetConfig(path=options.target)))
-    turns = max(1, round(60 * options.minutes / options.turn_seconds))
-    with ExitStack() as stack, progress(f"{len(options.sides)} sides, {options.minutes:g} minutes each") as line:
-        sides = [stack.enter_context(Side(options, name, arrivals)) for name in options.sides]
-        for turn in range(turns):
+    loads = Loads(segments, options.turns, params, options.rate, options.turn_seconds, options.seed)
+    arrivals = loads.draw()
+    plan = Plan(loads.plan(), shifted_from=options.turns[0])
+    options.output.mkdir(parents=True)
+    with ExitStack() as stack, progress(f"{len(options.sides)} sides, {len(arrivals)} turns each") as line:
+        sides = [
+            stack.enter_context(running_side(name, options.draft, options.output, _words(options, name)))
+            for name in options.sides
+        ]
+        for turn, load in enumerate(arrivals):
             for place in range(len(sides)):
                 side = sides[(turn + place) % len(sides)]  # the order rotates, since the machine's speed changes
-                side.serve(turn, 60 * options.minutes / turns)
-                done = turn + (place + 1) / len(sides)
-                line.update(done / turns, f"{side.name}: {side.minutes[-1].speed:.0f} tokens/s")
-            _write(sides, segments, options)
-    for side in sides:
-        print(f"{side.name}: {side.turned_away} of {len(arrivals)} requests found the queue full")
+                side.serve(load)
+                line.update((turn + (place + 1) / len(sides)) / len(arrivals), f"{side.name}: turn {turn + 1}")
+            _write(sides, plan, options)
     print((options.output / "live.md").read_text())
     print(f"results: {options.output}")
     return 0
 
 
-def _write(sides: Sequence[Side], segments: Sequence[Segment], options: argparse.Namespace) -> None:
+def _words(options: argparse.Namespace, side: str) -> list[str]:
+    return [*options.words, *(options.online_words if side == "online" else [])]
+
+
+def _write(sides: Sequence[Side], plan: Plan, options: argparse.Namespace) -> None:
     """Write the figures so far."""
-    minutes = {side.name: side.minutes for side in sides}
-    figures = summary(minutes, {side.name: side.end() for side in sides}, options)
-    write_json(options.output / "live.json", {**figures, "provenance": provenance([], options.seed)})
-    write_text(options.output / "live.md", table(figures))
-    plot_minutes(minutes, options.output / "live.png", segments)
+    found = figures(sides, plan, options.seed)
+    settings = {name: value for name, value in vars(options).items() if name not in ("output", "draft", "segments")}
+    write_json(
+        options.output / "live.json", {"settings": settings, **found, "provenance": provenance([], options.seed)}
+    )
+    write_text(options.output / "live.md", table(found))
+    plot(found, options.output / "live.png")
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m distillspec.recipes.osd.live", description=__doc__)
     parser.add_argument("--draft", required=True, help="the static draft, where online adaptation starts too")
-    parser.add_argument("--segments", required=True, nargs="+", metavar="DOMAIN[=FILE]", help="as for the study")
+    parser.add_argument("--segments", required=True, nargs="+", metavar="DOMAIN[=FILE]", help="the draft's own first")
+    parser.add_argument("--turns", nargs="+", type=int, required=True, help="turns of each segment, as in 3 8 8")
+    parser.add_argument("--turn-seconds", type=float, default=60.0, help="of arrivals (default 60)")
+    parser.add_argument("--rate", type=float, default=0.5, help="requests a second (default 0.5)")
     parser.add_argument("--output", type=Path, default=Path("runs/study/osd-live"), help="a folder that is not there")
-    parser.add_argument("--target", default="smollm2")
-    parser.add_argument("--minutes", type=float, default=20.0, help="of each side (default 20)")
-    parser.add_argument("--turn-seconds", type=float, default=15.0, help="after which another side has its turn")
-    parser.add_argument("--rate", type=float, default=1.5, help="requests a second; above what the machine serves")
-    parser.add_argument("--waiting", type=int, default=16, help="requests that may wait; more are turned away")
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
-    parser.add_argument("--threads", type=int, help="of the engine; one fewer than cores leaves the trainer its own")
-    parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=["static", "online"])
     parser.add_argument("--max-tokens", type=int, default=128)
-    parser.add_argument("--max-prompt-tokens", type=int, default=256)
-    parser.add_argument("--controller", choices=("goodput", "fixed"), default="goodput")
-    parser.add_argument("--speculation-length", type=int, default=4)
-    parser.add_argument("--interval", type=int, default=32, help="requests between updates")
-    parser.add_argument("--epochs", type=int, default=2)
-    parser.add_argument("--learning-rate", type=float, default=5e-4)
-    parser.add_argument("--loss", default="jsd")
-    parser.add_argument("--niceness", type=int, default=0, help="of the trainer; 10 starves it on a full machine")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    parser.add_argument("--words", nargs="*", default=[], help="settings of every server, as in target.path=…")
+    parser.add_argument("--online-words", nargs="*", default=[], help="settings of the side that learns alone")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    if options.minutes <= 0 or options.turn_seconds <= 0:
-        parser.error(f"--minutes {options.minutes:g} and --turn-seconds {options.turn_seconds:g} must be above 0")
-    if options.threads is not None and options.threads < 1:
-        parser.error(f"--threads {options.threads} must be at least 1")
+    if len(options.turns) != len(options.segments) or min(options.turns) < 1:
+        parser.error(f"--turns {options.turns} must name a number above 0 for each of {len(options.segments)} segments")
+    if options.turn_seconds <= 0 or options.rate <= 0:
+        parser.error(f"--turn-seconds {options.turn_seconds:g} and --rate {options.rate:g} must be above 0")
     if options.output.exists():
         parser.error(f"--output {options.output} is there already; name another folder")
     return options

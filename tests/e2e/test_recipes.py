@@ -7,6 +7,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -20,13 +21,11 @@ from distillspec.recipes.distillspec import cells, results
 from distillspec.recipes.distillspec.grid import Study
 from distillspec.recipes.kinds import __main__ as kinds
 from distillspec.recipes.osd import __main__ as osd
-from distillspec.recipes.osd import live, sides
-from distillspec.recipes.osd.minutes import table
-from distillspec.recipes.osd.sides import Side
+from distillspec.recipes.osd import live
+from distillspec.recipes.osd.side import Side, Turn
 from distillspec.recipes.spin import __main__ as spin
 from distillspec.recipes.spin.simulated import Simulated
 from distillspec.recipes.trees import __main__ as trees
-from distillspec.serving.online.training import supervisor
 
 
 @pytest.fixture
@@ -248,7 +247,7 @@ def test_a_stream_of_files_that_are_not_there_is_one_line(
     assert not (tmp_path / "o").exists()
 
 
-def test_the_live_confirmation_serves_every_side_the_same_load_beside_a_trainer(
+def test_servers_take_turns_under_one_load_and_stand_still_between(
     tmp_path: Path,
     prompts: Path,
     static_draft: Path,
@@ -259,41 +258,31 @@ def test_the_live_confirmation_serves_every_side_the_same_load_beside_a_trainer(
     between_turns: set[str] = set()
     serve = Side.serve
 
-    def watched(self: Side, turn: int, seconds: float) -> None:
-        serve(self, turn, seconds)
-        assert self.adaptation.supervisor is not None
-        if self.adaptation.supervisor.pid is None:  # no text yet
-            return
-        trainer = psutil.Process(self.adaptation.supervisor.pid)
+    def watched(self: Side, arrivals: Any) -> Turn:
+        turn = serve(self, arrivals)
+        server = psutil.Process(self.process_id)
         deadline = time.monotonic() + 20
-        while trainer.status() != "stopped" and time.monotonic() < deadline:
+        while server.status() != "stopped" and time.monotonic() < deadline:
             time.sleep(0.01)  # a busy machine delivers signals late
-        between_turns.add(trainer.status())
+        between_turns.add(server.status())
+        return turn
 
     monkeypatch.setattr(Side, "serve", watched)
-    monkeypatch.setattr(supervisor, "BUSY_S", 0.0)  # these engines are never idle, and the run is short
-    monkeypatch.setattr(sides, "MINUTE_S", 0.9)  # a "minute" of two turns
-    amounts = (
-        "--minutes 0.03 --turn-seconds 0.45 --rate 200 --waiting 2 --slots 2 --max-tokens 6 --controller fixed"
-        " --interval 2"
-    )
-    arguments = f"live --target tiny --draft {static_draft} --segments a={prompts} b={prompts} {amounts} --output out"
+    amounts = "--turns 1 1 --turn-seconds 1 --rate 8 --max-tokens 6 --sides static online"
+    words = "--words target.path=tiny target.device=cpu --online-words adapt.every_requests=4 adapt.min_requests=2"
+    arguments = f"live --draft {static_draft} --segments a={prompts} b={prompts} {amounts} --output out {words}"
     monkeypatch.setattr(sys, "argv", arguments.split())
     assert live.main() == 0
-    figures = json.loads(Path("out/live.json").read_text())
-    assert between_turns == {"stopped"}  # nobody's trainer slows the others
-    assert all(len(speeds) == 2 and min(speeds) > 0 for speeds in figures["tokens_per_s"].values())
-    assert figures["times_none"]["static"][0] == pytest.approx(
-        figures["tokens_per_s"]["static"][0] / figures["tokens_per_s"]["none"][0]
-    )
-    assert figures["overall"]["static"]["low"] <= figures["overall"]["static"]["mean"]
-    assert figures["accepted_of_proposed"]["none"] == [None, None]
-    assert 0 < figures["accepted_of_proposed"]["static"][0] < 1
-    assert all(end["log"]["answers"] > 0 for end in figures["ends"].values())
-    assert "found the queue full" in capsys.readouterr().out
-    figures["ends"]["online"]["verdicts"] = [{"version": "v2", "reason": "overtaken by v3"}, {"decision": "promoted"}]
-    online = next(line for line in table(figures).splitlines() if line.startswith("| online"))
-    assert online.endswith(" 1 |")
+    found = json.loads(Path("out/live.json").read_text())
+    assert between_turns == {"stopped"}  # nobody slows the others
+    assert found["domains"] == ["a", "b"]
+    for turns in found["turns"].values():
+        assert all(turn["requests"] > 0 and turn["failed"] == 0 for turn in turns)
+    assert found["turns"]["static"][0]["requests"] == found["turns"]["online"][0]["requests"]
+    ratio = found["online_over_static"]["shifted"]
+    assert ratio["over_requests"]["low"] <= ratio["over_requests"]["mean"] <= ratio["over_requests"]["high"]
+    assert found["cpu"]["static"]["trainer_s"] == 0 < found["cpu"]["static"]["server_s"]
+    assert any(Path("out/online/replay").iterdir())  # it logs what it answered
     with pytest.raises(SystemExit):  # a second run into the same folder would mix two loads
         live.main()
     assert "is there already" in capsys.readouterr().err

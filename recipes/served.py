@@ -1,4 +1,4 @@
-"""A `distill serve` process for benchmarks over HTTP."""
+"""A `distill serve` process for studies and benchmarks over HTTP."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
+
+from distillspec.errors import RunError
 
 ADMIN_KEY = "only-for-this-benchmark"
 
@@ -43,7 +45,12 @@ class Served:
 def served(*words: str, threads: int | None = None) -> Iterator[Served]:
     """Run `distill serve` with these settings on a free port, in a folder that is removed afterwards.
 
-    threads: of torch. Use one for tiny models: two would mostly wait for each other.
+    Args:
+        words: overrides of settings.
+        threads: of torch. Use one for tiny models: two would mostly wait for each other.
+
+    Raises:
+        RunError: the server did not start.
     """
     limits = {} if threads is None else {"OMP_NUM_THREADS": str(threads)}
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "log").open("w+") as log:
@@ -60,9 +67,10 @@ def served(*words: str, threads: int | None = None) -> Iterator[Served]:
             found = re.search(r"http://[\d.:]+", process.stdout.readline())
             if found is None:
                 log.seek(0)
-                raise SystemExit(f"the server did not start: {log.read()[-2000:]}")
+                raise RunError(f"the server did not start: {log.read()[-2000:]}")
             process.stdout.readline()
             yield Served(process, found[0], log)
         finally:
             process.terminate()
             process.wait(60)
+            process.stdout.close()

@@ -1,0 +1,164 @@
+"""Figures of the live comparison: time per output token by turn, ratios after the shift, promotions, CPU time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from distillspec.evaluation.bootstrap import interval
+from distillspec.recipes.osd.goals import SAMPLES
+from distillspec.recipes.osd.side import Side, Turn
+
+WINDOW = 3  # turns
+EVENTS = ("verdict", "rollback", "swap", "alarm")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The domain of every turn. From turn `shifted_from` on it is not the draft's own."""
+
+    domains: Sequence[str]
+    shifted_from: int
+
+
+def figures(sides: Sequence[Side], plan: Plan, seed: int) -> dict[str, Any]:
+    """Return the figures of the turns that all sides have had."""
+    turns = {side.name: side.turns for side in sides}
+    count = min(map(len, turns.values()))
+    shifted = slice(plan.shifted_from, count)
+    found: dict[str, Any] = {
+        "domains": list(plan.domains[:count]),
+        "shifted_from": plan.shifted_from,
+        "turns": {name: [_of_turn(turn) for turn in own[:count]] for name, own in turns.items()},
+        "cpu": {name: _cpu(own[:count]) for name, own in turns.items()},
+        "events": {side.name: list(_events(side, plan.shifted_from)) for side in sides if side.folder},
+    }
+    for name, other in (("online", "static"), ("online", "none"), ("static", "none")):
+        if name in turns and other in turns:
+            mine, theirs = turns[name], turns[other]
+            found[f"{name}_over_{other}"] = {
+                "own_domain": times_faster(mine[: plan.shifted_from], theirs[: plan.shifted_from], seed),
+                "shifted": times_faster(mine[shifted], theirs[shifted], seed),
+                "windows": [
+                    times_faster(mine[i : i + WINDOW], theirs[i : i + WINDOW], seed) for i in range(count - WINDOW + 1)
+                ],
+            }
+    return found
+
+
+def times_faster(mine: Sequence[Turn], theirs: Sequence[Turn], seed: int) -> dict[str, Any] | None:
+    """Return how many times faster `mine` wrote a token than `theirs`, over the same turns. None: no turn yet.
+
+    median: of the turns' ratios, each of the medians of time per output token.
+    over_requests: Σ of their times per token / Σ of mine, over requests that both answered, with its interval.
+    """
+    ratios, pairs = [], []
+    for own, other in zip(mine, theirs, strict=False):
+        ratios.append(median(_times(other).values()) / median(_times(own).values()))
+        here, there = _times(own), _times(other)
+        pairs += [(there[id_], here[id_]) for id_ in here.keys() & there.keys()]
+    if not ratios:
+        return None
+    over = interval([there for there, _ in pairs], [here for _, here in pairs], SAMPLES, seed)
+    return {"median": median(ratios), "turns": len(ratios), "requests": len(pairs), "over_requests": asdict(over)}
+
+
+def table(found: dict[str, Any]) -> str:
+    """Return Markdown: a row a turn, then the ratios."""
+    names = list(found["turns"])
+    heads = [f"{name} ms/token | {name} accepted" for name in names]
+    lines = ["| turn | domain | " + " | ".join(heads) + " |", "|---" * (2 + 2 * len(names)) + "|"]
+    for place, domain in enumerate(found["domains"]):
+        cells = [found["turns"][name][place] for name in names]
+        texts = [f"{cell['ms_per_token']:.1f} | {_share(cell['accepted'], cell['proposed'])}" for cell in cells]
+        lines.append(f"| {place + 1} | {domain} | " + " | ".join(texts) + " |")
+    lines.append("")
+    for key, ratio in found.items():
+        if "_over_" in key:
+            for when in ("own_domain", "shifted"):
+                lines.append(f"{key.replace('_', ' ')}, {when.replace('_', ' ')}: {_ratio(ratio[when])}")
+    return "\n".join(lines) + "\n"
+
+
+def plot(found: dict[str, Any], path: Path) -> None:
+    """Plot the time per output token over the turns, a line a side."""
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axis = figure.subplots()
+    for name, turns in found["turns"].items():
+        axis.plot(range(1, len(turns) + 1), [turn["ms_per_token"] for turn in turns], "o-", label=name)
+    domains = found["domains"]
+    for place, domain in enumerate(domains):
+        if place == 0 or domain != domains[place - 1]:
+            axis.axvline(place + 0.5, color="grey", linewidth=0.6)
+            axis.text(place + 0.6, 0.02, domain, transform=axis.get_xaxis_transform())
+    axis.set_xlabel("turn")
+    axis.set_ylabel("ms per output token, median")
+    axis.set_ylim(bottom=0)
+    axis.legend()
+    figure.savefig(path, dpi=120)
+
+
+def _times(turn: Turn) -> dict[str, float]:
+    """Return seconds per output token by request. Answers of one token have none."""
+    times = {request.id: request.time_per_token_s for request in turn.record.requests}
+    return {id_: time for id_, time in times.items() if time}
+
+
+def _of_turn(turn: Turn) -> dict[str, Any]:
+    requests, times = turn.record.requests, sorted(_times(turn).values())
+    return {
+        "requests": len(requests),
+        "failed": turn.record.failed,
+        "ms_per_token": 1e3 * median(times),
+        "p95_ms_per_token": 1e3 * times[int(0.95 * (len(times) - 1))],
+        "tokens": sum(request.output_tokens for request in requests),
+        "busy_rows": sum(request.latency_s for request in requests) / turn.record.seconds,
+        "proposed": sum(request.proposed or 0 for request in requests),
+        "accepted": sum(request.accepted or 0 for request in requests),
+    }
+
+
+def _cpu(turns: Sequence[Turn]) -> dict[str, float]:
+    """Return CPU seconds of server and trainer in the side's turns."""
+    return {
+        "server_s": sum(turn.cpu.server for turn in turns),
+        "trainer_s": sum(turn.cpu.trainer for turn in turns),
+    }
+
+
+def _events(side: Side, shifted_from: int) -> Iterator[dict[str, Any]]:
+    """Yield what online adaptation did, each with its turn and seconds of the side's own time since the shift."""
+    assert side.folder is not None
+    file = side.folder / "metrics.jsonl"
+    for line in file.read_text().splitlines() if file.is_file() else ():
+        event = json.loads(line)
+        if event["event"] not in EVENTS:
+            continue
+        turn = sum(one.began_s <= event["time_s"] for one in side.turns) - 1
+        yield {**event, "turn": turn, "since_shift_s": _own_seconds(side.turns, shifted_from, event["time_s"])}
+
+
+def _own_seconds(turns: Sequence[Turn], first: int, until_s: float) -> float | None:
+    """Return the seconds of turns from `first` on that lie before `until_s`. None: it is before them."""
+    if len(turns) <= first or until_s < turns[first].began_s:
+        return None
+    return sum(max(0.0, min(turn.ended_s, until_s) - turn.began_s) for turn in turns[first:])
+
+
+def _share(accepted: int, proposed: int) -> str:
+    return f"{accepted / proposed:.2f}" if proposed else "–"
+
+
+def _ratio(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "no turn yet"
+    over = found["over_requests"]
+    return (
+        f"{found['median']:.3f} in the median, {over['mean']:.3f} [{over['low']:.3f}, {over['high']:.3f}] over requests"
+    )

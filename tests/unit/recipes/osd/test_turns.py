@@ -1,0 +1,72 @@
+"""Figures of the live comparison, from turns whose times are known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from distillspec.recipes.osd.side import CpuSeconds, Turn
+from distillspec.recipes.osd.turns import Plan, figures, plot, table, times_faster
+from distillspec.serving.bench.records import LoadRecord, RequestRecord
+
+
+def turn(began_s: float, *seconds_per_token: float) -> Turn:
+    """A turn of ten seconds with one answer of 11 tokens a time."""
+    requests = tuple(
+        RequestRecord(f"load-{i}", "d", 0.0, 1.0, 1.0 + 10 * each, 5, 11, proposed=8, accepted=2)
+        for i, each in enumerate(seconds_per_token)
+    )
+    return Turn(began_s, began_s + 10, LoadRecord(requests, (), 10.0), CpuSeconds(7.0, 2.0))
+
+
+def side(name: str, *turns: Turn, folder: Path | None = None) -> Any:
+    return SimpleNamespace(name=name, turns=list(turns), folder=folder)
+
+
+def test_a_side_twice_as_fast_is_twice_as_fast() -> None:
+    mine, theirs = [turn(0, 0.1, 0.2), turn(20, 0.1, 0.1)], [turn(10, 0.2, 0.4), turn(30, 0.2, 0.2)]
+    found = times_faster(mine, theirs, seed=0)
+    assert found is not None
+    assert (found["median"], found["turns"], found["requests"]) == (pytest.approx(2.0), 2, 4)
+    assert found["over_requests"]["mean"] == pytest.approx(2.0)
+    assert times_faster([], [], seed=0) is None
+
+
+def test_requests_that_one_side_lost_are_left_out() -> None:
+    found = times_faster([turn(0, 0.1)], [turn(10, 0.1, 0.9)], seed=0)
+    assert found is not None
+    assert (found["requests"], found["over_requests"]["mean"]) == (1, pytest.approx(1.0))
+
+
+def test_the_shift_splits_the_turns_and_events_know_their_time_since_it(tmp_path: Path) -> None:
+    events = [
+        {"event": "figures", "time_s": 5.0},
+        {"event": "verdict", "decision": "refused", "time_s": 5.0},
+        {"event": "verdict", "decision": "promoted", "time_s": 64.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    static = side("static", turn(10, 0.1), turn(30, 0.2), turn(50, 0.2))
+    online = side("online", turn(0, 0.1), turn(40, 0.2), turn(60, 0.1), folder=tmp_path)
+    found = figures([static, online], Plan(["a", "b", "b"], shifted_from=1), seed=0)
+    ratios = found["online_over_static"]
+    assert ratios["own_domain"]["median"] == pytest.approx(1.0)
+    assert ratios["shifted"]["median"] == pytest.approx(1.5)
+    assert len(ratios["windows"]) == 1
+    refused, promoted = found["events"]["online"]
+    assert (refused["turn"], refused["since_shift_s"]) == (0, None)
+    assert (promoted["turn"], promoted["since_shift_s"]) == (2, 10 + 4)  # ten of turn 2, and four of its own
+    assert found["cpu"]["online"] == {"server_s": 21.0, "trainer_s": 6.0}
+    assert "| 3 | b | 200.0 | 0.25 | 100.0 | 0.25 |" in table(found)
+    assert "online over static, shifted: 1.500 in the median" in table(found)
+    plot(found, tmp_path / "live.png")
+    assert (tmp_path / "live.png").stat().st_size > 1000
+
+
+def test_a_turn_that_one_side_has_yet_to_have_is_left_out() -> None:
+    found = figures([side("static", turn(0, 0.1)), side("online")], Plan(["a", "b"], shifted_from=1), seed=0)
+    assert found["domains"] == []
+    assert found["online_over_static"]["shifted"] is None
