@@ -73,7 +73,7 @@ class AdaptConfig:
     drift_drop: float = 0.05  # fall of the short average of acceptance below the long one
     drift_by: str = "domain"  # averages by domain | tenant
     min_requests: int = 16  # the fewest new requests for an update
-    idle_only: bool = False  # update only while the server is idle
+    busy_share: float = 0.15  # CPU seconds a second that the trainer uses while requests run. 0: none, 1: no limit
     mode: str = "replay"  # replay (new and old requests) | flush (OSD: new requests once)
     positions: str = "all"  # tokens to train on: all | rejected | weighted (accepted ones less)
     accepted_weight: float = 0.2  # weighted: weight of accepted tokens
@@ -113,6 +113,7 @@ class AdaptConfig:
         for name in ("replay_share", "offline_share"):
             value = getattr(self, name)
             require(0 <= value < 1, f"adapt.{name}={value} must be in [0, 1)")
+        require(0 <= self.busy_share <= 1, f"adapt.busy_share={self.busy_share} must be in [0, 1]")
         require(
             self.replay_share + self.offline_share < 1,
             f"adapt.replay_share={self.replay_share} and offline_share={self.offline_share} leave nothing to new text",

@@ -188,7 +188,7 @@ RULES = (
     *_of_choices(CONTROLLERS, "engine", "engine.controller", lambda c: [c.engine.controller]),
     Rule(("adapt.accepted_weight",), lambda c: c.adapt.positions == "weighted", "adapt.positions=weighted"),
     Rule(("adapt.replay_share",), lambda c: c.adapt.mode == "replay", "adapt.mode=replay"),
-    Rule(("adapt.idle_only", "max_updates"), lambda c: not isinstance(c, AdaptCommand) or not c.once, "once=false"),
+    Rule(("adapt.busy_share", "max_updates"), lambda c: not isinstance(c, AdaptCommand) or not c.once, "once=false"),
     Rule(("bench.timeout_s", "key_env"), lambda c: not isinstance(c, BenchCommand) or bool(c.urls), "url="),
     Rule(OF_THE_TRACE, lambda c: c.workload.trace is None, "workload.trace=null: a trace has times and lengths"),
     Rule(

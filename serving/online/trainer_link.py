@@ -5,18 +5,20 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import Any
 
 from distillspec.files import private_folder
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.pool.domains import log_of
 from distillspec.serving.online.reporting import Reporter
+from distillspec.serving.online.state.busy_mark import BusyMark
 from distillspec.serving.online.state.layout import ADDED, OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.state.lock import held, is_held
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.trainer_states import read_states
-from distillspec.serving.online.training.supervisor import Supervisor, fewest_answers
+from distillspec.serving.online.training.patience import enough_answers, fewest_answers
+from distillspec.serving.online.training.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
@@ -31,11 +33,12 @@ class TrainerLink:
         embedded = settings.online.mode == "on"
         self.supervisor = Supervisor(settings, needed=self._has_work, members=self._learning) if embedded else None
         self._registry, self._reporter = registry, reporter
-        self._control = TrainerControl.read(self.layout.control).with_(idle=True)
+        self._control = TrainerControl.read(self.layout.control)
         self._started_s = time.monotonic()
         self._trained_before_s = self.state().seconds
         self._reported: str | None = None  # last problem reported
         self._open = ExitStack()
+        self._mark: BusyMark | None = None
         self._lock = threading.Lock()
 
     @property
@@ -66,6 +69,12 @@ class TrainerLink:
             )
             self._open.enter_context(held(self.layout.trainer / "server.lock", wait=False, refusal=refusal))
         self._control.write(self.layout.control)
+        self._mark = self._open.enter_context(closing(BusyMark(self.layout.busy)))
+
+    def mark(self, busy: bool) -> None:
+        """Tell the trainer, within a step's time, whether requests run: see `training.throttle`."""
+        if self._mark is not None:
+            self._mark.set(busy)
 
     def stop(self) -> None:
         """End the embedded trainer."""
@@ -74,6 +83,7 @@ class TrainerLink:
 
     def close(self) -> None:
         """Give the server lock back."""
+        self._mark = None
         self._open.close()
 
     def pause(self) -> None:
@@ -90,13 +100,14 @@ class TrainerLink:
         self._tell(asked=self._control.asked + 1)
 
     def poll(self, idle: bool, suspected: bool) -> None:
-        """Tell the trainer whether the server is idle, start it when it is needed, notice that it ended.
+        """Start the trainer when it is needed, notice that it ended.
 
         Args:
+            idle: no request runs now.
             suspected: the trainer is to compare the version in service with its predecessor.
         """
-        if (idle, suspected) != (self._control.idle, self._control.suspected):
-            self._tell(idle=idle, suspected=suspected)
+        if suspected != self._control.suspected:
+            self._tell(suspected=suspected)
         if self.supervisor is not None:
             self.supervisor.poll(idle)
             self._report_quarantine(self.supervisor.problem)
@@ -150,8 +161,9 @@ class TrainerLink:
         return not self.paused and any(map(self._is_short, self._learning()))
 
     def _is_short(self, member: str) -> bool:
-        fewest, new = self._fewest(member), self._new(member)
-        return (fewest is not None and new < fewest) or bool(self._registry.of(member).versions("candidate"))
+        registry = self._registry.of(member)
+        enough = enough_answers(self.settings.adapt, registry.judged_in_vain())
+        return (enough is not None and self._new(member) < enough) or bool(registry.versions("candidate"))
 
     def _has_work(self) -> bool:
         """Return True if something is to be judged, or half of the text for an update is there.
@@ -165,16 +177,13 @@ class TrainerLink:
     def _has_text(self, member: str) -> bool:
         if self._registry.of(member).versions("candidate"):
             return True
-        fewest, new = self._fewest(member), self._new(member)
+        new = self._new(member)
+        fewest = fewest_answers(self.settings.adapt, self._registry.of(member).judged_in_vain())
         asked = self._control.asked > self._state(member).asked
         return (new > 0 and asked) or (fewest is not None and 2 * new >= fewest)
 
     def _state(self, member: str) -> TrainerState:
         return TrainerState.read(self.layout.of(member).state)
-
-    def _fewest(self, member: str) -> int | None:
-        """Return the new answers that make an update of a draft due."""
-        return fewest_answers(self.settings.adapt, self._registry.of(member).judged_in_vain())
 
     def _new(self, member: str) -> int:
         """Count the answers that a draft's next update would learn from."""

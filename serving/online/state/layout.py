@@ -89,6 +89,10 @@ class Layout:
         return self.trainer / "control.json"
 
     @property
+    def busy(self) -> Path:
+        return self.trainer / "busy"
+
+    @property
     def settings(self) -> Path:
         return self.trainer / "settings.json"
 
@@ -187,7 +191,6 @@ class TrainerControl(_Message):
 
     paused: bool = False
     asked: int = 0  # updates requested by hand so far
-    idle: bool = True  # no request runs
     suspected: bool = False  # the version in service is to be compared with its predecessor
 
 

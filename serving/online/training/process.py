@@ -22,6 +22,7 @@ from distillspec.serving.online.state.lock import Occupied, held
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.trainer_states import read_states
 from distillspec.serving.online.state.version import Version
+from distillspec.serving.online.training.throttle import throttled
 from distillspec.serving.online.training.tracking import open_tracking
 from distillspec.serving.online.training.trainer import OnlineTrainer
 from distillspec.serving.online.training.trainers import Trainers
@@ -82,7 +83,8 @@ def run_trainer(
         if once:
             made = [_once(trainer, judged) for trainer in trainers.with_text()]
             return [version for version in made if version is not None]
-        return _train(trainers, stopped, max_updates, wait or Event().wait)
+        with throttled(settings, stopped):
+            return _train(trainers, stopped, max_updates, wait or Event().wait)
 
 
 def _once(trainer: OnlineTrainer, judged: bool) -> Version | None:

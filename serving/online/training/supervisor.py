@@ -12,27 +12,11 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from distillspec.config import AdaptConfig
 from distillspec.files import private_file, private_folder
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
 from distillspec.serving.online.state.trainer_states import lift_quarantine, read_states
 from distillspec.serving.online.state.version import ONLY
-from distillspec.serving.online.training.drift import SETTLED
-from distillspec.serving.online.training.patience import every_requests
 from distillspec.serving.online.training.process import OCCUPIED, QUARANTINED, write_settings
-
-
-def fewest_answers(config: AdaptConfig, in_vain: int) -> int | None:
-    """Return the fewest new answers that make an update due. None: only updates by hand are due.
-
-    Args:
-        in_vain: see `every_requests`.
-    """
-    triggers = [] if config.every_requests is None else [every_requests(config.every_requests, in_vain)]
-    triggers += [] if config.every_s is None else [config.min_requests]
-    triggers += [SETTLED] if config.on_drift else []
-    return max(config.min_requests, min(triggers)) if triggers else None
-
 
 log = logging.getLogger(__name__)
 

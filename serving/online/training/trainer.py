@@ -100,7 +100,7 @@ class OnlineTrainer:
             return None
         if self.control.asked > self.state.asked:
             return "asked"
-        if len(new) < self.config.min_requests or (self.config.idle_only and not self.control.idle):
+        if len(new) < self.config.min_requests:
             return None
         if not self._waits_for_verdict():
             every = self.config.every_requests

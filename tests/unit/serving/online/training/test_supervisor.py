@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from distillspec.config import AdaptConfig
 from distillspec.models import LanguageModel, save_draft
 from distillspec.serving.commands.online_serving import AdaptationControl
 from distillspec.serving.online.adaptation import Adaptation, first_draft
@@ -17,8 +16,9 @@ from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
 from distillspec.serving.online.state.lock import held
 from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.training.patience import fewest_answers
 from distillspec.serving.online.training.process import OCCUPIED
-from distillspec.serving.online.training.supervisor import BUSY_S, TOO_OFTEN, Supervisor, fewest_answers
+from distillspec.serving.online.training.supervisor import BUSY_S, TOO_OFTEN, Supervisor
 from distillspec.serving.online.training.trainer import OnlineTrainer
 
 from ...conftest import MakeEngine
@@ -187,19 +187,6 @@ def test_it_imports_at_low_priority_too(settings: OnlineSettings) -> None:
     if group.is_file():  # Linux schedules sessions as groups
         assert group.read_text().split()[-1] == str(min(19, own + 3))
     supervisor.stop()
-
-
-def test_the_fewest_answers_are_those_of_the_first_trigger() -> None:
-    def fewest(in_vain: int = 0, **adapt: object) -> int | None:
-        return fewest_answers(AdaptConfig(**adapt), in_vain)  # type: ignore[arg-type]
-
-    assert fewest(every_requests=20, on_drift=False) == 20
-    assert fewest(every_requests=2, on_drift=False, min_requests=16) == 16
-    assert fewest(every_requests=256, every_s=60.0, on_drift=False) == 16
-    assert fewest(every_requests=256) == 48  # drift cannot be seen before
-    assert fewest(every_requests=None, on_drift=False) is None
-    waits = [fewest(vain, every_requests=20, on_drift=False) for vain in range(6)]
-    assert waits == [20, 40, 80, 160, 320, 320]  # learning that brings nothing comes less often
 
 
 def test_text_that_waited_for_the_trainer_has_waited(

@@ -67,17 +67,9 @@ def test_updates_are_due_by_requests_time_and_when_asked(
     registry.judged(version.name, "inconclusive", {}, "")
     assert trainer.due() == "requests"
     registry.judged(version.name, "inconclusive", {"gain": None}, "")
-    assert trainer.due() is None, "one in vain: sixteen are needed"
-    fill(replay, answer, 8, 30)
-    assert trainer.due() == "requests"
+    assert trainer.due() == "requests", "one in vain may be chance"
     trainer.update("requests")
     registry.judged(registry.versions()[-1].name, "inconclusive", {}, "")
-    idle = OnlineTrainer(changed(settings, every_requests=1, min_requests=1, idle_only=True))
-    fill(replay, answer, 3, 40)
-    TrainerControl(idle=False).write(settings.layout.control)
-    assert idle.due() is None
-    TrainerControl(idle=True).write(settings.layout.control)
-    assert idle.due() == "requests"
 
 
 def test_an_update_is_due_when_acceptance_falls(
