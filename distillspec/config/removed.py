@@ -22,7 +22,7 @@ FIXED = {
     "gate.max_domain_loss": "a version is refused if the whole interval of its gain on a domain or tenant is below 0",
     "replay.held_out": "every answer judges first and is learnt from afterwards; none is set aside",
     "replay.tail_samples": "the gate needs no draws from the tail; gate.evidence=target reads whole distributions",
-    "adapt.idle_only": "adapt.busy_share=0 lets the trainer work only while no request runs",
+    "adapt.idle_only": "adapt.busy_share=0 leaves the trainer a hundredth of the time beside requests",
     "adapt.anchor": "adapt.replay_share and adapt.offline keep a draft from forgetting",
     "adapt.lora_by": "there is one adapter; adapt.lora_rank sets its rank",
     "gate.window": f"the newest {GateConfig.window} requests of a version are compared",

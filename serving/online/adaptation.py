@@ -167,7 +167,7 @@ class Adaptation:
             log.exception("online adaptation missed a step")
 
     def _take(self, output: StepOutput) -> None:
-        self.trainer.mark(self.engine.has_work)
+        self.trainer.set_busy(self.engine.has_work)
         if output.result is not None and output.result.rows:
             self._busy_s = time.monotonic()
             self.pool.take(output.result)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from typing import Any
 
 from distillspec.files import private_folder
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.pool.domains import log_of
 from distillspec.serving.online.reporting import Reporter
-from distillspec.serving.online.state.busy_mark import BusyMark
 from distillspec.serving.online.state.layout import ADDED, OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.state.lock import held, is_held
 from distillspec.serving.online.state.registry import VersionRegistry
@@ -38,7 +37,6 @@ class TrainerLink:
         self._trained_before_s = self.state().seconds
         self._reported: str | None = None  # last problem reported
         self._open = ExitStack()
-        self._mark: BusyMark | None = None
         self._lock = threading.Lock()
 
     @property
@@ -69,12 +67,13 @@ class TrainerLink:
             )
             self._open.enter_context(held(self.layout.trainer / "server.lock", wait=False, refusal=refusal))
         self._control.write(self.layout.control)
-        self._mark = self._open.enter_context(closing(BusyMark(self.layout.busy)))
+        if self.supervisor is not None:
+            self.supervisor.brake.start()
 
-    def mark(self, busy: bool) -> None:
-        """Tell the trainer, within a step's time, whether requests run: see `training.throttle`."""
-        if self._mark is not None:
-            self._mark.set(busy)
+    def set_busy(self, busy: bool) -> None:
+        """Say whether requests run: see `training.brake`."""
+        if self.supervisor is not None:
+            self.supervisor.brake.set_busy(busy)
 
     def stop(self) -> None:
         """End the embedded trainer."""
@@ -83,7 +82,6 @@ class TrainerLink:
 
     def close(self) -> None:
         """Give the server lock back."""
-        self._mark = None
         self._open.close()
 
     def pause(self) -> None:

@@ -27,7 +27,13 @@ SERVE = (
     *("gate.requests=48", "gate.min_requests=8", "gate.bootstrap_samples=200"),
 )
 TRAIN = (
-    *("adapt.every_requests=20", "adapt.on_drift=false", "adapt.niceness=0", "adapt.learning_rate=3e-3"),
+    *(
+        "adapt.every_requests=20",
+        "adapt.on_drift=false",
+        "adapt.niceness=0",
+        "adapt.busy_share=1",
+        "adapt.learning_rate=3e-3",
+    ),
     *("adapt.max_steps=40", "adapt.epochs=12", "adapt.row_tokens=128", "adapt.batch_tokens=256"),
 )
 GREEDY = [{"model": "tiny", "prompt": text, "max_tokens": 40, "temperature": 0} for text in ("abc", "Hello", "12 + 3")]

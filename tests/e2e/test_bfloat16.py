@@ -28,7 +28,10 @@ pytestmark = [
     ),
 ]
 SETTINGS = ("target=smollm2", "target.dtype=bfloat16", "online=on", "replay.share=1", "adapt.every_requests=16")
-UNAVOIDABLE = ("target.device=cpu", "server.port=0", "hydra.run.dir=run", "engine.controller=fixed", "adapt.niceness=0")
+UNAVOIDABLE = (
+    *("target.device=cpu", "server.port=0", "hydra.run.dir=run", "engine.controller=fixed"),
+    *("adapt.niceness=0", "adapt.busy_share=1"),
+)
 PROMPT = "The three primary colours are"
 ANSWERS = 20  # enough for one update, and never for two
 UPDATE_S = 480.0  # without vector instructions an update in emulated bfloat16 takes minutes

@@ -89,10 +89,6 @@ class Layout:
         return self.trainer / "control.json"
 
     @property
-    def busy(self) -> Path:
-        return self.trainer / "busy"
-
-    @property
     def settings(self) -> Path:
         return self.trainer / "settings.json"
 

@@ -22,13 +22,12 @@ from distillspec.serving.online.state.lock import Occupied, held
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.trainer_states import read_states
 from distillspec.serving.online.state.version import Version
-from distillspec.serving.online.training.throttle import throttled
 from distillspec.serving.online.training.tracking import open_tracking
 from distillspec.serving.online.training.trainer import OnlineTrainer
 from distillspec.serving.online.training.trainers import Trainers
 from distillspec.serving.online.training.unlearning import unlearn
 from distillspec.training.interrupts import listen_for_stop
-from distillspec.training.lifeline import end_with_parent
+from distillspec.training.lifeline import end_with_parent, go_on_without_parent
 
 POLL_S, LONGEST_WAIT_S = 0.5, 60.0
 QUARANTINED, OCCUPIED = 3, 4  # exit codes: it must not be restarted, another trainer works on this folder
@@ -83,8 +82,7 @@ def run_trainer(
         if once:
             made = [_once(trainer, judged) for trainer in trainers.with_text()]
             return [version for version in made if version is not None]
-        with throttled(settings, stopped):
-            return _train(trainers, stopped, max_updates, wait or Event().wait)
+        return _train(trainers, stopped, max_updates, wait or Event().wait)
 
 
 def _once(trainer: OnlineTrainer, judged: bool) -> Version | None:
@@ -143,6 +141,7 @@ def main() -> int:
     os.umask(OTHERS)  # its files hold text
     root = Path(sys.argv[1])
     end_with_parent()
+    go_on_without_parent()
     settings = read_settings(root)
     try:
         with listen_for_stop() as stop, open_tracking(settings, settings.layout.trainer) as tracking:

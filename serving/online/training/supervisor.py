@@ -16,6 +16,7 @@ from distillspec.files import private_file, private_folder
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
 from distillspec.serving.online.state.trainer_states import lift_quarantine, read_states
 from distillspec.serving.online.state.version import ONLY
+from distillspec.serving.online.training.brake import Brake
 from distillspec.serving.online.training.process import OCCUPIED, QUARANTINED, write_settings
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,8 @@ class Supervisor:
         module = "distillspec.serving.online.training.process"
         self.command = list(command or (sys.executable, "-P", "-m", module, str(self.layout.root)))
         self.process: subprocess.Popen | None = None
+        self.brake = Brake(self._braked, settings.adapt.busy_share)
+        self._ready: int | None = None  # process id of a trainer that has begun to work
         self._ends = 0
         self._updates = 0
         self.next_start_s = 0.0
@@ -82,6 +85,7 @@ class Supervisor:
 
     def stop(self) -> None:
         """End the trainer. An unfinished update is lost."""
+        self.brake.release()
         if self.process is None:
             return
         if self.process.poll() is None:
@@ -97,6 +101,13 @@ class Supervisor:
         """Lift a quarantine. The operator has looked into it."""
         lift_quarantine(self.layout, self._members())
         self.problem, self._ends, self.next_start_s = None, 0, 0.0
+
+    def _braked(self) -> int | None:
+        """Return the trainer's process id once it has begun to work: before, it would not notice the server's end."""
+        pid = self.pid
+        if pid is not None and pid != self._ready:
+            self._ready = pid if self._state().pid == pid else None
+        return self._ready if pid is not None else None
 
     def _state(self) -> TrainerState:
         return read_states(self.layout, self._members())

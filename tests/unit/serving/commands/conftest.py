@@ -72,7 +72,7 @@ def online_settings(folder: Path, mode: str, **adapt: Any) -> OnlineSettings:
     return OnlineSettings(
         OnlineConfig(mode=mode, folder=str(folder / "online"), metrics_s=0.5),
         ReplayConfig(share=1.0, entries=16, shard_positions=200, flush_s=0.2),
-        AdaptConfig(**{**defaults, "on_drift": False, "niceness": 0, **adapt}),
+        AdaptConfig(**{**defaults, "on_drift": False, "niceness": 0, "busy_share": 1.0, **adapt}),
         GateConfig(requests=48, min_requests=4, domain_requests=4, rollback_requests=8, bootstrap_samples=200),
         target=TargetConfig(path="tiny", dtype="float32", device="cpu"),
     )

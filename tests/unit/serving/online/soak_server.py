@@ -26,7 +26,7 @@ def settings_of(folder: Path) -> OnlineSettings:
     return OnlineSettings(
         OnlineConfig(mode="on", folder=str(folder / "online"), metrics_s=5.0),
         ReplayConfig(share=1.0, entries=16, shard_positions=2000, max_mib=4096.0),
-        AdaptConfig(every_requests=200, max_steps=30, epochs=4, learning_rate=2e-3, niceness=0),
+        AdaptConfig(every_requests=200, max_steps=30, epochs=4, learning_rate=2e-3, niceness=0, busy_share=1.0),
         GateConfig(requests=24, min_requests=8, rollback_requests=16, bootstrap_samples=200),
         target=TargetConfig(path="tiny", dtype="float32", device="cpu"),
     )

@@ -1,0 +1,79 @@
+"""Brake of the embedded trainer: its process stands still while requests run, but for a small share of the time.
+
+A low priority does not protect requests on a CPU. The engine's threads wait for the one whose core the trainer has, and
+both read through one memory: a trainer at niceness 10 made tokens half as fast (`docs/lab-notes.md`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+PERIOD_S = 0.5  # of a stop and a run. Short, so that a trainer that holds a lock of a database gives it back soon
+SMALLEST_SHARE = 0.01  # for the same reason
+CAN_STOP = sys.platform == "linux"  # elsewhere nothing would end a stopped trainer whose server was killed
+
+
+class Brake:
+    """Stops the process group `pid()` while requests run. A thread of its own does.
+
+    Args:
+        pid: returns the trainer's process id, None while none runs.
+        share: of the time that it runs beside requests.
+        send: sends a signal to a process group.
+    """
+
+    def __init__(
+        self,
+        pid: Callable[[], int | None],
+        share: float,
+        send: Callable[[int, signal.Signals], None] = os.killpg,
+    ) -> None:
+        self._pid, self._share, self._send = pid, max(share, SMALLEST_SHARE), send
+        self._changed = threading.Condition()
+        self._busy = self._ending = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        if CAN_STOP and self._share < 1:
+            self._thread = threading.Thread(target=self._run, name="trainer-brake", daemon=True)
+            self._thread.start()
+
+    def set_busy(self, busy: bool) -> None:
+        """Say whether requests run. Costs nothing while that does not change."""
+        if busy != self._busy:
+            with self._changed:
+                self._busy = busy
+                self._changed.notify()
+
+    def release(self) -> None:
+        """Let the trainer run for good. It can be ended then."""
+        with self._changed:
+            self._ending = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        while not self._ending:
+            with self._changed:
+                self._changed.wait_for(lambda: self._busy or self._ending)
+            self._tell(signal.SIGSTOP)
+            self._wait_for_idle(PERIOD_S * (1 - self._share))
+            self._tell(signal.SIGCONT)
+            self._wait_for_idle(PERIOD_S * self._share)
+
+    def _wait_for_idle(self, seconds: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._busy or self._ending, seconds)
+
+    def _tell(self, which: signal.Signals) -> None:
+        pid = self._pid()
+        if pid is not None:
+            with suppress(ProcessLookupError, PermissionError):  # it ended, or is not yet a group of its own
+                self._send(pid, which)

@@ -1,0 +1,96 @@
+"""The trainer's brake, on a process that counts how far it comes."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+import pytest
+
+from distillspec.serving.online.training import brake as module
+from distillspec.serving.online.training.brake import Brake
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are stopped on Linux alone")
+PATIENCE_S = 20.0
+
+
+@contextmanager
+def process() -> Iterator[psutil.Process]:
+    with subprocess.Popen([sys.executable, "-c", "while True: pass"], start_new_session=True) as started:
+        try:
+            yield psutil.Process(started.pid)
+        finally:
+            started.kill()
+
+
+def reaches(process: psutil.Process, wanted: set[str]) -> bool:
+    deadline = time.monotonic() + PATIENCE_S
+    while process.status() not in wanted:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+STOPPED, GOING = {psutil.STATUS_STOPPED}, {psutil.STATUS_RUNNING, psutil.STATUS_SLEEPING}
+
+
+def test_it_stands_still_beside_requests_and_goes_on_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PERIOD_S", 1000.0)  # one stop
+    with process() as trainer:
+        brake = Brake(lambda: trainer.pid, 0.1)
+        brake.start()
+        try:
+            assert reaches(trainer, GOING)
+            brake.set_busy(True)
+            assert reaches(trainer, STOPPED)
+            brake.set_busy(False)
+            assert reaches(trainer, GOING)
+            brake.set_busy(True)
+            assert reaches(trainer, STOPPED)
+        finally:
+            brake.release()
+        assert reaches(trainer, GOING), "a stopped trainer could not be ended in order"
+
+
+def test_beside_requests_it_runs_its_share_of_the_time() -> None:
+    """By the signals' own times: the machine that tests run on is not idle."""
+    sent: list[tuple[signal.Signals, float]] = []
+    brake = Brake(lambda: 1, 0.25, lambda pid, which: sent.append((which, time.monotonic())))
+    brake.set_busy(True)
+    brake.start()
+    deadline = time.monotonic() + PATIENCE_S
+    while len(sent) < 9 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    brake.release()
+    assert [which for which, _ in sent[:4]] == [signal.SIGSTOP, signal.SIGCONT] * 2
+    assert sent[-1][0] == signal.SIGCONT
+    times = [at for _, at in sent[:9]]
+    stopped = [later - at for at, later in zip(times[0::2], times[1::2], strict=False)]
+    assert min(stopped) >= 0.75 * module.PERIOD_S - 0.01
+    running = [later - at for at, later in zip(times[1::2], times[2::2], strict=False)]
+    assert min(running) >= 0.25 * module.PERIOD_S - 0.01
+
+
+def test_a_share_of_all_brakes_nothing() -> None:
+    sent: list[object] = []
+    free = Brake(lambda: 1, 1.0, lambda pid, which: sent.append(which))
+    free.start()
+    free.set_busy(True)
+    free.release()
+    assert not sent
+
+
+def test_a_trainer_that_is_gone_is_no_error() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
+    gone.wait()
+    brake = Brake(lambda: gone.pid, 0.1)
+    brake.set_busy(True)
+    brake.start()
+    time.sleep(0.1)
+    brake.release()
