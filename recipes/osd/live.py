@@ -14,7 +14,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from distillspec.config import BenchConfig
+from distillspec.config import DataConfig
+from distillspec.data.prompts import read_rows
 from distillspec.errors import ConfigError, RunError
 from distillspec.files import write_json, write_text
 from distillspec.progress import progress
@@ -24,7 +25,6 @@ from distillspec.recipes.osd.study import Segment, parse_segments
 from distillspec.recipes.osd.turns import Plan, figures, plot, table
 from distillspec.serving import SamplingParams
 from distillspec.serving.bench.load import Arrival, Question, poisson_load
-from distillspec.serving.commands.bench_prompts import read_questions
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class Loads:
         return loads
 
     def _questions(self, segment: Segment) -> list[Question]:
-        found = read_questions(BenchConfig(prompts=[segment.file]))
+        rows = read_rows(DataConfig(prompts=segment.file))
+        found = [Question.of(str(place), row["prompt"], segment.domain) for place, row in enumerate(rows)]
         random.Random(self.seed).shuffle(found)
         return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy
 
@@ -19,6 +19,12 @@ class Question:
     id: str
     messages: tuple[dict[str, str], ...]
     domain: str = "default"
+
+    @classmethod
+    def of(cls, id_: str, content: Any, domain: str) -> Question:
+        """Ask what a row of a prompts file holds: a text, or messages."""
+        messages = ({"role": "user", "content": content},) if isinstance(content, str) else tuple(content)
+        return cls(id_, messages, domain)
 
 
 P = TypeVar("P")  # Prompt for the engine, Question for a server

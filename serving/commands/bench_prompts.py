@@ -52,7 +52,7 @@ def read_questions(config: BenchConfig) -> list[Question]:
     """
 
     def made(rows: Sequence[_Row]) -> list[Question]:
-        return [Question(row.id, _messages(row.content), row.domain) for row in rows]
+        return [Question.of(row.id, row.content, row.domain) for row in rows]
 
     return _in_turn(config.prompts, made, "bench.prompts", "no prompt")
 
@@ -71,7 +71,3 @@ def _rows(file: str) -> list[_Row]:
         _Row(str(row.get("id", place)), row["prompt"], str(row.get("domain") or Path(file).stem), row.get("response"))
         for place, row in enumerate(read_rows(DataConfig(prompts=file)))
     ]
-
-
-def _messages(content: Any) -> tuple[dict[str, str], ...]:
-    return ({"role": "user", "content": content},) if isinstance(content, str) else tuple(content)

@@ -49,7 +49,7 @@ def test_the_server_has_no_more_settings_than_it_needs() -> None:
 def test_every_constant_is_named_as_it_was() -> None:
     """A misspelt key in the table would refuse nothing."""
     gone = {"gate.draft_cost", "gate.verify_cost", "server.max_header_kib", "engine.max_wait_s"}
-    gone |= {"engine.lookup_longest", "engine.lookup_shortest", "adapt.anchor", "adapt.lora_by"}
+    gone |= {"engine.lookup_longest", "engine.lookup_shortest", "adapt.anchor", "adapt.lora_by", "adapt.idle_only"}
     gone |= {"gate.offline_samples", "gate.busy_share", "gate.canary_requests", "gate.max_domain_loss"}
     gone |= {"replay.held_out", "replay.tail_samples"}
     assert FIXED.keys() - {setting.name for setting in settings(COMMANDS["serve"])} == gone
