@@ -78,7 +78,6 @@ def _run(options: argparse.Namespace) -> int:
     loads = Loads(segments, options.turns, params, options.rate, options.turn_seconds, options.seed)
     arrivals = loads.draw()
     plan = Plan(loads.plan(), shifted_from=options.turns[0])
-    options.output.mkdir(parents=True)
     with ExitStack() as stack, progress(f"{len(options.sides)} sides, {len(arrivals)} turns each") as line:
         sides = [
             stack.enter_context(running_side(name, options.draft, options.output, _words(options, name)))

@@ -52,10 +52,6 @@ class Side:
         self.name, self.folder, self.turns = name, folder, list[Turn]()
         self._server, self._process = server, process
 
-    @property
-    def process_id(self) -> int:
-        return self._process.pid
-
     def serve(self, arrivals: Sequence[Arrival[Question]]) -> Turn:
         """Send a load, and wait until all of it is answered."""
         before = self._cpu_seconds()

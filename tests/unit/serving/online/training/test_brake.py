@@ -86,11 +86,21 @@ def test_a_share_of_all_brakes_nothing() -> None:
     assert not sent
 
 
-def test_a_trainer_that_is_gone_is_no_error() -> None:
+def test_a_trainer_that_is_gone_is_no_error_and_the_next_one_is_stopped() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""], start_new_session=True)
     gone.wait()
-    brake = Brake(lambda: gone.pid, 0.1)
-    brake.set_busy(True)
-    brake.start()
-    time.sleep(0.1)
-    brake.release()
+    with process() as following:
+        pids = [gone.pid]
+        asked: list[int] = []
+        brake = Brake(lambda: asked.append(pids[0]) or pids[0], 0.1)
+        brake.set_busy(True)
+        brake.start()
+        try:
+            deadline = time.monotonic() + PATIENCE_S
+            while not asked and time.monotonic() < deadline:
+                time.sleep(0.005)
+            assert asked[:1] == [gone.pid]
+            pids[0] = following.pid
+            assert reaches(following, STOPPED)
+        finally:
+            brake.release()
