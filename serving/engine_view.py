@@ -121,11 +121,12 @@ class EngineView:
             ConfigError: the engine keeps none, or the sequence holds no slot.
         """
         sequence, cache = self.sequences.unfinished[sequence_id], self.runner.cache
-        if (kept := cache.features) is None or sequence.slot is None:
+        states = None if sequence.slot is None else cache.text_states(sequence.slot, sequence.computed)
+        if states is None:
             raise ConfigError(
                 f"no features of {sequence_id}: it needs feature_ids=[…], and a step that read its prompt"
             )
-        return cache.text(kept, sequence.slot, sequence.computed)[0]
+        return states
 
     def explain_last_plan(self) -> Any:
         """Return the controller's reasons for the last plan, None before any plan and where it gives none."""

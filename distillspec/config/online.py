@@ -35,6 +35,9 @@ class ReplayConfig:
 
     share: float = 0.1  # share of the requests that is logged while nothing waits for text. Else all are
     entries: int = 64  # log-probabilities kept per token
+    # The target's states, for drafts that read some, so that learning needs no pass of it: auto (fp8 on CPUs, off on
+    # GPUs) | off | fp8 | bf16
+    states: str = "auto"
     max_mib: float = 512.0  # size of the shards on disk
     keep: str = "reservoir"  # what stays when it is full: reservoir (a uniform sample of all time) | fifo (the newest)
     fresh_share: float = 0.5  # reservoir: share of max_mib for the newest shards
@@ -52,6 +55,7 @@ class ReplayConfig:
             f"replay.redaction={self.redaction} must be MODULE:FUNCTION, as in replay.redaction=mine:redact",
         )
         one_of("replay.keep", self.keep, ("reservoir", "fifo"))
+        one_of("replay.states", self.states, ("auto", "off", "fp8", "bf16"))
         require(0 <= self.share <= 1, f"replay.share={self.share} must be in [0, 1]")
         for name in ("fresh_share", "tenant_share"):
             value = getattr(self, name)
@@ -61,6 +65,12 @@ class ReplayConfig:
         for name in ("shard_positions", "max_waiting"):
             require(getattr(self, name) >= 1, f"replay.{name}={getattr(self, name)} must be at least 1")
         require(1 <= self.entries <= 256, f"replay.entries={self.entries} must be in 1..256")
+
+    def state_precision(self, device: str) -> str | None:
+        """Return the precision to log the target's states in, by its device's type. None: they are not logged."""
+        if self.states == "auto":
+            return "fp8" if device == "cpu" else None
+        return None if self.states == "off" else self.states
 
 
 @dataclass

@@ -18,10 +18,11 @@ from distillspec.data.packing import joined_draws
 from distillspec.data.shard_file import ShardMetadata, ShardRefused, is_intact, read_metadata, read_shard, write_shard
 from distillspec.data.shard_schema import Columns
 from distillspec.data.shard_signal import signal_columns, signal_of
+from distillspec.data.shard_states import state_columns, states_of
 from distillspec.errors import ConfigError
 from distillspec.files import sha256_of, write_atomic, write_json
 from distillspec.signals import Signal, TeacherSignal
-from distillspec.types import ModelIdentity, RecordedStates, Sample
+from distillspec.types import ModelIdentity, Sample
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1  # of the manifest
@@ -153,11 +154,10 @@ def _save(samples: list[Sample], path: Path) -> None:
         for own, signal in zip(columns, _aligned(signals), strict=True):
             own |= signal
     common: dict[str, Any] = {"signal_kind": signals[0].kind} if whole else {}
-    states = [s.states for s in samples if s.states is not None]
-    if len(states) == len(samples) and len({each.ids for each in states}) == 1:
-        common["state_ids"] = list(states[0].ids)
-        for own, each in zip(columns, states, strict=True):
-            own |= {"features": each.values} | ({} if each.scales is None else {"feature_scales": each.scales})
+    states, shared = state_columns([sample.states for sample in samples])
+    common |= shared
+    for own, features in zip(columns, states, strict=True):
+        own |= features
     records = [{"prompt_id": s.prompt_id, "domain": s.domain, "source": s.source} for s in samples]
     write_shard(path, columns, ShardMetadata(records, common))
 
@@ -201,18 +201,10 @@ def _load(path: Path, states: bool) -> list[Sample]:
             source=own["source"],
             finished=bool(columns["finished"]),
             writer_logprobs=columns.get("writer_logprobs"),
-            states=_states(columns, metadata.common) if states else None,
+            states=states_of(columns, metadata.common) if states else None,
         )
         for columns, own in zip(samples, metadata.samples, strict=True)
     ]
-
-
-def _states(columns: Columns, common: dict[str, Any]) -> RecordedStates | None:
-    if "features" not in columns:
-        return None
-    values, scales = columns["features"], columns.get("feature_scales")
-    # Clones, for parts would keep the whole shard in memory.
-    return RecordedStates(tuple(common["state_ids"]), values.clone(), None if scales is None else scales.clone())
 
 
 def _metadata_of(path: Path) -> list[dict[str, Any]]:

@@ -59,7 +59,13 @@ class TargetStates:
         return self._known[key].to(self.target.device)
 
     def features(self, sample: Sample, ids: tuple[int, ...]) -> Tensor:
-        """Return the states `ids` `[1, L − 1, F]` of the sample's tokens but its last, which no draft reads."""
+        """Return the states `ids` `[1, L − 1, F]` of the sample's tokens but its last, which no draft reads.
+
+        Those that came with the sample, or by a pass of the target.
+        """
+        recorded = None if sample.states is None else sample.states.of(ids)
+        if recorded is not None:
+            return recorded[None].to(self.target.device, self.target.dtype)
         text = _key(sample.prompt_ids, sample.response_ids)
         if (text, ids) not in self._features:
             with torch.no_grad():

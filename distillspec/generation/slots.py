@@ -184,10 +184,8 @@ class SlotGenerator:
 
     def _states(self, cache: SlotCache, slot: int, count: int) -> RecordedStates | None:
         """Return the states of the first `count` tokens of a slot: all that the writer has read."""
-        if cache.features is None:
-            return None
-        states = cache.text(cache.features, slot, count)[0]
-        return self.states.record(states)
+        states = cache.text_states(slot, count)
+        return None if states is None else self.states.record(states)
 
     def _check_lengths(self, requests: Sequence[GenerationRequest], max_len: int) -> None:
         if any(len(r.prompt.token_ids) == 0 for r in requests):

@@ -7,8 +7,10 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # linux/prctl.h
+STOPPABLE = "distill-trainer"  # 15 bytes at most
 
 
 def end_with_parent() -> None:
@@ -22,7 +24,20 @@ def end_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def go_on_without_parent() -> None:
-    """Go on when the launching thread has ended, even if it had stopped this process: it could not end otherwise."""
+def allow_stops() -> None:
+    """Let the launching process stop this one. From here on it goes on when that has ended: it could not end otherwise.
+
+    Linux only. The name, which `ps` shows too, is what tells.
+    """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGCONT))
+        prctl = ctypes.CDLL(None).prctl
+        prctl(PR_SET_PDEATHSIG, int(signal.SIGCONT))
+        prctl(PR_SET_NAME, STOPPABLE.encode())
+
+
+def allows_stops(pid: int) -> bool:
+    """Return True if the process has called `allow_stops`."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == STOPPABLE
+    except OSError:  # it has ended, or this is not Linux
+        return False

@@ -87,6 +87,7 @@ class Adaptation:
             self.replay.clock,
             is_full=lambda: self.replay.full,
             verification=engine.settings.verification,
+            device=engine.target.device.type,
         )
         self.tap.excluded = self.replay.excluded()
         self._wake = wake or (lambda: None)

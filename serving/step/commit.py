@@ -34,11 +34,20 @@ class Emission:
     rows: tuple[int, ...]  # for each new token its row in the step's logits
     trials: tuple[Trial, ...]  # drafted tokens that were tried
     versions: Mapping[str, str]  # of the engine's draft models, by source
+    cache: SlotCache  # the target's
 
     @property
     def draft_version(self) -> str:
         """The version of the draft in use, "" without one and where others alone proposed tokens."""
         return version_in_use(self.trials, self.versions)
+
+    def states(self) -> Tensor | None:
+        """Return the target's states `cache.state_ids` `[L − 1, F]` of all the text's tokens but the last.
+
+        None: the cache keeps none, or not of all.
+        """
+        count = len(self.sequence.tokens) - 1
+        return self.cache.text_states(self.sequence.held_slot, count) if self.sequence.computed >= count else None
 
 
 class Observer(Protocol):
@@ -97,7 +106,9 @@ class Committer:
                 self.cache.clear(window.sequence.held_slot, window.sequence.computed)
             results.append(result)
             judged = tuple(rows[place][: result.emitted])
-            emissions.append(Emission(window.sequence, window.tree, verdict.path, judged, result.trials, versions))
+            emissions.append(
+                Emission(window.sequence, window.tree, verdict.path, judged, result.trials, versions, self.cache)
+            )
         if self.observer is not None and emissions:
             self.observer(emissions, logits)
         for window in windows:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from distillspec.signals import TeacherSignal
-from distillspec.types import ModelIdentity, Sample, SamplingPolicy
+from distillspec.types import ModelIdentity, RecordedStates, Sample, SamplingPolicy
 
 ACCEPTED, REJECTED, BONUS, PLAIN = range(4)
 """Origin of a token. ACCEPTED: drafted and accepted. REJECTED: the draft proposed another one, `draft_tokens`. BONUS:
@@ -52,6 +52,7 @@ class LoggedAnswer:
     draft_entropies: Tensor  # [R] float16, nats: 0 for deterministic proposals, NaN for none
     draft_versions: tuple[str, ...]  # distinct, in order of use. "": no draft, or a prompt lookup.
     version_of: Tensor  # [R] uint8: index into `draft_versions`
+    states: RecordedStates | None = None  # of the target, for drafts that read some
 
     def __len__(self) -> int:
         return len(self.response_ids)
@@ -72,6 +73,10 @@ class LoggedAnswer:
         tokens = {name: count for name, count in zip(self.draft_versions, counts, strict=False) if name}
         return max(tokens, key=lambda name: tokens[name]) if tokens else ""
 
+    @property
+    def state_bytes(self) -> int:
+        return 0 if self.states is None else self.states.nbytes
+
     def sample(self) -> Sample:
         """Return the answer as a sample for training and evaluation."""
         return Sample(
@@ -82,6 +87,7 @@ class LoggedAnswer:
             signal=self.signal,
             source="teacher",
             finished=self.finished,
+            states=self.states,
         )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from distillspec.serving.online.log.records import PLAIN, LoggedAnswer
 from distillspec.serving.online.log.shard import ROW_FIELDS
 from distillspec.signals import TeacherSignal
+from distillspec.types import RecordedStates
 
 Redaction = Callable[[LoggedAnswer], LoggedAnswer | None]
 """Takes an answer before it is written. Returns the part that may be kept, or None."""
@@ -46,7 +47,7 @@ def redacted(answer: LoggedAnswer, hook: Redaction, vocab_size: int) -> LoggedAn
         return None
     _check(answer, kept, vocab_size)
     kept = _cut(kept, _aligned(answer, kept))
-    kept = replace(kept, finished=kept.finished and len(kept) == len(answer))
+    kept = replace(kept, finished=kept.finished and len(kept) == len(answer), states=_states(answer, kept))
     return _without_ids(answer, kept) if kept.prompt_ids and kept.response_ids else None
 
 
@@ -87,6 +88,12 @@ def _cut(answer: LoggedAnswer, tokens: int) -> LoggedAnswer:
         signal=answer.signal.rows(0, tokens),
         **own,
     )
+
+
+def _states(answer: LoggedAnswer, kept: LoggedAnswer) -> RecordedStates | None:
+    """Return the target's states if the text is as it was: what is taken out can be read from those of later tokens."""
+    same = (kept.prompt_ids, kept.response_ids) == (answer.prompt_ids, answer.response_ids)
+    return answer.states if same and kept.states is not None else None
 
 
 def _without_ids(answer: LoggedAnswer, kept: LoggedAnswer) -> LoggedAnswer:

@@ -182,14 +182,18 @@ class ReplayLog:
         return self.manifest.newest_number()
 
     def load(self, entries: Iterable[LogEntry]) -> list[LoggedAnswer]:
-        """Return the answers of `entries`, in their order.
+        """Return the answers of `entries`, in their order, as far as they are there. See `by_number`."""
+        return list(self.by_number(entries).values())
+
+    def by_number(self, entries: Iterable[LogEntry]) -> dict[int, LoggedAnswer]:
+        """Return the answers of `entries` by their numbers, in their order.
 
         Answers deleted since are left out, and so are those whose shard is gone, damaged or foreign.
         """
         requested = list(entries)
         shards = {shard: self.files.listed(shard) for shard in dict.fromkeys(entry.shard for entry in requested)}
         found = [(entry, shards[entry.shard].get(entry.number)) for entry in requested]
-        return [answer for entry, answer in found if answer is not None and entry.is_of(answer)]
+        return {entry.number: answer for entry, answer in found if answer is not None and entry.is_of(answer)}
 
     def sizes(self) -> dict[str, int]:
         """Return `shards`, `bytes`, `answers`, `tokens`, `refused_shards` and the persistent counters.

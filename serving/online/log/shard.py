@@ -13,6 +13,7 @@ import torch
 from distillspec.data.shard_file import ShardMetadata, ShardRefused, check_digest, read_shard, write_shard
 from distillspec.data.shard_schema import Columns
 from distillspec.data.shard_signal import signal_columns, signal_of
+from distillspec.data.shard_states import state_columns, states_of
 from distillspec.serving.online.log.records import LoggedAnswer, LogKey
 from distillspec.signals import TeacherSignal
 from distillspec.types import SamplingPolicy
@@ -31,7 +32,9 @@ def save_shard(path: Path, answers: Sequence[LoggedAnswer], key: LogKey) -> None
         SchemaError: an answer's tensors differ in length from its response.
     """
     own = [{**{name: getattr(a, name) for name in METADATA_FIELDS}, "policy": asdict(a.policy)} for a in answers]
-    write_shard(path, [_columns(a) for a in answers], ShardMetadata(own, {"key": asdict(key), "signal_kind": "topk"}))
+    states, shared = state_columns([answer.states for answer in answers])
+    columns = [_columns(answer) | features for answer, features in zip(answers, states, strict=True)]
+    write_shard(path, columns, ShardMetadata(own, {"key": asdict(key), "signal_kind": "topk", **shared}))
 
 
 def load_shard(path: Path, key: LogKey, sha256: str | None = None) -> list[LoggedAnswer]:
@@ -80,5 +83,6 @@ def _answer(columns: Columns, own: dict[str, Any], common: dict[str, Any]) -> Lo
         prompt_ids=tuple(columns["prompt_tokens"].tolist()),
         response_ids=tuple(columns["response_tokens"].tolist()),
         signal=signal,
+        states=states_of(columns, common),
         **rows,
     )

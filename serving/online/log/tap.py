@@ -26,6 +26,7 @@ from distillspec.serving.online.log.signal import LoggedDraft, Packed, pack, pol
 from distillspec.serving.online.log.tenant_cap import TenantCap
 from distillspec.serving.step.commit import Emission
 from distillspec.signals import TeacherSignal
+from distillspec.types import RecordedStates, StateRequest
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,7 @@ class _Running:
     drafted: list[LoggedDraft] = field(default_factory=list)
     versions: list[str] = field(default_factory=list)
     version_of: list[int] = field(default_factory=list)
+    states: RecordedStates | None = None
 
 
 class ReplayTap:
@@ -49,6 +51,7 @@ class ReplayTap:
         clock: seconds since the epoch, for the records.
         is_full: returns True if new answers replace others in the log.
         verification: of the engine. The text of a lossy one is not the target's, and judges no draft.
+        device: of the target.
     """
 
     def __init__(
@@ -58,9 +61,11 @@ class ReplayTap:
         clock: Callable[[], float],
         is_full: Callable[[], bool] = lambda: False,
         verification: str = "exact",
+        device: str = "cpu",
     ) -> None:
         self.config, self.queue, self.clock, self.is_full = config, queue, clock, is_full
         self._exact = verification in EXACT
+        self._precision = config.state_precision(device)
         self.excluded: set[str] = set()  # tenants, beside those of the settings
         self.paused = False
         self.wanting = False  # text is waited for: all requests are logged, and not `replay.share` of them
@@ -156,6 +161,15 @@ class ReplayTap:
             answer.version_of += [answer.versions.index(version)] * len(emission.rows)
             self.waiting_tokens += len(emission.rows)
             first = last
+            if emission.sequence.finish_reason is not None:
+                answer.states = self._states(emission)
+
+    def _states(self, emission: Emission) -> RecordedStates | None:
+        """Return the target's states of an answer that has ended."""
+        states = None if self._precision is None else emission.states()
+        if states is None or self._precision is None:
+            return None
+        return StateRequest(emission.cache.state_ids, self._precision).record(states)
 
     def _temperature(self, request: Request) -> float | None:
         """Return a request's temperature, None if its text judges no draft: it is not the policy's own.
@@ -200,6 +214,7 @@ class ReplayTap:
             draft_entropies=all_rows.draft_entropies,
             draft_versions=tuple(answer.versions),
             version_of=torch.tensor([min(v, 255) for v in answer.version_of], dtype=torch.uint8),
+            states=answer.states,
         )
 
     def _drop_all(self, keys: Sequence[tuple[str, int]]) -> None:

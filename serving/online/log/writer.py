@@ -8,6 +8,7 @@ import time
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from distillspec.errors import RunError
 from distillspec.serving.base.threads import compute_alone
@@ -17,6 +18,7 @@ from distillspec.serving.online.log.replay_log import ReplayLog
 
 log = logging.getLogger(__name__)
 
+MOST_STATES = 256 << 20  # bytes of states that wait. Further answers are logged without theirs
 STOP_S = 30.0  # that a redaction may take at the end. What is not redacted by then is not logged.
 
 
@@ -24,7 +26,7 @@ class LogWriter:
     """Takes answers from any thread without waiting. Answers that cannot be queued or written are dropped and counted.
 
     `counters`: written, redacted (nothing was left), errors (the redaction failed), dropped_disk (the write failed),
-    dropped_deleted.
+    dropped_deleted, without_states.
 
     Args:
         redact: called in the writer's thread. An answer that it raises on is dropped.
@@ -36,7 +38,7 @@ class LogWriter:
         self.replay, self.config, self._redact, self._clock = replay, replay.config, redact, clock
         self.counters: Counter[str] = Counter()
         self._queue: deque[LoggedAnswer] = deque()
-        self._tokens = 0
+        self._tokens = self._state_bytes = 0
         self._oldest_s: float | None = None
         self._changed = threading.Condition()
         self._stopping = self._flushing = self._abandoned = False
@@ -53,8 +55,12 @@ class LogWriter:
         with self._changed:
             if self._stopping or self._tokens + len(answer) > self.config.max_waiting:
                 return False
+            if self._state_bytes + answer.state_bytes > MOST_STATES:
+                self.counters["without_states"] += 1
+                answer = replace(answer, states=None)
             self._queue.append(answer)
             self._tokens += len(answer)
+            self._state_bytes += answer.state_bytes
             if self._oldest_s is None:
                 self._oldest_s = self._clock()
             if self._tokens >= self.config.shard_positions:
@@ -75,7 +81,7 @@ class LogWriter:
             kept = [answer for answer in self._queue if answer.tenant != tenant]
             self.counters["dropped_deleted"] += len(self._queue) - len(kept)
             self._queue = deque(kept)
-            self._tokens = sum(map(len, kept))
+            self._count()
 
     @property
     def waiting_tokens(self) -> int:
@@ -106,6 +112,11 @@ class LogWriter:
                         return
             if answers:
                 self._write(self._redacted(answers))
+
+    def _count(self) -> None:
+        """Count what waits. The caller holds the lock."""
+        self._tokens = sum(map(len, self._queue))
+        self._state_bytes = sum(answer.state_bytes for answer in self._queue)
 
     def _is_due(self) -> bool:
         if self._stopping or self._flushing or self._tokens >= self.config.shard_positions:
@@ -163,7 +174,7 @@ class LogWriter:
                 log.debug("while writing a shard", exc_info=True)
         finally:
             with self._changed:  # these answers counted as waiting until here
-                self._tokens = sum(map(len, self._queue))
+                self._count()
 
 
 def _without_text(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""Trainer process: `python -m distillspec.serving.online.training.process FOLDER`."""
+"""Work of the embedded trainer's process. `training.__main__` starts it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from distillspec.serving.online.training.trainer import OnlineTrainer
 from distillspec.serving.online.training.trainers import Trainers
 from distillspec.serving.online.training.unlearning import unlearn
 from distillspec.training.interrupts import listen_for_stop
-from distillspec.training.lifeline import end_with_parent, go_on_without_parent
 
 POLL_S, LONGEST_WAIT_S = 0.5, 60.0
 QUARANTINED, OCCUPIED = 3, 4  # exit codes: it must not be restarted, another trainer works on this folder
@@ -136,12 +135,9 @@ def _is_quarantined(layout: Layout) -> bool:
         return read_states(layout, registry.pool.learners()).quarantined is not None
 
 
-def main() -> int:
-    """Run the embedded trainer. It ends with the process that started it."""
+def run_embedded(root: Path) -> int:
+    """Run the embedded trainer of an online folder until it is told to stop. Return the exit code."""
     os.umask(OTHERS)  # its files hold text
-    root = Path(sys.argv[1])
-    end_with_parent()
-    go_on_without_parent()
     settings = read_settings(root)
     try:
         with listen_for_stop() as stop, open_tracking(settings, settings.layout.trainer) as tracking:
@@ -152,7 +148,3 @@ def main() -> int:
             return OCCUPIED
         return QUARANTINED if _is_quarantined(settings.layout) else 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

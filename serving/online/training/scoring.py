@@ -62,15 +62,16 @@ class Scorer:
         Raises:
             ConfigError, RunError, ValueError, OSError: neither can be scored.
         """
-        answers = {entry.number: next(iter(self.replay.load([entry])), None) for entry in entries}  # None: deleted
+        found = self.replay.by_number(entries)
+        answers = {entry.number: found.get(entry.number) for entry in entries}  # None: deleted
         states: TargetStates | None = None
         failures: dict[str, Exception] = {}
         for version in (question.version, question.against):
             try:
                 draft = self._draft(version, question)
                 states = states or self._states(draft)  # the second draft reads what the first one has read
-                found = {number: self._scored(draft, answer, states) for number, answer in answers.items()}
-                self.table.add(version.name, found)
+                scores = {number: self._scored(draft, answer, states) for number, answer in answers.items()}
+                self.table.add(version.name, scores)
             except EXPECTED as error:
                 failures[version.name] = error
         if len(failures) > 1:

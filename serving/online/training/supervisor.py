@@ -18,6 +18,7 @@ from distillspec.serving.online.state.trainer_states import lift_quarantine, rea
 from distillspec.serving.online.state.version import ONLY
 from distillspec.serving.online.training.brake import Brake
 from distillspec.serving.online.training.process import OCCUPIED, QUARANTINED, write_settings
+from distillspec.training.lifeline import allows_stops
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +48,10 @@ class Supervisor:
     ) -> None:
         self.settings, self.layout, self._needed, self._clock = settings, settings.layout, needed, clock
         self._members = members
-        module = "distillspec.serving.online.training.process"
+        module = "distillspec.serving.online.training"
         self.command = list(command or (sys.executable, "-P", "-m", module, str(self.layout.root)))
         self.process: subprocess.Popen | None = None
         self.brake = Brake(self._braked, settings.adapt.busy_share)
-        self._ready: int | None = None  # process id of a trainer that has begun to work
         self._ends = 0
         self._updates = 0
         self.next_start_s = 0.0
@@ -103,11 +103,8 @@ class Supervisor:
         self.problem, self._ends, self.next_start_s = None, 0, 0.0
 
     def _braked(self) -> int | None:
-        """Return the trainer's process id once it has begun to work: before, it would not notice the server's end."""
         pid = self.pid
-        if pid is not None and pid != self._ready:
-            self._ready = pid if self._state().pid == pid else None
-        return self._ready if pid is not None else None
+        return pid if pid is not None and allows_stops(pid) else None
 
     def _state(self) -> TrainerState:
         return read_states(self.layout, self._members())

@@ -203,9 +203,20 @@ def test_states_come_back_as_far_as_there_is_room(tmp_path: Path, room: float, k
             assert torch.equal(found.states.of((4, 2)), wanted.of((4, 2)))
 
 
-def test_a_shard_with_states_of_some_samples_has_none(tmp_path: Path) -> None:
+def test_a_shard_with_states_of_some_samples_keeps_those(tmp_path: Path) -> None:
     writer = ShardWriter(tmp_path, KEY, shard_sequences=3)
     for own in (with_states(0), sample(1), with_states(2), with_states(3)):
         writer.add(own)
     writer.flush(complete=True)
-    assert [s.states is not None for s in read_samples(tmp_path, IDENTITY, 1e9)] == [False, False, False, True]
+    assert [s.states is not None for s in read_samples(tmp_path, IDENTITY, 1e9)] == [True, False, True, True]
+
+
+def test_a_shard_keeps_states_of_the_kind_that_most_have(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path, KEY, shard_sequences=4)
+    for own in (with_states(0, "fp8"), with_states(1), sample(2), with_states(3)):
+        writer.add(own)
+    writer.flush(complete=True)
+    found = read_samples(tmp_path, IDENTITY, 1e9)
+    assert [s.states is not None for s in found] == [False, True, False, True]
+    assert found[3].states is not None
+    assert found[3].states.scales is None

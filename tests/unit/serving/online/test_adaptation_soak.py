@@ -79,7 +79,7 @@ class Soak:
         """Kill the trainer process. Return False if its recorded process id is no trainer any more."""
         pid = TrainerState.read(self.layout.state).pid
         with suppress(OSError):
-            if b"online.training.process" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"distillspec.serving.online.training" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 os.kill(pid, signal.SIGKILL)
                 self.killed["trainer"] += 1
                 return True
