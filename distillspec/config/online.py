@@ -93,6 +93,9 @@ class AdaptConfig:
     tenant_share: float = 0.5  # the largest weight of one of several tenants in an update
     specialist_below: float | None = 0.8  # of several drafts: a domain below this share of the acceptance gets its own
     lora_rank: int = 0  # train adapters of this rank (needs peft), merged at the end; 0: all weights
+    # Ids that a truncated draft may keep: an update adds those that its text needs, and above this number the least
+    # needed go. null: none comes or goes
+    vocabulary: int | None = 4096
     epochs: int = 2  # passes over the text of an update
     max_steps: int = 200  # of an update
     learning_rate: float = 1.0e-3
@@ -110,7 +113,7 @@ class AdaptConfig:
         one_of("adapt.mode", self.mode, ("replay", "flush"))
         one_of("adapt.positions", self.positions, ("all", "rejected", "weighted"))
         one_of("adapt.drift_by", self.drift_by, ("domain", "tenant"))
-        for name in ("every_requests", "every_s"):
+        for name in ("every_requests", "every_s", "vocabulary"):
             value = getattr(self, name)
             require(value is None or value > 0, f"adapt.{name}={value} must be above 0, or null")
         for name in ("min_requests", "epochs", "max_steps", "max_bad_steps", "max_bad_updates", "threads"):

@@ -15,6 +15,7 @@ from distillspec.config.registry import DRAFT_KINDS, find
 from distillspec.errors import ConfigError
 from distillspec.models.block import block_model
 from distillspec.models.checkpoint import draft_folder, load_draft, matched, read_kept_ids
+from distillspec.models.draft_head import truncate_head
 from distillspec.models.eagle import begin_from, copy_ends, eagle_config, eagle_model
 from distillspec.models.features import check_feature_ids, default_state_ids
 from distillspec.models.heads import heads_model
@@ -91,35 +92,6 @@ def kept_ids_of(config: DraftConfig) -> Tensor | None:
     """Return the kept ids of the draft to start from, or None if it keeps all or there is none."""
     folder = draft_folder(str(config.path)) if config.kind == "pretrained" else None
     return None if folder is None else read_kept_ids(folder)
-
-
-def truncate_head(draft: LanguageModel, kept_ids: Tensor) -> LanguageModel:
-    """Return the draft with an untied head of its rows `kept_ids` only. Input embeddings stay whole.
-
-    Raises:
-        ConfigError: the head is truncated already, and lacks some of them.
-    """
-    old = draft.model.get_output_embeddings()
-    rows = kept_ids.to(old.weight.device)
-    if draft.kept_ids is not None:
-        if not bool(torch.isin(kept_ids, draft.kept_ids).all()):
-            raise ConfigError(f"the head of {draft.name} lacks some of the ids to keep; choose among those it has")
-        rows = torch.searchsorted(draft.kept_ids, kept_ids).to(old.weight.device)
-    head = nn.Linear(old.weight.shape[1], len(kept_ids), bias=getattr(old, "bias", None) is not None)
-    with torch.no_grad():
-        head.weight = nn.Parameter(old.weight.detach()[rows].clone())
-        if head.bias is not None:
-            head.bias = nn.Parameter(old.bias.detach()[rows].clone())
-    draft.model.config.tie_word_embeddings = False
-    draft.model.set_output_embeddings(head)
-    return LanguageModel(
-        draft.model,
-        draft.tokenizer,
-        draft.identity,
-        draft.name,
-        kept_ids=kept_ids.cpu(),
-        lineage=draft.lineage,
-    )
 
 
 def load_pretrained(path: str, target: LanguageModel, dtype: torch.dtype = torch.float32) -> LanguageModel:

@@ -21,18 +21,23 @@ def count_tokens(sequences: Iterable[Sequence[int]], vocab_size: int) -> Tensor:
     return counts
 
 
-def expected_counts(samples: Iterable[Sample], vocab_size: int) -> Tensor:
+def expected_counts(samples: Iterable[Sample], vocab_size: int, *, prompts: bool = True) -> Tensor:
     """Return the expected number of times each id occurs, `[V]` float64.
 
     Prompt tokens count once. Response positions count by the tokens of a recorded signal, if there are any: these say
     more than the one token that was drawn.
+
+    Args:
+        prompts: count their tokens too.
     """
     counts = torch.zeros(vocab_size, dtype=torch.float64)
     for sample in samples:
         signal = sample.signal if isinstance(sample.signal, TeacherSignal) else None
-        counts += count_tokens([sample.prompt_ids, () if signal is not None else sample.response_ids], vocab_size)
+        counts += count_tokens(
+            [sample.prompt_ids if prompts else (), () if signal is not None else sample.response_ids], vocab_size
+        )
         if signal is not None:
-            counts.index_add_(0, signal.ids.flatten().long(), _weights(signal).flatten())
+            counts.index_add_(0, signal.ids.flatten().long().clamp(min=0), _weights(signal).flatten())
     return counts
 
 

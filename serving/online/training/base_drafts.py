@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Any
+
+import torch
 
 from distillspec.errors import ConfigError, RunError
 from distillspec.models import LanguageModel, load_draft, read_metadata
 from distillspec.models.checkpoint import TargetRecord, embeddings_of, recorded_target
+from distillspec.models.draft_head import HeadRows, can_renew, renew_head
+from distillspec.models.vocabulary import special_ids
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import Version
+from distillspec.serving.online.training.examples import TrainingExample
 from distillspec.serving.online.training.loaded_target import LoadedTarget
+from distillspec.serving.online.training.vocabulary import needed_counts, renewed_ids
 from distillspec.training.state_store import StateStore
 
 
@@ -83,6 +90,22 @@ class BaseDrafts:
             )
         draft.model.to(self._target.device)
         return draft
+
+    def renewed(
+        self, draft: LanguageModel, examples: Sequence[TrainingExample], most: int | None
+    ) -> tuple[LanguageModel, HeadRows | None]:
+        """Return the draft with the vocabulary that the text of an update needs, and where its head's rows were.
+
+        None: the head stays, since it is whole, lacks nothing, or cannot read the target's rows.
+        """
+        if draft.kept_ids is None or most is None:
+            return draft, None
+        counts, size = needed_counts(examples, draft.identity.vocab_size), draft.identity.vocab_size
+        fixed = draft.stop_ids if draft.tokenizer is None else special_ids(draft.tokenizer, size)
+        ids = renewed_ids(draft.kept_ids, counts, most, fixed)
+        if torch.equal(ids, draft.kept_ids) or not can_renew(draft, target := self._target.embeddings()):
+            return draft, None
+        return renew_head(draft, ids, target), HeadRows.between(draft.kept_ids, ids)
 
     def states_for(self, draft: LanguageModel) -> StateStore | None:
         """Return a store of the states that a draft reads, None for a draft that reads tokens alone."""

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
+from transformers import PreTrainedModel
 
 from distillspec.files import write_private
+from distillspec.models.draft_head import HeadRows
 
 log = logging.getLogger(__name__)
 
@@ -27,16 +29,21 @@ class Memory:
     steps: int  # since the lineage began
     optimizer: dict[str, Any]
     weights: dict[str, Tensor]  # float32, of the parameters that learn
+    rows: HeadRows | None = None  # of the head, if it was renewed since
 
     @classmethod
-    def of(cls, steps: int, optimizer: Optimizer, module: nn.Module) -> Memory:
+    def of(cls, steps: int, optimizer: Optimizer, model: PreTrainedModel) -> Memory:
         """Take the state of an update that has ended."""
-        weights = {name: p.detach().clone() for name, p in module.named_parameters() if p.requires_grad}
+        weights = {name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad}
         return cls(steps, optimizer.state_dict(), weights)
 
-    def restore(self, optimizer: Optimizer, module: nn.Module) -> bool:
+    def restore(self, optimizer: Optimizer, model: PreTrainedModel) -> bool:
         """Continue from here. Return False, and change nothing, if the draft learns with other parameters."""
-        learning = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        learning = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if self.rows is not None:
+            head = set(map(id, model.get_output_embeddings().parameters()))
+            renewed = {name for name, p in learning.items() if id(p) in head}
+            return self._moved(self.rows, renewed, optimizer, learning).restore(optimizer, model)
         if {n: w.shape for n, w in self.weights.items()} != {n: p.shape for n, p in learning.items()}:
             return False
         try:
@@ -47,6 +54,26 @@ class Memory:
             for name, parameter in learning.items():
                 parameter.copy_(self.weights[name])
         return True
+
+    def _moved(self, rows: HeadRows, names: set[str], optimizer: Optimizer, learning: dict[str, Tensor]) -> Memory:
+        """Return the memory with the parameters `names` in the head's new order. Its new rows begin anew."""
+        known = {id(p): name for name, p in learning.items()}
+        order = [known.get(id(p)) for group in optimizer.param_groups for p in group["params"]]
+        renewed = {place for place, name in enumerate(order) if name in names}
+        states = {
+            place: {key: _moved(rows, value) if place in renewed else value for key, value in state.items()}
+            for place, state in self.optimizer["state"].items()
+        }
+        weights = {
+            name: rows.moved(value, learning[name].detach()) if name in names else value
+            for name, value in self.weights.items()
+        }
+        return Memory(self.steps, {**self.optimizer, "state": states}, weights)
+
+
+def _moved(rows: HeadRows, moments: Tensor) -> Tensor:
+    """Move the rows of moments. Adam's number of steps has none."""
+    return moments if moments.dim() == 0 else rows.moved(moments, moments.new_zeros(len(rows), *moments.shape[1:]))
 
 
 class MemoryFile:

@@ -12,10 +12,12 @@ from distillspec.data.folder import DataFolder, find_data_folder
 from distillspec.data.shards import read_samples
 from distillspec.errors import ConfigError
 from distillspec.serving.online.log.records import LogEntry
+from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.training.fairness import fair_weights, newest_within
 from distillspec.types import ModelIdentity, Sample
 
 T = TypeVar("T")
+OLD_ANSWERS = 4096
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,16 @@ def select(
     weights = _weights([*new, *chosen], config.tenant_share)
     capped = sum(weights[entry.tenant] < 1 for entry in new)
     return Selection(list(new), sorted(chosen, key=lambda entry: entry.number), samples, capped, weights)
+
+
+def old_entries(replay: ReplayLog, up_to: int, config: AdaptConfig, seed: int) -> list[LogEntry]:
+    """Return the answers up to a number, among which an update's share of old ones is drawn: at most `OLD_ANSWERS`."""
+    if config.mode == "flush" or config.replay_share == 0:
+        return []
+    old = replay.entries(up_to=up_to)
+    if len(old) <= OLD_ANSWERS:
+        return old
+    return sorted(random.Random(seed).sample(old, OLD_ANSWERS), key=lambda entry: entry.number)
 
 
 def newest_that_fit(entries: Sequence[LogEntry], tokens: float) -> list[LogEntry]:

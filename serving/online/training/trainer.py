@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,12 +33,18 @@ from distillspec.serving.online.training.loaded_target import LoadedTarget
 from distillspec.serving.online.training.memory import Memory, MemoryFile
 from distillspec.serving.online.training.patience import every_requests
 from distillspec.serving.online.training.scoring import Scorer
-from distillspec.serving.online.training.selection import Selection, newest_that_fit, offline_samples, select
+from distillspec.serving.online.training.selection import (
+    Selection,
+    newest_that_fit,
+    offline_samples,
+    old_entries,
+    select,
+)
+from distillspec.serving.online.training.vocabulary import ceilings
 
 log = logging.getLogger(__name__)
 
 LOOK_BACK = 1024  # answers. Earlier ones no longer weigh in the drift detector's long average.
-OLD_ANSWERS = 4096  # old answers among which an update's share of them is drawn
 Report = Callable[[dict[str, Any]], None]
 
 
@@ -138,10 +144,12 @@ class OnlineTrainer:
         chosen, skipped = self._select(new)
         self._stage("loading")
         parent = self.parent()
-        draft, memory = self._drafts.load(parent), self._memory.read(parent.name)
-        examples = self._examples(chosen)
+        memory, examples = self._memory.read(parent.name), self._examples(chosen)
+        draft, rows = self._drafts.renewed(self._drafts.load(parent), examples, self.config.vocabulary)
         self._stage("learning")
-        result, memory = self._learn(draft, examples, memory)
+        result, memory = self._learn(draft, examples, memory and replace(memory, rows=rows))
+        reach = ceilings(examples, draft.kept_ids)
+        result = replace(result, new_ids=rows.new if rows is not None else 0, ceiling=reach)
         version = None if result.problem else self._save(draft, parent, chosen, result, reason)
         self._remember(up_to, result, version, chosen, skipped)
         if version is not None and memory is not None:
@@ -160,21 +168,12 @@ class OnlineTrainer:
         if config.mode == "replay":
             room *= 1 - config.replay_share - config.offline_share
         kept = newest_that_fit(new, room)
-        old = self._old_entries(kept[0].number - 1 if kept else 0)
+        seed = self.settings.seed + self.state.updates
+        old = old_entries(self.replay, kept[0].number - 1 if kept else 0, config, seed)
         if self._offline is None:
             target = self._drafts.target().identity
             self._offline = offline_samples(config, target, self.replay.key.entries)
-        seed = self.settings.seed + self.state.updates
         return select(kept, old, self._offline, config, seed), len(new) - len(kept)
-
-    def _old_entries(self, up_to: int) -> list[LogEntry]:
-        if self.config.mode == "flush" or self.config.replay_share == 0:
-            return []
-        old = self.replay.entries(up_to=up_to)
-        if len(old) <= OLD_ANSWERS:
-            return old
-        rng = random.Random(self.settings.seed + self.state.updates)
-        return sorted(rng.sample(old, OLD_ANSWERS), key=lambda entry: entry.number)
 
     def _new_entries(self, up_to: int | None = None) -> list[LogEntry]:
         return self.replay.entries(after=self.state.cursor, up_to=up_to)

@@ -12,7 +12,7 @@ from distillspec.commands.untrained import prepare_draft
 from distillspec.config import DraftConfig
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel, check_draft, initialise_draft, load_draft, save_draft
-from distillspec.models.draft import truncate_head
+from distillspec.models.draft_head import truncate_head
 from distillspec.types import Sample
 
 from .draft_folders import plain_folder

@@ -1,0 +1,93 @@
+"""Heads of drafts with a truncated vocabulary: cutting one, and renewing its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from distillspec.errors import ConfigError
+from distillspec.models.language_model import LanguageModel
+
+
+@dataclass(frozen=True)
+class HeadRows:
+    """Where the rows of a renewed head were before."""
+
+    places: Tensor  # [n] int64, −1 for a new row
+
+    @classmethod
+    def between(cls, before: Tensor, after: Tensor) -> HeadRows:
+        """Compare kept ids, sorted."""
+        places = torch.searchsorted(before, after).clamp(max=len(before) - 1)
+        return cls(torch.where(before[places] == after, places, -1))
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    @property
+    def new(self) -> int:
+        """Number of rows that were not there."""
+        return int((self.places < 0).sum())
+
+    def moved(self, before: Tensor, new: Tensor) -> Tensor:
+        """Return the rows of `before [m, …]` at their new places, and those of `new [n, …]` elsewhere."""
+        places = self.places.to(before.device)
+        known = (places >= 0).view(-1, *[1] * (before.dim() - 1))
+        return torch.where(known, before[places.clamp(min=0)], new)
+
+
+def truncate_head(draft: LanguageModel, kept_ids: Tensor) -> LanguageModel:
+    """Return the draft with an untied head of its rows `kept_ids` only. Input embeddings stay whole.
+
+    Raises:
+        ConfigError: the head is truncated already, and lacks some of them.
+    """
+    old = draft.model.get_output_embeddings()
+    rows = kept_ids.to(old.weight.device)
+    if draft.kept_ids is not None:
+        if not bool(torch.isin(kept_ids, draft.kept_ids).all()):
+            raise ConfigError(f"the head of {draft.name} lacks some of the ids to keep; choose among those it has")
+        rows = torch.searchsorted(draft.kept_ids, kept_ids).to(old.weight.device)
+    head = nn.Linear(old.weight.shape[1], len(kept_ids), bias=getattr(old, "bias", None) is not None)
+    with torch.no_grad():
+        head.weight = nn.Parameter(old.weight.detach()[rows].clone())
+        if head.bias is not None:
+            head.bias = nn.Parameter(old.bias.detach()[rows].clone())
+    draft.model.config.tie_word_embeddings = False
+    draft.model.set_output_embeddings(head)
+    return LanguageModel(
+        draft.model,
+        draft.tokenizer,
+        draft.identity,
+        draft.name,
+        kept_ids=kept_ids.cpu(),
+        lineage=draft.lineage,
+    )
+
+
+def can_renew(draft: LanguageModel, target: LanguageModel) -> bool:
+    """Return True if the draft's head can read rows of the target's."""
+    return draft.model.get_output_embeddings().weight.shape[1] >= target.head.weight.shape[1]
+
+
+def renew_head(draft: LanguageModel, kept_ids: Tensor, target: LanguageModel) -> LanguageModel:
+    """Return a truncated draft, its model changed in place, with a head of the rows `kept_ids [n]` (int64, sorted).
+
+    Rows that it lacks are the target's, as all were when it was made, and zero for what the head reads beside a state.
+    See `can_renew`.
+    """
+    assert draft.kept_ids is not None, "a whole head has all rows"
+    old, theirs = draft.model.get_output_embeddings(), target.head.weight
+    head = nn.Linear(old.weight.shape[1], len(kept_ids), bias=getattr(old, "bias", None) is not None)
+    head.to(old.weight.device, old.weight.dtype)
+    rows = HeadRows.between(draft.kept_ids, kept_ids)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.zero_()
+        head.weight[:, : theirs.shape[1]] = theirs[kept_ids.to(theirs.device)].to(head.weight)
+        for new, own in zip(head.parameters(), old.parameters(), strict=True):
+            new.copy_(rows.moved(own, new))
+    draft.model.set_output_embeddings(head)
+    return replace(draft, kept_ids=kept_ids.cpu())
