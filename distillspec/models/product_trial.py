@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 TRIED_BYTES = 1 << 26  # weights to try on: more than the caches hold
 ROUNDS = 5
+ROUND_S = 0.1  # that the plain products of a round may take. Where types are emulated fewer weights are tried
 MOST_BESIDE = 8  # tokens that are read together, to see whether they change each other
 
 
@@ -83,14 +84,25 @@ def keeps_rows_apart(product: PackedProduct, weight: Tensor) -> bool:
 def _ratio(weights: Sequence[Tensor], packed: Sequence[PackedProduct], tokens: int) -> float:
     """Return packed over plain time for a pass over `tokens` tokens, the median of rounds that take turns."""
     inputs = {weight.shape[1]: weight.new_ones(tokens, weight.shape[1]) for weight in weights}
+    tried = _affordable(weights, inputs)
     ratios = []
     for _ in range(ROUNDS):
-        plain_s = seconds(lambda: [linear(inputs[weight.shape[1]], weight) for weight in weights])
+        plain_s = seconds(lambda: [linear(inputs[weight.shape[1]], weight) for weight in tried])
         packed_s = seconds(
-            lambda: [product(inputs[weight.shape[1]]) for weight, product in zip(weights, packed, strict=True)]
+            lambda: [product(inputs[weight.shape[1]]) for weight, product in zip(tried, packed, strict=False)]
         )
         ratios.append(packed_s / plain_s)
     return median(ratios)
+
+
+def _affordable(weights: Sequence[Tensor], inputs: Mapping[int, Tensor]) -> Sequence[Tensor]:
+    """Return the first weights whose plain products take `ROUND_S`, at least one."""
+    spent_s = 0.0
+    for count, weight in enumerate(weights, 1):
+        spent_s += seconds(lambda weight=weight: linear(inputs[weight.shape[1]], weight))  # type: ignore[misc]
+        if spent_s > ROUND_S:
+            return weights[:count]
+    return weights
 
 
 def seconds(run: Callable[[], object]) -> float:

@@ -35,6 +35,16 @@ def in_own_thread(work: Callable[[], T]) -> T:
     return outcome.result()
 
 
+def compute_with(cores: int) -> None:
+    """Let this thread and threads that are new to torch use so many cores. Existing pools stay.
+
+    A thread takes over the number that was set last, by any thread, when it uses torch for the first time. So it has to
+    use torch before its own number is set: set alone, it is forgotten at the first operation.
+    """
+    torch.get_num_threads()
+    torch.set_num_threads(cores)
+
+
 def compute_alone() -> None:
-    """Let this thread and threads that compute from now on use one core. Existing pools stay."""
-    torch.set_num_threads(1)
+    """Let this thread and threads that are new to torch use one core. Existing pools stay."""
+    compute_with(1)

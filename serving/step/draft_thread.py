@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import torch
 
+from distillspec.serving.base.threads import compute_with
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -29,7 +31,7 @@ class DraftThread:
         """Yield each item with its result, in order, while the thread works on those behind."""
         if self._executor is None:
             self._executor = ThreadPoolExecutor(
-                1, thread_name_prefix="drafts", initializer=torch.set_num_threads, initargs=(self._own,)
+                1, thread_name_prefix="drafts", initializer=compute_with, initargs=(self._own,)
             )
         torch.set_num_threads(self.cores - self._own)
         waiting = [self._executor.submit(_inferring, work, item) for item in items]

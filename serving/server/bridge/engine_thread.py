@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from distillspec.serving.base.threads import compute_with
 from distillspec.serving.engine import Engine
 from distillspec.serving.step.output import StepOutput
 
@@ -65,7 +66,7 @@ class EngineThread:
         return self._thread.is_alive()
 
     def _run(self) -> None:
-        torch.set_num_threads(self._cores)
+        compute_with(self._cores)
         failures = 0
         while not self._stopping:
             if not self.engine.has_work:

@@ -63,6 +63,26 @@ def test_who_computes_alone_leaves_the_others_their_cores() -> None:
     assert torch.get_num_threads() == 2
 
 
+def test_who_computes_alone_stays_alone_whatever_others_set_before_its_first_operation() -> None:
+    """The log's writer waits for text. The engine's thread takes all cores meanwhile."""
+    limited, others = threading.Event(), threading.Event()
+    seen: list[set[int]] = []
+
+    def beside() -> None:
+        compute_alone()
+        limited.set()
+        others.wait(60)
+        seen.append(pool_of_this_thread())
+
+    thread = threading.Thread(target=beside)
+    thread.start()
+    assert limited.wait(60)
+    torch.set_num_threads(2)
+    others.set()
+    thread.join(60)
+    assert seen == [set()]
+
+
 def test_the_thread_that_steps_has_all_cores_whoever_computes_alone(make_engine: MakeEngine) -> None:
     engine = make_engine()
     seen: list[int] = []
