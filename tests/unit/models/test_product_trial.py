@@ -87,6 +87,23 @@ def test_the_trial_takes_the_first_weights(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(product_trial.sample(weights)) == 1
 
 
+@pytest.mark.parametrize(("seconds", "tried"), [(0.0, 1), (1e9, 3)])
+def test_slow_products_are_tried_on_fewer_weights(monkeypatch: pytest.MonkeyPatch, seconds: float, tried: int) -> None:
+    """Such as those of a type that the CPU emulates: a trial of all would keep the server from starting."""
+    plain: list[torch.Tensor] = []
+    multiply = product_trial.linear
+
+    def counted(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        plain.append(weight)
+        return multiply(x, weight)
+
+    monkeypatch.setattr(product_trial, "linear", counted)
+    monkeypatch.setattr(product_trial, "ROUND_S", seconds)
+    monkeypatch.setattr(product_trial, "KINDS", (OneDnnProduct,))
+    product_trial.ranked(torch.float32, WEIGHTS * 3, TOKENS)
+    assert len(plain) == len(TOKENS) * tried * (1 + product_trial.ROUNDS)
+
+
 def test_a_cpu_without_the_instructions_keeps_plain_products(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
