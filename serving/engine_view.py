@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from distillspec.errors import ConfigError
+from distillspec.models.features import states_of_text
 from distillspec.serving.control.base import LengthController, StepResult
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.runner import ModelRunner
@@ -121,7 +122,7 @@ class EngineView:
             ConfigError: the engine keeps none, or the sequence holds no slot.
         """
         sequence, cache = self.sequences.unfinished[sequence_id], self.runner.cache
-        states = None if sequence.slot is None else cache.text_states(sequence.slot, sequence.computed)
+        states = None if sequence.slot is None else states_of_text(cache, sequence.slot, sequence.computed)
         if states is None:
             raise ConfigError(
                 f"no features of {sequence_id}: it needs feature_ids=[…], and a step that read its prompt"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from distillspec.errors import ConfigError
 from distillspec.generation.decoder import SlotDecoder
-from distillspec.models.features import FeatureTap
+from distillspec.models.features import FeatureTap, states_of_text
 from distillspec.models.few_tokens import FewTokens
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.memory import slots_that_fit
@@ -184,7 +184,7 @@ class SlotGenerator:
 
     def _states(self, cache: SlotCache, slot: int, count: int) -> RecordedStates | None:
         """Return the states of the first `count` tokens of a slot: all that the writer has read."""
-        states = cache.text_states(slot, count)
+        states = states_of_text(cache, slot, count)
         return None if states is None else self.states.record(states)
 
     def _check_lengths(self, requests: Sequence[GenerationRequest], max_len: int) -> None:

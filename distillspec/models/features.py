@@ -18,6 +18,7 @@ from distillspec.errors import ConfigError
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.packed_attention import reading_packed
 from distillspec.models.slot_attention import passed_view
+from distillspec.models.slot_cache import SlotCache
 
 
 class FeatureTap:
@@ -46,6 +47,11 @@ class FeatureTap:
             torch.ops.distillspec.keep_states(states, place, list(self.ids))
         elif (view := named.get("slot_view")) is not None:
             _keep(view, states, place, self.ids)
+
+
+def states_of_text(cache: SlotCache, slot: int, count: int) -> Tensor | None:
+    """Return the states of the first `count` tokens of a slot, `[count, F]` as in `FeatureTap`. None: none are kept."""
+    return None if cache.features is None else cache.text(cache.features, slot, count)[0]
 
 
 def read_states(model: LanguageModel, input_ids: Tensor, position_ids: Tensor, ids: Sequence[int]) -> Tensor:

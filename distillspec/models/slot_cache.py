@@ -129,10 +129,6 @@ class SlotCache:
         """Return the first `count` places of a slot in one of the tensors, `[heads, count, …]`."""
         return held[slot, :, :count]
 
-    def text_states(self, slot: int, count: int) -> Tensor | None:
-        """Return `features` of the first `count` places of a slot, `[count, F]`. None: none are kept."""
-        return None if self.features is None else self.text(self.features, slot, count)[0]
-
     def tensors(self) -> Iterator[Tensor]:
         """Yield all that is held by slot and place, `[slots, heads, places, …]` each."""
         for layer in self.layers.values():

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from distillspec.models.features import states_of_text
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.base.acceptance import RowResult, Trial, trials_of, tried_versions, version_in_use
 from distillspec.serving.base.outputs import delta, token_logprobs
@@ -47,7 +48,7 @@ class Emission:
         None: the cache keeps none, or not of all.
         """
         count = len(self.sequence.tokens) - 1
-        return self.cache.text_states(self.sequence.held_slot, count) if self.sequence.computed >= count else None
+        return states_of_text(self.cache, self.sequence.held_slot, count) if self.sequence.computed >= count else None
 
 
 class Observer(Protocol):
