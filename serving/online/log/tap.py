@@ -166,8 +166,7 @@ class ReplayTap:
 
     def _states(self, emission: Emission) -> RecordedStates | None:
         """Return the target's states of an answer that has ended."""
-        states = None if self._precision is None else emission.states()
-        if states is None or self._precision is None:
+        if self._precision is None or (states := emission.states()) is None:
             return None
         return StateRequest(emission.cache.state_ids, self._precision).record(states)
 

@@ -61,7 +61,7 @@ class Memory:
         order = [known.get(id(p)) for group in optimizer.param_groups for p in group["params"]]
         renewed = {place for place, name in enumerate(order) if name in names}
         states = {
-            place: {key: _moved(rows, value) if place in renewed else value for key, value in state.items()}
+            place: {key: _moments_of(rows, value) if place in renewed else value for key, value in state.items()}
             for place, state in self.optimizer["state"].items()
         }
         weights = {
@@ -71,8 +71,8 @@ class Memory:
         return Memory(self.steps, {**self.optimizer, "state": states}, weights)
 
 
-def _moved(rows: HeadRows, moments: Tensor) -> Tensor:
-    """Move the rows of moments. Adam's number of steps has none."""
+def _moments_of(rows: HeadRows, moments: Tensor) -> Tensor:
+    """Return moments with their rows in the new order, zero for new ones. Adam's number of steps has no rows."""
     return moments if moments.dim() == 0 else rows.moved(moments, moments.new_zeros(len(rows), *moments.shape[1:]))
 
 
