@@ -1,4 +1,4 @@
-"""Steps of a draft loop on CPUs, all in one call of C++ (`draft_steps.h`)."""
+"""A draft loop on CPUs, in one call of C++ (`draft_steps.h`): it reads what is new of the texts, and chooses tokens."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from distillspec.models.few_rows import FewRows, Ints
 from distillspec.models.few_tokens import FewTokens
 from distillspec.models.language_model import LanguageModel
 from distillspec.models.slot_cache import SlotCache
@@ -17,11 +18,11 @@ from distillspec.native.vector_kernel import numbers, vector_kernel
 
 
 class Chance(NamedTuple):
-    """Numbers that draws of N rows follow, over S steps with at most W siblings.
+    """Numbers that draws of R rows follow, over S steps with at most W siblings.
 
-    temperatures: `[N]` float32, above 0 where a row draws.
-    greedy: `[N]` bool, None if no row is.
-    uniforms: `[N, S, W]` float64 in [0, 1).
+    temperatures: `[R]` float32, above 0 where a row draws.
+    greedy: `[R]` bool, None if no row is.
+    uniforms: `[R, S, W]` float64 in [0, 1).
     """
 
     temperatures: Tensor
@@ -29,16 +30,39 @@ class Chance(NamedTuple):
     uniforms: Tensor
 
 
+class StatesBefore(NamedTuple):
+    """The target's states of the token before each of N.
+
+    addresses: `[N]` int64, 0 where there is none.
+    columns: where each state that the draft reads begins among those that the target keeps of a token.
+    """
+
+    addresses: Ints
+    columns: Sequence[int]
+
+
+class Unread(NamedTuple):
+    """What a draft has not read of R texts: N tokens, those of a row up to its newest one.
+
+    tokens: `[N]` int64.
+    before: for drafts that read states.
+    """
+
+    tokens: Ints
+    rows: FewRows
+    before: StatesBefore | None
+
+
 class Stepped(NamedTuple):
     """Chosen tokens."""
 
-    ids: Tensor  # [N, Σ widths] int64, absolute, −1 where there is no further one
-    finite: Tensor  # [N, S] bool: False where logits were NaN, or left nothing
-    probs: Tensor | None  # [N, S, width] float32 that tokens were drawn from, None without `Chance`
+    ids: Tensor  # [R, Σ widths] int64, absolute, −1 where there is no further one
+    finite: Tensor  # [R, S] bool: False where logits were NaN, or left nothing
+    probs: Tensor | None  # [R, S, width] float32 that tokens were drawn from, None without `Chance`
 
 
 class DraftSteps:
-    """Draft steps of one model: read the newest token, and choose the next one and its siblings."""
+    """The loop of one model."""
 
     def __init__(self, model: LanguageModel, few: FewTokens) -> None:
         self.model, self.few = model, few
@@ -47,67 +71,68 @@ class DraftSteps:
         self._norm = norm.weight.detach().float().contiguous()  # type: ignore[union-attr, operator]
         kernel, head = vector_kernel(), model.head.weight.detach()
         self._head, self._padded = kernel.packed(head, few.kind.weights), kernel.rows(len(head))
-        way = None if model.state_input is None else model.state_input.way
-        self._joined = way == JOINED
-        self._projection = None
-        if way == ADDED:
-            projection = model.state_input.projection  # type: ignore[union-attr]
-            self._projection = kernel.packed(projection.weight.detach(), few.kind.weights)  # type: ignore[union-attr]
+        joins = model.state_input
+        parts = (None, None) if joins is None else (joins.fc, joins.projection)
+        self._fusion, self._projection = (
+            None if part is None else kernel.packed(part.weight.detach(), few.kind.weights)  # type: ignore[operator]
+            for part in parts
+        )
         self._ids = None if model.kept_ids is None else model.kept_ids.long().contiguous()
 
     @staticmethod
     def of(model: LanguageModel, few: FewTokens | None) -> DraftSteps | None:
-        """Return the steps of a model whose layers the kernel runs, None where it is not made for the rest."""
-        way = None if model.state_input is None else model.state_input.way
+        """Return the loop of a model whose layers the kernel runs, None where it is not made for the rest."""
+        if few is None or (model.state_input is not None and not _reads(model)):
+            return None
         head, embeddings = model.head, model.model.get_input_embeddings()
         plain = head.bias is None and head.scale == 1.0 and head.softcap is None and type(embeddings) is nn.Embedding
-        return DraftSteps(model, few) if few is not None and plain and way in (None, JOINED, ADDED) else None
+        return DraftSteps(model, few) if plain else None
 
-    def run(
-        self,
-        cache: SlotCache,
-        slots: Tensor,
-        ends: Tensor,
-        newest: Tensor,
-        carried: Tensor,
-        widths: Sequence[int],
-        chance: Chance | None,
-    ) -> Stepped:
-        """Draft on behind the newest tokens.
+    def run(self, cache: SlotCache, unread: Unread, widths: Sequence[int], chance: Chance | None) -> Stepped:
+        """Read what is new, and draft on behind the newest tokens.
+
+        Tokens behind the context's end are written to the cache's spare place.
 
         Args:
-            slots: `[N]` int64.
-            ends: `[N]` int64, the places of the newest tokens. Rows at the context's end write to the spare place.
-            newest: `[N]` int64, absolute.
-            carried: `[N, D]` the draft's states behind the tokens before.
+            cache: the draft's own.
             widths: tokens to choose in each step.
             chance: None if all rows are greedy.
         """
-        rows, steps, width = len(newest), len(widths), self.model.width
-        states, tokens = carried.clone(), newest.clone()
+        rows, steps, width = len(unread.rows.rows), len(widths), self.model.width
         ids = torch.empty(rows, sum(widths), dtype=torch.int64)
         finite = torch.empty(rows, steps, dtype=torch.bool)
         probs = None if chance is None else torch.empty(rows, steps, width)
         greedy = None if chance is None or chance.greedy is None else chance.greedy.contiguous()
-        drawn = (None, None) if chance is None else (chance.temperatures, chance.uniforms.contiguous())
-        temperatures, uniforms = drawn
-        places, held = ends.contiguous(), slots.contiguous()
-        levels = numbers(widths)
-        embeddings = self.model.model.get_input_embeddings().weight
-        layers, count, shared = self.few.over(cache)
-        most = 0 if uniforms is None else uniforms.shape[-1]
+        temperatures, uniforms = (None, None) if chance is None else (chance.temperatures, chance.uniforms.contiguous())
+        levels, columns = numbers(widths), numbers([] if unread.before is None else unread.before.columns)
         given = numbers(
             [
-                *(rows, steps, most, sum(widths), held.data_ptr(), places.data_ptr(), cache.max_len),
-                *(addressof(levels), embeddings.data_ptr(), _at(self._projection), int(self._joined)),
+                *(steps, 0 if uniforms is None else uniforms.shape[-1], sum(widths), cache.max_len, addressof(levels)),
+                *self._entry(addressof(columns), len(columns)),
                 *(self._norm.data_ptr(), self._head.data_ptr(), width, self._padded, _at(self._ids)),
-                *(_at(temperatures), _at(greedy), _at(uniforms), states.data_ptr(), tokens.data_ptr()),
+                *(_at(temperatures), _at(greedy), _at(uniforms), unread.tokens.ctypes.data),
+                0 if unread.before is None else unread.before.addresses.ctypes.data,
                 *(ids.data_ptr(), finite.data_ptr(), _at(probs)),
             ]
         )
-        eps, scale, threads = self.few.eps, self.few.scale, torch.get_num_threads()
-        vector_kernel().steps[self.few.kind](layers, count, shared, given, eps, EPS, scale, threads)
+        texts, few = numbers(unread.rows.numbers), self.few
+        call = vector_kernel().steps[few.kind]
+        call(*few.over(cache), texts, given, few.eps, EPS, few.scale, torch.get_num_threads())
         return Stepped(ids, finite, probs)
+
+    def _entry(self, columns: int, kept: int) -> list[int]:
+        """Return `Entry` of `draft_input.h`."""
+        embeddings = self.model.model.get_input_embeddings().weight.data_ptr()
+        joins = self.model.state_input
+        width = 0 if joins is None else joins.target_width
+        return [embeddings, _at(self._fusion), _at(self._projection), kept, width, columns]
+
+
+def _reads(model: LanguageModel) -> bool:
+    """Return True if the kernel can bring in the states that a draft reads."""
+    joins = model.state_input
+    assert joins is not None
+    return joins.way in (JOINED, ADDED) and joins.target_width % vector_kernel().lanes == 0
 
 
 def _at(held: Tensor | None) -> int:

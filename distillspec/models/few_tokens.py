@@ -9,15 +9,13 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel, LlamaRMSNorm
 
 from distillspec.models.eagle import PROJECTIONS, EagleDecoder, EagleLayer
-from distillspec.models.few_queries import row_numbers
-from distillspec.models.flat_view import FlatView, RowGroup
+from distillspec.models.few_rows import FewRows
+from distillspec.models.flat_view import FlatView
 from distillspec.models.language_model import LanguageModel, attention_heads
 from distillspec.models.memory import free_bytes
 from distillspec.models.packed_linear import SHARE, SMALLEST
@@ -72,22 +70,22 @@ class FewTokens:
 
     def takes(self, view: FlatView) -> bool:
         """Return True if a pass has few tokens, over a cache of slots."""
-        few = len(view.places) <= self.most and type(view.cache) is SlotCache
-        return few and all(group.view.places.shape[1] <= MOST_NEW for group in view.groups)
+        return self.takes_rows(view.cache, [group.view.places.shape[1] for group in view.groups], len(view.places))
+
+    def takes_rows(self, cache: SlotCache, counts: Sequence[int], tokens: int | None = None) -> bool:
+        """Return True for rows of so many tokens, `tokens` in all (their sum, where it is None)."""
+        few = (sum(counts) if tokens is None else tokens) <= self.most and max(counts) <= MOST_NEW
+        return few and type(cache) is SlotCache
 
     def hidden(self, view: FlatView, tokens: Tensor, fed: Tensor | None = None) -> Tensor:
         """Return what `FlatView.hidden` does, `[N, D]`. For the arguments see there."""
         read = self._input(tokens, fed)
         out = read.new_empty(len(read), self._sizes[0])
-        row, nodes = _rows(view)
-        places = [part.contiguous() for part in (view.slots, view.places, view.positions)]
-        batch = numbers(
-            [len(read), len(row), *(part.data_ptr() for part in places), nodes.ctypes.data, row.ctypes.data]
-        )
+        rows = FewRows.of(view)
         columns = numbers(self._columns(view.cache))
         vector_kernel().layers[self.kind](
             *self.over(view.cache),
-            batch,
+            numbers(rows.numbers),
             numbers([*self._kept(view.cache, out), ctypes.addressof(columns)]),
             read.data_ptr(),
             read.shape[1],
@@ -167,43 +165,6 @@ def _packed_layer(layer: Any, kind: Kind) -> _PackedLayer:
     norms = (layer.input_layernorm, getattr(layer, "hidden_norm", None), layer.post_attention_layernorm)
     scales = tuple(None if own is None else own.weight.detach().float().contiguous() for own in norms)
     return _PackedLayer(tuple(kernel.packed(weight.detach(), kind.weights) for weight in weights), scales)
-
-
-def _rows(view: FlatView) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
-    """Return each row's first token, tokens, slot, first new place and end `[R, 5]`, and what each token sees `[N]`."""
-    rows, nodes, first = [], [], 0
-    for group in view.groups:
-        own, seen = _of_one(group) if group.view.places.shape[1] == 1 else _of_some(group)
-        own[:, 0] += first
-        first += group.count
-        rows.append(own)
-        nodes.append(seen)
-    if len(rows) == 1:
-        return rows[0], nodes[0]
-    return numpy.concatenate(rows), numpy.concatenate(nodes)
-
-
-def _of_one(group: RowGroup) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
-    """Rows of one token each."""
-    places = group.view.places.numpy()[:, 0]
-    rows = numpy.empty((len(places), 5), dtype=numpy.int64)
-    rows[:, 0] = numpy.arange(len(places))
-    rows[:, 1] = 1
-    rows[:, 2] = group.view.slots.numpy()
-    rows[:, 3] = places
-    rows[:, 4] = places + (places < group.view.cache.max_len)
-    return rows, numpy.ones(len(places), dtype=numpy.int64)
-
-
-def _of_some(group: RowGroup) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
-    """Rows of several tokens, the shorter ones padded."""
-    found = row_numbers(group.view, None)
-    width = group.view.places.shape[1]
-    counts = found[:, 2] - found[:, 1] if group.queries is not None else numpy.full(len(found), width)
-    starts = counts.cumsum() - counts
-    rows = numpy.stack([starts, counts, *found[:, :3].T], 1)
-    real = numpy.arange(width) < counts[:, None]
-    return rows, found[:, 3 + width :][real]
 
 
 def _most_tokens(dtype: torch.dtype) -> int:

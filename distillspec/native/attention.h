@@ -12,7 +12,7 @@ namespace {
 
 constexpr int ROWS = 4;             // queries that share each load of a key or value
 constexpr int KEYS = LANES / ROWS;  // keys of a tile: its scores fill one vector
-constexpr int BLOCK = 64;           // keys whose scores are known before their values are read
+constexpr int SPAN = 64;           // keys whose scores are known before their values are read
 constexpr int COLUMNS = LANES / 4;  // vectors of a value whose sums stay in registers
 constexpr float LOWEST = -1e30f;    // score of a key that is not seen
 
@@ -35,7 +35,7 @@ struct Head {
     // Read keys start ... start + size - 1, of which those from `base` on are new tokens.
     void read(int start, int size, int base) {
         for (int row = 0; row < count; row += ROWS) {
-            alignas(64) float weights[ROWS][BLOCK];
+            alignas(64) float weights[ROWS][SPAN];
             for (int j = 0; j < size; j += KEYS) {
                 const int some = std::min(KEYS, size - j);
                 alignas(64) float tile[ROWS][KEYS];
@@ -45,7 +45,7 @@ struct Head {
             const int rows = std::min(ROWS, count - row);
             for (int r = 0; r < ROWS; ++r) {
                 float* own = weights[r];
-                std::fill(own + size, own + BLOCK, LOWEST);
+                std::fill(own + size, own + SPAN, LOWEST);
                 if (r < rows) {
                     hide(own, row + r, start, size, base);
                     soften(own, row + r);
@@ -88,7 +88,7 @@ struct Head {
 
     // Two keys' values are multiplied at once. Interleaving them leaves columns 0-3, 8-11, … in one vector of sums.
     template <int W>
-    void mix_pairs(const uint16_t (*weights)[BLOCK], int start, int size, int row, int rows, int column) {
+    void mix_pairs(const uint16_t (*weights)[SPAN], int start, int size, int row, int rows, int column) {
         Vec sums[ROWS][2 * W] = {};
         for (int j = 0; j < size; j += 2) {
             const uint16_t* value = (const uint16_t*)values + (start + j) * stride + column;
@@ -112,11 +112,11 @@ struct Head {
             }
     }
 
-    void mix_pairs(const float (*weights)[BLOCK], int start, int size, int row, int rows) {
-        alignas(64) uint16_t halves[ROWS][BLOCK];
+    void mix_pairs(const float (*weights)[SPAN], int start, int size, int row, int rows) {
+        alignas(64) uint16_t halves[ROWS][SPAN];
         for (int r = 0; r < ROWS; ++r) {
-            for (int j = 0; j < BLOCK; j += LANES) store(load(weights[r] + j), halves[r] + j);
-            if (size < BLOCK) halves[r][size] = 0;
+            for (int j = 0; j < SPAN; j += LANES) store(load(weights[r] + j), halves[r] + j);
+            if (size < SPAN) halves[r][size] = 0;
         }
         for (int c = 0; c < dim; c += 2 * WIDTH)
             if (c + WIDTH < dim) mix_pairs<2>(halves, start, size, row, rows, c);
@@ -124,7 +124,7 @@ struct Head {
     }
 #else
     Vec score_pairs(int, int, int) { return Vec{}; }
-    void mix_pairs(const float (*)[BLOCK], int, int, int, int) {}
+    void mix_pairs(const float (*)[SPAN], int, int, int, int) {}
 #endif
 
     // Return the scores `[ROWS, KEYS]` of queries from `row` on with keys from `key` on, of which `size` exist.
@@ -151,7 +151,7 @@ struct Head {
     // Turn scores into weights relative to the largest score so far, and what was summed before to the same.
     void soften(float* scores, int row) {
         Vec top = load(scores), all = load(total + row * LANES);
-        for (int j = LANES; j < BLOCK; j += LANES) {
+        for (int j = LANES; j < SPAN; j += LANES) {
             const Vec x = load(scores + j);
             top = x > top ? x : top;
         }
@@ -162,7 +162,7 @@ struct Head {
             all *= shrink;
             for (float* own = sum + row * dim; own < sum + (row + 1) * dim; own += LANES) store(load(own) * shrink, own);
         }
-        for (int j = 0; j < BLOCK; j += LANES) {
+        for (int j = 0; j < SPAN; j += LANES) {
             Vec e = exponential(load(scores + j) - most[row]);
             if (by_pairs()) e = rounded(e, keys);
             store(e, scores + j);
@@ -172,7 +172,7 @@ struct Head {
     }
 
     template <int W>
-    void mix(const float (*weights)[BLOCK], int start, int size, int row, int rows, int column) {
+    void mix(const float (*weights)[SPAN], int start, int size, int row, int rows, int column) {
         Vec sums[ROWS][W] = {};
         for (int j = 0; j < size; ++j) {
             Vec v[W];
@@ -207,8 +207,8 @@ void attend_some(const T* keys, const T* values, int64_t place, int64_t base, in
     }
     Head<T> part{keys,   values, place, int(dim),    int(count),   scaled, sum,
                  most,   total,  seen.data(), given.data(), scale};
-    for (; start < end; start += BLOCK)
-        part.read(int(start), int(std::min<int64_t>(BLOCK, end - start)), int(base));
+    for (; start < end; start += SPAN)
+        part.read(int(start), int(std::min<int64_t>(SPAN, end - start)), int(base));
     for (int64_t r = 0; r < count; ++r) {
         Out* own = out(r);
         const Vec all = all_of(sum_of(load(total + r * LANES)));

@@ -48,6 +48,39 @@ struct Kept {
     bool has(float logit, int64_t id) const { return logit > edge || (logit == edge && id <= cut); }
 };
 
+// Return the largest number of a row, NaN where it has one. `id`: the lowest that has it, 0 with NaN.
+template <typename T>
+float peak_of(const T* x, int64_t width, int64_t& id) {
+    float peak = -std::numeric_limits<float>::infinity();
+    bool sound = true;
+    id = 0;
+    for (int64_t first = 0; first < width; first += BLOCK) {
+        const int64_t end = std::min(first + BLOCK, width);
+        Vec top = all_of(-std::numeric_limits<float>::infinity());
+        Ints wrong = {};
+        int64_t c = first;
+        for (; c + LANES <= end; c += LANES) {
+            const Vec some = load(x + c);
+            wrong |= some != some;
+            top = some > top ? some : top;
+        }
+        float most = largest(top);
+        for (int i = 0; i < LANES; ++i) sound &= wrong[i] == 0;
+        for (; c < end; ++c) {
+            most = std::max(most, number(x + c));
+            sound &= number(x + c) == number(x + c);
+        }
+        if (most > peak) {
+            peak = most;
+            id = first;
+        }
+    }
+    while (sound && id + 1 < width && number(x + id) != peak) ++id;
+    if (sound) return peak;
+    id = 0;
+    return std::numeric_limits<float>::quiet_NaN();
+}
+
 // Return Σ e^((logit − peak) / temperature) of a row. `to`: where the terms are kept, null for nowhere.
 template <typename T>
 double weigh(const Rows<T>& rows, int64_t row, double temperature, float* to) {

@@ -5,7 +5,7 @@
 namespace {
 
 template <typename T, typename From>
-void keep(const States& states, int64_t after, const From* hidden, const Model& m, const Batch& batch) {
+void keep_states(const States& states, int64_t after, const From* hidden, const Model& m, const Batch& batch) {
     if (!states.held || states.columns[after] < 0) return;
 #pragma omp for schedule(static)
     for (int64_t t = 0; t < batch.tokens; ++t) {
@@ -23,11 +23,11 @@ void run(const Layer* layers, int64_t count, const Model& m, const Batch& batch,
     const float* hidden = own.hidden.data();
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        keep<T>(states, 0, input, m, batch);
+        keep_states<T>(states, 0, input, m, batch);
         for (int64_t i = 0; i < count; ++i) {
             if (i == 0) run_layer<T, W>(layers[i], m, batch, input, in, eps, scale, space);
             else run_layer<T, W>(layers[i], m, batch, hidden, m.width, eps, scale, space);
-            keep<T>(states, i + 1, hidden, m, batch);
+            keep_states<T>(states, i + 1, hidden, m, batch);
         }
 #pragma omp for schedule(static)
         for (int64_t t = 0; t < batch.tokens; ++t)
@@ -75,11 +75,11 @@ EXPORTED(layers_bfloat16_of_bfloat16, uint16_t, uint16_t)
 PRODUCT(product_float32, float)
 PRODUCT(product_bfloat16, uint16_t)
 
-#define STEPS(name, type, weight)                                                                                           \
-    extern "C" void name(const void* layers, int64_t count, const void* model, const void* steps, float eps,        \
-                         float state_eps, float scale, int threads) {                                               \
-        run_steps<type, weight>((const Layer*)layers, count, *(const Model*)model, *(const Steps*)steps, eps, state_eps,    \
-                        scale, threads);                                                                            \
+#define STEPS(name, type, weight)                                                                                     \
+    extern "C" void name(const void* layers, int64_t count, const void* model, const void* text, const void* steps,   \
+                         float eps, float state_eps, float scale, int threads) {                                      \
+        run_steps<type, weight>((const Layer*)layers, count, *(const Model*)model, *(const Batch*)text,               \
+                                *(const Steps*)steps, eps, state_eps, scale, threads);                                \
     }
 
 STEPS(steps_float16_of_float32, float, Half)

@@ -85,7 +85,7 @@ def vector_kernel() -> VectorKernel:
     arguments: dict[str, list[Any]] = {
         "layers": [pointer, number, *[pointer] * 4, number, pointer, real, real, ctypes.c_int],
         "products": [pointer, number, number, pointer, number, pointer, ctypes.c_int],
-        "steps": [pointer, number, pointer, pointer, real, real, real, ctypes.c_int],
+        "steps": [pointer, number, *[pointer] * 3, real, real, real, ctypes.c_int],
     }
     for name, functions in (("layers", layers.values()), ("products", products.values()), ("steps", steps.values())):
         for function in functions:

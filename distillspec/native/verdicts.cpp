@@ -336,39 +336,12 @@ void judge(const Asked<T>& asked, int threads) {
     }
 }
 
-// The largest number of each row, NaN where a row has one, and the lowest id that has it.
+// See `peak_of`.
 template <typename T>
 void survey(const T* logits, int64_t rows, int64_t stride, int64_t width, float* peaks, int64_t* ids, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
     for (int64_t row = 0; row < rows; ++row) {
-        const T* x = logits + row * stride;
-        float peak = -std::numeric_limits<float>::infinity();
-        int64_t best = 0;
-        bool sound = true;
-        for (int64_t first = 0; first < width; first += BLOCK) {
-            const int64_t end = std::min(first + BLOCK, width);
-            Vec top = all_of(-std::numeric_limits<float>::infinity());
-            Ints wrong = {};
-            int64_t c = first;
-            for (; c + LANES <= end; c += LANES) {
-                const Vec some = load(x + c);
-                wrong |= some != some;
-                top = some > top ? some : top;
-            }
-            float most = largest(top);
-            for (int i = 0; i < LANES; ++i) sound &= wrong[i] == 0;
-            for (; c < end; ++c) {
-                most = std::max(most, number(x + c));
-                sound &= number(x + c) == number(x + c);
-            }
-            if (most > peak) {
-                peak = most;
-                best = first;
-            }
-        }
-        while (best + 1 < width && number(x + best) != peak) ++best;
-        peaks[row] = sound ? peak : std::numeric_limits<float>::quiet_NaN();
-        ids[row] = sound ? best : 0;
+        peaks[row] = peak_of(logits + row * stride, width, ids[row]);
     }
 }
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import numpy
 from torch import Tensor
 from torch.nn.functional import linear
 
 from distillspec.models import LanguageModel
+from distillspec.models.draft_steps import StatesBefore, Unread
+from distillspec.models.few_rows import FewRows
 from distillspec.models.few_tokens import FewTokens
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
@@ -50,6 +53,21 @@ class ModelRunner:
     def prepare(self, rows: Sequence[RowInput], count: int = 1) -> FlatBatch:
         """Return the input of one pass over `rows`, on the device. `count`: positions that it drafts, where it can."""
         return FlatBatch.of(self.cache, rows, self.model.device)
+
+    @property
+    def hands_states(self) -> bool:
+        """True if `unread` can tell where the states are that the model reads."""
+        return True
+
+    def unread(self, rows: Sequence[RowInput]) -> Unread:
+        """Return chains on the CPU as a draft loop in one call reads them."""
+        tokens = numpy.array([token for row in rows for token in row.tokens], dtype=numpy.int64)
+        shape = FewRows.chains(*zip(*((row.slot, row.start, len(row.tokens)) for row in rows), strict=True))
+        return Unread(tokens, shape, self.states_before(shape))
+
+    def states_before(self, rows: FewRows) -> StatesBefore | None:
+        """Return where the states are that the model reads beside these tokens, None if it reads tokens alone."""
+        return None
 
     def hidden(self, batch: FlatBatch) -> Tensor:
         """Run one pass. Return last states `[N, D]` (`LanguageModel.last_states`), valid until the next call."""

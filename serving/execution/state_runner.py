@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy
 import torch
 from torch import Tensor
 
 from distillspec.models import LanguageModel
+from distillspec.models.draft_steps import StatesBefore
+from distillspec.models.few_rows import FewRows
 from distillspec.models.slot_cache import SlotCache
+from distillspec.models.state_input import StateInput
 from distillspec.serving.execution.flat_batch import FlatBatch
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.runner import ModelRunner
@@ -44,27 +48,52 @@ class StateRunner(ModelRunner):
         self.passes += 1
         return self._timed(batch, carried, position)
 
+    @property
+    def hands_states(self) -> bool:
+        return self._features().dtype == self.model.dtype
+
+    def states_before(self, rows: FewRows) -> StatesBefore:
+        features, width = self._features(), self._input.target_width
+        before = (torch.from_numpy(rows.slots), torch.from_numpy(rows.places - 1).clamp(min=0))
+        held, places = (part.numpy() for part in self.source.located(*before))
+        offsets = held * features.stride(0) + places * features.stride(2)
+        addresses = numpy.where(rows.places > 0, features.data_ptr() + offsets * features.itemsize, 0)
+        return StatesBefore(addresses, self._starts(width))
+
+    @property
+    def _input(self) -> StateInput:
+        assert self.model.state_input is not None
+        return self.model.state_input
+
+    def _features(self) -> Tensor:
+        """Return the target's states. They are there before it has read anything: a recorded loop keeps their address."""
+        if (held := self.source.features) is not None:
+            return held  # finding the model's head for the next line takes as long as a small product
+        return self.source.kept_states(self.model.head.weight, self._input.target_width)
+
     def _before(self, batch: FlatBatch) -> Tensor:
         """Return the fused states `[N, D]` of the tokens before each, zero at the start of a text."""
-        assert self.model.state_input is not None
         places, slots = batch.view.places, batch.view.slots
-        width = self.model.state_input.target_width
-        # They are there before the target has read anything: a recorded loop keeps their address.
-        features = self.source.kept_states(self.model.head.weight, width)
+        features, width = self._features(), self._input.target_width
         rows, before = self.source.located(slots, (places - 1).clamp(min=0))
         states = features[rows, 0, before]
         if (columns := self._own_columns(width)) is not None:
             states = states.index_select(-1, columns)
-        fused = self.model.state_input.fuse(states)
+        fused = self._input.fuse(states)
         # No product with a mask: what a slot held before may be NaN, and NaN times 0 is NaN.
         return torch.where((places > 0)[:, None], fused, 0)
 
     def _own_columns(self, width: int) -> Tensor | None:
         """Return where the draft's states are among those that the target keeps, None if they are the same."""
-        kept, own = self.source.state_ids, self.model.state_ids
-        if kept == own:
+        kept = self.source.state_ids
+        if kept == self.model.state_ids:
             return None
         if self._columns[0] != kept:
-            first = torch.tensor([kept.index(state) * width for state in own], device=self.model.device)
+            first = torch.tensor(self._starts(width), device=self.model.device)
             self._columns = kept, (first[:, None] + torch.arange(width, device=self.model.device)).flatten()
         return self._columns[1]
+
+    def _starts(self, width: int) -> list[int]:
+        """Return where each state that the draft reads begins among those that the target keeps."""
+        kept = self.source.state_ids
+        return [kept.index(state) * width for state in self.model.state_ids]

@@ -60,6 +60,10 @@ class DraftLoop:
         Args:
             widths: tokens of each level. The chain goes on behind the first of them.
         """
+        if (steps := self._in_one_call(rows, draws)) is not None:
+            self.runner.passes += len(widths)
+            found = steps.run(self.runner.cache, self.runner.unread(rows), widths, _chance(draws))
+            return Drafts(found.ids, _so_far(found.finite), found.probs)
         count = len(widths)
         batch = self.runner.prepare(rows, count)
         reach = self.runner.cache.reach(max(row.end for row in rows) + count)
@@ -115,14 +119,6 @@ class DraftLoop:
             newest = ids[-1][:, 0]
             if choice.probs is not None:
                 probs.append(choice.probs)
-            if step == 0 and count > 1 and (steps := self._in_one_call(batch, draws)) is not None:
-                slots = batch.view.slots[batch.wanted]
-                rest = steps.run(batch.view.cache, slots, ends, newest, carried, widths[1:], _chance(draws))
-                self.runner.passes += count - 1
-                ids.append(rest.ids)
-                finite += rest.finite.unbind(1)
-                probs += [] if rest.probs is None else rest.probs.unbind(1)
-                break
             if step + 1 < count and not self.runner.one_pass:
                 # Rows near the context's end write to the spare place, and their excess tokens are cut off afterwards.
                 at = batch.view.following((ends + step).clamp(max=max_len), reach)
@@ -130,23 +126,30 @@ class DraftLoop:
                 carried = self.runner.follow(following, carried, step + 1, recording=recording)
         return Drafts(
             torch.cat(ids, 1),
-            torch.stack(finite, 1).long().cumprod(1).bool(),
+            _so_far(torch.stack(finite, 1)),
             torch.stack(probs, 1) if probs else None,
             predicted,
         )
 
-    def _in_one_call(self, batch: FlatBatch, draws: Draws) -> DraftSteps | None:
-        """Return the steps behind the first in one call, None where pass by pass is needed."""
+    def _in_one_call(self, rows: Sequence[RowInput], draws: Draws) -> DraftSteps | None:
+        """Return the loop in one call, None where pass by pass is needed."""
         steps = None if self.runner.prepared is None or self.runner.one_pass else self.runner.prepared.steps
         plain = draws.filters is None and draws.keys is None and draws.added is None and draws.repetition is None
-        return steps if plain and type(batch.view.cache) is SlotCache else None
+        if steps is None or not plain or not steps.few.takes_rows(self.runner.cache, [len(row.tokens) for row in rows]):
+            return None
+        return steps if self.runner.hands_states else None
+
+
+def _so_far(finite: Tensor) -> Tensor:
+    """Return `[B, count]` bool: False from the first False of a row on."""
+    return finite.long().cumprod(1).bool()
 
 
 def _chance(draws: Draws) -> Chance | None:
-    """Return what the steps behind the first are drawn by."""
+    """Return what a loop in one call draws by."""
     if draws.temperatures is None or draws.uniforms is None:
         return None
-    return Chance(draws.temperatures, draws.greedy, draws.uniforms[:, 1:])
+    return Chance(draws.temperatures, draws.greedy, draws.uniforms)
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy
 import pytest
 import torch
 from torch import nn
 
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft
-from distillspec.models.draft_steps import DraftSteps
+from distillspec.models.draft_steps import DraftSteps, Unread
 from distillspec.models.few_queries import why_not
+from distillspec.models.few_rows import FewRows
 from distillspec.models.few_tokens import FewTokens
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.decoding.drafting import Draws
@@ -120,8 +122,7 @@ def test_nan_is_told_and_stays_in_its_row() -> None:
     few = FewTokens.of(draft, exact=False)
     steps = DraftSteps.of(draft, few)
     assert steps is not None
-    carried = torch.zeros(2, 128)
-    args = (torch.tensor([0, 1]), torch.tensor([0, 0]), torch.tensor([5, 7]), carried, (1, 1), None)
+    args = Unread(numpy.array([5, 7]), FewRows.chains([0, 1], [0, 0], [1, 1]), None), (1, 1), None
     wanted = steps.run(SlotCache(2, 24), *args)
     with torch.no_grad():
         draft.model.get_input_embeddings().weight[7] = torch.nan

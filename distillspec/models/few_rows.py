@@ -1,0 +1,83 @@
+"""Rows of a pass over few tokens, as numbers that the kernel reads (`Batch` of `layers.h`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy
+from numpy.typing import NDArray
+
+from distillspec.models.few_queries import row_numbers
+from distillspec.models.flat_view import FlatView, RowGroup
+
+Ints = NDArray[numpy.int64]
+
+
+class FewRows(NamedTuple):
+    """N tokens of R rows, one row after another.
+
+    Attributes:
+        slots: `[N]`, of the cache.
+        places: `[N]`, where each token is written.
+        positions: `[N]`, for rotary angles.
+        nodes: `[N]`, bit i: the token sees new token i of its row.
+        rows: `[R, 5]`: first token, tokens, slot, first new place, end.
+    """
+
+    slots: Ints
+    places: Ints
+    positions: Ints
+    nodes: Ints
+    rows: Ints
+
+    @staticmethod
+    def of(view: FlatView) -> FewRows:
+        """Return the rows of a view of a cache on the CPU."""
+        rows, nodes, first = [], [], 0
+        for group in view.groups:
+            own, seen = _of_one(group) if group.view.places.shape[1] == 1 else _of_some(group)
+            own[:, 0] += first
+            first += group.count
+            rows.append(own)
+            nodes.append(seen)
+        slots, places, positions = (part.contiguous().numpy() for part in (view.slots, view.places, view.positions))
+        return FewRows(slots, places, positions, numpy.concatenate(nodes), numpy.concatenate(rows))
+
+    @staticmethod
+    def chains(slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> FewRows:
+        """Return rows that go on behind the first `starts` tokens of their slots, by so many tokens each."""
+        held, begin, many = (numpy.array(part, dtype=numpy.int64) for part in (slots, starts, counts))
+        first = many.cumsum() - many
+        steps = numpy.arange(many.sum()) - first.repeat(many)
+        places = begin.repeat(many) + steps
+        rows = numpy.stack([first, many, held, begin, begin + many], 1)
+        return FewRows(held.repeat(many), places, places, (2 << steps) - 1, rows)
+
+    @property
+    def numbers(self) -> list[int]:
+        """N, R, and the addresses of all parts. They are those of this object: keep it while they are read."""
+        return [len(self.slots), len(self.rows), *(part.ctypes.data for part in self)]
+
+
+def _of_one(group: RowGroup) -> tuple[Ints, Ints]:
+    """Rows of one token each."""
+    places = group.view.places.numpy()[:, 0]
+    rows = numpy.empty((len(places), 5), dtype=numpy.int64)
+    rows[:, 0] = numpy.arange(len(places))
+    rows[:, 1] = 1
+    rows[:, 2] = group.view.slots.numpy()
+    rows[:, 3] = places
+    rows[:, 4] = places + (places < group.view.cache.max_len)
+    return rows, numpy.ones(len(places), dtype=numpy.int64)
+
+
+def _of_some(group: RowGroup) -> tuple[Ints, Ints]:
+    """Rows of several tokens, the shorter ones padded."""
+    found = row_numbers(group.view, None)
+    width = group.view.places.shape[1]
+    counts = found[:, 2] - found[:, 1] if group.queries is not None else numpy.full(len(found), width)
+    starts = counts.cumsum() - counts
+    rows = numpy.stack([starts, counts, *found[:, :3].T], 1)
+    real = numpy.arange(width) < counts[:, None]
+    return rows, found[:, 3 + width :][real]
