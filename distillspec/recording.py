@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from distillspec.native.signal_kernel import signal_kernel_for
 from distillspec.sampling import draw_each
 from distillspec.signals import SignalRequest, TeacherSignal
 
@@ -66,12 +67,15 @@ def top_signal(logits: Tensor, entries: int, uniforms: Tensor | None = None) -> 
         uniforms: `[n, m]` in [0, 1), on the logits' device: draws m tokens from the others.
     """
     k = min(entries, logits.shape[-1])
-    values, ids = top_of_blocks(logits, k)
-    total = torch.logsumexp(logits.float(), -1, keepdim=True)
-    logprobs = (values.float() - total).to(torch.float16)
+    if (kernel := signal_kernel_for(logits)) is not None:
+        ids, exact, _ = kernel.top(logits, k)
+    else:
+        values, ids = top_of_blocks(logits, k)
+        exact = values.float() - torch.logsumexp(logits.float(), -1, keepdim=True)
+    logprobs = exact.to(torch.float16)
     # From the rounded values, so that the parts still sum to one.
     tail = (1.0 - logprobs.float().exp().sum(-1)).clamp_min(0.0)
-    drawn = draw_from_tail(logits, ids, uniforms)
+    drawn = draw_from_tail(logits, ids.long(), uniforms)
     return TopSignal(ids.to(torch.int32), logprobs, tail, *drawn)
 
 

@@ -100,6 +100,21 @@ inline Vec exponential(Vec x) {
     return x < SMALLEST ? Vec{} : e * (Vec)((whole + 127) << 23);
 }
 
+// log x of normal numbers x > 0, with an error of 2e-7 of the result or of 1.
+inline Vec logarithm(Vec x) {
+    const Ints bits = (Ints)x;
+    Vec whole = __builtin_convertvector((bits >> 23) - 127, Vec);
+    Vec part = (Vec)((bits & 0x7FFFFF) | 0x3F800000);  // in [1, 2)
+    const Ints large = part > 1.41421356f;
+    part = large ? part * 0.5f : part;
+    whole = large ? whole + 1.0f : whole;
+    const Vec t = (part - 1.0f) / (part + 1.0f), square = t * t;  // log = 2 artanh t, |t| <= 0.172
+    Vec series = 0.142857143f + square * 0.111111111f;
+    series = 0.2f + square * series;
+    series = 0.333333333f + square * series;
+    return whole * 0.693147180559945309f + 2.0f * t * (1.0f + square * series);
+}
+
 inline float exponential(float x) { return exponential(all_of(x))[0]; }
 
 inline float largest(Vec x) {

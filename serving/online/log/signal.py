@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -9,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from distillspec.recording import TopSignal
-from distillspec.serving.base.transfer import to_device, to_host
+from distillspec.native.signal_kernel import Position, signal_kernel_for
+from distillspec.recording import TopSignal, top_signal
+from distillspec.serving.base.transfer import rows_of, to_device, to_host
 from distillspec.serving.base.tree import DraftProbs
 
 
@@ -57,6 +59,41 @@ def _numbers(content: Tensor, kind: torch.dtype) -> Tensor:
     """View bytes `[r, b]` as numbers `[r, b / size]`, on a copy, since parts of a row are not aligned."""
     flat = content.clone(memory_format=torch.contiguous_format).flatten()
     return flat.view(kind).view(len(content), content.shape[1] // kind.itemsize)
+
+
+def record(
+    logits: Tensor,
+    rows: Sequence[int],
+    tokens: Sequence[int],
+    temperatures: Sequence[float | None],
+    drafted: Sequence[LoggedDraft],
+    entries: int,
+) -> Packed:
+    """Record n emitted tokens on the host: on CPUs in one call of C++, else in one read from the device.
+
+    Args:
+        logits: `[N, V]` raw.
+        rows: of the logits, one a token.
+        tokens: emitted.
+        temperatures: of each token, None for text that judges no draft.
+        drafted: at the same positions.
+        entries: most probable tokens to keep.
+    """
+    count, kernel = min(entries, logits.shape[-1]), signal_kernel_for(logits)
+    if kernel is not None and all(d.drawn_from is None or d.drawn_from.probs.dtype == torch.float32 for d in drafted):
+        heat = [math.nan if own is None else own for own in temperatures]
+        positions = [_position(*each) for each in zip(rows, tokens, heat, drafted, strict=True)]
+        return Packed(kernel.record(logits, count, positions), count)
+    chosen = rows_of(logits, rows)
+    signal = top_signal(chosen, count)
+    return pack(signal, policy_figures(chosen, signal, tokens, temperatures), drafted)
+
+
+def _position(row: int, token: int, heat: float, draft: LoggedDraft) -> Position:
+    table = draft.drawn_from
+    if table is None or draft.token < 0:
+        return Position(row, token, heat, draft.token)
+    return Position(row, token, heat, draft.token, table.probs, draft.row, table.kept_ids)
 
 
 def pack(signal: TopSignal, of_policy: Tensor, drafted: Sequence[LoggedDraft]) -> Packed:

@@ -17,12 +17,10 @@ from torch import Tensor
 
 from distillspec.config import ReplayConfig
 from distillspec.config.engine import EXACT
-from distillspec.recording import top_signal
 from distillspec.serving.base.requests import CompletionOutput, Request, RequestOutput
-from distillspec.serving.base.transfer import rows_of
 from distillspec.serving.online.log.outcomes import drafted_at
 from distillspec.serving.online.log.records import LoggedAnswer, share_of
-from distillspec.serving.online.log.signal import LoggedDraft, Packed, pack, policy_figures, read
+from distillspec.serving.online.log.signal import LoggedDraft, Packed, read, record
 from distillspec.serving.online.log.tenant_cap import TenantCap
 from distillspec.serving.step.commit import Emission
 from distillspec.signals import TeacherSignal
@@ -147,9 +145,7 @@ class ReplayTap:
         drafted = [drafted_at(emission, place) for emission, _ in logged for place in range(len(emission.rows))]
         tokens = [token for emission, _ in logged for token in emission.sequence.tokens[-len(emission.rows) :]]
         heat = [self._temperature(answer.request) for emission, answer in logged for _ in emission.rows]
-        chosen = rows_of(logits, rows)
-        signal = top_signal(chosen, self.config.entries)
-        packed = pack(signal, policy_figures(chosen, signal, tokens, heat), drafted)
+        packed = record(logits, rows, tokens, heat, drafted, self.config.entries)
         first = 0
         for emission, answer in logged:
             last = first + len(emission.rows)

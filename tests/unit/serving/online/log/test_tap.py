@@ -116,7 +116,7 @@ def test_who_opts_out_leaves_nothing(draft: LanguageModel, make_engine: MakeEngi
     assert tap.tracked == 0
 
 
-@pytest.mark.parametrize("moment", ["pack", "read"])
+@pytest.mark.parametrize("moment", ["record", "read"])
 def test_a_tenant_deleted_in_the_middle_of_a_step_leaves_nothing(
     draft: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -176,7 +176,7 @@ def test_an_error_in_the_tap_costs_no_request(
     draft: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tap, logged = tapped()
-    monkeypatch.setattr(tap_module, "pack", lambda *_: 1 / 0)
+    monkeypatch.setattr(tap_module, "record", lambda *_: 1 / 0)
     engine = make_engine(draft)
     engine.observer = tap
     outputs = engine.generate(prompts(2), PARAMS)
