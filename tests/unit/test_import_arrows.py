@@ -89,7 +89,7 @@ SERVING_ARROWS: dict[str, set[str]] = {
         "serving.bench",
     },
     "online.state": {"config", "models"},
-    "online.log": {"config", "recording", "data", "serving.base", "serving.step", "serving.online.state"},
+    "online.log": {"config", "native", "recording", "data", "serving.base", "serving.step", "serving.online.state"},
     "online.pool": {"config", "serving.selection", "serving.online.state", "serving.online.log"},
     "online.judging": {
         "evaluation",
@@ -159,7 +159,7 @@ ARROWS: dict[str, set[str]] = {
     "config": set(),
     "sampling": set(),
     "rejection_sampling": set(),
-    "recording": {"sampling"},
+    "recording": {"native", "sampling"},
     "provenance": set(),
     "losses": {"config", "sampling"},
     "native": set(),
