@@ -42,7 +42,7 @@ class StatesBefore(NamedTuple):
 
 
 class Unread(NamedTuple):
-    """What a draft has not read of R texts: N tokens, those of a row up to its newest one.
+    """N tokens of R texts that a draft has not read, those of a row up to its newest one.
 
     tokens: `[N]` int64.
     before: for drafts that read states.

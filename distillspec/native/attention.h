@@ -38,6 +38,7 @@ struct Head {
             alignas(64) float weights[ROWS][SPAN];
             for (int j = 0; j < size; j += KEYS) {
                 const int some = std::min(KEYS, size - j);
+                if (row == 0 && !by_pairs()) fetch(values, start + j);
                 alignas(64) float tile[ROWS][KEYS];
                 store(by_pairs() ? score_pairs(row, start + j, some) : score(row, start + j, some), tile[0]);
                 for (int r = 0; r < ROWS; ++r) std::memcpy(weights[r] + j, tile[r], sizeof tile[r]);
@@ -61,6 +62,12 @@ struct Head {
                 else for (int i = 0; i < vectors; ++i) mix<1>(weights, start, size, row, rows, c + i * LANES);
             }
         }
+    }
+
+    // Ask memory for KEYS keys or values, which are read soon.
+    void fetch(const T* held, int key) const {
+        for (int j = 0; j < KEYS; ++j)
+            for (int c = 0; c < dim; c += LINE / int(sizeof(T))) __builtin_prefetch(held + (key + j) * stride + c);
     }
 
     // Products of bfloat16 are computed in pairs where heads fill whole vectors of them.
@@ -130,12 +137,20 @@ struct Head {
     // Return the scores `[ROWS, KEYS]` of queries from `row` on with keys from `key` on, of which `size` exist.
     Vec score(int row, int key, int size) {
         Vec parts[LANES] = {};
+        const float* q[ROWS];
+        const T* k[KEYS];
+        for (int r = 0; r < ROWS; ++r) q[r] = queries + std::min(row + r, count - 1) * dim;
+        for (int j = 0; j < KEYS; ++j) k[j] = keys + (key + std::min(j, size - 1)) * stride;
+#pragma GCC unroll 1
         for (int c = 0; c < dim; c += LANES) {
-            Vec q[ROWS];
-            for (int r = 0; r < ROWS; ++r) q[r] = load(queries + std::min(row + r, count - 1) * dim + c);
-            for (int j = 0; j < KEYS; ++j) {
-                const Vec k = load(keys + (key + std::min(j, size - 1)) * stride + c);
-                for (int r = 0; r < ROWS; ++r) parts[r * KEYS + j] += q[r] * k;
+            Vec held[KEYS];
+#pragma GCC unroll 8
+            for (int j = 0; j < KEYS; ++j) held[j] = load(k[j] + c);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; ++r) {
+                const Vec own = load(q[r] + c);
+#pragma GCC unroll 8
+                for (int j = 0; j < KEYS; ++j) parts[r * KEYS + j] += own * held[j];
             }
         }
         return sums<LANES>(parts);
@@ -174,11 +189,19 @@ struct Head {
     template <int W>
     void mix(const float (*weights)[SPAN], int start, int size, int row, int rows, int column) {
         Vec sums[ROWS][W] = {};
-        for (int j = 0; j < size; ++j) {
+        const T* value = values + start * stride + column;
+#pragma GCC unroll 1
+        for (int j = 0; j < size; ++j, value += stride) {
+            if (row == 0 && j % KEYS == 0 && column == 0) fetch(keys, start + SPAN + j);
             Vec v[W];
-            for (int i = 0; i < W; ++i) v[i] = load(values + (start + j) * stride + column + i * LANES);
-            for (int r = 0; r < ROWS; ++r)
-                for (int i = 0; i < W; ++i) sums[r][i] += weights[r][j] * v[i];
+#pragma GCC unroll 8
+            for (int i = 0; i < W; ++i) v[i] = load(value + i * LANES);
+#pragma GCC unroll 8
+            for (int r = 0; r < ROWS; ++r) {
+                const Vec weight = all_of(weights[r][j]);
+#pragma GCC unroll 8
+                for (int i = 0; i < W; ++i) sums[r][i] += weight * v[i];
+            }
         }
         for (int r = 0; r < rows; ++r)
             for (int i = 0; i < W; ++i) {

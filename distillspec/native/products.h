@@ -7,6 +7,8 @@
 
 #pragma once
 
+#include <omp.h>
+
 #include <algorithm>
 #include <type_traits>
 
@@ -24,12 +26,13 @@ constexpr bool UNITS = true;
 constexpr bool UNITS = false;
 #endif
 
-// Blocks of LANES outputs that are computed together, and the most tokens that one read of them serves. Sums stay in
-// registers: AVX-512 has 32 of them, others hold 16 vectors.
-constexpr int LINE = 64;  // bytes that a cache reads at once
+// Tokens that one read of weights serves, and blocks of LANES outputs that are computed together: so many that their sums
+// fill the registers, of which AVX-512 has 32, others 16. Fewer tokens take more blocks: a sum must wait for the one before.
 constexpr bool MANY = LANES == 16;
-constexpr int PAIR = 2, MOST = MANY ? 8 : 6;
-constexpr int BLOCKS = 4, FEW = MANY ? 4 : 2;
+constexpr int MOST = MANY ? 8 : 6, PAIR = 2;
+constexpr int SOME = 4, THREE = 3;
+constexpr int FEW = MANY ? 4 : 2, FOUR = 4;
+constexpr int CHUNK = 4, LONG = 12;  // blocks that stay in the cache while all tokens are multiplied with them
 
 template <typename T>
 constexpr bool BY_PAIRS = UNITS && sizeof(T) == 2;
@@ -120,14 +123,20 @@ template <typename W, typename X, typename Use>
 void product(const W* held, int64_t out, int64_t in, const X* x, int64_t tokens, Use use) {
     const Packed<W> weight{held, out, in};
     const int64_t blocks = out / LANES;
-    const int64_t parts = (tokens + MOST - 1) / MOST, most = (tokens + parts - 1) / parts;  // even parts of the tokens
+    const int64_t parts = (tokens + MOST - 1) / MOST, even = (tokens + parts - 1) / parts;
+    // With 16 registers the first part waits for memory, so that it takes as many tokens as it can.
+    const int64_t most = MANY ? even : MOST;
+    const bool few_threads = blocks >= 3 * LONG * omp_get_num_threads();
+    const int64_t chunk = !MANY && few_threads ? LONG : CHUNK;
 #pragma omp for schedule(static)
-    for (int64_t block = 0; block < blocks; block += BLOCKS)
+    for (int64_t block = 0; block < blocks; block += chunk)
         for (int64_t first = 0; first < tokens; first += most) {
-            const int64_t count = std::min(most, tokens - first), end = std::min(block + BLOCKS, blocks);
+            const int64_t count = std::min(most, tokens - first), end = std::min(block + chunk, blocks);
             int64_t b = block;
             if (count <= FEW)
-                for (; b + BLOCKS <= end; b += BLOCKS) some_blocks<BLOCKS, FEW>(weight, b, x, first, count, use);
+                for (; b + FOUR <= end; b += FOUR) some_blocks<FOUR, FEW>(weight, b, x, first, count, use);
+            else if (count <= SOME && chunk == LONG)
+                for (; b + THREE <= end; b += THREE) some_blocks<THREE, SOME>(weight, b, x, first, count, use);
             for (; b + PAIR <= end; b += PAIR) some_blocks<PAIR, MOST>(weight, b, x, first, count, use);
             for (; b < end; ++b) some_blocks<1, MOST>(weight, b, x, first, count, use);
         }

@@ -17,6 +17,7 @@ constexpr int LANES = 16;
 #else
 constexpr int LANES = 8;
 #endif
+constexpr int LINE = 64;  // bytes that a cache reads at once
 constexpr float SMALLEST = -87.0f;  // e^x is 0 below
 
 typedef float Vec __attribute__((vector_size(4 * LANES)));
