@@ -50,7 +50,8 @@ class FewTokens:
         self.most = _most_tokens(model.dtype)
         self.eps, self.scale = float(config.rms_norm_eps), float(model.layers[0].self_attn.scaling)  # type: ignore[arg-type, union-attr]
         self._layers = [_packed_layer(layer, self.kind) for layer in model.layers]
-        self._final: Any = None if isinstance(decoder.norm, DeferredNorm) else decoder.norm
+        deferred = isinstance(decoder.norm, DeferredNorm)
+        self._final = None if deferred else decoder.norm.weight.detach().float().contiguous()  # type: ignore[union-attr, operator]
         self._bound: tuple[Tensor, Any, Any] | None = None
         self._angles: tuple[int, Tensor, Tensor] = (0, torch.empty(0), torch.empty(0))
 
@@ -79,23 +80,26 @@ class FewTokens:
 
     def hidden(self, view: FlatView, tokens: Tensor, fed: Tensor | None = None) -> Tensor:
         """Return what `FlatView.hidden` does, `[N, D]`. For the arguments see there."""
+        return self.hidden_of(view.cache, FewRows.of(view), tokens, fed)
+
+    def hidden_of(self, cache: SlotCache, rows: FewRows, tokens: Tensor, fed: Tensor | None = None) -> Tensor:
+        """Return the same for rows of a cache."""
         read = self._input(tokens, fed)
         out = read.new_empty(len(read), self._sizes[0])
-        rows = FewRows.of(view)
-        columns = numbers(self._columns(view.cache))
+        columns = numbers(self._columns(cache))
         vector_kernel().layers[self.kind](
-            *self.over(view.cache),
+            *self.over(cache),
             numbers(rows.numbers),
-            numbers([*self._kept(view.cache, out), ctypes.addressof(columns)]),
+            numbers([*self._kept(cache, out), ctypes.addressof(columns)]),
             read.data_ptr(),
             read.shape[1],
+            0 if self._final is None else self._final.data_ptr(),
             out.data_ptr(),
             self.eps,
             self.scale,
             torch.get_num_threads(),
         )
-        normed: Tensor = out if self._final is None else self._final(out)
-        return normed
+        return out
 
     def _input(self, tokens: Tensor, fed: Tensor | None) -> Tensor:
         """Return what the first layer reads `[N, D]`, or embeddings and states side by side `[N, 2 D]`."""

@@ -16,7 +16,7 @@ void keep_states(const States& states, int64_t after, const From* hidden, const 
 
 template <typename T, typename W>
 void run(const Layer* layers, int64_t count, const Model& m, const Batch& batch, const States& states, const T* input,
-         int64_t in, T* output, float eps, float scale, int threads) {
+         int64_t in, const float* final_norm, T* output, float eps, float scale, int threads) {
     static thread_local Space<T> own;
     own.fit(m, batch.tokens);
     Space<T>& space = own;
@@ -30,8 +30,12 @@ void run(const Layer* layers, int64_t count, const Model& m, const Batch& batch,
             keep_states<T>(states, i + 1, hidden, m, batch);
         }
 #pragma omp for schedule(static)
-        for (int64_t t = 0; t < batch.tokens; ++t)
-            for (int64_t c = 0; c < m.width; c += LANES) store(load(hidden + t * m.width + c), output + t * m.width + c);
+        for (int64_t t = 0; t < batch.tokens; ++t) {
+            const float* own = hidden + t * m.width;
+            T* to = output + t * m.width;
+            if (final_norm) norm(own, final_norm, m.width, eps, to);
+            else for (int64_t c = 0; c < m.width; c += LANES) store(load(own + c), to + c);
+        }
     }
 }
 
@@ -57,9 +61,10 @@ void multiply_all(const Weight<T>* weight, int64_t out, int64_t in, const T* x, 
 
 #define EXPORTED(name, type, weight)                                                                                          \
     extern "C" void name(const void* layers, int64_t count, const void* model, const void* batch, const void* states, \
-                         const void* input, int64_t in, void* output, float eps, float scale, int threads) {          \
-        run<type, weight>((const Layer*)layers, count, *(const Model*)model, *(const Batch*)batch, *(const States*)states,          \
-            (const type*)input, in, (type*)output, eps, scale, threads);                                              \
+                         const void* input, int64_t in, const void* final_norm, void* output, float eps, float scale, \
+                         int threads) {                                                                               \
+        run<type, weight>((const Layer*)layers, count, *(const Model*)model, *(const Batch*)batch, *(const States*)states, \
+            (const type*)input, in, (const float*)final_norm, (type*)output, eps, scale, threads);                    \
     }
 
 EXPORTED(layers_float16_of_float32, float, Half)

@@ -83,7 +83,7 @@ def vector_kernel() -> VectorKernel:
     products = {torch.float32: found.product_float32, torch.bfloat16: found.product_bfloat16}
     steps = {kind: found[f"steps_{kind.name}"] for kind in kinds}
     arguments: dict[str, list[Any]] = {
-        "layers": [pointer, number, *[pointer] * 4, number, pointer, real, real, ctypes.c_int],
+        "layers": [pointer, number, *[pointer] * 4, number, pointer, pointer, real, real, ctypes.c_int],
         "products": [pointer, number, number, pointer, number, pointer, ctypes.c_int],
         "steps": [pointer, number, *[pointer] * 3, real, real, real, ctypes.c_int],
     }

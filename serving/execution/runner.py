@@ -6,12 +6,13 @@ import time
 from collections.abc import Sequence
 
 import numpy
+import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
 from distillspec.models import LanguageModel
 from distillspec.models.draft_steps import StatesBefore, Unread
-from distillspec.models.few_rows import FewRows
+from distillspec.models.few_rows import FewRows, Ints
 from distillspec.models.few_tokens import FewTokens
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
@@ -46,6 +47,8 @@ class ModelRunner:
 
     def read(self, rows: Sequence[RowInput]) -> Tensor:
         """Read all rows, windows and prompts alike, in one pass. Return last states `[Σ wanted, D]`, row by row."""
+        if (few := self._few_of(rows)) is not None:
+            return self._read_few(few, rows)
         batch = self.prepare(rows)
         hidden = self.hidden(batch)
         return hidden if len(batch.wanted) == len(hidden) else hidden.index_select(0, batch.wanted)
@@ -61,9 +64,8 @@ class ModelRunner:
 
     def unread(self, rows: Sequence[RowInput]) -> Unread:
         """Return chains on the CPU as a draft loop in one call reads them."""
-        tokens = numpy.array([token for row in rows for token in row.tokens], dtype=numpy.int64)
-        shape = FewRows.chains(*zip(*((row.slot, row.start, len(row.tokens)) for row in rows), strict=True))
-        return Unread(tokens, shape, self.states_before(shape))
+        shape = _chains(rows)
+        return Unread(_tokens(rows), shape, self.states_before(shape))
 
     def states_before(self, rows: FewRows) -> StatesBefore | None:
         """Return where the states are that the model reads beside these tokens, None if it reads tokens alone."""
@@ -104,6 +106,23 @@ class ModelRunner:
         """Return the layers that are made for passes of few tokens, if this is one."""
         few = None if self.prepared is None else self.prepared.few
         return few if few is not None and few.takes(batch.view) else None
+
+    def _few_of(self, rows: Sequence[RowInput]) -> FewTokens | None:
+        """Return the same for rows that need no view of the cache: chains of a model that reads tokens alone."""
+        few = None if self.prepared is None or self.model.state_input is not None else self.prepared.few
+        if few is None or any(row.is_wide for row in rows):
+            return None
+        return few if few.takes_rows(self.cache, [len(row.tokens) for row in rows]) else None
+
+    def _read_few(self, few: FewTokens, rows: Sequence[RowInput]) -> Tensor:
+        self.passes += 1
+        shape = _chains(rows)
+        hidden = few.hidden_of(self.cache, shape, torch.from_numpy(_tokens(rows))[None])
+        if all(row.wanted == len(row.tokens) for row in rows):
+            return hidden
+        ends = shape.rows[:, 0] + shape.rows[:, 1]
+        wanted = [place for end, row in zip(ends.tolist(), rows, strict=True) for place in range(end - row.wanted, end)]
+        return hidden[wanted]
 
     def begin(self, batch: FlatBatch, count: int, *, recording: bool = False) -> Tensor:
         """Read the rows of a draft, for `count` drafted positions. Return what `follow` and `logits` carry on.
@@ -149,3 +168,11 @@ class ModelRunner:
         """Free the cache and recorded passes. Nothing can be read afterwards."""
         self.cache.release()
         self.graphs = None
+
+
+def _tokens(rows: Sequence[RowInput]) -> Ints:
+    return numpy.array([token for row in rows for token in row.tokens], dtype=numpy.int64)
+
+
+def _chains(rows: Sequence[RowInput]) -> FewRows:
+    return FewRows.chains(*zip(*((row.slot, row.start, len(row.tokens)) for row in rows), strict=True))
