@@ -66,7 +66,7 @@ class StateRunner(ModelRunner):
         return self.model.state_input
 
     def _features(self) -> Tensor:
-        """Return the target's states. They are there before it has read anything: a recorded loop keeps their address."""
+        """Return the target's states. They are there before it reads anything: a recorded loop keeps their address."""
         if (held := self.source.features) is not None:
             return held  # finding the model's head for the next line takes as long as a small product
         return self.source.kept_states(self.model.head.weight, self._input.target_width)

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from distillspec.models.draft_steps import Chance, DraftSteps
-from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.decoding.drafting import Draws, choose
 from distillspec.serving.decoding.logits import Columns
 from distillspec.serving.decoding.noise import hashed_ids
