@@ -26,12 +26,10 @@ constexpr bool UNITS = true;
 constexpr bool UNITS = false;
 #endif
 
-// Tokens that one read of weights serves, and blocks of LANES outputs that are computed together: so many that their sums
-// fill the registers, of which AVX-512 has 32, others 16. Fewer tokens take more blocks: a sum must wait for the one before.
+// The most tokens that one read of weights serves with 2, 3 and 4 blocks of LANES outputs computed together: so many that their
+// sums fill the registers, of which AVX-512 has 32, others 16. Fewer tokens take more blocks: a sum must wait for the one before.
 constexpr bool MANY = LANES == 16;
-constexpr int MOST = MANY ? 8 : 6, PAIR = 2;
-constexpr int SOME = 4, THREE = 3;
-constexpr int FEW = MANY ? 4 : 2, FOUR = 4;
+constexpr int WITH_TWO = MANY ? 8 : 6, WITH_THREE = 4, WITH_FOUR = MANY ? 4 : 2;
 constexpr int CHUNK = 4, LONG = 12;  // blocks that stay in the cache while all tokens are multiplied with them
 
 template <typename T>
@@ -123,9 +121,9 @@ template <typename W, typename X, typename Use>
 void product(const W* held, int64_t out, int64_t in, const X* x, int64_t tokens, Use use) {
     const Packed<W> weight{held, out, in};
     const int64_t blocks = out / LANES;
-    const int64_t parts = (tokens + MOST - 1) / MOST, even = (tokens + parts - 1) / parts;
+    const int64_t parts = (tokens + WITH_TWO - 1) / WITH_TWO, even = (tokens + parts - 1) / parts;
     // With 16 registers the first part waits for memory, so that it takes as many tokens as it can.
-    const int64_t most = MANY ? even : MOST;
+    const int64_t most = MANY ? even : WITH_TWO;
     const bool few_threads = blocks >= 3 * LONG * omp_get_num_threads();
     const int64_t chunk = !MANY && few_threads ? LONG : CHUNK;
 #pragma omp for schedule(static)
@@ -133,12 +131,12 @@ void product(const W* held, int64_t out, int64_t in, const X* x, int64_t tokens,
         for (int64_t first = 0; first < tokens; first += most) {
             const int64_t count = std::min(most, tokens - first), end = std::min(block + chunk, blocks);
             int64_t b = block;
-            if (count <= FEW)
-                for (; b + FOUR <= end; b += FOUR) some_blocks<FOUR, FEW>(weight, b, x, first, count, use);
-            else if (count <= SOME && chunk == LONG)
-                for (; b + THREE <= end; b += THREE) some_blocks<THREE, SOME>(weight, b, x, first, count, use);
-            for (; b + PAIR <= end; b += PAIR) some_blocks<PAIR, MOST>(weight, b, x, first, count, use);
-            for (; b < end; ++b) some_blocks<1, MOST>(weight, b, x, first, count, use);
+            if (count <= WITH_FOUR)
+                for (; b + 4 <= end; b += 4) some_blocks<4, WITH_FOUR>(weight, b, x, first, count, use);
+            else if (count <= WITH_THREE && chunk == LONG)
+                for (; b + 3 <= end; b += 3) some_blocks<3, WITH_THREE>(weight, b, x, first, count, use);
+            for (; b + 2 <= end; b += 2) some_blocks<2, WITH_TWO>(weight, b, x, first, count, use);
+            for (; b < end; ++b) some_blocks<1, WITH_TWO>(weight, b, x, first, count, use);
         }
 }
 
