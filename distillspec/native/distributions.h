@@ -204,6 +204,12 @@ double weight_of(const Rows<T>& rows, int64_t row, double temperature, const Kep
     return kept.has(logit, token) ? exponential((logit - rows.peaks[row]) * float(1 / temperature)) : 0;
 }
 
+// Return the column of a token. `ids`: the token of each column in ascending order, null: the same number.
+inline int64_t column_of(const int64_t* ids, int64_t width, int64_t token) {
+    if (!ids) return token;
+    return std::min<int64_t>(std::lower_bound(ids, ids + width, token) - ids, width - 1);
+}
+
 double mass_of(const float* p, int64_t width, double* blocks) {
     double all = 0;
     for (int64_t first = 0, block = 0; first < width; first += BLOCK, ++block) {

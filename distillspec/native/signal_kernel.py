@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from distillspec.native.library import SOURCES, NotBuilt, library
-from distillspec.native.vector_kernel import numbers
+from distillspec.native.vector_kernel import drawn_from, numbers
 
 
 class TopTokens(NamedTuple):
@@ -36,11 +36,7 @@ class Position(NamedTuple):
     @property
     def numbers(self) -> list[int]:
         """The position as the kernel reads it, without its temperature."""
-        table = [0, 0, 0]
-        if self.probs is not None:
-            address = self.probs.data_ptr() + self.probs_row * self.probs.stride(0) * self.probs.itemsize
-            table = [address, 0 if self.ids is None else self.ids.data_ptr(), self.probs.shape[1]]
-        return [self.row, self.token, self.drafted, *table]
+        return [self.row, self.token, self.drafted, *drawn_from(self.probs, self.probs_row, self.ids)]
 
 
 class SignalKernel(NamedTuple):

@@ -99,8 +99,7 @@ void draft_of(const Position& at, float* to) {
     to[0] = at.drafted < 0 ? std::numeric_limits<float>::quiet_NaN() : 1;
     to[1] = at.drafted < 0 ? to[0] : 0;
     if (at.drafted < 0 || !at.q) return;
-    const int64_t column = at.ids ? std::lower_bound(at.ids, at.ids + at.width, at.drafted) - at.ids : at.drafted;
-    to[0] = at.q[std::min(column, at.width - 1)];
+    to[0] = at.q[column_of(at.ids, at.width, at.drafted)];
     to[1] = entropy_of(at.q, at.width);
 }
 

@@ -102,3 +102,11 @@ def eight_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
 def numbers(values: Sequence[int]) -> Any:
     """Return numbers and addresses as C++ reads them."""
     return (ctypes.c_int64 * len(values))(*values)
+
+
+def drawn_from(probs: Tensor | None, row: int, ids: Tensor | None) -> tuple[int, int, int]:
+    """Return the addresses of a row of probabilities and of its ids, and its width. Zeros for none."""
+    if probs is None:
+        return 0, 0, 0
+    address = probs.data_ptr() + row * probs.stride(0) * probs.element_size()
+    return address, 0 if ids is None else ids.data_ptr(), probs.shape[1]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from distillspec.native.library import SOURCES, library
-from distillspec.native.vector_kernel import numbers
+from distillspec.native.vector_kernel import drawn_from, numbers
 from distillspec.types import SamplingPolicy
 
 COLDEST = 1e-30  # temperatures below it are it
@@ -115,7 +115,7 @@ def _flat(trees: Sequence[GivenTree]) -> tuple[list[int], list[int], list[int]]:
     for tree in trees:
         shapes += (tree.row, first, len(tree.tokens), group, len(tree.groups), tree.way)
         for parent, own, probs, row, ids in tree.groups:
-            groups += (parent, len(nodes), len(own), *_drawn_from(probs, row, ids))
+            groups += (parent, len(nodes), len(own), *drawn_from(probs, row, ids))
             nodes += own
         first, group = first + len(tree.tokens), group + len(tree.groups)
     return shapes, groups, nodes
@@ -126,14 +126,6 @@ def _policies(trees: Sequence[GivenTree]) -> Any:
     policies = [tree.policy for tree in trees]
     flat = [number for own in policies for number in (max(own.temperature, COLDEST), own.top_k, own.top_p, own.min_p)]
     return (ctypes.c_double * len(flat))(*flat)
-
-
-def _drawn_from(probs: Tensor | None, row: int, ids: Tensor | None) -> tuple[int, int, int]:
-    """Return the addresses of a row of probabilities and of its ids, and its width. Zeros for none."""
-    if probs is None:
-        return 0, 0, 0
-    address = probs.data_ptr() + row * probs.stride(0) * probs.element_size()
-    return address, 0 if ids is None else ids.data_ptr(), probs.shape[1]
 
 
 @cache

@@ -42,12 +42,6 @@ struct Sibling {
     double left, q;
 };
 
-int64_t column_of(const Group& group, int64_t token) {
-    if (!group.ids) return token;
-    const int64_t place = std::lower_bound(group.ids, group.ids + group.width, token) - group.ids;
-    return std::min(place, group.width - 1);
-}
-
 struct Space {
     std::vector<std::vector<float>> levels;  // a distribution for each node on a path
     std::vector<double> blocks;
@@ -93,7 +87,7 @@ struct Judge {
         std::vector<double> weights(1 + tree.nodes, 1.0);
         for (int64_t i = 0; i < tree.nodes; ++i) {
             const double at = weight_of(asked.rows, tree.row + i, policy.temperature, kept[i], tokens[i]) / kept[i].mass;
-            const double q = group(i).q[column_of(group(i), tokens[i])];
+            const double q = group(i).q[column_of(group(i).ids, group(i).width, tokens[i])];
             weights[i + 1] = std::min(1.0, weights[i] * at / std::max(q, SMALL));
         }
         int64_t taken = tree.nodes;
@@ -256,7 +250,7 @@ struct Judge {
     Sibling sibling(const Group& tried, int64_t k, const std::vector<int64_t>& gone) const {
         const int64_t child = asked.nodes[tried.first + k], token = tokens[child];
         if (!tried.q) return {child, token, 0, 1.0, 1.0};
-        const int64_t column = column_of(tried, token);
+        const int64_t column = column_of(tried.ids, tried.width, token);
         const double left = gone.empty() ? 1.0 : left_of(tried, gone);
         return {child, token, column, left, tried.q[column] / left};
     }
