@@ -20,40 +20,45 @@
 
 namespace {
 
-#if defined(__AVX512BF16__)
-constexpr bool UNITS = true;
-#else
-constexpr bool UNITS = false;
-#endif
-
-// The most tokens that one read of weights serves with 2, 3 and 4 blocks of LANES outputs computed together: so many that their
-// sums fill the registers, of which AVX-512 has 32, others 16. Fewer tokens take more blocks: a sum must wait for the one before.
+// Blocks of LANES outputs that are computed together, and the most tokens that one read of their weights serves: so many that
+// their sums fill the registers, of which AVX-512 has 32, others 16. Few tokens take more blocks: a sum must wait for the one
+// before. A chunk of blocks stays in the cache while all tokens are multiplied with it, and the next one is on its way.
 constexpr bool MANY = LANES == 16;
-constexpr int WITH_TWO = MANY ? 8 : 6, WITH_THREE = 4, WITH_FOUR = MANY ? 4 : 2;
-constexpr int CHUNK = 4, LONG = 12;  // blocks that stay in the cache while all tokens are multiplied with them
-
-template <typename T>
-constexpr bool BY_PAIRS = UNITS && sizeof(T) == 2;
+constexpr int BLOCKS = 2, TOKENS = MANY ? 8 : 6, CHUNK = MANY ? 2 : 6;
+constexpr int FEW_BLOCKS = MANY ? 4 : 3, FEW_TOKENS = MANY ? 2 : 4, FEW_CHUNK = MANY ? 4 : 6;
 
 template <typename T>
 using Number = std::conditional_t<BY_PAIRS<T>, uint16_t, float>;  // of activations
 
+template <typename W>
+constexpr int64_t LINE_OF = LINE / int64_t(sizeof(W));  // numbers of a line of the cache
+
 template <typename T>
 using Weight = std::conditional_t<sizeof(T) == 2, uint16_t, Half>;
 
+// Weights that are read soon, for the second cache: those of some blocks, from one of their lines on. Each line of the blocks
+// that are multiplied asks for `step` numbers of each.
+template <typename W>
+struct Ahead {
+    const W* from;
+    int64_t step;
+};
+
 // sums[b][t] += block b of a packed weight times token t. `x` has `in` numbers a token.
 template <int B, int N>
-inline void multiply(const uint16_t* weight, int64_t in, const uint16_t* x, Vec (&sums)[B][N]) {
+inline void multiply(const uint16_t* weight, int64_t in, const uint16_t* x, Ahead<uint16_t> ahead, Vec (&sums)[B][N]) {
 #if defined(__AVX512BF16__)
     for (int64_t k = 0; k < in; k += 2) {
         Pairs w[B];
 #pragma GCC unroll 8
-        for (int b = 0; b < B; ++b) w[b] = pairs(weight + b * in * LANES + k * LANES);
+        for (int b = 0; b < B; ++b) {
+            __builtin_prefetch(ahead.from + b * in * LANES, 0, 2);
+            w[b] = pairs(weight + b * in * LANES + k * LANES);
+        }
+        ahead.from += ahead.step;
 #pragma GCC unroll 8
         for (int t = 0; t < N; ++t) {
-            int32_t both;
-            std::memcpy(&both, x + t * in + k, sizeof both);
-            const Pairs xs = _mm512_set1_epi32(both);
+            const Pairs xs = all_of_pair(x + t * in + k);
 #pragma GCC unroll 8
             for (int b = 0; b < B; ++b) sums[b][t] = add_products(sums[b][t], xs, w[b]);
         }
@@ -62,12 +67,13 @@ inline void multiply(const uint16_t* weight, int64_t in, const uint16_t* x, Vec 
 }
 
 template <int B, int N, typename W>
-inline void multiply(const W* weight, int64_t in, const float* x, Vec (&sums)[B][N]) {
-    constexpr int64_t STEP = LINE / (LANES * sizeof(W));  // inputs in a line of the cache
-    for (int64_t start = 0; start < in; start += STEP) {
+inline void multiply(const W* weight, int64_t in, const float* x, Ahead<W> ahead, Vec (&sums)[B][N]) {
+    constexpr int64_t LINE_INPUTS = LINE_OF<W> / LANES;
+    for (int64_t start = 0; start < in; start += LINE_INPUTS) {
 #pragma GCC unroll 8
-        for (int b = 0; b < B; ++b) __builtin_prefetch(weight + (B + b) * in * LANES + start * LANES);  // the next blocks
-        const int64_t end = std::min(start + STEP, in);
+        for (int b = 0; b < B; ++b) __builtin_prefetch(ahead.from + b * in * LANES, 0, 2);
+        ahead.from += ahead.step;
+        const int64_t end = std::min(start + LINE_INPUTS, in);
 #pragma GCC unroll 1  // more of them do not fit the registers
         for (int64_t k = start; k < end; ++k) {
             Vec w[B];
@@ -95,13 +101,22 @@ struct Packed {
         if constexpr (sizeof(W) == 1) return sums * load((const float*)(held + out * in) + output);
         else return sums;
     }
+
+    // Of `parts` that each ask for a share of what follows `blocks` blocks behind block i, what part `part` asks for.
+    Ahead<W> ahead(int64_t i, int64_t blocks, int64_t part, int64_t parts) const {
+        const int64_t step = (LINE_OF<W> + parts - 1) / parts;
+        return {block(i + blocks) + part * step * (in * LANES / LINE_OF<W>), step};
+    }
 };
 
-// Call use(t, output, sums of LANES outputs from `output` on) for each token t and B blocks from `block` on.
+// Call use(t, output, sums of LANES outputs from `output` on) for `count` tokens from `first` on, at most N, and for B
+// blocks from `block` on.
 template <int B, int N, typename W, typename X, typename Use>
-void blocks_of(const Packed<W>& weight, int64_t block, const X* x, int64_t first, Use use) {
+void some_blocks(const Packed<W>& weight, int64_t block, const X* x, int64_t first, int64_t count, Ahead<W> ahead, Use use) {
+    if constexpr (N > 1)
+        if (count < N) return some_blocks<B, N - 1>(weight, block, x, first, count, ahead, use);
     Vec sums[B][N] = {};
-    multiply<B, N>(weight.block(block), weight.in, x + first * weight.in, sums);
+    multiply<B, N>(weight.block(block), weight.in, x + first * weight.in, ahead, sums);
     for (int t = 0; t < N; ++t)
         for (int b = 0; b < B; ++b) {
             const int64_t output = (block + b) * LANES;
@@ -109,35 +124,31 @@ void blocks_of(const Packed<W>& weight, int64_t block, const X* x, int64_t first
         }
 }
 
+// The product of tokens, in even parts of at most N, with the blocks of one thread, B together.
 template <int B, int N, typename W, typename X, typename Use>
-void some_blocks(const Packed<W>& weight, int64_t block, const X* x, int64_t first, int64_t count, Use use) {
-    if constexpr (N > 1)
-        if (count < N) return some_blocks<B, N - 1>(weight, block, x, first, count, use);
-    blocks_of<B, N>(weight, block, x, first, use);
+void own_blocks(const Packed<W>& weight, int64_t begin, int64_t end, int64_t chunk, const X* x, int64_t tokens, Use use) {
+    const int64_t parts = (tokens + N - 1) / N, most = (tokens + parts - 1) / parts;
+    for (int64_t start = begin; start < end; start += chunk)
+        for (int64_t part = 0; part < parts; ++part) {
+            const int64_t first = part * most, count = std::min(most, tokens - first), stop = std::min(start + chunk, end);
+            int64_t block = start;
+            for (; block + B <= stop; block += B)
+                some_blocks<B, N>(weight, block, x, first, count, weight.ahead(block, chunk, part, parts), use);
+            for (; block < stop; ++block)
+                some_blocks<1, N>(weight, block, x, first, count, weight.ahead(block, chunk, part, parts), use);
+        }
 }
 
 // The product of all tokens with a packed weight `[out, in]`, shared by the threads of a parallel region.
 template <typename W, typename X, typename Use>
 void product(const W* held, int64_t out, int64_t in, const X* x, int64_t tokens, Use use) {
     const Packed<W> weight{held, out, in};
-    const int64_t blocks = out / LANES;
-    const int64_t parts = (tokens + WITH_TWO - 1) / WITH_TWO, even = (tokens + parts - 1) / parts;
-    // With 16 registers the first part waits for memory, so that it takes as many tokens as it can.
-    const int64_t most = MANY ? even : WITH_TWO;
-    const bool few_threads = blocks >= 3 * LONG * omp_get_num_threads();
-    const int64_t chunk = !MANY && few_threads ? LONG : CHUNK;
-#pragma omp for schedule(static)
-    for (int64_t block = 0; block < blocks; block += chunk)
-        for (int64_t first = 0; first < tokens; first += most) {
-            const int64_t count = std::min(most, tokens - first), end = std::min(block + chunk, blocks);
-            int64_t b = block;
-            if (count <= WITH_FOUR)
-                for (; b + 4 <= end; b += 4) some_blocks<4, WITH_FOUR>(weight, b, x, first, count, use);
-            else if (count <= WITH_THREE && chunk == LONG)
-                for (; b + 3 <= end; b += 3) some_blocks<3, WITH_THREE>(weight, b, x, first, count, use);
-            for (; b + 2 <= end; b += 2) some_blocks<2, WITH_TWO>(weight, b, x, first, count, use);
-            for (; b < end; ++b) some_blocks<1, WITH_TWO>(weight, b, x, first, count, use);
-        }
+    const int64_t pairs = out / LANES / 2, threads = omp_get_num_threads(), thread = omp_get_thread_num();
+    const int64_t begin = 2 * (pairs * thread / threads);
+    const int64_t end = thread + 1 < threads ? 2 * (pairs * (thread + 1) / threads) : out / LANES;
+    if (tokens <= FEW_TOKENS) own_blocks<FEW_BLOCKS, FEW_TOKENS>(weight, begin, end, FEW_CHUNK, x, tokens, use);
+    else own_blocks<BLOCKS, TOKENS>(weight, begin, end, CHUNK, x, tokens, use);
+#pragma omp barrier
 }
 
 }  // namespace

@@ -25,6 +25,16 @@ typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
 typedef uint16_t Halves __attribute__((vector_size(2 * LANES)));
 
+#if defined(__AVX512BF16__)
+constexpr bool UNITS = true;
+#else
+constexpr bool UNITS = false;
+#endif
+
+// True for T = bfloat16 where the processor multiplies pairs of it.
+template <typename T>
+constexpr bool BY_PAIRS = UNITS && sizeof(T) == 2;
+
 inline Vec load(const float* from) {
     Vec x;
     std::memcpy(&x, from, sizeof x);
@@ -34,7 +44,11 @@ inline Vec load(const float* from) {
 inline Vec load(const uint16_t* from) {  // bfloat16: the upper half of a float32
     Halves x;
     std::memcpy(&x, from, sizeof x);
+#if defined(__AVX512F__)
+    return (Vec)((Words)_mm512_cvtepu16_epi32((__m256i)x) << 16);
+#else
     return (Vec)(__builtin_convertvector(x, Words) << 16);
+#endif
 }
 
 typedef _Float16 Half;
@@ -118,15 +132,17 @@ inline Vec logarithm(Vec x) {
 
 inline float exponential(float x) { return exponential(all_of(x))[0]; }
 
+// STEP: lanes as far apart are compared first.
+template <int STEP = LANES / 2>
 inline float largest(Vec x) {
-#pragma GCC unroll 4
-    for (int step = LANES / 2; step > 0; step /= 2) {
+    if constexpr (STEP == 0) {
+        return x[0];
+    } else {
         Ints other;
-        for (int i = 0; i < LANES; ++i) other[i] = i ^ step;
+        for (int i = 0; i < LANES; ++i) other[i] = i ^ STEP;
         const Vec y = __builtin_shuffle(x, other);
-        x = x > y ? x : y;
+        return largest<STEP / 2>(x > y ? x : y);
     }
-    return x[0];
 }
 
 inline float sum_of(Vec x) {
@@ -156,14 +172,16 @@ typedef __m512i Pairs;  // 32 of bfloat16
 
 inline Pairs pairs(const uint16_t* from) { return _mm512_loadu_si512(from); }
 
+inline Pairs all_of_pair(const uint16_t* from) {
+    int32_t both;
+    std::memcpy(&both, from, sizeof both);
+    return _mm512_set1_epi32(both);
+}
+
 // Add the products of both numbers of each pair. Sums are float32.
 inline Vec add_products(Vec sum, Pairs a, Pairs b) {
     return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 }
-
-constexpr Ints FIRST = {0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23};  // columns in order, see `mix_pairs`
-constexpr Ints SECOND = FIRST + 8;
-constexpr int WIDTH = 2 * LANES;
 #endif
 
 }  // namespace
