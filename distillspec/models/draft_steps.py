@@ -70,11 +70,11 @@ class DraftSteps:
         norm = final.norm if isinstance(final, DeferredNorm) else final
         self._norm = norm.weight.detach().float().contiguous()  # type: ignore[union-attr, operator]
         kernel, head = vector_kernel(), model.head.weight.detach()
-        self._head, self._padded = kernel.packed(head, few.kind.weights), kernel.rows(len(head))
+        self._head, self._padded = few.pages.keep(kernel.packed(head, few.kind.weights)), kernel.rows(len(head))
         joins = model.state_input
         parts = (None, None) if joins is None else (joins.fc, joins.projection)
         self._fusion, self._projection = (
-            None if part is None else kernel.packed(part.weight.detach(), few.kind.weights)  # type: ignore[operator]
+            None if part is None else few.pages.keep(kernel.packed(part.weight.detach(), few.kind.weights))  # type: ignore[operator]
             for part in parts
         )
         self._ids = None if model.kept_ids is None else model.kept_ids.long().contiguous()

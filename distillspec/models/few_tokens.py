@@ -17,6 +17,7 @@ from distillspec.models.eagle import PROJECTIONS, EagleDecoder, EagleLayer
 from distillspec.models.few_rows import FewRows
 from distillspec.models.flat_view import FlatView
 from distillspec.models.language_model import LanguageModel, attention_heads
+from distillspec.models.large_pages import LargePages
 from distillspec.models.memory import free_bytes
 from distillspec.models.packed_linear import SHARE, SMALLEST
 from distillspec.models.slot_cache import SlotCache
@@ -49,7 +50,8 @@ class FewTokens:
         self._like = torch.empty(1, heads.kv, 1, heads.dim, dtype=model.dtype)
         self.most = _most_tokens(model.dtype)
         self.eps, self.scale = float(config.rms_norm_eps), float(model.layers[0].self_attn.scaling)  # type: ignore[arg-type, union-attr]
-        self._layers = [_packed_layer(layer, self.kind) for layer in model.layers]
+        self.pages = LargePages()
+        self._layers = [_packed_layer(layer, self.kind, self.pages) for layer in model.layers]
         deferred = isinstance(decoder.norm, DeferredNorm)
         self._final = None if deferred else decoder.norm.weight.detach().float().contiguous()  # type: ignore[union-attr, operator]
         self._bound: tuple[Tensor, Any, Any] | None = None
@@ -159,7 +161,7 @@ class _PackedLayer(NamedTuple):
         return [0 if held is None else held.data_ptr() for held in (*self.weights, *self.norms)]
 
 
-def _packed_layer(layer: Any, kind: Kind) -> _PackedLayer:
+def _packed_layer(layer: Any, kind: Kind, pages: LargePages) -> _PackedLayer:
     attention, mlp, kernel = layer.self_attn, layer.mlp, vector_kernel()
     qkv = torch.cat([getattr(attention, name).weight for name in PROJECTIONS])
     # Blocks of both take turns, so that a thread computes both of an output.
@@ -168,7 +170,7 @@ def _packed_layer(layer: Any, kind: Kind) -> _PackedLayer:
     weights = (qkv, attention.o_proj.weight, gate_up, mlp.down_proj.weight)
     norms = (layer.input_layernorm, getattr(layer, "hidden_norm", None), layer.post_attention_layernorm)
     scales = tuple(None if own is None else own.weight.detach().float().contiguous() for own in norms)
-    return _PackedLayer(tuple(kernel.packed(weight.detach(), kind.weights) for weight in weights), scales)
+    return _PackedLayer(tuple(pages.keep(kernel.packed(weight.detach(), kind.weights)) for weight in weights), scales)
 
 
 def _most_tokens(dtype: torch.dtype) -> int:

@@ -11,6 +11,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from distillspec.models.large_pages import kept_alone
 from distillspec.native.library import NotBuilt
 from distillspec.native.vector_kernel import WEIGHTS, vector_kernel
 
@@ -150,7 +151,8 @@ class VectorProduct(SixteenBits):
             raise RuntimeError(f"weights of {weight.shape[1]} inputs are not made of pairs")
         self._scale = _scale(weight.detach()) if weight.dtype == torch.float32 else 1.0
         scaled = weight.detach() * self._scale if self._scale != 1.0 else weight.detach()
-        self._packed, self._rows = self._kernel.packed(scaled, WEIGHTS[weight.dtype]), self._kernel.rows(len(weight))
+        self._packed = kept_alone(self._kernel.packed(scaled, WEIGHTS[weight.dtype]))
+        self._rows = self._kernel.rows(len(weight))
         self._multiply = self._kernel.products[weight.dtype]
 
     def multiply(self, x: Tensor, bias: Tensor | None) -> Tensor:
