@@ -38,12 +38,12 @@ class FewTokens:
     it. Weights must not change while this exists.
 
     Args:
-        eight: weights have 8 bits where the model is in float32. Else they have 16.
+        eight: weights are codes of at most 8 bits (`VectorKernel.codes`) where the kernel has any. Else they have 16.
     """
 
     def __init__(self, model: LanguageModel, *, eight: bool = False) -> None:
         self.model, decoder = model, model.decoder
-        self.kind = Kind(model.dtype, torch.int8 if eight and model.dtype == torch.float32 else WEIGHTS[model.dtype])
+        self.kind = Kind(model.dtype, vector_kernel().codes(model.dtype) if eight else WEIGHTS[model.dtype])
         config = model.model.config.get_text_config()
         heads = attention_heads(model)
         self._sizes = [config.hidden_size, config.intermediate_size, heads.query, heads.kv, heads.dim]

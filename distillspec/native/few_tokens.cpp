@@ -70,6 +70,9 @@ void multiply_all(const Weight<T>* weight, int64_t out, int64_t in, const T* x, 
 EXPORTED(layers_float16_of_float32, float, Half)
 EXPORTED(layers_int8_of_float32, float, int8_t)
 EXPORTED(layers_bfloat16_of_bfloat16, uint16_t, uint16_t)
+#if defined(__AVX512BF16__)
+EXPORTED(layers_uint8_of_bfloat16, uint16_t, uint8_t)
+#endif
 
 #define PRODUCT(name, type)                                                                                       \
     extern "C" void name(const void* weight, int64_t out, int64_t in, const void* x, int64_t tokens, void* y,     \
@@ -90,6 +93,9 @@ PRODUCT(product_bfloat16, uint16_t)
 STEPS(steps_float16_of_float32, float, Half)
 STEPS(steps_int8_of_float32, float, int8_t)
 STEPS(steps_bfloat16_of_bfloat16, uint16_t, uint16_t)
+#if defined(__AVX512BF16__)
+STEPS(steps_uint8_of_bfloat16, uint16_t, uint8_t)
+#endif
 
 extern "C" int lanes() { return LANES; }
 extern "C" int by_pairs() { return UNITS; }

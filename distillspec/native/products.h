@@ -1,9 +1,9 @@
 // Products of some tokens with packed weights, shared by the threads of a parallel region.
 //
-// Weights have 16 bits: bfloat16 for models in bfloat16, float16 for those in float32. Those of a draft in float32 may have
-// 8, and a scale for each output behind all weights. They are packed so that a vector holds the same input (or two
-// neighbouring ones) of LANES outputs. Sums are float32. Activations are bfloat16 where the
-// processor multiplies pairs of bfloat16 and the model is in it, else float32.
+// Weights have 16 bits: bfloat16 for models in bfloat16, float16 for those in float32. Those of a draft may be codes of 8
+// bits, or of 7 where pairs of bfloat16 are multiplied, and a scale for each output behind all of them. They are packed so
+// that a vector holds the same input (or two neighbouring ones) of LANES outputs. Sums are float32. Activations are bfloat16
+// where the processor multiplies pairs of bfloat16 and the model is in it, else float32.
 
 #pragma once
 
@@ -26,9 +26,13 @@ namespace {
 constexpr bool MANY = LANES == 16;
 constexpr int BLOCKS = 2, TOKENS = MANY ? 8 : 6, CHUNK = MANY ? 2 : 6;
 constexpr int FEW_BLOCKS = MANY ? 4 : 3, FEW_TOKENS = MANY ? 2 : 4, FEW_CHUNK = MANY ? 4 : 6;
+constexpr int ALONE = MANY ? 6 : 0;  // from few to so many tokens, blocks one by one reach more of memory's speed
 
 template <typename T>
 using Number = std::conditional_t<BY_PAIRS<T>, uint16_t, float>;  // of activations
+
+constexpr float CENTRE = 64;      // the code of zero, of 7 bits
+constexpr int16_t CODED = 0x4300;  // 128 as bfloat16
 
 template <typename W>
 constexpr int64_t LINE_OF = LINE / int64_t(sizeof(W));  // numbers of a line of the cache
@@ -66,6 +70,30 @@ inline void multiply(const uint16_t* weight, int64_t in, const uint16_t* x, Ahea
 #endif
 }
 
+// The same for codes of 7 bits. As bfloat16 code c is 128 + c, for 128 is the first number whose last bit counts 1.
+template <int B, int N>
+inline void multiply(const uint8_t* weight, int64_t in, const uint16_t* x, Ahead<uint8_t> ahead, Vec (&sums)[B][N]) {
+#if defined(__AVX512BF16__)
+    for (int64_t start = 0; start < in; start += 4) {
+#pragma GCC unroll 8
+        for (int b = 0; b < B; ++b) __builtin_prefetch(ahead.from + b * in * LANES, 0, 2);
+        ahead.from += ahead.step;
+#pragma GCC unroll 2
+        for (int64_t k = start; k < start + 4; k += 2) {
+            Pairs w[B];
+#pragma GCC unroll 8
+            for (int b = 0; b < B; ++b) w[b] = widened(weight + b * in * LANES + k * LANES) | all_of_number(CODED);
+#pragma GCC unroll 8
+            for (int t = 0; t < N; ++t) {
+                const Pairs xs = all_of_pair(x + t * in + k);
+#pragma GCC unroll 8
+                for (int b = 0; b < B; ++b) sums[b][t] = add_products(sums[b][t], xs, w[b]);
+            }
+        }
+    }
+#endif
+}
+
 template <int B, int N, typename W>
 inline void multiply(const W* weight, int64_t in, const float* x, Ahead<W> ahead, Vec (&sums)[B][N]) {
     constexpr int64_t LINE_INPUTS = LINE_OF<W> / LANES;
@@ -97,6 +125,13 @@ struct Packed {
 
     const W* block(int64_t i) const { return held + i * in * LANES; }
 
+    // What the sums of a token begin with: codes of 7 bits mean c − CENTRE, and 128 + c is what is multiplied.
+    template <typename X>
+    Vec first_sum(const X* x) const {
+        if constexpr (std::is_same_v<W, uint8_t>) return all_of(-(128.0f + CENTRE) * sum_of(x, in));
+        else return Vec{};
+    }
+
     Vec scaled(Vec sums, int64_t output) const {
         if constexpr (sizeof(W) == 1) return sums * load((const float*)(held + out * in) + output);
         else return sums;
@@ -115,7 +150,11 @@ template <int B, int N, typename W, typename X, typename Use>
 void some_blocks(const Packed<W>& weight, int64_t block, const X* x, int64_t first, int64_t count, Ahead<W> ahead, Use use) {
     if constexpr (N > 1)
         if (count < N) return some_blocks<B, N - 1>(weight, block, x, first, count, ahead, use);
-    Vec sums[B][N] = {};
+    Vec sums[B][N];
+    for (int t = 0; t < N; ++t) {
+        const Vec begin = weight.first_sum(x + (first + t) * weight.in);
+        for (int b = 0; b < B; ++b) sums[b][t] = begin;
+    }
     multiply<B, N>(weight.block(block), weight.in, x + first * weight.in, ahead, sums);
     for (int t = 0; t < N; ++t)
         for (int b = 0; b < B; ++b) {
@@ -147,6 +186,7 @@ void product(const W* held, int64_t out, int64_t in, const X* x, int64_t tokens,
     const int64_t begin = 2 * (pairs * thread / threads);
     const int64_t end = thread + 1 < threads ? 2 * (pairs * (thread + 1) / threads) : out / LANES;
     if (tokens <= FEW_TOKENS) own_blocks<FEW_BLOCKS, FEW_TOKENS>(weight, begin, end, FEW_CHUNK, x, tokens, use);
+    else if (tokens <= ALONE) own_blocks<1, std::max(1, ALONE)>(weight, begin, end, 1, x, tokens, use);
     else own_blocks<BLOCKS, TOKENS>(weight, begin, end, CHUNK, x, tokens, use);
 #pragma omp barrier
 }

@@ -16,10 +16,15 @@ from distillspec.native.library import SOURCES, library
 SOURCE = SOURCES / "few_tokens.cpp"
 # Dtype of a model → of its packed weights, where these must be its own.
 WEIGHTS = {torch.float32: torch.float16, torch.bfloat16: torch.bfloat16}
+# The same for codes with a scale an output: of 8 bits, and of 7 beside bfloat16 in pairs, where 64 is zero.
+CODES = {torch.float32: torch.int8, torch.bfloat16: torch.uint8}
+LARGEST = {torch.int8: 127, torch.uint8: 63}  # code, from zero
+ZERO = {torch.int8: 0, torch.uint8: 64}
+SHRUNK = (1.0, 0.9, 0.8, 0.7)  # scales that are tried, of the one by which no number is cut
 
 
 class Kind(NamedTuple):
-    """Dtypes of a model and of its packed weights: those of `WEIGHTS`, or float32 and int8 with a scale an output."""
+    """Dtypes of a model and of its packed weights: those of `WEIGHTS` or of `CODES`."""
 
     model: torch.dtype
     weights: torch.dtype
@@ -46,23 +51,27 @@ class VectorKernel(NamedTuple):
     def packed(self, weight: Tensor, held: torch.dtype) -> Tensor:
         """Return a weight `[out, in]` in blocks of `lanes` outputs, input by input, as numbers of `held`.
 
-        The last block is filled up with zeros: see `rows`. int8: bytes, those of the outputs' float32 scales last.
+        The last block is filled up with zeros: see `rows`. Codes: bytes, those of the outputs' float32 scales last.
         """
         whole = pad(weight, (0, 0, 0, self.rows(len(weight)) - len(weight)))
-        if held == torch.int8:
-            codes, scales = eight_bits(whole)
+        if held in LARGEST:
+            codes, scales = coded(whole, held)
             return torch.cat([self._in_blocks(codes).flatten().view(torch.uint8), scales.view(torch.uint8)])
         return self._in_blocks(whole.to(held))
 
     def _in_blocks(self, whole: Tensor) -> Tensor:
         blocks = whole.unflatten(0, (-1, self.lanes))
-        if whole.dtype == torch.bfloat16 and self.by_pairs:
+        if whole.dtype in (torch.bfloat16, torch.uint8) and self.by_pairs:
             return blocks.unflatten(2, (-1, 2)).transpose(1, 2).contiguous()
         return blocks.transpose(1, 2).contiguous()
 
     def rows(self, out: int) -> int:
         """Return the outputs of a packed weight of `out`: those of whole blocks."""
         return -(-out // self.lanes) * self.lanes
+
+    def codes(self, dtype: torch.dtype) -> torch.dtype:
+        """Return the dtype of the fewest bits that weights of a model may be rounded to."""
+        return CODES[dtype] if dtype == torch.float32 or self.by_pairs else WEIGHTS[dtype]
 
     def takes(self, weight: Tensor) -> bool:
         """Return True for a weight that can be packed."""
@@ -78,7 +87,8 @@ def vector_kernel() -> VectorKernel:
     """
     found = library(SOURCE)
     pointer, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-    kinds = [Kind(*dtypes) for dtypes in (*WEIGHTS.items(), (torch.float32, torch.int8))]
+    by_pairs = bool(found.by_pairs())
+    kinds = [Kind(*dtypes) for dtypes in (*WEIGHTS.items(), *CODES.items()) if by_pairs or dtypes[1] != torch.uint8]
     layers = {kind: found[f"layers_{kind.name}"] for kind in kinds}
     products = {torch.float32: found.product_float32, torch.bfloat16: found.product_bfloat16}
     steps = {kind: found[f"steps_{kind.name}"] for kind in kinds}
@@ -90,13 +100,24 @@ def vector_kernel() -> VectorKernel:
     for name, functions in (("layers", layers.values()), ("products", products.values()), ("steps", steps.values())):
         for function in functions:
             function.argtypes, function.restype = arguments[name], None
-    return VectorKernel(layers, products, steps, found.lanes(), bool(found.by_pairs()))
+    return VectorKernel(layers, products, steps, found.lanes(), by_pairs)
 
 
-def eight_bits(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a weight `[out, in]` as codes int8 and scales `[out]` float32: rows are codes times scales, rounded."""
-    scales = weight.float().abs().amax(1).div(127).clamp(min=torch.finfo(torch.float32).tiny)
-    return (weight.float() / scales[:, None]).round().to(torch.int8), scales
+def coded(weight: Tensor, held: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return a weight `[out, in]` as codes of `CODES` and scales `[out]` float32.
+
+    Rows are codes, less that of zero, times scales. Of some scales a row gets that with the least squared error.
+    """
+    real, most = weight.float(), LARGEST[held]
+    widest = real.abs().amax(1).div(most).clamp(min=torch.finfo(torch.float32).tiny)
+    tried = [widest * share for share in SHRUNK]
+    errors = [(_rounded(real, scales, most) * scales[:, None] - real).square().sum(1) for scales in tried]
+    scales = torch.stack(tried).gather(0, torch.stack(errors).argmin(0, keepdim=True))[0]
+    return (_rounded(real, scales, most) + ZERO[held]).to(held), scales
+
+
+def _rounded(weight: Tensor, scales: Tensor, most: int) -> Tensor:
+    return (weight / scales[:, None]).round().clamp(-most, most)
 
 
 def numbers(values: Sequence[int]) -> Any:

@@ -172,6 +172,12 @@ typedef __m512i Pairs;  // 32 of bfloat16
 
 inline Pairs pairs(const uint16_t* from) { return _mm512_loadu_si512(from); }
 
+inline Pairs widened(const uint8_t* from) {  // 32 bytes
+    return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)from));
+}
+
+inline Pairs all_of_number(int16_t x) { return _mm512_set1_epi16(x); }
+
 inline Pairs all_of_pair(const uint16_t* from) {
     int32_t both;
     std::memcpy(&both, from, sizeof both);
@@ -181,6 +187,12 @@ inline Pairs all_of_pair(const uint16_t* from) {
 // Add the products of both numbers of each pair. Sums are float32.
 inline Vec add_products(Vec sum, Pairs a, Pairs b) {
     return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+}
+
+inline float sum_of(const uint16_t* x, int64_t count) {  // count: of whole vectors of LANES
+    Vec all = {};
+    for (int64_t i = 0; i < count; i += LANES) all += load(x + i);
+    return sum_of(all);
 }
 #endif
 

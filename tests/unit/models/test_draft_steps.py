@@ -25,7 +25,7 @@ from distillspec.serving.execution.state_runner import StateRunner
 from distillspec.serving.proposers.draft_loop import DraftLoop, Drafts
 
 from .state_drafts import state_draft
-from .test_few_tokens import llama, of_eight_bits
+from .test_few_tokens import llama, of_codes
 
 pytestmark = [
     pytest.mark.skipif(why_not() is not None, reason=f"no kernel here: {why_not()}"),
@@ -49,7 +49,7 @@ def draft_of(kind: str, dtype: torch.dtype) -> tuple[LanguageModel, LanguageMode
             parameter.copy_(parameter.bfloat16())
         for part in (*draft.model.modules(), draft.head):
             if hasattr(part, "weight") and part.weight.ndim == 2 and not isinstance(part, nn.Embedding):
-                part.weight.copy_(of_eight_bits(part.weight))
+                part.weight.copy_(of_codes(part.weight, torch.int8))
     return target, draft
 
 

@@ -27,7 +27,9 @@ def test_tensors_lie_one_behind_another() -> None:
 def test_any_dtype_and_shape(dtype: torch.dtype) -> None:
     given = torch.arange(120).reshape(2, 3, 20).to(dtype)
     held = LargePages().keep(given.transpose(0, 2))
-    assert held.is_contiguous() and held.dtype == dtype and torch.equal(held, given.transpose(0, 2))
+    assert held.is_contiguous()
+    assert held.dtype == dtype
+    assert torch.equal(held, given.transpose(0, 2))
 
 
 @linux
@@ -37,7 +39,8 @@ def test_what_does_not_fit_begins_a_block_and_the_one_before_lives_on() -> None:
     second = pages.keep(torch.full((BLOCK // 4 + 1000,), 5.0))
     del pages
     assert second.data_ptr() % LARGE == 0
-    assert bool((first == 3).all()) and bool((second == 5).all())
+    assert bool((first == 3).all())
+    assert bool((second == 5).all())
 
 
 def test_small_tensors_get_no_pages_of_their_own() -> None:
