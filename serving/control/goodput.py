@@ -275,7 +275,8 @@ class GoodputController:
     def _judge(self, result: StepResult, rows: Sequence[RowResult], prompts_s: float, sure: bool) -> None:
         """Record the error of the prediction if it was `sure`, and decide whether speculation continues.
 
-        The seconds of reading prompts are subtracted from both times, for they are paid either way.
+        Prompts that a step reads are paid either way. Of the whole step's error decoding gets the share that it most
+        probably has: prompts and decoding are predicted equally well, relative to their own times.
         """
         why, policy = result.plan.why, self.speculation
         speculated = any(row.nodes for row in rows)
@@ -283,8 +284,10 @@ class GoodputController:
         policy.step_passed(speculated, self._catch_up_s(why.rows, why.lengths) if trial else None)
         if not sure or not isinstance(why, Decision):
             return
-        # A step that is shorter than its prompts were believed to be counts as 0: a negative time is left out.
-        measured_s, predicted_s = max(0.0, result.total_s - prompts_s - result.readings_s), why.predicted_s - prompts_s
+        predicted_s = why.predicted_s - prompts_s
+        share = predicted_s**2 / max(predicted_s**2 + prompts_s**2, 1e-18)
+        # A time below 0 would be left out.
+        measured_s = max(0.0, predicted_s + share * (result.total_s - result.readings_s - why.predicted_s))
         if speculated:
             tokens = sum([row.emitted for row in rows])
             policy.saw(measured_s, predicted_s, (tokens, why.predicted_tokens))
