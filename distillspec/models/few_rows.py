@@ -21,7 +21,7 @@ class FewRows(NamedTuple):
         slots: `[N]`, of the cache.
         places: `[N]`, where each token is written.
         positions: `[N]`, for rotary angles.
-        nodes: `[N]`, bit i: the token sees new token i of its row.
+        nodes: `[N]`, bit i: the token sees new token i of its row, −1: all before it and itself.
         rows: `[R, 5]`: first token, tokens, slot, first new place, end.
     """
 
@@ -51,6 +51,7 @@ class FewRows(NamedTuple):
         first = many.cumsum() - many
         steps = numpy.arange(many.sum()) - first.repeat(many)
         places = begin.repeat(many) + steps
+        # From the 64th token on the shift leaves nothing: −1.
         rows = numpy.stack([first, many, held, begin, begin + many], 1)
         return FewRows(held.repeat(many), places, places, (2 << steps) - 1, rows)
 

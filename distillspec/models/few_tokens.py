@@ -26,8 +26,8 @@ from distillspec.native.library import NotBuilt
 from distillspec.native.vector_kernel import WEIGHTS, Kind, numbers, vector_kernel
 
 # Of a pass, where bfloat16 is multiplied in pairs and where not. Torch takes larger ones.
-MOST_TOKENS = {True: 256, False: 48}
-MOST_NEW = 32  # tokens of a row. Prompts are left to torch's attention
+MOST_TOKENS = {True: 2048, False: 48}
+MOST_NEW = 32  # tokens of a row that may be a tree. Chains are as long as the pass
 ROTARY = ("default", "linear", "llama3")  # kinds whose angles depend on the position alone
 
 
@@ -73,12 +73,15 @@ class FewTokens:
 
     def takes(self, view: FlatView) -> bool:
         """Return True if a pass has few tokens, over a cache of slots."""
-        return self.takes_rows(view.cache, [group.view.places.shape[1] for group in view.groups], len(view.places))
+        counts = [group.view.places.shape[1] for group in view.groups]
+        return max(counts) <= MOST_NEW and self._takes(view.cache, len(view.places))
 
-    def takes_rows(self, cache: SlotCache, counts: Sequence[int], tokens: int | None = None) -> bool:
-        """Return True for rows of so many tokens, `tokens` in all (their sum, where it is None)."""
-        few = (sum(counts) if tokens is None else tokens) <= self.most and max(counts) <= MOST_NEW
-        return few and type(cache) is SlotCache
+    def takes_chains(self, cache: SlotCache, counts: Sequence[int]) -> bool:
+        """Return True for chains of so many tokens."""
+        return self._takes(cache, sum(counts))
+
+    def _takes(self, cache: SlotCache, tokens: int) -> bool:
+        return tokens <= self.most and type(cache) is SlotCache
 
     def hidden(self, view: FlatView, tokens: Tensor, fed: Tensor | None = None) -> Tensor:
         """Return what `FlatView.hidden` does, `[N, D]`. For the arguments see there."""

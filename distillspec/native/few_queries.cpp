@@ -41,7 +41,7 @@ void attend(const T* query, const T* keys, const T* values, T* out, const int64_
                 return query + b * shape.query_row + head(r) * shape.query_head + token(r) * shape.query_token;
             },
             [&](int64_t r) { return out + ((b * queries + token(r)) * shape.heads + head(r)) * dim; },
-            [&](int64_t r) { return Query{int(first[token(r)]), uint64_t(nodes[token(r)])}; });
+            [&](int64_t r) { return Query{int(first[token(r)]), int(end), uint64_t(nodes[token(r)])}; });
     }
 }
 

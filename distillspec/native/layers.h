@@ -25,7 +25,7 @@ struct Model {
 
 struct Batch {
     int64_t tokens, rows;
-    const int64_t *slots, *places, *positions, *nodes;  // [tokens]; nodes: bit i: it sees new token i of its row
+    const int64_t *slots, *places, *positions, *nodes;  // [tokens]; nodes: see `Query`
     const int64_t* row;                                 // [rows, 5]: first token, tokens, slot, first new place, end
 };
 
@@ -60,6 +60,8 @@ void turn(const float* x, const float* cosines, const float* sines, int64_t dim,
     }
 }
 
+constexpr int64_t PART = 32;  // tokens of a row whose attention is one thread's
+
 template <typename T>
 struct Space {
     std::vector<Number<T>> normed, mixed, active;
@@ -80,9 +82,32 @@ struct Space {
     }
 };
 
+// Attention of one key head over PART tokens of a row, from token `begin` of it on.
+template <typename T>
+void attend_part(const Layer& layer, const Model& m, const Batch& batch, const int64_t* row, int64_t head, int64_t begin,
+                 float scale, Space<T>& space) {
+    const int64_t dim = m.dim, groups = m.heads / m.kv_heads, first = row[0] + begin, count = std::min(row[1] - begin, PART);
+    const int64_t base = row[3], real = std::min(row[4] - base - begin, count);  // the rest has no keys
+    if (count <= 0) return;
+    for (int64_t t = first + std::max<int64_t>(real, 0); t < first + count; ++t) {
+        auto* own = space.mixed.data() + (t * m.heads + head * groups) * dim;
+        std::fill(own, own + groups * dim, Number<T>{});
+    }
+    if (real <= 0) return;
+    const int64_t offset = row[2] * layer.slot + head * layer.head;
+    const auto place = [&](int64_t r) { return ((first + r % real) * m.heads + head * groups + r / real) * dim; };
+    attend_some<T, Number<T>>(
+        (const T*)layer.keys + offset, (const T*)layer.values + offset, layer.place, base, base + begin + real, dim, groups * real,
+        scale, [&](int64_t r) { return space.queries.data() + place(r); },
+        [&](int64_t r) { return space.mixed.data() + place(r); },
+        [&](int64_t r) {
+            return Query{0, int(base + begin + r % real + 1), uint64_t(batch.nodes[first + r % real])};
+        });
+}
+
 template <typename T>
 void attention(const Layer& layer, const Model& m, const Batch& batch, float scale, Space<T>& space) {
-    const int64_t dim = m.dim, groups = m.heads / m.kv_heads, all = (m.heads + 2 * m.kv_heads) * dim;
+    const int64_t dim = m.dim, all = (m.heads + 2 * m.kv_heads) * dim;
     T *keys = (T*)layer.keys, *values = (T*)layer.values;
 #pragma omp for schedule(static)
     for (int64_t t = 0; t < batch.tokens; ++t) {
@@ -97,23 +122,13 @@ void attention(const Layer& layer, const Model& m, const Batch& batch, float sca
             for (int64_t c = 0; c < dim; c += LANES) store(load(value + c), values + at + c);
         }
     }
-    const int64_t pairs = batch.rows * m.kv_heads;
+    int64_t longest = 0;
+    for (int64_t i = 0; i < batch.rows; ++i) longest = std::max(longest, batch.row[5 * i + 1]);
+    const int64_t parts = (longest + PART - 1) / PART;
 #pragma omp for schedule(dynamic)
-    for (int64_t item = 0; item < pairs; ++item) {
-        const int64_t *row = batch.row + item / m.kv_heads * 5, h = item % m.kv_heads;
-        const int64_t first = row[0], count = row[1], base = row[3], end = row[4], real = end - base;
-        for (int64_t t = first + std::max<int64_t>(real, 0); t < first + count; ++t) {
-            auto* own = space.mixed.data() + (t * m.heads + h * groups) * dim;
-            std::fill(own, own + groups * dim, Number<T>{});
-        }
-        if (real <= 0) continue;
-        const int64_t offset = row[2] * layer.slot + h * layer.head;
-        const auto place = [&](int64_t r) { return ((first + r % real) * m.heads + h * groups + r / real) * dim; };
-        attend_some<T, Number<T>>(
-            keys + offset, values + offset, layer.place, base, end, dim, groups * real, scale,
-            [&](int64_t r) { return space.queries.data() + place(r); },
-            [&](int64_t r) { return space.mixed.data() + place(r); },
-            [&](int64_t r) { return Query{0, uint64_t(batch.nodes[first + r % real])}; });
+    for (int64_t item = 0; item < batch.rows * m.kv_heads * parts; ++item) {
+        const int64_t *row = batch.row + item / parts / m.kv_heads * 5, h = item / parts % m.kv_heads;
+        attend_part(layer, m, batch, row, h, item % parts * PART, scale, space);
     }
 }
 

@@ -12,9 +12,11 @@ constexpr int SPAN = 64;          // keys of a block: their scores are known bef
 constexpr float LOWEST = -1e30f;  // score of a key that is not seen
 
 struct Query {
-    int first;       // keys before this one are not seen
-    uint64_t nodes;  // bit i: the query sees new token i of its row
+    int first, end;  // keys before the first, and from the end on, are not seen
+    uint64_t nodes;  // bit i: the query sees new token i of its row, ALL: every one before its end
 };
+
+constexpr uint64_t ALL = ~uint64_t{0};
 
 // Some queries of one row and the key head that they share. T: of keys and values.
 template <typename T>
@@ -52,7 +54,9 @@ struct RunningSoftmax {
 
     static void hide(float* scores, const Query& own, int start, int size, int base) {
         for (int j = 0; j < std::min(size, own.first - start); ++j) scores[j] = LOWEST;
-        for (int j = std::max(0, base - start); j < size; ++j)
+        for (int j = std::max(0, own.end - start); j < size; ++j) scores[j] = LOWEST;
+        if (own.nodes == ALL) return;
+        for (int j = std::max(0, base - start); j < std::min(size, own.end - start); ++j)
             if (!(own.nodes >> (start + j - base) & 1)) scores[j] = LOWEST;
     }
 

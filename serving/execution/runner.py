@@ -112,7 +112,7 @@ class ModelRunner:
         few = None if self.prepared is None or self.model.state_input is not None else self.prepared.few
         if few is None or any(row.is_wide for row in rows):
             return None
-        return few if few.takes_rows(self.cache, [len(row.tokens) for row in rows]) else None
+        return few if few.takes_chains(self.cache, [len(row.tokens) for row in rows]) else None
 
     def _read_few(self, few: FewTokens, rows: Sequence[RowInput]) -> Tensor:
         self.passes += 1

@@ -289,12 +289,13 @@ def test_nan_stays_in_its_row() -> None:
     assert found[2].isnan().all()
 
 
-def test_large_passes_and_long_rows_are_left_to_torch() -> None:
+def test_large_passes_and_long_trees_are_left_to_torch() -> None:
     model = llama()
     few = FewTokens.of(model)
     assert few is not None
     long = [RowInput(0, 0, [5] * (module.MOST_NEW + 1))]
     many = [RowInput(slot, 0, [5] * 8) for slot in range(1 + few.most // 8)]
+    assert not few.takes_chains(SlotCache(80, 64), [len(row.tokens) for row in many])
     for rows in (long, many):
         assert not few.takes(FlatBatch.of(SlotCache(80, 64), rows, model.device).view)
 

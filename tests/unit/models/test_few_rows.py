@@ -1,0 +1,110 @@
+"""Chains as the kernel of few tokens reads them: of any length, and to the bit as in any other cut of their text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from distillspec.models import LanguageModel
+from distillspec.models.few_queries import why_not
+from distillspec.models.few_rows import FewRows
+from distillspec.models.few_tokens import FewTokens
+from distillspec.models.slot_attention import slot_attention_in
+from distillspec.models.slot_cache import SlotCache
+from distillspec.serving.execution.flat_batch import RowInput
+
+from .test_few_tokens import CLOSE, DTYPES, llama, off, run
+
+pytestmark = [
+    pytest.mark.skipif(why_not() is not None, reason=f"no kernel here: {why_not()}"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="for CPUs"),
+]
+
+
+@torch.inference_mode()
+def read(few: FewTokens, cache: SlotCache, rows: Sequence[RowInput]) -> Tensor:
+    """Read chains in one pass. Return last states `[N, D]`."""
+    counts = [len(row.tokens) for row in rows]
+    assert few.takes_chains(cache, counts)
+    shape = FewRows.chains([row.slot for row in rows], [row.start for row in rows], counts)
+    return few.hidden_of(cache, shape, torch.tensor([[token for row in rows for token in row.tokens]]))
+
+
+def text(tokens: int) -> list[int]:
+    return torch.randint(3, 259, (tokens,), generator=torch.Generator().manual_seed(tokens)).tolist()
+
+
+def kernel(model: LanguageModel) -> FewTokens:
+    few = FewTokens.of(model)
+    assert few is not None
+    return few
+
+
+def longest(few: FewTokens) -> int:
+    """Return the tokens of a prompt that this machine's kernel takes whole."""
+    return min(few.most, 150)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_prompt_beside_decoding_rows(dtype: torch.dtype) -> None:
+    """Rows of a token, of a few, and of more than a word has bits, behind texts of their own.
+
+    In bfloat16 the kernel is as near to torch's float32 as torch's bfloat16 is.
+    """
+    model, exact = llama(dtype), llama()
+    few = kernel(model)
+    ours, theirs, right = (SlotCache(3, 256) for _ in range(3))
+    prompt = text(longest(few) - 6)
+    steps = [
+        [RowInput(0, 0, text(20)), RowInput(1, 0, text(9))],
+        [RowInput(0, 20, [7]), RowInput(1, 9, text(5)), RowInput(2, 0, prompt)],
+        [RowInput(2, len(prompt), text(longest(few) - 1)[:100]), RowInput(0, 21, [8])],
+    ]
+    with slot_attention_in(model.model), slot_attention_in(exact.model):
+        for rows in steps:
+            wanted = run(exact, rows, right, None)
+            rounding = off(run(model, rows, theirs, None), wanted)
+            assert off(read(few, ours, rows), wanted) < max(rounding, CLOSE[torch.float32])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cuts", [[33], [1, 32, 33, 40], [64], [65], list(range(1, 48))])
+def test_a_prompt_in_pieces_is_the_prompt_at_once(dtype: torch.dtype, cuts: list[int]) -> None:
+    few = kernel(llama(dtype))
+    prompt = text(longest(few))
+    ends = [cut for cut in cuts if cut < len(prompt)] + [len(prompt)]
+    whole, pieces = SlotCache(1, 256), SlotCache(1, 256)
+    wanted = read(few, whole, [RowInput(0, 0, prompt)])
+    found = [read(few, pieces, [RowInput(0, a, prompt[a:b])]) for a, b in zip([0, *ends], ends, strict=False)]
+    assert torch.equal(torch.cat(found), wanted)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_change_nothing(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = kernel(llama(torch.bfloat16))
+    rows = [RowInput(0, 0, text(longest(few) - 2)), RowInput(1, 0, [5]), RowInput(2, 0, [6])]
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    wanted = read(few, SlotCache(3, 256), rows)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert torch.equal(read(few, SlotCache(3, 256), rows), wanted)
+
+
+def test_the_newest_tokens_are_not_seen_by_those_before() -> None:
+    few = kernel(llama())
+    prompt = text(longest(few))
+    others = [*prompt[:-1], prompt[-1] - 1]
+    one, other = (read(few, SlotCache(1, 256), [RowInput(0, 0, tokens)]) for tokens in (prompt, others))
+    assert torch.equal(one[:-1], other[:-1])
+    assert not torch.equal(one[-1], other[-1])
+
+
+def test_chains_as_numbers() -> None:
+    rows = FewRows.chains([4, 2], [10, 0], [70, 2])
+    assert rows.rows.tolist() == [[0, 70, 4, 10, 80], [70, 2, 2, 0, 2]]
+    assert rows.nodes[[0, 1, 62, 63, 69, 70, 71]].tolist() == [1, 3, 2**63 - 1, -1, -1, 1, 3]
+    assert rows.places.tolist() == [*range(10, 80), 0, 1]
+    assert rows.slots.tolist() == [4] * 70 + [2] * 2
