@@ -48,9 +48,12 @@ struct Ahead {
     int64_t step;
 };
 
+// Called, it would keep its sums in memory.
+#define INLINED inline __attribute__((always_inline))
+
 // sums[b][t] += block b of a packed weight times token t. `x` has `in` numbers a token.
 template <int B, int N>
-inline void multiply(const uint16_t* weight, int64_t in, const uint16_t* x, Ahead<uint16_t> ahead, Vec (&sums)[B][N]) {
+INLINED void multiply(const uint16_t* weight, int64_t in, const uint16_t* x, Ahead<uint16_t> ahead, Vec (&sums)[B][N]) {
 #if defined(__AVX512BF16__)
     for (int64_t k = 0; k < in; k += 2) {
         Pairs w[B];
@@ -72,7 +75,7 @@ inline void multiply(const uint16_t* weight, int64_t in, const uint16_t* x, Ahea
 
 // The same for codes of 7 bits. As bfloat16 code c is 128 + c, for 128 is the first number whose last bit counts 1.
 template <int B, int N>
-inline void multiply(const uint8_t* weight, int64_t in, const uint16_t* x, Ahead<uint8_t> ahead, Vec (&sums)[B][N]) {
+INLINED void multiply(const uint8_t* weight, int64_t in, const uint16_t* x, Ahead<uint8_t> ahead, Vec (&sums)[B][N]) {
 #if defined(__AVX512BF16__)
     for (int64_t start = 0; start < in; start += 4) {
 #pragma GCC unroll 8
@@ -95,7 +98,7 @@ inline void multiply(const uint8_t* weight, int64_t in, const uint16_t* x, Ahead
 }
 
 template <int B, int N, typename W>
-inline void multiply(const W* weight, int64_t in, const float* x, Ahead<W> ahead, Vec (&sums)[B][N]) {
+INLINED void multiply(const W* weight, int64_t in, const float* x, Ahead<W> ahead, Vec (&sums)[B][N]) {
     constexpr int64_t LINE_INPUTS = LINE_OF<W> / LANES;
     for (int64_t start = 0; start < in; start += LINE_INPUTS) {
 #pragma GCC unroll 8
@@ -150,13 +153,17 @@ template <int B, int N, typename W, typename X, typename Use>
 void some_blocks(const Packed<W>& weight, int64_t block, const X* x, int64_t first, int64_t count, Ahead<W> ahead, Use use) {
     if constexpr (N > 1)
         if (count < N) return some_blocks<B, N - 1>(weight, block, x, first, count, ahead, use);
-    Vec sums[B][N];
+    Vec sums[B][N];  // in registers only where all loops over them are unrolled
+#pragma GCC unroll 8
     for (int t = 0; t < N; ++t) {
         const Vec begin = weight.first_sum(x + (first + t) * weight.in);
+#pragma GCC unroll 8
         for (int b = 0; b < B; ++b) sums[b][t] = begin;
     }
     multiply<B, N>(weight.block(block), weight.in, x + first * weight.in, ahead, sums);
+#pragma GCC unroll 8
     for (int t = 0; t < N; ++t)
+#pragma GCC unroll 8
         for (int b = 0; b < B; ++b) {
             const int64_t output = (block + b) * LANES;
             use(first + t, output, weight.scaled(sums[b][t], output));
