@@ -169,7 +169,9 @@ class GoodputController:
             due = policy.plain_is_due or not policy.speculates or steps % EXPLORE_EVERY == EXPLORE_EVERY - 1
         else:
             due = last.why.mode != "not worth it" or policy.trial_is_due
-        return not due and len(view.rows) == len(last.why.rows) and all(map(_is_alike, view.rows, last.why.rows))
+        most = self.speculation_length
+        pairs = zip(view.rows, last.why.rows, strict=False)
+        return not due and len(view.rows) == len(last.why.rows) and all(_is_alike(*pair, most) for pair in pairs)
 
     def observe(self, result: StepResult) -> None:
         """Learn from a step: acceptance, costs, and errors of the prediction."""
@@ -296,8 +298,14 @@ class GoodputController:
             policy.saw(measured_s, predicted_s, None)
 
 
-def _is_alike(row: RowView, before: RowView) -> bool:
-    """Return True for a row that is planned for as in the step before: its text alone has grown."""
-    if row.others or row.match or row.max_time_per_token_s is not None:
+def _is_alike(row: RowView, before: RowView, most: int) -> bool:
+    """Return True for a row that is planned for as in the step before: its text alone has grown.
+
+    An answer comes nearer to its end with every step. That counts once less than `most` tokens are left.
+    """
+    if row.others or row.match or row.max_time_per_token_s is not None or min(row.limit, before.limit, most) < most:
         return False
-    return row._replace(context_tokens=before.context_tokens, unread_tokens=before.unread_tokens) == before
+    return (
+        row._replace(context_tokens=before.context_tokens, unread_tokens=before.unread_tokens, limit=before.limit)
+        == before
+    )

@@ -25,7 +25,8 @@ class Counted(GoodputController):
 
 
 def view_of(count: int = 2, step: int = 0, **changed: Any) -> BatchView:
-    rows = [RowView(f"r{i}", 100 + 2 * step, 4, unread_tokens=1 + step % 2, wide=True) for i in range(count)]
+    """Rows whose texts grow, so that less is left of their answers."""
+    rows = [RowView(f"r{i}", 100 + 2 * step, 300 - step, unread_tokens=1 + step % 2, wide=True) for i in range(count)]
     rows[-1] = rows[-1]._replace(**changed)
     return BatchView(tuple(rows))
 
@@ -68,6 +69,7 @@ def test_most_steps_take_the_plan_of_the_step_before() -> None:
         view_of(1),
         view_of(3),
         view_of(limit=3),
+        view_of(limit=0),
         view_of(sequence_id="other"),
         view_of(match=2),
         view_of(others=(Option(3),)),
