@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy
@@ -51,9 +51,24 @@ class FewRows(NamedTuple):
         first = many.cumsum() - many
         steps = numpy.arange(many.sum()) - first.repeat(many)
         places = begin.repeat(many) + steps
-        # From the 64th token on the shift leaves nothing: −1.
         rows = numpy.stack([first, many, held, begin, begin + many], 1)
+        # 2 << 63 and beyond is 0, so that −1 remains: all bits.
         return FewRows(held.repeat(many), places, places, (2 << steps) - 1, rows)
+
+    @staticmethod
+    def slices(most: int, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Iterator[FewRows]:
+        """Yield the same in passes of at most `most` tokens, to be read in order: chains may be cut anywhere."""
+        left, pieces = most, list[tuple[int, int, int]]()
+        for slot, start, count in zip(slots, starts, counts, strict=True):
+            while count > left:
+                if left:
+                    pieces.append((slot, start, left))
+                yield FewRows.chains(*zip(*pieces, strict=True))
+                start, count, left, pieces = start + left, count - left, most, []
+            pieces.append((slot, start, count))
+            left -= count
+        if pieces:
+            yield FewRows.chains(*zip(*pieces, strict=True))
 
     @property
     def numbers(self) -> list[int]:

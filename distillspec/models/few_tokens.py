@@ -1,4 +1,4 @@
-"""Layers of a Llama over few tokens on CPUs, in one call of C++ (`few_tokens.cpp`).
+"""Layers of a Llama on CPUs, in one call of C++ (`few_tokens.cpp`): over few tokens, and over many in bfloat16.
 
 For a token a layer reads some megabytes of weights, which takes less time than torch's fifty operators around them.
 """
@@ -6,6 +6,7 @@ For a token a layer reads some megabytes of weights, which takes less time than 
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -19,15 +20,17 @@ from distillspec.models.flat_view import FlatView
 from distillspec.models.language_model import LanguageModel, attention_heads
 from distillspec.models.large_pages import LargePages
 from distillspec.models.memory import free_bytes
+from distillspec.models.numerics import cpu_has_tiles
 from distillspec.models.packed_linear import SHARE, SMALLEST
-from distillspec.models.slot_cache import SlotCache
+from distillspec.models.slot_cache import SlotCache, SlotView
 from distillspec.models.state_input import DeferredNorm
 from distillspec.native.library import NotBuilt
 from distillspec.native.vector_kernel import WEIGHTS, Kind, numbers, vector_kernel
 
 # Of a pass, where bfloat16 is multiplied in pairs and where not. Torch takes larger ones.
-MOST_TOKENS = {True: 2048, False: 48}
-MOST_NEW = 32  # tokens of a row that may be a tree. Chains are as long as the pass
+MOST_TOKENS = {True: 512, False: 48}
+MOST_NODES = 64  # of a tree
+WITH_TILES, NEW_WITH_TILES = 256, 32  # tokens of a pass, and of a row: oneDNN multiplies tiles (AMX) faster, if many
 ROTARY = ("default", "linear", "llama3")  # kinds whose angles depend on the position alone
 
 
@@ -49,6 +52,8 @@ class FewTokens:
         self._sizes = [config.hidden_size, config.intermediate_size, heads.query, heads.kv, heads.dim]
         self._like = torch.empty(1, heads.kv, 1, heads.dim, dtype=model.dtype)
         self.most = _most_tokens(model.dtype)
+        self._in_slices = self.most == MOST_TOKENS[True]
+        self._longest = NEW_WITH_TILES if cpu_has_tiles() else sys.maxsize
         self.eps, self.scale = float(config.rms_norm_eps), float(model.layers[0].self_attn.scaling)  # type: ignore[arg-type, union-attr]
         self.pages = LargePages()
         self._layers = [_packed_layer(layer, self.kind, self.pages) for layer in model.layers]
@@ -73,15 +78,21 @@ class FewTokens:
 
     def takes(self, view: FlatView) -> bool:
         """Return True if a pass has few tokens, over a cache of slots."""
-        counts = [group.view.places.shape[1] for group in view.groups]
-        return max(counts) <= MOST_NEW and self._takes(view.cache, len(view.places))
+        fits = all(group.view.places.shape[1] <= self._most_of(group.view) for group in view.groups)
+        return fits and len(view.places) <= self.most and type(view.cache) is SlotCache
 
-    def takes_chains(self, cache: SlotCache, counts: Sequence[int]) -> bool:
-        """Return True for chains of so many tokens."""
-        return self._takes(cache, sum(counts))
+    def takes_chains(self, cache: SlotCache, counts: Sequence[int], *, sliced: bool = False) -> bool:
+        """Return True for chains of so many tokens.
 
-    def _takes(self, cache: SlotCache, tokens: int) -> bool:
-        return tokens <= self.most and type(cache) is SlotCache
+        Args:
+            sliced: they may be read in passes of at most `most` tokens (`FewRows.slices`).
+        """
+        fits = max(counts) <= self._longest and (sum(counts) <= self.most or (sliced and self._in_slices))
+        return fits and type(cache) is SlotCache
+
+    def _most_of(self, view: SlotView) -> int:
+        """Return the most tokens of a row: the nodes of a tree are bits of a word."""
+        return self._longest if view.ancestors is None else min(self._longest, MOST_NODES)
 
     def hidden(self, view: FlatView, tokens: Tensor, fed: Tensor | None = None) -> Tensor:
         """Return what `FlatView.hidden` does, `[N, D]`. For the arguments see there."""
@@ -177,7 +188,8 @@ def _packed_layer(layer: Any, kind: Kind, pages: LargePages) -> _PackedLayer:
 
 
 def _most_tokens(dtype: torch.dtype) -> int:
-    return MOST_TOKENS[dtype == torch.bfloat16 and vector_kernel().by_pairs]
+    in_pairs = dtype == torch.bfloat16 and vector_kernel().by_pairs
+    return WITH_TILES if in_pairs and cpu_has_tiles() else MOST_TOKENS[in_pairs]
 
 
 def _is_made_for(model: LanguageModel, exact: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Weights in memory of large pages, where the system has them. Reading all of a model then takes fewer address lookups.
+"""Weights in memory of large pages, where the system has them: reading all of a model misses the TLB less often.
 
 Linux only. Elsewhere weights stay where they are.
 """
@@ -19,25 +19,33 @@ ALIGNED = 64  # each tensor begins at a line of the cache
 
 
 class LargePages:
-    """Holds tensors on the CPU one behind another. Its memory is free when the last of them is."""
+    """Holds tensors on the CPU one behind another. Its memory is free when the last of them is.
 
-    def __init__(self) -> None:
+    Args:
+        size: bytes of a block, of which there are as many as are needed.
+    """
+
+    def __init__(self, size: int = BLOCK) -> None:
+        self._size = size
         self._block: mmap.mmap | None = None
         self._next = self._end = 0  # bytes from the block's begin
 
     def keep(self, tensor: Tensor) -> Tensor:
-        """Return a contiguous copy of a tensor, or itself where there are no large pages."""
+        """Return a contiguous copy of a tensor, or itself elsewhere than on Linux and where memory is refused."""
         if sys.platform != "linux" or tensor.device.type != "cpu" or tensor.numel() == 0:
             return tensor
         if self._block is None or self._next + tensor.nbytes > self._end:
-            self._begin_block(tensor.nbytes)
+            try:
+                self._begin_block(max(tensor.nbytes, self._size))
+            except OSError:
+                return tensor
         assert self._block is not None
         held = torch.frombuffer(self._block, dtype=tensor.dtype, count=tensor.numel(), offset=self._next)
         self._next += -(-tensor.nbytes // ALIGNED) * ALIGNED
         return held.view(tensor.shape).copy_(tensor)
 
     def _begin_block(self, least: int) -> None:
-        size = -(-max(least, BLOCK) // LARGE) * LARGE
+        size = -(-least // LARGE) * LARGE
         self._block = mmap.mmap(-1, size + LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         with suppress(OSError):  # a system without them
             self._block.madvise(mmap.MADV_HUGEPAGE)
@@ -48,4 +56,4 @@ class LargePages:
 
 def kept_alone(tensor: Tensor) -> Tensor:
     """Return a tensor on large pages of its own, itself if it would leave much of them empty."""
-    return LargePages().keep(tensor) if tensor.nbytes >= ALONE else tensor
+    return LargePages(tensor.nbytes).keep(tensor) if tensor.nbytes >= ALONE else tensor

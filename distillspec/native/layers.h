@@ -1,4 +1,4 @@
-// The layers of a small Llama over few tokens of many rows, for the threads of a parallel region.
+// The layers of a small Llama over some tokens of many rows, for the threads of a parallel region.
 
 #pragma once
 
@@ -82,7 +82,7 @@ struct Space {
     }
 };
 
-// Attention of one key head over PART tokens of a row, from token `begin` of it on.
+// Attention of one key head over at most PART tokens of a row, from token `begin` of it on.
 template <typename T>
 void attend_part(const Layer& layer, const Model& m, const Batch& batch, const int64_t* row, int64_t head, int64_t begin,
                  float scale, Space<T>& space) {
@@ -97,8 +97,8 @@ void attend_part(const Layer& layer, const Model& m, const Batch& batch, const i
     const int64_t offset = row[2] * layer.slot + head * layer.head;
     const auto place = [&](int64_t r) { return ((first + r % real) * m.heads + head * groups + r / real) * dim; };
     attend_some<T, Number<T>>(
-        (const T*)layer.keys + offset, (const T*)layer.values + offset, layer.place, base, base + begin + real, dim, groups * real,
-        scale, [&](int64_t r) { return space.queries.data() + place(r); },
+        (const T*)layer.keys + offset, (const T*)layer.values + offset, layer.place, base, base + begin + real, dim,
+        groups * real, scale, [&](int64_t r) { return space.queries.data() + place(r); },
         [&](int64_t r) { return space.mixed.data() + place(r); },
         [&](int64_t r) {
             return Query{0, int(base + begin + r % real + 1), uint64_t(batch.nodes[first + r % real])};

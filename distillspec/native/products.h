@@ -26,7 +26,7 @@ namespace {
 constexpr bool MANY = LANES == 16;
 constexpr int BLOCKS = 2, TOKENS = MANY ? 8 : 6, CHUNK = MANY ? 2 : 6;
 constexpr int FEW_BLOCKS = MANY ? 4 : 3, FEW_TOKENS = MANY ? 2 : 4, FEW_CHUNK = MANY ? 4 : 6;
-constexpr int ALONE = MANY ? 6 : 0;  // from few to so many tokens, blocks one by one reach more of memory's speed
+constexpr int ALONE = MANY ? 6 : 0;  // for so many tokens, if not few, one block at a time is nearer to memory's bandwidth
 
 template <typename T>
 using Number = std::conditional_t<BY_PAIRS<T>, uint16_t, float>;  // of activations
@@ -40,15 +40,15 @@ constexpr int64_t LINE_OF = LINE / int64_t(sizeof(W));  // numbers of a line of 
 template <typename T>
 using Weight = std::conditional_t<sizeof(T) == 2, uint16_t, Half>;
 
-// Weights that are read soon, for the second cache: those of some blocks, from one of their lines on. Each line of the blocks
-// that are multiplied asks for `step` numbers of each.
+// What is fetched, into the second cache, of blocks that are multiplied later: `step` numbers of each for a cache line that is
+// multiplied.
 template <typename W>
 struct Ahead {
     const W* from;
     int64_t step;
 };
 
-// Called, it would keep its sums in memory.
+// A function that is called keeps its sums in memory.
 #define INLINED inline __attribute__((always_inline))
 
 // sums[b][t] += block b of a packed weight times token t. `x` has `in` numbers a token.
@@ -73,7 +73,8 @@ INLINED void multiply(const uint16_t* weight, int64_t in, const uint16_t* x, Ahe
 #endif
 }
 
-// The same for codes of 7 bits. As bfloat16 code c is 128 + c, for 128 is the first number whose last bit counts 1.
+// The same for codes of 7 bits, of inputs in fours. In bfloat16 128 to 255 follow one another: the bits of 128 with code c in
+// the mantissa are 128 + c.
 template <int B, int N>
 INLINED void multiply(const uint8_t* weight, int64_t in, const uint16_t* x, Ahead<uint8_t> ahead, Vec (&sums)[B][N]) {
 #if defined(__AVX512BF16__)
@@ -143,6 +144,7 @@ struct Packed {
     // Of `parts` that each ask for a share of what follows `blocks` blocks behind block i, what part `part` asks for.
     Ahead<W> ahead(int64_t i, int64_t blocks, int64_t part, int64_t parts) const {
         const int64_t step = (LINE_OF<W> + parts - 1) / parts;
+        if (part * step >= LINE_OF<W>) return {block(i), 0};  // those before ask for all of it
         return {block(i + blocks) + part * step * (in * LANES / LINE_OF<W>), step};
     }
 };
@@ -173,6 +175,7 @@ void some_blocks(const Packed<W>& weight, int64_t block, const X* x, int64_t fir
 // The product of tokens, in even parts of at most N, with the blocks of one thread, B together.
 template <int B, int N, typename W, typename X, typename Use>
 void own_blocks(const Packed<W>& weight, int64_t begin, int64_t end, int64_t chunk, const X* x, int64_t tokens, Use use) {
+    if (tokens == 0) return;
     const int64_t parts = (tokens + N - 1) / N, most = (tokens + parts - 1) / parts;
     for (int64_t start = begin; start < end; start += chunk)
         for (int64_t part = 0; part < parts; ++part) {

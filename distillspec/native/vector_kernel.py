@@ -20,6 +20,7 @@ WEIGHTS = {torch.float32: torch.float16, torch.bfloat16: torch.bfloat16}
 CODES = {torch.float32: torch.int8, torch.bfloat16: torch.uint8}
 LARGEST = {torch.int8: 127, torch.uint8: 63}  # code, from zero
 ZERO = {torch.int8: 0, torch.uint8: 64}
+ROWS_AT_ONCE = 1024  # of a weight: in float32 they take memory
 SHRUNK = (1.0, 0.9, 0.8, 0.7)  # scales that are tried, of the one by which no number is cut
 
 
@@ -55,6 +56,7 @@ class VectorKernel(NamedTuple):
         """
         whole = pad(weight, (0, 0, 0, self.rows(len(weight)) - len(weight)))
         if held in LARGEST:
+            assert whole.shape[1] % self.lanes == 0, "codes are read by whole vectors"
             codes, scales = coded(whole, held)
             return torch.cat([self._in_blocks(codes).flatten().view(torch.uint8), scales.view(torch.uint8)])
         return self._in_blocks(whole.to(held))
@@ -108,6 +110,12 @@ def coded(weight: Tensor, held: torch.dtype) -> tuple[Tensor, Tensor]:
 
     Rows are codes, less that of zero, times scales. Of some scales a row gets that with the least squared error.
     """
+    parts = [_coded(part, held) for part in weight.split(ROWS_AT_ONCE)]
+    codes, scales = (torch.cat(own) for own in zip(*parts, strict=True))
+    return codes, scales
+
+
+def _coded(weight: Tensor, held: torch.dtype) -> tuple[Tensor, Tensor]:
     real, most = weight.float(), LARGEST[held]
     widest = real.abs().amax(1).div(most).clamp(min=torch.finfo(torch.float32).tiny)
     tried = [widest * share for share in SHRUNK]

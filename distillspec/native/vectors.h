@@ -132,7 +132,7 @@ inline Vec logarithm(Vec x) {
 
 inline float exponential(float x) { return exponential(all_of(x))[0]; }
 
-// STEP: lanes as far apart are compared first.
+// STEP: distance of the lanes that are compared first.
 template <int STEP = LANES / 2>
 inline float largest(Vec x) {
     if constexpr (STEP == 0) {

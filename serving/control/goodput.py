@@ -275,37 +275,25 @@ class GoodputController:
         return numpy.array([bound or numpy.inf for bound in own]) if any(own) else None
 
     def _judge(self, result: StepResult, rows: Sequence[RowResult], prompts_s: float, sure: bool) -> None:
-        """Record the error of the prediction if it was `sure`, and decide whether speculation continues.
-
-        Prompts that a step reads are paid either way. Of the whole step's error decoding gets the share that it most
-        probably has: prompts and decoding are predicted equally well, relative to their own times.
-        """
+        """Record the error of the prediction if it was `sure`, and decide whether speculation continues."""
         why, policy = result.plan.why, self.speculation
         speculated = any(row.nodes for row in rows)
         trial = speculated and isinstance(why, Decision) and why.mode == "trial"
         policy.step_passed(speculated, self._catch_up_s(why.rows, why.lengths) if trial else None)
         if not sure or not isinstance(why, Decision):
             return
-        predicted_s = why.predicted_s - prompts_s
-        share = predicted_s**2 / max(predicted_s**2 + prompts_s**2, 1e-18)
-        # A time below 0 would be left out.
-        measured_s = max(0.0, predicted_s + share * (result.total_s - result.readings_s - why.predicted_s))
+        tokens = (sum([row.emitted for row in rows]), why.predicted_tokens) if speculated else None
+        policy.saw(result.total_s - result.readings_s, why.predicted_s - prompts_s, prompts_s, tokens)
         if speculated:
-            tokens = sum([row.emitted for row in rows])
-            policy.saw(measured_s, predicted_s, (tokens, why.predicted_tokens))
             policy.judge(*why.raw)
-        else:
-            policy.saw(measured_s, predicted_s, None)
 
 
 def _is_alike(row: RowView, before: RowView, most: int) -> bool:
     """Return True for a row that is planned for as in the step before: its text alone has grown.
 
-    An answer comes nearer to its end with every step. That counts once less than `most` tokens are left.
+    An answer comes nearer to its end with every step, which counts once less than `most` tokens are left.
     """
-    if row.others or row.match or row.max_time_per_token_s is not None or min(row.limit, before.limit, most) < most:
+    if row.others or row.match or row.max_time_per_token_s is not None:
         return False
-    return (
-        row._replace(context_tokens=before.context_tokens, unread_tokens=before.unread_tokens, limit=before.limit)
-        == before
-    )
+    grown = before._replace(context_tokens=row.context_tokens, unread_tokens=row.unread_tokens, limit=row.limit)
+    return row == grown and min(row.limit, most) == min(before.limit, most)

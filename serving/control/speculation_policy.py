@@ -85,12 +85,24 @@ class SpeculationPolicy:
             self._catch_up_s = trial_catch_up_s
         self._tried = self._tried + (trial_catch_up_s is not None) if speculated else 0
 
-    def saw(self, measured_s: float, predicted_s: float, tokens: tuple[float, float] | None) -> None:
-        """Learn from a step. `tokens`, measured and predicted, are those of a speculating one, None of a plain one."""
-        if tokens is None:
-            self._plain_s.observe(measured_s, predicted_s, self._steps)
-        else:
-            self._spec_s.observe(measured_s, predicted_s, self._steps)
+    def saw(self, measured_s: float, predicted_s: float, prompts_s: float, tokens: tuple[float, float] | None) -> None:
+        """Learn from a step.
+
+        Prompts that it read are paid either way. Decoding gets the share of the step's error that it most probably has,
+        since both are predicted equally well, relative to their own times. It also counts by this share.
+
+        Args:
+            measured_s: seconds of the whole step.
+            predicted_s: those of decoding.
+            prompts_s: those of reading prompts, predicted too.
+            tokens: measured and predicted ones of a speculating step, None for a plain one.
+        """
+        bias = self._plain_s if tokens is None else self._spec_s
+        expected = predicted_s * bias.factor
+        share = expected**2 / max(expected**2 + prompts_s**2, 1e-18)
+        decoding_s = expected + share * (measured_s - prompts_s - expected)
+        bias.observe(max(0.0, decoding_s), predicted_s, self._steps, share)  # a time below 0 would be left out
+        if tokens is not None:
             self._spec_tokens.observe(*tokens, self._steps)
 
     def judge(self, nothing: float, best: float) -> None:

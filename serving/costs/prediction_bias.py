@@ -18,20 +18,24 @@ class PredictionBias:
         self._measured = self._predicted = 1.0
         self._squares, self._aged = 0.0, 0
         self._cut = OutlierClip(FIRST_MISS)
-        self.seen, self.factor = 0, 1.0
+        self.seen, self.factor = 0.0, 1.0  # the sum of weights
 
     @property
     def relative_error(self) -> float:
         """Relative standard error of `factor`."""
         return self._squares**0.5 / max(self._measured, 1e-9)
 
-    def observe(self, measured: float, predicted: float, step: int) -> None:
-        """Learn from one measurement at a step, counted from any. Negative and non-finite values are ignored."""
+    def observe(self, measured: float, predicted: float, step: int, weight: float = 1.0) -> None:
+        """Learn from one measurement at a step, counted from any. Negative and non-finite values are ignored.
+
+        Args:
+            weight: what it tells, at most 1.
+        """
         if predicted <= 0 or not 0 <= measured < float("inf"):
             return
         stays, self._aged = MEMORY ** (step - self._aged), step
         miss = self._cut(measured / predicted - self.factor)
-        self._measured = stays * self._measured + self.factor + miss
-        self._predicted = stays * self._predicted + 1.0
-        self._squares = stays**2 * self._squares + miss**2
-        self.factor, self.seen = self._measured / self._predicted, self.seen + 1
+        self._measured = stays * self._measured + weight * (self.factor + miss)
+        self._predicted = stays * self._predicted + weight
+        self._squares = stays**2 * self._squares + (weight * miss) ** 2
+        self.factor, self.seen = self._measured / self._predicted, self.seen + weight

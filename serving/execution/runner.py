@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 
 import numpy
 import torch
@@ -64,7 +65,7 @@ class ModelRunner:
 
     def unread(self, rows: Sequence[RowInput]) -> Unread:
         """Return chains on the CPU as a draft loop in one call reads them."""
-        shape = _chains(rows)
+        shape = FewRows.chains(*_numbers(rows))
         return Unread(_tokens(rows), shape, self.states_before(shape))
 
     def states_before(self, rows: FewRows) -> StatesBefore | None:
@@ -112,17 +113,19 @@ class ModelRunner:
         few = None if self.prepared is None or self.model.state_input is not None else self.prepared.few
         if few is None or any(row.is_wide for row in rows):
             return None
-        return few if few.takes_chains(self.cache, [len(row.tokens) for row in rows]) else None
+        return few if few.takes_chains(self.cache, [len(row.tokens) for row in rows], sliced=True) else None
 
     def _read_few(self, few: FewTokens, rows: Sequence[RowInput]) -> Tensor:
         self.passes += 1
-        shape = _chains(rows)
-        hidden = few.hidden_of(self.cache, shape, torch.from_numpy(_tokens(rows))[None])
+        tokens = torch.from_numpy(_tokens(rows))
+        parts = list(FewRows.slices(few.most, *_numbers(rows)))
+        own = tokens.split([len(part.slots) for part in parts])
+        read = [few.hidden_of(self.cache, part, each[None]) for part, each in zip(parts, own, strict=True)]
+        hidden = torch.cat(read) if len(read) > 1 else read[0]
         if all(row.wanted == len(row.tokens) for row in rows):
             return hidden
-        ends = shape.rows[:, 0] + shape.rows[:, 1]
-        wanted = [place for end, row in zip(ends.tolist(), rows, strict=True) for place in range(end - row.wanted, end)]
-        return hidden[wanted]
+        ends = accumulate(len(row.tokens) for row in rows)
+        return hidden[[place for end, row in zip(ends, rows, strict=True) for place in range(end - row.wanted, end)]]
 
     def begin(self, batch: FlatBatch, count: int, *, recording: bool = False) -> Tensor:
         """Read the rows of a draft, for `count` drafted positions. Return what `follow` and `logits` carry on.
@@ -174,5 +177,6 @@ def _tokens(rows: Sequence[RowInput]) -> Ints:
     return numpy.array([token for row in rows for token in row.tokens], dtype=numpy.int64)
 
 
-def _chains(rows: Sequence[RowInput]) -> FewRows:
-    return FewRows.chains(*zip(*((row.slot, row.start, len(row.tokens)) for row in rows), strict=True))
+def _numbers(rows: Sequence[RowInput]) -> Iterator[tuple[int, ...]]:
+    """Slots, starts and numbers of tokens."""
+    return zip(*((row.slot, row.start, len(row.tokens)) for row in rows), strict=True)

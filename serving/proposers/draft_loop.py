@@ -134,13 +134,9 @@ class DraftLoop:
         """Return the loop in one call, None where pass by pass is needed."""
         steps = None if self.runner.prepared is None or self.runner.one_pass else self.runner.prepared.steps
         plain = draws.filters is None and draws.keys is None and draws.added is None and draws.repetition is None
-        if (
-            steps is None
-            or not plain
-            or not steps.few.takes_chains(self.runner.cache, [len(row.tokens) for row in rows])
-        ):
+        if steps is None or not plain or not self.runner.hands_states:
             return None
-        return steps if self.runner.hands_states else None
+        return steps if steps.few.takes_chains(self.runner.cache, [len(row.tokens) for row in rows]) else None
 
 
 def _so_far(finite: Tensor) -> Tensor:

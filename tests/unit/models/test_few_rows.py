@@ -15,6 +15,8 @@ from distillspec.models.few_tokens import FewTokens
 from distillspec.models.slot_attention import slot_attention_in
 from distillspec.models.slot_cache import SlotCache
 from distillspec.serving.execution.flat_batch import RowInput
+from distillspec.serving.execution.prepared import PreparedModel
+from distillspec.serving.execution.runner import ModelRunner
 
 from .test_few_tokens import CLOSE, DTYPES, llama, off, run
 
@@ -45,7 +47,7 @@ def kernel(model: LanguageModel) -> FewTokens:
 
 def longest(few: FewTokens) -> int:
     """Return the tokens of a prompt that this machine's kernel takes whole."""
-    return min(few.most, 150)
+    return 150 if few.takes_chains(SlotCache(1, 8), [150]) else 32
 
 
 @torch.inference_mode()
@@ -108,3 +110,31 @@ def test_chains_as_numbers() -> None:
     assert rows.nodes[[0, 1, 62, 63, 69, 70, 71]].tolist() == [1, 3, 2**63 - 1, -1, -1, 1, 3]
     assert rows.places.tolist() == [*range(10, 80), 0, 1]
     assert rows.slots.tolist() == [4] * 70 + [2] * 2
+
+
+@pytest.mark.parametrize("most", [1, 3, 7, 50])
+def test_slices_hold_every_token_once(most: int) -> None:
+    given = [(0, 5, 3), (2, 0, 9), (1, 40, 1), (3, 7, 7)]
+    slices = list(FewRows.slices(most, *zip(*given, strict=True)))
+    assert [len(part.slots) for part in slices[:-1]] == [most] * (len(slices) - 1)
+    places = [pair for part in slices for pair in zip(part.slots.tolist(), part.places.tolist(), strict=True)]
+    assert places == [(slot, start + i) for slot, start, count in given for i in range(count)]
+
+
+@torch.inference_mode()
+def test_a_long_prompt_is_read_in_slices() -> None:
+    """As at once, to the bit, and what is wanted of each row alone."""
+    model = llama(torch.bfloat16)
+    few = kernel(model)
+    if not few.takes_chains(SlotCache(1, 256), [few.most + 1], sliced=True):
+        pytest.skip("long passes are left to torch here")
+    prepared = PreparedModel(model, pack_weights=True, compile=False)
+    rows = [RowInput(0, 0, text(100), 2), RowInput(1, 0, [5], 1), RowInput(2, 0, text(40), 40)]
+    found = []
+    for most in (few.most, 30):
+        assert prepared.few is not None
+        prepared.few.most = most
+        found.append(ModelRunner(model, SlotCache(3, 256), prepared).read(rows))
+    prepared.restore()
+    assert len(found[0]) == 43
+    assert torch.equal(found[0], found[1])

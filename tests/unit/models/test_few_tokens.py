@@ -293,7 +293,8 @@ def test_large_passes_and_long_trees_are_left_to_torch() -> None:
     model = llama()
     few = FewTokens.of(model)
     assert few is not None
-    long = [RowInput(0, 0, [5] * (module.MOST_NEW + 1))]
+    nodes = [7] * module.MOST_NODES
+    long = [RowInput(0, 0, [5, *nodes], tree=TokenTree.of_parents(nodes, [-1] * len(nodes)))]
     many = [RowInput(slot, 0, [5] * 8) for slot in range(1 + few.most // 8)]
     assert not few.takes_chains(SlotCache(80, 64), [len(row.tokens) for row in many])
     for rows in (long, many):

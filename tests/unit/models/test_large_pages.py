@@ -58,3 +58,12 @@ def test_elsewhere_tensors_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_empty_tensor_stays() -> None:
     given = torch.ones(0, 3)
     assert LargePages().keep(given) is given
+
+
+def test_without_memory_a_tensor_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr("distillspec.models.large_pages.mmap.mmap", refuse)
+    given = torch.ones(3)
+    assert LargePages().keep(given) is given
