@@ -111,7 +111,8 @@ void attend_some(const T* keys, const T* values, int64_t place, int64_t base, in
         first = std::min<int64_t>(first, seen[r].first);
         most[r] = LOWEST;
     }
-    const RunningSoftmax<T> softmax{keys, values, place, int(dim), int(count), sum, most, total, seen.data(), queries.data(), scale};
+    const RunningSoftmax<T> softmax{keys, values, place,       int(dim),       int(count), sum,
+                                    most, total,  seen.data(), queries.data(), scale};
     const auto read_with = [&](auto part) {
         for (int64_t start = first; start < end; start += SPAN)
             part.read(int(start), int(std::min<int64_t>(SPAN, end - start)), int(base));

@@ -55,8 +55,8 @@ template <typename T>
 struct PairedHead : RunningSoftmax<T> {
     using Base = RunningSoftmax<T>;
     using Base::keys, Base::values, Base::stride, Base::dim, Base::count, Base::sum;
-    Pairs *turned;  // [dim / 2, SPAN]: the same two numbers of all keys of the block
-    Pairs *joined;  // [SPAN / 2, dim]: the values of two keys
+    Pairs* turned;  // [dim / 2, SPAN]: the same two numbers of all keys of the block
+    Pairs* joined;  // [SPAN / 2, dim]: the values of two keys
 
     explicit PairedHead(const Base& of) : Base(of) {
         static thread_local std::vector<Words> own;
@@ -144,10 +144,11 @@ struct PairedHead : RunningSoftmax<T> {
         Vec sums[R][V] = {};
         for (int j = 0; j < size; j += 2) {
             Pairs held[V];
+            const Pairs* before = joined + (j / 2 * dim + column) / LANES;
 #pragma GCC unroll 8
-            for (int i = 0; i < V; i += 2)
-                if (ALONE) join_at(start, size, j, column + i * LANES, held + i);
-                else held[i] = joined[(j / 2 * dim + column) / LANES + i], held[i + 1] = joined[(j / 2 * dim + column) / LANES + i + 1];
+            for (int i = 0; i < V; ++i)
+                if (!ALONE) held[i] = before[i];
+                else if (i % 2 == 0) join_at(start, size, j, column + i * LANES, held + i);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
                 const Pairs own = all_of_pair(weights[r] + j);

@@ -26,7 +26,7 @@ namespace {
 constexpr bool MANY = LANES == 16;
 constexpr int BLOCKS = 2, TOKENS = MANY ? 8 : 6, CHUNK = MANY ? 2 : 6;
 constexpr int FEW_BLOCKS = MANY ? 4 : 3, FEW_TOKENS = MANY ? 2 : 4, FEW_CHUNK = MANY ? 4 : 6;
-constexpr int ALONE = MANY ? 6 : 0;  // for so many tokens, if not few, one block at a time is nearer to memory's bandwidth
+constexpr int ONE_BY_ONE = MANY ? 6 : 0;  // for so many tokens, if not few, one block at a time is nearer to memory's bandwidth
 
 template <typename T>
 using Number = std::conditional_t<BY_PAIRS<T>, uint16_t, float>;  // of activations
@@ -196,7 +196,7 @@ void product(const W* held, int64_t out, int64_t in, const X* x, int64_t tokens,
     const int64_t begin = 2 * (pairs * thread / threads);
     const int64_t end = thread + 1 < threads ? 2 * (pairs * (thread + 1) / threads) : out / LANES;
     if (tokens <= FEW_TOKENS) own_blocks<FEW_BLOCKS, FEW_TOKENS>(weight, begin, end, FEW_CHUNK, x, tokens, use);
-    else if (tokens <= ALONE) own_blocks<1, std::max(1, ALONE)>(weight, begin, end, 1, x, tokens, use);
+    else if (tokens <= ONE_BY_ONE) own_blocks<1, std::max(1, ONE_BY_ONE)>(weight, begin, end, 1, x, tokens, use);
     else own_blocks<BLOCKS, TOKENS>(weight, begin, end, CHUNK, x, tokens, use);
 #pragma omp barrier
 }
