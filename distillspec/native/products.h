@@ -51,42 +51,29 @@ struct Ahead {
 // A function that is called keeps its sums in memory.
 #define INLINED inline __attribute__((always_inline))
 
-// sums[b][t] += block b of a packed weight times token t. `x` has `in` numbers a token.
-template <int B, int N>
-INLINED void multiply(const uint16_t* weight, int64_t in, const uint16_t* x, Ahead<uint16_t> ahead, Vec (&sums)[B][N]) {
 #if defined(__AVX512BF16__)
-    for (int64_t k = 0; k < in; k += 2) {
-        Pairs w[B];
-#pragma GCC unroll 8
-        for (int b = 0; b < B; ++b) {
-            __builtin_prefetch(ahead.from + b * in * LANES, 0, 2);
-            w[b] = pairs(weight + b * in * LANES + k * LANES);
-        }
-        ahead.from += ahead.step;
-#pragma GCC unroll 8
-        for (int t = 0; t < N; ++t) {
-            const Pairs xs = all_of_pair(x + t * in + k);
-#pragma GCC unroll 8
-            for (int b = 0; b < B; ++b) sums[b][t] = add_products(sums[b][t], xs, w[b]);
-        }
-    }
+// Two inputs of LANES outputs. In bfloat16 128 to 255 follow one another: the bits of 128 with code c of 7 bits in the mantissa
+// are 128 + c.
+inline Pairs inputs(const uint16_t* weight) { return pairs(weight); }
+inline Pairs inputs(const uint8_t* weight) { return widened(weight) | all_of_number(CODED); }
 #endif
-}
 
-// The same for codes of 7 bits, of inputs in fours. In bfloat16 128 to 255 follow one another: the bits of 128 with code c in
-// the mantissa are 128 + c.
-template <int B, int N>
-INLINED void multiply(const uint8_t* weight, int64_t in, const uint16_t* x, Ahead<uint8_t> ahead, Vec (&sums)[B][N]) {
+// sums[b][t] += block b of a packed weight times token t. `x` has `in` numbers a token. Codes are read by inputs in fours.
+template <int B, int N, typename W>
+INLINED void multiply(const W* weight, int64_t in, const uint16_t* x, Ahead<W> ahead, Vec (&sums)[B][N]) {
 #if defined(__AVX512BF16__)
-    for (int64_t start = 0; start < in; start += 4) {
-#pragma GCC unroll 8
-        for (int b = 0; b < B; ++b) __builtin_prefetch(ahead.from + b * in * LANES, 0, 2);
-        ahead.from += ahead.step;
+    constexpr int64_t LINE_INPUTS = LINE_OF<W> / LANES;
+    for (int64_t start = 0; start < in; start += LINE_INPUTS) {
 #pragma GCC unroll 2
-        for (int64_t k = start; k < start + 4; k += 2) {
+        for (int64_t i = 0; i < LINE_INPUTS; i += 2) {
+            const int64_t k = start + i;
             Pairs w[B];
 #pragma GCC unroll 8
-            for (int b = 0; b < B; ++b) w[b] = widened(weight + b * in * LANES + k * LANES) | all_of_number(CODED);
+            for (int b = 0; b < B; ++b) {
+                if (i == 0) __builtin_prefetch(ahead.from + b * in * LANES, 0, 2);
+                w[b] = inputs(weight + b * in * LANES + k * LANES);
+            }
+            if (i == 0) ahead.from += ahead.step;
 #pragma GCC unroll 8
             for (int t = 0; t < N; ++t) {
                 const Pairs xs = all_of_pair(x + t * in + k);
