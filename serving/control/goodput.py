@@ -4,8 +4,7 @@ speculating for long."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import replace
 
 import numpy
 
@@ -27,6 +26,7 @@ from distillspec.serving.control.base import (
 )
 from distillspec.serving.control.bounded import WITHIN
 from distillspec.serving.control.candidates import Candidates
+from distillspec.serving.control.decision import Decision, Mode, are_alike
 from distillspec.serving.control.sources import choose_sources
 from distillspec.serving.control.speculation_policy import SpeculationPolicy
 from distillspec.serving.control.step_batch import StepBatch
@@ -35,33 +35,12 @@ from distillspec.serving.costs.live_latency import LiveLatency
 from distillspec.serving.costs.table import Floats
 
 TRY_LENGTH = 2  # tokens a row drafts on trial
-REPLAN_EVERY = 4  # steps that one plan holds for while the rows are the same: planning takes 2 % of a small step
+REPLAN_EVERY = 8  # steps that one plan holds for while the rows are the same: planning takes 4 % of a small step
 FORGET_ROWS_EVERY = 256  # steps
 # Costs of passes larger than those that are run are never corrected. So one of so many steps drafts a token more a row,
 # if it is expected to reach this share of the goodput.
 EXPLORE_EVERY, EXPLORE_WITHIN = 20, 0.85
 HOPE = 1.0  # standard errors of acceptance: see `_hoped`
-Speculating = Literal["speculating", "exploring", "trial", "within bounds", "bounds out of reach"]
-Mode = Literal[Speculating, "not worth it", "measuring plain", "nothing to draft for"]
-
-
-@dataclass(frozen=True)
-class Decision:
-    """Reasons of a plan: predicted seconds and tokens of the step, and the estimates behind them."""
-
-    mode: Mode
-    lengths: tuple[int, ...]  # levels of each row
-    shapes: tuple[TreeShape, ...]  # of each row's tree
-    rows: tuple[RowView, ...] = field(repr=False)  # each with the source that drafts for it
-    predicted_tokens: float
-    predicted_s: float
-    plain_tokens_per_s: float
-    best_tokens_per_s: float  # of the best lengths, whether they were taken or not
-    uncertainty: float  # relative, of the measured goodput
-    hazards: tuple[float, ...]
-    latency: LatencyModel
-    raw: tuple[float, float]  # goodput without speculation and of the best lengths, before what was measured
-    slo_violation: float | None = None  # the worst row's expected time per token over its bound, None without bounds
 
 
 class GoodputController:
@@ -97,29 +76,43 @@ class GoodputController:
         self.speculation_length, self.max_time_per_token_s = speculation_length, max_time_per_token_s
         self._alike = lengths != "request"
         self._costs = LiveLatency(latency, drafts_with_model=drafts_with_model)
+        self._waiting: list[StepResult] = []  # not learnt from yet
         shared = {"strength": float("inf")} if lengths == "global" else {}
         self.trees = None if self._alike else trees
         width = 1 if self.trees is None else 1 + int(self.trees.ranks.max(initial=0))
         own = AcceptanceEstimate(speculation_length, width, **shared)
-        self.acceptance = own if acceptance is None else acceptance
+        self._acceptance = own if acceptance is None else acceptance
         self._steps, self._price = 0, 0.0
         self._last: Plan | None = None  # the last step's, where another step could follow it
-        self.speculation = SpeculationPolicy()
+        self._speculation = SpeculationPolicy()
 
     @property
     def latency(self) -> LatencyModel:
         """The present estimate of the costs of steps."""
+        self._learn()
         return self._costs.latency
+
+    @property
+    def acceptance(self) -> AcceptanceEstimate:
+        """The present estimate of acceptance."""
+        self._learn()
+        return self._acceptance
+
+    @property
+    def speculation(self) -> SpeculationPolicy:
+        """What speculation was measured to gain, and whether it continues."""
+        self._learn()
+        return self._speculation
 
     def use_costs(self, latency: LatencyModel) -> None:
         """Go on from newly measured costs."""
+        self._learn()
         self._last = None
         self._costs = LiveLatency(latency, drafts_with_model=self._costs.drafts_with_model)
 
     def plan(self, view: BatchView) -> Plan:
-        if self._holds(view):
-            assert self._last is not None
-            return replace(self._last, why=replace(self._last.why, rows=view.rows))
+        if (held := self._held(view)) is not None:
+            return held
         decision = self.decide(view)
         rows = tuple(map(RowPlan.of, decision.rows, decision.shapes))
         return Plan(rows, decision.predicted_tokens, decision.predicted_s, decision)
@@ -160,25 +153,60 @@ class GoodputController:
             excess,
         )
 
-    def _holds(self, view: BatchView) -> bool:
-        """Return True if the last step's plan is good for this one too."""
-        last, steps, policy = self._last, self._steps, self.speculation
+    def _held(self, view: BatchView) -> Plan | None:
+        """Return the last step's plan if it is good for this one too."""
+        last, steps, policy = self._last, self._steps, self._speculation
         if last is None or steps % REPLAN_EVERY == 0 or view.prefill_tokens or self.max_time_per_token_s is not None:
-            return False
+            return None
         if last.why.mode == "speculating":
             due = policy.plain_is_due or not policy.speculates or steps % EXPLORE_EVERY == EXPLORE_EVERY - 1
         else:
             due = last.why.mode != "not worth it" or policy.trial_is_due
-        most = self.speculation_length
-        pairs = zip(view.rows, last.why.rows, strict=False)
-        return not due and len(view.rows) == len(last.why.rows) and all(_is_alike(*pair, most) for pair in pairs)
+        return None if due or not are_alike(view.rows, last.why.rows, self.speculation_length) else last
 
     def observe(self, result: StepResult) -> None:
-        """Learn from a step: acceptance, costs, and errors of the prediction."""
-        rows, why = decoding_rows(result), result.plan.why
-        self._last = result.plan if isinstance(why, Decision) and not result.prefill_tokens else None
-        view = replace(result.view, rows=why.rows) if isinstance(why, Decision) else result.view
-        prompts_s = self.latency.prompts_s(len(view.rows), result.prefill_tokens)
+        """Take note of a step, to be learnt from when it is next planned for.
+
+        After a pass of the models the processor's caches hold none of this code. Steps that one plan held for are
+        learnt from together, which takes half of the time.
+        """
+        holds = isinstance(result.plan.why, Decision) and not result.prefill_tokens
+        self._last = result.plan if holds else None
+        self._steps += 1
+        self._count(result)
+        self._waiting.append(result)
+        if self._last is None or self._steps % REPLAN_EVERY == 0:
+            self._learn()
+
+    def draft_changed(self, acceptance: float | None = None) -> None:
+        """Forget the old draft's measured gain, and its acceptance where the new one's is not known."""
+        self.acceptance.reset() if acceptance is None else self.acceptance.scale(acceptance)
+        self._speculation, self._last = SpeculationPolicy(), None
+
+    def member_changed(self, source: str, acceptance: float | None = None) -> None:
+        """Forget what one of several drafts accepted and cost, as far as the new one's is not known."""
+        self.acceptance.change(source, acceptance)
+        self._costs.draft_changed(source)
+        self._speculation, self._last = SpeculationPolicy(), None
+
+    @property
+    def most_nodes(self) -> int:
+        """The most tokens of a row's tree."""
+        return self.speculation_length if self.trees is None else len(self.trees)
+
+    def _learn(self) -> None:
+        """Learn from the steps that wait: acceptance, costs, and errors of the predictions."""
+        waiting, self._waiting = self._waiting, []
+        for result in waiting:
+            self._learn_from(result)
+        if waiting and self._steps % FORGET_ROWS_EVERY == 0:
+            self._acceptance.keep_only([row.sequence_id for row in waiting[-1].view.rows])
+
+    def _learn_from(self, result: StepResult) -> None:
+        rows, view, why = decoding_rows(result), result.view, result.plan.why
+        if isinstance(why, Decision) and any(row.others for row in view.rows):
+            view = replace(view, rows=why.rows)
+        prompts_s = self._costs.latency.prompts_s(len(view.rows), result.prefill_tokens)
         sure = len(rows) == len(view.rows) and self._costs.observe(
             [row.context_tokens for row in view.rows],
             [row.nodes for row in rows],
@@ -191,30 +219,11 @@ class GoodputController:
             [row.source for row in view.rows],
         )
         kinds = {row.sequence_id: kind for row in view.rows if (kind := evidence(row))}
-        self.acceptance.observe(rows, [kinds.get(row.sequence_id, 0) for row in rows] if kinds else None)
-        if rows:
-            self._judge(result, rows, prompts_s, sure)
+        self._acceptance.observe(rows, [kinds.get(row.sequence_id, 0) for row in rows] if kinds else None)
         if isinstance(why, Decision):
             self._price = why.raw[1]
-        self._steps += 1
-        if self._steps % FORGET_ROWS_EVERY == 0:
-            self.acceptance.keep_only([row.sequence_id for row in view.rows])
-
-    def draft_changed(self, acceptance: float | None = None) -> None:
-        """Forget the old draft's measured gain, and its acceptance where the new one's is not known."""
-        self.acceptance.reset() if acceptance is None else self.acceptance.scale(acceptance)
-        self.speculation, self._last = SpeculationPolicy(), None
-
-    def member_changed(self, source: str, acceptance: float | None = None) -> None:
-        """Forget what one of several drafts accepted and cost, as far as the new one's is not known."""
-        self.acceptance.change(source, acceptance)
-        self._costs.draft_changed(source)
-        self.speculation, self._last = SpeculationPolicy(), None
-
-    @property
-    def most_nodes(self) -> int:
-        """The most tokens of a row's tree."""
-        return self.speculation_length if self.trees is None else len(self.trees)
+            if rows and sure:
+                self._judge(result, why, rows, prompts_s)
 
     def _batch(self, view: BatchView, trees: Candidates | None, hope: float = 0.0) -> StepBatch:
         own = (view, self.speculation_length, self.acceptance, self.latency)
@@ -274,26 +283,18 @@ class GoodputController:
         own = [row.max_time_per_token_s or self.max_time_per_token_s for row in rows]
         return numpy.array([bound or numpy.inf for bound in own]) if any(own) else None
 
-    def _judge(self, result: StepResult, rows: Sequence[RowResult], prompts_s: float, sure: bool) -> None:
-        """Record the error of the prediction if it was `sure`, and decide whether speculation continues."""
-        why, policy = result.plan.why, self.speculation
-        speculated = any(row.nodes for row in rows)
-        trial = speculated and isinstance(why, Decision) and why.mode == "trial"
-        policy.step_passed(speculated, self._catch_up_s(why.rows, why.lengths) if trial else None)
-        if not sure or not isinstance(why, Decision):
+    def _count(self, result: StepResult) -> None:
+        """Count a step that rows decoded in: trials and plain steps are due by these counts."""
+        if not (rows := decoding_rows(result)):
             return
+        why, speculated = result.plan.why, any(row.nodes for row in rows)
+        trial = speculated and isinstance(why, Decision) and why.mode == "trial"
+        self._speculation.step_passed(speculated, self._catch_up_s(why.rows, why.lengths) if trial else None)
+
+    def _judge(self, result: StepResult, why: Decision, rows: Sequence[RowResult], prompts_s: float) -> None:
+        """Record the error of the prediction, and decide whether speculation continues."""
+        policy, speculated = self._speculation, any(row.nodes for row in rows)
         tokens = (sum([row.emitted for row in rows]), why.predicted_tokens) if speculated else None
         policy.saw(result.total_s - result.readings_s, why.predicted_s - prompts_s, prompts_s, tokens)
         if speculated:
             policy.judge(*why.raw)
-
-
-def _is_alike(row: RowView, before: RowView, most: int) -> bool:
-    """Return True for a row that is planned for as in the step before: its text alone has grown.
-
-    An answer comes nearer to its end with every step, which counts once less than `most` tokens are left.
-    """
-    if row.others or row.match or row.max_time_per_token_s is not None:
-        return False
-    grown = before._replace(context_tokens=row.context_tokens, unread_tokens=row.unread_tokens, limit=row.limit)
-    return row == grown and min(row.limit, most) == min(before.limit, most)

@@ -11,7 +11,9 @@ import pytest
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.control.base import BatchView, Option, Plan, RowView, StepResult
 from distillspec.serving.control.candidates import candidates
-from distillspec.serving.control.goodput import REPLAN_EVERY, Decision, GoodputController
+from distillspec.serving.control.decision import Decision
+from distillspec.serving.control.goodput import REPLAN_EVERY, GoodputController
+from distillspec.serving.costs.live_latency import LiveLatency
 
 from ..machine import CPU
 
@@ -54,13 +56,22 @@ def settled(steps: int = 40, accepted: int = 4) -> Counted:
     return controller
 
 
-def test_most_steps_take_the_plan_of_the_step_before() -> None:
-    controller = settled()
+def test_most_steps_take_the_plan_of_the_step_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    controller, learnt = settled(), []
+    learn = LiveLatency.observe
+
+    def recorded(costs: LiveLatency, contexts: Sequence[int], *rest: Any) -> bool:
+        learnt.append(list(contexts))
+        return learn(costs, contexts, *rest)
+
+    assert controller.latency, "all steps before are learnt from"
+    monkeypatch.setattr(LiveLatency, "observe", recorded)
     plans = [step(controller, view_of(step=number)) for number in range(5 * REPLAN_EVERY)]
     assert 5 <= controller.decided <= 7, "with one that explores"
     assert all(row.speculation_length for plan in plans for row in plan.rows)
-    for number, plan in enumerate(plans):
-        assert plan.why.rows == view_of(step=number).rows, "costs are learnt by the contexts of the step itself"
+    assert controller.latency
+    contexts = [[row.context_tokens for row in view_of(step=number).rows] for number in range(5 * REPLAN_EVERY)]
+    assert learnt == contexts, "costs are learnt by the contexts of the step itself"
 
 
 @pytest.mark.parametrize(

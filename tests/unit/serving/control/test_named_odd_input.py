@@ -11,8 +11,9 @@ from distillspec.models import LanguageModel
 from distillspec.serving import EngineSettings, SamplingParams
 from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.control.base import BatchView, LengthController, Plan, RowView, StepResult
+from distillspec.serving.control.decision import Decision
 from distillspec.serving.control.fixed import FixedLength
-from distillspec.serving.control.goodput import Decision, GoodputController
+from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.named import CONTROLLER_NAMES, named_controller
 from distillspec.serving.control.smartspec import MovingAcceptance
 from distillspec.serving.costs.latency import LatencyModel, guessed

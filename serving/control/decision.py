@@ -1,0 +1,49 @@
+"""What a goodput controller decided for a step, why, and for which rows it holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from distillspec.serving.base.shape import TreeShape
+from distillspec.serving.control.base import RowView
+from distillspec.serving.costs.latency import LatencyModel
+
+Speculating = Literal["speculating", "exploring", "trial", "within bounds", "bounds out of reach"]
+Mode = Literal[Speculating, "not worth it", "measuring plain", "nothing to draft for"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Reasons of a plan: predicted seconds and tokens of the step, and the estimates behind them."""
+
+    mode: Mode
+    lengths: tuple[int, ...]  # levels of each row
+    shapes: tuple[TreeShape, ...]  # of each row's tree
+    rows: tuple[RowView, ...] = field(repr=False)  # that it was decided for, each with its source
+    predicted_tokens: float
+    predicted_s: float
+    plain_tokens_per_s: float
+    best_tokens_per_s: float  # of the best lengths, whether they were taken or not
+    uncertainty: float  # relative, of the measured goodput
+    hazards: tuple[float, ...]
+    latency: LatencyModel
+    raw: tuple[float, float]  # goodput without speculation and of the best lengths, before what was measured
+    slo_violation: float | None = None  # the worst row's expected time per token over its bound, None without bounds
+
+
+def are_alike(rows: Sequence[RowView], before: Sequence[RowView], most: int) -> bool:
+    """Return True for rows that are planned for as in the step before: their texts alone have grown.
+
+    Args:
+        most: tokens that a row may draft. Its limit falls with every step, and counts once it is below `most`.
+    """
+    return len(rows) == len(before) and all(_is_alike(*pair, most) for pair in zip(rows, before, strict=True))
+
+
+def _is_alike(row: RowView, before: RowView, most: int) -> bool:
+    if row.others or row.match or row.max_time_per_token_s is not None:
+        return False
+    grown = before._replace(context_tokens=row.context_tokens, unread_tokens=row.unread_tokens, limit=row.limit)
+    return row == grown and min(row.limit, most) == min(before.limit, most)
