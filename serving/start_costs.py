@@ -96,13 +96,13 @@ def _draft_loops(
 ) -> list[Work]:
     """Return a draft's loops: whole ones of rising rows, or of blocks whose positions add up to rising numbers.
 
-    A loop's first pass reads text and takes longer than the others, so loops of one token would make drafts look dear.
+    A loop's first pass reads text and takes longer than the others: loops of one token show by how much.
     """
     longest = min(speculation_length, prospect.most)
     if prospect.at_once:
         loops = {(rows := -(-n // longest), round(n / rows), context) for n in KNOTS if n < slots * longest}
     else:
-        loops = {(n, longest, context) for n in KNOTS if n < slots}
+        loops = {(n, longest, context) for n in KNOTS if n < slots} | {(1, 1, context), (slots, 1, context)}
     loops |= {(slots, longest, context), (slots, longest, far)}
     return [passes.drafting(*loop, prospect.source) for loop in sorted(loops)]
 

@@ -91,6 +91,7 @@ def _figures(fitted: Fitted) -> dict[str, Any]:
         "seconds_by_tokens": {f"{tokens:g}": seconds for tokens, seconds in cost.knots},
         "per_context_s": cost.per_context,
         "per_row_s": cost.per_row,
+        "first_s": cost.first,
         "held_out_error": fitted.held_out_error,
         "points": len(fitted.points),
     }

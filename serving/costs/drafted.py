@@ -21,6 +21,7 @@ class DraftedCosts:
     target_s: seconds that drafted tokens add to the target's pass, by their number from 0 to n · nodes.
     pass_s: seconds of a draft pass by its tokens from 0 on.
     read_s: seconds that a row and its context add to a draft pass `[n]`.
+    first_s: seconds that the first draft pass takes more than the others.
 
     Args:
         latency: costs of steps.
@@ -46,6 +47,7 @@ class DraftedCosts:
         self.target_s = latency.target.by_tokens(counts + (rows + prefill_tokens))
         self.target_s -= self.target_s[0]
         self.model, self.read_s, self.pass_s = numpy.zeros(rows, dtype=bool), numpy.zeros(rows), 0.0 * counts
+        self.first_s = 0.0 if draft is None else draft.first
         if draft is None:
             return
         self.model = numpy.ones(rows, dtype=bool) if by_model is None else by_model
@@ -77,11 +79,13 @@ class DraftedCosts:
             rows: `[depths, …]`, rows that draft at depth 1, 2, … or deeper.
             read_s: `[depths, …]`, Σ of `self.read_s` over them.
         """
-        if not self.at_once:
-            return self.pass_s[rows] + read_s
-        depths = numpy.arange(len(rows) + 1).reshape(-1, *[1] * (rows.ndim - 1))
-        seconds = numpy.diff(self.pass_s[rows[:1] * depths], axis=0)
-        seconds[:1] += read_s[:1]
+        if self.at_once:
+            depths = numpy.arange(len(rows) + 1).reshape(-1, *[1] * (rows.ndim - 1))
+            seconds = numpy.diff(self.pass_s[rows[:1] * depths], axis=0)
+            seconds[:1] += read_s[:1]
+        else:
+            seconds = self.pass_s[rows] + read_s
+        seconds[:1] += self.first_s * (rows[:1] > 0)
         return seconds
 
     def of(self, lengths: Ints) -> Floats:
@@ -90,6 +94,8 @@ class DraftedCosts:
         if not self.model.all():
             seconds += self.draft_free_s * ((lengths > 0) & ~self.model).any(1)
             lengths = lengths * self.model
+        if self.first_s:
+            seconds += self.first_s * lengths.any(1)
         if self.at_once:
             drafts = lengths > 0
             positions = drafts.sum(1) * lengths.max(1, initial=0)

@@ -54,7 +54,7 @@ class Fitted:
     def predicted(self, point: Timed) -> float:
         """Seconds that the table gives for a point's work."""
         every = (point.context, point.tokens, point.rows)
-        return point.passes * self.cost.seconds(*[one / point.passes for one in every])
+        return self.cost.first + point.passes * self.cost.seconds(*[one / point.passes for one in every])
 
 
 @dataclass(frozen=True)
@@ -195,13 +195,15 @@ def _fitted_table(points: Sequence[Timed], by_row: bool) -> CostTable:
     """Fit the seconds of the first knot and the rise to each further one, each ≥ 0."""
     knots = _knots([point.tokens / point.passes for point in points])
     eye = [CostTable(tuple((at, float(at >= knot)) for at in knots)) for knot in knots]
+    by_loop = len({point.passes for point in points}) > 1  # else a first pass cannot be told from the others
     work = [
-        [p.context, p.rows * by_row, *(p.passes * rise.seconds(0, p.tokens / p.passes) for rise in eye)] for p in points
+        [p.context, p.rows * by_row, by_loop, *(p.passes * rise.seconds(0, p.tokens / p.passes) for rise in eye)]
+        for p in points
     ]
     relative = numpy.array(work) / numpy.array([[point.seconds] for point in points])
     scale = numpy.maximum(relative.max(0), 1e-12)
-    per_context, per_row, *rises = (nnls(relative / scale, numpy.ones(len(points)))[0] / scale).tolist()
-    return CostTable.rising(zip(knots, numpy.cumsum(rises).tolist(), strict=True), per_context, per_row)
+    per_context, per_row, first, *rises = (nnls(relative / scale, numpy.ones(len(points)))[0] / scale).tolist()
+    return CostTable.rising(zip(knots, numpy.cumsum(rises).tolist(), strict=True), per_context, per_row, first)
 
 
 def _knots(tokens: Sequence[float]) -> list[float]:

@@ -77,6 +77,7 @@ class LatencyModel:
             return self.draft_s(contexts, lengths) + (self.draft_free_s if free else 0.0)
         work = draft_work(contexts, lengths, self.at_once)
         further_s = self.draft.per_context * work.context + self.draft.per_row * work.rows
+        further_s += self.draft.first if work.passes else 0.0
         return further_s + sum([self.draft.seconds(0, tokens) for tokens in work.passes])
 
     def catch_up_s(self, unread_tokens: Sequence[int]) -> float:
@@ -98,8 +99,8 @@ class LatencyModel:
         if self.draft is None:
             return self.draft_free_s
         if self.at_once:
-            return self.draft.seconds(context, rows * length, rows)
-        return length * self.draft.seconds(context, rows, rows)
+            return self.draft.first + self.draft.seconds(context, rows * length, rows)
+        return self.draft.first + length * self.draft.seconds(context, rows, rows)
 
     def step_s(
         self,

@@ -51,19 +51,20 @@ class Trust:
     parts: float  # of the fixed part and of the part by tokens, each
     knot: float  # of each knot by itself
     context: float
+    first: float  # of what a first pass takes more, in passes over one token
     residual: float | None
 
 
-MEASURED, GUESSED = Trust(0.3, 0.05, 0.05, 0.3, 0.1), Trust(1.0, 1.0, 0.1, 1.0, None)
+MEASURED, GUESSED = Trust(0.3, 0.05, 0.05, 0.3, 0.3, 0.1), Trust(1.0, 1.0, 0.1, 1.0, 1.0, None)
 
 
 class LiveCosts:
     """One model's `CostTable`, corrected by the times of live steps.
 
-    The state are the seconds of each knot, of context and of rows, relative to the table's. All may be off together
-    (the machine's speed, which is followed fast), by the fixed part, by the part by tokens, or each alone (slowly).
-    A measurement corrects what it depends on, in proportion to how uncertain that is (Kalman 1960). Residuals far
-    beyond the usual are clipped: a pause of the machine is no new machine.
+    The state are the seconds of each knot, of context, of rows and of first passes, relative to the table's. All may
+    be off together (the machine's speed, which is followed fast), by the fixed part, by the part by tokens, or each
+    alone (slowly). A measurement corrects what it depends on, in proportion to how uncertain that is (Kalman 1960).
+    Residuals far beyond the usual are clipped: a pause of the machine is no new machine.
 
     Args:
         prior: measured or guessed costs.
@@ -73,15 +74,16 @@ class LiveCosts:
     def __init__(self, prior: CostTable, trust: Trust = MEASURED) -> None:
         self._knots = numpy.array(KNOTS, dtype=numpy.float64)
         start_s = prior.by_tokens(self._knots)
-        self._unit = numpy.maximum(numpy.append(start_s, [start_s[0] / FULL_CONTEXT, prior.per_row]), LEAST_S / 1e4)
-        self._unit[-2] = max(self._unit[-2], prior.per_context)
-        self._state = numpy.append(start_s, [prior.per_context, prior.per_row]) / self._unit
-        fixed = numpy.append(start_s[0] / numpy.maximum(start_s, LEAST_S), [0.0, 1.0])
-        by_tokens = numpy.append(1 - fixed[:-2], [0.0, 0.0])
-        speed = numpy.append(numpy.ones(len(KNOTS)), [self._state[-2], 1.0])
+        least_s = [max(start_s[0] / FULL_CONTEXT, prior.per_context), prior.per_row, start_s[0]]
+        self._unit = numpy.maximum(numpy.append(start_s, least_s), LEAST_S / 1e4)
+        self._state = numpy.append(start_s, [prior.per_context, prior.per_row, prior.first]) / self._unit
+        fixed = numpy.append(start_s[0] / numpy.maximum(start_s, LEAST_S), [0.0, 1.0, 0.0])
+        by_tokens = numpy.append(1 - fixed[:-3], [0.0, 0.0, 0.0])
+        speed = numpy.append(numpy.ones(len(KNOTS)), [self._state[-3], 1.0, self._state[-1]])
         self._spread = trust.speed**2 * numpy.outer(speed, speed)
         self._spread += trust.parts**2 * (numpy.outer(fixed, fixed) + numpy.outer(by_tokens, by_tokens))
-        self._spread += numpy.diag(numpy.append(numpy.full(len(KNOTS), trust.knot), [trust.context, 0.0])) ** 2
+        own = numpy.append(numpy.full(len(KNOTS), trust.knot), [trust.context, 0.0, trust.first])
+        self._spread += numpy.diag(own) ** 2
         self._clip = OutlierClip(trust.residual)
         self._table: CostTable | None = prior
         self._observed, self._seen, self._sure = 0, [0, 1], False
@@ -91,13 +93,17 @@ class LiveCosts:
     def table(self) -> CostTable:
         """The present estimate."""
         if self._table is None:
-            *seconds, per_context, per_row = numpy.maximum(self._state * self._unit, 0.0).tolist()
+            *seconds, per_context, per_row, first = numpy.maximum(self._state * self._unit, 0.0).tolist()
             rising = accumulate(seconds, max)  # as in `CostTable.rising`
-            self._table = CostTable(tuple(zip(KNOTS, rising, strict=True)), per_context, per_row)
+            self._table = CostTable(tuple(zip(KNOTS, rising, strict=True)), per_context, per_row, first)
         return self._table
 
-    def observe(self, context: float, passes: Sequence[float], seconds: float, rows: float = 0) -> bool:
+    def observe(
+        self, context: float, passes: Sequence[float], seconds: float, rows: float = 0, *, first: bool = False
+    ) -> bool:
         """Learn what passes over so many tokens each took, with `context` tokens cached and `rows` rows in all.
+
+        `first`: the first of them is a draft's, which takes longer than the others.
 
         Times that no clock should give (negative, not finite) are left out. Return True if the prediction was sure
         enough to judge by.
@@ -110,7 +116,7 @@ class LiveCosts:
         if like_last and self._observed > ALERT and self._observed % TAKEN_EVERY:
             return self._sure
         self._last = tokens
-        work = self._work(context, passes, rows)
+        work = self._work(context, passes, rows, first)
         predicted = max(float(work @ self._state), LEAST_S)
         shift = self._spread @ work
         variance = float(work @ shift)
@@ -123,7 +129,7 @@ class LiveCosts:
         self._sure = variance**0.5 < SURE * predicted
         return self._sure
 
-    def _work(self, context: float, passes: Sequence[float], rows: float) -> Floats:
+    def _work(self, context: float, passes: Sequence[float], rows: float, first: bool) -> Floats:
         """Return the seconds that the passes take for each unit of the state, and note the knots they depend on."""
         weights, self._seen = [0.0] * len(self._unit), []
         for tokens in passes:
@@ -132,5 +138,5 @@ class LiveCosts:
             weights[after - 1] += 1 - share
             weights[after] += share
             self._seen = [after - 1, after]
-        weights[-2:] = [context, rows]
+        weights[-3:] = [context, rows, float(first)]
         return numpy.array(weights) * self._unit

@@ -116,7 +116,7 @@ class LiveLatency:
             passes.append(further)
         elif further:
             passes[0] += further
-        return self._drafts[source].observe(work.context, passes, seconds, work.rows)
+        return self._drafts[source].observe(work.context, passes, seconds, work.rows, first=True)
 
     def _guess_draft(self, tokens: int) -> None:
         """Take a draft that was never measured for as much faster than guessed as the target is."""

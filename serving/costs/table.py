@@ -30,6 +30,7 @@ class CostTable:
             and are those of the first one before it. More tokens never cost less: fewer could be padded to as many.
         per_context: seconds for each cached token of the pass's rows.
         per_row: seconds for each row.
+        first: seconds that the first of a draft's passes takes more than the others: it reads new text.
 
     Raises:
         ConfigError: a number is negative or not finite, knots do not ascend, or there are fewer than two.
@@ -38,9 +39,10 @@ class CostTable:
     knots: tuple[tuple[float, float], ...]
     per_context: float = 0.0
     per_row: float = 0.0
+    first: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("per_context", "per_row"):
+        for name in ("per_context", "per_row", "first"):
             _check_seconds(name, getattr(self, name))
         if len(self.knots) < 2:
             raise ConfigError(f"knots={self.knots} must be at least two: one shows no slope")
@@ -58,18 +60,23 @@ class CostTable:
         return cls(((0.0, fixed), (1.0, fixed + per_token)), per_context)
 
     @classmethod
-    def rising(cls, knots: Iterable[tuple[float, float]], per_context: float = 0.0, per_row: float = 0.0) -> CostTable:
+    def rising(
+        cls, knots: Iterable[tuple[float, float]], per_context: float = 0.0, per_row: float = 0.0, first: float = 0.0
+    ) -> CostTable:
         """Return the table of measured knots. A time below that of fewer tokens is noise, and is lifted to it."""
         tokens, seconds = zip(*knots, strict=True)
-        return cls(tuple(zip(tokens, accumulate(seconds, max), strict=True)), per_context, per_row)
+        return cls(tuple(zip(tokens, accumulate(seconds, max), strict=True)), per_context, per_row, first)
 
     def scaled(self, factor: float) -> CostTable:
         """Return the table of a machine that takes `factor` times as long."""
         knots = tuple([(tokens, factor * seconds) for tokens, seconds in self.knots])
-        return CostTable(knots, factor * self.per_context, factor * self.per_row)
+        return CostTable(knots, factor * self.per_context, factor * self.per_row, factor * self.first)
 
     def seconds(self, context: float, tokens: float, rows: float = 0) -> float:
-        """Return the seconds of a pass over `tokens` tokens of `rows` rows, with `context` tokens cached in all."""
+        """Return the seconds of a pass over `tokens` tokens of `rows` rows, with `context` tokens cached in all.
+
+        What a draft's first pass takes more is not in it.
+        """
         return self._at(tokens) + self.per_context * context + self.per_row * rows
 
     def by_tokens(self, tokens: Floats) -> Floats:

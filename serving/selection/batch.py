@@ -77,8 +77,8 @@ class Others:
         if own.draft is None:
             return latency.draft_free_s
         if own.at_once:
-            return own.draft.seconds(0, count * habit.drafted + length)
-        seconds, level = 0.0, 1
+            return own.draft.first + own.draft.seconds(0, count * habit.drafted + length)
+        seconds, level = own.draft.first * (count * habit.drafted + length > 0), 1
         while (tokens := count * min(1.0, max(0.0, habit.drafted - level + 1)) + (level <= length)) > 0:
             seconds += min(1.0, tokens) * own.draft.seconds(0, max(1.0, tokens))
             level += 1

@@ -51,6 +51,7 @@ def test_a_pass_that_only_two_rows_pay_for_is_found() -> None:
     st.just(0.0) | st.floats(0, 1),
     st.none() | st.lists(st.booleans(), min_size=3, max_size=3),
     st.just(()) | st.tuples(*(st.tuples(st.just(n), st.floats(0, 2)) for n in (1.0, 3.0, 4.0, 9.0, 12.0))),
+    st.just(0.0) | st.floats(0, 1),
 )
 def test_the_optimum_is_brute_forces(
     rows: list[tuple[list[float], int, int]],
@@ -59,7 +60,9 @@ def test_the_optimum_is_brute_forces(
     per_expert: float,
     models: list[bool] | None,
     bumps: tuple[tuple[float, float], ...],
+    first: float,
 ) -> None:
+    draft = None if draft is None else replace(draft, first=first)
     knots = [(n, s + 0.1) for n, s in bumps or ((n, target.seconds(0, n)) for n in (1.0, 12.0))]
     experts = ((n, s + per_expert * loaded_experts(8, 2, n)) for n, s in knots)
     target = CostTable.rising(experts, target.per_context)
@@ -147,6 +150,7 @@ def tree_rate(batch: Batch, trees: Sequence[numpy.ndarray], contexts: list[int])
         passes = [sum(reads) for reads in levels]
     assert latency.draft is not None
     read_s = latency.draft.per_context * work.context + latency.draft.per_row * work.rows
+    read_s += latency.draft.first if passes else 0.0
     return tokens / (target_s + read_s + sum(latency.draft.seconds(0, count) for count in passes))
 
 
@@ -159,15 +163,17 @@ def test_trees_are_chosen_as_by_brute_force(rows: int, widths: tuple[int, ...], 
     for _ in range(60):
         draft_s, verified_s = generator.uniform(0, 0.3), generator.uniform(0, 0.1)
         knots = CostTable(((1.0, 1.0), (4.0, 1.0), (24.0, 1.0 + 20 * verified_s)), 1e-4)
-        latency = LatencyModel(knots, CostTable.line(1e-5, 0.02 * draft_s, draft_s), at_once=at_once)
+        latency = LatencyModel(
+            knots, replace(CostTable.line(1e-5, 0.02 * draft_s, draft_s), first=draft_s), at_once=at_once
+        )
         shares = -numpy.sort(-generator.random((rows, len(widths), max(widths))), 2)
         chances = shares / numpy.maximum(1, shares.sum(2, keepdims=True))
         contexts = generator.integers(0, 400, rows)
         survival, limits = chances[..., 0].cumprod(1), numpy.full(rows, len(widths))
         batch = Batch(survival, limits, contexts, latency, nodes=nodes, gains=nodes.survival(chances))
         best = best_by_row(batch)
-        assert best.taken is not None
-        assert best.goodput == pytest.approx(tree_rate(batch, list(best.taken), contexts.tolist()))
+        taken = numpy.zeros((rows, len(nodes)), dtype=bool) if best.taken is None else best.taken
+        assert best.goodput == pytest.approx(tree_rate(batch, list(taken), contexts.tolist()))
         rates = [tree_rate(batch, own, contexts.tolist()) for own in product(trees, repeat=rows)]
         kept.append(best.goodput / max(rates))
         chains = best_by_row(Batch(survival, limits, contexts, latency))

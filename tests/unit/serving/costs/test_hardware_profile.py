@@ -68,6 +68,16 @@ def test_costs_of_rows_are_fitted_where_they_matter() -> None:
     assert fit(points(0.0)).cost.per_row < 5e-4
 
 
+def test_what_a_first_pass_takes_more_is_fitted_where_loops_differ() -> None:
+    pass_s, first_s = 1e-3, 3e-3
+    loops = [(rows, length) for rows in (1, 4, 8) for length in (1, 4)]
+    points = [Timed(0, rows * k, k, first_s + k * pass_s * (1 + rows / 8), rows * k) for rows, k in loops]
+    found = fit(points)
+    assert found.cost.first == pytest.approx(first_s, rel=0.01)
+    assert found.held_out_error < 1e-6
+    assert fit([point for point in points if point.passes == 4]).cost.first == 0
+
+
 def test_passes_that_no_line_follows_are_fitted_by_the_number_of_tokens(tmp_path: Path) -> None:
     def seconds(tokens: int) -> float:
         return 0.05 if tokens == 1 else 0.07 if tokens <= 8 else 0.1 if tokens <= 24 else 0.13

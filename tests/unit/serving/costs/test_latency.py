@@ -33,6 +33,17 @@ def test_draft_passes_shrink_with_their_rows() -> None:
     assert draft_work([5, 6, 7], [3, 1, 2], at_once=False) == ([3, 2, 1], 15 + 6 + 14, 6)
 
 
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_first_pass_takes_longer_than_the_others(at_once: bool) -> None:
+    plain, draft = (CostTable.rising(((1.0, 1.0), (2.0, 1.5)), first=first) for first in (0.0, 4.0))
+    dear, cheap = (LatencyModel(CostTable.line(0, 0, 0), own, at_once=at_once) for own in (draft, plain))
+    assert dear.draft_s([5, 5], [0, 0]) == 0
+    assert dear.draft_s([5, 5], [3, 1]) == cheap.draft_s([5, 5], [3, 1]) + 4
+    assert dear.loop_s(2, 10, 3) == cheap.loop_s(2, 10, 3) + 4 == dear.draft_s([5, 5], [3, 3])
+    assert dear.catch_up_s([1, 1]) == cheap.catch_up_s([1, 1])
+    assert draft.scaled(0.5).first == 2
+
+
 def test_a_block_is_one_pass_over_the_rows_that_draft_as_deep_as_the_deepest() -> None:
     draft = CostTable.line(0.25, 1.0, 3.0)
     latency = LatencyModel(CostTable.line(0.5, 2.0, 10.0), draft, at_once=True)

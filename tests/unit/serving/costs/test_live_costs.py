@@ -69,6 +69,20 @@ def test_several_passes_of_one_measurement_are_told_apart_by_their_sizes() -> No
         assert learnt.table.seconds(0, rows) == pytest.approx(truth.seconds(0, rows), rel=0.1)
 
 
+@pytest.mark.parametrize("start", [0.0, 1e-3])
+def test_what_a_first_pass_takes_more_is_told_from_the_others(start: float) -> None:
+    """Draft loops of one to four tokens. Without it, short loops would look cheap and long ones dear."""
+    generator, truth = numpy.random.default_rng(0), CostTable(((1.0, 3e-4), (8.0, 4e-4)), first=9e-4)
+    learnt = LiveCosts(CostTable(((1.0, 4e-4), (8.0, 5e-4)), first=start))
+    for _ in range(400):
+        passes = [1.0] * int(generator.integers(1, 5))
+        seconds = truth.first + sum(truth.seconds(0, rows) for rows in passes)
+        learnt.observe(0, passes, seconds * float(generator.normal(1, 0.02)), first=True)
+    for length in (1, 4):
+        loop_s = learnt.table.first + length * learnt.table.seconds(0, 1)
+        assert loop_s == pytest.approx(truth.first + length * 3e-4, rel=0.1)
+
+
 def test_costs_of_rows_and_context_follow_the_machine() -> None:
     prior = CostTable(FLAT.knots, 2e-6, 1e-3)
     learnt = LiveCosts(prior)
