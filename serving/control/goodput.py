@@ -88,8 +88,7 @@ class GoodputController:
 
     @property
     def latency(self) -> LatencyModel:
-        """The present estimate of the costs of steps."""
-        self._learn()
+        """The estimate of the costs of steps, up to the last plan. Other threads may read it."""
         return self._costs.latency
 
     @property
@@ -118,11 +117,12 @@ class GoodputController:
         return Plan(rows, decision.predicted_tokens, decision.predicted_s, decision)
 
     def decide(self, view: BatchView) -> Decision:
-        """Plan lengths, with reasons. Pure.
+        """Plan lengths, with reasons, by all steps so far. The same view gives the same decision.
 
         The time of prompts read in the same step is paid whatever is drafted. Counted in, it would make each drafted
         token look cheap (the ratio is low anyway), so lengths are chosen without it. Bounds hold for the whole step.
         """
+        self._learn()
         view = replace(view, rows=choose_sources(view.rows, self.acceptance, self.latency))
         bounds = self._bounds(view.rows)
         batch = self._batch(view, self.trees if bounds is None else None)
