@@ -117,7 +117,8 @@ def figures() -> dict[str, list[str]]:
             for key in ("1", "8")
         ],
         "trees by goodput": [
-            f"{shown(own['mean'])} [{own['low']:.2f}, {own['high']:.2f}] at batch {key}" for key, own in trees.items()
+            f"{shown(trees[key]['mean'])} [{trees[key]['low']:.2f}, {trees[key]['high']:.2f}] at batch {key}"
+            for key in ("1", "8")
         ],
         "prompt lookup": [
             f"{lookup['ratio']:.2f} with {lookup['best_length']} tokens",
