@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from distillspec.serving.base.catch_up import ALONG
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.control.base import RowView
 from distillspec.serving.costs.latency import LatencyModel
@@ -31,6 +32,12 @@ class Decision:
     latency: LatencyModel
     raw: tuple[float, float]  # goodput without speculation and of the best lengths, before what was measured
     slo_violation: float | None = None  # the worst row's expected time per token over its bound, None without bounds
+
+    @property
+    def catches_up(self) -> bool:
+        """True if a draft reads long texts first. The next step takes less."""
+        rows = zip(self.rows, self.lengths, strict=True)
+        return any(length and row.drafted_by_model and row.unread_tokens > ALONG for row, length in rows)
 
 
 def are_alike(rows: Sequence[RowView], before: Sequence[RowView], most: int) -> bool:

@@ -88,7 +88,7 @@ class GoodputController:
 
     @property
     def latency(self) -> LatencyModel:
-        """The estimate of the costs of steps, up to the last plan. Other threads may read it."""
+        """The estimate of the costs of steps. The last few may not be in it yet."""
         return self._costs.latency
 
     @property
@@ -162,7 +162,11 @@ class GoodputController:
             due = policy.plain_is_due or not policy.speculates or steps % EXPLORE_EVERY == EXPLORE_EVERY - 1
         else:
             due = last.why.mode != "not worth it" or policy.trial_is_due
-        return None if due or not are_alike(view.rows, last.why.rows, self.speculation_length) else last
+        return (
+            None
+            if due or last.why.catches_up or not are_alike(view.rows, last.why.rows, self.speculation_length)
+            else last
+        )
 
     def observe(self, result: StepResult) -> None:
         """Take note of a step, to be learnt from when it is next planned for.

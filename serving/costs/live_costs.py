@@ -51,7 +51,7 @@ class Trust:
     parts: float  # of the fixed part and of the part by tokens, each
     knot: float  # of each knot by itself
     context: float
-    first: float  # of what a first pass takes more, in passes over one token
+    first: float  # of what a first pass takes more, as a share of a pass over one token
     residual: float | None
 
 

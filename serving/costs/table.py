@@ -30,7 +30,7 @@ class CostTable:
             and are those of the first one before it. More tokens never cost less: fewer could be padded to as many.
         per_context: seconds for each cached token of the pass's rows.
         per_row: seconds for each row.
-        first: seconds that the first of a draft's passes takes more than the others: it reads new text.
+        first: seconds that the first of a draft's passes takes more: it reads weights from memory, and new text.
 
     Raises:
         ConfigError: a number is negative or not finite, knots do not ascend, or there are fewer than two.

@@ -78,7 +78,7 @@ class Others:
             return latency.draft_free_s
         if own.at_once:
             return own.draft.first + own.draft.seconds(0, count * habit.drafted + length)
-        seconds, level = own.draft.first * (count * habit.drafted + length > 0), 1
+        seconds, level = own.draft.first * min(1.0, count * min(1.0, habit.drafted) + (length > 0)), 1
         while (tokens := count * min(1.0, max(0.0, habit.drafted - level + 1)) + (level <= length)) > 0:
             seconds += min(1.0, tokens) * own.draft.seconds(0, max(1.0, tokens))
             level += 1

@@ -19,8 +19,8 @@ from distillspec.serving.step.output import StepOutput
 
 log = logging.getLogger(__name__)
 
-# Seconds of steps that are delivered together. An event costs the loop 0.2 ms of processor time that the engine lacks,
-# and nobody reads faster. First tokens and ends of answers do not wait.
+# Seconds of steps that are delivered together. Events take processor time that the engine lacks, and nobody
+# reads faster. First tokens and ends of answers do not wait.
 TOGETHER_S = 0.04
 
 
@@ -180,7 +180,7 @@ class EngineBridge:
             self._idle.set()
 
     def _from_thread(self, report: StepReport) -> None:
-        """Send a step to the event loop, in the engine's thread. One message for all requests, and steps in a row."""
+        """Send a step to the event loop, in the engine's thread. Steps that come close together share one message."""
         if self._in_thread is not None:
             self._in_thread(report.output)  # first: a client with its answer may delete it from the log at once
         self._steps.append(report)
@@ -215,7 +215,10 @@ class EngineBridge:
         # A step that is added from here on is arranged for, or taken below.
         self._timer, self._arranged, self._delivered_s = None, False, self._loop.time()
         while self._steps:
-            self._deliver(self._steps.popleft())
+            try:
+                self._deliver(self._steps.popleft())
+            except Exception:  # the steps behind it, and a shutdown that waits for them, go on
+                log.exception("a step could not be delivered whole")
 
     def _deliver(self, report: StepReport) -> None:
         result = report.output.result
@@ -231,5 +234,6 @@ class EngineBridge:
 
 def _is_urgent(output: StepOutput) -> bool:
     """Return True for a step with which answers begin or end."""
-    begins = output.result is None or output.result.prefill_tokens > 0
+    result = output.result
+    begins = result is None or len(result.rows) > len(result.view.rows)  # a prompt was read whole
     return begins or bool(output.finished) or any(delta.finish_reason is not None for delta in output.deltas)

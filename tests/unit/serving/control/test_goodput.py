@@ -115,6 +115,7 @@ def test_a_step_whose_results_are_not_those_of_its_rows_teaches_no_costs() -> No
     before = controller.latency
     rows = (RowResult.chain("a", 1, 1, 2),)
     controller.observe(StepResult(rows, view, controller.plan(view), 0, 9.0, 9.0, 18.0))
+    assert len(controller.acceptance), "the step was learnt from"
     assert controller.latency == before
 
 

@@ -98,9 +98,20 @@ def test_a_change_is_planned_for(changed: BatchView) -> None:
 
 def test_planning_changes_nothing() -> None:
     controller = settled()
-    first, second = controller.plan(view_of()), controller.plan(view_of())
-    assert first.rows == second.rows
+    first, second = controller.decide(view_of()), controller.decide(view_of())
+    assert first.lengths == second.lengths
     assert first.predicted_s == second.predicted_s
+
+
+def test_no_plan_holds_that_reads_a_long_text_first() -> None:
+    """Its prediction is that of a single step."""
+    controller = settled()
+    first = step(controller, view_of(sequence_id="new", unread_tokens=300))
+    following = step(controller, view_of(step=1, sequence_id="new"))
+    assert controller.decided == 2
+    assert first.predicted_s is not None
+    assert following.predicted_s is not None
+    assert following.predicted_s < first.predicted_s
 
 
 def test_plain_steps_hold_until_a_trial_is_due() -> None:
