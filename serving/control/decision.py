@@ -33,20 +33,18 @@ class Decision:
     raw: tuple[float, float]  # goodput without speculation and of the best lengths, before what was measured
     slo_violation: float | None = None  # the worst row's expected time per token over its bound, None without bounds
 
-    @property
-    def catches_up(self) -> bool:
-        """True if a draft reads long texts first. The next step takes less."""
-        rows = zip(self.rows, self.lengths, strict=True)
-        return any(length and row.drafted_by_model and row.unread_tokens > ALONG for row, length in rows)
+    def holds_for(self, rows: Sequence[RowView], most: int) -> bool:
+        """Return True for rows that are planned for as these were: their texts alone have grown.
 
+        A draft that reads long texts first does so in a single step.
 
-def are_alike(rows: Sequence[RowView], before: Sequence[RowView], most: int) -> bool:
-    """Return True for rows that are planned for as in the step before: their texts alone have grown.
-
-    Args:
-        most: tokens that a row may draft. Its limit falls with every step, and counts once it is below `most`.
-    """
-    return len(rows) == len(before) and all(_is_alike(*pair, most) for pair in zip(rows, before, strict=True))
+        Args:
+            most: tokens that a row may draft. Its limit falls with every step, and counts once it is below `most`.
+        """
+        own = zip(self.rows, self.lengths, strict=True)
+        catches_up = any(length and row.drafted_by_model and row.unread_tokens > ALONG for row, length in own)
+        alike = len(rows) == len(self.rows) and all(map(_is_alike, rows, self.rows, [most] * len(rows)))
+        return alike and not catches_up
 
 
 def _is_alike(row: RowView, before: RowView, most: int) -> bool:

@@ -26,7 +26,7 @@ from distillspec.serving.control.base import (
 )
 from distillspec.serving.control.bounded import WITHIN
 from distillspec.serving.control.candidates import Candidates
-from distillspec.serving.control.decision import Decision, Mode, are_alike
+from distillspec.serving.control.decision import Decision, Mode
 from distillspec.serving.control.sources import choose_sources
 from distillspec.serving.control.speculation_policy import SpeculationPolicy
 from distillspec.serving.control.step_batch import StepBatch
@@ -162,11 +162,7 @@ class GoodputController:
             due = policy.plain_is_due or not policy.speculates or steps % EXPLORE_EVERY == EXPLORE_EVERY - 1
         else:
             due = last.why.mode != "not worth it" or policy.trial_is_due
-        return (
-            None
-            if due or last.why.catches_up or not are_alike(view.rows, last.why.rows, self.speculation_length)
-            else last
-        )
+        return last if not due and last.why.holds_for(view.rows, self.speculation_length) else None
 
     def observe(self, result: StepResult) -> None:
         """Take note of a step, to be learnt from when it is next planned for.
