@@ -207,7 +207,7 @@ class LengthController(Protocol):
     speculation_length: int  # the largest length it may plan. As many tokens a row are reserved
 
     def plan(self, view: BatchView) -> Plan:
-        """Plan lengths within each row's limit. Pure: no clock, no model, no change of state."""
+        """Plan lengths within each row's limit, by the view and the steps observed: no clock, no model."""
         ...
 
     def observe(self, result: StepResult) -> None:

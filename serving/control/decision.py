@@ -1,4 +1,4 @@
-"""What a goodput controller decided for a step, why, and for which rows it holds."""
+"""Decision of a goodput controller: the lengths of a step, and the reasons for them."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ class Decision:
             most: tokens that a row may draft. Its limit falls with every step, and counts once it is below `most`.
         """
         own = zip(self.rows, self.lengths, strict=True)
-        catches_up = any(length and row.drafted_by_model and row.unread_tokens > ALONG for row, length in own)
-        alike = len(rows) == len(self.rows) and all(map(_is_alike, rows, self.rows, [most] * len(rows)))
-        return alike and not catches_up
+        if any(length and row.drafted_by_model and row.unread_tokens > ALONG for row, length in own):
+            return False
+        return len(rows) == len(self.rows) and all(_is_alike(*pair, most) for pair in zip(rows, self.rows, strict=True))
 
 
 def _is_alike(row: RowView, before: RowView, most: int) -> bool:

@@ -88,6 +88,8 @@ def test_a_single_slot_has_costs_too(monkeypatch: pytest.MonkeyPatch, prospect: 
     for tokens in (1, 2, 5):
         assert found.target.seconds(300, tokens) == pytest.approx(TARGET.seconds(300, tokens), rel=0.02)  # type: ignore[attr-defined]
     assert first_pass_s(found.draft, 1) == pytest.approx(first_pass_s(DRAFT, 1), rel=0.02)  # type: ignore[attr-defined]
+    if not prospect.at_once:
+        assert found.draft.seconds(300, 1) == pytest.approx(DRAFT.seconds(300, 1), rel=0.02)  # type: ignore[attr-defined]
     nothing, _ = measured(monkeypatch, 1e-6, prospect=prospect, limits=limits)
     assert nothing is None, "a target of one size shows no slope"
 
@@ -99,8 +101,9 @@ def test_tables_are_found_within_the_budget(monkeypatch: pytest.MonkeyPatch, bud
     for tokens in (1, 3, 5, 8, 20, 40):
         assert found.target.seconds(300, tokens) == pytest.approx(TARGET.seconds(300, tokens), rel=0.08)  # type: ignore[attr-defined]
     assert found.target.seconds(0, 500) == pytest.approx(TARGET.seconds(0, 500), rel=0.25), "extrapolated"  # type: ignore[attr-defined]
+    assert found.draft.first == pytest.approx(DRAFT.first, rel=0.08)  # type: ignore[attr-defined]
     for rows in (1, 4, 8):
-        assert first_pass_s(found.draft, rows) == pytest.approx(first_pass_s(DRAFT, rows), rel=0.08)  # type: ignore[attr-defined]
+        assert found.draft.seconds(300, rows) == pytest.approx(DRAFT.seconds(300, rows), rel=0.08)  # type: ignore[attr-defined]
 
 
 def test_blocks_are_timed_by_their_positions(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from typing import Any
 
 import pytest
 
 from distillspec.serving.server.bridge import bridge
+from distillspec.serving.step.output import StepOutput
 
 from ..conftest import Running, Serve, hold, wait_for
 
@@ -60,13 +62,19 @@ def test_a_delivery_that_fails_holds_up_no_other(serve: Serve, monkeypatch: pyte
 def test_what_was_written_arrives_without_a_further_step(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bridge, "TOGETHER_S", 0.2)
     running, found = serve(), list[list[int]]()
+    step = running.state.engine.step
+
+    def slowly() -> StepOutput:
+        time.sleep(0.05)
+        return step()
+
+    monkeypatch.setattr(running.state.engine, "step", slowly)
     reader = threading.Thread(target=events, args=(running, found), daemon=True)
     reader.start()
     wait_for(lambda: bool(found))
     release = hold(running)
-    unfinished = list(running.state.engine.sequences.unfinished.values())
-    if unfinished:  # else the answer was done before the hold
-        wait_for(lambda: sum(map(len, found)) == unfinished[0].output_length)
+    (unfinished,) = running.state.engine.sequences.unfinished.values()
+    wait_for(lambda: sum(map(len, found)) == unfinished.output_length)
     release.set()
     reader.join(120)
     assert sum(map(len, found)) == 120
