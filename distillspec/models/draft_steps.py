@@ -1,4 +1,4 @@
-"""A draft loop on CPUs, in one call of C++ (`draft_steps.h`): it reads what is new of the texts, and chooses tokens."""
+"""Trees of a draft on CPUs, in one call of C++ (`draft_steps.h`): texts are read, and tokens are chosen."""
 
 from __future__ import annotations
 
@@ -17,12 +17,27 @@ from distillspec.models.state_input import ADDED, EPS, JOINED, DeferredNorm
 from distillspec.native.vector_kernel import numbers, vector_kernel
 
 
+class Readers(NamedTuple):
+    """Tokens that a draft reads to choose those behind them: the newest of each of R texts, and chosen ones.
+
+    levels: `[levels + 1]` int64, the first reader of each level.
+    numbers: `[S, 7]` int64, level by level and row by row: row, place among the chosen tokens, the reader before it (−1
+        and −1 for a text's newest token), place of the first token chosen behind it, how many those are, number among
+        the readers of its row (0 for the text's), and a bit i for each reader i + 1 of its row that it sees.
+    nodes: tokens to choose.
+    """
+
+    levels: Ints
+    numbers: Ints
+    nodes: int
+
+
 class Chance(NamedTuple):
-    """Numbers that draws of R rows follow, over S steps with at most W siblings.
+    """Numbers that draws of R rows follow.
 
     temperatures: `[R]` float32, above 0 where a row draws.
     greedy: `[R]` bool, None if no row is.
-    uniforms: `[R, S, W]` float64 in [0, 1).
+    uniforms: `[R, readers of a row, siblings]` float64 in [0, 1), at least as many as there are.
     """
 
     temperatures: Tensor
@@ -53,12 +68,12 @@ class Unread(NamedTuple):
     before: StatesBefore | None
 
 
-class Stepped(NamedTuple):
+class Chosen(NamedTuple):
     """Chosen tokens."""
 
-    ids: Tensor  # [R, Σ widths] int64, absolute, −1 where there is no further one
-    finite: Tensor  # [R, S] bool: False where logits were NaN, or left nothing
-    probs: Tensor | None  # [R, S, width] float32 that tokens were drawn from, None without `Chance`
+    ids: Tensor  # [nodes] int64, absolute, −1 where there is no further one
+    finite: Tensor  # [S] bool: False where logits were NaN, or left nothing
+    probs: Tensor | None  # [S, width] float32 that tokens were drawn from, None without `Chance`
 
 
 class DraftSteps:
@@ -88,26 +103,28 @@ class DraftSteps:
         plain = head.bias is None and head.scale == 1.0 and head.softcap is None and type(embeddings) is nn.Embedding
         return DraftSteps(model, few) if plain else None
 
-    def run(self, cache: SlotCache, unread: Unread, widths: Sequence[int], chance: Chance | None) -> Stepped:
-        """Read what is new, and draft on behind the newest tokens.
+    def run(self, cache: SlotCache, unread: Unread, readers: Readers, chance: Chance | None) -> Chosen:
+        """Read what is new, and choose the tokens behind it, level by level.
 
-        Tokens behind the context's end are written to the cache's spare place.
+        Readers are written behind their texts, by their numbers. Those behind the context's end are written to the
+        cache's spare place.
 
         Args:
             cache: the draft's own.
-            widths: tokens to choose in each step.
             chance: None if all rows are greedy.
         """
-        rows, steps, width = len(unread.rows.rows), len(widths), self.model.width
-        ids = torch.empty(rows, sum(widths), dtype=torch.int64)
-        finite = torch.empty(rows, steps, dtype=torch.bool)
-        probs = None if chance is None else torch.empty(rows, steps, width)
+        count, width = len(readers.numbers), self.model.width
+        ids = torch.empty(readers.nodes, dtype=torch.int64)
+        finite = torch.empty(count, dtype=torch.bool)
+        probs = None if chance is None else torch.empty(count, width)
         greedy = None if chance is None or chance.greedy is None else chance.greedy.contiguous()
         temperatures, uniforms = (None, None) if chance is None else (chance.temperatures, chance.uniforms.contiguous())
-        levels, columns = numbers(widths), numbers([] if unread.before is None else unread.before.columns)
+        draws = (0, 0) if uniforms is None else uniforms.shape[1:]
+        columns = numbers([] if unread.before is None else unread.before.columns)
         given = numbers(
             [
-                *(steps, 0 if uniforms is None else uniforms.shape[-1], sum(widths), cache.max_len, addressof(levels)),
+                *(len(readers.levels) - 1, count, draws[1], draws[0], cache.max_len),
+                *(readers.levels.ctypes.data, readers.numbers.ctypes.data),
                 *self._entry(addressof(columns), len(columns)),
                 *(self._norm.data_ptr(), self._head.data_ptr(), width, self._padded, _at(self._ids)),
                 *(_at(temperatures), _at(greedy), _at(uniforms), unread.tokens.ctypes.data),
@@ -118,7 +135,7 @@ class DraftSteps:
         texts, few = numbers(unread.rows.numbers), self.few
         call = vector_kernel().steps[few.kind]
         call(*few.over(cache), texts, given, few.eps, EPS, few.scale, torch.get_num_threads())
-        return Stepped(ids, finite, probs)
+        return Chosen(ids, finite, probs)
 
     def _entry(self, columns: int, kept: int) -> list[int]:
         """Return `Entry` of `draft_input.h`."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy
 from numpy.typing import NDArray
 
+from distillspec.models.ancestors import ancestor_words
 from distillspec.models.few_queries import row_numbers
 from distillspec.models.flat_view import FlatView, RowGroup
 
@@ -47,13 +48,31 @@ class FewRows(NamedTuple):
     @staticmethod
     def chains(slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> FewRows:
         """Return rows that go on behind the first `starts` tokens of their slots, by so many tokens each."""
-        held, begin, many = (numpy.array(part, dtype=numpy.int64) for part in (slots, starts, counts))
+        many = numpy.array(counts, dtype=numpy.int64)
         first = many.cumsum() - many
-        steps = numpy.arange(many.sum()) - first.repeat(many)
-        places = begin.repeat(many) + steps
-        rows = numpy.stack([first, many, held, begin, begin + many], 1)
+        rows = numpy.array([*zip(first.tolist(), counts, slots, starts, starts, strict=True)], dtype=numpy.int64)
+        rows[:, 4] += many
+        steps = numpy.arange(first[-1] + many[-1]) - first.repeat(many)
+        places = rows[:, 3].repeat(many) + steps
         # 2 << 63 and beyond is 0, so that −1 remains: all bits.
-        return FewRows(held.repeat(many), places, places, (2 << steps) - 1, rows)
+        return FewRows(rows[:, 2].repeat(many), places, places.copy(), (2 << steps) - 1, rows)
+
+    @staticmethod
+    def windows(
+        trees: Sequence[Sequence[int]], slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]
+    ) -> FewRows:
+        """Return the rows of `chains`, where the tokens of some are trees.
+
+        Args:
+            trees: the parent of each token of a row, an earlier one or −1. Empty for chains.
+        """
+        found = FewRows.chains(slots, starts, counts)
+        for parents, start, first in zip(trees, starts, found.rows[:, 0].tolist(), strict=True):
+            if parents:
+                own = slice(first, first + len(parents))
+                found.nodes[own] = ancestor_words([parents], len(parents))[0, :, 0]
+                found.positions[own] = [start + depth for depth in _depths(parents)]
+        return found
 
     @staticmethod
     def slices(most: int, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Iterator[FewRows]:
@@ -73,7 +92,15 @@ class FewRows(NamedTuple):
     @property
     def numbers(self) -> list[int]:
         """N, R, and the addresses of all parts. They are those of this object: keep it while they are read."""
-        return [len(self.slots), len(self.rows), *(part.ctypes.data for part in self)]
+        return [len(self.slots), len(self.rows), *(part.ctypes.data for part in self), 0]
+
+
+def _depths(parents: Sequence[int]) -> list[int]:
+    """Return the number of ancestors of each node."""
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(0 if parent < 0 else depths[parent] + 1)
+    return depths
 
 
 def _of_one(group: RowGroup) -> tuple[Ints, Ints]:

@@ -90,6 +90,10 @@ class FewTokens:
         fits = max(counts) <= self._longest and (sum(counts) <= self.most or (sliced and self._in_slices))
         return fits and type(cache) is SlotCache
 
+    def takes_trees(self, cache: SlotCache, counts: Sequence[int], nodes: int) -> bool:
+        """Return True for rows of so many tokens, among them trees of at most `nodes`."""
+        return nodes <= min(MOST_NODES, self._longest) and self.takes_chains(cache, counts)
+
     def _most_of(self, view: SlotView) -> int:
         """Return the most tokens of a row: the nodes of a tree are bits of a word."""
         return self._longest if view.ancestors is None else min(self._longest, MOST_NODES)

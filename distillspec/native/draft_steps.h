@@ -1,4 +1,4 @@
-// A draft loop: it reads what is new of every row's text, and chooses tokens step by step, each behind the one before.
+// Trees of a draft: it reads what is new of every row's text, and chooses tokens level by level, each behind one before.
 
 #pragma once
 
@@ -7,11 +7,21 @@
 
 namespace {
 
-// As in models/draft_steps.py. R rows, S steps, at most W tokens a step.
+// A token that the draft reads to choose those behind it: the newest of a row's text, or one that was chosen.
+struct Reader {
+    int64_t row;
+    int64_t node, above;       // its place among the chosen tokens, and the reader before it. −1 for the text's
+    int64_t first, children;   // tokens to choose behind it, siblings
+    int64_t number;            // among the readers of its row, level by level, from the text's (0) on
+    uint64_t seen;             // bit i: it sees reader i + 1 of its row
+};
+
+// As in models/draft_steps.py. R rows, S readers, at most W siblings.
 struct Steps {
-    int64_t steps, most, total;  // total: tokens of a row over all steps
+    int64_t levels, readers, most, draws;  // draws: readers of a row that `uniforms` has numbers for
     int64_t max_len;
-    const int64_t* widths;  // [S]: tokens to choose, siblings
+    const int64_t* level;    // [levels + 1]: the first reader of each
+    const Reader* reader;    // [S], level by level, and row by row in it
     Entry entry;
     const float* norm;           // [D], before the head
     const void* head;            // packed
@@ -19,99 +29,137 @@ struct Steps {
     const int64_t* ids;          // [width]: the token of each column, null: the same number
     const float* temperatures;   // [R], null: all rows are greedy
     const uint8_t* greedy;       // [R], null: none is
-    const double* uniforms;      // [R, S, W] in [0, 1)
+    const double* uniforms;      // [R, draws, W] in [0, 1)
     const int64_t *text, *before;  // [N]: tokens to read first, and the addresses of the target's states before them
-    int64_t* chosen;             // [R, total], −1 where there is no further token
-    uint8_t* finite;             // [R, S]
-    float* probs;                // [R, S, width], null if all rows are greedy
+    int64_t* chosen;             // [nodes], −1 where there is no further token
+    uint8_t* finite;             // [S]
+    float* probs;                // [S, width], null if all rows are greedy
+
+    int64_t widest() const {
+        int64_t most = 0;
+        for (int64_t i = 0; i < levels; ++i) most = std::max(most, level[i + 1] - level[i]);
+        return most;
+    }
 };
 
-// Draw a column by `left`, which is zero where a sibling was drawn before. −1: nothing is left.
-inline int64_t draw_from(const std::vector<float>& left, double uniform, std::vector<double>& blocks) {
-    const double mass = mass_of(left.data(), left.size(), blocks.data());
-    return mass > 0 ? drawn(left.data(), left.size(), blocks.data(), mass, uniform) : -1;
+// Draw a column by `left [width]`, which is zero where a sibling was drawn before. −1: nothing is left.
+inline int64_t draw_from(const float* left, int64_t width, double uniform, std::vector<double>& blocks) {
+    const double mass = mass_of(left, width, blocks.data());
+    return mass > 0 ? drawn(left, width, blocks.data(), mass, uniform) : -1;
 }
 
-// Choose the tokens of one row in one step, from its logits `[width]`. Return the first of them.
-inline int64_t choose(const Steps& s, int64_t row, int64_t step, int64_t first, const float* logits) {
+// Choose the tokens behind one reader, from its logits `[width]`.
+inline void choose(const Steps& s, int64_t place, const float* logits) {
+    const Reader& own = s.reader[place];
     int64_t best;
     const float peak = peak_of(logits, s.width, best);
-    const bool sound = std::isfinite(peak), greedy = !s.temperatures || (s.greedy && s.greedy[row]);
-    int64_t* to = s.chosen + row * s.total + first;
-    s.finite[row * s.steps + step] = sound;
-    float* probs = s.probs ? s.probs + (row * s.steps + step) * s.width : nullptr;
+    const bool sound = std::isfinite(peak), greedy = !s.temperatures || (s.greedy && s.greedy[own.row]);
+    int64_t* to = s.chosen + own.first;
+    s.finite[place] = sound;
+    float* probs = s.probs ? s.probs + place * s.width : nullptr;
     if (probs) {
-        const double mass = weigh(Rows<float>{logits, s.width, s.width, &peak}, 0, greedy ? 1.0 : s.temperatures[row], probs);
+        const double temperature = greedy ? 1.0 : s.temperatures[own.row];
+        const double mass = weigh(Rows<float>{logits, s.width, s.width, &peak}, 0, temperature, probs);
         const float share = 1 / mass;
         for (int64_t c = 0; c < s.width; ++c) probs[c] *= share;
     }
-    if (!sound) {
-        std::fill(to, to + s.widths[step], s.ids ? s.ids[0] : 0);
-        return to[0];
-    }
-    std::vector<float> left(greedy ? logits : probs, (greedy ? logits : probs) + s.width);
-    std::vector<double> blocks((s.width + BLOCK - 1) / BLOCK);
-    for (int64_t i = 0; i < s.widths[step]; ++i) {
+    if (!sound) return std::fill(to, to + own.children, s.ids ? s.ids[0] : 0);
+    const float* left = greedy ? logits : probs;
+    std::vector<float> changed;
+    if (own.children > 1) changed.assign(left, left + s.width), left = changed.data();
+    std::vector<double> blocks(greedy ? 0 : (s.width + BLOCK - 1) / BLOCK);
+    for (int64_t i = 0; i < own.children; ++i) {
         int64_t column = best;
-        if (!greedy) column = draw_from(left, s.uniforms[(row * s.steps + step) * s.most + i], blocks);
-        else if (i > 0 && !std::isfinite(peak_of(left.data(), s.width, column))) column = -1;
+        if (!greedy) column = draw_from(left, s.width, s.uniforms[(own.row * s.draws + own.number) * s.most + i], blocks);
+        else if (i > 0 && !std::isfinite(peak_of(left, s.width, column))) column = -1;
         to[i] = column < 0 ? -1 : s.ids ? s.ids[column] : column;
-        if (column >= 0) left[column] = greedy ? -std::numeric_limits<float>::infinity() : 0;
+        if (column >= 0 && own.children > 1) changed[column] = greedy ? -std::numeric_limits<float>::infinity() : 0;
     }
-    return std::max<int64_t>(0, to[0]);
 }
+
+// The numbers of a pass over the readers of one level, whose tokens stand behind their rows' texts.
+struct Level {
+    std::vector<int64_t> ids, slots, places, positions, nodes, row, windows;
+    int64_t rows = 0;
+
+    explicit Level(int64_t most)
+        : ids(most), slots(most), places(most), positions(most), nodes(most), row(5 * most), windows(most) {}
+
+    void fit(const Steps& s, int64_t level, const Batch& text) {
+        rows = 0;
+        for (int64_t i = s.level[level], t = 0; i < s.level[level + 1]; ++i, ++t) {
+            const Reader& own = s.reader[i];
+            const int64_t *of = text.row + 5 * own.row, end = of[3] + of[1], place = std::min(end + own.number - 1, s.max_len);
+            ids[t] = std::max<int64_t>(0, s.chosen[own.node]);
+            slots[t] = of[2];
+            places[t] = place;
+            positions[t] = std::min(end + level, s.max_len) - 1;
+            nodes[t] = own.seen;
+            if (t == 0 || s.reader[i - 1].row != own.row) {
+                const int64_t numbers[5] = {t, 0, of[2], place, place};
+                std::copy(numbers, numbers + 5, row.data() + 5 * rows);
+                windows[rows++] = std::min(end, s.max_len);
+            }
+            int64_t* last = row.data() + 5 * (rows - 1);
+            ++last[1];
+            last[4] += place < s.max_len;
+        }
+    }
+
+    Batch batch(int64_t tokens) const {
+        return {tokens, rows, slots.data(), places.data(), positions.data(), nodes.data(), row.data(), windows.data()};
+    }
+};
 
 template <typename T, typename W>
 void run_steps(const Layer* layers, int64_t count, const Model& m, const Batch& text, const Steps& s, float eps,
                float state_eps, float scale, int threads) {
-    const int64_t rows = text.rows, width = m.width, in = s.entry.joined() ? 2 * width : width;
+    const int64_t width = m.width, in = s.entry.joined() ? 2 * width : width, widest = s.widest();
     static thread_local Space<T> own;
-    own.fit(m, std::max(text.tokens, rows));
+    own.fit(m, std::max(text.tokens, widest));
     Space<T>& space = own;
-    EntrySpace<T> entry(s.entry, width, std::max(text.tokens, rows));
-    std::vector<Number<T>> normed(rows * width);
-    std::vector<float> logits(rows * s.padded);
-    std::vector<int64_t> slots(rows), places(rows), positions(rows), nodes(rows, 1), row(5 * rows), newest(rows), last(rows);
-    const Batch next{rows, rows, slots.data(), places.data(), positions.data(), nodes.data(), row.data()};
-    for (int64_t r = 0; r < rows; ++r) {
-        last[r] = text.row[5 * r] + text.row[5 * r + 1] - 1;
-        slots[r] = text.row[5 * r + 2];
-    }
+    EntrySpace<T> entry(s.entry, width, std::max(text.tokens, widest));
+    std::vector<Number<T>> normed(widest * width);
+    std::vector<float> logits(widest * s.padded);
+    Level next(widest);
     const float* hidden = own.hidden.data();
     const auto run_layers = [&](const Batch& batch) {
         for (int64_t i = 0; i < count; ++i)
             if (i == 0) run_layer<T, W>(layers[i], m, batch, entry.input.data(), in, eps, scale, space);
             else run_layer<T, W>(layers[i], m, batch, hidden, width, eps, scale, space);
     };
+    // The last state behind a reader of a level that was just read.
+    const auto state_of = [&](int64_t level, int64_t reader) {
+        const int64_t* of = text.row + 5 * s.reader[reader].row;
+        return hidden + (level ? reader - s.level[level] : of[0] + of[1] - 1) * width;
+    };
 #pragma omp parallel num_threads(threads) if (threads > 1)
-    for (int64_t step = 0, first = 0; step < s.steps; first += s.widths[step++]) {
-        if (step == 0) {
+    for (int64_t level = 0; level < s.levels; ++level) {
+        const int64_t first = s.level[level], end = s.level[level + 1];
+        if (level == 0) {
             if (s.entry.fusion) fuse<T, W>(s.entry, width, s.before, text.tokens, entry);
             enter<T, W>(s.entry, width, s.text, text.tokens, state_eps, entry);
             run_layers(text);
         } else {
 #pragma omp single
-            for (int64_t r = 0; r < rows; ++r) {
-                const int64_t place = std::min(text.places[last[r]] + step, s.max_len);
-                places[r] = place;
-                positions[r] = std::min(place, s.max_len - 1);
-                const int64_t numbers[5] = {r, 1, slots[r], place, place + (place < s.max_len)};
-                std::copy(numbers, numbers + 5, row.data() + 5 * r);
-            }
-            enter<T, W>(s.entry, width, newest.data(), rows, state_eps, entry);
-            run_layers(next);
+            next.fit(s, level, text);
+            enter<T, W>(s.entry, width, next.ids.data(), end - first, state_eps, entry);
+            run_layers(next.batch(end - first));
         }
 #pragma omp for schedule(static)
-        for (int64_t r = 0; r < rows; ++r) {
-            const float* state = hidden + (step ? r : last[r]) * width;
-            if (s.entry.fusion)
-                for (int64_t c = 0; c < width; c += LANES) store(load(state + c), entry.fed.data() + r * width + c);
-            norm(state, s.norm, width, eps, normed.data() + r * width);
+        for (int64_t i = first; i < end; ++i)
+            norm(state_of(level, i), s.norm, width, eps, normed.data() + (i - first) * width);
+        if (s.entry.fusion && level + 1 < s.levels) {
+#pragma omp for schedule(static)
+            for (int64_t i = end; i < s.level[level + 2]; ++i) {
+                const float* state = state_of(level, s.reader[i].above);
+                for (int64_t c = 0; c < width; c += LANES) store(load(state + c), entry.fed.data() + (i - end) * width + c);
+            }
         }
-        product((const W*)s.head, s.padded, width, normed.data(), rows,
+        product((const W*)s.head, s.padded, width, normed.data(), end - first,
                 [&](int64_t t, int64_t o, Vec sums) { store(sums, logits.data() + t * s.padded + o); });
 #pragma omp for schedule(static)
-        for (int64_t r = 0; r < rows; ++r) newest[r] = choose(s, r, step, first, logits.data() + r * s.padded);
+        for (int64_t i = first; i < end; ++i) choose(s, i, logits.data() + (i - first) * s.padded);
     }
 }
 

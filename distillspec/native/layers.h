@@ -27,6 +27,7 @@ struct Batch {
     int64_t tokens, rows;
     const int64_t *slots, *places, *positions, *nodes;  // [tokens]; nodes: see `Query`
     const int64_t* row;                                 // [rows, 5]: first token, tokens, slot, first new place, end
+    const int64_t* windows;                             // [rows]: the place of bit 0 of nodes, null: the first new one
 };
 
 // Hidden states that are kept. columns[i]: where those after i layers begin among a token's states, −1 for none.
@@ -84,8 +85,9 @@ struct Space {
 
 // Attention of one key head over at most PART tokens of a row, from token `begin` of it on.
 template <typename T>
-void attend_part(const Layer& layer, const Model& m, const Batch& batch, const int64_t* row, int64_t head, int64_t begin,
+void attend_part(const Layer& layer, const Model& m, const Batch& batch, int64_t number, int64_t head, int64_t begin,
                  float scale, Space<T>& space) {
+    const int64_t *row = batch.row + 5 * number, window = batch.windows ? batch.windows[number] : row[3];
     const int64_t dim = m.dim, groups = m.heads / m.kv_heads, first = row[0] + begin, count = std::min(row[1] - begin, PART);
     const int64_t base = row[3], real = std::min(row[4] - base - begin, count);  // the rest has no keys
     if (count <= 0) return;
@@ -97,7 +99,7 @@ void attend_part(const Layer& layer, const Model& m, const Batch& batch, const i
     const int64_t offset = row[2] * layer.slot + head * layer.head;
     const auto place = [&](int64_t r) { return ((first + r % real) * m.heads + head * groups + r / real) * dim; };
     attend_some<T, Number<T>>(
-        (const T*)layer.keys + offset, (const T*)layer.values + offset, layer.place, base, base + begin + real, dim,
+        (const T*)layer.keys + offset, (const T*)layer.values + offset, layer.place, window, base + begin + real, dim,
         groups * real, scale, [&](int64_t r) { return space.queries.data() + place(r); },
         [&](int64_t r) { return space.mixed.data() + place(r); },
         [&](int64_t r) {
@@ -127,8 +129,8 @@ void attention(const Layer& layer, const Model& m, const Batch& batch, float sca
     const int64_t parts = (longest + PART - 1) / PART;
 #pragma omp for schedule(dynamic)
     for (int64_t item = 0; item < batch.rows * m.kv_heads * parts; ++item) {
-        const int64_t *row = batch.row + item / parts / m.kv_heads * 5, h = item / parts % m.kv_heads;
-        attend_part(layer, m, batch, row, h, item % parts * PART, scale, space);
+        const int64_t number = item / parts / m.kv_heads, head = item / parts % m.kv_heads;
+        attend_part(layer, m, batch, number, head, item % parts * PART, scale, space);
     }
 }
 

@@ -53,9 +53,9 @@ class GivenTree(NamedTuple):
 
 
 class Chances(NamedTuple):
-    """Numbers that the verdicts on B trees of n nodes follow."""
+    """Numbers that the verdicts on B trees follow."""
 
-    accept: Tensor  # [n] float64 in [0, 1), one a node of all trees
+    accept: Tensor  # [N] float64 in [0, 1), a node's at its row of logits
     own: Tensor  # [B] float64 in [0, 1), for the target's own tokens
     keys: Tensor  # [N, 2] int32, of the noise of each row of logits. Empty without trees `BY_CHOICE`
 

@@ -31,7 +31,7 @@ struct Asked {
     const Group* group;
     const int64_t *nodes, *tokens;
     const Policy* policies;      // [trees]
-    const double *accept, *own;  // one a node, and one a tree, in [0, 1)
+    const double *accept, *own;  // [rows] and [trees] in [0, 1). A node's is that of its row, which are behind the tree's
     const int32_t* keys;         // of noise, two a row, for trees by choice
     int64_t* found;              // [trees, 1 + most]: the next token, then the accepted nodes, and −1
 };
@@ -72,7 +72,7 @@ struct Judge {
     const Kept* kept;    // [nodes], of each row, for chains that are verified as a whole
 
     Judge(const Asked<T>& all, int64_t i, Space& own_space, const Kept* known)
-        : asked(all), tree(all.tree[i]), policy(all.policies[i]), own(all.own[i]), accept(all.accept + tree.first),
+        : asked(all), tree(all.tree[i]), policy(all.policies[i]), own(all.own[i]), accept(all.accept + tree.row + 1),
           tokens(all.tokens + tree.first), found(all.found + i * (1 + all.most)), space(own_space), kept(known) {
         space.blocks.resize((asked.rows.width + BLOCK - 1) / BLOCK);
         p = space.level(0, asked.rows.width);

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import accumulate
 from typing import NamedTuple
 
 from distillspec.serving.base.tree import DRAFT
@@ -70,13 +69,6 @@ class TreeShape:
     def reads(self) -> tuple[int, ...]:
         """Nodes with children, by level: those that a draft reads to draft the level below. 1 for the text."""
         return tuple([sum(own > 0 for own in level) for level in self.levels])
-
-    @cached_property
-    def passes(self) -> tuple[int, ...]:
-        """Tokens of each of the draft's passes. Trees that are no spines are read again whole, level by level."""
-        if self.is_spine:
-            return self.reads
-        return (*self.reads[:1], *accumulate(self.reads[1:]))
 
     def shortened(self, depth: int) -> TreeShape:
         """Return the tree without levels deeper than `depth`."""

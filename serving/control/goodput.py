@@ -234,7 +234,7 @@ class GoodputController:
         if self.trees is None or len(plans) != len(rows):
             return None
         pairs = zip(plans, rows, strict=True)
-        return [plan.trees[0].shape.passes[: row.depth] if plan.trees else () for plan, row in pairs]
+        return [plan.trees[0].shape.reads[: row.depth] if plan.trees else () for plan, row in pairs]
 
     def _shapes(self, planned: Allocation) -> tuple[TreeShape, ...]:
         if planned.taken is None or self.trees is None:

@@ -8,6 +8,7 @@ A step's verdicts are launched together and read at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
@@ -122,7 +123,6 @@ class TokenSampler:
 
     def _by_kernel(self, kernel: VerdictKernel, lot: Lot) -> PendingVerdicts:
         step, firsts = lot.step, [lot.step.firsts[member] for member in lot.members]
-        nodes = [first + 1 + node for first, tree in zip(firsts, lot.trees, strict=True) for node in range(len(tree))]
         params = [step.sequences[member].params for member in lot.members]
         seeded = [own.seed is not None for own in params]
         trees = list(map(JudgedTree, lot.trees, firsts, [own.policy for own in params], seeded))
@@ -130,7 +130,7 @@ class TokenSampler:
         if all(seeded):  # they leave the streams of the others alone
             accept, own = torch.zeros(2, step.rows, dtype=torch.float64)
         else:
-            accept, own = rows_of(step.accept, nodes), lot.own
+            accept, own = step.accept, lot.own
         chances = Chances(accept, own, keys)
         paths = self.verification == "exact"
         return verify_by_kernel(kernel, step.logits, step.peaks, trees, chances, paths=paths)
@@ -162,8 +162,10 @@ class TokenSampler:
         Where device reads are not free such rows stay, and their verdicts are dropped later.
         """
         peaks, best = self._maxima(logits)
+        if self.look and all(map(math.isfinite, peaks.tolist())):
+            return Step(windows, logits, peaks, best, torch.ones(len(peaks), dtype=torch.int64), self._uniforms_of)
         finite = torch.isfinite(peaks)
-        if self.look and not all(finite.tolist()):
+        if self.look:
             logits, peaks = logits.masked_fill(~finite[:, None], 0.0), peaks.masked_fill(~finite, 0.0)
         return Step(windows, logits, peaks, best, finite.long(), self._uniforms_of)
 

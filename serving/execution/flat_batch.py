@@ -45,6 +45,13 @@ class RowInput:
         """True if the tokens are no chain."""
         return self.tree is not None and not self.tree.is_chain
 
+    @property
+    def parents(self) -> list[int]:
+        """The parent of each token where they are no chain, an earlier one or −1. Else empty."""
+        if self.tree is None or self.tree.is_chain:
+            return []
+        return [-1, *(1 + parent for parent in self.tree.parents)] if self.rooted else list(self.tree.parents)
+
 
 @dataclass(frozen=True)
 class FlatBatch:
@@ -124,7 +131,7 @@ class _Group:
             self.parts += [queries.ravel(), places.ravel(), back]
         if self.wide:
             self.parts.append(numpy.array([row.start for row in self.rows]))
-            self.parts.append(ancestor_words([_parents(row) for row in self.rows], self.width).ravel())
+            self.parts.append(ancestor_words([row.parents for row in self.rows], self.width).ravel())
 
     def uploaded(self, cache: SlotCache, parts: Iterator[Tensor], places: Tensor, positions: Tensor) -> RowGroup:
         """Return the group on the device, taking its own `parts`."""
@@ -145,13 +152,6 @@ class _Group:
             next(parts).view(*shape, -1) if self.wide else None,
         )
         return RowGroup(view, self.start, self.count, queries, back)
-
-
-def _parents(row: RowInput) -> list[int]:
-    """Return the parent of each token of a row with a tree, none for a chain."""
-    if row.tree is None:
-        return []
-    return [-1, *(1 + parent for parent in row.tree.parents)] if row.rooted else list(row.tree.parents)
 
 
 def _neighbours(rows: Sequence[RowInput]) -> list[tuple[int, int]]:

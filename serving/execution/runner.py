@@ -109,16 +109,22 @@ class ModelRunner:
         return few if few is not None and few.takes(batch.view) else None
 
     def _few_of(self, rows: Sequence[RowInput]) -> FewTokens | None:
-        """Return the same for rows that need no view of the cache: chains of a model that reads tokens alone."""
+        """Return the same for rows that need no view of the cache: those of a model that reads tokens alone."""
         few = None if self.prepared is None or self.model.state_input is not None else self.prepared.few
-        if few is None or any(row.is_wide for row in rows):
+        if few is None:
             return None
-        return few if few.takes_chains(self.cache, [len(row.tokens) for row in rows], sliced=True) else None
+        counts = [len(row.tokens) for row in rows]
+        if widest := max((len(row.tokens) for row in rows if row.is_wide), default=0):
+            return few if few.takes_trees(self.cache, counts, widest) else None
+        return few if few.takes_chains(self.cache, counts, sliced=True) else None
 
     def _read_few(self, few: FewTokens, rows: Sequence[RowInput]) -> Tensor:
         self.passes += 1
         tokens = torch.from_numpy(_tokens(rows))
-        parts = list(FewRows.slices(few.most, *_numbers(rows)))
+        if any(row.is_wide for row in rows):
+            parts = [FewRows.windows([row.parents for row in rows], *_numbers(rows))]
+        else:
+            parts = list(FewRows.slices(few.most, *_numbers(rows)))
         own = tokens.split([len(part.slots) for part in parts])
         read = [few.hidden_of(self.cache, part, each[None]) for part, each in zip(parts, own, strict=True)]
         hidden = torch.cat(read) if len(read) > 1 else read[0]

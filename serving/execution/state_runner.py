@@ -54,7 +54,7 @@ class StateRunner(ModelRunner):
 
     def states_before(self, rows: FewRows) -> StatesBefore:
         features, width = self._features(), self._input.target_width
-        before = (torch.from_numpy(rows.slots), torch.from_numpy(rows.places - 1).clamp(min=0))
+        before = map(torch.from_numpy, (rows.slots, numpy.maximum(rows.places - 1, 0)))
         held, places = (part.numpy() for part in self.source.located(*before))
         offsets = held * features.stride(0) + places * features.stride(2)
         addresses = numpy.where(rows.places > 0, features.data_ptr() + offsets * features.itemsize, 0)

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from distillspec.models.draft_steps import Chance, DraftSteps
 from distillspec.serving.decoding.drafting import Draws, choose
 from distillspec.serving.decoding.logits import Columns
 from distillspec.serving.decoding.noise import hashed_ids
@@ -59,10 +58,6 @@ class DraftLoop:
         Args:
             widths: tokens of each level. The chain goes on behind the first of them.
         """
-        if (steps := self._in_one_call(rows, draws)) is not None:
-            self.runner.passes += len(widths)
-            found = steps.run(self.runner.cache, self.runner.unread(rows), widths, _chance(draws))
-            return Drafts(found.ids, _so_far(found.finite), found.probs)
         count = len(widths)
         batch = self.runner.prepare(rows, count)
         reach = self.runner.cache.reach(max(row.end for row in rows) + count)
@@ -130,25 +125,10 @@ class DraftLoop:
             predicted,
         )
 
-    def _in_one_call(self, rows: Sequence[RowInput], draws: Draws) -> DraftSteps | None:
-        """Return the loop in one call, None where pass by pass is needed."""
-        steps = None if self.runner.prepared is None or self.runner.one_pass else self.runner.prepared.steps
-        plain = draws.filters is None and draws.keys is None and draws.added is None and draws.repetition is None
-        if steps is None or not plain or not self.runner.hands_states:
-            return None
-        return steps if steps.few.takes_chains(self.runner.cache, [len(row.tokens) for row in rows]) else None
-
 
 def _so_far(finite: Tensor) -> Tensor:
     """Return `[B, count]` bool: False from the first False of a row on."""
     return finite.long().cumprod(1).bool()
-
-
-def _chance(draws: Draws) -> Chance | None:
-    """Return what a loop in one call draws by."""
-    if draws.temperatures is None or draws.uniforms is None:
-        return None
-    return Chance(draws.temperatures, draws.greedy, draws.uniforms)
 
 
 @dataclass(frozen=True)

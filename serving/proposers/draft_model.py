@@ -24,6 +24,7 @@ from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.execution.state_runner import StateRunner
 from distillspec.serving.proposers.base import ANY, EMPTY, ProposalRequest, Prospect
+from distillspec.serving.proposers.call_drafting import CallDrafting
 from distillspec.serving.proposers.continue_rule import ContinueRule, likely
 from distillspec.serving.proposers.draft_loop import DraftLoop, Drafts
 from distillspec.serving.proposers.growth import DynamicGrowth, Growth
@@ -80,6 +81,7 @@ class DraftModel:
             scored=dynamic is not None,
             surer_than=surer_than,
         )
+        self.in_one_call = CallDrafting(self.runner, sampler, self.columns, topk=topk)
         self.surer_than, self.topk, self.dynamic = surer_than, topk, dynamic
         self._version, self.source = version, source
         self.texts = ReadTexts(self.runner)
@@ -100,7 +102,9 @@ class DraftModel:
         if not rows:
             return [EMPTY] * len(requests)
         texts = [self._unread(row) for row in rows]
-        if self.can_draft_at_once(rows):
+        if self._has_free_choice and self.in_one_call.takes(rows, texts):
+            probs, failed = self.in_one_call.draft(rows, texts)
+        elif self.can_draft_at_once(rows):
             probs, failed = self._draft_at_once(rows, texts)
         else:
             probs, failed = self.levels.draft(rows, texts)
@@ -181,9 +185,13 @@ class DraftModel:
         Where passes are not recorded, rows of unlike lengths are cheaper level by level: short ones leave early.
         """
         together = self.loop.records or self.runner.one_pass or len({row.shape.depth for row in rows}) == 1
-        in_turn = self.levels.rule is not None or self.dynamic is not None
-        in_turn = in_turn or any(row.guess or row.sequence.candidates for row in rows)
-        return together and not in_turn and all(row.shape.is_spine for row in rows)
+        given = any(row.guess or row.sequence.candidates for row in rows)
+        return together and self._has_free_choice and not given and all(row.shape.is_spine for row in rows)
+
+    @property
+    def _has_free_choice(self) -> bool:
+        """True if nothing has to look at each level before the next one is drafted."""
+        return self.levels.rule is None and self.dynamic is None
 
     def _draft_at_once(self, rows: Sequence[Growth], texts: Sequence[RowInput]) -> tuple[Tensor | None, list[Growth]]:
         """Draft all tokens of all rows with one device read. Returns what `LevelDrafting.draft` does."""

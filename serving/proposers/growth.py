@@ -12,6 +12,7 @@ from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import DRAFT, ROOT, TARGET, DraftProbs, SiblingGroup, TokenTree, path_to
 from distillspec.serving.decoding.logits import Place
 from distillspec.serving.proposers.read_texts import DraftState
+from distillspec.serving.proposers.tree_readers import tree_readers
 
 
 @dataclass(eq=False)
@@ -89,6 +90,28 @@ class Growth:
                     shaped.append(shape_place)
         self._level, self.frontier, self._shaped = self._level + 1, frontier, shaped
         self.read += frontier
+
+    def fill(self, tokens: Sequence[int], finite: Sequence[bool], rows: Sequence[int]) -> bool:
+        """Add all nodes of the shape at once. Return False if a reader's logits are NaN: nothing is added from it on.
+
+        Args:
+            tokens: of the shape's nodes, level by level. −1: there is no further sibling.
+            finite, rows: of each reader (`tree_readers`), its logits, and the row of its distribution in the table.
+        """
+        new = {ROOT: ROOT}
+        for number, reader in enumerate(own for level in tree_readers(self.shape) for own in level):
+            node = new.get(reader.node)
+            if node is None or (node != ROOT and not self._may_go_on(node)):
+                continue
+            if not finite[number]:
+                return False
+            if node != ROOT and number == len(self.read) + 1:  # in its place behind the text, if none is missing
+                self.read.append(node)
+            below = range(reader.first, reader.first + reader.children)
+            children = self._add_children(node, tokens[reader.first : below.stop], rows[number])
+            new.update(zip(below, children, strict=False))  # those without a token are the last ones
+        self.frontier = []
+        return True
 
     def _add_children(self, node: int, tokens: Sequence[int], row: int) -> range:
         """Add the children of a node, up to the first −1, and return them. The target's candidates come first."""

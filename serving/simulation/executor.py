@@ -154,7 +154,7 @@ class SimulatedExecutor:
         verified = min(drafted, planned.verified_length)
         if shape.nodes > shape.depth:
             seen = self._judge_tree(trace.ranks[place:], shape.shortened(verified), drafted)
-            return seen._replace(passes=shape.passes[:drafted], source=source)
+            return seen._replace(passes=shape.reads[:drafted], source=source)
         return SimulatedWindow(drafted, verified, min(verified, trace.runs[place]), source=source)
 
     @staticmethod

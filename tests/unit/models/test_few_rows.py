@@ -14,6 +14,7 @@ from distillspec.models.few_rows import FewRows
 from distillspec.models.few_tokens import FewTokens
 from distillspec.models.slot_attention import slot_attention_in
 from distillspec.models.slot_cache import SlotCache
+from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.prepared import PreparedModel
 from distillspec.serving.execution.runner import ModelRunner
@@ -110,6 +111,33 @@ def test_chains_as_numbers() -> None:
     assert rows.nodes[[0, 1, 62, 63, 69, 70, 71]].tolist() == [1, 3, 2**63 - 1, -1, -1, 1, 3]
     assert rows.places.tolist() == [*range(10, 80), 0, 1]
     assert rows.slots.tolist() == [4] * 70 + [2] * 2
+
+
+def test_trees_as_numbers() -> None:
+    rows = FewRows.windows([[-1, 0, 0, 2, -1], []], [4, 2], [10, 5], [5, 2])
+    assert rows.nodes.tolist() == [0b1, 0b11, 0b101, 0b1101, 0b10000, 1, 3]
+    assert rows.positions.tolist() == [10, 11, 11, 12, 10, 5, 6]
+    assert rows.places.tolist() == [10, 11, 12, 13, 14, 5, 6]
+    assert rows.rows.tolist() == [[0, 5, 4, 10, 15], [5, 2, 2, 5, 7]]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("rooted", [True, False])
+def test_trees_are_read_without_a_view(rooted: bool) -> None:
+    """As by a view of the cache, to the bit."""
+    model = llama()
+    prepared = PreparedModel(model, pack_weights=True, compile=False)
+    tree = TokenTree.of_parents([7, 8, 9, 10], [-1, -1, 0, 1])
+    tokens = [6, *tree.tokens] if rooted else list(tree.tokens)
+    asked = [RowInput(0, 9, tokens, len(tokens), tree, rooted), RowInput(2, 3, [5], 1)]
+    found = []
+    for by_view in (False, True):
+        runner = ModelRunner(model, SlotCache(3, 64), prepared)
+        runner.read([RowInput(0, 0, text(9)), RowInput(2, 0, text(3))])
+        batch = runner.prepare(asked)
+        found.append(runner.hidden(batch)[batch.wanted] if by_view else runner.read(asked))
+    prepared.restore()
+    assert torch.equal(found[0], found[1])
 
 
 @pytest.mark.parametrize("most", [1, 3, 7, 50])

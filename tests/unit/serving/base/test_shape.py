@@ -11,7 +11,7 @@ def test_a_full_tree_has_as_many_children_everywhere() -> None:
     shape = TreeShape.full((3, 2, 1))
     assert shape.levels == ((3,), (2, 2, 2), (1,) * 6)
     assert (shape.depth, shape.nodes, shape.widths, shape.is_spine) == (3, 15, (3, 2, 1), False)
-    assert (shape.reads, shape.passes) == ((1, 3, 6), (1, 3, 9))
+    assert shape.reads == (1, 3, 6)
     assert TreeShape.full((1, 1)) == TreeShape.spine((1, 1)) == chain_of(2)[0].shape
 
 
@@ -19,7 +19,7 @@ def test_only_the_first_of_siblings_has_children_on_a_spine() -> None:
     shape = TreeShape.spine((3, 1, 2))
     assert shape.levels == ((3,), (1, 0, 0), (2,))
     assert (shape.depth, shape.nodes, shape.widths, shape.is_spine) == (3, 6, (3, 1, 2), True)
-    assert shape.reads == shape.passes == (1, 1, 1)
+    assert shape.reads == (1, 1, 1)
     assert shape.shortened(1) == TreeShape.spine((3,))
     assert shape.shortened(5) is shape
     assert chain_of(0) == ()

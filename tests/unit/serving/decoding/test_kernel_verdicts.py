@@ -47,9 +47,13 @@ def judged(
     paths: bool = True,
     keys: Tensor = NO_KEYS,
 ) -> list[TreeVerdict]:
+    """Judge trees. `accept`: one a node of all trees."""
     assert KERNEL is not None
     peaks = logits.float().amax(-1)
-    pending = verify_by_kernel(KERNEL, logits, peaks, trees, Chances(accept, own, keys), paths=paths)
+    by_row = torch.zeros(len(logits), dtype=torch.float64)
+    nodes = [judged.row + 1 + node for judged in trees for node in range(len(judged.tree))]
+    by_row[nodes] = accept
+    pending = verify_by_kernel(KERNEL, logits, peaks, trees, Chances(by_row, own, keys), paths=paths)
     return pending.verdicts(pending.numbers.tolist())
 
 

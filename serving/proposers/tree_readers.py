@@ -1,0 +1,87 @@
+"""The tokens that a draft reads while it grows trees of planned shapes, numbered for a call that grows them all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+import numpy
+
+from distillspec.models.draft_steps import Readers
+from distillspec.serving.base.shape import TreeShape
+from distillspec.serving.base.tree import ROOT
+
+
+class Reader(NamedTuple):
+    """A node with children in a shape whose nodes are numbered level by level."""
+
+    node: int  # −1: the text
+    above: int  # number of the reader before it, −1 for none
+    first: int  # its first child
+    children: int
+    seen: int  # bit i: reader i + 1 is the node itself or an ancestor
+
+
+@cache
+def tree_readers(shape: TreeShape) -> tuple[tuple[Reader, ...], ...]:
+    """Return the readers of each level. Their numbers count on from level to level."""
+    levels: list[tuple[Reader, ...]] = []
+    above: list[tuple[int, int, int]] = [(ROOT, -1, 0)]  # nodes of the level, with their reader above and what it sees
+    readers = nodes = 0
+    for level in shape.levels:
+        found, below = list[Reader](), list[tuple[int, int, int]]()
+        for (node, reader, seen), children in zip(above, level, strict=True):
+            if not children:
+                continue
+            own = seen if node == ROOT else seen | 1 << (readers - 1)
+            found.append(Reader(node, reader, nodes, children, own))
+            below += [(nodes + child, readers, own) for child in range(children)]
+            readers, nodes = readers + 1, nodes + children
+        levels.append(tuple(found))
+        above = below
+    return tuple(levels)
+
+
+class CallPlan(NamedTuple):
+    """Trees of R rows for one call.
+
+    Attributes:
+        readers: for the call.
+        starts: place of each row's first chosen token.
+        places: places of each row's readers among all, by number.
+    """
+
+    readers: Readers
+    starts: tuple[int, ...]
+    places: tuple[tuple[int, ...], ...]
+
+
+@lru_cache(maxsize=1024)
+def call_plan(shapes: tuple[TreeShape, ...]) -> CallPlan:
+    """Return the plan of the trees of some rows, which may end at unlike levels."""
+    trees = [tree_readers(shape) for shape in shapes]
+    starts = [0, *numpy.cumsum([shape.nodes for shape in shapes]).tolist()]
+    places: list[list[int]] = [[] for _ in shapes]
+    numbers: list[tuple[int, ...]] = []
+    levels = [0]
+    for level in range(max(map(len, trees))):
+        for row, tree in enumerate(trees):
+            for own in tree[level] if level < len(tree) else ():
+                node, above = (-1, -1) if own.node == ROOT else (starts[row] + own.node, places[row][own.above])
+                number = len(places[row])
+                places[row].append(len(numbers))
+                numbers.append((row, node, above, starts[row] + own.first, own.children, number, _word(own.seen)))
+        levels.append(len(numbers))
+    readers = Readers(numpy.array(levels, dtype=numpy.int64), numpy.array(numbers, dtype=numpy.int64), starts[-1])
+    return CallPlan(readers, tuple(starts[:-1]), tuple(map(tuple, places)))
+
+
+def most_readers(shapes: Sequence[TreeShape]) -> int:
+    """Return the most readers of a tree."""
+    return max(sum(shape.reads) for shape in shapes)
+
+
+def _word(bits: int) -> int:
+    """Return 64 bits as a signed number."""
+    return bits - (1 << 64) if bits >> 63 else bits

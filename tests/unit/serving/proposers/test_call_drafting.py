@@ -1,0 +1,192 @@
+"""Trees that grow in one call of C++: those that grow level by level, node by node and number by number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from distillspec.models import LanguageModel
+from distillspec.models.few_queries import why_not
+from distillspec.models.slot_cache import SlotCache
+from distillspec.serving import Request, SamplingParams
+from distillspec.serving.base.requests import SequenceState
+from distillspec.serving.base.shape import PlannedTree, TreeShape
+from distillspec.serving.base.tree import DRAFT, TokenTree
+from distillspec.serving.decoding.drafting import Draws, make_draws
+from distillspec.serving.decoding.logits import Columns, Place
+from distillspec.serving.decoding.sampling import TokenSampler
+from distillspec.serving.execution.prepared import PreparedModel
+from distillspec.serving.proposers.base import ProposalRequest
+from distillspec.serving.proposers.draft_model import DraftModel
+
+from ...models.test_draft_steps import KINDS, draft_of
+
+pytestmark = [
+    pytest.mark.skipif(why_not() is not None, reason=f"no kernel here: {why_not()}"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="for CPUs"),
+]
+SHAPES = {
+    "chains": (TreeShape.full((1, 1, 1, 1)),) * 3,
+    "siblings": (TreeShape.spine((3, 2, 1)),) * 3,
+    "trees": (TreeShape.full((2, 2, 2)),) * 3,
+    "unlike": (TreeShape.full((1,)), TreeShape(((3,), (2, 0, 1), (0, 1, 2))), TreeShape(((2,), (0, 1)))),
+}
+PLAIN, FILTERED, SEEDED = SamplingParams(), SamplingParams(top_k=5), SamplingParams(seed=1)
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class NumberedSampler(TokenSampler):
+    """Draws by numbers of the row and of the reader in it, so that all ways of drafting get the same."""
+
+    read: Counter[str]  # readers so far, by sequence
+
+    def draws(
+        self, places: Sequence[Place], count: int, columns: Columns, siblings: int = 1, *, best: bool = False
+    ) -> Draws:
+        uniforms = torch.stack([self._next(place.sequence.id, count, siblings) for place in places])
+        return make_draws(places, columns, count, uniforms, best=best)
+
+    def _next(self, name: str, count: int, siblings: int) -> Tensor:
+        first, generator = self.read[name], torch.Generator().manual_seed(int(name))
+        self.read[name] += count
+        return torch.rand(64, 8, generator=generator, dtype=torch.float64)[first : first + count, :siblings]
+
+
+def model_of(draft: LanguageModel, vocab: int, *, in_one_call: bool, topk: bool = False) -> DraftModel:
+    prepared = PreparedModel(draft, pack_weights=True, compile=False, exact=False)
+    assert prepared.steps is not None
+    prepared.steps = prepared.steps if in_one_call else None
+    cache = SlotCache(4, 64, state_ids=draft.state_ids)
+    if draft.state_input is not None:
+        states = cache.kept_states(draft.head.weight, 128)
+        states.copy_(torch.randn(states.shape, generator=torch.Generator().manual_seed(1)))
+    model = DraftModel(draft, NumberedSampler(vocab, draft.device, 0), cache, prepared=prepared, topk=topk)
+    model.sampler.read = Counter()  # type: ignore[attr-defined]
+    model.can_draft_at_once = lambda rows: False  # type: ignore[method-assign]
+    return model
+
+
+def sequences(params: Sequence[SamplingParams], stop: frozenset[int]) -> list[SequenceState]:
+    texts = ([5, 6, 7], [9, 4], [11, 12, 13, 14])
+    return [
+        SequenceState(str(i), Request(str(i), tuple(text), own), 0, i, list(text), stop, 64, slot=slot)
+        for i, (text, own, slot) in enumerate(zip(texts, params, (0, 1, 3), strict=True))
+    ]
+
+
+def asked(texts: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[ProposalRequest]:
+    return [ProposalRequest(text, (PlannedTree(DRAFT, shape),)) for text, shape in zip(texts, shapes, strict=True)]
+
+
+@torch.inference_mode()
+def grown(
+    model: DraftModel, shapes: Sequence[TreeShape], params: Sequence[SamplingParams], stop: frozenset[int] = frozenset()
+) -> list[TokenTree]:
+    """Grow trees three times. Accepted are first children, then a last one, each with a token of the target's."""
+    texts, found = sequences(params, stop), list[TokenTree]()
+    for sequence in texts:
+        model.enter_slot(sequence, None)
+    for turn in range(3):
+        model.sampler.read.clear()  # type: ignore[attr-defined]
+        trees = model.propose(asked(texts, shapes))
+        for sequence, tree in zip(texts, trees, strict=True):
+            path = tree.first_path[:-1] if turn == 0 else tree.children[-1][-1:]
+            sequence.tokens += [*(tree.tokens[node] for node in path), 20 + turn]
+            model.committed(sequence, tree, path)
+        found += trees
+    return found
+
+
+@pytest.mark.parametrize("shapes", SHAPES)
+@pytest.mark.parametrize("temperatures", [(0, 0, 0), (1.0, 0.7, 2.0), (1.0, 0, 0.5)], ids=["greedy", "drawn", "both"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_trees_are_those_of_levels(kind: str, temperatures: Sequence[float], shapes: str) -> None:
+    params = [SamplingParams(temperature=t) for t in temperatures]
+    target, draft = draft_of(kind, torch.float32)
+    vocab, calls = target.identity.vocab_size, list[list[TokenTree]]()
+    passes = []
+    for once in (False, True):
+        model = model_of(draft, vocab, in_one_call=once)
+        calls.append(grown(model, SHAPES[shapes], params))
+        passes.append(model.runner.passes)
+    assert passes[0] == passes[1]
+    for wanted, found in zip(*calls, strict=True):
+        assert (found.tokens, found.parents) == (wanted.tokens, wanted.parents)
+        for ours, theirs in zip(found.groups, wanted.groups, strict=True):
+            assert (ours.parent, ours.nodes, ours.source) == (theirs.parent, theirs.nodes, theirs.source)
+            assert (ours.drawn_from is None) == (theirs.drawn_from is None)
+            if ours.drawn_from is not None and theirs.drawn_from is not None:
+                own = ours.drawn_from.probs[ours.row]
+                torch.testing.assert_close(own, theirs.drawn_from.probs[theirs.row], atol=1e-5, rtol=1e-3)
+                torch.testing.assert_close(own.sum(), torch.tensor(1.0))
+    assert all(len(tree) == shape.nodes for tree, shape in zip(calls[1], SHAPES[shapes] * 3, strict=True))
+
+
+@pytest.mark.parametrize("kind", ["tokens", "eagle"])
+def test_nothing_is_drafted_behind_a_stop_token(kind: str) -> None:
+    target, draft = draft_of(kind, torch.float32)
+    vocab, stop = target.identity.vocab_size, frozenset(range(0, 300, 2))
+    wanted, found = (
+        grown(model_of(draft, vocab, in_one_call=once), SHAPES["trees"], [GREEDY] * 3, stop) for once in (False, True)
+    )
+    assert [(tree.tokens, tree.parents) for tree in found] == [(tree.tokens, tree.parents) for tree in wanted]
+    assert any(len(tree) < 14 for tree in found), "some tokens end an answer"
+    for tree in found:
+        assert not any(tree.children.get(node) for node, token in enumerate(tree.tokens) if token in stop)
+
+
+def test_siblings_end_where_no_probability_is_left() -> None:
+    """At almost no temperature the best token has all of it."""
+    target, draft = draft_of("tokens", torch.float32)
+    model = model_of(draft, target.identity.vocab_size, in_one_call=True)
+    cold = [SamplingParams(temperature=1e-4)] * 3
+    assert all(len(tree) == 3 for tree in grown(model, SHAPES["siblings"], cold))
+
+
+@pytest.mark.parametrize(
+    ("params", "topk", "taken"),
+    [
+        (PLAIN, False, True),
+        (GREEDY, False, True),
+        (FILTERED, False, False),
+        (SEEDED, False, False),
+        (FILTERED, True, True),
+        (SEEDED, True, False),
+        (SamplingParams(presence_penalty=1.0), False, False),
+        (SamplingParams(temperature=0.0, min_tokens=16), False, False),
+    ],
+)
+def test_what_is_left_to_other_ways(params: SamplingParams, topk: bool, taken: bool) -> None:
+    target, draft = draft_of("tokens", torch.float32)
+    model = model_of(draft, target.identity.vocab_size, in_one_call=True, topk=topk)
+    calls = list[int]()
+    run = model.in_one_call.draft
+    model.in_one_call.draft = lambda *own: calls.append(1) or run(*own)  # type: ignore[method-assign, func-returns-value]
+    grown(model, SHAPES["siblings"], [PLAIN, params, GREEDY])
+    assert len(calls) == (3 if taken else 0)
+
+
+def test_a_row_of_nan_keeps_the_levels_before_and_others_go_on() -> None:
+    target, draft = draft_of("tokens", torch.float32)
+    model = model_of(draft, target.identity.vocab_size, in_one_call=True)
+    whole = grown(model, SHAPES["trees"], [GREEDY] * 3)[:3]
+    behind = whole[1].tokens[0]  # row 1 reads it at its second level
+    with torch.no_grad():
+        draft.model.get_input_embeddings().weight[behind] = torch.nan
+    again = model_of(draft, target.identity.vocab_size, in_one_call=True)
+    texts = sequences([GREEDY] * 3, frozenset())
+    for sequence in texts:
+        again.enter_slot(sequence, None)
+    with torch.inference_mode():
+        trees = again.propose(asked(texts, SHAPES["trees"]))
+    failed = [text.speculation_failed for text in texts]
+    assert failed[1]
+    assert not all(failed)
+    assert trees[1].tokens == tuple(whole[1].tokens[node] for node in whole[1].children[-1])
+    for row in range(3):
+        assert failed[row] == (trees[row].depth < 3)
+        assert failed[row] or trees[row].tokens == whole[row].tokens
