@@ -21,19 +21,24 @@ def ancestor_words(rows: Sequence[Sequence[int]], width: int) -> NDArray[numpy.i
         rows: the parent of each node, an earlier one of the row or −1. Further nodes continue the one before them.
         width: nodes a row.
     """
-    sets = [_sets(parents, width) for parents in rows]
+    sets = [ancestor_sets(parents, width) for parents in rows]
     shifts = range(0, width, WORD)
     words = [[[bits >> shift & (1 << WORD) - 1 for shift in shifts] for bits in row] for row in sets]
     return numpy.array(words, dtype=numpy.uint64).view(numpy.int64)
 
 
-def _sets(parents: Sequence[int], width: int) -> list[int]:
-    """Return a set of nodes for each node, as the bits of a number."""
+def ancestor_sets(parents: Sequence[int], width: int) -> list[int]:
+    """Return the ancestors of each node and itself, as the bits of a number. For the arguments see `ancestor_words`."""
     sets: list[int] = []
     for node in range(width):
         parent = parents[node] if node < len(parents) else node - 1
         sets.append((0 if parent < 0 else sets[parent]) | 1 << node)
     return sets
+
+
+def signed_word(bits: int) -> int:
+    """Return 64 bits as the signed number that has them."""
+    return bits - (1 << WORD) if bits >> (WORD - 1) else bits
 
 
 def ancestor_mask(words: Tensor) -> Tensor:

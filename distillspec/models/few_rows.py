@@ -8,28 +8,26 @@ from typing import NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from distillspec.models.ancestors import ancestor_words
+from distillspec.models.ancestors import WORD, ancestor_sets, signed_word
 from distillspec.models.few_queries import row_numbers
 from distillspec.models.flat_view import FlatView, RowGroup
 
 Ints = NDArray[numpy.int64]
 
 
+CHAIN = (*((2 << token) - 1 for token in range(WORD - 1)), -1)  # what the first tokens of a chain see of it
+
+
 class FewRows(NamedTuple):
     """N tokens of R rows, one row after another.
 
     Attributes:
-        slots: `[N]`, of the cache.
-        places: `[N]`, where each token is written.
-        positions: `[N]`, for rotary angles.
-        nodes: `[N]`, bit i: the token sees new token i of its row, −1: all before it and itself.
+        tokens: `[4, N]`: slots, of the cache; places, where each token is written; positions, for rotary angles; nodes,
+            bit i: the token sees new token i of its row, −1: all before it and itself.
         rows: `[R, 5]`: first token, tokens, slot, first new place, end.
     """
 
-    slots: Ints
-    places: Ints
-    positions: Ints
-    nodes: Ints
+    tokens: Ints
     rows: Ints
 
     @staticmethod
@@ -42,20 +40,15 @@ class FewRows(NamedTuple):
             first += group.count
             rows.append(own)
             nodes.append(seen)
-        slots, places, positions = (part.contiguous().numpy() for part in (view.slots, view.places, view.positions))
-        return FewRows(slots, places, positions, numpy.concatenate(nodes), numpy.concatenate(rows))
+        parts = (view.slots, view.places, view.positions.view(-1))
+        return FewRows(
+            numpy.stack([*(part.numpy() for part in parts), numpy.concatenate(nodes)]), numpy.concatenate(rows)
+        )
 
     @staticmethod
     def chains(slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> FewRows:
         """Return rows that go on behind the first `starts` tokens of their slots, by so many tokens each."""
-        many = numpy.array(counts, dtype=numpy.int64)
-        first = many.cumsum() - many
-        rows = numpy.array([*zip(first.tolist(), counts, slots, starts, starts, strict=True)], dtype=numpy.int64)
-        rows[:, 4] += many
-        steps = numpy.arange(first[-1] + many[-1]) - first.repeat(many)
-        places = rows[:, 3].repeat(many) + steps
-        # 2 << 63 and beyond is 0, so that −1 remains: all bits.
-        return FewRows(rows[:, 2].repeat(many), places, places.copy(), (2 << steps) - 1, rows)
+        return FewRows.windows([()] * len(counts), slots, starts, counts)
 
     @staticmethod
     def windows(
@@ -63,16 +56,24 @@ class FewRows(NamedTuple):
     ) -> FewRows:
         """Return the rows of `chains`, where the tokens of some are trees.
 
+        Plain lists: with caches that hold none of this code, numpy's functions take three times as long.
+
         Args:
             trees: the parent of each token of a row, an earlier one or −1. Empty for chains.
         """
-        found = FewRows.chains(slots, starts, counts)
-        for parents, start, first in zip(trees, starts, found.rows[:, 0].tolist(), strict=True):
+        held, places, positions, nodes, rows = list[int](), list[int](), list[int](), list[int](), list[Sequence[int]]()
+        for parents, slot, start, count in zip(trees, slots, starts, counts, strict=True):
+            rows.append((len(held), count, slot, start, start + count))
+            held += [slot] * count
+            places += range(start, start + count)
             if parents:
-                own = slice(first, first + len(parents))
-                found.nodes[own] = ancestor_words([parents], len(parents))[0, :, 0]
-                found.positions[own] = [start + depth for depth in _depths(parents)]
-        return found
+                positions += [start + depth for depth in _depths(parents)]
+                nodes += map(signed_word, ancestor_sets(parents, count))
+            else:
+                positions += range(start, start + count)
+                nodes += CHAIN[:count] if count <= WORD else (*CHAIN, *[-1] * (count - WORD))
+        table = numpy.array([held, places, positions, nodes], dtype=numpy.int64)
+        return FewRows(table, numpy.array(rows, dtype=numpy.int64))
 
     @staticmethod
     def slices(most: int, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Iterator[FewRows]:
@@ -90,9 +91,15 @@ class FewRows(NamedTuple):
             yield FewRows.chains(*zip(*pieces, strict=True))
 
     @property
+    def total(self) -> int:
+        """N."""
+        return self.tokens.shape[1]
+
+    @property
     def numbers(self) -> list[int]:
         """N, R, and the addresses of all parts. They are those of this object: keep it while they are read."""
-        return [len(self.slots), len(self.rows), *(part.ctypes.data for part in self), 0]
+        first, size = self.tokens.ctypes.data, self.tokens.strides[0]
+        return [self.total, len(self.rows), *range(first, first + 4 * size, size), self.rows.ctypes.data, 0]
 
 
 def _depths(parents: Sequence[int]) -> list[int]:

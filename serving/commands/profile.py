@@ -112,10 +112,10 @@ def _over_plain(profile: Profile) -> list[str]:
 
 
 def _table(profile: Profile) -> str:
-    lines = [f"{'pass':<8}{'per 1,000 context':>18}{'per row':>12}{'held-out error':>16}  ms by tokens"]
+    lines = [f"{'pass':<8}{'per 1,000 context':>18}{'per row':>12}{'first pass':>12}{'held-out error':>16}  ms by tokens"]
     for name, fitted in _parts(profile).items():
         cost = fitted.cost
         knots = ", ".join(f"{tokens:g}: {1e3 * seconds:.1f}" for tokens, seconds in cost.knots)
-        times = f"{1e6 * cost.per_context:>15.3f} ms{1e3 * cost.per_row:>9.3f} ms"
+        times = f"{1e6 * cost.per_context:>15.3f} ms{1e3 * cost.per_row:>9.3f} ms{1e3 * cost.first:>9.3f} ms"
         lines.append(f"{name:<8}{times}{100 * fitted.held_out_error:>14.1f} %  {knots}")
     return "\n".join(lines)

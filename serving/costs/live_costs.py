@@ -12,6 +12,7 @@ import numpy
 from distillspec.serving.costs.table import KNOTS, CostTable, Floats
 
 LEAST_S = 1e-6  # times below are not told apart
+LEAST_SHARE = 0.05  # of a first pass that each pass may cost, where a table has less
 FULL_CONTEXT = 20_000.0  # cached tokens that may cost as much as a whole pass over one token, where nothing is known
 NOISE = 0.05  # usual relative error of one step's time
 WANDER, KNOT_WANDER = 0.01, 0.002  # relative change a step: of the machine's speed, and of the knots that were seen
@@ -74,8 +75,10 @@ class LiveCosts:
     def __init__(self, prior: CostTable, trust: Trust = MEASURED) -> None:
         self._knots = numpy.array(KNOTS, dtype=numpy.float64)
         start_s = prior.by_tokens(self._knots)
-        least_s = [max(start_s[0] / FULL_CONTEXT, prior.per_context), prior.per_row, start_s[0]]
-        self._unit = numpy.maximum(numpy.append(start_s, least_s), LEAST_S / 1e4)
+        least_s = [max(start_s[0] / FULL_CONTEXT, prior.per_context), prior.per_row, start_s[0] + prior.first]
+        # A small draft may have been measured to cost nothing but a first pass. In such a unit no knot could rise.
+        seen_s = numpy.maximum(start_s, LEAST_SHARE * (start_s[0] + prior.first))
+        self._unit = numpy.maximum(numpy.append(seen_s, least_s), LEAST_S / 1e4)
         self._state = numpy.append(start_s, [prior.per_context, prior.per_row, prior.first]) / self._unit
         fixed = numpy.append(start_s[0] / numpy.maximum(start_s, LEAST_S), [0.0, 1.0, 0.0])
         by_tokens = numpy.append(1 - fixed[:-3], [0.0, 0.0, 0.0])
@@ -92,11 +95,12 @@ class LiveCosts:
     @property
     def table(self) -> CostTable:
         """The present estimate."""
-        if self._table is None:
-            *seconds, per_context, per_row, first = numpy.maximum(self._state * self._unit, 0.0).tolist()
-            rising = accumulate(seconds, max)  # as in `CostTable.rising`
-            self._table = CostTable(tuple(zip(KNOTS, rising, strict=True)), per_context, per_row, first)
-        return self._table
+        if (held := self._table) is not None:
+            return held
+        *seconds, per_context, per_row, first = numpy.maximum(self._state * self._unit, 0.0).tolist()
+        rising = accumulate(seconds, max)  # as in `CostTable.rising`
+        self._table = found = CostTable(tuple(zip(KNOTS, rising, strict=True)), per_context, per_row, first)
+        return found
 
     def observe(
         self, context: float, passes: Sequence[float], seconds: float, rows: float = 0, *, first: bool = False

@@ -9,6 +9,7 @@ from distillspec.serving.base.catch_up import catch_up_cost
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.latency import LatencyModel, draft_work, guessed
 from distillspec.serving.costs.live_costs import GUESSED, MEASURED, LiveCosts
+from distillspec.serving.costs.table import CostTable
 
 
 class LiveLatency:
@@ -31,17 +32,17 @@ class LiveLatency:
 
     @property
     def latency(self) -> LatencyModel:
-        """The present estimate."""
-        if self._latency is None:
-            tables = {source: costs.table for source, costs in self._drafts.items()}
-            draft = tables.pop(DRAFT, None)
-            self._latency = LatencyModel(self._target.table, draft, self._draft_free_s, members=tables)
-        return self._latency
+        """The present estimate. Other threads may read it too: it is made anew where a table has changed."""
+        target, tables = self._target.table, {source: costs.table for source, costs in tuple(self._drafts.items())}
+        draft, held = tables.pop(DRAFT, None), self._latency
+        if held is None or not _holds(held, target, draft, tables):
+            self._latency = held = LatencyModel(target, draft, self._draft_free_s, members=tables)
+        return held
 
     def draft_changed(self, source: str) -> None:
         """Trust what is known of one of several drafts no more than a guess: it may be of another size."""
         if (known := self._drafts.get(source, self._drafts.get(DRAFT))) is not None:
-            self._drafts[source], self._latency = LiveCosts(known.table, GUESSED), None
+            self._drafts[source] = LiveCosts(known.table, GUESSED)
 
     def observe(
         self,
@@ -71,7 +72,6 @@ class LiveLatency:
         Returns:
             True if the times could be predicted well enough to judge by.
         """
-        self._latency = None
         tokens = sum(proposed) + len(contexts) + prefill_tokens
         sure = self._target.observe(sum(contexts), [tokens] if tokens else [], target_s, len(contexts))
         if not self._drafts:
@@ -123,3 +123,9 @@ class LiveLatency:
         if self._guess is not None and self._guess.draft is not None and tokens:
             factor = self._target.table.seconds(0, tokens) / self._guess.target.seconds(0, tokens)
             self._drafts[DRAFT] = LiveCosts(self._guess.draft.scaled(factor), GUESSED)
+
+
+def _holds(held: LatencyModel, target: CostTable, draft: CostTable | None, members: Mapping[str, CostTable]) -> bool:
+    """Return True if a model is made of these very tables."""
+    same = held.target is target and held.draft is draft and held.members.keys() == members.keys()
+    return same and all(held.members[source] is table for source, table in members.items())

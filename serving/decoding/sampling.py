@@ -73,9 +73,12 @@ class TokenSampler:
             best: choose the most probable tokens where others would be drawn.
         """
         drawn = any(not place.sequence.params.is_greedy for place in places)
-        rows = len(places) if drawn else 0
-        uniforms = torch.rand(rows, count, siblings, generator=self._propose, dtype=torch.float64)
-        return make_draws(places, columns, count, to_device(uniforms, self.device), best=best)
+        uniforms = self.proposal_uniforms(len(places) if drawn else 0, count, siblings)
+        return make_draws(places, columns, count, uniforms, best=best)
+
+    def proposal_uniforms(self, *shape: int) -> Tensor:
+        """Draw float64 in [0, 1) of this shape from the proposals' own stream, on the device."""
+        return to_device(torch.rand(*shape, generator=self._propose, dtype=torch.float64), self.device)
 
     def verify(self, logits: Tensor, windows: Sequence[VerificationWindow]) -> list[Judgement]:
         """A judgement of each window.

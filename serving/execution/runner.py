@@ -125,7 +125,7 @@ class ModelRunner:
             parts = [FewRows.windows([row.parents for row in rows], *_numbers(rows))]
         else:
             parts = list(FewRows.slices(few.most, *_numbers(rows)))
-        own = tokens.split([len(part.slots) for part in parts])
+        own = tokens.split([part.total for part in parts])
         read = [few.hidden_of(self.cache, part, each[None]) for part, each in zip(parts, own, strict=True)]
         hidden = torch.cat(read) if len(read) > 1 else read[0]
         if all(row.wanted == len(row.tokens) for row in rows):

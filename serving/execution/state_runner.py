@@ -50,15 +50,15 @@ class StateRunner(ModelRunner):
 
     @property
     def hands_states(self) -> bool:
-        return self._features().dtype == self.model.dtype
+        return type(self.source) is SlotCache and self._features().dtype == self.model.dtype
 
     def states_before(self, rows: FewRows) -> StatesBefore:
         features, width = self._features(), self._input.target_width
-        before = map(torch.from_numpy, (rows.slots, numpy.maximum(rows.places - 1, 0)))
-        held, places = (part.numpy() for part in self.source.located(*before))
-        offsets = held * features.stride(0) + places * features.stride(2)
-        addresses = numpy.where(rows.places > 0, features.data_ptr() + offsets * features.itemsize, 0)
-        return StatesBefore(addresses, self._starts(width))
+        first, size = features.data_ptr(), features.itemsize
+        by_slot, by_place = size * features.stride(0), size * features.stride(2)
+        at = zip(*rows.tokens[:2].tolist(), strict=True)
+        addresses = [first + slot * by_slot + (place - 1) * by_place if place else 0 for slot, place in at]
+        return StatesBefore(numpy.array(addresses, dtype=numpy.int64), self._starts(width))
 
     @property
     def _input(self) -> StateInput:

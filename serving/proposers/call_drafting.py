@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from distillspec.models.draft_steps import Chance, DraftSteps
 from distillspec.models.few_tokens import MOST_NODES
-from distillspec.serving.base.requests import SequenceState
-from distillspec.serving.decoding.drafting import Draws
-from distillspec.serving.decoding.logits import Columns, Place, needs_transform
+from distillspec.serving.base.params import SamplingParams
+from distillspec.serving.decoding.logits import needs_transform
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.growth import Growth
-from distillspec.serving.proposers.tree_readers import call_plan, most_readers
+from distillspec.serving.proposers.tree_readers import CallPlan, call_plan, most_readers
 
 
 class CallDrafting:
@@ -25,8 +25,8 @@ class CallDrafting:
         topk: choose the most probable tokens where others would be drawn.
     """
 
-    def __init__(self, runner: ModelRunner, sampler: TokenSampler, columns: Columns, *, topk: bool) -> None:
-        self.runner, self.sampler, self.columns, self.topk = runner, sampler, columns, topk
+    def __init__(self, runner: ModelRunner, sampler: TokenSampler, *, topk: bool) -> None:
+        self.runner, self.sampler, self.topk = runner, sampler, topk
 
     def takes(self, rows: Sequence[Growth], texts: Sequence[RowInput]) -> bool:
         """Return False where other ways of drafting are needed."""
@@ -41,10 +41,7 @@ class CallDrafting:
         steps, shapes = self._steps, tuple([row.shape for row in rows])
         assert steps is not None
         plan = call_plan(shapes)
-        places = [Place(row.sequence) for row in rows]
-        siblings = max(max(shape.widths) for shape in shapes)
-        draws = self.sampler.draws(places, most_readers(shapes), self.columns, siblings, best=self.topk)
-        found = steps.run(self.runner.cache, self.runner.unread(texts), plan.readers, _chance(draws))
+        found = steps.run(self.runner.cache, self.runner.unread(texts), plan.readers, self._chance(rows, plan))
         self.runner.passes += len(plan.readers.levels) - 1
         ids, finite, failed = found.ids.tolist(), found.finite.tolist(), list[Growth]()
         for row, start, own in zip(rows, plan.starts, plan.places, strict=True):
@@ -61,16 +58,18 @@ class CallDrafting:
         """Return True for tokens that logits and a temperature decide."""
         if row.guess or row.sequence.candidates or needs_transform(row.sequence):
             return False
-        return row.shape.depth > 0 and self._has_policy(row.sequence)
+        params = row.sequence.params
+        plain = params.seed is None and params.top_k == 0 and params.top_p == 1 and params.min_p == 0
+        return row.shape.depth > 0 and (plain or self._takes_best(params))
 
-    def _has_policy(self, sequence: SequenceState) -> bool:
-        params = sequence.params
-        if params.is_greedy or (self.topk and params.seed is None):
-            return True
-        return params.seed is None and params.top_k == 0 and params.top_p == 1 and params.min_p == 0
+    def _takes_best(self, params: SamplingParams) -> bool:
+        """Return True where the most probable tokens are chosen."""
+        return params.is_greedy or (self.topk and params.seed is None)
 
-
-def _chance(draws: Draws) -> Chance | None:
-    if draws.temperatures is None or draws.uniforms is None:
-        return None
-    return Chance(draws.temperatures, draws.greedy, draws.uniforms)
+    def _chance(self, rows: Sequence[Growth], plan: CallPlan) -> Chance | None:
+        params = [row.sequence.params for row in rows]
+        temperatures = [0.0 if self._takes_best(own) else own.temperature for own in params]
+        if not any(temperatures):
+            return None
+        greedy = None if all(temperatures) else torch.tensor([not own for own in temperatures])
+        return Chance(torch.tensor(temperatures), greedy, self.sampler.proposal_uniforms(len(rows), *plan.draws))

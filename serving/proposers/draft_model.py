@@ -81,7 +81,7 @@ class DraftModel:
             scored=dynamic is not None,
             surer_than=surer_than,
         )
-        self.in_one_call = CallDrafting(self.runner, sampler, self.columns, topk=topk)
+        self.in_one_call = CallDrafting(self.runner, sampler, topk=topk)
         self.surer_than, self.topk, self.dynamic = surer_than, topk, dynamic
         self._version, self.source = version, source
         self.texts = ReadTexts(self.runner)

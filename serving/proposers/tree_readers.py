@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy
 
+from distillspec.models.ancestors import signed_word
 from distillspec.models.draft_steps import Readers
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import ROOT
@@ -50,11 +51,13 @@ class CallPlan(NamedTuple):
         readers: for the call.
         starts: place of each row's first chosen token.
         places: places of each row's readers among all, by number.
+        draws: the most readers of a row, and the most siblings: draws for a row.
     """
 
     readers: Readers
     starts: tuple[int, ...]
     places: tuple[tuple[int, ...], ...]
+    draws: tuple[int, int]
 
 
 @lru_cache(maxsize=1024)
@@ -71,17 +74,13 @@ def call_plan(shapes: tuple[TreeShape, ...]) -> CallPlan:
                 node, above = (-1, -1) if own.node == ROOT else (starts[row] + own.node, places[row][own.above])
                 number = len(places[row])
                 places[row].append(len(numbers))
-                numbers.append((row, node, above, starts[row] + own.first, own.children, number, _word(own.seen)))
+                numbers.append((row, node, above, starts[row] + own.first, own.children, number, signed_word(own.seen)))
         levels.append(len(numbers))
     readers = Readers(numpy.array(levels, dtype=numpy.int64), numpy.array(numbers, dtype=numpy.int64), starts[-1])
-    return CallPlan(readers, tuple(starts[:-1]), tuple(map(tuple, places)))
+    draws = most_readers(shapes), max(max(shape.widths) for shape in shapes)
+    return CallPlan(readers, tuple(starts[:-1]), tuple(map(tuple, places)), draws)
 
 
 def most_readers(shapes: Sequence[TreeShape]) -> int:
     """Return the most readers of a tree."""
     return max(sum(shape.reads) for shape in shapes)
-
-
-def _word(bits: int) -> int:
-    """Return 64 bits as a signed number."""
-    return bits - (1 << 64) if bits >> 63 else bits

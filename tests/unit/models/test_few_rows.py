@@ -108,16 +108,20 @@ def test_the_newest_tokens_are_not_seen_by_those_before() -> None:
 def test_chains_as_numbers() -> None:
     rows = FewRows.chains([4, 2], [10, 0], [70, 2])
     assert rows.rows.tolist() == [[0, 70, 4, 10, 80], [70, 2, 2, 0, 2]]
-    assert rows.nodes[[0, 1, 62, 63, 69, 70, 71]].tolist() == [1, 3, 2**63 - 1, -1, -1, 1, 3]
-    assert rows.places.tolist() == [*range(10, 80), 0, 1]
-    assert rows.slots.tolist() == [4] * 70 + [2] * 2
+    slots, places, positions, nodes = rows.tokens.tolist()
+    assert [nodes[token] for token in (0, 1, 62, 63, 69, 70, 71)] == [1, 3, 2**63 - 1, -1, -1, 1, 3]
+    assert places == positions == [*range(10, 80), 0, 1]
+    assert slots == [4] * 70 + [2] * 2
 
 
 def test_trees_as_numbers() -> None:
     rows = FewRows.windows([[-1, 0, 0, 2, -1], []], [4, 2], [10, 5], [5, 2])
-    assert rows.nodes.tolist() == [0b1, 0b11, 0b101, 0b1101, 0b10000, 1, 3]
-    assert rows.positions.tolist() == [10, 11, 11, 12, 10, 5, 6]
-    assert rows.places.tolist() == [10, 11, 12, 13, 14, 5, 6]
+    assert rows.tokens.tolist() == [
+        [4, 4, 4, 4, 4, 2, 2],
+        [10, 11, 12, 13, 14, 5, 6],
+        [10, 11, 11, 12, 10, 5, 6],
+        [0b1, 0b11, 0b101, 0b1101, 0b10000, 1, 3],
+    ]
     assert rows.rows.tolist() == [[0, 5, 4, 10, 15], [5, 2, 2, 5, 7]]
 
 
@@ -144,8 +148,8 @@ def test_trees_are_read_without_a_view(rooted: bool) -> None:
 def test_slices_hold_every_token_once(most: int) -> None:
     given = [(0, 5, 3), (2, 0, 9), (1, 40, 1), (3, 7, 7)]
     slices = list(FewRows.slices(most, *zip(*given, strict=True)))
-    assert [len(part.slots) for part in slices[:-1]] == [most] * (len(slices) - 1)
-    places = [pair for part in slices for pair in zip(part.slots.tolist(), part.places.tolist(), strict=True)]
+    assert [part.total for part in slices[:-1]] == [most] * (len(slices) - 1)
+    places = [pair for part in slices for pair in zip(*part.tokens[:2].tolist(), strict=True)]
     assert places == [(slot, start + i) for slot, start, count in given for i in range(count)]
 
 

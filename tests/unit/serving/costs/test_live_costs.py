@@ -69,6 +69,15 @@ def test_several_passes_of_one_measurement_are_told_apart_by_their_sizes() -> No
         assert learnt.table.seconds(0, rows) == pytest.approx(truth.seconds(0, rows), rel=0.1)
 
 
+def test_a_draft_that_was_timed_to_cost_a_first_pass_alone_can_be_found_to_cost_more() -> None:
+    learnt = LiveCosts(CostTable(((1.0, 0.0), (8.0, 0.0)), first=1e-3))
+    for step in range(200):
+        length = 1 + step % 4
+        learnt.observe(0, [1.0] * length, 1e-3 + length * 3e-4, first=True)
+    for length in (1, 4):
+        assert learnt.table.first + length * learnt.table.seconds(0, 1) == pytest.approx(1e-3 + length * 3e-4, rel=0.1)
+
+
 @pytest.mark.parametrize("start", [0.0, 1e-3])
 def test_what_a_first_pass_takes_more_is_told_from_the_others(start: float) -> None:
     """Draft loops of one to four tokens. Without it, short loops would look cheap and long ones dear."""

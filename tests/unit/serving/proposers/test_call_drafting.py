@@ -50,6 +50,10 @@ class NumberedSampler(TokenSampler):
         uniforms = torch.stack([self._next(place.sequence.id, count, siblings) for place in places])
         return make_draws(places, columns, count, uniforms, best=best)
 
+    def proposal_uniforms(self, *shape: int) -> Tensor:
+        rows, count, siblings = shape
+        return torch.stack([self._next(str(row), count, siblings) for row in range(rows)])
+
     def _next(self, name: str, count: int, siblings: int) -> Tensor:
         first, generator = self.read[name], torch.Generator().manual_seed(int(name))
         self.read[name] += count

@@ -22,6 +22,7 @@ def test_a_plan_goes_level_by_level_and_row_by_row() -> None:
     plan = call_plan(shapes)
     assert (plan.starts, plan.readers.nodes, most_readers(shapes)) == ((0, 2), 9, 5)
     assert plan.places == ((0, 2), (1, 3, 4, 5, 6))
+    assert plan.draws == (5, 2)
     assert plan.readers.levels.tolist() == [0, 2, 5, 7]
     assert plan.readers.numbers.tolist() == [
         # row, token, reader before, first child, children, number, seen
