@@ -35,14 +35,16 @@ class Readers(NamedTuple):
 class Chance(NamedTuple):
     """Numbers that draws of R rows follow.
 
-    temperatures: `[R]` float32, above 0 where a row draws.
-    greedy: `[R]` bool, None if no row is.
+    policies: `[R, 4]` float64: temperature (0: greedy), top-k, top-p, min-p (0, 1 and 0 switch filters off).
     uniforms: `[R, readers of a row, siblings]` float64 in [0, 1), at least as many as there are.
+    keys: `[R, levels, 2]` int32, of the noise by which rows with a seed choose, None if no row has one.
+    seeded: `[R]` bool, with keys.
     """
 
-    temperatures: Tensor
-    greedy: Tensor | None
+    policies: Tensor
     uniforms: Tensor
+    keys: Tensor | None = None
+    seeded: Tensor | None = None
 
 
 class StatesBefore(NamedTuple):
@@ -117,9 +119,8 @@ class DraftSteps:
         ids = torch.empty(readers.nodes, dtype=torch.int64)
         finite = torch.empty(count, dtype=torch.bool)
         probs = None if chance is None else torch.empty(count, width)
-        greedy = None if chance is None or chance.greedy is None else chance.greedy.contiguous()
-        temperatures, uniforms = (None, None) if chance is None else (chance.temperatures, chance.uniforms.contiguous())
-        draws = (0, 0) if uniforms is None else uniforms.shape[1:]
+        draws = (0, 0) if chance is None else chance.uniforms.shape[1:]
+        by = [None] * 4 if chance is None else [None if part is None else part.contiguous() for part in chance]
         columns = numbers([] if unread.before is None else unread.before.columns)
         given = numbers(
             [
@@ -127,7 +128,7 @@ class DraftSteps:
                 *(readers.levels.ctypes.data, readers.numbers.ctypes.data),
                 *self._entry(addressof(columns), len(columns)),
                 *(self._norm.data_ptr(), self._head.data_ptr(), width, self._padded, _at(self._ids)),
-                *(_at(temperatures), _at(greedy), _at(uniforms), unread.tokens.ctypes.data),
+                *(*map(_at, by), unread.tokens.ctypes.data),
                 0 if unread.before is None else unread.before.addresses.ctypes.data,
                 *(ids.data_ptr(), finite.data_ptr(), _at(probs)),
             ]

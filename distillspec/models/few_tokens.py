@@ -46,7 +46,7 @@ class FewTokens:
 
     def __init__(self, model: LanguageModel, *, eight: bool = False) -> None:
         self.model, decoder = model, model.decoder
-        self.kind = Kind(model.dtype, vector_kernel().codes(model.dtype) if eight else WEIGHTS[model.dtype])
+        self.kind = _kind(model, eight)
         config = model.model.config.get_text_config()
         heads = attention_heads(model)
         self._sizes = [config.hidden_size, config.intermediate_size, heads.query, heads.kv, heads.dim]
@@ -72,9 +72,10 @@ class FewTokens:
             eight: see `FewTokens`. Not for exact ones.
             tokens: passes of so many must be taken.
         """
-        if not _is_made_for(model, exact) or tokens > _most_tokens(model.dtype):
+        eight = eight and not exact
+        if not _is_made_for(model, exact) or tokens > _most_tokens(model.dtype) or not _is_built(_kind(model, eight)):
             return None
-        return FewTokens(model, eight=eight and not exact)
+        return FewTokens(model, eight=eight)
 
     def takes(self, view: FlatView) -> bool:
         """Return True if a pass has few tokens, over a cache of slots."""
@@ -189,6 +190,17 @@ def _packed_layer(layer: Any, kind: Kind, pages: LargePages) -> _PackedLayer:
     norms = (layer.input_layernorm, getattr(layer, "hidden_norm", None), layer.post_attention_layernorm)
     scales = tuple(None if own is None else own.weight.detach().float().contiguous() for own in norms)
     return _PackedLayer(tuple(pages.keep(kernel.packed(weight.detach(), kind.weights)) for weight in weights), scales)
+
+
+def _kind(model: LanguageModel, eight: bool) -> Kind:
+    return Kind(model.dtype, vector_kernel().codes(model.dtype) if eight else WEIGHTS[model.dtype])
+
+
+def _is_built(kind: Kind) -> bool:
+    try:
+        return vector_kernel().layers[kind] is not None
+    except NotBuilt:
+        return False
 
 
 def _most_tokens(dtype: torch.dtype) -> int:

@@ -257,4 +257,22 @@ inline int32_t noise(int32_t id, const int32_t* key) { return mixed(mixed(id, 0)
 
 constexpr float STEP = 1.0 / 2147483648.0 * (1 - 1.0 / 4194304.0);
 
+// Return the column with the largest p / E, for exponential noise E of its token under a key. −1: nothing has any mass.
+inline int64_t best_with_noise(const float* p, int64_t width, const int64_t* ids, const int32_t* key) {
+    float best = 0;
+    int64_t column = -1;
+    int32_t bits[BLOCK];
+    for (int64_t first = 0; first < width; first += BLOCK) {
+        const int64_t count = std::min(BLOCK, width - first);
+        for (int64_t i = 0; i < count; ++i) bits[i] = noise(int32_t(ids ? ids[first + i] : first + i), key);
+        for (int64_t i = 0; i < count; ++i) {
+            const float u = (float(bits[i]) + 0.5f) * STEP;
+            if (u * best >= p[first + i]) continue;  // E >= u: it cannot win
+            const float score = p[first + i] / -std::log1p(-u);
+            if (score > best) best = score, column = first + i;
+        }
+    }
+    return column;
+}
+
 }  // namespace

@@ -27,9 +27,10 @@ struct Steps {
     const void* head;            // packed
     int64_t width, padded;       // columns of the head, and with those that only fill its last block
     const int64_t* ids;          // [width]: the token of each column, null: the same number
-    const float* temperatures;   // [R], null: all rows are greedy
-    const uint8_t* greedy;       // [R], null: none is
+    const Policy* policies;      // [R], null: all rows are greedy. Temperature 0: the row is
     const double* uniforms;      // [R, draws, W] in [0, 1)
+    const int32_t* keys;         // [R, levels, 2] of noise, null: no row is seeded
+    const uint8_t* seeded;       // [R], with keys
     const int64_t *text, *before;  // [N]: tokens to read first, and the addresses of the target's states before them
     int64_t* chosen;             // [nodes], −1 where there is no further token
     uint8_t* finite;             // [S]
@@ -48,29 +49,43 @@ inline int64_t draw_from(const float* left, int64_t width, double uniform, std::
     return mass > 0 ? drawn(left, width, blocks.data(), mass, uniform) : -1;
 }
 
-// Choose the tokens behind one reader, from its logits `[width]`.
-inline void choose(const Steps& s, int64_t place, const float* logits) {
-    const Reader& own = s.reader[place];
-    int64_t best;
-    const float peak = peak_of(logits, s.width, best);
-    const bool sound = std::isfinite(peak), greedy = !s.temperatures || (s.greedy && s.greedy[own.row]);
-    int64_t* to = s.chosen + own.first;
-    s.finite[place] = sound;
-    float* probs = s.probs ? s.probs + place * s.width : nullptr;
-    if (probs) {
-        const double temperature = greedy ? 1.0 : s.temperatures[own.row];
-        const double mass = weigh(Rows<float>{logits, s.width, s.width, &peak}, 0, temperature, probs);
-        const float share = 1 / mass;
-        for (int64_t c = 0; c < s.width; ++c) probs[c] *= share;
+// Write the distribution of a row, of `peak`, to `probs [width]`.
+inline void distribution(const float* logits, int64_t width, float peak, const Policy& policy, float* probs) {
+    const Rows<float> row{logits, width, width, &peak};
+    double mass;
+    if (policy.top_k > 0 || policy.top_p < 1 || policy.min_p > 0) {
+        const Kept kept = keep(row, 0, policy);
+        spread(row, 0, policy.temperature, kept, probs);
+        mass = kept.mass;
+    } else {
+        mass = weigh(row, 0, policy.temperature, probs);
     }
-    if (!sound) return std::fill(to, to + own.children, s.ids ? s.ids[0] : 0);
+    const float share = 1 / mass;
+    for (int64_t c = 0; c < width; ++c) probs[c] *= share;
+}
+
+// Choose the tokens behind one reader, from its logits `[width]`.
+inline void choose(const Steps& s, int64_t level, int64_t place, const float* logits) {
+    const Reader& own = s.reader[place];
+    const bool greedy = !s.policies || s.policies[own.row].temperature <= 0;
+    int64_t *to = s.chosen + own.first, best;
+    const float peak = peak_of(logits, s.width, best);
+    float* probs = s.probs ? s.probs + place * s.width : nullptr;
+    s.finite[place] = std::isfinite(peak);
+    if (!s.finite[place]) {
+        if (probs) std::fill(probs, probs + s.width, 0);
+        return std::fill(to, to + own.children, s.ids ? s.ids[0] : 0);
+    }
+    if (probs) distribution(logits, s.width, peak, greedy ? Policy{1, 0, 1, 0} : s.policies[own.row], probs);
     const float* left = greedy ? logits : probs;
     std::vector<float> changed;
     if (own.children > 1) changed.assign(left, left + s.width), left = changed.data();
-    std::vector<double> blocks(greedy ? 0 : (s.width + BLOCK - 1) / BLOCK);
+    std::vector<double> blocks((s.width + BLOCK - 1) / BLOCK);
+    const bool seeded = !greedy && s.keys && s.seeded[own.row];
     for (int64_t i = 0; i < own.children; ++i) {
         int64_t column = best;
-        if (!greedy) column = draw_from(left, s.width, s.uniforms[(own.row * s.draws + own.number) * s.most + i], blocks);
+        if (seeded) column = best_with_noise(left, s.width, s.ids, s.keys + 2 * (own.row * s.levels + level));
+        else if (!greedy) column = draw_from(left, s.width, s.uniforms[(own.row * s.draws + own.number) * s.most + i], blocks);
         else if (i > 0 && !std::isfinite(peak_of(left, s.width, column))) column = -1;
         to[i] = column < 0 ? -1 : s.ids ? s.ids[column] : column;
         if (column >= 0 && own.children > 1) changed[column] = greedy ? -std::numeric_limits<float>::infinity() : 0;
@@ -159,7 +174,7 @@ void run_steps(const Layer* layers, int64_t count, const Model& m, const Batch& 
         product((const W*)s.head, s.padded, width, normed.data(), end - first,
                 [&](int64_t t, int64_t o, Vec sums) { store(sums, logits.data() + t * s.padded + o); });
 #pragma omp for schedule(static)
-        for (int64_t i = first; i < end; ++i) choose(s, i, logits.data() + (i - first) * s.padded);
+        for (int64_t i = first; i < end; ++i) choose(s, level, i, logits.data() + (i - first) * s.padded);
     }
 }
 

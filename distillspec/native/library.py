@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+log = logging.getLogger(__name__)
 # DISTILLSPEC_MARCH: another processor's instructions, for tests.
 FLAGS = (
     "-std=c++17",
@@ -23,7 +26,7 @@ FLAGS = (
     "-fPIC",
 )
 SOURCES = Path(__file__).parent
-BUILD_S = 60.0  # a build takes a second or two
+BUILD_S = 600.0  # a build takes a second to a quarter of a minute, on a busy machine much longer
 
 
 class NotBuilt(Exception):
@@ -42,8 +45,11 @@ def cpp_compiler() -> str | None:
     )
 
 
-def library(source: Path) -> ctypes.CDLL:
+def library(source: Path, *defined: str) -> ctypes.CDLL:
     """Return the library built of a C++ file, from the cache if this machine has built it before.
+
+    Args:
+        defined: macros, as NAME=VALUE.
 
     Raises:
         NotBuilt: there is no compiler, it refuses the file, or the library cannot be written or loaded.
@@ -52,27 +58,30 @@ def library(source: Path) -> ctypes.CDLL:
     if compiler is None:
         raise NotBuilt("no C++ compiler")
     try:
-        key = hashlib.sha256("\0".join((compiler, *FLAGS, _processor(), *_texts(source))).encode()).hexdigest()[:16]
+        command = [compiler, *FLAGS, *(f"-D{macro}" for macro in defined)]
+        key = hashlib.sha256("\0".join((*command, _processor(), *_texts(source))).encode()).hexdigest()[:16]
         built = cache_home() / "native" / f"{source.stem}-{key}.so"
         if not built.exists():
-            _build(compiler, source, built)
+            _build(command, source, built)
         return ctypes.CDLL(str(built))
     except OSError as error:
         raise NotBuilt(f"{type(error).__name__}: {error}") from error
 
 
-def _build(compiler: str, source: Path, built: Path) -> None:
+def _build(command: Sequence[str], source: Path, built: Path) -> None:
     """Build a library. It appears whole or not at all, since other processes may build it too."""
     built.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         made = Path(folder) / built.name
-        command = [compiler, *FLAGS, str(source), "-o", str(made)]
+        log.info("building %s for this processor, once", source.name)
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S)
+            done = subprocess.run(
+                [*command, str(source), "-o", str(made)], capture_output=True, text=True, timeout=BUILD_S
+            )
         except subprocess.TimeoutExpired:
-            raise NotBuilt(f"{compiler} took more than {BUILD_S:.0f} s") from None
+            raise NotBuilt(f"{command[0]} took more than {BUILD_S:.0f} s") from None
         if done.returncode:
-            raise NotBuilt(f"{compiler} failed: {(done.stderr.strip() or 'no reason given').splitlines()[0]}")
+            raise NotBuilt(f"{command[0]} failed: {(done.stderr.strip() or 'no reason given').splitlines()[0]}")
         made.replace(built)
 
 

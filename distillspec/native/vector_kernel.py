@@ -14,6 +14,13 @@ from torch.nn.functional import pad
 from distillspec.native.library import SOURCES, library
 
 SOURCE = SOURCES / "few_tokens.cpp"
+CPP = {  # types in C++
+    torch.float32: "float",
+    torch.float16: "Half",
+    torch.bfloat16: "uint16_t",
+    torch.int8: "int8_t",
+    torch.uint8: "uint8_t",
+}
 # Dtype of a model → of its packed weights, where these must be its own.
 WEIGHTS = {torch.float32: torch.float16, torch.bfloat16: torch.bfloat16}
 # The same for codes with a scale an output: of 8 bits, and of 7 beside bfloat16 in pairs, where 64 is zero.
@@ -30,10 +37,22 @@ class Kind(NamedTuple):
     model: torch.dtype
     weights: torch.dtype
 
-    @property
-    def name(self) -> str:
-        """The end of the names of the kernel's functions."""
-        return f"{self.weights}_of_{self.model}".replace("torch.", "")
+
+class OfKinds(dict[Kind, Any]):
+    """A function of the kernel for each kind of model, built when it is first asked for: a quarter of a minute.
+
+    Raises NotBuilt then, if there is no compiler, or it does not know the language.
+    """
+
+    def __init__(self, name: str, arguments: Sequence[Any]) -> None:
+        super().__init__()
+        self.name, self.arguments = name, arguments
+
+    def __missing__(self, kind: Kind) -> Any:
+        found = library(SOURCE, f"MODEL={CPP[kind.model]}", f"WEIGHTS={CPP[kind.weights]}")[self.name]
+        found.argtypes, found.restype = self.arguments, None
+        self[kind] = found
+        return found
 
 
 class VectorKernel(NamedTuple):
@@ -43,9 +62,9 @@ class VectorKernel(NamedTuple):
     by_pairs: bfloat16 is multiplied in pairs, so inputs come in pairs.
     """
 
-    layers: dict[Kind, ctypes._NamedFuncPointer]
+    layers: OfKinds
     products: dict[torch.dtype, ctypes._NamedFuncPointer]
-    steps: dict[Kind, ctypes._NamedFuncPointer]
+    steps: OfKinds
     lanes: int
     by_pairs: bool
 
@@ -87,22 +106,16 @@ def vector_kernel() -> VectorKernel:
     Raises:
         NotBuilt: there is no compiler, or it does not know the language.
     """
-    found = library(SOURCE)
+    found = library(SOURCES / "products.cpp")
     pointer, number, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-    by_pairs = bool(found.by_pairs())
-    kinds = [Kind(*dtypes) for dtypes in (*WEIGHTS.items(), *CODES.items()) if by_pairs or dtypes[1] != torch.uint8]
-    layers = {kind: found[f"layers_{kind.name}"] for kind in kinds}
     products = {torch.float32: found.product_float32, torch.bfloat16: found.product_bfloat16}
-    steps = {kind: found[f"steps_{kind.name}"] for kind in kinds}
-    arguments: dict[str, list[Any]] = {
-        "layers": [pointer, number, *[pointer] * 4, number, pointer, pointer, real, real, ctypes.c_int],
-        "products": [pointer, number, number, pointer, number, pointer, ctypes.c_int],
-        "steps": [pointer, number, *[pointer] * 3, real, real, real, ctypes.c_int],
-    }
-    for name, functions in (("layers", layers.values()), ("products", products.values()), ("steps", steps.values())):
-        for function in functions:
-            function.argtypes, function.restype = arguments[name], None
-    return VectorKernel(layers, products, steps, found.lanes(), by_pairs)
+    for product in products.values():
+        product.argtypes, product.restype = [pointer, number, number, pointer, number, pointer, ctypes.c_int], None
+    layers = [pointer, number, *[pointer] * 4, number, pointer, pointer, real, real, ctypes.c_int]
+    steps = [pointer, number, *[pointer] * 3, real, real, real, ctypes.c_int]
+    return VectorKernel(
+        OfKinds("layers", layers), products, OfKinds("steps", steps), found.lanes(), bool(found.by_pairs())
+    )
 
 
 def coded(weight: Tensor, held: torch.dtype) -> tuple[Tensor, Tensor]:

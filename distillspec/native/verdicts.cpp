@@ -207,27 +207,10 @@ struct Judge {
         }
     }
 
-    // Return the token with the largest p / E, for exponential noise E of a row's key.
+    // Return the token that the noise of a row chooses.
     int64_t chosen(int64_t node) {
         load_row(node);
-        const int32_t* key = asked.keys + 2 * (tree.row + 1 + node);
-        float best = 0;
-        int64_t id = -1;
-        int32_t bits[BLOCK];
-        for (int64_t first = 0; first < asked.rows.width; first += BLOCK) {
-            const int64_t count = std::min(BLOCK, asked.rows.width - first);
-            for (int64_t i = 0; i < count; ++i) bits[i] = noise(int32_t(first + i), key);
-            for (int64_t i = 0; i < count; ++i) {
-                const float u = (float(bits[i]) + 0.5f) * STEP;
-                if (u * best >= p[first + i]) continue;  // E >= u: it cannot win
-                const float score = p[first + i] / -std::log1p(-u);
-                if (score > best) {
-                    best = score;
-                    id = first + i;
-                }
-            }
-        }
-        return id;
+        return best_with_noise(p, asked.rows.width, nullptr, asked.keys + 2 * (tree.row + 1 + node));
     }
 
     // Return the accepted child of a node, −1 for none. `p`, of this mass, becomes what is left.

@@ -112,7 +112,9 @@ def _over_plain(profile: Profile) -> list[str]:
 
 
 def _table(profile: Profile) -> str:
-    lines = [f"{'pass':<8}{'per 1,000 context':>18}{'per row':>12}{'first pass':>12}{'held-out error':>16}  ms by tokens"]
+    lines = [
+        f"{'pass':<8}{'per 1,000 context':>18}{'per row':>12}{'first pass':>12}{'held-out error':>16}  ms by tokens"
+    ]
     for name, fitted in _parts(profile).items():
         cost = fitted.cost
         knots = ", ".join(f"{tokens:g}: {1e3 * seconds:.1f}" for tokens, seconds in cost.knots)

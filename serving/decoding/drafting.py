@@ -70,7 +70,7 @@ def make_draws(places: Sequence[Place], columns: Columns, count: int, uniforms: 
         to_device(temperatures, device, torch.float32),
         uniforms,
         to_device(filters, device, torch.float32) if filtered else None,
-        to_device(_keys(places, count), device) if any(seeded) else None,
+        to_device(noise_keys(places, count), device) if any(seeded) else None,
         to_device(seeded, device, torch.bool) if any(seeded) else None,
         added,
         repetition,
@@ -172,7 +172,7 @@ def _repetition(places: Sequence[Place], columns: Columns, device: torch.device)
     return dense
 
 
-def _keys(places: Sequence[Place], count: int) -> Tensor:
+def noise_keys(places: Sequence[Place], count: int) -> Tensor:
     """Return the noise keys `[B, count, 2]` of the next tokens. Rows that are not seeded get some key."""
     return key_tensor(place_key(place, step) for place in places for step in range(count)).view(len(places), count, 2)
 

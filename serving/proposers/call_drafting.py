@@ -9,8 +9,8 @@ from torch import Tensor
 
 from distillspec.models.draft_steps import Chance, DraftSteps
 from distillspec.models.few_tokens import MOST_NODES
-from distillspec.serving.base.params import SamplingParams
-from distillspec.serving.decoding.logits import needs_transform
+from distillspec.serving.decoding.drafting import noise_keys
+from distillspec.serving.decoding.logits import Place, needs_transform
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.runner import ModelRunner
@@ -54,22 +54,24 @@ class CallDrafting:
         prepared = self.runner.prepared
         return None if prepared is None or self.runner.one_pass else prepared.steps
 
-    def _is_plain(self, row: Growth) -> bool:
-        """Return True for tokens that logits and a temperature decide."""
-        if row.guess or row.sequence.candidates or needs_transform(row.sequence):
-            return False
-        params = row.sequence.params
-        plain = params.seed is None and params.top_k == 0 and params.top_p == 1 and params.min_p == 0
-        return row.shape.depth > 0 and (plain or self._takes_best(params))
-
-    def _takes_best(self, params: SamplingParams) -> bool:
-        """Return True where the most probable tokens are chosen."""
-        return params.is_greedy or (self.topk and params.seed is None)
+    @staticmethod
+    def _is_plain(row: Growth) -> bool:
+        """Return True for tokens that logits, policy and seed decide."""
+        given = row.guess or row.sequence.candidates or needs_transform(row.sequence)
+        return row.shape.depth > 0 and not given
 
     def _chance(self, rows: Sequence[Growth], plan: CallPlan) -> Chance | None:
         params = [row.sequence.params for row in rows]
-        temperatures = [0.0 if self._takes_best(own) else own.temperature for own in params]
+        temperatures = [0.0 if self.topk and own.seed is None else own.temperature for own in params]
         if not any(temperatures):
             return None
-        greedy = None if all(temperatures) else torch.tensor([not own for own in temperatures])
-        return Chance(torch.tensor(temperatures), greedy, self.sampler.proposal_uniforms(len(rows), *plan.draws))
+        filters = [(own.top_k, own.top_p, own.min_p) for own in params]
+        policies = [(heat, *others) for heat, others in zip(temperatures, filters, strict=True)]
+        chance = Chance(
+            torch.tensor(policies, dtype=torch.float64), self.sampler.proposal_uniforms(len(rows), *plan.draws)
+        )
+        seeded = [own.seed is not None for own in params]
+        if not any(seeded):
+            return chance
+        keys = noise_keys([Place(row.sequence) for row in rows], len(plan.readers.levels) - 1)
+        return chance._replace(keys=keys, seeded=torch.tensor(seeded))

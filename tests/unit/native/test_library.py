@@ -45,6 +45,14 @@ def test_a_file_is_built_again_when_a_header_beside_it_changes(tmp_path: Path) -
 
 
 @needs_compiler
+def test_a_file_is_built_for_each_value_of_a_macro(tmp_path: Path, own_cache: Path) -> None:
+    made = tmp_path / "answer.cpp"
+    made.write_text('extern "C" int answer() { return GIVEN; }')
+    assert [library(made, f"GIVEN={given}").answer() for given in (1, 2, 1)] == [1, 2, 1]
+    assert len(list(own_cache.iterdir())) == 2
+
+
+@needs_compiler
 def test_a_file_that_is_refused_leaves_nothing(tmp_path: Path, own_cache: Path) -> None:
     wrong = tmp_path / "wrong.cpp"
     wrong.write_text("int answer( {")
