@@ -21,6 +21,7 @@ from distillspec.errors import ConfigError, Interrupted, RunError, Terminated
 from distillspec.files import private_files
 from distillspec.helptext import command_help, general_help
 from distillspec.hydra_run import resumed_overrides, run_with_hydra
+from distillspec.training.leaving import leaving_at_once
 
 if TYPE_CHECKING:
     from distillspec.evaluation.cost import StepCost
@@ -38,15 +39,15 @@ HOLDING_TEXT = {"adapt", "replay", "serve", "versions"}  # files with other peop
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: 0 done, 1 failed, 2 bad configuration, 130/143 interrupted."""
-    words = list(sys.argv[1:] if argv is None else argv)
     if argv is None:
         gc.disable()  # imports make a million objects that stay, and it would look at them again and again
+        return leaving_at_once(lambda: main(sys.argv[1:]))
     # Where DeepSpeed is installed, other libraries import it, and without a GPU it warns that it found none.
     if not Path("/dev/nvidiactl").exists():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
-        return _dispatch(words)
+        return _dispatch(list(argv))
     except ConfigError as error:
         return _fail(str(error), 2)
     except RunError as error:
@@ -56,7 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         return _fail("interrupted", 143 if isinstance(stop, Terminated) else 130)
     finally:
-        gc.unfreeze()  # libraries complain at exit of what the collector has not seen
         signal.signal(signal.SIGTERM, before)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+gc.disable()  # until all is imported
 _scratch = tempfile.mkdtemp(prefix="distillspec-tests-")
 atexit.register(shutil.rmtree, _scratch, ignore_errors=True)
 
@@ -57,6 +58,7 @@ def pytest_collection_finish() -> None:
     """Let the garbage collector pass over what lives to the end: it would look at a million objects again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_unconfigure() -> None:

@@ -1,13 +1,18 @@
 """Trainer process: `python -m distillspec.serving.online.training FOLDER`. It ends with the process that started it."""
 
+import gc
 import sys
 from pathlib import Path
 
+from distillspec.training.leaving import leaving_at_once
 from distillspec.training.lifeline import allow_stops, end_with_parent
 
 if __name__ == "__main__":
     end_with_parent()
     allow_stops()  # before the imports: they take seconds of CPU, from requests too
+    gc.disable()  # imports make a million objects that stay, and it would look at them again and again
     from distillspec.serving.online.training.process import run_embedded
 
-    sys.exit(run_embedded(Path(sys.argv[1])))
+    gc.freeze()
+    gc.enable()
+    sys.exit(leaving_at_once(lambda: run_embedded(Path(sys.argv[1]))))
