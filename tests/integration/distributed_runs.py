@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,37 @@ WORDS = (
 )
 
 
+# A process of a launch that trains several runs, the one that is launched first.
+RANK = f"""
+import gc, os, sys
+gc.disable()
+from pathlib import Path
+from accelerate.state import AcceleratorState, PartialState
+from distillspec.commands import train_rank
+from distillspec.sampling import NonFiniteLogits
+from distillspec.training import module
+
+plain, calls, others = module.chunked_loss, [], sys.argv[1:-1]
+sys.argv[1:] = sys.argv[-1:]
+
+def chunked_loss(*args, **kwargs):
+    calls.append(1)
+    if os.environ["RANK"] == "{WORLD - 1}" and len(calls) == {(BAD_STEP - 1) * ACCUMULATE + 1}:
+        raise NonFiniteLogits("draft logits: NaN at position 3")
+    return plain(*args, **kwargs)
+
+def run(folder, rank):
+    for each in [folder, *map(Path, others)]:
+        run_one(each, rank)
+        AcceleratorState._reset_state()
+        PartialState._reset_state()
+
+module.chunked_loss = chunked_loss
+run_one, train_rank.run = train_rank.run, run
+train_rank.leave(train_rank.main())
+"""
+
+
 @dataclasses.dataclass(frozen=True)
 class Run:
     """A run folder with its data and untrained draft, and the config it was made by."""
@@ -52,6 +84,17 @@ class Run:
         open_run(self.folder, self.config)
         rank = [sys.executable, "-P", "-m", "distillspec.commands.train_rank"]
         launch(self.config.launcher, "cpu", [*(command or rank), str(self.folder)], self.folder)
+
+    def launch_with(self, others: Sequence[Run], script: Path) -> None:
+        """Launch this run, and let the same processes train the others after it: each start imports for seconds.
+
+        Step `BAD_STEP` of this run meets NaN in one micro-batch, on the last process only.
+        """
+        script.write_text(RANK)
+        for other in others:
+            open_run(other.folder, other.config)
+            (other.folder / "ranks").mkdir()
+        self.launch([sys.executable, str(script), *(str(other.folder) for other in others)])
 
     def train_alone(self) -> None:
         open_run(self.folder, self.config)

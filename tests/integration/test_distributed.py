@@ -6,7 +6,9 @@ import importlib.util
 import json
 import math
 import shutil
-import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from distillspec.files import sha256_of
 from distillspec.models import load_draft
 from distillspec.training.checkpoint import load_newest
 
-from .distributed_runs import ACCUMULATE, BAD_STEP, STEPS, WORLD, Run, make_run
+from .distributed_runs import ACCUMULATE, STEPS, WORLD, Run, make_run
 
 pytestmark = pytest.mark.dist
 
@@ -29,46 +31,86 @@ LAUNCHERS = [
     pytest.param("deepspeed_zero2", marks=NEEDS_DEEPSPEED),
     pytest.param("deepspeed_zero3", marks=NEEDS_DEEPSPEED),
 ]
+SHARDED = ("fsdp", "deepspeed_zero3")
 # The settings of drafts that read the target's states, and each with a launcher that shards it.
 READS = {
     "eagle": ("draft=eagle",),
     "block": ("draft=block",),
     "hydra": ("draft=medusa", "draft.sequential=true"),
 }
-READERS = [
-    ("eagle", "fsdp"),
-    ("block", "fsdp"),
-    pytest.param("hydra", "deepspeed_zero3", marks=NEEDS_DEEPSPEED),
-]
+READERS = {"eagle": "fsdp", "block": "fsdp", "hydra": "deepspeed_zero3"}
+HALF = STEPS // 2
 LOGGED = ("train/loss", "train/alpha", "train/outside", "train/grad_norm", "train/lr", "train/bad_steps", "tokens")
 
-# Meets NaN in one micro-batch of step 2, on the last process only.
-RANK_WITH_A_BAD_STEP = f"""
-import os, sys
-from distillspec.commands import train_rank
-from distillspec.sampling import NonFiniteLogits
-from distillspec.training import module
 
-plain, calls = module.chunked_loss, []
+@dataclass
+class Launched:
+    """What the processes of one launch trained, beside what one process did."""
 
-def chunked_loss(*args, **kwargs):
-    calls.append(1)
-    if os.environ["RANK"] == "{WORLD - 1}" and len(calls) == {(BAD_STEP - 1) * ACCUMULATE + 1}:
-        raise NonFiniteLogits("draft logits: NaN at position 3")
-    return plain(*args, **kwargs)
+    whole: Run
+    resumed: Run | None
+    fresh: Run | None
+    reading: dict[str, Run]
 
-module.chunked_loss = chunked_loss
-train_rank.leave(train_rank.main())
-"""
+
+@pytest.fixture(scope="module")
+def one_fresh(alone: Run, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One process on policy, and with token selection, which asks the sharded draft for its losses before the step."""
+    reference = f"loss.reference={alone.folder / 'best'}"
+    folder = tmp_path_factory.mktemp("fresh") / "one"
+    one = make_run(folder, *ON_POLICY, reference, "train.max_steps=2", "data.refresh_steps=2")
+    one.train_alone()
+    return one
+
+
+@pytest.fixture(scope="module")
+def reading(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    """One process for each draft that reads states."""
+    folder = tmp_path_factory.mktemp("reading")
+    runs = {
+        name: make_run(folder / name, *words, "train.max_steps=2", "train.eval_every=2")
+        for name, words in READS.items()
+    }
+    for run in runs.values():
+        run.train_alone()
+    return runs
+
+
+@pytest.fixture(scope="module")
+def launched(
+    alone: Run, one_fresh: Run, reading: dict[str, Run], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Launched]:
+    """`launched("fsdp")`: one launch of a kind trains all that the tests look at."""
+
+    @cache
+    def launch(kind: str) -> Launched:
+        folder = tmp_path_factory.mktemp(kind)
+        found = Launched(alone.spread(folder / "whole", kind), None, None, {})
+        if kind in SHARDED:
+            found.resumed = at_half(alone, folder / "resumed", kind)
+            found.fresh = one_fresh.spread(folder / "fresh", kind)
+            readers = {name: run for name, run in reading.items() if READERS[name] == kind}
+            found.reading = {name: run.spread(folder / name, kind) for name, run in readers.items()}
+        others = [run for run in (found.resumed, found.fresh, *found.reading.values()) if run is not None]
+        found.whole.launch_with(others, folder / "rank.py")
+        return found
+
+    return launch
+
+
+def at_half(alone: Run, folder: Path, kind: str) -> Run:
+    """Return a run that goes on from the checkpoint of one process."""
+    run = alone.spread(folder, kind, resume=str(folder))
+    checkpoint = Path("checkpoints") / f"step-{HALF:08d}"
+    shutil.copytree(alone.folder / checkpoint, folder / checkpoint)
+    edit_feed_position(folder / checkpoint, HALF * ACCUMULATE)
+    return run
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", LAUNCHERS)
-def test_several_processes_learn_what_one_learns(alone: Run, tmp_path: Path, kind: str) -> None:
-    run = alone.spread(tmp_path / "run", kind)
-    script = tmp_path / "rank.py"
-    script.write_text(RANK_WITH_A_BAD_STEP)
-    run.launch([sys.executable, str(script)])
+def test_several_processes_learn_what_one_learns(launched: Callable[[str], Launched], alone: Run, kind: str) -> None:
+    run = launched(kind).whole
     assert_same_steps(run, alone)
     assert_same_state(run, alone)
     best = load_draft(run.folder / "best", run.target)
@@ -78,39 +120,37 @@ def test_several_processes_learn_what_one_learns(alone: Run, tmp_path: Path, kin
 
 
 @pytest.mark.parametrize("kind", LAUNCHERS[1::2])
-def test_a_run_goes_on_in_several_processes_from_the_checkpoint_of_one(alone: Run, tmp_path: Path, kind: str) -> None:
-    run = alone.spread(tmp_path / "run", kind, resume=str(tmp_path / "run"))
-    half = STEPS // 2
-    checkpoint = Path("checkpoints") / f"step-{half:08d}"
-    shutil.copytree(alone.folder / checkpoint, run.folder / checkpoint)
-    edit_feed_position(run.folder / checkpoint, half * ACCUMULATE)
-    run.launch()
-    assert [step["step"] for step in run.steps()] == list(range(half + 1, STEPS + 1))
-    assert_same_steps(run, alone, after=half)
+def test_a_run_goes_on_in_several_processes_from_the_checkpoint_of_one(
+    launched: Callable[[str], Launched], alone: Run, kind: str
+) -> None:
+    run = launched(kind).resumed
+    assert run is not None
+    assert [step["step"] for step in run.steps()] == list(range(HALF + 1, STEPS + 1))
+    assert_same_steps(run, alone, after=HALF)
     assert_same_state(run, alone)
 
 
 @pytest.mark.parametrize("kind", LAUNCHERS[1::2])
-def test_every_process_learns_from_the_same_fresh_samples(tmp_path: Path, alone: Run, kind: str) -> None:
-    """On policy, and with token selection, which asks the sharded draft for its losses before the step."""
-    reference = f"loss.reference={alone.folder / 'best'}"
-    one = make_run(tmp_path / "one", *ON_POLICY, reference, "train.max_steps=2", "data.refresh_steps=2")
-    one.train_alone()
-    run = one.spread(tmp_path / "run", kind)
-    run.launch()
-    assert_same_steps(run, one)
-    assert 0 < one.steps()[0]["train/loss"] < math.inf
+def test_every_process_learns_from_the_same_fresh_samples(
+    launched: Callable[[str], Launched], one_fresh: Run, kind: str
+) -> None:
+    run = launched(kind).fresh
+    assert run is not None
+    assert_same_steps(run, one_fresh)
+    assert 0 < one_fresh.steps()[0]["train/loss"] < math.inf
 
 
-@pytest.mark.parametrize(("draft", "kind"), READERS)
-def test_drafts_that_read_states_learn_alike_in_several_processes(tmp_path: Path, draft: str, kind: str) -> None:
+@pytest.mark.parametrize(
+    "draft",
+    [pytest.param(draft, marks=[NEEDS_DEEPSPEED] * kind.startswith("deepspeed")) for draft, kind in READERS.items()],
+)
+def test_drafts_that_read_states_learn_alike_in_several_processes(
+    launched: Callable[[str], Launched], reading: dict[str, Run], draft: str
+) -> None:
     """Their parts are called through the adapter, not by the wrapped module itself."""
-    one = make_run(tmp_path / "one", *READS[draft], "train.max_steps=2", "train.eval_every=2")
-    one.train_alone()
-    run = one.spread(tmp_path / "run", kind)
-    run.launch()
-    assert_same_steps(run, one)
-    assert_same_state(run, one)
+    run = launched(READERS[draft]).reading[draft]
+    assert_same_steps(run, reading[draft])
+    assert_same_state(run, reading[draft])
 
 
 def assert_same_steps(ours: Run, theirs: Run, after: int = 0) -> None:
