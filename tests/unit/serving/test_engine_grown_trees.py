@@ -58,6 +58,25 @@ class TakesTurns(LengthController):
         self.steps += 1
 
 
+Plain = Callable[[dict[str, Any], Sequence[list[int]], Sequence[SamplingParams]], list[list[int]]]
+
+
+@pytest.fixture(scope="module")
+def plain(random_model: Callable[..., LanguageModel]) -> Plain:
+    """`plain(settings, prompts, params)`: answers without a draft in float64. Many tests have the same ones."""
+    known: dict[str, list[list[int]]] = {}
+
+    def answer(
+        settings: dict[str, Any], asked: Sequence[list[int]], params: Sequence[SamplingParams]
+    ) -> list[list[int]]:
+        if (key := repr((settings, asked, params))) not in known:
+            engine = Engine(random_model("llama", torch.float64), None, EngineSettings(**settings))
+            known[key] = _answers(engine, asked, params)
+        return known[key]
+
+    return answer
+
+
 def tree_draft(kind: str, target: LanguageModel) -> LanguageModel:
     """Return a draft that is often right, and often second."""
     kept_ids = torch.arange(0, 250, 2) if kind == "truncated" else None
@@ -72,13 +91,13 @@ def tree_draft(kind: str, target: LanguageModel) -> LanguageModel:
     ("kind", "shape"), [*product(DRAFTS, ["in turn"]), *product(["eagle", "block"], SHAPES), ("medusa", "full")]
 )
 def test_grown_trees_change_no_greedy_and_no_seeded_token(
-    random_model: Callable[..., LanguageModel], kind: str, shape: str
+    random_model: Callable[..., LanguageModel], plain: Plain, kind: str, shape: str
 ) -> None:
     """In float64, with rows that are preempted and prompts that are read in chunks."""
     target = random_model("llama", torch.float64)
     room: dict[str, Any] = {"max_slots": 3, "max_model_len": 128, "prefill_chunk": 16, "compile": False}
     asked = [prompt[:60] for prompt in prompts()]
-    expected = _answers(Engine(target, None, EngineSettings(**room)), asked, MIXED)
+    expected = plain(room, asked, MIXED)
     controller = TakesTurns() if shape == "in turn" else FixedTree(SHAPES[shape])
     settings = EngineSettings(**room, max_cache_tokens=130, speculation_length=3)
     engine = Engine(target, tree_draft(kind, target), settings, controller=controller)
@@ -170,12 +189,17 @@ def test_grown_trees_keep_the_distribution(
     ],
 )
 def test_every_tree_by_its_name_changes_no_token(
-    random_model: Callable[..., LanguageModel], kind: str, tree: str, widths: tuple[int, ...], controller: str
+    random_model: Callable[..., LanguageModel],
+    plain: Plain,
+    kind: str,
+    tree: str,
+    widths: tuple[int, ...],
+    controller: str,
 ) -> None:
     target = random_model("llama", torch.float64)
     room: dict[str, Any] = {"max_slots": 3, "max_model_len": 128, "compile": False, "measure_costs_s": 0.0}
     asked = prompts(5)
-    expected = _answers(Engine(target, None, EngineSettings(**room)), asked, MIXED)
+    expected = plain(room, asked, MIXED)
     settings = EngineSettings(
         **room, controller=controller, speculation_length=3, tree=tree, widths=list(widths), nodes=15
     )
@@ -193,7 +217,7 @@ FREE = LatencyModel(CostTable.line(0.0, 1e-6, 1.0), CostTable.line(0.0, 1e-6, 1e
 
 
 def _answers(
-    engine: Engine, asked: list[list[int]], params: Sequence[SamplingParams], preempted: list[int] | None = None
+    engine: Engine, asked: Sequence[list[int]], params: Sequence[SamplingParams], preempted: list[int] | None = None
 ) -> list[list[int]]:
     """Answer the prompts, check the engine and close it. Preemptions of each request go to `preempted`."""
     for number, (prompt, own) in enumerate(zip(asked, params, strict=False)):
@@ -267,13 +291,13 @@ def test_a_medusa_tree_needs_heads(target: LanguageModel, draft: LanguageModel) 
 @pytest.mark.parametrize("tree", ["given", "dynamic"])
 @pytest.mark.parametrize("kind", ["tokens", "eagle", "medusa"])
 def test_trees_at_the_contexts_end_lose_levels_not_correctness(
-    random_model: Callable[..., LanguageModel], kind: str, tree: str
+    random_model: Callable[..., LanguageModel], plain: Plain, kind: str, tree: str
 ) -> None:
     """The last tokens have fewer places than a whole tree."""
     target = random_model("llama", torch.float64)
     (prompt, *_), params = prompts(), SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
     room: dict[str, Any] = {"max_slots": 1, "max_model_len": len(prompt) + 24, "compile": False}
-    expected = _answers(Engine(target, None, EngineSettings(**room)), [prompt], [params])
+    expected = plain(room, [prompt], [params])
     settings = EngineSettings(
         **room, controller="fixed", speculation_length=3, tree=tree, widths=[3, 3, 2] if tree == "given" else [6, 6, 6]
     )
