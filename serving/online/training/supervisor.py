@@ -71,7 +71,7 @@ class Supervisor:
         """Start the trainer if none runs and one may start. Notice that it ended.
 
         Args:
-            idle: no request runs now. Otherwise a start waits, at most `BUSY_S`.
+            idle: no request runs now. Otherwise a start waits, at most `BUSY_S`, unless `adapt.busy_share` is 1.
         """
         if self.problem is not None:
             return
@@ -120,7 +120,8 @@ class Supervisor:
         self.absent = "starting"
         if self._needed_s is None:
             self._needed_s = self._clock()
-        return idle or self._clock() - self._needed_s >= BUSY_S
+        beside_requests = self.settings.adapt.busy_share == 1  # it has cores of its own
+        return idle or beside_requests or self._clock() - self._needed_s >= BUSY_S
 
     def _start(self) -> None:
         self._needed_s = None

@@ -175,6 +175,11 @@ def test_a_start_waits_for_running_requests_but_not_for_ever(settings: OnlineSet
     calm.poll(idle=True)
     assert calm.starts == 1
     calm.stop()
+    settings.adapt.busy_share = 1.0  # it has cores of its own, and whose requests should it wait for?
+    apart = Supervisor(settings, command=ENDLESS)
+    apart.poll(idle=False)
+    assert apart.starts == 1
+    apart.stop()
 
 
 def test_it_imports_at_low_priority_too(settings: OnlineSettings) -> None:
