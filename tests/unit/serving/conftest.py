@@ -42,7 +42,7 @@ _answers: WeakKeyDictionary[nn.Module, dict[Any, Any]] = WeakKeyDictionary()
 
 def _known(model: LanguageModel) -> dict[Any, Any]:
     """Return what was written with the weights that the model has now."""
-    weights = tuple((value.dtype, float(value.sum(dtype=torch.float64))) for value in model.model.parameters())
+    weights = tuple((value.dtype, float(value.detach().sum(dtype=torch.float64))) for value in model.model.parameters())
     return _answers.setdefault(model.model, {}).setdefault(weights, {})
 
 
