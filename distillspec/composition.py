@@ -33,18 +33,24 @@ from distillspec.errors import ConfigError
 SWEEP_FLAGS = {"-m", "--multirun"}
 
 
-@functools.cache
-def register_schemas() -> None:
-    """Register every command's typed schema under the name that the YAML files' defaults lists use.
+def register_schema(command: str) -> None:
+    """Register a command's typed schema, and no other's, under the name that the YAML file's defaults list uses.
 
-    `distill_name` makes a sweep's overrides a folder name that needs no quoting anywhere.
+    Hydra copies all that is registered at every composition. `distill_name` makes a sweep's overrides a folder name
+    that needs no quoting anywhere.
     """
     OmegaConf.register_new_resolver(
         "distill_name", lambda text: re.sub(r"[^\w.+-]+", "_", text)[:80].strip("_"), replace=True
     )
     store = ConfigStore.instance()
-    for command, schema in COMMANDS.items():
-        store.store(name=f"{command}_schema", node=schema)
+    for other in COMMANDS:
+        store.repo.pop(f"{other}_schema.yaml", None)
+    store.store(name=f"{command}_schema", node=_structured(command))
+
+
+@functools.cache
+def _structured(command: str) -> DictConfig:
+    return OmegaConf.structured(COMMANDS[command])
 
 
 def register_choices() -> None:
@@ -63,7 +69,7 @@ def compose(command: str, overrides: list[str]) -> Any:
     Raises:
         ConfigError: an unknown key or option, a wrong type, or an impossible value.
     """
-    register_schemas()
+    register_schema(command)
     register_choices()
     plain = [word for word in overrides if word not in SWEEP_FLAGS]
     for word in plain:
@@ -77,7 +83,7 @@ def compose(command: str, overrides: list[str]) -> Any:
             raise ConfigError(one_line(command, error)) from error
     with open_dict(composed):
         del composed["hydra"]
-    unknown = sorted(map(str, set(composed) - set(keys_of(OmegaConf.structured(COMMANDS[command])))))
+    unknown = sorted(map(str, set(composed) - set(keys_of(_structured(command)))))
     if unknown:
         raise ConfigError(unknown_key(command, unknown[0]))
     return typed(composed)
@@ -137,7 +143,7 @@ def _refuse_unknown(command: str, word: str) -> None:
         raise ConfigError(line)
     if not word.startswith("+") or key.startswith("hydra") or yaml_options(key):
         return
-    node: Any = OmegaConf.structured(COMMANDS[command])
+    node: Any = _structured(command)
     for part in key.split("."):
         if not isinstance(node, DictConfig) or OmegaConf.get_type(node) is dict:
             return  # below a mapping with keys of the user's

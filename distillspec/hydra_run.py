@@ -16,7 +16,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from distillspec.composition import key_of, register_choices, register_schemas, typed
+from distillspec.composition import key_of, register_choices, register_schema, typed
 from distillspec.composition_errors import CONFIG_MODULE
 from distillspec.config.removed import removed
 from distillspec.errors import ConfigError, Interrupted, RunError, Terminated
@@ -79,7 +79,7 @@ def run_with_hydra(command: str, overrides: list[str], run: Command, folder: Pat
             failures.append(Interrupted(number, hint) if hasattr(config, "resume") else stop)
             raise
 
-    register_schemas()
+    register_schema(command)
     register_choices()
     here = [] if folder is None else [f"hydra.run.dir={_quoted(folder)}"]
     with _as_arguments([*overrides, *here]), _unchanged_if_refused(folder, failures):

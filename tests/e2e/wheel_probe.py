@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
+import os
 import pkgutil
 from importlib.resources import files
 from typing import Any
@@ -30,9 +32,8 @@ def compose_every_config() -> dict[str, str | None]:
     """Each `conf/COMMAND.yaml`, and each `conf/GROUP/OPTION.yaml` in a command that has it, → None or the error."""
     from hydra import compose, initialize_config_module
 
-    from distillspec.composition import register_schemas
-
-    register_schemas()
+    from distillspec.composition import register_schema
+    from distillspec.config import COMMANDS
 
     root = files("distillspec.conf")
     groups = [folder for folder in root.iterdir() if folder.is_dir() and not folder.name.startswith("_")]
@@ -42,6 +43,7 @@ def compose_every_config() -> dict[str, str | None]:
     with initialize_config_module("distillspec.conf", version_base=None):
         for name, *overrides in words:
             said = " ".join([name, *overrides])
+            register_schema(name if name in COMMANDS else "train")
             try:
                 compose(name, overrides, return_hydra_config=True)
                 results[said] = None
@@ -71,4 +73,6 @@ def _yaml_names(folder: Any) -> list[str]:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"modules": import_every_module(), "configs": compose_every_config()}))
+    gc.disable()  # imports make a million objects that stay
+    print(json.dumps({"modules": import_every_module(), "configs": compose_every_config()}), flush=True)
+    os._exit(0)  # the interpreter's shutdown would take them apart
