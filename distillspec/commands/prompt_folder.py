@@ -11,6 +11,7 @@ from distillspec.data.selfprompt import DEFAULT_PROMPTS, write_prompts
 from distillspec.errors import ConfigError
 from distillspec.generation import make_generator
 from distillspec.models import LanguageModel
+from distillspec.models.features import check_feature_ids
 from distillspec.progress import progress
 
 
@@ -23,9 +24,11 @@ def prepare_folder(
         trained: keys of prompts that must not be held out, see `unseen`.
 
     Raises:
-        ConfigError: the cache is no data folder, the prompts cannot be read, or answers leave no room for a prompt.
+        ConfigError: the cache is no data folder, the prompts cannot be read, answers leave no room for a prompt, or the
+            target has no such states.
     """
     _check_room(config, target)
+    check_feature_ids(target, config.state_ids or ())  # before anything is written, which may take hours
     if config.cache is not None:
         return find_data_folder(config.cache)
     folder = DataFolder(own)

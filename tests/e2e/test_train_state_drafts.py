@@ -88,7 +88,10 @@ def test_states_are_recorded_with_the_text_that_is_written_for_it(distill: Any, 
     other = distill("train", *FAST, *KINDS["eagle"], "draft.feature_ids=[2,3]", "data.cache=run", "hydra.run.dir=other")
     assert other.code == 0, other.err
     assert "kept in memory" in other.out
-    assert distill("generate", "target=tiny", "data.state_ids=[7]", "hydra.run.dir=g").code == 2
+    refused = distill("generate", "target=tiny", "data.state_ids=[7]", "hydra.run.dir=g")
+    assert refused.code == 2
+    assert "tiny has states 0 to 4, not 7" in refused.err
+    assert not (tmp_path / "g").exists(), "refused before any text is written"
 
 
 @pytest.mark.parametrize("kind", KINDS)
