@@ -158,7 +158,7 @@ def test_a_cell_that_fails_in_its_own_process_stops_the_study_and_names_its_log(
 @pytest.mark.long
 def test_the_demo_ends_with_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["demo", "--minutes", "0.2", "--target", "tiny"])
+    monkeypatch.setattr(sys, "argv", ["demo", "--minutes", "0.1", "--target", "tiny"])
     assert demo.main() == 0
     (page,) = tmp_path.glob("runs/demo/*/report/report.html")
     assert "α" in page.read_text()
