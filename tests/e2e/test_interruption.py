@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from distillspec.cli import main
 from distillspec.errors import Terminated
 
 STEPS = 60
@@ -35,16 +36,21 @@ def untimed(run: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def whole(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same run, never interrupted, in a process of its own."""
+    """The same run, never interrupted."""
     folder = tmp_path_factory.mktemp("whole")
-    start(folder, data_folder).communicate(timeout=120)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(words(data_folder)) == 0
     return folder / "run"
 
 
+def words(data_folder: Path) -> list[str]:
+    return ["train", *LONG, f"data.cache={data_folder}", "hydra.run.dir=run"]
+
+
 def start(folder: Path, data_folder: Path) -> subprocess.Popen[str]:
-    words = ("train", *LONG, f"data.cache={data_folder}", "hydra.run.dir=run")
     return subprocess.Popen(
-        [sys.executable, "-m", "distillspec.cli", *words],
+        [sys.executable, "-m", "distillspec.cli", *words(data_folder)],
         cwd=folder,
         text=True,
         stdout=subprocess.PIPE,
@@ -96,8 +102,7 @@ def test_a_signal_before_training_loses_only_unfinished_work(
         raise error
 
     monkeypatch.setattr("distillspec.commands.train.prepare_held_out", stop)
-    words = ("train", *LONG, "train.max_steps=2", "data.num_prompts=6", "hydra.run.dir=run")
-    outcome = distill(*words)
+    outcome = distill("train", *LONG, "train.max_steps=2", "data.num_prompts=6", "hydra.run.dir=run")
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     assert outcome.code == code
@@ -137,8 +142,7 @@ def test_signals_are_handled_as_before_afterwards(distill: Any) -> None:
 def test_a_run_killed_before_its_first_checkpoint_begins_its_curves_anew(
     distill: Any, tmp_path: Path, data_folder: Path
 ) -> None:
-    words = ("train", *LONG, f"data.cache={data_folder}", "hydra.run.dir=run", "train.max_steps=2")
-    assert distill(*words).code == 0
+    assert distill(*words(data_folder), "train.max_steps=2").code == 0
     (tmp_path / "run" / "summary.json").unlink()
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     (tmp_path / "run" / "checkpoints").mkdir()  # a save that was cut off leaves the folder
