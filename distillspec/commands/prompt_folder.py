@@ -28,7 +28,7 @@ def prepare_folder(
             target has no such states.
     """
     _check_room(config, target)
-    check_feature_ids(target, config.state_ids or ())  # before anything is written, which may take hours
+    check_feature_ids(target, config.state_ids or (), "data.state_ids")  # before what may take hours
     if config.cache is not None:
         return find_data_folder(config.cache)
     folder = DataFolder(own)

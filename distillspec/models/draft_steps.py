@@ -75,11 +75,11 @@ class Chosen(NamedTuple):
 
     ids: Tensor  # [nodes] int64, absolute, −1 where there is no further one
     finite: Tensor  # [S] bool: False where logits were NaN, or left nothing
-    probs: Tensor | None  # [S, width] float32 that tokens were drawn from, None without `Chance`
+    probs: Tensor | None  # [S, width] float32 that tokens were drawn from, undefined if greedy. None without `Chance`
 
 
 class DraftSteps:
-    """The loop of one model."""
+    """The trees of one draft."""
 
     def __init__(self, model: LanguageModel, few: FewTokens) -> None:
         self.model, self.few = model, few

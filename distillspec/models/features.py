@@ -134,14 +134,14 @@ def default_state_ids(model: LanguageModel) -> tuple[int, ...]:
     return tuple(sorted({min(2, layers - 1), layers // 2, layers - 1}))
 
 
-def check_feature_ids(model: LanguageModel, ids: Sequence[int]) -> None:
-    """Raise ConfigError unless `ids` are different states of the model."""
+def check_feature_ids(model: LanguageModel, ids: Sequence[int], name: str = "feature_ids") -> None:
+    """Raise ConfigError unless `ids` are different states of the model. `name`: of the setting."""
     layers = len(model.layers)
     wrong = [state for state in ids if not 0 <= state <= layers]
     if wrong:
-        raise ConfigError(f"feature_ids={list(ids)}: {model.name} has states 0 to {layers}, not {wrong[0]}")
+        raise ConfigError(f"{name}={list(ids)}: {model.name} has states 0 to {layers}, not {wrong[0]}")
     if len(set(ids)) < len(ids):
-        raise ConfigError(f"feature_ids={list(ids)} names a state twice; name each once")
+        raise ConfigError(f"{name}={list(ids)} names a state twice; name each once")
 
 
 def feature_bytes_per_token(model: LanguageModel, ids: Sequence[int]) -> int:

@@ -95,6 +95,10 @@ class FewTokens:
         """Return True for rows of so many tokens, among them trees of at most `nodes`."""
         return nodes <= min(MOST_NODES, self._longest) and self.takes_chains(cache, counts)
 
+    def takes_levels(self, level: int, of_row: int) -> bool:
+        """Return True for trees whose largest level has so many tokens, at most `of_row` of them a row's."""
+        return level <= self.most and of_row <= self._longest
+
     def _most_of(self, view: SlotView) -> int:
         """Return the most tokens of a row: the nodes of a tree are bits of a word."""
         return self._longest if view.ancestors is None else min(self._longest, MOST_NODES)
@@ -198,9 +202,10 @@ def _kind(model: LanguageModel, eight: bool) -> Kind:
 
 def _is_built(kind: Kind) -> bool:
     try:
-        return vector_kernel().layers[kind] is not None
+        vector_kernel().build(kind)
     except NotBuilt:
         return False
+    return True
 
 
 def _most_tokens(dtype: torch.dtype) -> int:

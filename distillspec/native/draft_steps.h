@@ -34,7 +34,7 @@ struct Steps {
     const int64_t *text, *before;  // [N]: tokens to read first, and the addresses of the target's states before them
     int64_t* chosen;             // [nodes], −1 where there is no further token
     uint8_t* finite;             // [S]
-    float* probs;                // [S, width], null if all rows are greedy
+    float* probs;                // [S, width], of readers of greedy rows as it was. Null if all rows are greedy
 
     int64_t widest() const {
         int64_t most = 0;
@@ -73,10 +73,10 @@ inline void choose(const Steps& s, int64_t level, int64_t place, const float* lo
     float* probs = s.probs ? s.probs + place * s.width : nullptr;
     s.finite[place] = std::isfinite(peak);
     if (!s.finite[place]) {
-        if (probs) std::fill(probs, probs + s.width, 0);
+        if (probs && !greedy) std::fill(probs, probs + s.width, 0);
         return std::fill(to, to + own.children, s.ids ? s.ids[0] : 0);
     }
-    if (probs) distribution(logits, s.width, peak, greedy ? Policy{1, 0, 1, 0} : s.policies[own.row], probs);
+    if (!greedy) distribution(logits, s.width, peak, s.policies[own.row], probs);
     const float* left = greedy ? logits : probs;
     std::vector<float> changed;
     if (own.children > 1) changed.assign(left, left + s.width), left = changed.data();
@@ -135,7 +135,9 @@ void run_steps(const Layer* layers, int64_t count, const Model& m, const Batch& 
     Space<T>& space = own;
     EntrySpace<T> entry(s.entry, width, std::max(text.tokens, widest));
     std::vector<Number<T>> normed(widest * width);
-    std::vector<float> logits(widest * s.padded);
+    static thread_local std::vector<float> held;
+    if (int64_t(held.size()) < widest * s.padded) held.resize(widest * s.padded);
+    float* logits = held.data();
     Level next(widest);
     const float* hidden = own.hidden.data();
     const auto run_layers = [&](const Batch& batch) {
@@ -172,9 +174,9 @@ void run_steps(const Layer* layers, int64_t count, const Model& m, const Batch& 
             }
         }
         product((const W*)s.head, s.padded, width, normed.data(), end - first,
-                [&](int64_t t, int64_t o, Vec sums) { store(sums, logits.data() + t * s.padded + o); });
+                [&](int64_t t, int64_t o, Vec sums) { store(sums, logits + t * s.padded + o); });
 #pragma omp for schedule(static)
-        for (int64_t i = first; i < end; ++i) choose(s, level, i, logits.data() + (i - first) * s.padded);
+        for (int64_t i = first; i < end; ++i) choose(s, level, i, logits + (i - first) * s.padded);
     }
 }
 

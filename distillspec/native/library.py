@@ -29,6 +29,9 @@ SOURCES = Path(__file__).parent
 BUILD_S = 600.0  # a build takes a second to a quarter of a minute, on a busy machine much longer
 
 
+_refused: dict[Path, str] = {}  # builds that failed in this process, and why
+
+
 class NotBuilt(Exception):
     """A file could not be built here, for the reason in the message."""
 
@@ -61,6 +64,8 @@ def library(source: Path, *defined: str) -> ctypes.CDLL:
         command = [compiler, *FLAGS, *(f"-D{macro}" for macro in defined)]
         key = hashlib.sha256("\0".join((*command, _processor(), *_texts(source))).encode()).hexdigest()[:16]
         built = cache_home() / "native" / f"{source.stem}-{key}.so"
+        if built in _refused:
+            raise NotBuilt(_refused[built])
         if not built.exists():
             _build(command, source, built)
         return ctypes.CDLL(str(built))
@@ -79,10 +84,17 @@ def _build(command: Sequence[str], source: Path, built: Path) -> None:
                 [*command, str(source), "-o", str(made)], capture_output=True, text=True, timeout=BUILD_S
             )
         except subprocess.TimeoutExpired:
-            raise NotBuilt(f"{command[0]} took more than {BUILD_S:.0f} s") from None
+            raise _refusal(built, f"{command[0]} took more than {BUILD_S:.0f} s") from None
         if done.returncode:
-            raise NotBuilt(f"{command[0]} failed: {(done.stderr.strip() or 'no reason given').splitlines()[0]}")
+            raise _refusal(built, f"{command[0]} failed: {(done.stderr.strip() or 'no reason given').splitlines()[0]}")
         made.replace(built)
+
+
+def _refusal(built: Path, reason: str) -> NotBuilt:
+    """Note that a build failed, so that nobody waits for it again."""
+    _refused[built] = reason
+    log.warning("%s was not built, and slower code serves: %s", built.stem, reason)
+    return NotBuilt(reason)
 
 
 def _texts(source: Path) -> list[str]:

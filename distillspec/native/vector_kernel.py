@@ -1,4 +1,4 @@
-"""The C++ kernel of products, layers and draft loops over few tokens, and how it wants weights packed."""
+"""The C++ kernel of products, of layers over few tokens and of drafted trees, and how it wants weights packed."""
 
 from __future__ import annotations
 
@@ -37,6 +37,11 @@ class Kind(NamedTuple):
     model: torch.dtype
     weights: torch.dtype
 
+    @property
+    def macros(self) -> tuple[str, str]:
+        """Macros of the kernel's source."""
+        return f"MODEL={CPP[self.model]}", f"WEIGHTS={CPP[self.weights]}"
+
 
 class OfKinds(dict[Kind, Any]):
     """A function of the kernel for each kind of model, built when it is first asked for: a quarter of a minute.
@@ -49,7 +54,7 @@ class OfKinds(dict[Kind, Any]):
         self.name, self.arguments = name, arguments
 
     def __missing__(self, kind: Kind) -> Any:
-        found = library(SOURCE, f"MODEL={CPP[kind.model]}", f"WEIGHTS={CPP[kind.weights]}")[self.name]
+        found = library(SOURCE, *kind.macros)[self.name]
         found.argtypes, found.restype = self.arguments, None
         self[kind] = found
         return found
@@ -67,6 +72,15 @@ class VectorKernel(NamedTuple):
     steps: OfKinds
     lanes: int
     by_pairs: bool
+
+    def build(self, kind: Kind) -> None:
+        """Build the functions of a kind, if they are not there yet.
+
+        Raises:
+            NotBuilt: there is no compiler, or it does not know the language.
+        """
+        for functions in (self.layers, self.steps):
+            functions[kind]
 
     def packed(self, weight: Tensor, held: torch.dtype) -> Tensor:
         """Return a weight `[out, in]` in blocks of `lanes` outputs, input by input, as numbers of `held`.

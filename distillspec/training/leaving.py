@@ -13,7 +13,7 @@ from collections.abc import Callable
 def leaving_at_once(run: Callable[[], int]) -> int:
     """Return the exit code of `run`. The process will end with it, or with 1 if `run` raises, and 1.3 s sooner.
 
-    Its threads are waited for, and what other modules registered for the exit is done.
+    Its threads are waited for, and what is registered for the exit from now on is done. So large imports come later.
     """
     code = 1
 
@@ -22,7 +22,7 @@ def leaving_at_once(run: Callable[[], int]) -> int:
         try:
             sys.stdout.flush()
             sys.stderr.flush()
-        except OSError:  # nobody reads any more, which the interpreter reports as for any program
+        except (OSError, ValueError, AttributeError):  # nobody reads, or there is none: left to the interpreter
             gc.unfreeze()  # libraries complain of what the collector has not seen
             return
         os._exit(code)
@@ -31,6 +31,6 @@ def leaving_at_once(run: Callable[[], int]) -> int:
     try:
         code = run()
     except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 1
+        code = 0 if stop.code is None else stop.code if isinstance(stop.code, int) else 1
         raise
     return code

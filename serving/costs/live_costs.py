@@ -88,18 +88,20 @@ class LiveCosts:
         own = numpy.append(numpy.full(len(KNOTS), trust.knot), [trust.context, 0.0, trust.first])
         self._spread += numpy.diag(own) ** 2
         self._clip = OutlierClip(trust.residual)
-        self._table: CostTable | None = prior
+        self._table = self._state, prior  # made of this state
         self._observed, self._seen, self._sure = 0, [0, 1], False
         self._last = 0.0  # tokens of the last step taken in
 
     @property
     def table(self) -> CostTable:
-        """The present estimate."""
-        if (held := self._table) is not None:
-            return held
-        *seconds, per_context, per_row, first = numpy.maximum(self._state * self._unit, 0.0).tolist()
+        """The present estimate. Other threads may read it."""
+        state, (made_of, table) = self._state, self._table
+        if made_of is state:
+            return table
+        *seconds, per_context, per_row, first = numpy.maximum(state * self._unit, 0.0).tolist()
         rising = accumulate(seconds, max)  # as in `CostTable.rising`
-        self._table = found = CostTable(tuple(zip(KNOTS, rising, strict=True)), per_context, per_row, first)
+        found = CostTable(tuple(zip(KNOTS, rising, strict=True)), per_context, per_row, first)
+        self._table = state, found
         return found
 
     def observe(
@@ -129,7 +131,6 @@ class LiveCosts:
         wandered = WANDER * self._state
         self._spread += numpy.array([wandered, -gain]).T @ numpy.array([wandered, shift])
         self._spread[self._seen, self._seen] += KNOT_WANDER**2
-        self._table = None
         self._sure = variance**0.5 < SURE * predicted
         return self._sure
 

@@ -66,7 +66,8 @@ class LiveLatency:
             target_s: seconds of the target's pass.
             draft_s: seconds of all passes of each draft.
             at_once: drafts of blocks.
-            reads: tokens that each of the draft's passes read of a row, None: one for each token of a chain.
+            reads: nodes that each of the draft's passes read first of a row, None: one for each token of a chain.
+                Drafting level by level reads those before again, which costs little beside.
             sources: the draft of each row, None: an only one.
 
         Returns:

@@ -20,7 +20,7 @@ from distillspec.serving.decoding.noise import exponentials, key_tensor, noise_k
 
 PREFIX = 64
 NONE = -1  # no column
-COLDEST = 1e-6  # temperature of rows that only pad a recorded loop
+COLDEST = 1e-6  # temperatures below it are it
 
 
 class Draws(NamedTuple):

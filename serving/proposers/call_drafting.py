@@ -9,13 +9,13 @@ from torch import Tensor
 
 from distillspec.models.draft_steps import Chance, DraftSteps
 from distillspec.models.few_tokens import MOST_NODES
-from distillspec.serving.decoding.drafting import noise_keys
+from distillspec.serving.decoding.drafting import COLDEST, noise_keys
 from distillspec.serving.decoding.logits import Place, needs_transform
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.execution.flat_batch import RowInput
 from distillspec.serving.execution.runner import ModelRunner
 from distillspec.serving.proposers.growth import Growth
-from distillspec.serving.proposers.tree_readers import CallPlan, call_plan, most_readers
+from distillspec.serving.proposers.tree_readers import CallPlan, call_plan
 
 
 class CallDrafting:
@@ -33,8 +33,10 @@ class CallDrafting:
         steps = self._steps
         if steps is None or not self.runner.hands_states or not all(map(self._is_plain, rows)):
             return False
-        counts = [len(text.tokens) for text in texts]
-        return steps.few.takes_chains(self.runner.cache, counts) and most_readers([r.shape for r in rows]) <= MOST_NODES
+        if not steps.few.takes_chains(self.runner.cache, [len(text.tokens) for text in texts]):
+            return False
+        plan = call_plan(tuple([row.shape for row in rows]))
+        return plan.draws[0] <= MOST_NODES and steps.few.takes_levels(plan.level, plan.of_row)
 
     def draft(self, rows: Sequence[Growth], texts: Sequence[RowInput]) -> tuple[Tensor | None, list[Growth]]:
         """Grow all trees. For arguments and result see `LevelDrafting.draft`."""
@@ -62,11 +64,11 @@ class CallDrafting:
 
     def _chance(self, rows: Sequence[Growth], plan: CallPlan) -> Chance | None:
         params = [row.sequence.params for row in rows]
-        temperatures = [0.0 if self.topk and own.seed is None else own.temperature for own in params]
-        if not any(temperatures):
+        best = [own.is_greedy or (self.topk and own.seed is None) for own in params]
+        if all(best):
             return None
-        filters = [(own.top_k, own.top_p, own.min_p) for own in params]
-        policies = [(heat, *others) for heat, others in zip(temperatures, filters, strict=True)]
+        heats = [0.0 if greedy else max(own.temperature, COLDEST) for own, greedy in zip(params, best, strict=True)]
+        policies = [(heat, own.top_k, own.top_p, own.min_p) for heat, own in zip(heats, params, strict=True)]
         chance = Chance(
             torch.tensor(policies, dtype=torch.float64), self.sampler.proposal_uniforms(len(rows), *plan.draws)
         )

@@ -1,4 +1,4 @@
-"""Growth of one row's tree, level by level, in the shape that was planned for it."""
+"""Growth of one row's tree in the shape that was planned for it."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy
@@ -24,7 +23,7 @@ class Reader(NamedTuple):
     seen: int  # bit i: reader i + 1 is the node itself or an ancestor
 
 
-@cache
+@lru_cache(maxsize=1024)
 def tree_readers(shape: TreeShape) -> tuple[tuple[Reader, ...], ...]:
     """Return the readers of each level. Their numbers count on from level to level."""
     levels: list[tuple[Reader, ...]] = []
@@ -52,15 +51,18 @@ class CallPlan(NamedTuple):
         starts: place of each row's first chosen token.
         places: places of each row's readers among all, by number.
         draws: the most readers of a row, and the most siblings: draws for a row.
+        level, of_row: the most readers of a level, and of one row in a level.
     """
 
     readers: Readers
     starts: tuple[int, ...]
     places: tuple[tuple[int, ...], ...]
     draws: tuple[int, int]
+    level: int
+    of_row: int
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=64)
 def call_plan(shapes: tuple[TreeShape, ...]) -> CallPlan:
     """Return the plan of the trees of some rows, which may end at unlike levels."""
     trees = [tree_readers(shape) for shape in shapes]
@@ -77,10 +79,6 @@ def call_plan(shapes: tuple[TreeShape, ...]) -> CallPlan:
                 numbers.append((row, node, above, starts[row] + own.first, own.children, number, signed_word(own.seen)))
         levels.append(len(numbers))
     readers = Readers(numpy.array(levels, dtype=numpy.int64), numpy.array(numbers, dtype=numpy.int64), starts[-1])
-    draws = most_readers(shapes), max(max(shape.widths) for shape in shapes)
-    return CallPlan(readers, tuple(starts[:-1]), tuple(map(tuple, places)), draws)
-
-
-def most_readers(shapes: Sequence[TreeShape]) -> int:
-    """Return the most readers of a tree."""
-    return max(sum(shape.reads) for shape in shapes)
+    draws = max(map(len, places)), max(max(shape.widths) for shape in shapes)
+    level, of_row = int(numpy.diff(readers.levels).max()), max(max(shape.reads) for shape in shapes)
+    return CallPlan(readers, tuple(starts[:-1]), tuple(map(tuple, places)), draws, level, of_row)

@@ -72,7 +72,8 @@ def test_it_learns_is_killed_and_goes_on_from_what_it_promoted(given: Path, tmp_
             assert in_service.name == first == server.used()
             assert VersionRegistry(layout.versions).problem_of(in_service) is None
             answers = list(traffic.answers.items())
-            around = dict(answers[max(0, before - 4) : before + 10] + answers[killed_at - 10 : killed_at + 10])
+            halves = answers[max(0, before - 4) : before + 10], answers[max(0, killed_at - 10) : killed_at + 10]
+            around = dict(halves[0] + halves[1])
             pids.append(server.new_trainer(pids))
             wait_for(lambda: server.used() != first)
             wait_for(lambda: server.metric("draft_promotions_total") >= 1)
@@ -82,7 +83,7 @@ def test_it_learns_is_killed_and_goes_on_from_what_it_promoted(given: Path, tmp_
         assert traffic.answered >= 30
         assert server.greedy() == quiet
         # Seeded answers beside the dying trainer are those of quiet and of another draft.
-        assert len(around) >= 10
+        assert min(map(len, halves)) >= 10
         assert {seed: traffic.ask(seed).json()["choices"][0]["text"] for seed in around} == around
         promoted, status = server.used(), server.admin("GET", "online")
         assert promoted == status["serving"] != first

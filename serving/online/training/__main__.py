@@ -7,12 +7,17 @@ from pathlib import Path
 from distillspec.training.leaving import leaving_at_once
 from distillspec.training.lifeline import allow_stops, end_with_parent
 
-if __name__ == "__main__":
-    end_with_parent()
-    allow_stops()  # before the imports: they take seconds of CPU, from requests too
+
+def run() -> int:
     gc.disable()  # imports make a million objects that stay, and it would look at them again and again
     from distillspec.serving.online.training.process import run_embedded
 
     gc.freeze()
     gc.enable()
-    sys.exit(leaving_at_once(lambda: run_embedded(Path(sys.argv[1]))))
+    return run_embedded(Path(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    end_with_parent()
+    allow_stops()  # before the imports: they take seconds of CPU, from requests too
+    sys.exit(leaving_at_once(run))

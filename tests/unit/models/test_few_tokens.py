@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 from collections.abc import Sequence
+from itertools import product
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from distillspec.models.slot_cache import SlotCache
 from distillspec.models.target import wrap
 from distillspec.models.tiny import tiny_tokenizer
 from distillspec.native.library import FLAGS, cpp_compiler
-from distillspec.native.vector_kernel import LARGEST, SOURCE, ZERO, coded, vector_kernel
+from distillspec.native.vector_kernel import LARGEST, SOURCE, SOURCES, ZERO, Kind, coded, vector_kernel
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.execution.flat_batch import FlatBatch, RowInput
 
@@ -35,6 +36,8 @@ pytestmark = [
 # Of the largest number. These layers amplify: torch's own bfloat16 is 6 % off its float32.
 CLOSE = {torch.float32: 2e-5, torch.bfloat16: 0.1}
 DTYPES = [torch.float32, torch.bfloat16]
+HALF, CODED = Kind(torch.float32, torch.float16), Kind(torch.float32, torch.int8)
+PAIRS, CODED_PAIRS = Kind(torch.bfloat16, torch.bfloat16), Kind(torch.bfloat16, torch.uint8)
 TREE = TokenTree.of_parents([9, 8, 7, 6], [-1, -1, 0, 1])
 
 
@@ -327,13 +330,22 @@ def test_a_plain_draft_may_be_rounded() -> None:
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names processors of this kind")
-@pytest.mark.parametrize("processor", ["x86-64", "haswell", "skylake-avx512", "cooperlake"])
-def test_every_processor_with_avx2_gets_a_kernel(processor: str) -> None:
+@pytest.mark.parametrize(
+    ("processor", "kind"),
+    [
+        ("x86-64", HALF),
+        *product(("haswell", "skylake-avx512"), (HALF, CODED, PAIRS)),
+        *product(("cooperlake",), (CODED, PAIRS, CODED_PAIRS)),
+        *product(("haswell", "skylake-avx512", "cooperlake"), (None,)),
+    ],
+    ids=str,
+)
+def test_every_processor_with_avx2_gets_a_kernel(processor: str, kind: Kind | None) -> None:
+    """`kind`: None: single products."""
     compiler, flags = cpp_compiler(), [flag for flag in FLAGS if not flag.startswith("-march")]
     assert compiler is not None
-    codes = "uint8_t" if processor == "cooperlake" else "uint16_t"  # of 7 bits, beside bfloat16 in pairs
-    given = ["-DMODEL=uint16_t", f"-DWEIGHTS={codes}"]
-    command = [compiler, *flags, *given, f"-march={processor}", "-fsyntax-only", str(SOURCE)]
+    given = [str(SOURCES / "products.cpp")] if kind is None else [*(f"-D{m}" for m in kind.macros), str(SOURCE)]
+    command = [compiler, *flags, f"-march={processor}", "-fsyntax-only", *given]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode == 0) == (processor != "x86-64"), done.stderr
     assert done.returncode == 0 or "a processor with AVX2 is needed" in done.stderr

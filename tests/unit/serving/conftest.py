@@ -53,7 +53,7 @@ def plain_answers(target: LanguageModel, asked: list[list[int]], params: list[Sa
         engine = Engine(target, None, EngineSettings(**TIGHT))
         known[key] = [output.token_ids for output in engine.generate(asked, params)]
         engine.close()
-    return known[key]
+    return list(known[key])
 
 
 def ticks() -> Callable[[], float]:

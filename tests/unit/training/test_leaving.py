@@ -34,7 +34,13 @@ sys.exit(leaving_at_once(run))
 
 @pytest.mark.parametrize(
     ("end", "code", "said"),
-    [("return 0", 0, ""), ("return 143", 143, ""), ("raise KeyError('k')", 1, "KeyError: 'k'"), ("sys.exit(5)", 5, "")],
+    [
+        ("return 0", 0, ""),
+        ("return 143", 143, ""),
+        ("raise KeyError('k')", 1, "KeyError: 'k'"),
+        ("sys.exit(5)", 5, ""),
+        ("sys.exit()", 0, ""),
+    ],
 )
 def test_all_is_done_but_the_interpreters_shutdown(tmp_path: Path, end: str, code: int, said: str) -> None:
     command = [sys.executable, "-c", PROGRAM.replace("END", end)]

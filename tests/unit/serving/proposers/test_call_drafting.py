@@ -65,14 +65,14 @@ class NumberedSampler(TokenSampler):
     def _next(self, name: str, count: int, siblings: int) -> Tensor:
         first, generator = self.read[name], torch.Generator().manual_seed(int(name))
         self.read[name] += count
-        return torch.rand(64, 8, generator=generator, dtype=torch.float64)[first : first + count, :siblings]
+        return torch.rand(80, 70, generator=generator, dtype=torch.float64)[first : first + count, :siblings]
 
 
 def model_of(draft: LanguageModel, vocab: int, *, in_one_call: bool, topk: bool = False) -> DraftModel:
     prepared = PreparedModel(draft, pack_weights=True, compile=False, exact=False)
     assert prepared.steps is not None
     prepared.steps = prepared.steps if in_one_call else None
-    cache = SlotCache(4, 64, state_ids=draft.state_ids)
+    cache = SlotCache(4, 96, state_ids=draft.state_ids)
     if draft.state_input is not None:
         states = cache.kept_states(draft.head.weight, 128)
         states.copy_(torch.randn(states.shape, generator=torch.Generator().manual_seed(1)))
@@ -88,6 +88,13 @@ def sequences(params: Sequence[SamplingParams], stop: frozenset[int]) -> list[Se
         SequenceState(str(i), Request(str(i), tuple(text), own), 0, i, list(text), stop, 64, slot=slot)
         for i, (text, own, slot) in enumerate(zip(texts, params, (0, 1, 3), strict=True))
     ]
+
+
+def counted(model: DraftModel) -> list[int]:
+    """Return a list that gets an entry for each call."""
+    calls, run = list[int](), model.in_one_call.draft
+    model.in_one_call.draft = lambda *own: calls.append(1) or run(*own)  # type: ignore[method-assign, func-returns-value]
+    return calls
 
 
 def asked(texts: Sequence[SequenceState], shapes: Sequence[TreeShape]) -> list[ProposalRequest]:
@@ -140,6 +147,48 @@ def test_trees_are_those_of_levels(kind: str, policies: str, shapes: str) -> Non
     assert all(len(tree) == shape.nodes for tree, shape in zip(calls[1], SHAPES[shapes] * 3, strict=True))
 
 
+@pytest.mark.parametrize(("width", "taken"), [(40, True), (63, True), (64, False)])
+def test_many_readers_of_one_level(width: int, taken: bool) -> None:
+    """More than attention takes at once, as many as a word has bits, and more."""
+    target, draft = draft_of("eagle", torch.float32)
+    vocab, shapes = target.identity.vocab_size, (TreeShape(((width,), (1,) * width)), *[TreeShape.full((1,))] * 2)
+    model = model_of(draft, vocab, in_one_call=True)
+    calls = counted(model)
+    assert model.in_one_call.runner.prepared is not None
+    assert model.in_one_call.runner.prepared.few is not None
+    model.in_one_call.runner.prepared.few.most = 80
+    found = grown(model, shapes, POLICIES["drawn"])
+    assert len(calls) == (3 if taken else 0)
+    wanted = grown(model_of(draft, vocab, in_one_call=False), shapes, POLICIES["drawn"])
+    assert [(tree.tokens, tree.parents) for tree in found] == [(tree.tokens, tree.parents) for tree in wanted]
+
+
+@pytest.mark.parametrize("kind", ["tokens", "eagle"])
+def test_distributions_where_siblings_end_early(kind: str) -> None:
+    """Both ways draw other tokens then. What they draw behind the same path they draw from the same distribution."""
+    target, draft = draft_of(kind, torch.float32)
+    vocab, params = target.identity.vocab_size, POLICIES["nucleus"]
+    found = []
+    for once in (False, True):
+        groups = {}
+        for row, tree in enumerate(grown(model_of(draft, vocab, in_one_call=once), SHAPES["trees"], params)[:3]):
+            for group in tree.groups:
+                assert group.drawn_from is not None
+                probs, path = group.drawn_from.probs[group.row], [tree.tokens[node] for node in tree.path(group.parent)]
+                kept = group.drawn_from.kept_ids
+                drawn = [tree.tokens[node] for node in group.nodes]
+                columns = drawn if kept is None else torch.searchsorted(kept, torch.tensor(drawn)).tolist()
+                assert len(set(drawn)) == len(drawn) == min(2, int((probs > 0).sum()))
+                assert bool((probs[columns] > 0).all())
+                groups[row, tuple(path)] = probs
+        found.append(groups)
+    both = found[0].keys() & found[1].keys()
+    assert len(both) > 3
+    assert any(len(tree) < 14 for tree in grown(model_of(draft, vocab, in_one_call=True), SHAPES["trees"], params))
+    for place in both:
+        torch.testing.assert_close(found[1][place], found[0][place], atol=1e-5, rtol=1e-3)
+
+
 @pytest.mark.parametrize("kind", ["tokens", "eagle"])
 def test_nothing_is_drafted_behind_a_stop_token(kind: str) -> None:
     target, draft = draft_of(kind, torch.float32)
@@ -174,9 +223,7 @@ def test_siblings_end_where_no_probability_is_left() -> None:
 def test_what_is_left_to_other_ways(params: SamplingParams, topk: bool, taken: bool) -> None:
     target, draft = draft_of("tokens", torch.float32)
     model = model_of(draft, target.identity.vocab_size, in_one_call=True, topk=topk)
-    calls = list[int]()
-    run = model.in_one_call.draft
-    model.in_one_call.draft = lambda *own: calls.append(1) or run(*own)  # type: ignore[method-assign, func-returns-value]
+    calls = counted(model)
     grown(model, SHAPES["siblings"], [PLAIN, params, GREEDY])
     assert len(calls) == (3 if taken else 0)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.proposers.tree_readers import Reader, call_plan, most_readers, tree_readers
+from distillspec.serving.proposers.tree_readers import Reader, call_plan, tree_readers
 
 UNEVEN = TreeShape(((2,), (1, 2), (0, 1, 1)))  # nodes 0, 1 | 2, 3, 4 | 5, 6
 
@@ -20,7 +20,7 @@ def test_readers_see_their_ancestors_and_themselves() -> None:
 def test_a_plan_goes_level_by_level_and_row_by_row() -> None:
     shapes = (TreeShape.full((1, 1)), UNEVEN)
     plan = call_plan(shapes)
-    assert (plan.starts, plan.readers.nodes, most_readers(shapes)) == ((0, 2), 9, 5)
+    assert (plan.starts, plan.readers.nodes, plan.level, plan.of_row) == ((0, 2), 9, 3, 2)
     assert plan.places == ((0, 2), (1, 3, 4, 5, 6))
     assert plan.draws == (5, 2)
     assert plan.readers.levels.tolist() == [0, 2, 5, 7]
