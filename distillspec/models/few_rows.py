@@ -67,8 +67,9 @@ class FewRows(NamedTuple):
             held += [slot] * count
             places += range(start, start + count)
             if parents:
-                positions += [start + depth for depth in _depths(parents)]
-                nodes += map(signed_word, ancestor_sets(parents, count))
+                seen = ancestor_sets(parents, count)
+                positions += [start + bits.bit_count() - 1 for bits in seen]  # as many tokens before it as ancestors
+                nodes += map(signed_word, seen)
             else:
                 positions += range(start, start + count)
                 nodes += CHAIN[:count] if count <= WORD else (*CHAIN, *[-1] * (count - WORD))
@@ -100,14 +101,6 @@ class FewRows(NamedTuple):
         """N, R, and the addresses of all parts. They are those of this object: keep it while they are read."""
         first, size = self.tokens.ctypes.data, self.tokens.strides[0]
         return [self.total, len(self.rows), *range(first, first + 4 * size, size), self.rows.ctypes.data, 0]
-
-
-def _depths(parents: Sequence[int]) -> list[int]:
-    """Return the number of ancestors of each node."""
-    depths: list[int] = []
-    for parent in parents:
-        depths.append(0 if parent < 0 else depths[parent] + 1)
-    return depths
 
 
 def _of_one(group: RowGroup) -> tuple[Ints, Ints]:

@@ -64,7 +64,7 @@ class ModelRunner:
         return True
 
     def unread(self, rows: Sequence[RowInput]) -> Unread:
-        """Return chains on the CPU as one call that drafts reads them."""
+        """Return chains on the CPU, for a call that reads them and drafts (`DraftSteps`)."""
         shape = FewRows.chains(*_numbers(rows))
         return Unread(_tokens(rows), shape, self.states_before(shape))
 
