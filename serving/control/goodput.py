@@ -27,6 +27,7 @@ from distillspec.serving.control.base import (
 from distillspec.serving.control.bounded import WITHIN
 from distillspec.serving.control.candidates import Candidates
 from distillspec.serving.control.decision import Decision, Mode
+from distillspec.serving.control.held_plan import HeldPlan
 from distillspec.serving.control.sources import choose_sources
 from distillspec.serving.control.speculation_policy import SpeculationPolicy
 from distillspec.serving.control.step_batch import StepBatch
@@ -35,10 +36,9 @@ from distillspec.serving.costs.live_latency import LiveLatency
 from distillspec.serving.costs.table import Floats
 
 TRY_LENGTH = 2  # tokens a row drafts on trial
-REPLAN_EVERY = 8  # steps that one plan holds for while the rows are the same: planning takes 4 % of a small step
 FORGET_ROWS_EVERY = 256  # steps
-# Costs of passes larger than those that are run are never corrected. So one of so many steps drafts a token more a row,
-# if it is expected to reach this share of the goodput.
+# Costs of passes larger than those that are run are never corrected. So the first step planned for after so many drafts
+# a token more a row, if it is expected to reach this share of the goodput.
 EXPLORE_EVERY, EXPLORE_WITHIN = 20, 0.85
 HOPE = 1.0  # standard errors of acceptance: see `_hoped`
 
@@ -82,8 +82,8 @@ class GoodputController:
         width = 1 if self.trees is None else 1 + int(self.trees.ranks.max(initial=0))
         own = AcceptanceEstimate(speculation_length, width, **shared)
         self._acceptance = own if acceptance is None else acceptance
-        self._steps, self._price = 0, 0.0
-        self._last: Plan | None = None  # the last step's, where another step could follow it
+        self._steps, self._forgot_at, self._price = 0, 0, 0.0
+        self._held = HeldPlan()
         self._speculation = SpeculationPolicy()
 
     @property
@@ -106,11 +106,11 @@ class GoodputController:
     def use_costs(self, latency: LatencyModel) -> None:
         """Go on from newly measured costs."""
         self._learn()
-        self._last = None
+        self._held.drop()
         self._costs = LiveLatency(latency, drafts_with_model=self._costs.drafts_with_model)
 
     def plan(self, view: BatchView) -> Plan:
-        if (held := self._held(view)) is not None:
+        if (held := self._held_for(view)) is not None:
             return held
         decision = self.decide(view)
         rows = tuple(map(RowPlan.of, decision.rows, decision.shapes))
@@ -128,8 +128,6 @@ class GoodputController:
         batch = self._batch(view, self.trees if bounds is None else None)
         best = batch.best(alike=self._alike)
         mode, planned = self._pick(view, batch, best)
-        if mode == "not worth it" and self.speculation.speculates:
-            mode, planned = self._hoped(view, batch)
         prompts_s = self.latency.prompts_s(len(view.rows), view.prefill_tokens)
         wished, excess = planned, None
         if bounds is not None:
@@ -153,41 +151,40 @@ class GoodputController:
             excess,
         )
 
-    def _held(self, view: BatchView) -> Plan | None:
+    def _held_for(self, view: BatchView) -> Plan | None:
         """Return the last step's plan if it is good for this one too."""
-        last, steps, policy = self._last, self._steps, self._speculation
-        if last is None or steps % REPLAN_EVERY == 0 or view.prefill_tokens or self.max_time_per_token_s is not None:
+        why, policy = self._held.decision(self._steps), self._speculation
+        if why is None or view.prefill_tokens or self.max_time_per_token_s is not None:
             return None
-        if last.why.mode == "speculating":
-            due = policy.plain_is_due or not policy.speculates or steps % EXPLORE_EVERY == EXPLORE_EVERY - 1
-        else:
-            due = last.why.mode != "not worth it" or policy.trial_is_due
-        return last if not due and last.why.holds_for(view.rows, self.speculation_length) else None
+        speculating, waiting = why.mode == "speculating", why.mode == "not worth it"
+        good = policy.speculates and not policy.plain_is_due if speculating else waiting and not policy.trial_is_due
+        return self._held.plan if good and why.holds_for(view.rows, self.speculation_length) else None
 
     def observe(self, result: StepResult) -> None:
         """Keep a step. The next planning learns from it.
 
-        After a pass of the models the processor's caches hold none of this code. Steps that one plan held for are
-        learnt from together, which takes a third less time.
+        Steps that one plan held for are learnt from together: after a pass of the models the processor's caches hold
+        none of this code.
         """
-        holds = isinstance(result.plan.why, Decision) and not result.prefill_tokens
-        self._last = result.plan if holds else None
+        self._held.observe(result, self._steps)
         self._steps += 1
         self._count(result)
         self._waiting.append(result)
-        if self._last is None or self._steps % REPLAN_EVERY == 0:
+        if self._held.decision(self._steps) is None:
             self._learn()
 
     def draft_changed(self, acceptance: float | None = None) -> None:
         """Forget the old draft's measured gain, and its acceptance where the new one's is not known."""
         self.acceptance.reset() if acceptance is None else self.acceptance.scale(acceptance)
-        self._speculation, self._last = SpeculationPolicy(), None
+        self._speculation = SpeculationPolicy()
+        self._held.drop()
 
     def member_changed(self, source: str, acceptance: float | None = None) -> None:
         """Forget what one of several drafts accepted and cost, as far as the new one's is not known."""
         self.acceptance.change(source, acceptance)
         self._costs.draft_changed(source)
-        self._speculation, self._last = SpeculationPolicy(), None
+        self._speculation = SpeculationPolicy()
+        self._held.drop()
 
     @property
     def most_nodes(self) -> int:
@@ -199,7 +196,8 @@ class GoodputController:
         waiting, self._waiting = self._waiting, []
         for result in waiting:
             self._learn_from(result)
-        if waiting and self._steps % FORGET_ROWS_EVERY == 0:
+        if waiting and self._steps >= self._forgot_at + FORGET_ROWS_EVERY:
+            self._forgot_at = self._steps
             self._acceptance.keep_only([row.sequence_id for row in waiting[-1].view.rows])
 
     def _learn_from(self, result: StepResult) -> None:
@@ -253,7 +251,7 @@ class GoodputController:
             tried = batch.expected(numpy.minimum(batch.limits, TRY_LENGTH))
             if policy.affords(tried, batch.plain, self._catch_up_s(view.rows, tried.lengths.tolist())):
                 return "trial", tried
-        return "not worth it", batch.plain
+        return self._hoped(view, batch) if policy.speculates else ("not worth it", batch.plain)
 
     def _hoped(self, view: BatchView, batch: StepBatch) -> tuple[Mode, Allocation]:
         """Return short chains that would pay if acceptance were what it may be: an unused draft teaches nothing."""
@@ -265,7 +263,7 @@ class GoodputController:
 
     def _explored(self, batch: StepBatch, best: Allocation) -> tuple[Mode, Allocation]:
         """Return the best lengths, now and then those of one token more a row."""
-        if self._steps % EXPLORE_EVERY == EXPLORE_EVERY - 1:
+        if self._held.unexplored >= EXPLORE_EVERY:
             longer = batch.expected(numpy.minimum(best.lengths + 1, batch.limits))
             if longer.lengths.sum() > best.lengths.sum() and longer.goodput > EXPLORE_WITHIN * best.goodput:
                 return "exploring", longer

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import pytest
 
 from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.shape import chain_shape
 from distillspec.serving.control.base import BatchView, Option, Plan, RowView, StepResult
 from distillspec.serving.control.candidates import candidates
 from distillspec.serving.control.decision import Decision
-from distillspec.serving.control.goodput import REPLAN_EVERY, GoodputController
+from distillspec.serving.control.goodput import EXPLORE_EVERY, GoodputController
+from distillspec.serving.control.held_plan import HELD, MOST_HELD, HeldPlan
 from distillspec.serving.costs.live_latency import LiveLatency
 
 from ..machine import CPU
@@ -48,16 +51,21 @@ def step(controller: GoodputController, view: BatchView, accepted: int = 4) -> P
 
 
 def settled(steps: int = 40, accepted: int = 4) -> Counted:
-    """A controller that has stepped until a plan is fresh."""
+    """A controller that has stepped until a plan is fresh, and alike the one before."""
     controller = Counted(4, CPU, trees=candidates((2, 2, 1, 1), 12))
-    for number in range(steps + 1):
+    for number in range(steps):
         step(controller, view_of(step=number), accepted)
-    controller.decided = 0
-    return controller
+    while True:
+        controller.decided = 0
+        plan = step(controller, view_of(step=steps), accepted)
+        assert isinstance(plan.why, Decision)
+        if controller.decided and plan.why.mode != "exploring":
+            controller.decided = 0
+            return controller
 
 
 def test_most_steps_take_the_plan_of_the_step_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    controller, learnt = settled(), []
+    controller, learnt = settled(10), []
     learn = LiveLatency.observe
 
     def recorded(costs: LiveLatency, contexts: Sequence[int], *rest: Any) -> bool:
@@ -66,12 +74,39 @@ def test_most_steps_take_the_plan_of_the_step_before(monkeypatch: pytest.MonkeyP
 
     assert len(controller.acceptance), "all steps before are learnt from"
     monkeypatch.setattr(LiveLatency, "observe", recorded)
-    plans = [step(controller, view_of(step=number)) for number in range(5 * REPLAN_EVERY)]
-    assert 5 <= controller.decided <= 7, "with one that explores"
+    plans = [step(controller, view_of(step=number)) for number in range(2 * MOST_HELD)]
+    assert 2 <= controller.decided <= 5, "with one that explores"
     assert all(row.speculation_length for plan in plans for row in plan.rows)
     assert len(controller.acceptance), "the last steps too"
-    contexts = [[row.context_tokens for row in view_of(step=number).rows] for number in range(5 * REPLAN_EVERY)]
+    contexts = [[row.context_tokens for row in view_of(step=number).rows] for number in range(2 * MOST_HELD)]
     assert learnt == contexts, "costs are learnt by the contexts of the step itself"
+
+
+def test_plans_that_come_out_alike_hold_ever_longer() -> None:
+    controller, fresh = Counted(4, CPU), []
+    for number in range(4 * MOST_HELD):
+        before = controller.decided
+        plan = step(controller, view_of(1, number))
+        assert isinstance(plan.why, Decision)
+        if controller.decided > before:
+            fresh.append((number, plan.why.mode))
+    speculating = [number for number, mode in fresh if mode == "speculating"]
+    gaps = [after - before for before, after in itertools.pairwise(speculating)]
+    assert gaps[0] == HELD
+    assert max(gaps) in (MOST_HELD, MOST_HELD + 1), "one more where a step explores"
+    exploring = [number for number, mode in fresh if mode == "exploring"]
+    assert all(after - before >= EXPLORE_EVERY for before, after in itertools.pairwise(exploring))
+
+
+def test_a_plan_for_other_trees_holds_as_short_as_the_first() -> None:
+    held, controller = HeldPlan(), settled()
+    long, short = controller.decide(view_of()), replace(controller.decide(view_of()), shapes=(chain_shape(1),) * 2)
+    ends = []
+    for place, decision in enumerate((long, long, long, short, short)):
+        plan = Plan((), why=replace(decision))
+        held.observe(StepResult((), view_of(), plan, 0, 0.0, 0.0, 0.0), 100 * place)
+        ends.append(next(step for step in range(1000) if held.decision(100 * place + step) is None))
+    assert ends == [HELD, 2 * HELD, MOST_HELD, HELD, 2 * HELD]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,147 @@
+"""A broken draft, promoted by hand, and the requests until the server takes it back.
+
+    python benchmarks/collapse.py --prompts math.jsonl --draft RUN/draft
+
+`distill serve online=on` with its default settings. `--streams` clients send prompts one after another. After `--before`
+requests an operator promotes the draft with noise in all its weights. The requests that end until the good draft serves
+again are counted, `--times` times. Writes `results/collapse.json`. The exit code is 1 if one time takes more than 100.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import torch
+from common import write_result
+
+from distillspec.config import TargetConfig
+from distillspec.models import LanguageModel, load_target, save_draft
+from distillspec.recipes.served import ADMIN_KEY, served
+from distillspec.serving.draft_loading import load_draft
+from distillspec.serving.online.state.registry import VersionRegistry
+
+GOAL, GIVE_UP = 100, 400  # requests
+NOISE = 1.0  # standard deviations of each weight's own tensor
+PATIENCE_S = 120.0
+
+
+@dataclass
+class Traffic:
+    """Clients, and the requests of theirs that have ended."""
+
+    client: httpx.AsyncClient
+    prompts: Iterator[str]
+    ended: int = 0
+    over: bool = False
+
+    async def ask(self) -> None:
+        """Send one request after another."""
+        while not self.over:
+            body = {"model": "smollm2", "prompt": next(self.prompts), "max_tokens": 96}
+            reply = await self.client.post("/v1/completions", json=body)
+            reply.raise_for_status()
+            self.ended += 1
+
+    async def passed(self, requests: int) -> None:
+        """Wait until so many more have ended."""
+        end = self.ended + requests
+        while self.ended < end:
+            await asyncio.sleep(0.02)
+
+    async def admin(self, method: str, path: str, **body: str) -> dict[str, Any]:
+        headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+        reply = await self.client.request(method, f"/admin/{path}", headers=headers, json=body or None)
+        reply.raise_for_status()
+        found: dict[str, Any] = reply.json()
+        return found
+
+    async def current(self) -> str:
+        drafts = (await self.admin("GET", "drafts"))["drafts"]
+        return str(next(draft["name"] for draft in drafts if draft["current"]))
+
+    async def taken_back(self, broken: str) -> dict[str, Any]:
+        """Promote a version, and return the requests and seconds until another one serves."""
+        await self.admin("POST", "drafts/promote", draft=broken)
+        start, began_s = self.ended, time.monotonic()
+        while await self.current() == broken and self.ended < start + GIVE_UP:
+            await asyncio.sleep(0.1)
+        serves = await self.current()
+        taken = {"requests": self.ended - start, "seconds": time.monotonic() - began_s}
+        return {**taken, "undone": serves != broken, "serves": serves}
+
+
+async def measure(url: str, options: argparse.Namespace, texts: list[str], broken: list[str]) -> list[dict[str, Any]]:
+    found = []
+    async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
+        traffic = Traffic(client, itertools.cycle(texts))
+        clients = [asyncio.create_task(traffic.ask()) for _ in range(options.streams)]
+        for version in broken:
+            await traffic.passed(options.before)
+            found.append(await traffic.taken_back(version))
+            print(version, found[-1], flush=True)
+        traffic.over = True
+        await asyncio.gather(*clients)
+    return found
+
+
+def make_versions(folder: Path, options: argparse.Namespace) -> list[str]:
+    """Register the draft, which serves, and broken copies of it. Return the names of these."""
+    target = load_target(TargetConfig(path="smollm2", dtype=options.dtype))
+    registry, names = VersionRegistry(folder / "versions"), []
+    for number in range(options.times + 1):
+        draft = load_draft(options.draft, target)
+        if number:
+            spoil(draft, number)
+        version = registry.add(lambda place, draft=draft: save_draft(draft, place, target))  # type: ignore[misc]
+        if number:
+            registry.judged(version.name, "inconclusive", {}, "broken on purpose")
+            names.append(version.name)
+        else:
+            registry.promote(version.name, "the first draft")
+    registry.close()
+    return names
+
+
+@torch.no_grad()
+def spoil(draft: LanguageModel, seed: int) -> None:
+    """Add noise to each of the layers' weights, as large as they are."""
+    generator = torch.Generator().manual_seed(seed)
+    for weight in draft.decoder.layers.parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        weight += (NOISE * weight.float().std() * noise).to(weight.dtype)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", required=True)
+    parser.add_argument("--draft", required=True)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--before", type=int, default=80, help="requests before each promotion")
+    parser.add_argument("--times", type=int, default=3)
+    options = parser.parse_args()
+    texts = [json.loads(line)["prompt"] for line in Path(options.prompts).read_text().splitlines()[:400]]
+    with tempfile.TemporaryDirectory() as folder:
+        broken = make_versions(Path(folder), options)
+        with served("target=smollm2", "online=on", f"online.folder={folder}") as server:
+            found = asyncio.run(measure(server.url, options, texts, broken))
+            failures = server.failures()
+    setting = {"streams": options.streams, "before": options.before, "goal": GOAL}
+    met = all(each["undone"] and each["requests"] <= GOAL for each in found)
+    write_result("collapse", {**setting, "times": found, "met": met, "errors_in_log": failures})
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
