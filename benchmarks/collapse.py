@@ -2,9 +2,10 @@
 
     python benchmarks/collapse.py --prompts math.jsonl --draft RUN/draft
 
-`distill serve online=on` with its default settings. `--streams` clients send prompts one after another. After `--before`
-requests an operator promotes the draft with noise in all its weights. The requests that end until the good draft serves
-again are counted, `--times` times. Writes `results/collapse.json`. The exit code is 1 if one time takes more than 100.
+`distill serve online=on` with its default settings. `--streams` clients send prompts one after another. After
+`--before` requests an operator promotes the draft with noise in its layers' weights. The requests that end until
+another one serves are counted, `--times` times. Writes `results/collapse.json`. The exit code is 1 if one time takes
+more than 100.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from distillspec.serving.online.state.registry import VersionRegistry
 
 GOAL, GIVE_UP = 100, 400  # requests
 NOISE = 1.0  # standard deviations of each weight's own tensor
+TOKENS = 96  # of an answer, at most
 PATIENCE_S = 120.0
 
 
@@ -48,8 +50,9 @@ class Traffic:
     async def ask(self) -> None:
         """Send one request after another."""
         while not self.over:
-            body = {"model": "smollm2", "prompt": next(self.prompts), "max_tokens": 96}
-            reply = await self.client.post("/v1/completions", json=body)
+            message = {"role": "user", "content": next(self.prompts)}
+            body = {"model": "smollm2", "messages": [message], "max_tokens": TOKENS}
+            reply = await self.client.post("/v1/chat/completions", json=body)
             reply.raise_for_status()
             self.ended += 1
 
@@ -71,13 +74,17 @@ class Traffic:
         return str(next(draft["name"] for draft in drafts if draft["current"]))
 
     async def taken_back(self, broken: str) -> dict[str, Any]:
-        """Promote a version, and return the requests and seconds until another one serves."""
+        """Promote a version. Return the requests and seconds until another one serves, and those until a suspicion."""
         await self.admin("POST", "drafts/promote", draft=broken)
-        start, began_s = self.ended, time.monotonic()
+        start, began_s, suspected = self.ended, time.monotonic(), None
+        while await self.current() != broken:
+            await asyncio.sleep(0.1)
         while await self.current() == broken and self.ended < start + GIVE_UP:
+            if suspected is None and (await self.admin("GET", "online"))["suspected"]:
+                suspected = self.ended - start
             await asyncio.sleep(0.1)
         serves = await self.current()
-        taken = {"requests": self.ended - start, "seconds": time.monotonic() - began_s}
+        taken = {"suspected": suspected, "requests": self.ended - start, "seconds": time.monotonic() - began_s}
         return {**taken, "undone": serves != broken, "serves": serves}
 
 

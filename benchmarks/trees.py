@@ -16,7 +16,7 @@ from turns import NO_DRAFT, Bench, best_of, interval, ratios, shown, turn_option
 
 from distillspec.serving.control.named import named_controller
 
-CHAINS = ("none", "fixed-1", "fixed-2", "fixed-3")
+CHAINS = ("none", "fixed-1", "fixed-2", "fixed-3", "fixed-4")
 TREES = ("siblings-2-1", "siblings-3-2", "tree-2-2")
 GOODPUT = ("goodput", "goodput-chains")
 # Shapes by goodput: over the tuned chain in one row (mean, lower end) and in many (lower end), and over the best shape.

@@ -104,7 +104,7 @@ class AdaptConfig:
     clip_norm: float = 1.0
     max_bad_steps: int = 5  # steps with NaN or infinite values that end an update
     max_bad_updates: int = 3  # failed updates in a row that stop the trainer
-    niceness: int = 10  # priority of the trainer that the server starts, 0 to 19 (lowest)
+    niceness: int = 0  # priority of the trainer that the server starts, 0 to 19 (lowest). busy_share holds it back
     threads: int = 1
     device: str = "cpu"
     gpu_memory_share: float | None = None  # CUDA: the largest share of the device's memory

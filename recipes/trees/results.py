@@ -13,14 +13,17 @@ from distillspec.provenance import provenance
 from distillspec.recipes.kinds.results import interval_cell, summary_of
 from distillspec.recipes.trees.study import CELLS, Study
 
-HEAD = ("run", "drafts", "verification", "tokens a step", "of the maximum", "right", "surprise", "distance", "tokens/s")
+HEAD = (
+    *("run", "drafts", "verification", "answers", "tokens a step", "of the maximum"),
+    *("right", "surprise", "distance", "tokens/s"),
+)
 
 
 def write_results(study: Study) -> str:
-    """Write `results.json`, `results.md` and `trees.png` under the study's root. Return the table."""
-    summaries = {name: summary_of(study.folder(name)) for name in study.cells}
+    """Write `results.json`, `results.md` and `trees.png` of all runs under the study's root. Return the table."""
+    summaries = {name: summary_of(study.folder(name)) for name in CELLS}
     found = {name: summary["verifications"] for name, summary in summaries.items() if summary is not None}
-    record = {"cells": found, "target": study.target, "prompts": study.count, "temperature": 0.7}
+    record = {"cells": found, "target": study.target, "temperature": 0.7}
     write_json(study.root / "results.json", {**record, "provenance": provenance([], 0)})
     rows = [_row(name, verification, own) for name, both in found.items() for verification, own in both.items()]
     lines = [f"| {' | '.join(cells)} |" for cells in (HEAD, ["---"] * len(HEAD), *rows)]
@@ -48,6 +51,7 @@ def _row(name: str, verification: str, own: dict[str, Any]) -> list[str]:
         name,
         CELLS[name].about,
         verification,
+        str(own["answers"]),
         f"{own['tokens_per_step']:.2f}",
         "–" if share is None else f"{share:.2f}",
         "–" if right is None else f"{right['mean']:.2f}",

@@ -21,6 +21,8 @@ from distillspec.serving.online.training.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
+URGENT_S = 60.0  # that a suspicion may slow requests down
+
 
 class TrainerLink:
     """Controls the trainer. With online=on it also runs one as a process, through `supervisor`."""
@@ -33,6 +35,7 @@ class TrainerLink:
         self.supervisor = Supervisor(settings, needed=self._has_work, members=self._learning) if embedded else None
         self._registry, self._reporter = registry, reporter
         self._control = TrainerControl.read(self.layout.control)
+        self._suspected_s: float | None = None  # since when
         self._started_s = time.monotonic()
         self._trained_before_s = self.state().seconds
         self._reported: str | None = None  # last problem reported
@@ -102,13 +105,24 @@ class TrainerLink:
 
         Args:
             idle: no request runs now.
-            suspected: the trainer is to compare the version in service with its predecessor.
+            suspected: the trainer is to compare the version in service with its predecessor. At first nothing holds
+                it back.
         """
         if suspected != self._control.suspected:
             self._tell(suspected=suspected)
         if self.supervisor is not None:
-            self.supervisor.poll(idle)
+            urgent = self._is_urgent(suspected)
+            self.supervisor.brake.set_urgent(urgent)
+            self.supervisor.poll(idle or urgent)
             self._report_quarantine(self.supervisor.problem)
+
+    def _is_urgent(self, suspected: bool) -> bool:
+        if not suspected:
+            self._suspected_s = None
+            return False
+        if self._suspected_s is None:
+            self._suspected_s = time.monotonic()
+        return time.monotonic() - self._suspected_s < URGENT_S
 
     def stage(self, state: TrainerState) -> str:
         """Return the trainer's own stage, or one that the server knows better.

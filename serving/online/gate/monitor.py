@@ -21,7 +21,8 @@ from distillspec.types import Interval
 
 log = logging.getLogger(__name__)
 
-CHECK_EVERY = 16  # requests. A check after each one would find a difference by chance sooner or later.
+CHECK_EVERY = 8  # requests. A check after each one would find a difference by chance sooner or later.
+FEWEST = 4  # requests after which a collapse is suspected. The controller soon stops trying a draft that brings nothing
 SHOWN = 8  # versions whose intervals `figures` computes
 
 
@@ -61,7 +62,7 @@ class ServedAcceptance:
         self._averages = DriftDetector(1.0)
         self._collapsed = False
         self._earlier: dict[str, int] = {}  # requests of a version before it last came into service
-        self._finished = 0
+        self._finished = self._ended = 0  # requests with drafted tokens, and all
         self._changed: set[str] = set()  # versions counted since `take_changed`
         self._lock = Lock()
 
@@ -90,6 +91,8 @@ class ServedAcceptance:
             ended = [self._running.pop((output.request_id, each.index), None) for each in output.completions]
             if answers := [answer for answer in ended if answer is not None]:
                 self.count(answers)
+            else:
+                self._ended += 1
 
     def begin_service(self, version: str) -> None:
         """Note that `version` comes into service. `regression` ignores what it served before."""
@@ -129,6 +132,7 @@ class ServedAcceptance:
     def regression(self, version: str, predecessor: str) -> str | None:
         """Return why `version` looks worse, or None: its interval is below its predecessor's on their common domains.
 
+        A few requests are enough for a collapse, acceptance below `gate.collapse` times that.
         The predecessor's domains are weighted by the traffic of the version, so that a shift between domains is no
         regression. The two served different requests at different times. Text that got harder within a domain looks the
         same as a worse draft.
@@ -137,9 +141,9 @@ class ServedAcceptance:
         new, old = self._in_service(version), self._recent(predecessor)
         counts = Counter(s.domain for s in new), Counter(s.domain for s in old)
         least = min(self.config.domain_requests, enough)
-        shared = {d for d in counts[0] if counts[0][d] >= least and counts[1][d] >= least}
+        shared = {d for d in counts[0] if counts[0][d] >= min(FEWEST, least) and counts[1][d] >= least}
         new = [s for s in new if s.domain in shared]
-        if len(new) < enough:
+        if len(new) < min(FEWEST, enough):
             return None
         now = self._interval(new)
         if now is None:
@@ -150,9 +154,12 @@ class ServedAcceptance:
             return None
         weight = sum(tried.values())
         low = sum(tried[d] * found.low for d, found in before.items() if found is not None) / weight
-        if now.high >= low:
+        high = now.high
+        if len(new) < enough:  # too few to draw from them again and again
+            low, high = self.config.collapse * low, upper_end(sum(s.accepted for s in new), weight)
+        if high >= low:
             return None
-        return f"acceptance {now.mean:.3f} (at most {now.high:.3f}) after at least {low:.3f} with {predecessor}"
+        return f"acceptance {now.mean:.3f} (at most {high:.3f}) after at least {low:.3f} with {predecessor}"
 
     def figures(self) -> dict[str, Any]:
         """Return acceptance by version and domain, of the newest versions, and the short and long averages."""
@@ -191,7 +198,7 @@ class ServedAcceptance:
     @property
     def checks_due(self) -> int:
         """Number of checks for a regression that were due so far."""
-        return self._finished // CHECK_EVERY
+        return self._ended // CHECK_EVERY
 
     def count(self, answers: Sequence[AnswerCounts]) -> None:
         """Count the answers of one finished request together, since they are not independent."""
@@ -209,6 +216,7 @@ class ServedAcceptance:
                 totals.update(requests=1, tried=tried, accepted=accepted)
                 self._averages.add("", tried, accepted)
             self._finished += 1
+            self._ended += 1
         self._watch_for_collapse()
 
     def _watch_for_collapse(self) -> None:
@@ -234,3 +242,10 @@ class ServedAcceptance:
         if not sum(tried):
             return None
         return interval([c.accepted for c in counts], tried, self.config.bootstrap_samples, 0)
+
+
+def upper_end(accepted: int, tried: int) -> float:
+    """Return what a share is below with 95 % (Wilson 1927), for few trials too."""
+    share, z = accepted / tried, 1.645
+    spread = z * (share * (1 - share) / tried + z**2 / (4 * tried**2)) ** 0.5
+    return (share + z**2 / (2 * tried) + spread) / (1 + z**2 / tried)

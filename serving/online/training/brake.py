@@ -1,5 +1,7 @@
 """Brake of the embedded trainer: its process stands still while requests run, but for a small share of the time.
 
+It runs all the time while its work is urgent: a draft in service that looks worse than the one before it.
+
 A low priority does not protect requests on a CPU. The engine's threads wait for the one whose core the trainer has, and
 both read through one memory: a trainer at niceness 10 made tokens half as fast (`docs/lab-notes.md`).
 """
@@ -35,7 +37,7 @@ class Brake:
     ) -> None:
         self._pid, self._share, self._send = pid, max(share, SMALLEST_SHARE), send
         self._changed = threading.Condition()
-        self._busy = self._ending = False
+        self._busy = self._urgent = self._ending = False
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -50,6 +52,13 @@ class Brake:
                 self._busy = busy
                 self._changed.notify()
 
+    def set_urgent(self, urgent: bool) -> None:
+        """Say whether requests should wait for the trainer."""
+        if urgent != self._urgent:
+            with self._changed:
+                self._urgent = urgent
+                self._changed.notify()
+
     def release(self) -> None:
         """Let the trainer run for good. It can be ended then."""
         with self._changed:
@@ -59,10 +68,14 @@ class Brake:
             self._thread.join()
             self._thread = None
 
+    @property
+    def _holds(self) -> bool:
+        return self._busy and not self._urgent
+
     def _run(self) -> None:
         while not self._ending:
             with self._changed:
-                self._changed.wait_for(lambda: self._busy or self._ending)
+                self._changed.wait_for(lambda: self._holds or self._ending)
             self._tell(signal.SIGSTOP)
             self._wait_for_idle(PERIOD_S * (1 - self._share))
             self._tell(signal.SIGCONT)
@@ -70,7 +83,7 @@ class Brake:
 
     def _wait_for_idle(self, seconds: float) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: not self._busy or self._ending, seconds)
+            self._changed.wait_for(lambda: not self._holds or self._ending, seconds)
 
     def _tell(self, which: signal.Signals) -> None:
         pid = self._pid()

@@ -26,7 +26,7 @@ from distillspec.serving.online.state.layout import OnlineSettings, TrainerContr
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import ONLY, Version
 from distillspec.serving.online.training.base_drafts import BaseDrafts
-from distillspec.serving.online.training.drift import DriftDetector
+from distillspec.serving.online.training.drift_watch import DriftWatch
 from distillspec.serving.online.training.examples import TrainingExample, training_example_of
 from distillspec.serving.online.training.learning import UpdateResult, learn
 from distillspec.serving.online.training.loaded_target import LoadedTarget
@@ -44,8 +44,11 @@ from distillspec.serving.online.training.vocabulary import ceilings
 
 log = logging.getLogger(__name__)
 
-LOOK_BACK = 1024  # answers. Earlier ones no longer weigh in the drift detector's long average.
 Report = Callable[[dict[str, Any]], None]
+
+
+class Overtaken(Exception):
+    """An update ends: the version in service is suspected, and to be judged first."""
 
 
 class OnlineTrainer:
@@ -81,9 +84,7 @@ class OnlineTrainer:
         self.control = TrainerControl.read(self.layout.control)
         self.scorer = Scorer(settings.gate, self.replay, self.registry, ScoreTable(self.layout.scores), self._drafts)
         self._memory = MemoryFile(self.layout.memory)
-        self.drift = DriftDetector(self.config.drift_drop)
-        self._followed = self._look_back()  # number of the last answer given to the drift detector
-        self._drifted = False
+        self.drift = DriftWatch(self.config, self.replay, self.state.cursor)
         self._since_s = self._waiting_since()
         self._offline: list | None = None
 
@@ -98,11 +99,11 @@ class OnlineTrainer:
         return True
 
     def due(self) -> str | None:
-        """Return why an update is due now, or None."""
+        """Return why an update is due now, or None. While the version in service is suspected, none is."""
         self.control = TrainerControl.read(self.layout.control)
         new = self._new_entries()
-        self._follow()
-        if not new or self.control.paused:
+        self.drift.follow()
+        if not new or self.control.paused or self.control.suspected:
             return None
         if self.control.asked > self.state.asked:
             return "asked"
@@ -114,7 +115,7 @@ class OnlineTrainer:
                 return "requests"
             if self.config.every_s is not None and self._clock() - self._since_s >= self.config.every_s:
                 return "time"
-        return "drift" if self.config.on_drift and self._drifted else None
+        return "drift" if self.config.on_drift and self.drift.drifted else None
 
     def _waits_for_verdict(self) -> bool:
         """Return True while the gate may still decide on the last candidate: the next one goes on from it."""
@@ -126,7 +127,7 @@ class OnlineTrainer:
         return len({entry.conversation for entry in unseen}) < most
 
     def update(self, reason: str, left: int = 0) -> Version | None:
-        """Make one update. Return the new candidate, or None if training gave non-finite values.
+        """Make one update. Return the new candidate. None: training gave non-finite values, or a suspicion came up.
 
         Args:
             left: newest answers that are not learnt from yet, so that the candidate can be judged by them.
@@ -147,14 +148,18 @@ class OnlineTrainer:
         memory, examples = self._memory.read(parent.name), self._examples(chosen)
         draft, rows = self._drafts.renewed(self._drafts.load(parent), examples, self.config.vocabulary)
         self._stage("learning")
-        result, memory = self._learn(draft, examples, memory and replace(memory, rows=rows))
+        try:
+            result, memory = self._learn(draft, examples, memory and replace(memory, rows=rows))
+        except Overtaken:  # what it would have learnt from waits for the next one
+            self._stage("waiting")
+            return None
         reach = ceilings(examples, draft.kept_ids)
         result = replace(result, new_ids=rows.new if rows is not None else 0, ceiling=reach)
         version = None if result.problem else self._save(draft, parent, chosen, result, reason)
         self._remember(up_to, result, version, chosen, skipped)
         if version is not None and memory is not None:
             self._memory.write(version.name, memory)
-        self._drifted, self._since_s = False, began_s
+        self._since_s = began_s
         self.drift.restart()
         self._tell(reason, chosen, result, version)
         self._quarantine_if_failing(result)
@@ -186,24 +191,6 @@ class OnlineTrainer:
         new = self._new_entries()
         return self._clock() - (self.replay.clock() - new[0].time_s if new else 0.0)
 
-    def _look_back(self) -> int:
-        """Give the drift detector the answers until the last update, which answered any drop among them."""
-        earlier = self.replay.entries(after=max(0, self.state.cursor - LOOK_BACK), up_to=self.state.cursor)
-        for entry in earlier:
-            self._detect(entry)
-        self.drift.restart()
-        return self.state.cursor
-
-    def _follow(self) -> None:
-        """Give the drift detector the answers since then. Nothing is learnt here."""
-        for entry in self.replay.entries(after=self._followed):
-            self._drifted |= self._detect(entry)
-            self._followed = entry.number
-
-    def _detect(self, entry: LogEntry) -> bool:
-        cluster = entry.tenant if self.config.drift_by == "tenant" else entry.domain
-        return self.drift.add(cluster, entry.tried, entry.accepted)
-
     def _examples(self, chosen: Selection) -> list[TrainingExample]:
         answers = self.replay.load([*chosen.new, *chosen.old])
         if not answers:
@@ -229,8 +216,15 @@ class OnlineTrainer:
             memory=memory,
             states=self._drafts.states_for(draft),
             seed=seed,
-            on_step=lambda step: self._on_stage("learning") if step else None,
+            on_step=self._learnt_step,
         )
+
+    def _learnt_step(self, step: int) -> None:
+        if step:
+            self._on_stage("learning")
+        suspected, self.control = self.control.suspected, TrainerControl.read(self.layout.control)
+        if self.control.suspected and not suspected:
+            raise Overtaken
 
     def _save(
         self, draft: LanguageModel, parent: Version, chosen: Selection, result: UpdateResult, reason: str
@@ -293,7 +287,7 @@ class OnlineTrainer:
         raise RunError(f"the online trainer is quarantined: {problem}")
 
     def _stage(self, stage: str) -> None:
-        drift = {name or "all": list(pair) for name, pair in self.drift.averages().items()}
+        drift = {name or "all": list(pair) for name, pair in self.drift.detector.averages().items()}
         self.state = self.state.with_(stage=stage, drift=drift)
         self.state.write(self.layout.state)
         self._on_stage(stage)

@@ -87,7 +87,7 @@ def test_no_update_no_drift_and_no_alarm_comes_of_it(
         assert trainer.due() is None
     assert alarms == []
     assert served.regression("new", "old") is None
-    short, long = trainer.drift.averages()[""]
+    short, long = trainer.drift.detector.averages()[""]
     assert short == pytest.approx(long) == pytest.approx(0.5)
 
 

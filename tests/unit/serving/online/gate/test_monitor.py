@@ -68,6 +68,21 @@ def test_a_shift_of_traffic_is_no_regression() -> None:
     assert "acceptance 0.000" in str(served.regression("worse", "old"))
 
 
+def test_a_collapse_is_a_regression_after_fewer_requests() -> None:
+    served = ServedAcceptance(GateConfig(rollback_requests=32, collapse=0.5, bootstrap_samples=200))
+    for i in range(40):
+        feed(served, "old", "a", 10, 5 + i % 2)
+    for version, accepted in (("broken", 0), ("worse", 3)):
+        for i in range(8):
+            assert served.regression(version, "old") is None
+            feed(served, version, "a", 10, accepted + i % 2)
+    assert served.regression("broken", "old") is not None
+    assert served.regression("worse", "old") is None
+    for i in range(24):
+        feed(served, "worse", "a", 10, 3 + i % 2)
+    assert served.regression("worse", "old") is not None
+
+
 def test_a_collapse_raises_the_alarm_once() -> None:
     alarms: list[str] = []
     served = ServedAcceptance(GateConfig(collapse=0.5), alarms.append)

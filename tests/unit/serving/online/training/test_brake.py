@@ -58,6 +58,22 @@ def test_it_stands_still_beside_requests_and_goes_on_after_them(monkeypatch: pyt
         assert reaches(trainer, GOING), "a stopped trainer could not be ended in order"
 
 
+def test_it_goes_on_beside_requests_while_its_work_is_urgent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PERIOD_S", 1000.0)  # one stop
+    with process() as trainer:
+        brake = Brake(lambda: trainer.pid, 0.1)
+        brake.start()
+        try:
+            brake.set_busy(True)
+            assert reaches(trainer, STOPPED)
+            brake.set_urgent(True)
+            assert reaches(trainer, GOING)
+            brake.set_urgent(False)
+            assert reaches(trainer, STOPPED)
+        finally:
+            brake.release()
+
+
 def test_beside_requests_it_runs_its_share_of_the_time() -> None:
     """By the signals' own times: the machine that tests run on is not idle."""
     sent: list[tuple[signal.Signals, float]] = []

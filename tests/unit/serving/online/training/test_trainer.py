@@ -160,7 +160,7 @@ def test_a_fall_that_was_answered_is_not_answered_again_after_a_restart(
     fill(replay, answer, 10, 160, outcomes=good + 1)
     assert trainer.due() is None
     assert restarted.due() is None
-    assert restarted.drift.averages() == trainer.drift.averages()
+    assert restarted.drift.detector.averages() == trainer.drift.detector.averages()
     fill(replay, answer, 60, 170, outcomes=good)
     fill(replay, answer, 30, 230, outcomes=good + 1)
     assert restarted.due() == "drift"  # another one is
