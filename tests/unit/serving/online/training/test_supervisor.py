@@ -11,6 +11,7 @@ import pytest
 
 from distillspec.models import LanguageModel, save_draft
 from distillspec.serving.commands.online_serving import AdaptationControl
+from distillspec.serving.online import trainer_link
 from distillspec.serving.online.adaptation import Adaptation, first_draft
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
@@ -100,6 +101,26 @@ def test_no_trainer_exists_until_half_of_its_first_updates_text_is_there(
     later = House(embedded, target, make_engine)
     assert (later.keep(), later.stage) == (0, "waiting_for_text")
     later.end()
+
+
+def test_a_suspicion_is_urgent_for_a_while(
+    embedded: OnlineSettings, target: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house, told = House(embedded, target, make_engine), list[bool]()
+    monkeypatch.setattr(house.supervisor.brake, "set_urgent", told.append)
+
+    def starts(suspected: bool) -> int:
+        house.adaptation.trainer.poll(idle=False, suspected=suspected)
+        return house.supervisor.starts
+
+    assert [starts(False), starts(True)] == [0, 1], "it starts beside requests"
+    monkeypatch.setattr(trainer_link, "URGENT_S", 0.0)
+    starts(True)
+    starts(False)
+    monkeypatch.setattr(trainer_link, "URGENT_S", 60.0)
+    starts(True)
+    assert told == [False, True, False, False, True], "the next suspicion has its own while"
+    house.end()
 
 
 def test_an_update_asked_for_by_hand_starts_it_with_any_text(

@@ -220,6 +220,26 @@ def test_no_version_comes_of_a_tenant_deleted_while_it_was_learnt_from(
     assert (version.first_request, version.last_request) == (1, 5)
 
 
+def test_a_suspicion_ends_an_update_and_keeps_others_from_starting(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    fill(replay, answer, 8)
+
+    def suspect(stage: str) -> None:
+        if stage == "learning":
+            TrainerControl(suspected=True).write(settings.layout.control)
+
+    trainer = OnlineTrainer(changed(settings, every_requests=4), on_stage=suspect)
+    assert trainer.due() == "requests"
+    assert trainer.update("requests") is None
+    assert registry.versions("candidate") == []
+    state = TrainerState.read(settings.layout.state)
+    assert (state.stage, state.cursor, state.updates, state.bad_updates) == ("waiting", 0, 0, 0)
+    assert trainer.due() is None
+    TrainerControl(suspected=False).write(settings.layout.control)
+    assert trainer.due() == "requests", "what it would have learnt from waits"
+
+
 def test_flush_mode_forgets(
     settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
 ) -> None:
