@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distillspec.config import GateConfig
-from distillspec.serving.online.gate.monitor import ServedAcceptance
+from distillspec.serving.online.gate.monitor import FEWEST, ServedAcceptance, upper_end
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
 
@@ -73,14 +73,23 @@ def test_a_collapse_is_a_regression_after_fewer_requests() -> None:
     for i in range(40):
         feed(served, "old", "a", 10, 5 + i % 2)
     for version, accepted in (("broken", 0), ("worse", 3)):
-        for i in range(8):
+        for i in range(FEWEST):
             assert served.regression(version, "old") is None
             feed(served, version, "a", 10, accepted + i % 2)
     assert served.regression("broken", "old") is not None
     assert served.regression("worse", "old") is None
-    for i in range(24):
+    for i in range(32 - FEWEST):
+        assert served.regression("worse", "old") is None
         feed(served, "worse", "a", 10, 3 + i % 2)
     assert served.regression("worse", "old") is not None
+
+
+@pytest.mark.parametrize(("accepted", "tried"), [(0, 9), (5, 10), (9, 9)])
+def test_what_a_share_is_below(accepted: int, tried: int) -> None:
+    """By the definition of Wilson's interval: at its end the share is 1.645 standard errors away."""
+    end = upper_end(accepted, tried)
+    assert (end - accepted / tried) ** 2 * tried == pytest.approx(1.645**2 * end * (1 - end))
+    assert accepted / tried <= end <= 1.0
 
 
 def test_a_collapse_raises_the_alarm_once() -> None:
