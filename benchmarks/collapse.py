@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class Traffic:
     prompts: Iterator[str]
     ended: int = 0
     over: bool = False
+    clients: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def ask(self) -> None:
         """Send one request after another."""
@@ -60,7 +61,14 @@ class Traffic:
         """Wait until so many more have ended."""
         end = self.ended + requests
         while self.ended < end:
-            await asyncio.sleep(0.02)
+            await self.pause(0.02)
+
+    async def pause(self, seconds: float) -> None:
+        """Wait. A client's failure ends the benchmark."""
+        await asyncio.sleep(seconds)
+        for client in self.clients:
+            if client.done():
+                client.result()
 
     async def admin(self, method: str, path: str, **body: str) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
@@ -77,12 +85,12 @@ class Traffic:
         """Promote a version. Return the requests and seconds until another one serves, and those until a suspicion."""
         await self.admin("POST", "drafts/promote", draft=broken)
         start, began_s, suspected = self.ended, time.monotonic(), None
-        while await self.current() != broken:
-            await asyncio.sleep(0.1)
+        while await self.current() != broken and self.ended < start + GIVE_UP:
+            await self.pause(0.1)
         while await self.current() == broken and self.ended < start + GIVE_UP:
             if suspected is None and (await self.admin("GET", "online"))["suspected"]:
                 suspected = self.ended - start
-            await asyncio.sleep(0.1)
+            await self.pause(0.1)
         serves = await self.current()
         taken = {"suspected": suspected, "requests": self.ended - start, "seconds": time.monotonic() - began_s}
         return {**taken, "undone": serves != broken, "serves": serves}
@@ -92,13 +100,13 @@ async def measure(url: str, options: argparse.Namespace, texts: list[str], broke
     found = []
     async with httpx.AsyncClient(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
         traffic = Traffic(client, itertools.cycle(texts))
-        clients = [asyncio.create_task(traffic.ask()) for _ in range(options.streams)]
+        traffic.clients = [asyncio.create_task(traffic.ask()) for _ in range(options.streams)]
         for version in broken:
             await traffic.passed(options.before)
             found.append(await traffic.taken_back(version))
             print(version, found[-1], flush=True)
         traffic.over = True
-        await asyncio.gather(*clients)
+        await asyncio.gather(*traffic.clients)
     return found
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import sys
 from dataclasses import dataclass, field
 
 from distillspec.config.checks import one_of, require
@@ -104,7 +105,8 @@ class AdaptConfig:
     clip_norm: float = 1.0
     max_bad_steps: int = 5  # steps with NaN or infinite values that end an update
     max_bad_updates: int = 3  # failed updates in a row that stop the trainer
-    niceness: int = 0  # priority of the trainer that the server starts, 0 to 19 (lowest). busy_share holds it back
+    # Priority of the trainer that the server starts, 0 to 19 (lowest). On Linux busy_share holds it back
+    niceness: int = 0 if sys.platform == "linux" else 10
     threads: int = 1
     device: str = "cpu"
     gpu_memory_share: float | None = None  # CUDA: the largest share of the device's memory
@@ -162,9 +164,9 @@ class GateConfig:
     margin: float = 0.01  # relative gain in expected goodput that the interval's lower end must exceed
     domain_requests: int = 8  # the fewest conversations for a verdict on a domain or a tenant
     max_gamma: int = 4  # longest speculation length considered
-    rollback_requests: int = 32  # finished requests of a version before a rollback is considered
+    rollback_requests: int = 32  # finished requests of a version before it is suspected, but for a collapse
     window: int = 400  # newest finished requests of a version in its interval
-    collapse: float = 0.5  # alarm when the short average of acceptance falls below this share of the long one
+    collapse: float = 0.5  # share of the acceptance before below which it raises the alarm, and is suspected at once
     bootstrap_samples: int = 1000
 
     def __post_init__(self) -> None:

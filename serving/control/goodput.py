@@ -37,8 +37,8 @@ from distillspec.serving.costs.table import Floats
 
 TRY_LENGTH = 2  # tokens a row drafts on trial
 FORGET_ROWS_EVERY = 256  # steps
-# Costs of passes larger than those that are run are never corrected. So the first step planned for after so many drafts
-# a token more a row, if it is expected to reach this share of the goodput.
+# Costs of passes larger than those that are run are never corrected. So the first plan after so many speculating steps
+# drafts a token more a row, if it is expected to reach this share of the goodput.
 EXPLORE_EVERY, EXPLORE_WITHIN = 20, 0.85
 HOPE = 1.0  # standard errors of acceptance: see `_hoped`
 
@@ -88,7 +88,7 @@ class GoodputController:
 
     @property
     def latency(self) -> LatencyModel:
-        """The estimate of the costs of steps. The last few may not be in it yet."""
+        """The estimate of the costs of steps. Those of the plan that holds may not be in it yet."""
         return self._costs.latency
 
     @property

@@ -24,21 +24,29 @@ class HeldPlan:
         self.plan: Plan | None = None
         self.unexplored = 0
         self._before: Decision | None = None  # the last one that speculated
+        self._displaced: Decision | None = None  # by that of `plan`
         self._held, self._until = HELD, 0
 
     def observe(self, result: StepResult, step: int) -> None:
-        """Note the step of this number. A plan holds on if no prompts were read in it."""
+        """Note the step of this number. A plan holds on if no prompts were read in it.
+
+        Where a step is planned for before the one before it has ended, two plans are made in a row, and the first one's
+        further steps end after the second one has displaced it.
+        """
         before, why = None if self.plan is None else self.plan.why, result.plan.why
+        if isinstance(why, Decision):
+            self.unexplored = 0 if why.mode == "exploring" else self.unexplored + (why.mode == "speculating")
+            if why is self._displaced and not result.prefill_tokens:
+                return
         self.plan = result.plan if isinstance(why, Decision) and not result.prefill_tokens else None
-        if not isinstance(why, Decision):
-            return
-        self.unexplored = 0 if why.mode == "exploring" else self.unexplored + (why.mode == "speculating")
-        if why is not before:
+        if isinstance(why, Decision) and why is not before:
+            self._displaced = before
             self._renew(why, step)
 
     def drop(self) -> None:
         """Forget the plan and those before: the draft, or the costs, are others."""
-        self.plan, self._before, self._held, self.unexplored = None, None, HELD, 0
+        self.plan = self._before = self._displaced = None
+        self._held, self.unexplored = HELD, 0
 
     def decision(self, step: int) -> Decision | None:
         """Return the decision that holds for the step of this number, None where it is to be planned for."""

@@ -251,9 +251,9 @@ class Adaptation:
             if not self.paused:
                 self.pool.keep_specialists()
             self.pool.follow()
-        suspected = self.pool.suspected
-        self.trainer.poll(idle=time.monotonic() - self._busy_s > IDLE_AFTER_S, suspected=suspected)
-        self.tap.wanting = suspected or self.trainer.wants_text()
+        suspects = self.pool.suspects
+        self.trainer.poll(idle=time.monotonic() - self._busy_s > IDLE_AFTER_S, suspects=suspects)
+        self.tap.wanting = bool(suspects) or self.trainer.wants_text()
         if time.monotonic() - self._started_s > (self._lines + 1) * self.settings.online.metrics_s:
             self._write_figures()
 

@@ -118,7 +118,13 @@ class LearningPool:
     @property
     def suspected(self) -> bool:
         """True if a draft in service looks worse than the one before it."""
-        return any(draft.gatekeeper.suspicion is not None for draft in self.drafts())
+        return bool(self.suspects)
+
+    @property
+    def suspects(self) -> frozenset[str]:
+        """Versions in service that look worse than those before them."""
+        found = [draft.gatekeeper.suspicion for draft in self.drafts()]
+        return frozenset([suspicion.version.name for suspicion in found if suspicion is not None])
 
     @one_at_a_time
     def keep_specialists(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Collection
 from contextlib import ExitStack
 from typing import Any
 
@@ -21,7 +22,7 @@ from distillspec.serving.online.training.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
 
-URGENT_S = 60.0  # that a suspicion may slow requests down
+URGENT_S = 60.0  # that suspicions of one version may slow requests down, and keep updates waiting
 
 
 class TrainerLink:
@@ -35,7 +36,7 @@ class TrainerLink:
         self.supervisor = Supervisor(settings, needed=self._has_work, members=self._learning) if embedded else None
         self._registry, self._reporter = registry, reporter
         self._control = TrainerControl.read(self.layout.control)
-        self._suspected_s: float | None = None  # since when
+        self._urgent_until_s: dict[str, float] = {}  # by suspected version
         self._started_s = time.monotonic()
         self._trained_before_s = self.state().seconds
         self._reported: str | None = None  # last problem reported
@@ -100,29 +101,27 @@ class TrainerLink:
         """Make an update due now."""
         self._tell(asked=self._control.asked + 1)
 
-    def poll(self, idle: bool, suspected: bool) -> None:
+    def poll(self, idle: bool, suspects: Collection[str] = ()) -> None:
         """Start the trainer when it is needed, notice that it ended.
 
         Args:
             idle: no request runs now.
-            suspected: the trainer is to compare the version in service with its predecessor. At first nothing holds
-                it back.
+            suspects: versions that the trainer is to compare with their predecessors. At first nothing holds it back.
         """
-        if suspected != self._control.suspected:
-            self._tell(suspected=suspected)
+        until_s = self._urgent_until(suspects)
+        if (bool(suspects), until_s) != (self._control.suspected, self._control.urgent_until_s):
+            self._tell(suspected=bool(suspects), urgent_until_s=until_s)
         if self.supervisor is not None:
-            urgent = self._is_urgent(suspected)
+            urgent = self.replay.clock() < until_s
             self.supervisor.brake.set_urgent(urgent)
             self.supervisor.poll(idle or urgent)
             self._report_quarantine(self.supervisor.problem)
 
-    def _is_urgent(self, suspected: bool) -> bool:
-        if not suspected:
-            self._suspected_s = None
-            return False
-        if self._suspected_s is None:
-            self._suspected_s = time.monotonic()
-        return time.monotonic() - self._suspected_s < URGENT_S
+    def _urgent_until(self, suspects: Collection[str]) -> float:
+        """Return until when suspicions go before all else, 0 for none. A version has one such while."""
+        for name in suspects:
+            self._urgent_until_s.setdefault(name, self.replay.clock() + URGENT_S)
+        return max([self._urgent_until_s[name] for name in suspects], default=0.0)
 
     def stage(self, state: TrainerState) -> str:
         """Return the trainer's own stage, or one that the server knows better.

@@ -141,7 +141,10 @@ class ServedAcceptance:
         new, old = self._in_service(version), self._recent(predecessor)
         counts = Counter(s.domain for s in new), Counter(s.domain for s in old)
         least = min(self.config.domain_requests, enough)
-        shared = {d for d in counts[0] if counts[0][d] >= min(FEWEST, least) and counts[1][d] >= least}
+        known = {d for d in counts[0] if counts[1][d] >= least}
+        shared = {d for d in known if counts[0][d] >= least}
+        if sum(counts[0][d] for d in shared) < enough:  # enough for a collapse?
+            shared = {d for d in known if counts[0][d] >= min(FEWEST, least)}
         new = [s for s in new if s.domain in shared]
         if len(new) < min(FEWEST, enough):
             return None
@@ -245,7 +248,7 @@ class ServedAcceptance:
 
 
 def upper_end(accepted: int, tried: int) -> float:
-    """Return what a share is below with 95 % (Wilson 1927), for few trials too."""
+    """Return what a share is below with 95 % (Wilson 1927), for few trials too. They are taken as independent."""
     share, z = accepted / tried, 1.645
     spread = z * (share * (1 - share) / tried + z**2 / (4 * tried**2)) ** 0.5
     return (share + z**2 / (2 * tried) + spread) / (1 + z**2 / tried)

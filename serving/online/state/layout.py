@@ -187,7 +187,8 @@ class TrainerControl(_Message):
 
     paused: bool = False
     asked: int = 0  # updates requested by hand so far
-    suspected: bool = False  # the version in service is to be compared with its predecessor
+    suspected: bool = False  # a version in service is to be compared with its predecessor
+    urgent_until_s: float = 0.0  # since the epoch: until then that goes before updates
 
 
 @dataclass(frozen=True)

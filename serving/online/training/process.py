@@ -23,7 +23,7 @@ from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.trainer_states import read_states
 from distillspec.serving.online.state.version import Version
 from distillspec.serving.online.training.tracking import open_tracking
-from distillspec.serving.online.training.trainer import OnlineTrainer
+from distillspec.serving.online.training.trainer import OnlineTrainer, Overtaken
 from distillspec.serving.online.training.trainers import Trainers
 from distillspec.serving.online.training.unlearning import unlearn
 from distillspec.training.interrupts import listen_for_stop
@@ -113,6 +113,8 @@ def _train(
         try:
             made.append(due.trainer.update(due.reason))
             pause = POLL_S
+        except Overtaken:
+            continue
         except RunError as error:
             if due.trainer.state.quarantined and not (due.trainer.member and trainers.all()):
                 raise

@@ -71,7 +71,8 @@ class Supervisor:
         """Start the trainer if none runs and one may start. Notice that it ended.
 
         Args:
-            idle: no request runs now. Otherwise a start waits, at most `BUSY_S`, unless `adapt.busy_share` is 1.
+            idle: no request runs now, or none is to be waited for. Otherwise a start waits, at most `BUSY_S`, unless
+                `adapt.busy_share` is 1.
         """
         if self.problem is not None:
             return

@@ -44,11 +44,12 @@ from distillspec.serving.online.training.vocabulary import ceilings
 
 log = logging.getLogger(__name__)
 
+DUE = ("requests", "time", "drift")  # reasons of updates that nobody asked for
 Report = Callable[[dict[str, Any]], None]
 
 
 class Overtaken(Exception):
-    """An update ends: the version in service is suspected, and to be judged first."""
+    """An update ends: a version in service is suspected, and to be judged first."""
 
 
 class OnlineTrainer:
@@ -99,15 +100,15 @@ class OnlineTrainer:
         return True
 
     def due(self) -> str | None:
-        """Return why an update is due now, or None. While the version in service is suspected, none is."""
+        """Return why an update is due now, or None. While a suspicion is urgent, only one asked for by hand is."""
         self.control = TrainerControl.read(self.layout.control)
         new = self._new_entries()
         self.drift.follow()
-        if not new or self.control.paused or self.control.suspected:
+        if not new or self.control.paused:
             return None
         if self.control.asked > self.state.asked:
             return "asked"
-        if len(new) < self.config.min_requests:
+        if self._is_urgent(self.control) or len(new) < self.config.min_requests:
             return None
         if not self._waits_for_verdict():
             every = self.config.every_requests
@@ -127,7 +128,7 @@ class OnlineTrainer:
         return len({entry.conversation for entry in unseen}) < most
 
     def update(self, reason: str, left: int = 0) -> Version | None:
-        """Make one update. Return the new candidate. None: training gave non-finite values, or a suspicion came up.
+        """Make one update. Return the new candidate, or None if training gave non-finite values.
 
         Args:
             left: newest answers that are not learnt from yet, so that the candidate can be judged by them.
@@ -136,6 +137,7 @@ class OnlineTrainer:
             RunError: too many updates failed in a row and the trainer is quarantined (`state.quarantined`), or a tenant
                 whose answers it learnt from was deleted during the update.
             ConfigError: the log and the draft do not fit.
+            Overtaken: of one that was due by itself. What it would have learnt from waits for the next one.
         """
         began_s = self._clock()
         self._stage("selecting")
@@ -149,10 +151,10 @@ class OnlineTrainer:
         draft, rows = self._drafts.renewed(self._drafts.load(parent), examples, self.config.vocabulary)
         self._stage("learning")
         try:
-            result, memory = self._learn(draft, examples, memory and replace(memory, rows=rows))
-        except Overtaken:  # what it would have learnt from waits for the next one
+            result, memory = self._learn(draft, examples, memory and replace(memory, rows=rows), reason in DUE)
+        except Overtaken:
             self._stage("waiting")
-            return None
+            raise
         reach = ceilings(examples, draft.kept_ids)
         result = replace(result, new_ids=rows.new if rows is not None else 0, ceiling=reach)
         version = None if result.problem else self._save(draft, parent, chosen, result, reason)
@@ -205,7 +207,7 @@ class OnlineTrainer:
         return self._drafts.parent(self.state.working)
 
     def _learn(
-        self, draft: LanguageModel, examples: list[TrainingExample], memory: Memory | None
+        self, draft: LanguageModel, examples: list[TrainingExample], memory: Memory | None, may_end: bool
     ) -> tuple[UpdateResult, Memory | None]:
         seed = self.settings.seed + self.state.updates
         return learn(
@@ -216,15 +218,18 @@ class OnlineTrainer:
             memory=memory,
             states=self._drafts.states_for(draft),
             seed=seed,
-            on_step=self._learnt_step,
+            on_step=lambda step: self._before_step(step, may_end),
         )
 
-    def _learnt_step(self, step: int) -> None:
+    def _before_step(self, step: int, may_end: bool) -> None:
         if step:
             self._on_stage("learning")
-        suspected, self.control = self.control.suspected, TrainerControl.read(self.layout.control)
-        if self.control.suspected and not suspected:
+        if may_end and self._is_urgent(TrainerControl.read(self.layout.control)):
             raise Overtaken
+
+    def _is_urgent(self, control: TrainerControl) -> bool:
+        """Return True while a suspicion goes before updates."""
+        return self.replay.clock() < control.urgent_until_s
 
     def _save(
         self, draft: LanguageModel, parent: Version, chosen: Selection, result: UpdateResult, reason: str

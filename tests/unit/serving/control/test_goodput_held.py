@@ -98,6 +98,25 @@ def test_plans_that_come_out_alike_hold_ever_longer() -> None:
     assert all(after - before >= EXPLORE_EVERY for before, after in itertools.pairwise(exploring))
 
 
+def test_plans_end_where_steps_are_planned_for_before_the_one_before_has_ended() -> None:
+    """As on a GPU: the host plans the next step while the device runs this one."""
+    controller, waiting = Counted(4, CPU, trees=candidates((2, 2, 1, 1), 12)), list[StepResult]()
+    fresh = []
+    for number in range(6 * MOST_HELD):
+        before, view = controller.decided, view_of(1, number)
+        plan = controller.plan(view)
+        fresh += [number] if controller.decided > before else []
+        lengths = [row.speculation_length for row in plan.rows]
+        rows = [RowResult.chain(row.sequence_id, k, k, k + 1) for row, k in zip(plan.rows, lengths, strict=True)]
+        assert plan.predicted_s is not None
+        waiting.append(StepResult(tuple(rows), view, plan, 0, 0.0, plan.predicted_s, plan.predicted_s))
+        if len(waiting) > 1:
+            controller.observe(waiting.pop(0))
+    gaps = [after - before for before, after in itertools.pairwise(fresh)]
+    assert max(gaps) <= MOST_HELD + 1
+    assert len(fresh) < 6 * MOST_HELD / 4
+
+
 def test_a_plan_for_other_trees_holds_as_short_as_the_first() -> None:
     held, controller = HeldPlan(), settled()
     long, short = controller.decide(view_of()), replace(controller.decide(view_of()), shapes=(chain_shape(1),) * 2)

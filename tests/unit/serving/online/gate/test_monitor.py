@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from distillspec.config import GateConfig
-from distillspec.serving.online.gate.monitor import FEWEST, ServedAcceptance, upper_end
+from distillspec.serving.base.requests import RequestOutput
+from distillspec.serving.online.gate.monitor import CHECK_EVERY, FEWEST, ServedAcceptance, upper_end
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
 
@@ -82,6 +83,16 @@ def test_a_collapse_is_a_regression_after_fewer_requests() -> None:
         assert served.regression("worse", "old") is None
         feed(served, "worse", "a", 10, 3 + i % 2)
     assert served.regression("worse", "old") is not None
+
+
+def test_requests_without_drafted_tokens_bring_the_next_check_nearer() -> None:
+    """A draft that brings nothing is seldom tried."""
+    served = ServedAcceptance(GateConfig())
+    for _ in range(2):
+        feed(served, "one", "a", 10, 5)
+    assert served.checks_due == 0
+    served.finish([RequestOutput(f"r{i}", (1,), ()) for i in range(CHECK_EVERY - 2)])
+    assert served.checks_due == 1
 
 
 @pytest.mark.parametrize(("accepted", "tried"), [(0, 9), (5, 10), (9, 9)])

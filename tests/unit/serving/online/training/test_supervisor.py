@@ -11,12 +11,12 @@ import pytest
 
 from distillspec.models import LanguageModel, save_draft
 from distillspec.serving.commands.online_serving import AdaptationControl
-from distillspec.serving.online import trainer_link
 from distillspec.serving.online.adaptation import Adaptation, first_draft
 from distillspec.serving.online.log.replay_log import ReplayLog
-from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
+from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
 from distillspec.serving.online.state.lock import held
 from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.trainer_link import URGENT_S
 from distillspec.serving.online.training.patience import fewest_answers
 from distillspec.serving.online.training.process import OCCUPIED
 from distillspec.serving.online.training.supervisor import BUSY_S, TOO_OFTEN, Supervisor
@@ -64,7 +64,7 @@ class House:
 
     def keep(self) -> int:
         """Poll the trainer once, with no request running. Return the number of starts so far."""
-        self.adaptation.trainer.poll(idle=True, suspected=False)
+        self.adaptation.trainer.poll(idle=True)
         return self.supervisor.starts
 
     @property
@@ -106,20 +106,27 @@ def test_no_trainer_exists_until_half_of_its_first_updates_text_is_there(
 def test_a_suspicion_is_urgent_for_a_while(
     embedded: OnlineSettings, target: LanguageModel, make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    house, told = House(embedded, target, make_engine), list[bool]()
+    house, told, now_s = House(embedded, target, make_engine), list[bool](), [1000.0]
     monkeypatch.setattr(house.supervisor.brake, "set_urgent", told.append)
+    monkeypatch.setattr(house.adaptation.replay, "clock", lambda: now_s[0])
 
-    def starts(suspected: bool) -> int:
-        house.adaptation.trainer.poll(idle=False, suspected=suspected)
+    def starts(*suspects: str) -> int:
+        house.adaptation.trainer.poll(idle=False, suspects=suspects)
         return house.supervisor.starts
 
-    assert [starts(False), starts(True)] == [0, 1], "it starts beside requests"
-    monkeypatch.setattr(trainer_link, "URGENT_S", 0.0)
-    starts(True)
-    starts(False)
-    monkeypatch.setattr(trainer_link, "URGENT_S", 60.0)
-    starts(True)
-    assert told == [False, True, False, False, True], "the next suspicion has its own while"
+    def control() -> TrainerControl:
+        return TrainerControl.read(embedded.layout.control)
+
+    assert [starts(), starts("v2")] == [0, 1], "it starts beside requests"
+    assert (control().suspected, control().urgent_until_s) == (True, 1000.0 + URGENT_S)
+    now_s[0] += URGENT_S
+    starts("v2")
+    starts()
+    assert not control().suspected
+    starts("v2")
+    assert told == [False, True, False, False, False], "a suspicion that comes and goes has one such while"
+    starts("v2", "v3")
+    assert told[-1], "another version has its own"
     house.end()
 
 

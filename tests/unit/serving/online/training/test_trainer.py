@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +20,7 @@ from distillspec.serving.online.state.layout import OnlineSettings, TrainerContr
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.training.process import run_trainer
 from distillspec.serving.online.training.supervisor import Supervisor
-from distillspec.serving.online.training.trainer import OnlineTrainer
+from distillspec.serving.online.training.trainer import OnlineTrainer, Overtaken
 
 from ...test_engine_draft_swap import rewrite
 from ..conftest import Answer
@@ -220,24 +222,41 @@ def test_no_version_comes_of_a_tenant_deleted_while_it_was_learnt_from(
     assert (version.first_request, version.last_request) == (1, 5)
 
 
+@pytest.mark.parametrize("after", [1, 2])
 def test_a_suspicion_ends_an_update_and_keeps_others_from_starting(
-    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer, after: int
 ) -> None:
     fill(replay, answer, 8)
+    urgent, stages = TrainerControl(suspected=True, urgent_until_s=time.time() + 600.0), list[str]()
 
     def suspect(stage: str) -> None:
-        if stage == "learning":
-            TrainerControl(suspected=True).write(settings.layout.control)
+        stages.append(stage)
+        if stages.count("learning") == after:
+            urgent.write(settings.layout.control)
 
-    trainer = OnlineTrainer(changed(settings, every_requests=4), on_stage=suspect)
+    trainer = OnlineTrainer(changed(settings, every_requests=4, epochs=3), on_stage=suspect)
     assert trainer.due() == "requests"
-    assert trainer.update("requests") is None
+    with pytest.raises(Overtaken):
+        trainer.update("requests")
+    assert stages.count("learning") == after
     assert registry.versions("candidate") == []
     state = TrainerState.read(settings.layout.state)
     assert (state.stage, state.cursor, state.updates, state.bad_updates) == ("waiting", 0, 0, 0)
     assert trainer.due() is None
-    TrainerControl(suspected=False).write(settings.layout.control)
-    assert trainer.due() == "requests", "what it would have learnt from waits"
+    replace(urgent, urgent_until_s=time.time()).write(settings.layout.control)
+    assert trainer.due() == "requests", "what it would have learnt from waits, a lasting suspicion does not"
+
+
+def test_an_update_asked_for_by_hand_runs_beside_a_suspicion(
+    settings: OnlineSettings, registry: VersionRegistry, replay: ReplayLog, answer: Answer
+) -> None:
+    fill(replay, answer, 8)
+    TrainerControl(asked=1, suspected=True, urgent_until_s=time.time() + 600.0).write(settings.layout.control)
+    trainer = OnlineTrainer(changed(settings, every_requests=4))
+    assert trainer.due() == "asked"
+    assert trainer.update("asked") is not None
+    fill(replay, answer, 8, 8)
+    assert trainer.due() is None
 
 
 def test_flush_mode_forgets(
