@@ -64,7 +64,9 @@ class Gatekeeper:
         seen = (self.judge.table.changes(), None if newest is None else newest.version.name)
         if seen != self._judged_at:
             self._judged_at = seen
-            if not self._suspicions.check():
+            if self._suspicions.check():
+                self._judged_at = None  # the newest candidate was not looked at
+            else:
                 self.judge_newest()
 
     @one_at_a_time
