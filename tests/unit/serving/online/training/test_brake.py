@@ -40,38 +40,40 @@ def reaches(process: psutil.Process, wanted: set[str]) -> bool:
 STOPPED, GOING = {psutil.STATUS_STOPPED}, {psutil.STATUS_RUNNING, psutil.STATUS_SLEEPING}
 
 
-def test_it_stands_still_beside_requests_and_goes_on_after_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PERIOD_S", 1000.0)  # one stop
+@pytest.fixture
+def braked(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[psutil.Process, Brake]]:
+    """A trainer that a brake stops once, for long."""
+    monkeypatch.setattr(module, "PERIOD_S", 1000.0)
     with process() as trainer:
         brake = Brake(lambda: trainer.pid, 0.1)
         brake.start()
         try:
-            assert reaches(trainer, GOING)
-            brake.set_busy(True)
-            assert reaches(trainer, STOPPED)
-            brake.set_busy(False)
-            assert reaches(trainer, GOING)
-            brake.set_busy(True)
-            assert reaches(trainer, STOPPED)
+            yield trainer, brake
         finally:
             brake.release()
-        assert reaches(trainer, GOING), "a stopped trainer could not be ended in order"
 
 
-def test_it_goes_on_beside_requests_while_its_work_is_urgent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PERIOD_S", 1000.0)  # one stop
-    with process() as trainer:
-        brake = Brake(lambda: trainer.pid, 0.1)
-        brake.start()
-        try:
-            brake.set_busy(True)
-            assert reaches(trainer, STOPPED)
-            brake.set_urgent(True)
-            assert reaches(trainer, GOING)
-            brake.set_urgent(False)
-            assert reaches(trainer, STOPPED)
-        finally:
-            brake.release()
+def test_it_stands_still_beside_requests_and_goes_on_after_them(braked: tuple[psutil.Process, Brake]) -> None:
+    trainer, brake = braked
+    assert reaches(trainer, GOING)
+    brake.set_busy(True)
+    assert reaches(trainer, STOPPED)
+    brake.set_busy(False)
+    assert reaches(trainer, GOING)
+    brake.set_busy(True)
+    assert reaches(trainer, STOPPED)
+    brake.release()
+    assert reaches(trainer, GOING), "a stopped trainer could not be ended in order"
+
+
+def test_it_goes_on_beside_requests_while_its_work_is_urgent(braked: tuple[psutil.Process, Brake]) -> None:
+    trainer, brake = braked
+    brake.set_busy(True)
+    assert reaches(trainer, STOPPED)
+    brake.set_urgent(True)
+    assert reaches(trainer, GOING)
+    brake.set_urgent(False)
+    assert reaches(trainer, STOPPED)
 
 
 def test_beside_requests_it_runs_its_share_of_the_time() -> None:
