@@ -25,17 +25,17 @@ from typing import Any
 import httpx
 import torch
 from common import write_result
+from hard_use_clients import PATIENCE_S, admin
 
 from distillspec.config import TargetConfig
 from distillspec.models import LanguageModel, load_target, save_draft
-from distillspec.recipes.served import ADMIN_KEY, served
+from distillspec.recipes.served import served
 from distillspec.serving.draft_loading import load_draft
 from distillspec.serving.online.state.registry import VersionRegistry
 
 GOAL, GIVE_UP = 100, 400  # requests
 NOISE = 1.0  # standard deviations of each weight's own tensor
 TOKENS = 96  # of an answer, at most
-PATIENCE_S = 120.0
 
 
 @dataclass
@@ -70,25 +70,20 @@ class Traffic:
             if client.done():
                 client.result()
 
-    async def admin(self, method: str, path: str, **body: str) -> dict[str, Any]:
-        headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
-        reply = await self.client.request(method, f"/admin/{path}", headers=headers, json=body or None)
-        reply.raise_for_status()
-        found: dict[str, Any] = reply.json()
-        return found
-
     async def current(self) -> str:
-        drafts = (await self.admin("GET", "drafts"))["drafts"]
+        drafts = (await admin(self.client, "GET", "drafts"))["drafts"]
         return str(next(draft["name"] for draft in drafts if draft["current"]))
 
     async def taken_back(self, broken: str) -> dict[str, Any]:
         """Promote a version. Return the requests and seconds until another one serves, and those until a suspicion."""
-        await self.admin("POST", "drafts/promote", draft=broken)
+        done = await admin(self.client, "POST", "drafts/promote", draft=broken)
+        if "version" not in done:
+            raise SystemExit(f"{broken} is not promoted: {done}")
         start, began_s, suspected = self.ended, time.monotonic(), None
         while await self.current() != broken and self.ended < start + GIVE_UP:
             await self.pause(0.1)
         while await self.current() == broken and self.ended < start + GIVE_UP:
-            if suspected is None and (await self.admin("GET", "online"))["suspected"]:
+            if suspected is None and (await admin(self.client, "GET", "online"))["suspected"]:
                 suspected = self.ended - start
             await self.pause(0.1)
         serves = await self.current()

@@ -13,6 +13,8 @@ from typing import Any
 
 import httpx
 
+from distillspec.recipes.served import ADMIN_KEY
+
 GOOD = {"model": "tiny", "prompt": "abcabcabc", "max_tokens": 24, "temperature": 0}
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "temperature": 0}
 TOKENIZE, DETOKENIZE = {"model": "tiny", "prompt": "abc"}, {"model": "tiny", "tokens": [70, 71]}
@@ -45,6 +47,12 @@ class Tally:
     def as_json(self) -> dict[str, Any]:
         good = {"answers": sum(self.texts.values()), "different_answers": len(self.texts)}
         return {"outcomes": dict(sorted(self.outcomes.items())), **good, "slowest_s": self.slowest_s}
+
+
+async def admin(client: httpx.AsyncClient, method: str, path: str, **body: str) -> dict[str, Any]:
+    """Send a request of an operator. Return its reply, whatever its status."""
+    headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
+    return (await client.request(method, f"/admin/{path}", headers=headers, json=body or None)).json()
 
 
 def mutated(dice: random.Random) -> tuple[str, bytes]:

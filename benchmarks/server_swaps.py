@@ -30,11 +30,11 @@ from typing import Any
 import httpx
 import psutil
 from common import write_result
-from hard_use_clients import EXPECTED, GOOD, PATIENCE_S, mutated, settled
+from hard_use_clients import EXPECTED, GOOD, PATIENCE_S, admin, mutated, settled
 
 from distillspec.config import DraftConfig, TargetConfig
 from distillspec.models import initialise_draft, load_target, save_draft
-from distillspec.recipes.served import ADMIN_KEY, Served, served
+from distillspec.recipes.served import Served, served
 from distillspec.serving.online.state.registry import VersionRegistry
 
 # Alarms that this must raise: drafts of random weights are promoted by hand, and the trainer is killed soon.
@@ -157,11 +157,6 @@ class Trouble:
                         break
         self.outcomes["left" if leaves else f"answered {reply.status_code}"] += 1
         self.wrong[text] += not leaves and seen != self.quiet[text]
-
-
-async def admin(client: httpx.AsyncClient, method: str, path: str, **body: str) -> dict[str, Any]:
-    headers = {"Authorization": f"Bearer {ADMIN_KEY}"}
-    return (await client.request(method, f"/admin/{path}", headers=headers, json=body or None)).json()
 
 
 async def answers(client: httpx.AsyncClient) -> dict[str, str]:
