@@ -207,10 +207,11 @@ class SlotPool:
         best = Prefix(0, 0)
         for slot in range(self.slots) if slots is None else slots:
             held, probe = self.contents[slot], min(best.length, PROBE)
-            if self.salts[slot] != salt or len(held) < best.length or held[:probe] != tokens[:probe]:
-                continue  # not longer
+            wanted = best.length + (slot in self.owners or best.slot not in self.owners)  # as long does if it is free
+            if self.salts[slot] != salt or min(len(held), len(tokens)) < wanted or held[:probe] != tokens[:probe]:
+                continue
             length = _common(held, tokens)
-            if length > best.length or (length == best.length and slot not in self.owners and best.slot in self.owners):
+            if length >= wanted:
                 best = Prefix(slot, length)
         return best if best.length else None
 
