@@ -5,6 +5,7 @@
 sweep     every policy at every load on the same arrivals, in turns. Gives ratios of mean request latency with
           intervals over requests, and prediction errors of step times and tokens
 useless   the same at one load with a draft of random weights, against no speculation
+trees     shapes of trees by goodput against chains by goodput and none, at every load
 
 Loads are shares of what the engine writes without speculation when all slots are busy, measured first.
 Each section writes `results/goodput_SECTION.json`.
@@ -39,14 +40,14 @@ from distillspec.serving.costs.hardware_profile import Profile
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.types import Prompt
 
-GOALS = {"share_of_best": 0.97, "against_best_fixed": 1.05, "step_time_error": 0.09, "useless": 0.98}
+GOALS = {"share_of_best": 0.97, "against_best_fixed": 1.05, "step_time_error": 0.09, "useless": 0.98, "trees_low": 0.98}
 
 
 def main() -> None:
     options = _options()
     target = load_target(TargetConfig(path=options.target, dtype="auto"))
     prompts = prompts_of(options, target)
-    sections = {"sweep": sweep, "useless": useless}
+    sections = {"sweep": sweep, "useless": useless, "trees": trees}
     for name in options.sections.split(","):
         found = {**setting_of(options, target, prompts), **sections[name](options, target, prompts)}
         write_result(f"goodput_{name}", found, options.seed, options.output)
@@ -58,12 +59,7 @@ def sweep(options: argparse.Namespace, target: LanguageModel, prompts: list[Prom
     latency = Profile.load(options.profile, target, draft).latency if options.profile else None
     names = ["none", *(f"fixed-{k}" for k in options.fixed), "goodput"]
     engine = make_engine(options, target, draft, max(options.fixed), compiled=options.compile)
-    capacity = capacity_of(engine, options, prompts)
-    runs: Records = {}
-    for share in options.loads:
-        runs[share] = in_turn(engine, options, prompts, share * capacity, names, latency, options.rounds)
-        print(f"load {share}: {_mean_latencies(runs[share])}", flush=True)
-    engine.close()
+    capacity, runs = _at_every_load(engine, options, prompts, names, latency)
     summaries = {name: {share: _pooled(runs[share][name]) for share in runs} for name in names}
     plot_load(
         {name: {round(share * capacity, 2): s for share, s in found.items()} for name, found in summaries.items()},
@@ -100,6 +96,41 @@ def useless(options: argparse.Namespace, target: LanguageModel, prompts: list[Pr
         "met": ratio.mean >= GOALS["useless"],
         "met_surely": ratio.low >= GOALS["useless"],
     }
+
+
+def trees(options: argparse.Namespace, target: LanguageModel, prompts: list[Prompt]) -> dict[str, Any]:
+    """Trees and chains of one draft, each by goodput."""
+    draft = load_pretrained(options.draft, target, target.dtype)
+    engine = make_engine(options, target, draft, max(options.fixed), compiled=options.compile, tree="sampled")
+    capacity, runs = _at_every_load(engine, options, prompts, ["none", "goodput-chains", "goodput"], None)
+    loads = {}
+    for share, records in runs.items():
+        ratio, over_none = (speed_ratio(records, "goodput", name).value for name in ("goodput-chains", "none"))
+        loads[str(share)] = {
+            "trees_over_chains": asdict(ratio),
+            "trees_over_none": asdict(over_none),
+            "rounds": _by_round(records, "goodput", "goodput-chains"),
+            "met_surely": ratio.low >= GOALS["trees_low"],
+            "sides": {name: _pooled(found).to_json() for name, found in records.items()},
+        }
+    return {"capacity_requests_per_s": capacity, "loads": loads, "goal": GOALS["trees_low"]}
+
+
+def _at_every_load(
+    engine: Engine,
+    options: argparse.Namespace,
+    prompts: list[Prompt],
+    names: list[str],
+    latency: LatencyModel | None,
+) -> tuple[float, Records]:
+    """Return the engine's capacity in requests a second, and the runs of all policies by load. Closes the engine."""
+    capacity = capacity_of(engine, options, prompts)
+    runs: Records = {}
+    for share in options.loads:
+        runs[share] = in_turn(engine, options, prompts, share * capacity, names, latency, options.rounds)
+        print(f"load {share}: {_mean_latencies(runs[share])}", flush=True)
+    engine.close()
+    return capacity, runs
 
 
 def in_turn(

@@ -45,6 +45,7 @@ def make_engine(
     speculation_length: int,
     *,
     compiled: bool = False,
+    tree: str = "off",
 ) -> Engine:
     """Make an engine with room for the longest request in every slot. No prompt is reused from the cache."""
     settings = EngineSettings(
@@ -53,6 +54,7 @@ def make_engine(
         speculation_length=speculation_length,
         prefix_reuse=False,
         compile=compiled,
+        tree=tree,
     )
     return Engine(target, draft, settings)
 

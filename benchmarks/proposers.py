@@ -1,5 +1,7 @@
 """Proposers, and rules that end a draft, against the draft alone: engines with goodput, by turns on the same prompts.
 
+A round has four prompts at least. Each engine answers them whole, in random order, for some sources learn from answers.
+
     python benchmarks/proposers.py --prompts math.jsonl --draft RUN/draft --sides staged-suffix staged-ngram ngram
     python benchmarks/proposers.py --prompts math.jsonl --draft RUN/draft --sides threshold stop-probs stop-state \\
         --probs runs/train-stop/A --state runs/train-stop/B
@@ -10,15 +12,18 @@ needs a draft that reads tokens alone, `stop-…` what `distill train-stop` wrot
 
 from __future__ import annotations
 
+import random
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common import write_result
-from sides import make_engine, read_prompts
-from turns import ALIKE, NO_DRAFT, TOKENS, Side, by_turns, interval, ratios, shown, turn_options
+from sides import NEW_TOKENS, generate, greedy, make_engine, rate_of, read_prompts
+from turns import ALIKE, NO_DRAFT, interval, ratios, shown, turn_options
 
 from distillspec.commands.unseen import trained_prompts
 from distillspec.config import TargetConfig
 from distillspec.models import load_target
+from distillspec.serving import Engine, SamplingParams
 from distillspec.serving.draft_loading import load_draft
 
 ALONE = "draft"
@@ -44,21 +49,41 @@ def main() -> None:
     if unknown := [name for name in options.sides if name not in SETTINGS]:
         raise SystemExit(f"--sides {unknown[0]} is not known; use some of {', '.join(SETTINGS)}")
     names, most = [NO_DRAFT, ALONE, *options.sides], max(options.batches)
-    sides = {name: Side(_engine(options, name, most)) for name in names}
-    draft = sides[ALONE].engine.draft
+    engines = {name: _engine(options, name, most) for name in names}
+    draft = engines[ALONE].draft
     assert draft is not None
     count = options.rounds * max(ALIKE, most)
-    prompts = read_prompts(options.prompts, sides[ALONE].engine.target, count, without=trained_prompts(draft.lineage))
+    prompts = read_prompts(options.prompts, engines[ALONE].target, count, without=trained_prompts(draft.lineage))
+    params = SamplingParams(temperature=options.temperature, max_tokens=NEW_TOKENS, ignore_eos=True)
     found = {}
     for batch in options.batches:
-        rates = by_turns(sides, options, prompts, batch)
+        rates = _rates(engines, prompts[: options.rounds * max(ALIKE, batch)], batch, params)
         found[str(batch)] = own = {
             **shown(rates),
             "over_draft": {name: interval(ratios(rates, name, ALONE)) for name in names if name != ALONE},
         }
         print(batch, own, flush=True)
-    setting = {"draft": draft.kind, "temperature": options.temperature, "tokens": TOKENS, "threshold": THRESHOLD}
-    write_result(options.name, {**setting, "dtype": str(sides[ALONE].engine.target.dtype), "batches": found})
+    setting = {"draft": draft.kind, "temperature": options.temperature, "tokens": NEW_TOKENS, "threshold": THRESHOLD}
+    write_result(options.name, {**setting, "dtype": str(engines[ALONE].target.dtype), "batches": found})
+
+
+def _rates(
+    engines: Mapping[str, Engine], prompts: Sequence[Sequence[int]], batch: int, params: SamplingParams
+) -> dict[str, list[float]]:
+    """Return the tokens a second of each engine by round, without the round that warms up."""
+    chance, each = random.Random(0), max(ALIKE, batch)
+    rates: dict[str, list[float]] = {name: [] for name in engines}
+    for engine in engines.values():
+        generate(engine, prompts[:batch], greedy(32))
+    for start in range(0, len(prompts), each):
+        groups = [prompts[first : first + batch] for first in range(start, start + each, batch)]
+        for name in chance.sample(list(engines), len(engines)):
+
+            def answers(engine: Engine = engines[name], groups: list[Any] = groups) -> int:
+                return sum(generate(engine, group, params) for group in groups)
+
+            rates[name].append(rate_of(answers))
+    return rates
 
 
 def _engine(options: Any, name: str, batch: int) -> Any:

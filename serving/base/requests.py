@@ -26,7 +26,7 @@ class Request:
         id: chosen by the caller, unique among unfinished requests.
         prompt_ids: at least one token.
         params: see `SamplingParams`.
-        priority: lower goes first, as in vLLM; equal ones in order of arrival.
+        priority: lower goes first, as in vLLM; among equal ones tenants take turns, each in order of arrival.
         deadline_s: seconds after submission at which the request ends unfinished, reason `abort`.
         tenant: owner of the request, for logs and limits. Cached prompts are never shared between tenants.
         cache_salt: shares cached prompts only with the tenant's requests of the same salt (vLLM's `cache_salt`).
@@ -135,6 +135,7 @@ class SequenceState:
     status: Status = Status.WAITING
     slot: int | None = None
     computed: int = 0  # leading tokens whose keys and values the target's cache holds
+    turn: int = 0  # among waiting answers of all tenants, see `TenantTurns`
     speculates: bool = True  # False after NaN in the target's logits at drafted tokens
     speculation_failed: bool = False  # NaN, or a proposer that raised an exception or was paused after one
     candidates: tuple[int, ...] = ()  # what the target drew for its next token, one of which will be it

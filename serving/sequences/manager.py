@@ -17,6 +17,7 @@ from distillspec.serving.execution.kv_cache import Drop, Move, Prefix, SlotPool
 from distillspec.serving.sequences.detokenize import Detokenizer
 from distillspec.serving.sequences.prefixes import Prefixes
 from distillspec.serving.sequences.scheduler import Limits, SchedulePlan, reservation, urgency
+from distillspec.serving.sequences.turns import TenantTurns
 
 
 class SlotFollower(Protocol):
@@ -72,7 +73,7 @@ class SequenceManager:
         self.waiting: list[SequenceState] = []  # most urgent first
         self._deadlines: list[tuple[float, int, SequenceState]] = []  # a heap, in which finished sequences are skipped
         self._groups: dict[str, list[SequenceState]] = {}  # request id → its answers
-        self._arrivals = 0
+        self._arrivals, self._turns = 0, TenantTurns()
         self.deltas: list[SequenceDelta] = []
         self.done: list[RequestOutput] = []
 
@@ -148,6 +149,7 @@ class SequenceManager:
         self.caches.drop(taken.drops)
         if sequence.stats.admitted_s is None:
             sequence.stats.admitted_s = now
+            self._turns.begin(sequence.request, sequence.turn)
         if prefix is not None:
             sequence.computed = prefix.length
             if sequence.stats.preemptions == 0:  # after a preemption it finds its own text, which is no reuse
@@ -265,6 +267,7 @@ class SequenceManager:
             request=request,
             index=index,
             arrival=self._arrivals,
+            turn=self._turns.take(request),
             tokens=list(request.prompt_ids),
             stop_ids=frozenset([*own, *params.stop_token_ids]),
             max_output=room if params.max_tokens is None else min(room, params.max_tokens),

@@ -13,7 +13,7 @@ from distillspec.serving.control.wrapped import innermost
 
 MIN_PREFIX = 16  # shared tokens below which copying is not worth it
 
-urgency = attrgetter("request.priority", "arrival")  # a smaller value runs first; no two are equal
+urgency = attrgetter("request.priority", "turn", "arrival")  # a smaller value runs first; no two are equal
 
 
 @dataclass(frozen=True)
@@ -121,10 +121,11 @@ def plan_step(
 ) -> SchedulePlan:
     """Plan preemptions, admissions (at most `most`) and the prompt tokens to read. Changes nothing.
 
-    Lower `priority` goes first, equal ones in order of arrival. `waiting` is in that order. Running sequences are
-    preempted, the last first, if their next step does not fit the cache, or if a more urgent one waits and finds no
-    slot. The first in order always fits, for `submit` refuses requests larger than the cache. An answer whose prompt is
-    being read for another answer waits for that, and its place is kept. Shared memory counts once.
+    Lower `priority` goes first, equal ones by the turns of their tenants (`TenantTurns`). `waiting` is in that order.
+    Running sequences are preempted, the last first, if their next step does not fit the cache, or if one of a lower
+    `priority` waits and finds no slot. The first in order always fits, for `submit` refuses requests larger than the
+    cache. An answer whose prompt is being read for another answer waits for that, and its place is kept. Shared memory
+    counts once.
     """
     needs = _needs(running, limits, held)
     kept, preempted = _keep_what_fits(running, needs, limits)
@@ -148,7 +149,7 @@ def plan_step(
             needs[sequence.id] -= held.shareable_tokens(sequence, staying)
             victims = _make_room(sequence, kept, others, needs, limits)
         if victims is None:
-            break  # first come, first served: none overtakes the first that does not fit
+            break  # none overtakes the first that does not fit
         asked = (sequence.request.id, len(sequence.tokens))  # answers to one prompt find the same
         if asked not in known:
             known[asked] = held.cached_tokens(sequence)
