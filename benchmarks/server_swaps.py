@@ -53,7 +53,7 @@ LEARNING = {
     "replay.max_mib": 64,
     "replay.flush_s": 2,
     "adapt.every_requests": 200,
-    "adapt.niceness": 0,
+    "adapt.busy_share": 1,  # else it would never be seen learning: requests always run
     "adapt.row_tokens": 128,
     "adapt.batch_tokens": 256,
     "adapt.max_steps": 40,
@@ -64,7 +64,7 @@ LEARNING = {
 }
 TEXTS = ("abcabcabc", "Hello", "SELECT x FROM", "1 + 1 =", "the sky", "zzz", "def f(x):", "Dear Sir")
 GARBAGE, LEAVING = 0.1, 0.3
-SWAP_EVERY_S, KILL_EVERY_S = (1.0, 4.0), (3.0, 12.0)
+SWAP_EVERY_S, KILL_EVERY_S = (2.0, 8.0), (3.0, 12.0)
 
 
 @dataclass

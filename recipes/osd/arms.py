@@ -10,10 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from distillspec.config import AdaptConfig, LossConfig
+from distillspec.evaluation.states import TargetStates
 from distillspec.models import LanguageModel, load_draft
 from distillspec.recipes.osd.hindsight import Hindsight, look_back, redraw
 from distillspec.recipes.osd.stream import Stream, recording_settings, segment_of
 from distillspec.recipes.osd.study import Study
+from distillspec.serving.online.gate.gatekeeper import Gatekeeper
+from distillspec.serving.online.gate.judge import Judge
+from distillspec.serving.online.gate.step_costs import step_costs
+from distillspec.serving.online.judging.evidence import Costs
 from distillspec.serving.online.log.records import LoggedAnswer
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.registry import VersionRegistry
@@ -24,20 +29,24 @@ OnSegment = Callable[[LanguageModel, int], None]
 """Takes the draft after the last request of a segment."""
 
 
-ARMS = ("static", "flush", "interval", "drift", "both")
+ARMS = ("static", "flush", "interval", "drift", "both", "gated")
 
 
 @dataclass(frozen=True)
 class Arm:
-    """A way to adapt. Without `adapt` the draft never changes."""
+    """A way to adapt. Without `adapt` the draft never changes.
+
+    gated: versions serve once the gate has promoted them. Else every new version serves at once.
+    """
 
     name: str
     adapt: AdaptConfig | None
     loss: LossConfig
+    gated: bool = False
 
 
 def arms(study: Study) -> list[Arm]:
-    """Return the arms: static, OSD's flush mode, by interval, on drift, and both (the product's default)."""
+    """Return the arms: static, OSD's flush mode, by interval, on drift, both, and both with the gate: the product."""
     loss = LossConfig(name=study.loss)
 
     def adapting(**own: Any) -> AdaptConfig:
@@ -49,6 +58,7 @@ def arms(study: Study) -> list[Arm]:
         Arm("interval", adapting(every_requests=study.interval), loss),
         Arm("drift", adapting(every_requests=None, on_drift=True), loss),
         Arm("both", adapting(every_requests=study.interval, on_drift=True), loss),
+        Arm("gated", adapting(every_requests=study.interval, on_drift=True), loss, gated=True),
     ]
 
 
@@ -83,7 +93,7 @@ def run_arm(
 
 
 class _ArmRun:
-    """Log, registry and trainer as beside a server, called in turn. Every new version serves at once (no gate)."""
+    """Log, registry, trainer and gate as beside a server, called in turn."""
 
     def __init__(self, study: Study, arm: Arm, stream: Stream, tail_share: float, folder: Path) -> None:
         self.study, self.arm, self.stream, self.tail_share = study, arm, stream, tail_share
@@ -100,15 +110,19 @@ class _ArmRun:
         self.registry = self.trainer.registry
         first = self.registry.add(lambda into: shutil.copytree(first_version(study).path, into))
         self.version = self.registry.promote(first.name, "first draft")
-        self.draft = load_draft(self.version.path, stream.target)
+        self.draft, self.states = load_draft(self.version.path, stream.target), TargetStates(stream.target)
+        judge = Judge(settings, self.registry, self.replay, self.trainer.scorer.table, self._costs)
+        self.gate = Gatekeeper(settings, self.registry, judge) if arm.gated else None
         self.rows: list[dict[str, Any]] = []
         self.updates: list[dict[str, Any]] = []
+        self.promoted: list[int] = []  # requests served before each promotion
 
     def run(self, on_segment: OnSegment) -> dict[str, Any]:
         started, looking_s = time.monotonic(), 0.0  # looking back, without training
         for group, ended in self._groups():
             before = time.monotonic()
-            hindsights = [look_back(self.draft, answer) for answer in group]
+            hindsights = [look_back(self.draft, answer, self.states) for answer in group]
+            self.states.forget()
             looking_s += time.monotonic() - before
             logged = [self._redrawn(answer, own) for answer, own in zip(group, hindsights, strict=True)]
             self.rows += [row_of(self.study, *three) for three in zip(group, logged, hindsights, strict=True)]
@@ -120,6 +134,7 @@ class _ArmRun:
         return {
             "requests": self.rows,
             "updates": self.updates,
+            "promoted": self.promoted,
             "seconds": time.monotonic() - started,
             "looking_s": looking_s,
         }
@@ -141,16 +156,27 @@ class _ArmRun:
         return redraw(answer, hindsight, version, study.gamma, study.seed, self.tail_share)
 
     def _train(self) -> None:
+        """Judge the candidate by what is new, make an update if one is due, and serve what was promoted."""
+        if self.gate is not None:
+            while self.trainer.judge():
+                pass
+            self.gate.work()
         reason = self.trainer.due()
         version = self.trainer.update(reason) if reason is not None else None
-        if version is None:
-            return
-        self.version = self.registry.promote(version.name, str(reason))
-        self.draft = load_draft(self.version.path, self.stream.target)
-        self.registry.clear_away(0)
-        names = ("steps", "tokens", "loss", "loss_at_end", "seconds")
-        figures = {name: version.metrics[name] for name in names}
-        self.updates.append({"after": len(self.rows), "reason": reason, **figures})
+        if version is not None:
+            names = ("steps", "tokens", "loss", "loss_at_end", "seconds")
+            figures = {name: version.metrics[name] for name in names}
+            self.updates.append({"after": len(self.rows), "reason": reason, **figures})
+            if self.gate is None:
+                self.registry.promote(version.name, str(reason))
+                self.registry.clear_away(0)
+        current = self.registry.current()
+        if current is not None and current.name != self.version.name:
+            self.version, self.draft = current, load_draft(current.path, self.stream.target)
+            self.promoted.append(len(self.rows))
+
+    def _costs(self) -> Costs:
+        return step_costs(self.stream.target, self.draft)
 
 
 def row_of(study: Study, served: LoggedAnswer, answer: LoggedAnswer, hindsight: Hindsight) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from distillspec.evaluation.bootstrap import interval, relative_gain
 from distillspec.types import Interval
 
 SAMPLES = 1000
-GAIN, SHARE = 0.10, 0.95  # absolute gain over static after a shift, share of the rival's or the earlier α
+# Gain over static in the second half of a segment after a shift, its share of what a draft distilled on the whole
+# segment gains, and gain at the return to the first domain.
+GAIN, SHARE, RETURN = 0.08, 0.80, -0.01
 
 Row = dict[str, Any]
 
@@ -18,21 +20,31 @@ Row = dict[str, Any]
 def goals(arms: dict[str, Any], offline: dict[str, Any], segments: int, seed: int) -> dict[str, Any]:
     """Return the goals' figures by arm.
 
-    gain: α over static's, in the second half of each segment after a shift.
-    of_offline: share of the α that a draft distilled on 100 % of the segment reaches.
+    gain: α over static's, in the second half of each segment after the first. The last is the return.
+    rival_gain: α over static's of a draft distilled on 100 % of the segment, on its held-out answers.
+    of_rival: the first as a share of the second, None where the rival gains nothing.
+    of_offline: share of the α that this draft reaches.
     kept: share of the first α on the first segment's held-out answers, when the first domain returns.
     returned: α over the last segment as a share of that over the first.
 
     Rows of arms have `alpha` from `bias.estimate`, rows of held-out answers the true one.
     """
     last, found = segments - 1, {}
-    static = arms["static"]["requests"]
+    static, without = arms["static"]["requests"], arms["static"]["exams"]
+    rivals = {
+        s: exam_gain(offline[f"{s}/1"]["exam"], without[str(s)][str(s)], seed)
+        for s in range(1, segments)
+        if f"{s}/1" in offline
+    }
     for name, arm in arms.items():
         if name == "static":
             continue
         held_out, rows = arm["exams"], arm["requests"]
+        gains = {s: gain(half(rows, s, 1), half(static, s, 1), seed) for s in range(1, segments)}
         found[name] = {
-            "gain": {s: asdict(gain(half(rows, s, 1), half(static, s, 1), seed)) for s in range(1, segments)},
+            "gain": {s: asdict(own) for s, own in gains.items()},
+            "rival_gain": {s: asdict(rival) for s, rival in rivals.items()},
+            "of_rival": {s: gains[s].mean / r.mean if r.mean > 0 else None for s, r in rivals.items()},
             "of_offline": {
                 s: asdict(ratio(offline[f"{s}/1"]["exam"], held_out[str(s)][str(s)], seed))
                 for s in range(segments)
@@ -48,6 +60,12 @@ def gain(rows: Sequence[Row], static: Sequence[Row], seed: int) -> Interval:
     """Return Σ of differences by request / tokens. What makes a request easy for both cancels."""
     differences = [row["alpha"] - other["alpha"] for row, other in zip(rows, static, strict=True)]
     return interval(differences, [row["tokens"] for row in rows], SAMPLES, seed)
+
+
+def exam_gain(rows: Sequence[Row], static: Sequence[Row], seed: int) -> Interval:
+    """`gain` on held-out answers."""
+    differences = [row["alpha"] - other["alpha"] for row, other in zip(rows, static, strict=True)]
+    return interval(differences, [row["positions"] for row in rows], SAMPLES, seed)
 
 
 def ratio(before: Sequence[Row], after: Sequence[Row], seed: int) -> Interval:

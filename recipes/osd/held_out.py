@@ -39,7 +39,7 @@ class HeldOutSets:
         rows = []
         for answer in self.answers[segment]:
             positions = measure_positions(draft, self.target, answer.sample(), answer.policy, states=self.states)
-            hindsight = look_back(draft, answer)
+            hindsight = look_back(draft, answer, self.states)
             rows.append(
                 {
                     "positions": len(positions),

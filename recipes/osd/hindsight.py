@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from distillspec.errors import ConfigError
-from distillspec.evaluation.states import response_hidden
+from distillspec.evaluation.states import TargetStates, drafted_hidden
 from distillspec.losses import BucketedPair
 from distillspec.losses.pairs import columns_of, topk_pair
 from distillspec.models import LanguageModel
@@ -41,15 +41,18 @@ class Hindsight:
 
 
 @torch.no_grad()
-def look_back(draft: LanguageModel, answer: LoggedAnswer) -> Hindsight:
+def look_back(draft: LanguageModel, answer: LoggedAnswer, states: TargetStates | None = None) -> Hindsight:
     """Run the draft over the answer.
+
+    Args:
+        states: the target's, where the log has none. Not needed for a draft that reads tokens alone.
 
     Raises:
         ConfigError: the answer was not sampled at plain temperature 1, for which alone the log's signal holds.
     """
     if not (answer.policy.is_plain and answer.policy.temperature == 1.0):
         raise ConfigError(f"{answer.request_id} was not sampled at temperature 1 without filters: {answer.policy}")
-    hidden = response_hidden(draft, answer.sample())
+    hidden = drafted_hidden(draft, answer.sample(), states, 1)[0]
     labels = torch.tensor(answer.response_ids)
     pieces = []
     for start in range(0, len(labels), CHUNK_POSITIONS):

@@ -7,13 +7,16 @@ from typing import Any
 
 from distillspec.config import AdaptConfig, LossConfig
 from distillspec.files import write_json
-from distillspec.models import load_draft
-from distillspec.recipes.osd.arms import common, first_version
+from distillspec.recipes.osd.arms import common
 from distillspec.recipes.osd.held_out import HeldOutSets
-from distillspec.recipes.osd.stream import Stream
+from distillspec.recipes.osd.stream import Stream, recording_settings
 from distillspec.recipes.osd.study import Study
+from distillspec.serving.online.log.replay_log import ReplayLog
+from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.training.base_drafts import BaseDrafts
 from distillspec.serving.online.training.examples import training_example_of
 from distillspec.serving.online.training.learning import learn
+from distillspec.serving.online.training.loaded_target import LoadedTarget
 
 
 def distil_offline(study: Study, stream: Stream, held_out: HeldOutSets) -> None:
@@ -23,13 +26,20 @@ def distil_offline(study: Study, stream: Stream, held_out: HeldOutSets) -> None:
     """
     file = study.part("offline")
     found = study.finished("offline")
-    for segment, fraction in _cells(study):
-        name = f"{segment}/{fraction:g}"
-        if name in found:
-            continue
-        found[name] = _cell(study, stream, held_out, segment, fraction)
-        write_json(file, found)
-        print(f"offline, segment {segment}, {fraction:.0%}: {found[name]['requests']} requests", flush=True)
+    settings, replay = recording_settings(study), ReplayLog(study.stream / "replay")
+    registry = VersionRegistry(study.stream / "versions")
+    drafts = BaseDrafts(registry, replay, LoadedTarget.of(settings, replay.key))
+    try:
+        for segment, fraction in _cells(study):
+            name = f"{segment}/{fraction:g}"
+            if name in found:
+                continue
+            found[name] = _cell(study, stream, held_out, drafts, segment, fraction)
+            write_json(file, found)
+            print(f"offline, segment {segment}, {fraction:.0%}: {found[name]['requests']} requests", flush=True)
+    finally:
+        registry.close()
+        replay.close()
 
 
 def _cells(study: Study) -> Iterator[tuple[int, float]]:
@@ -39,10 +49,14 @@ def _cells(study: Study) -> Iterator[tuple[int, float]]:
             yield segment, fraction
 
 
-def _cell(study: Study, stream: Stream, held_out: HeldOutSets, segment: int, fraction: float) -> dict[str, Any]:
+def _cell(
+    study: Study, stream: Stream, held_out: HeldOutSets, drafts: BaseDrafts, segment: int, fraction: float
+) -> dict[str, Any]:
+    """Distil as an update of the product does: the vocabulary follows the text, states come from the log."""
     usable = [answer for answer in stream.of(segment) if not study.holds_out(answer.request_id)]
     config = AdaptConfig(**common(study))
     examples = [training_example_of(answer, config) for answer in usable[: max(1, round(fraction * len(usable)))]]
-    draft = load_draft(first_version(study).path, held_out.target)
-    result, _ = learn(draft, examples, config, LossConfig(name=study.loss), seed=study.seed)
+    draft, _ = drafts.renewed(drafts.load(drafts.current()), examples, config.vocabulary)
+    states = drafts.states_for(draft)
+    result, _ = learn(draft, examples, config, LossConfig(name=study.loss), states=states, seed=study.seed)
     return {"requests": len(examples), "learnt": result.to_json(), "exam": held_out.evaluate(draft, segment)}

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from distillspec.config import AdaptConfig
 from distillspec.errors import ConfigError
 from distillspec.files import read_object, write_json
 from distillspec.serving.online.log.records import share_of
@@ -39,9 +40,9 @@ class Study:
     held_out: float = 0.2  # share of the requests that no arm learns from
     exam_requests: int = 16  # held-out requests of a segment that drafts are evaluated on
     loss: str = "jsd"
-    learning_rate: float = 5e-4
-    epochs: int = 2
-    batch_tokens: int = 512
+    learning_rate: float = AdaptConfig.learning_rate
+    epochs: int = AdaptConfig.epochs
+    batch_tokens: int = AdaptConfig.batch_tokens
     interval: int = 32  # requests between updates that mix new with old
     flush: int = 16  # requests of OSD's buffer
     fractions: tuple[float, ...] = (0.1, 0.2, 0.5, 1.0)

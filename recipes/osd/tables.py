@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from distillspec.recipes.osd.goals import GAIN, SHARE
+from distillspec.recipes.osd.goals import GAIN, RETURN, SHARE
 from distillspec.recipes.osd.grid import cells
 from distillspec.recipes.osd.study import Study
 
@@ -43,18 +43,24 @@ def _held_out(results: Figures, study: Study) -> Iterator[str]:
 
 
 def _goals(results: Figures, study: Study) -> Iterator[str]:
-    titles = _titles(study)
+    *shifted, last = _titles(study)[1:]
     yield (
-        f"| arm | gain over static, second half: {', '.join(titles[1:])} (goal +{GAIN:.2f}) "
-        f"| of offline on 100 %: {', '.join(titles)} (goal {SHARE}) | {titles[0]} kept at the return (goal {SHARE}) "
-        "| α on return / α at first |"
+        f"| arm | gain over static, second half: {', '.join(shifted)} (goal +{GAIN:.2f}) "
+        f"| as a share of the rival's (goal {SHARE}) | {last} again (goal {RETURN}) | α there / α at first |"
     )
     yield "|---|---|---|---|---|"
     for name, found in results["goals"].items():
-        gains = ", ".join(_marked(cell["mean"], GAIN, "+.3f") for cell in found["gain"].values())
-        shares = ", ".join(_marked(cell["mean"], SHARE, ".3f") for cell in found["of_offline"].values())
-        kept, returned = (_marked(value, SHARE, ".3f") for value in (found["kept"]["mean"], found["returned"]))
-        yield f"| {name} | {gains} | {shares} | {kept} | {returned} |"
+        *gains, at_return = (cell["mean"] for cell in found["gain"].values())
+        shares = [found["of_rival"].get(place) for place in range(1, len(study.segments) - 1)]
+        yield (
+            f"| {name} | {', '.join(_marked(own, GAIN, '+.3f') for own in gains)} "
+            f"| {', '.join('–' if share is None else _marked(share, SHARE, '.2f') for share in shares)} "
+            f"| {_marked(at_return, RETURN, '+.3f')} | {found['returned']:.3f} |"
+        )
+    any_arm: Figures = next(iter(results["goals"].values()), {})
+    rivals: dict[int, Figures] = any_arm.get("rival_gain", {})
+    shown = [f"{study.segments[place].domain} {cell['mean']:+.3f}" for place, cell in rivals.items()]
+    yield f"| offline on 100 %, held-out answers | {', '.join(shown)} | | | |"
     yield ""
     yield "Bold: the goal is met."
 

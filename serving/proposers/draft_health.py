@@ -10,7 +10,7 @@ from distillspec.errors import RunError
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.tree import TokenTree
 from distillspec.serving.proposers.backoff import Backoff
-from distillspec.serving.proposers.base import EMPTY, ProposalRequest, Proposer, ReadsOn, readers
+from distillspec.serving.proposers.base import EMPTY, Foresees, ProposalRequest, Proposer, Prospect, ReadsOn, readers
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,14 @@ class DraftHealth:
             return [EMPTY] * len(requests)
         self._backoff.succeeded()
         return proposals
+
+    def foresee(self, proposer: Foresees, sequence: SequenceState) -> Prospect:
+        """Return what the proposer foresees for a row, nothing where it raises."""
+        try:
+            return proposer.prospect(sequence)
+        except Exception as error:
+            self._failed(proposer, [sequence], error)
+            return Prospect(0)
 
     def read(self, proposer: ReadsOn, texts: Sequence[tuple[SequenceState, int]]) -> None:
         """Let the proposer read on in texts."""

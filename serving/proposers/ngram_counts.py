@@ -62,6 +62,8 @@ class NgramCounts:
             if int(self._keys[row]) != key:
                 continue
             counts = [(t, n) for t, n in zip(self._tokens[row].tolist(), self._seen[row].tolist(), strict=True) if n]
+            if not counts:  # rivals have taken them all
+                continue
             kinds = len(counts)
             whole = sum(n for _, n in counts) + kinds
             found = {token: share * kinds / whole for token, share in found.items()}

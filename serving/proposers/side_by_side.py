@@ -102,7 +102,10 @@ class SideBySide:
             if self._healths[source].paused:
                 sequence.speculation_failed |= source in self._drafts
                 continue
-            own = Prospect(source=source) if foreseeing is None else foreseeing.prospect(sequence)
+            if foreseeing is None:
+                own = Prospect(source=source)
+            else:
+                own = self._healths[source].foresee(foreseeing, sequence)
             able += [own] if own.most else []
             none = none if own.most else own
         return able[0]._replace(others=tuple(able[1:])) if able else none

@@ -119,7 +119,7 @@ class ModelExecutor:
         if self._health.paused:
             sequence.speculation_failed = True
             return Prospect(0)
-        return Prospect() if self._foresees is None else self._foresees.prospect(sequence)
+        return Prospect() if self._foresees is None else self._health.foresee(self._foresees, sequence)
 
     def most_nodes(self, depth: int) -> int:
         return most_nodes(self.proposer, depth)

@@ -12,11 +12,12 @@ import torch
 from distillspec.config import GateConfig
 from distillspec.models import LanguageModel
 from distillspec.serving import Engine, Request, SamplingParams
-from distillspec.serving.base.requests import RequestOutput
+from distillspec.serving.base.requests import RequestOutput, SequenceState
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.online.gate.monitor import ServedAcceptance
 from distillspec.serving.proposers.backoff import Backoff
 from distillspec.serving.proposers.draft_model import DraftModel
+from distillspec.serving.proposers.ngram import Ngram
 from distillspec.serving.step.output import StepOutput
 
 from .conftest import MakeEngine, hf_greedy, prompts
@@ -220,3 +221,32 @@ def test_rows_that_may_not_draft_are_not_failed_by_a_resting_proposer(
         engine.step()
         failed.update({row.request.id: row.speculation_failed for row in rows})
     assert failed == {"asks": True, "not": False}
+
+
+@pytest.mark.parametrize("proposer", ["ngram", ["ngram", "draft_model"]])
+def test_a_proposer_that_cannot_foresee_only_pauses(
+    target: LanguageModel,
+    draft: LanguageModel,
+    make_engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    proposer: str | list[str],
+) -> None:
+    """What it can propose is asked before a step is planned, where an exception would end the engine."""
+    calls = list[str]()
+
+    def failing(ngram: Ngram, sequence: SequenceState) -> Any:
+        calls.append(sequence.id)
+        raise ZeroDivisionError("float division by zero")
+
+    monkeypatch.setattr(Ngram, "prospect", failing)
+    caplog.set_level(logging.WARNING, logger="distillspec.serving.proposers.draft_health")
+    engine = make_engine(draft if "draft_model" in proposer else None, proposer=proposer, speculation_length=2)
+    asked = prompts(2)
+    done = run(engine, asked)
+    assert [list(done[str(i)].token_ids) for i in range(2)] == [hf_greedy(target, prompt, 40) for prompt in asked]
+    assert 2 <= len(calls) < 20
+    (told,) = [r.getMessage() for r in caplog.records if r.name == "distillspec.serving.proposers.draft_health"]
+    assert "failed (ZeroDivisionError: float division by zero)" in told
+    drafted = sum(output.stats.proposed for output in done.values())
+    assert drafted > 20 if "draft_model" in proposer else drafted == 0  # the others go on

@@ -37,6 +37,8 @@ def test_goals_are_about_second_halves_rivals_and_the_moment_of_return() -> None
     assert set(found) == {"flush"}
     flush = found["flush"]
     assert [cell["mean"] for cell in flush["gain"].values()] == pytest.approx([0.2, 0.08])
+    assert [cell["mean"] for cell in flush["rival_gain"].values()] == pytest.approx([0.15, 0.04])
+    assert list(flush["of_rival"].values()) == pytest.approx([0.2 / 0.15, 2.0])
     assert [cell["mean"] for cell in flush["of_offline"].values()] == pytest.approx([1.0, 0.8, 1.0])
     assert flush["kept"]["mean"] == pytest.approx(0.9)
     assert flush["returned"] == pytest.approx(0.8)

@@ -59,3 +59,13 @@ def test_counts_do_not_overflow() -> None:
 def test_impossible_sizes_are_refused(longest: int, contexts: int, named: str) -> None:
     with pytest.raises(ConfigError, match=f"proposer_options.{named} must be at least 1"):
         NgramCounts(longest, contexts)
+
+
+def test_a_context_whose_tokens_rivals_have_taken_says_nothing() -> None:
+    """Four tokens seen once fill a row. A fifth takes a count off each of them, and none is left."""
+    counts = NgramCounts(longest=1, contexts=10)
+    for token in range(5):
+        counts.learn([7], token)
+    assert counts.shares([7]) == {}
+    counts.learn([7], 3)
+    assert counts.shares([7]) == {3: 0.5}
