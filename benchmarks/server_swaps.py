@@ -184,6 +184,7 @@ async def cause_trouble(server: Served, options: argparse.Namespace) -> dict[str
     log = {name: status["log"].get(name, 0) for name in ("answers", "bytes", "errors", "incomplete", "dropped_queue")}
     differ = sum(run.wrong.values())
     fine = not differ and again == run.quiet and state["free"] and not run.failures and not log["errors"]
+    fine = fine and run.outcomes["trainer killed, learning"] > 0  # else nothing was shown
     return {
         "streams": options.streams,
         "minutes": options.minutes,
