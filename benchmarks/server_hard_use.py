@@ -72,7 +72,12 @@ async def schema(server: Served, options: argparse.Namespace) -> dict[str, Any]:
         *(sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json", "--no-color"),
         *("--checks", options.checks, "--max-examples", str(options.examples), "--seed", str(options.seed)),
         *("--exclude-path", "/admin/drain", "--exclude-path", "/dashboard/events", "--request-timeout", "60"),
-        *("--exclude-path-regex", "^/admin/(online|replay|drafts/promote)", "--continue-on-failure", "--header"),
+        *(
+            "--exclude-path-regex",
+            "^/admin/(online|replay|drafts/(promote|unload))",
+            "--continue-on-failure",
+            "--header",
+        ),
         *(f"Authorization: Bearer {ADMIN_KEY}", "--suppress-health-check", "all"),
     ]
     process = await asyncio.create_subprocess_exec(

@@ -159,7 +159,7 @@ class GateConfig:
     """The gate: tests of a new version before it serves, and its rollback."""
 
     evidence: str = "log"  # log (what it holds of the target) | target (which reads the answers again)
-    requests: int = 120  # conversations after which a version that is not clearly better is inconclusive
+    requests: int = 120  # conversations by which a version that is not clearly better is inconclusive
     min_requests: int = 24  # the fewest for a verdict
     margin: float = 0.01  # relative gain in expected goodput that the interval's lower end must exceed
     domain_requests: int = 8  # the fewest conversations for a verdict on a domain or a tenant

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from transformers import PreTrainedTokenizerBase
 
+from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, RequestRefused
 from distillspec.serving.sequences.scheduler import Limits
 
@@ -16,11 +19,15 @@ def check_request(
     *,
     id_taken: bool,
     verification: str = "exact",
+    stop_ids: Sequence[int] = (),
+    bad_words: Sequence[Sequence[int]] = (),
 ) -> None:
     """Refuse a request that could never run.
 
     Args:
         verification: of the engine.
+        stop_ids: the model's own end-of-text ids.
+        bad_words: of the parameters, as tokens.
 
     Raises:
         RequestRefused: its id is taken, its prompt does not fit, or a value is out of range.
@@ -30,7 +37,7 @@ def check_request(
     if tokenizer is None:
         request.params.check_needs_no_text()
     problem = "a request with this id is running already" if id_taken else _problem(request, limits, vocab_size)
-    problem = problem or request.params.refused_by(verification)
+    problem = problem or request.params.refused_by(verification) or _excluded(request.params, stop_ids, bad_words)
     if problem is not None:
         raise RequestRefused(f"request {request.id}: {problem}")
 
@@ -51,3 +58,18 @@ def _problem(request: Request, limits: Limits, vocab_size: int) -> str | None:
     if bad := [token for token in request.prompt_ids if not 0 <= token < vocab_size]:
         return f"token id {bad[0]} is not in the model's vocabulary (0…{vocab_size - 1})"
     return None
+
+
+def _excluded(params: SamplingParams, stop_ids: Sequence[int], bad_words: Sequence[Sequence[int]]) -> str | None:
+    """Return a line if no allowed id may be the first one: all logits would be −∞."""
+    if params.allowed_token_ids is None:
+        return None
+    banned = {word[0] for word in bad_words if len(word) == 1}
+    if params.min_tokens:
+        banned |= {*params.stop_token_ids, *(() if params.ignore_eos else stop_ids)}
+    if not set(params.allowed_token_ids) <= banned:
+        return None
+    return (
+        f"allowed_token_ids={list(params.allowed_token_ids)[:8]} are all bad words, or stop tokens before "
+        f"min_tokens={params.min_tokens}, so nothing may be written; allow another id"
+    )

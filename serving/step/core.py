@@ -181,6 +181,7 @@ class EngineCore:
         """Raise what `submit` would raise."""
         if self.target is not None:
             vocabulary, taken = self.target.identity.vocab_size, request.id in self._known
+            limited = request.params.allowed_token_ids is not None
             check_request(
                 request,
                 self.limits,
@@ -188,6 +189,8 @@ class EngineCore:
                 self.target.tokenizer,
                 id_taken=taken,
                 verification=self._verification,
+                stop_ids=self.sequences.stop_ids,
+                bad_words=self.sequences.bad_words(request.params) if limited else (),
             )
 
     def _run(self, schedule: SchedulePlan, timer: StepTimer) -> StepResult:

@@ -46,7 +46,8 @@ def decide(
 ) -> GateDecision | None:
     """Decide on a candidate, None: more evidence is needed.
 
-    It is promoted if the whole interval of its gain is above the margin, and no domain nor tenant has one below 0.
+    It is promoted if the whole interval of its gain is above the margin, and no domain nor tenant has one below 0. One
+    for which that is not to be expected by `config.requests` conversations is given up: learning waits for the verdict.
 
     Args:
         place: of the candidate among those since the last promotion, from 1 on. Each spends a part of the error.
@@ -70,6 +71,8 @@ def decide(
         decision, reason = "inconclusive", f"{shown}: it does not reach {config.margin:.1%}"
     elif full:
         decision, reason = "inconclusive", f"{shown}: the lower end does not exceed {config.margin:.1%}"
+    elif evidence.hope(error, config.requests) < config.margin:
+        decision, reason = "inconclusive", f"{shown}: {config.requests} conversations would hardly show a gain"
     else:
         return None
     domains = evidence.groups(_domain, config.domain_requests)

@@ -18,6 +18,7 @@ import numpy
 from distillspec.types import Interval
 
 TUNED_AT = 60  # values at which the interval is the narrowest it can be
+PLAUSIBLE = 1.64  # standard errors that a mean may lie above its average, in 95 of 100 cases
 
 
 def confidence_sequence(values: Sequence[float], error: float) -> Interval:
@@ -30,10 +31,24 @@ def confidence_sequence(values: Sequence[float], error: float) -> Interval:
     mean = float(numpy.mean(values)) if n else 0.0
     if n < 2:
         return Interval(mean, -math.inf, math.inf)
+    width = float(numpy.std(values, ddof=1)) * _width(n, error)
+    return Interval(mean, mean - width, mean + width)
+
+
+def hoped_for(values: Sequence[float], error: float, at: int) -> float:
+    """Return the lower end of the interval at `at` values, were the mean as high as is plausible by now."""
+    n = len(values)
+    if n < 2:
+        return math.inf
+    spread = float(numpy.std(values, ddof=1))
+    return float(numpy.mean(values)) + PLAUSIBLE * spread / math.sqrt(n) - spread * _width(max(n, at), error)
+
+
+def _width(n: int, error: float) -> float:
+    """Return half the width of the interval at n values, in their standard deviations."""
     rho2 = (-2 * math.log(error) + math.log(-2 * math.log(error)) + 1) / TUNED_AT
     log_term = math.log(math.sqrt(n * rho2 + 1) / error)
-    width = float(numpy.std(values, ddof=1)) * math.sqrt(2 * (n * rho2 + 1) / (n * n * rho2) * log_term)
-    return Interval(mean, mean - width, mean + width)
+    return math.sqrt(2 * (n * rho2 + 1) / (n * n * rho2) * log_term)
 
 
 def spent(error: float, place: int) -> float:

@@ -38,3 +38,26 @@ def test_a_prompt_at_the_context_limit_gets_one_token_and_longer_ones_are_refuse
     with pytest.raises(ConfigError, match="stop_token_ids: token id 999"):
         engine.generate([[5]], SamplingParams(stop_token_ids=[999]))
     assert not engine.has_work
+
+
+def test_what_leaves_nothing_to_write_is_refused(draft: LanguageModel, make_engine: MakeEngine) -> None:
+    """Else all logits would be −∞."""
+    engine = make_engine(draft)
+    (stop, *_) = engine.target.stop_ids
+    for excluded in (
+        SamplingParams(allowed_token_ids=[7], stop_token_ids=[7], min_tokens=1),
+        SamplingParams(allowed_token_ids=[stop], min_tokens=1),
+        SamplingParams(allowed_token_ids=[7, 8], bad_word_ids=[[7]], stop_token_ids=[8], min_tokens=2),
+        SamplingParams(allowed_token_ids=[7], bad_word_ids=[[7]]),
+    ):
+        with pytest.raises(RequestRefused, match=r"allowed_token_ids=\[.*nothing may be written"):
+            engine.generate([PROMPT], excluded)
+    for possible in (
+        SamplingParams(allowed_token_ids=[7], stop_token_ids=[7], max_tokens=2),
+        SamplingParams(allowed_token_ids=[stop], min_tokens=1, ignore_eos=True, max_tokens=2),
+        SamplingParams(allowed_token_ids=[7, 8], bad_word_ids=[[7]], max_tokens=2),
+        SamplingParams(allowed_token_ids=[7], bad_word_ids=[[8, 7]], max_tokens=2),
+    ):
+        (output,) = engine.generate([PROMPT], possible)
+        assert set(output.token_ids) <= set(possible.allowed_token_ids or ())
+        assert output.finish_reason != "error"

@@ -37,9 +37,11 @@ def test_a_sure_gain_is_let_in_and_an_unsure_one_waits() -> None:
     assert 0.01 < better.gain.low < better.gain.mean < better.gain.high
     assert better.acceptance_ratio == pytest.approx((sum(MIXED) + 1.5) / sum(MIXED))
     # The same mean gain, but of opposite signs: paired differences tell them apart, pooled ones would not.
-    mixed = [alpha + (0.2 if i % 2 else -0.14) for i, alpha in enumerate(MIXED)]
+    mixed = [alpha + (0.13 if i % 2 else -0.03) for i, alpha in enumerate(MIXED)]
     assert decision_on(pairs(MIXED, mixed)) == ""
     assert decision_on(pairs(MIXED, mixed), config=replace(CONFIG, requests=30)) == "inconclusive"
+    hopeless = [alpha + (0.2 if i % 2 else -0.14) for i, alpha in enumerate(MIXED)]
+    assert decision_on(pairs(MIXED, hopeless)) == "inconclusive"
     assert decision_on(pairs(MIXED, shifted(-0.05))) == "refused"
     assert decision_on(pairs(MIXED[:3], shifted(0.2)[:3])) == "", "too few"
 
@@ -122,3 +124,13 @@ def test_true_gains_are_known_within_sixty_answers() -> None:
     config, dice = replace(CONFIG, min_requests=24, requests=60), numpy.random.default_rng(2)
     found = [first_verdict(stream(dice, 0.05, 60, 0.03), config, 1) for _ in range(40)]
     assert sum(decision == "promoted" for decision, _ in found) >= 36
+
+
+def test_what_cannot_be_shown_in_time_is_given_up_early() -> None:
+    """Learning waits for the verdict. Few candidates that are better are given up, and most that are not."""
+    config, dice = replace(CONFIG, min_requests=24, requests=120), numpy.random.default_rng(3)
+    equal = [first_verdict(stream(dice, 0.0, 120, 0.05), config, 1) for _ in range(40)]
+    assert {decision for decision, _ in equal} == {"inconclusive"}
+    assert numpy.median([count for _, count in equal]) <= 48
+    better = [first_verdict(stream(dice, 0.04, 120, 0.05), config, 1) for _ in range(40)]
+    assert sum(decision == "promoted" for decision, _ in better) >= 36
