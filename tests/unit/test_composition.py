@@ -19,7 +19,11 @@ from distillspec.errors import ConfigError
 from distillspec.hydra_run import resumed_overrides
 
 CONF = Path(next(iter(distillspec.conf.__path__)))
-GROUPS = {folder.name: sorted(f.stem for f in folder.glob("*.yaml")) for folder in CONF.iterdir() if folder.is_dir()}
+GROUPS = {
+    folder.name: sorted(f.stem for f in folder.glob("*.yaml"))
+    for folder in CONF.iterdir()
+    if folder.is_dir() and folder.name != "__pycache__"
+}
 # What a command or an option cannot do without.
 REQUIRED = {
     "bench": ["bench.prompts=[p]"],
