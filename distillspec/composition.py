@@ -23,6 +23,7 @@ from distillspec.composition_errors import (
     one_line,
     options_of,
     unknown_key,
+    unknown_option,
     yaml_options,
 )
 from distillspec.config import COMMANDS
@@ -81,6 +82,9 @@ def compose(command: str, overrides: list[str]) -> Any:
             composed = hydra.compose(config_name=command, overrides=plain, return_hydra_config=True)
         except (HydraException, OmegaConfBaseException) as error:
             raise ConfigError(one_line(command, error)) from error
+        except ValueError as error:  # Hydra's own, of a group that is given no name
+            given = [word for word in plain if yaml_options(key_of(word)) and not isinstance(_parse(word).value(), str)]
+            raise ConfigError(unknown_option(command, *given[0].split("=", 1)) if given else str(error)) from error
     with open_dict(composed):
         del composed["hydra"]
     unknown = sorted(map(str, set(composed) - set(keys_of(_structured(command)))))

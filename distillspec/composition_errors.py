@@ -28,10 +28,9 @@ def one_line(command: str, error: Exception) -> str:
     if match := re.search(r"field '([^']+)' is not Optional", str(error.__cause__)):
         return f"{match[1]}=null is not possible; give a value, or leave it out for the default"
     if match := re.search(r"Could not find '([^']+)'", text):
-        group, _, option = match[1].rpartition("/")
-        options = options_of(group)
-        if options:
-            return f"{group}={option} is not known; use one of {', '.join(options)}"
+        group, _, option = match[1].partition("/")
+        if options_of(group):
+            return unknown_option(command, group, option)
     if match := re.search(r"Could not override '([^']+)'|in override '([^']+)'", text):
         return f"cannot read the override {match[1] or match[2]!r}"
     cause = error.__cause__
@@ -46,9 +45,19 @@ def unknown_key(command: str, key: str) -> str:
     if command == "eval" and key.partition(".")[0] == "draft":
         return f"unknown setting {key}; distill eval judges finished drafts: drafts=[FOLDER, FOLDER]"
     known = [name for name in keys_of(OmegaConf.structured(COMMANDS[command])) if removed(command, name) is None]
+    if below := [name for name in known if name.startswith(f"{key}.")]:
+        path = f"{key}.path"
+        return f"{key} has settings of its own; did you mean {path if path in below else below[0]}?"
     close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]}?" if close else f"see distill {command} --help"
     return f"unknown setting {key}; {hint}"
+
+
+def unknown_option(command: str, group: str, option: str) -> str:
+    """Name the choices of a group, and the setting for a folder if it was given one."""
+    line = f"{group}={option} is not known; use one of {', '.join(options_of(group))}"
+    takes_path = f"{group}.path" in keys_of(OmegaConf.structured(COMMANDS[command]))
+    return f"{line}, or {group}.path={option}" if takes_path and "/" in option else line
 
 
 def keys_of(config: DictConfig, prefix: str = "") -> Iterator[str]:
