@@ -6,8 +6,9 @@ A round has four prompts at least. Each engine answers them whole, in random ord
     python benchmarks/proposers.py --prompts math.jsonl --draft RUN/draft --sides threshold stop-probs stop-state \\
         --probs runs/train-stop/A --state runs/train-stop/B
 
-With `--ends natural` answers end where the target ends them. Ratios are tokens a second over those of the draft by itself, with 95 % intervals over rounds (Student's). `staged`
-needs a draft that reads tokens alone, `stop-…` what `distill train-stop` wrote. Writes `results/NAME.json`.
+Ratios are tokens a second over those of the draft by itself, with 95 % intervals over rounds (Student's). `staged`
+needs a draft that reads tokens alone, `stop-…` what `distill train-stop` wrote. With `--ends natural` answers end where
+the target ends them. Writes `results/NAME.json`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def main() -> None:
-    options = turn_options(__doc__ or "", (1,), sides=list(SETTINGS)[2:3], probs="", state="", name="proposers", ends="at-limit")
+    options = turn_options(
+        __doc__ or "", (1,), sides=list(SETTINGS)[2:3], probs="", state="", name="proposers", ends="at-limit"
+    )
     if unknown := [name for name in options.sides if name not in SETTINGS]:
         raise SystemExit(f"--sides {unknown[0]} is not known; use some of {', '.join(SETTINGS)}")
     names, most = [NO_DRAFT, ALONE, *options.sides], max(options.batches)
@@ -54,7 +57,9 @@ def main() -> None:
     assert draft is not None
     count = options.rounds * max(ALIKE, most)
     prompts = read_prompts(options.prompts, engines[ALONE].target, count, without=trained_prompts(draft.lineage))
-    params = SamplingParams(temperature=options.temperature, max_tokens=NEW_TOKENS, ignore_eos=options.ends != "natural")
+    params = SamplingParams(
+        temperature=options.temperature, max_tokens=NEW_TOKENS, ignore_eos=options.ends != "natural"
+    )
     found = {}
     for batch in options.batches:
         rates = _rates(engines, prompts[: options.rounds * max(ALIKE, batch)], batch, params)
@@ -63,7 +68,13 @@ def main() -> None:
             "over_draft": {name: interval(ratios(rates, name, ALONE)) for name in names if name != ALONE},
         }
         print(batch, own, flush=True)
-    setting = {"draft": draft.kind, "temperature": options.temperature, "tokens": NEW_TOKENS, "threshold": THRESHOLD, "ends": options.ends}
+    setting = {
+        "draft": draft.kind,
+        "temperature": options.temperature,
+        "tokens": NEW_TOKENS,
+        "threshold": THRESHOLD,
+        "ends": options.ends,
+    }
     write_result(options.name, {**setting, "dtype": str(engines[ALONE].target.dtype), "batches": found})
 
 

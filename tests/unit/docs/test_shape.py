@@ -120,6 +120,8 @@ def figures() -> dict[str, list[str]]:
             f"{shown(trees[key]['mean'])} [{trees[key]['low']:.2f}, {trees[key]['high']:.2f}] at batch {key}"
             for key in ("1", "8")
         ],
+        "n-grams of earlier answers": [_over_draft("proposers_eagle_ends")],
+        "the same at T = 1": [_over_draft("proposers_eagle")],
         "prompt lookup": [
             f"{lookup['ratio']:.2f} with {lookup['best_length']} tokens",
             f"{lookup['goodput']:.2f} by goodput",
@@ -129,6 +131,12 @@ def figures() -> dict[str, list[str]]:
         "exported draft": [f"{exported:.3f}"],
         "sampling training data": [f"{data['ratio']:.2f}"],
     }
+
+
+def _over_draft(name: str) -> str:
+    """Return what n-grams beside the draft write over the draft alone, at batch 1."""
+    found = _result(name)["batches"]["1"]["over_draft"]["ngram-and-draft"]
+    return f"{shown(found['mean'])} [{found['low']:.2f}, {found['high']:.2f}]"
 
 
 def shown(ratio: float) -> str:
