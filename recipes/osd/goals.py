@@ -32,7 +32,7 @@ def goals(arms: dict[str, Any], offline: dict[str, Any], segments: int, seed: in
     last, found = segments - 1, {}
     static, without = arms["static"]["requests"], arms["static"]["exams"]
     rivals = {
-        s: exam_gain(offline[f"{s}/1"]["exam"], without[str(s)][str(s)], seed)
+        s: gain(offline[f"{s}/1"]["exam"], without[str(s)][str(s)], seed, "positions")
         for s in range(1, segments)
         if f"{s}/1" in offline
     }
@@ -56,16 +56,10 @@ def goals(arms: dict[str, Any], offline: dict[str, Any], segments: int, seed: in
     return found
 
 
-def gain(rows: Sequence[Row], static: Sequence[Row], seed: int) -> Interval:
-    """Return Σ of differences by request / tokens. What makes a request easy for both cancels."""
+def gain(rows: Sequence[Row], static: Sequence[Row], seed: int, by: str = "tokens") -> Interval:
+    """Return Σ of differences by request / tokens (`by` positions of held-out answers). What both find easy cancels."""
     differences = [row["alpha"] - other["alpha"] for row, other in zip(rows, static, strict=True)]
-    return interval(differences, [row["tokens"] for row in rows], SAMPLES, seed)
-
-
-def exam_gain(rows: Sequence[Row], static: Sequence[Row], seed: int) -> Interval:
-    """`gain` on held-out answers."""
-    differences = [row["alpha"] - other["alpha"] for row, other in zip(rows, static, strict=True)]
-    return interval(differences, [row["positions"] for row in rows], SAMPLES, seed)
+    return interval(differences, [row[by] for row in rows], SAMPLES, seed)
 
 
 def ratio(before: Sequence[Row], after: Sequence[Row], seed: int) -> Interval:

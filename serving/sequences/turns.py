@@ -29,7 +29,9 @@ class TenantTurns:
     def take(self, request: Request) -> int:
         """Return the turn of the next answer of a request's tenant."""
         if len(self._next) > MANY:
-            self._next = {who: turn for who, turn in self._next.items() if turn > self._now[who[0]]}
+            self._next = {who: turn for who, turn in self._next.items() if turn > self._now[who[0]] + 1}
+            priorities = {priority for priority, _ in self._next}
+            self._now = Counter({priority: turn for priority, turn in self._now.items() if priority in priorities})
         who = (request.priority, request.tenant)
         turn = max(self._now[request.priority], self._next.get(who, 0))
         self._next[who] = turn + 1

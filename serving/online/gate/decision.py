@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from distillspec.config import GateConfig
-from distillspec.serving.online.judging.confidence import spent
+from distillspec.serving.online.judging.confidence import confidence_sequence, hoped_for, spent
 from distillspec.serving.online.judging.evidence import Evidence, Pair
 from distillspec.types import Interval
 
@@ -57,7 +57,8 @@ def decide(
     if requests < config.min_requests:
         return None
     error = spent(ERROR, place)
-    gain = evidence.gain(error)
+    gains = evidence.gains().tolist()
+    gain = confidence_sequence(gains, error)
     shown = f"gain {gain.mean:+.1%} ({gain.low:+.1%} … {gain.high:+.1%})"
     losers = _losers(evidence, config, error)
     full = final or requests >= config.requests
@@ -71,7 +72,7 @@ def decide(
         decision, reason = "inconclusive", f"{shown}: it does not reach {config.margin:.1%}"
     elif full:
         decision, reason = "inconclusive", f"{shown}: the lower end does not exceed {config.margin:.1%}"
-    elif evidence.hope(error, config.requests) < config.margin:
+    elif hoped_for(gains, error, config.requests) < config.margin:
         decision, reason = "inconclusive", f"{shown}: {config.requests} conversations would hardly show a gain"
     else:
         return None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy
 from numpy.typing import NDArray
 
-from distillspec.serving.online.judging.confidence import confidence_sequence, hoped_for
+from distillspec.serving.online.judging.confidence import confidence_sequence
 from distillspec.serving.online.judging.score import Score, sum_scores
 from distillspec.serving.online.log.records import LogEntry
 from distillspec.types import Interval
@@ -91,10 +91,6 @@ class Evidence:
     def gain(self, error: float) -> Interval:
         """Return the relative gain in goodput, with an interval that holds at all looks but for `error`."""
         return confidence_sequence(self.gains().tolist(), error)
-
-    def hope(self, error: float, conversations: int) -> float:
-        """Return the lower end of `gain` at so many conversations, were the gain as high as is plausible by now."""
-        return hoped_for(self.gains().tolist(), error, conversations)
 
     def gains(self) -> Floats:
         """Return one value a conversation whose average is the gain, and whose spread is the gain's (delta method)."""

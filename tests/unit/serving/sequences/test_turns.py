@@ -59,6 +59,14 @@ def test_tenants_who_wait_for_nothing_are_forgotten() -> None:
     assert turns.take(asked("x")) == turns.take(asked("busy")) - 1  # its turns passed: it starts anew
 
 
+def test_priorities_that_nobody_waits_with_are_forgotten() -> None:
+    """A client may send any number: what is remembered of each must not grow."""
+    turns = TenantTurns()
+    for priority in range(3 * MANY):
+        turns.begin(asked("a", priority), turns.take(asked("a", priority)))
+    assert turns.remembered <= MANY + 1
+
+
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=60))
 def test_no_tenant_is_more_than_one_answer_behind_another_that_waits(events: list[tuple[str, bool]]) -> None:
     """Whatever comes when: from the time when two tenants both wait, slots go to them by turns."""
