@@ -49,6 +49,15 @@ def of_source(trials: Iterable[Trial], source: str) -> tuple[Trial, ...]:
     return tuple([trial for trial in trials if trial.source == source])
 
 
+def ranked_of_source(trials: Iterable[Trial], source: str) -> tuple[Trial, ...]:
+    """Return the trials of one source's tokens, with their ranks among those of the source."""
+    found: list[Trial] = []
+    for trial in of_source(trials, source):
+        before = found[-1].rank if found and found[-1].depth == trial.depth else -1
+        found.append(trial._replace(rank=before + 1))
+    return tuple(found)
+
+
 def by_version(trials: Sequence[Trial], versions: Mapping[str, str]) -> dict[str, tuple[Trial, ...]]:
     """Return trials by the draft version that they count for, "" for tokens of other sources.
 

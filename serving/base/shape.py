@@ -45,6 +45,18 @@ class TreeShape:
         above = [1, *widths[:-1]]
         return cls(tuple([(width, *[0] * (nodes - 1)) for width, nodes in zip(widths, above, strict=False)]))
 
+    @classmethod
+    def of_parents(cls, parents: Sequence[int]) -> TreeShape:
+        """Return the tree in which node i is a child of node `parents[i]`, −1 for the text. Parents come first."""
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(parents):
+            children.setdefault(parent, []).append(node)
+        levels, above = [], [-1]
+        while below := [child for node in above for child in children.get(node, ())]:
+            levels.append(tuple([len(children.get(node, ())) for node in above]))
+            above = below
+        return cls(tuple(levels))
+
     @property
     def depth(self) -> int:
         """Levels: the most tokens that could be accepted."""

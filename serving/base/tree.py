@@ -195,16 +195,26 @@ def path_to(node: int, parents: Sequence[int]) -> tuple[int, ...]:
 
 
 def merged(trees: Sequence[TokenTree]) -> TokenTree:
-    """Return one tree of all, joined at the root. Groups of earlier trees are tried first, and duplicates stay."""
+    """Return one tree of all, joined at the root. Groups of earlier trees are tried first, and duplicates stay.
+
+    What follows a duplicate goes on behind the first node of the same text: verification never comes to the duplicate.
+    """
     if len(trees) == 1:
         return trees[0]
     tokens: list[int] = []
     groups: list[SiblingGroup] = []
+    nodes: dict[tuple[int, int], int] = {}  # by parent and token, of earlier trees
     for tree in trees:
-        new = {ROOT: ROOT, **{node: len(tokens) + node for node in range(len(tree))}}
-        groups += [
-            group._replace(parent=new[group.parent], nodes=tuple([new[node] for node in group.nodes]))
-            for group in tree.groups
-        ]
+        first, own = len(tokens), {ROOT: ROOT}  # where the children of each node go
+        found = dict(nodes)
+        for group in sorted(tree.groups, key=lambda group: min(group.nodes, default=0)):
+            parent = own[group.parent]
+            for node in group.nodes:
+                key = (parent, tree.tokens[node])
+                own[node] = nodes.get(key, first + node)
+                found.setdefault(key, first + node)
+            placed = tuple([first + node for node in group.nodes])
+            groups.append(group._replace(parent=parent, nodes=placed))
         tokens += tree.tokens
+        nodes = found
     return TokenTree(tuple(tokens), tuple(groups))

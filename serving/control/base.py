@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.shape import PlannedTree, TreeShape, chain_of
 from distillspec.serving.base.tree import DRAFT
 from distillspec.serving.costs.latency import LatencyModel
 
+BEHIND = "behind others"  # evidence of drafts whose tokens are tried after those of another source
+
 
 class Option(NamedTuple):
-    """One source that could draft for a row."""
+    """One source that could draft for a row, or a draft model behind the likely nodes of another source."""
 
     limit: int  # the most levels, by parameters, room, cache and source. 0: none
     drafted_by_model: bool = True  # a draft model would run
@@ -22,10 +25,15 @@ class Option(NamedTuple):
     source: str = DRAFT
     at_once: bool = False  # one pass of the draft model gives all its tokens
     wide: bool = False  # its levels may have siblings
+    likely: LikelyNodes | None = None  # its nodes with their chances, where the source knows them
+
+    def within(self, levels: int) -> Option:
+        """Return the same with at most so many levels."""
+        return self._replace(**_within(self, levels))
 
 
 class RowView(NamedTuple):
-    """One decoding row as a controller sees it. The fields from `limit` to `wide` are an `Option`'s."""
+    """One decoding row as a controller sees it. The fields from `limit` to `likely` are an `Option`'s."""
 
     sequence_id: str
     context_tokens: int
@@ -36,6 +44,7 @@ class RowView(NamedTuple):
     source: str = DRAFT
     at_once: bool = False
     wide: bool = False
+    likely: LikelyNodes | None = None
     max_time_per_token_s: float | None = None  # this request's own bound, None for the engine's
     others: tuple[Option, ...] = ()  # other sources
     domain: str = "default"  # kind of text, in the caller's words
@@ -48,12 +57,36 @@ class RowView(NamedTuple):
         own = [getattr(self, name) for name in Option._fields]
         return (Option(*own), *self.others)
 
+    def with_option(self, option: Option) -> RowView:
+        """Return the row with this source alone."""
+        belief = self.belief if option.drafted_by_model else None
+        return self._replace(**option._asdict(), others=(), belief=belief)
+
+    def within(self, levels: int) -> RowView:
+        """Return the row for which no source drafts more than so many levels."""
+        return self._replace(**_within(self, levels), others=tuple([other.within(levels) for other in self.others]))
+
+
+def _within(own: Option | RowView, levels: int) -> dict[str, Any]:
+    """Return the fields that a bound on levels changes."""
+    likely = None if own.likely is None else own.likely.within(levels)
+    return {"limit": min(own.limit, levels), "likely": likely}
+
 
 def evidence(row: RowView | Option) -> Hashable:
-    """Return what acceptance is told apart by: source and match, or one of several drafts. 0 for an only draft."""
+    """Return what acceptance is told apart by: source and match, or one of several drafts. 0 for an only draft.
+
+    A draft whose tokens are tried behind a row's likely nodes has evidence of its own: of harder text.
+    """
     if row.match:
         return row.source, row.match
-    return row.source if row.drafted_by_model and row.source != DRAFT else 0
+    own = row.source if row.drafted_by_model and row.source != DRAFT else 0
+    return (own, BEHIND) if row.drafted_by_model and row.likely is not None else own
+
+
+def is_joined(row: RowView | Option) -> bool:
+    """Return True for a row that a draft model drafts for, behind the likely nodes of another source."""
+    return row.drafted_by_model and row.likely is not None
 
 
 @dataclass(frozen=True)
@@ -117,9 +150,14 @@ class RowPlan(NamedTuple):
 
     @classmethod
     def of(cls, row: RowView, shape: TreeShape) -> RowPlan:
-        """Return the plan of a tree from the row's own source, of at most as many levels as the row's limit."""
-        own = shape.shortened(row.limit)
-        return cls(row.sequence_id, (PlannedTree(row.source, own),) if own.depth else ())
+        """Return the plan of a tree from the row's own source, of at most as many levels as the row's limit.
+
+        A draft's tree is behind the row's likely nodes, if it has them.
+        """
+        trees = [PlannedTree(row.source, shape.shortened(row.limit))]
+        if is_joined(row) and row.likely is not None:
+            trees.insert(0, PlannedTree(row.likely.source, row.likely.shape(len(row.likely.chances))))
+        return cls(row.sequence_id, tuple([tree for tree in trees if tree.shape.depth]))
 
     @classmethod
     def joined(cls, row: RowView, shape: TreeShape) -> RowPlan:

@@ -34,6 +34,8 @@ class Candidates:
         self.depths: Ints = numpy.array([len(path) for path in self.paths], dtype=numpy.int64)
         self.ranks: Ints = numpy.array([path[-1] for path in self.paths], dtype=numpy.int64)
         self.parents: Ints = numpy.array([places.get(path[:-1], -1) for path in self.paths], dtype=numpy.int64)
+        elders = [places.get((*path[:-1], path[-1] - 1), -1) for path in self.paths]
+        self._before = list(zip(self.parents.tolist(), elders, strict=True))
         self.firsts: Bools = self.ranks == 0
         self.spine: Bools = numpy.array([not any(path) for path in self.paths], dtype=bool)
         self.depth = int(self.depths.max(initial=0))
@@ -63,6 +65,13 @@ class Candidates:
         for depth, level in enumerate(self.levels):
             found[:, level] = found[:, self.parents[level]] * chances[:, depth, self.ranks[level]]
         return found[:, :-1]
+
+    def best_first(self, gains: Floats) -> list[tuple[int, float]]:
+        """Return the nodes with their gains `[U]`, the highest first, but none before its parent and elder sibling."""
+        found = [*gains.tolist(), 1.0]
+        for place, (parent, elder) in enumerate(self._before):
+            found[place] = min(found[place], found[parent], found[elder])
+        return sorted(enumerate(found[:-1]), key=lambda each: -each[1])
 
     def shape(self, taken: Bools) -> TreeShape:
         """Return the tree of the nodes `taken [U]`, with each node its parent and elder siblings."""

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from distillspec.serving.base.acceptance import RowResult
 from distillspec.serving.base.catch_up import ALONG
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.control.base import RowView
+from distillspec.serving.control.base import RowPlan, RowView
 from distillspec.serving.costs.latency import LatencyModel
 
 Speculating = Literal["speculating", "exploring", "trial", "within bounds", "bounds out of reach"]
@@ -41,6 +42,8 @@ class Decision:
         Args:
             most: tokens that a row may draft. Its limit falls with every step, and counts once it is below `most`.
         """
+        if not any(self.lengths) and not any(row.max_time_per_token_s for row in rows):
+            return [row.sequence_id for row in rows] == [row.sequence_id for row in self.rows]
         own = zip(self.rows, self.lengths, strict=True)
         if any(length and row.drafted_by_model and row.unread_tokens > ALONG for row, length in own):
             return False
@@ -48,7 +51,27 @@ class Decision:
 
 
 def _is_alike(row: RowView, before: RowView, most: int) -> bool:
-    if row.others or row.match or row.max_time_per_token_s is not None:
+    if row.others or row.match or row.likely or row.max_time_per_token_s is not None:
         return False
     grown = before._replace(context_tokens=row.context_tokens, unread_tokens=row.unread_tokens, limit=row.limit)
     return row == grown and min(row.limit, most) == min(before.limit, most)
+
+
+def catch_up_s(latency: LatencyModel, rows: Sequence[RowView], lengths: Sequence[int]) -> float:
+    """Return the seconds of catch-up prefill of the rows that draft models draft for."""
+    unread: dict[str, list[int]] = {}
+    for row in [row for row, k in zip(rows, lengths, strict=True) if k and row.drafted_by_model]:
+        unread.setdefault(row.source, []).append(row.unread_tokens)
+    return sum([latency.of_draft(False, source).catch_up_s(own) for source, own in unread.items()])
+
+
+def draft_reads(plans: Sequence[RowPlan], rows: Sequence[RowResult], *, trees: bool) -> list[tuple[int, ...]] | None:
+    """Return the tokens of each row that each pass of its draft read. None: those of a chain of all its tokens.
+
+    Args:
+        trees: drafts' trees may have siblings. Behind the nodes of another source, a row's last tree is the draft's.
+    """
+    if len(plans) != len(rows) or not (trees or any(len(plan.trees) > 1 for plan in plans)):
+        return None
+    pairs = zip(plans, rows, strict=True)
+    return [plan.trees[-1].shape.reads[: row.depth] if plan.trees else () for plan, row in pairs]

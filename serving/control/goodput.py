@@ -15,6 +15,7 @@ from distillspec.serving.base.shape import TreeShape, chain_shape
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.allocation import Allocation
 from distillspec.serving.control.base import (
+    BEHIND,
     BatchView,
     Plan,
     RowPlan,
@@ -26,8 +27,9 @@ from distillspec.serving.control.base import (
 )
 from distillspec.serving.control.bounded import WITHIN
 from distillspec.serving.control.candidates import Candidates
-from distillspec.serving.control.decision import Decision, Mode
+from distillspec.serving.control.decision import Decision, Mode, catch_up_s, draft_reads
 from distillspec.serving.control.held_plan import HeldPlan
+from distillspec.serving.control.priced_steps import Known, PricedSteps, trials_of_drafts, without_likely
 from distillspec.serving.control.sources import choose_sources
 from distillspec.serving.control.speculation_policy import SpeculationPolicy
 from distillspec.serving.control.step_batch import StepBatch
@@ -83,7 +85,7 @@ class GoodputController:
         own = AcceptanceEstimate(speculation_length, width, **shared)
         self._acceptance = own if acceptance is None else acceptance
         self._steps, self._forgot_at, self._price = 0, 0, 0.0
-        self._held = HeldPlan()
+        self._held, self._priced = HeldPlan(), PricedSteps(speculation_length, self.trees)
         self._speculation = SpeculationPolicy()
 
     @property
@@ -107,12 +109,13 @@ class GoodputController:
         """Go on from newly measured costs."""
         self._learn()
         self._held.drop()
+        self._priced.drop()
         self._costs = LiveLatency(latency, drafts_with_model=self._costs.drafts_with_model)
 
     def plan(self, view: BatchView) -> Plan:
         if (held := self._held_for(view)) is not None:
             return held
-        decision = self.decide(view)
+        decision = self._priced.decide_again(view, self._known) or self.decide(view)
         rows = tuple(map(RowPlan.of, decision.rows, decision.shapes))
         return Plan(rows, decision.predicted_tokens, decision.predicted_s, decision)
 
@@ -123,8 +126,10 @@ class GoodputController:
         token look cheap (the ratio is low anyway), so lengths are chosen without it. Bounds hold for the whole step.
         """
         self._learn()
-        view = replace(view, rows=choose_sources(view.rows, self.acceptance, self.latency))
         bounds = self._bounds(view.rows)
+        if bounds is None and not self._alike and self._priced.applies(view.rows):
+            return self._priced.decide(view, self._known)
+        view = replace(view, rows=choose_sources(without_likely(view.rows), self.acceptance, self.latency))
         batch = self._batch(view, self.trees if bounds is None else None)
         best = batch.best(alike=self._alike)
         mode, planned = self._pick(view, batch, best)
@@ -141,7 +146,7 @@ class GoodputController:
             self._shapes(planned),
             view.rows,
             planned.tokens,
-            planned.seconds + prompts_s + self._catch_up_s(view.rows, lengths),
+            planned.seconds + prompts_s + catch_up_s(self.latency, view.rows, lengths),
             self.speculation.plain_rate(batch.plain.goodput),
             best.goodput * self.speculation.gain,
             self.speculation.uncertainty,
@@ -157,7 +162,8 @@ class GoodputController:
         if why is None or view.prefill_tokens or self.max_time_per_token_s is not None:
             return None
         speculating, waiting = why.mode == "speculating", why.mode == "not worth it"
-        good = policy.speculates and not policy.plain_is_due if speculating else waiting and not policy.trial_is_due
+        waits = waiting and not policy.trial_is_due and not (self._priced.used and policy.speculates)
+        good = policy.speculates and not policy.plain_is_due if speculating else waits
         return self._held.plan if good and why.holds_for(view.rows, self.speculation_length) else None
 
     def observe(self, result: StepResult) -> None:
@@ -178,18 +184,25 @@ class GoodputController:
         self.acceptance.reset() if acceptance is None else self.acceptance.scale(acceptance)
         self._speculation = SpeculationPolicy()
         self._held.drop()
+        self._priced.drop()
 
     def member_changed(self, source: str, acceptance: float | None = None) -> None:
         """Forget what one of several drafts accepted and cost, as far as the new one's is not known."""
-        self.acceptance.change(source, acceptance)
+        for kind in (source, (source, BEHIND)):
+            self.acceptance.change(kind, acceptance)
         self._costs.draft_changed(source)
         self._speculation = SpeculationPolicy()
         self._held.drop()
+        self._priced.drop()
 
     @property
     def most_nodes(self) -> int:
         """The most tokens of a row's tree."""
         return self.speculation_length if self.trees is None else len(self.trees)
+
+    @property
+    def _known(self) -> Known:
+        return Known(self._acceptance, self._costs.latency, self._speculation, self._price, self._steps)
 
     def _learn(self) -> None:
         """Learn from the steps that wait: acceptance, costs, and errors of the predictions."""
@@ -202,7 +215,7 @@ class GoodputController:
 
     def _learn_from(self, result: StepResult) -> None:
         rows, view, why = decoding_rows(result), result.view, result.plan.why
-        if isinstance(why, Decision) and any(row.others for row in view.rows):
+        if isinstance(why, Decision) and (self._priced.used or any(row.others for row in view.rows)):
             view = replace(view, rows=why.rows)
         prompts_s = self._costs.latency.prompts_s(len(view.rows), result.prefill_tokens)
         sure = len(rows) == len(view.rows) and self._costs.observe(
@@ -213,11 +226,12 @@ class GoodputController:
             result.target_s,
             drafting_s(view, result),
             view.drafts_at_once,
-            self._reads(result.plan.rows, rows),
+            draft_reads(result.plan.rows, rows, trees=self.trees is not None),
             [row.source for row in view.rows],
         )
         kinds = {row.sequence_id: kind for row in view.rows if (kind := evidence(row))}
-        self._acceptance.observe(rows, [kinds.get(row.sequence_id, 0) for row in rows] if kinds else None)
+        tried = trials_of_drafts(view.rows, rows)
+        self._acceptance.observe(tried, [kinds.get(row.sequence_id, 0) for row in tried] if kinds else None)
         if isinstance(why, Decision):
             self._price = why.raw[1]
             if rows and sure:
@@ -226,13 +240,6 @@ class GoodputController:
     def _batch(self, view: BatchView, trees: Candidates | None, hope: float = 0.0) -> StepBatch:
         own = (view, self.speculation_length, self.acceptance, self.latency)
         return StepBatch.of(*own, trees=trees, price=self._price, hope=hope)
-
-    def _reads(self, plans: Sequence[RowPlan], rows: Sequence[RowResult]) -> list[tuple[int, ...]] | None:
-        """Return the tokens of each row that each pass of the draft read, None for chains."""
-        if self.trees is None or len(plans) != len(rows):
-            return None
-        pairs = zip(plans, rows, strict=True)
-        return [plan.trees[0].shape.reads[: row.depth] if plan.trees else () for plan, row in pairs]
 
     def _shapes(self, planned: Allocation) -> tuple[TreeShape, ...]:
         if planned.taken is None or self.trees is None:
@@ -249,7 +256,7 @@ class GoodputController:
             return self._explored(batch, best)
         if policy.trial_is_due:
             tried = batch.expected(numpy.minimum(batch.limits, TRY_LENGTH))
-            if policy.affords(tried, batch.plain, self._catch_up_s(view.rows, tried.lengths.tolist())):
+            if policy.affords(tried, batch.plain, catch_up_s(self.latency, view.rows, tried.lengths.tolist())):
                 return "trial", tried
         return self._hoped(view, batch) if policy.speculates else ("not worth it", batch.plain)
 
@@ -269,13 +276,6 @@ class GoodputController:
                 return "exploring", longer
         return "speculating", best
 
-    def _catch_up_s(self, rows: Sequence[RowView], lengths: Sequence[int]) -> float:
-        """Return the seconds of catch-up prefill of the rows that draft models draft for."""
-        unread: dict[str, list[int]] = {}
-        for row in [row for row, k in zip(rows, lengths, strict=True) if k and row.drafted_by_model]:
-            unread.setdefault(row.source, []).append(row.unread_tokens)
-        return sum([self.latency.of_draft(False, source).catch_up_s(own) for source, own in unread.items()])
-
     def _bounds(self, rows: Sequence[RowView]) -> Floats | None:
         """Return the bound on seconds a token of each row, infinity for none. None if no row has one."""
         own = [row.max_time_per_token_s or self.max_time_per_token_s for row in rows]
@@ -287,7 +287,7 @@ class GoodputController:
             return
         why, speculated = result.plan.why, any(row.nodes for row in rows)
         trial = speculated and isinstance(why, Decision) and why.mode == "trial"
-        self._speculation.step_passed(speculated, self._catch_up_s(why.rows, why.lengths) if trial else None)
+        self._speculation.step_passed(speculated, catch_up_s(self.latency, why.rows, why.lengths) if trial else None)
 
     def _judge(self, result: StepResult, why: Decision, rows: Sequence[RowResult], prompts_s: float) -> None:
         """Record the error of the prediction, and decide whether speculation continues."""

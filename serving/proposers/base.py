@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 from torch import Tensor
 
 from distillspec.models.slot_cache import SlotCache
+from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.shape import PlannedTree
 from distillspec.serving.base.tree import DRAFT, TokenTree
@@ -51,6 +52,7 @@ class Prospect(NamedTuple):
     source: str = DRAFT
     at_once: bool = False  # True if one pass gives all its tokens
     wide: bool = False  # True if its levels may have siblings
+    likely: LikelyNodes | None = None  # nodes with their chances, of a source that grows its own trees
     others: tuple[Prospect, ...] = ()  # of other sources
 
 

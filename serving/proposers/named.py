@@ -187,10 +187,12 @@ def make_recycling(parts: ProposerParts, best: int = 8) -> TokenRecycling:
     return parts.kept["recycling"]
 
 
-def make_ngram(parts: ProposerParts, longest: int = 3, contexts: int = 100_000, least: float = 0.1) -> Ngram:
+def make_ngram(parts: ProposerParts, longest: int = 3, contexts: int = 100_000, least: float = 0.05) -> Ngram:
     """Propose what followed the last tokens in the tenant's texts. For the options see `Ngram`."""
     if "ngram" not in parts.kept:
-        parts.kept["ngram"] = Ngram(longest, contexts, least)
+        settings = parts.settings
+        depth, wide = settings.speculation_length, settings.chosen_tree != "off"
+        parts.kept["ngram"] = Ngram(longest, contexts, least, depth=depth, nodes=settings.nodes, wide=wide)
     return parts.kept["ngram"]
 
 

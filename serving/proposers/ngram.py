@@ -3,28 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import count
+from typing import NamedTuple
 
+from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.shape import TreeShape
-from distillspec.serving.base.tree import NGRAM, TokenTree
+from distillspec.serving.base.tree import NGRAM, ROOT, TokenTree
 from distillspec.serving.proposers.base import ANY, ProposalRequest, Prospect
+from distillspec.serving.proposers.calibration import Calibration
 from distillspec.serving.proposers.grown import grown_tree
 from distillspec.serving.proposers.ngram_counts import NgramCounts
 from distillspec.serving.proposers.tenant_tables import TenantTables
 
 OF_PROMPT = 256  # tokens of a prompt's end that are learnt from: all of a long one would hold a step up
-SURE = 10  # steps of confidence whose acceptance is told apart
+SURE = 10  # steps of confidence whose acceptance is told apart, where nodes are not planned one by one
+MOST_NODES = 12  # of a row's tree
+ALL_NODES = 128  # of all rows together: growing a node takes microseconds
+LEAST_CHANCE = 0.03  # of a node that is named
+# Nodes that are not drafted are grown in vain. So chances that are named start at this share of the least one that was.
+NAMED_BELOW, NAMED_STEP, NAMED_MORE = 0.7, 0.2, 0.9
+
+Path = tuple[int, ...]  # drafted tokens
+
+
+class Outlook(NamedTuple):
+    """What may follow a sequence's text of so many tokens: by drafted tokens, the best next ones with their shares."""
+
+    tokens: int
+    behind: dict[Path, dict[int, float]]
 
 
 class Ngram:
     """Proposes the most probable tokens behind the last ones, in trees, by the texts of the tenant so far.
 
-    Deterministic: proposals are one-hot. Requests with `log=False` are not learnt from.
+    Deterministic: proposals are one-hot. Nodes are named the likeliest first, with chances that follow what was
+    accepted. Requests with `log=False` are not learnt from.
 
     Args:
         longest: tokens of the longest contexts.
         contexts: rows of a tenant's table, see `NgramCounts`.
         least: probability that a token must have to be proposed.
+        depth: the most levels that nodes are named of.
+        nodes: the most nodes that are named.
+        wide: False: chains alone.
 
     Raises:
         ConfigError: `longest` or `contexts` is below 1.
@@ -33,54 +56,134 @@ class Ngram:
     version = ""
     keeps_answers = True
 
-    def __init__(self, longest: int = 3, contexts: int = 100_000, least: float = 0.1) -> None:
-        self.longest, self.least = longest, least
+    def __init__(
+        self,
+        longest: int = 3,
+        contexts: int = 100_000,
+        least: float = 0.05,
+        *,
+        depth: int = 4,
+        nodes: int = MOST_NODES,
+        wide: bool = True,
+    ) -> None:
+        self.longest, self.least, self.depth, self.wide = longest, least, depth, wide
+        self.nodes = min(nodes, MOST_NODES)
         self._tables = TenantTables[NgramCounts](lambda: NgramCounts(longest, contexts))
         self._tables.make()  # refuses impossible options now, not with the first request
         self._read: dict[str, int] = {}  # by sequence, tokens learnt from
+        self._outlooks: dict[str, Outlook] = {}  # by sequence
+        self._calibration = Calibration()
+        self._floor = LEAST_CHANCE  # of chances that are named
+        self._named: dict[str, tuple[float, ...]] = {}  # by sequence, chances of the nodes that were named last
+
+    def most_nodes(self, depth: int) -> int:
+        return max(depth, self.nodes)
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
         for request in requests:
             self._learn(request.sequence)
+            self._follow(request.sequence.id, request.trees[0].shape.nodes)
         return [self._tree(request.sequence, request.trees[0].shape) for request in requests]
 
     def prospect(self, sequence: SequenceState) -> Prospect:
-        """Return a prospect of no tokens where none is probable enough. Told apart by the best one's probability."""
+        """Return a prospect of no tokens where none is probable enough."""
         self._learn(sequence)
-        best = max(self._tables.of(sequence).shares(sequence.tokens).values(), default=0.0)
-        sure = 1 + int(best * SURE)
-        return Prospect(ANY if best > 0 and best >= self.least else 0, False, sure, source=NGRAM, wide=True)
+        self._follow(sequence.id, 0)
+        best = max(self._behind(sequence, ()).values(), default=0.0)
+        likely = self._likely(sequence)
+        most, sure = ANY if likely.chances else 0, 1 + int(best * SURE)
+        return Prospect(most, False, sure, source=NGRAM, wide=True, likely=likely)
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:
-        """Do nothing: new text is learnt from before the next proposal."""
+        """Compare what was accepted with what was expected. New text is learnt from before the next proposal."""
+        outlook, behind, node = self._outlooks.get(sequence.id), Path(), ROOT
+        if outlook is None:
+            return
+        for accepted in (*path, None):
+            own = [child for group in tree.groups_at(node) if group.source == NGRAM for child in group.nodes]
+            shares = outlook.behind.get(behind)
+            if not own or shares is None:
+                return
+            expected = sum([shares.get(tree.tokens[child], 0.0) for child in own])
+            self._calibration.saw(sequence.id, _group(sequence), expected, accepted in own)
+            if accepted not in own:
+                return
+            node, behind = accepted, (*behind, tree.tokens[accepted])
 
     def leave_slot(self, sequence: SequenceState) -> None:
         """Learn from the end of a text, and forget a sequence that does not come back."""
         self._learn(sequence)
+        self._outlooks.pop(sequence.id, None)
+        self._named.pop(sequence.id, None)
         if sequence.finish_reason is not None:
             self._read.pop(sequence.id, None)
+            self._calibration.forget(sequence.id)
 
     def forget_tenant(self, tenant: str) -> None:
         """Delete a tenant's counts. Running answers are learnt from again from here on."""
         self._tables.forget(tenant)
+        self._outlooks.clear()
 
     def _learn(self, sequence: SequenceState) -> None:
         """Learn from what is new of a text."""
-        if not sequence.request.log:
-            return
         tokens = sequence.tokens
         start = self._read.get(sequence.id, max(1, sequence.prompt_length - OF_PROMPT))
+        if start == len(tokens) or not sequence.request.log:
+            return
         self._read[sequence.id] = len(tokens)
         table = self._tables.of(sequence)
         for place in range(start, len(tokens)):
             table.learn(tokens[max(0, place - self.longest) : place], tokens[place])
 
+    def _likely(self, sequence: SequenceState) -> LikelyNodes:
+        """Return the nodes of the highest chances, best first."""
+        kept = self._calibration.share(sequence.id, _group(sequence))
+        most = max(2, min(self.nodes, ALL_NODES // max(1, len(self._outlooks))))
+        chances, parents, depths = list[float](), list[int](), list[int]()
+        waiting, order = list[tuple[float, int, int, Path]](), count()  # −chance, order, parent, drafted tokens
+
+        def put(behind: Path, parent: int, chance: float) -> None:
+            best = self._behind(sequence, behind)
+            for token, share in list(best.items())[: None if self.wide else 1]:
+                if (own := chance * min(1.0, kept * share)) >= self._floor:
+                    heappush(waiting, (-own, next(order), parent, (*behind, token)))
+
+        put((), ROOT, 1.0)
+        while waiting and len(chances) < most:
+            negative, _, parent, path = heappop(waiting)
+            chances.append(-negative)
+            parents.append(parent)
+            depths.append(len(path))
+            if len(path) < self.depth and path[-1] not in sequence.stop_ids:
+                put(path, len(chances) - 1, -negative)
+        self._named[sequence.id] = tuple(chances)
+        return LikelyNodes(NGRAM, tuple(chances), tuple(parents), tuple(depths))
+
+    def _follow(self, sequence_id: str, drafted: int) -> None:
+        """Name fewer nodes where not all were drafted, and more where all were, or none was named."""
+        named = self._named.pop(sequence_id, None)
+        if named is None:
+            return
+        if drafted < len(named):
+            self._floor += NAMED_STEP * (max(LEAST_CHANCE, NAMED_BELOW * named[drafted]) - self._floor)
+        else:
+            self._floor = max(LEAST_CHANCE, NAMED_MORE * self._floor)
+
+    def _behind(self, sequence: SequenceState, drafted: Path) -> dict[int, float]:
+        """Return the tokens that are probable enough behind drafted ones, the best first, with their shares."""
+        outlook = self._outlooks.get(sequence.id)
+        if outlook is None or outlook.tokens != len(sequence.tokens):
+            outlook = self._outlooks[sequence.id] = Outlook(len(sequence.tokens), {})
+        if drafted not in outlook.behind:
+            end = [*sequence.tokens[-self.longest :], *drafted][-self.longest :]
+            shares = [(-share, token) for token, share in self._tables.of(sequence).shares(end).items()]
+            outlook.behind[drafted] = {token: -share for share, token in sorted(shares) if -share >= self.least}
+        return outlook.behind[drafted]
+
     def _tree(self, sequence: SequenceState, shape: TreeShape) -> TokenTree:
-        table, end = self._tables.of(sequence), sequence.tokens[-self.longest :]
+        return grown_tree(shape, lambda path: list(self._behind(sequence, tuple(path))), sequence.stop_ids, NGRAM)
 
-        def behind(path: Sequence[int]) -> list[int]:
-            shares = table.shares([*end, *path])
-            probable = [token for token, share in shares.items() if share >= self.least]
-            return sorted(probable, key=lambda token: (-shares[token], token))
 
-        return grown_tree(shape, behind, sequence.stop_ids, NGRAM)
+def _group(sequence: SequenceState) -> bool:
+    """Return what sequences' shares are alike by: True for greedy ones, whose text repeats itself more."""
+    return sequence.request.params.temperature == 0

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-
-import numpy
 
 from distillspec.errors import ConfigError
 
@@ -33,20 +32,21 @@ class NgramCounts:
             if value < 1:
                 raise ConfigError(f"proposer_options.{name}={value} must be at least 1")
         self.longest, self.contexts = longest, contexts
-        self._keys = numpy.full(contexts, FREE, dtype=numpy.int64)
-        self._tokens = numpy.full((contexts, FOLLOWING), -1, dtype=numpy.int32)
-        self._seen = numpy.zeros((contexts, FOLLOWING), dtype=numpy.uint16)
+        # Plain arrays: single numbers are read from them in half the time that numpy takes.
+        self._keys = array("q", bytes(8 * contexts))
+        self._tokens = array("i", bytes(4 * FOLLOWING * contexts))
+        self._seen = array("H", bytes(2 * FOLLOWING * contexts))
 
     def learn(self, before: Sequence[int], token: int) -> None:
         """Count a token behind the last 1 … `longest` tokens of `before`."""
         for size in range(1, min(self.longest, len(before)) + 1):
             key = _key(before[-size:])
             row = key % self.contexts
-            holder = int(self._keys[row])
+            holder = self._keys[row]
             if holder != key:
                 if holder != FREE and self._outlasts(row):
                     continue
-                self._keys[row], self._tokens[row], self._seen[row] = key, -1, 0
+                self._keys[row] = key
             self._count(row, token)
 
     def shares(self, before: Sequence[int]) -> dict[int, float]:
@@ -59,36 +59,46 @@ class NgramCounts:
         for size in range(1, min(self.longest, len(before)) + 1):
             key = _key(before[-size:])
             row = key % self.contexts
-            if int(self._keys[row]) != key:
+            if self._keys[row] != key:
                 continue
-            counts = [(t, n) for t, n in zip(self._tokens[row].tolist(), self._seen[row].tolist(), strict=True) if n]
+            first, last = row * FOLLOWING, (row + 1) * FOLLOWING
+            counts = [(t, n) for t, n in zip(self._tokens[first:last], self._seen[first:last], strict=True) if n]
             if not counts:  # rivals have taken them all
                 continue
             kinds = len(counts)
-            whole = sum(n for _, n in counts) + kinds
-            found = {token: share * kinds / whole for token, share in found.items()}
+            whole = sum([n for _, n in counts]) + kinds
+            rest = kinds / whole
+            found = {token: share * rest for token, share in found.items()}
             for token, count in counts:
                 found[token] = found.get(token, 0.0) + count / whole
         return found
 
     def _outlasts(self, row: int) -> bool:
         """Take a count off each token of a row. Return True if any is left."""
-        seen = self._seen[row]
-        seen[seen > 0] -= 1
-        return bool(seen.any())
+        first, last = row * FOLLOWING, (row + 1) * FOLLOWING
+        left = [max(0, count - 1) for count in self._seen[first:last]]
+        self._seen[first:last] = array("H", left)
+        return any(left)
 
     def _count(self, row: int, token: int) -> None:
-        tokens, seen = self._tokens[row], self._seen[row]
-        same = numpy.flatnonzero((tokens == token) & (seen > 0))
-        if not len(same):
-            same = numpy.flatnonzero(seen == 0)
-            if not len(same):
-                seen -= 1
+        """Count a token in a row, in its own place, or a free one. Without either, every other token loses a count."""
+        tokens, seen, free = self._tokens, self._seen, -1
+        for place in range(row * FOLLOWING, (row + 1) * FOLLOWING):
+            if not seen[place]:
+                free = place
+            elif tokens[place] == token:
+                if seen[place] >= MOST_SEEN:
+                    self._halve(row)
+                seen[place] += 1
                 return
-            tokens[same[0]] = token
-        if seen[same[0]] >= MOST_SEEN:
-            seen //= 2
-        seen[same[0]] += 1
+        if free < 0:
+            self._outlasts(row)
+            return
+        tokens[free], seen[free] = token, 1
+
+    def _halve(self, row: int) -> None:
+        for place in range(row * FOLLOWING, (row + 1) * FOLLOWING):
+            self._seen[place] //= 2
 
 
 def _key(tokens: Sequence[int]) -> int:

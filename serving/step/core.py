@@ -251,12 +251,14 @@ class EngineCore:
 
 def _option(prospect: Prospect, limit: int) -> Option:
     """Return what a prospect allows within the row's own limit."""
-    return Option(
-        min(limit, prospect.most),
+    own = Option(
+        prospect.most,
         drafted_by_model=prospect.by_model,
         match=prospect.match,
         unread_tokens=prospect.unread_tokens,
         source=prospect.source,
         at_once=prospect.at_once,
         wide=prospect.wide,
+        likely=prospect.likely,
     )
+    return own.within(limit)

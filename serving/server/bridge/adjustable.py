@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal
 
-from distillspec.serving.control.base import BatchView, LengthController, Plan, RowView
+from distillspec.serving.control.base import BatchView, LengthController, Plan
 from distillspec.serving.control.fixed import FixedLength
 from distillspec.serving.control.wrapped import WrappedController
 
@@ -36,7 +35,7 @@ class AdjustableController(WrappedController):
         override = self.override
         bound = self._bound(override)
         if bound < self.speculation_length:
-            view = replace(view, rows=tuple(map(partial(_within, bound=bound), view.rows)))
+            view = replace(view, rows=tuple([row.within(bound) for row in view.rows]))
         return FixedLength(bound).plan(view) if override.policy == "fixed" else super().plan(view)
 
     def _bound(self, override: LengthOverride) -> int:
@@ -47,9 +46,3 @@ class AdjustableController(WrappedController):
             if override.max_length is None
             else min(self.speculation_length, override.max_length)
         )
-
-
-def _within(row: RowView, bound: int) -> RowView:
-    """Return a row for which no source drafts more than `bound` levels."""
-    others = tuple([option._replace(limit=min(option.limit, bound)) for option in row.others])
-    return row._replace(limit=min(row.limit, bound), others=others)

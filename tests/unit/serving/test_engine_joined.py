@@ -19,13 +19,18 @@ from .test_engine_sampling import POLICIES, excess
 
 ALL = ["prompt_lookup", "suffix", "recycling", "draft_model"]
 OPTIONS = {"prompt_lookup": {"shortest": 1}}
-SOURCES = {"lookup", "suffix", "recycled", "draft"}
+SOURCES = [  # proposers, and whose tokens are accepted
+    (ALL, {"lookup", "suffix", "recycled", "draft"}),
+    (["ngram", "draft_model"], {"ngram", "draft"}),
+    ("recycling", {"recycled"}),
+    ("ngram", {"ngram"}),
+]
 
 
 @pytest.mark.parametrize("controller", ["fixed", "goodput"])
-@pytest.mark.parametrize("proposer", [ALL, "recycling"])
+@pytest.mark.parametrize(("proposer", "sources"), SOURCES)
 def test_greedy_and_seeded_answers_do_not_change(
-    random_model: Callable[..., LanguageModel], proposer: Any, controller: str
+    random_model: Callable[..., LanguageModel], proposer: Any, sources: set[str], controller: str
 ) -> None:
     """In float64, with preemption and prompts read in chunks."""
     target = random_model("llama", torch.float64)
@@ -35,7 +40,7 @@ def test_greedy_and_seeded_answers_do_not_change(
     settings = EngineSettings(
         **TIGHT, **options, max_cache_tokens=180, controller=controller, proposer=proposer, widths=[2, 2], nodes=40
     )
-    draft = tree_draft("eagle", target) if proposer == ALL else None
+    draft = tree_draft("eagle", target) if "draft_model" in proposer else None
     engine = Engine(target, draft, settings)
     tried: Counter[tuple[str, bool]] = Counter()
     joined: list[int] = []
@@ -49,7 +54,6 @@ def test_greedy_and_seeded_answers_do_not_change(
         assert [output.token_ids for output in engine.generate(asked, MIXED)] == expected
     engine.close()
     if controller == "fixed":
-        sources = SOURCES if proposer == ALL else {"recycled"}
         assert {source for source, accepted in tried if accepted} == sources
         assert max(joined) == len(sources)
 

@@ -12,6 +12,7 @@ from distillspec.serving.base.acceptance import (
     by_version,
     chain_trials,
     count_trials,
+    ranked_of_source,
     trials_of,
 )
 from distillspec.serving.base.tree import ROOT, SiblingGroup, TokenTree
@@ -86,3 +87,9 @@ def test_alpha_is_that_of_the_first_siblings() -> None:
     counter.add([Trial(1, 0, "draft", False), Trial(1, 1, "draft", False)])
     assert (counter.tried_at, counter.accepted_at) == ([3, 1], [2, 1])
     assert (counter.accepted, counter.firsts, counter.rate) == (3, 2, 0.5)
+
+
+def test_trials_of_a_source_have_their_ranks_among_its_own() -> None:
+    trials = trials_of(TREE, (2,), 2)
+    assert ranked_of_source(trials, "draft") == (Trial(1, 0, "draft", False), Trial(1, 1, "draft", True))
+    assert ranked_of_source(trials, "lookup") == (Trial(1, 0, "lookup", False), Trial(2, 0, "lookup", False))

@@ -29,3 +29,9 @@ def test_only_the_first_of_siblings_has_children_on_a_spine() -> None:
 def test_levels_that_make_no_tree_are_refused(levels: tuple[tuple[int, ...], ...]) -> None:
     with pytest.raises(ValueError, match="children"):
         TreeShape(levels)
+
+
+def test_nodes_with_parents_make_a_shape() -> None:
+    """Nodes 0 and 3 are first; 1 and 4 are children of 0; 2 is one of 1, and 5 one of 3."""
+    assert TreeShape.of_parents((-1, 0, 1, -1, 0, 3)) == TreeShape(((2,), (2, 1), (1, 0, 0)))
+    assert TreeShape.of_parents(()) == TreeShape()

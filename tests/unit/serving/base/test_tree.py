@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from distillspec.serving.base.tree import LOOKUP, ROOT, DraftProbs, SiblingGroup, TokenTree
+from distillspec.serving.base.tree import LOOKUP, ROOT, DraftProbs, SiblingGroup, TokenTree, merged
 
 
 def test_a_tree_knows_its_shape() -> None:
@@ -58,3 +58,30 @@ def test_a_shortened_tree_keeps_what_was_drawn() -> None:
     assert tree.shortened(1).tokens == (4, 5)
     assert tree.shortened(3) is tree
     assert len(tree.shortened(0)) == 0
+
+
+def test_what_follows_a_duplicate_goes_on_behind_the_first_one() -> None:
+    """Verification accepts the first of two alike, and would never come to the children of the second."""
+    table = DraftProbs(torch.rand(3, 8))
+    draft = TokenTree(
+        (4, 5, 6, 7),
+        (
+            SiblingGroup(ROOT, (0, 1), drawn_from=table),
+            SiblingGroup(0, (2,), drawn_from=table, row=1),
+            SiblingGroup(2, (3,), drawn_from=table, row=2),
+        ),
+    )
+    tree = merged([TokenTree.of_parents((9, 4, 6), (ROOT, ROOT, 1), "ngram"), draft])
+    assert tree.tokens == (9, 4, 6, 4, 5, 6, 7)
+    assert [(group.source, group.nodes) for group in tree.groups_at(ROOT)] == [("ngram", (0, 1)), ("draft", (3, 4))]
+    assert [(group.source, group.nodes, group.row) for group in tree.groups_at(1)] == [
+        ("ngram", (2,), 0),
+        ("draft", (5,), 1),
+    ]
+    assert tree.parents[6] == 2, "behind the first 4, 6"
+    assert tree.groups_at(3) == ()
+
+
+def test_trees_without_common_tokens_are_put_side_by_side() -> None:
+    tree = merged([TokenTree.chain([1, 2], source="a"), TokenTree.chain([3, 2], source="b")])
+    assert (tree.tokens, tree.parents) == ((1, 2, 3, 2), (ROOT, 0, ROOT, 2))

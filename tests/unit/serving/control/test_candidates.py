@@ -51,3 +51,15 @@ def test_sets_of_nodes_make_shapes() -> None:
     assert nodes.shape(nodes.spine) == TreeShape.full((1, 1, 1))
     assert nodes.shape(numpy.zeros(15, dtype=bool)) == TreeShape()
     assert shape_of([(0,), (1,), (1, 0)]) == TreeShape(((2,), (0, 1)))
+
+
+def test_the_likeliest_nodes_come_first_behind_their_parents_and_elder_siblings() -> None:
+    nodes = candidates((3, 2, 2), 18)
+    gains = nodes.survival(numpy.random.default_rng(1).random((1, 3, 3)))[0]
+    found = nodes.best_first(gains)
+    assert sorted(node for node, _ in found) == list(range(len(nodes)))
+    assert [gain for _, gain in found] == sorted([gain for _, gain in found], reverse=True)
+    for count in range(1, len(nodes) + 1):
+        taken = numpy.zeros(len(nodes), dtype=bool)
+        taken[[node for node, _ in found[:count]]] = True
+        assert nodes.shape(taken).nodes == count

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenTree
+from distillspec.serving.base.tree import ROOT, DraftProbs, SiblingGroup, TokenTree, merged
 from distillspec.serving.decoding import tree_rules, verification
 from distillspec.serving.decoding.tree_batch import TreeBatch
 from distillspec.serving.decoding.tree_rules import RejectionRule
@@ -147,15 +147,11 @@ def _every(parts: Sequence[Sequence[tuple[float, Any]]]) -> Iterator[tuple[float
 
 
 def side_by_side(one: Process, other: Process) -> Process:
-    """Trees of one level from two sources: the groups of `one` are tried first. Tokens may occur in both."""
+    """Trees of two sources, joined as the engine joins them: those of `one` are tried first."""
     others = list(other)
     for chance, tree in one:
         for more, second in others:
-            moved = [
-                group._replace(nodes=tuple(len(tree) + node for node in group.nodes), source="other")
-                for group in second.groups
-            ]
-            yield chance * more, TokenTree(tree.tokens + second.tokens, (*tree.groups, *moved))
+            yield chance * more, merged([tree, second])
 
 
 def fixed(tree: TokenTree) -> Process:

@@ -61,6 +61,11 @@ PROCESSES: dict[str, Callable[[Pair], Process]] = {
     "two sources": lambda q: side_by_side(sampled((2, 0), *q), sampled((1, 0), *tables(7))),
     "two sources of two": lambda q: side_by_side(on_part((2, 0), 3), on_part((2, 0), 7)),
     "lookup, then a draft": lambda q: side_by_side(fixed(TokenTree.chain([1])), sampled((2, 0), *q)),
+    "lookup, then a draft of two levels": lambda q: side_by_side(fixed(TokenTree.chain([1, 2])), sampled((2, 1), *q)),
+    "a grown tree, then a draft": lambda q: side_by_side(
+        fixed(TokenTree.of_parents([1, 2, 0], [ROOT, ROOT, 0])), sampled((1, 2), *q)
+    ),
+    "a draft of two levels, then lookup": lambda q: side_by_side(sampled((2, 1), *q), fixed(TokenTree.chain([1, 3]))),
     "a draft, then lookup": lambda q: side_by_side(sampled((2, 0), *q), fixed(TokenTree.chain([1]))),
 }
 PAIRS = {

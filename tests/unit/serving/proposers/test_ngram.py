@@ -9,7 +9,7 @@ import pytest
 from distillspec.errors import ConfigError
 from distillspec.serving.base.requests import Request, SequenceState
 from distillspec.serving.base.shape import PlannedTree, TreeShape
-from distillspec.serving.base.tree import NGRAM, TokenTree
+from distillspec.serving.base.tree import NGRAM, TokenTree, merged
 from distillspec.serving.proposers.base import ProposalRequest
 from distillspec.serving.proposers.ngram import OF_PROMPT, Ngram
 
@@ -92,3 +92,88 @@ def test_requests_that_are_not_logged_teach_nothing() -> None:
 def test_impossible_options_are_refused_at_once() -> None:
     with pytest.raises(ConfigError, match="contexts=0 must be at least 1"):
         Ngram(contexts=0)
+
+
+def repeating(proposer: Ngram, count: int = 20) -> SequenceState:
+    """A text behind whose last token 2 came often, then 3, and seldom 9."""
+    text = sequence([1, 2, 3] * count + [1, 9, 1, 2, 3, 1], name="r")
+    proposer.prospect(text)
+    return text
+
+
+def test_nodes_are_named_the_likeliest_first() -> None:
+    proposer = Ngram(longest=2)
+    likely = proposer.prospect(repeating(proposer)).likely
+    assert likely is not None
+    assert list(likely.chances) == sorted(likely.chances, reverse=True)
+    found = tree(proposer, repeating(proposer), 1, 1, 1)
+    assert found.tokens == (2, 3, 1)
+    assert likely.parents[:3] == (-1, 0, 1)
+    for count in range(1, len(likely.chances) + 1):
+        shape = likely.shape(count)
+        (grown,) = proposer.propose([ProposalRequest(repeating(proposer), (PlannedTree(NGRAM, shape),))])
+        assert len(grown) == count, "what is named is what is proposed"
+
+
+def test_chances_follow_what_is_accepted() -> None:
+    proposer = Ngram(longest=2)
+    text = repeating(proposer)
+    before = proposer.prospect(text).likely
+    for _ in range(10):
+        found = tree(proposer, text, 1)
+        proposer.committed(text, found, ())
+    after = proposer.prospect(text).likely
+    assert before is not None
+    assert after is not None
+    assert max(after.chances, default=0.0) < 0.7 * before.chances[0]
+
+
+def test_tokens_of_others_are_no_evidence_against_what_follows() -> None:
+    """A path that another source's token led to ends what is compared."""
+    proposer = Ngram(longest=2)
+    text = repeating(proposer)
+    joined = merged([tree(proposer, text, 1, 1), TokenTree.chain([7, 8], source="draft")])
+    proposer.committed(text, joined, (2, 3))
+    proposer.committed(text, TokenTree.chain([7, 8], source="draft"), (0, 1))
+    likely = proposer.prospect(text).likely
+    assert likely is not None
+    assert likely.chances[0] > 0.3, "one rejection, of one token"
+
+
+def test_fewer_nodes_are_named_where_few_are_drafted() -> None:
+    proposer = Ngram(longest=2)
+    text = repeating(proposer)
+    counts = []
+    for _ in range(40):
+        likely = proposer.prospect(text).likely
+        assert likely is not None
+        counts.append(len(likely.chances))
+        tree(proposer, text, 1)
+    assert counts[-1] < counts[0]
+    for _ in range(60):
+        likely = proposer.prospect(text).likely
+        assert likely is not None
+        proposer.propose([ProposalRequest(text, (PlannedTree(NGRAM, likely.shape(len(likely.chances))),))])
+    assert len(likely.chances) == counts[0], "and more again where all are"
+
+
+def test_chains_alone_are_named_without_siblings() -> None:
+    proposer = Ngram(longest=2, wide=False, depth=3)
+    likely = proposer.prospect(repeating(proposer)).likely
+    assert likely is not None
+    assert likely.parents == (-1, 0, 1)
+
+
+def test_chances_that_have_fallen_are_named_again() -> None:
+    """What is named follows what is drafted, also where nothing that is likely enough has come for a while."""
+    proposer = Ngram(longest=2)
+    text = repeating(proposer)
+    for _ in range(20):
+        proposer.prospect(text)  # nothing is drafted
+        proposer.prospect(sequence([1, 9], name="other"))
+    for _ in range(60):
+        likely = proposer.prospect(sequence([1, 9], name="other")).likely
+        assert likely is not None
+        shape = likely.shape(len(likely.chances))
+        proposer.propose([ProposalRequest(sequence([1, 9], name="other"), (PlannedTree(NGRAM, shape),))])
+    assert likely.chances

@@ -1,0 +1,246 @@
+"""Steps planned row by row, at a price of a second in tokens: for rows with sources that name their nodes.
+
+Every node and every pass of a draft has a cost, and pays where the tokens expected of it exceed its cost at the price.
+The best price is the goodput that it leads to (Dinkelbach 1967). It changes slowly, while the nodes that sources name
+change with every step: so a price is kept for some steps, and each of them is planned for in microseconds a row.
+
+Costs are a row's share of a step in which all rows draft alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy
+
+from distillspec.serving.base.shape import TreeShape
+from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
+from distillspec.serving.control.allocation import Allocation
+from distillspec.serving.control.base import Option, RowView, evidence
+from distillspec.serving.control.candidates import Candidates, chains
+from distillspec.serving.costs.latency import LatencyModel
+
+FEWEST = 4  # nodes over which the cost of one is taken
+MOST_NODES = 48  # of a row, whose costs are looked up once
+NO_TREE = TreeShape()
+NOTHING = float("-inf")  # value of what cannot be drafted
+
+
+class Drafted(NamedTuple):
+    """The best tree of one source for one row, at a price."""
+
+    tokens: float = 0.0  # expected to be accepted, where no node that it is behind is
+    seconds: float = 0.0  # with its share of the target's pass
+    shape: TreeShape = NO_TREE
+
+
+class Offer(NamedTuple):
+    """What one source may draft for a row."""
+
+    value: float  # tokens, less the cost at the price
+    option: Option
+    shape: TreeShape = NO_TREE
+    tokens: float = 0.0  # expected to be accepted
+
+    def and_then(self, behind: Offer) -> Offer:
+        """Return the offer of a draft's tree behind these nodes."""
+        return behind._replace(value=self.value + behind.value, tokens=self.tokens + behind.tokens)
+
+
+class Chosen(NamedTuple):
+    """What is drafted for one row."""
+
+    row: RowView  # with the source alone, and the likely nodes that are drafted
+    shape: TreeShape = NO_TREE  # of the source's own tree
+    tokens: float = 0.0  # expected to be accepted
+
+
+class PricedPlan(NamedTuple):
+    """A step: what is drafted for each row, and what it is expected to give."""
+
+    chosen: tuple[Chosen, ...]
+    allocation: Allocation
+
+
+class PriceList:
+    """Costs and acceptance as they were known at one step, and the price that they lead to.
+
+    Args:
+        rows: of the step. Other steps of the same rows may be planned for too.
+        most: the most levels of a row.
+        trees: the nodes that a draft's trees may have, None for chains.
+        price: tokens a second to start from. 0: those of plain decoding.
+    """
+
+    def __init__(
+        self,
+        rows: Sequence[RowView],
+        most: int,
+        acceptance: AcceptanceEstimate,
+        latency: LatencyModel,
+        *,
+        trees: Candidates | None = None,
+        price: float = 0.0,
+    ) -> None:
+        self.count, self.acceptance, self.latency = max(1, len(rows)), acceptance, latency
+        self.context = sum([row.context_tokens for row in rows])
+        self.nodes = chains(most) if trees is None else trees
+        table = latency.target
+        self._nodes_s = [table.seconds(0, self.count * (1 + nodes)) / self.count for nodes in range(MOST_NODES)]
+        self.node_s = (self._nodes_s[FEWEST] - self._nodes_s[0]) / FEWEST
+        self._free_s = latency.draft_free_s / self.count
+        self._drafted: dict[tuple[str, str, int, bool], Drafted] = {}
+        plain = self.plain(rows).goodput
+        self.price = max(price, plain)
+        found = self.plan(rows).allocation
+        if abs(found.goodput / self.price - 1) > 0.02:
+            self.price = max(found.goodput, plain)
+            self._drafted.clear()
+
+    def plain(self, rows: Sequence[RowView]) -> Allocation:
+        """Return the allocation without drafted tokens."""
+        context = sum([row.context_tokens for row in rows])
+        seconds = self.latency.target.seconds(context, len(rows), len(rows))
+        return Allocation(numpy.zeros(len(rows), dtype=numpy.int64), len(rows), max(seconds, 1e-9))
+
+    def plan(self, rows: Sequence[RowView], *, second: bool = False) -> PricedPlan:
+        """Return the best plan at the price. `second`: of each row's sources, the second best one."""
+        chosen = self._trimmed([self._choose(row, second=second) for row in rows])
+        context = sum([row.context_tokens for row in rows])
+        nodes = [each.shape.nodes + _joined(each.row) for each in chosen]
+        drafting_s = self._drafting_s(chosen, context)
+        seconds = self.latency.target.seconds(context, len(rows) + sum(nodes), len(rows)) + drafting_s
+        tokens = len(rows) + sum([each.tokens for each in chosen])
+        return PricedPlan(chosen, Allocation(numpy.array(nodes), tokens, max(seconds, 1e-9), None, drafting_s))
+
+    def _choose(self, row: RowView, *, second: bool) -> Chosen:
+        """Return the best that is drafted for a row: one source's tokens, or a draft's behind named nodes."""
+        able = [option for option in row.options if option.limit]
+        alone = [self._named(option) if _names(option) else self._tree(row, option) for option in able]
+        offers = [offer for offer in alone if offer.value > NOTHING]
+        for first in [offer for offer in offers if offer.option.likely is not None]:
+            joined = [option._replace(likely=first.option.likely) for option in able if option.drafted_by_model]
+            behind = [self._tree(row, option) for option in joined]
+            offers += [first.and_then(offer) for offer in behind if offer.value > NOTHING]
+        offers.sort(key=lambda offer: -offer.value)
+        place = int(second and len(offers) > 1)
+        if not offers or (offers[place].value <= 0 and not second):
+            return Chosen(row._replace(others=(), likely=None))
+        best = offers[place]
+        return Chosen(row.with_option(best.option), best.shape, best.tokens)
+
+    def _named(self, option: Option) -> Offer:
+        """Return the nodes that a source names and that pay, each by itself."""
+        least, tokens, count = self.price * self.node_s, 0.0, 0
+        for chance in () if option.likely is None else option.likely.chances:
+            if chance <= least:
+                break
+            tokens, count = tokens + chance, count + 1
+        if option.likely is None or not count:
+            return Offer(NOTHING, option)
+        kept = option.likely.first(count)
+        value = tokens - least * count - self.price * self._free_s
+        return Offer(value, option._replace(likely=kept), kept.shape(count), tokens)
+
+    def _tree(self, row: RowView, option: Option) -> Offer:
+        """Return a source's tree of the highest value, the first one found for the row."""
+        key = (row.sequence_id, option.source, option.match, option.likely is not None)
+        own = self._drafted.get(key)
+        if own is None or own.shape.depth > option.limit:
+            own = self._drafted[key] = self._grown(row, option)
+        if not own.shape.depth:
+            return Offer(NOTHING, option)
+        tokens = own.tokens if option.likely is None else own.tokens * option.likely.missed
+        return Offer(tokens - self.price * own.seconds, option, own.shape, tokens)
+
+    def _grown(self, row: RowView, option: Option) -> Drafted:
+        """Return the tree with the best number of levels and, of its nodes, the likeliest that pay together."""
+        kind, before = evidence(option), 0 if option.likely is None else len(option.likely.chances)
+        missed = 1.0 if option.likely is None else option.likely.missed
+        known = None if row.belief is None or not option.drafted_by_model else [row.belief]
+        nodes = self.nodes if option.wide or option.drafted_by_model else chains(self.nodes.depth)
+        gains = nodes.survival(self.acceptance.chances([row.sequence_id], [kind] if kind else None, known))[0]
+        order = nodes.best_first(gains)
+        best, value, kept = Drafted(), 0.0, list[int]()
+        for levels in range(1, min(option.limit, nodes.depth) + 1):
+            pass_s, tokens, taken = self._pass_s(option, levels), 0.0, list[int]()
+            for node, gain in order:
+                if missed * gain <= 0.5 * self.price * self.node_s or before + len(taken) + 2 > MOST_NODES:
+                    break
+                if nodes.depths[node] > levels:
+                    continue
+                taken.append(node)
+                tokens += gain
+                seconds = pass_s + self._nodes_s[before + len(taken)] - self._nodes_s[before]
+                if missed * tokens - self.price * seconds > value:
+                    best, value, kept = Drafted(tokens, seconds), missed * tokens - self.price * seconds, list(taken)
+        if not kept:
+            return best
+        chosen = numpy.zeros(len(nodes), dtype=bool)
+        chosen[kept] = True
+        return best._replace(shape=nodes.shape(chosen))
+
+    def _trimmed(self, chosen: Sequence[Chosen]) -> tuple[Chosen, ...]:
+        """Return the rows with as many likely nodes as pay by the target's table, in which further ones may jump."""
+        likely = [each.row.likely.chances if each.row.likely is not None else () for each in chosen]
+        chances = sorted([chance for own in likely for chance in own], reverse=True)
+        if not chances:
+            return tuple(chosen)
+        base = len(chosen) + sum([each.shape.nodes for each in chosen if each.row.likely is None or _joined(each.row)])
+        best, gained, kept, table = 0.0, 0.0, 0, self.latency.target
+        before_s = table.seconds(0, base)
+        for number, chance in enumerate(chances, 1):
+            gained += chance
+            value = gained - self.price * (table.seconds(0, base + number) - before_s)
+            if value > best:
+                best, kept = value, number
+        if kept == len(chances):
+            return tuple(chosen)
+        least = chances[kept - 1] if kept else 2.0
+        counts = [sum([chance >= least for chance in own]) for own in likely]
+        return tuple(map(_with_nodes, chosen, counts))
+
+    def _pass_s(self, option: Option, levels: int) -> float:
+        """Return a row's share of the passes that draft so many levels."""
+        own = self.latency.of_draft(option.at_once, option.source)
+        if not option.drafted_by_model or own.draft is None:
+            return self._free_s
+        return own.loop_s(self.count, self.context, levels) / self.count
+
+    def _drafting_s(self, chosen: Sequence[Chosen], context: int) -> float:
+        """Return the seconds of all drafting."""
+        levels: dict[tuple[bool, str], list[int]] = {}
+        free = False
+        for each in chosen:
+            if each.row.drafted_by_model and each.shape.depth:
+                levels.setdefault((each.row.at_once, each.row.source), []).append(each.shape.depth)
+            free |= each.row.likely is not None
+        seconds = self.latency.draft_free_s * free
+        for (at_once, source), depths in levels.items():
+            own = self.latency.of_draft(at_once, source)
+            mean = context / len(chosen) * len(depths)
+            seconds += own.loop_s(len(depths), mean, max(depths)) if own.draft is not None else 0.0
+        return seconds
+
+
+def _names(option: Option) -> bool:
+    """Return True for a source that names its nodes."""
+    return option.likely is not None and not option.drafted_by_model
+
+
+def _with_nodes(chosen: Chosen, count: int) -> Chosen:
+    """Return the same with at most so many likely nodes."""
+    nodes = chosen.row.likely
+    if nodes is None or count >= len(nodes.chances):
+        return chosen
+    kept = nodes.first(count)
+    tokens = chosen.tokens - (nodes.tokens - kept.tokens)
+    if chosen.row.drafted_by_model:
+        return chosen._replace(row=chosen.row._replace(likely=kept if count else None), tokens=tokens)
+    return Chosen(chosen.row._replace(likely=kept), kept.shape(count), tokens)
+
+
+def _joined(row: RowView) -> int:
+    """Return the likely nodes that a draft's tree is behind."""
+    return len(row.likely.chances) if row.drafted_by_model and row.likely is not None else 0

@@ -1,0 +1,140 @@
+"""Decisions at a price: of steps in whose rows sources name their nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from distillspec.serving.base.acceptance import RowResult, ranked_of_source
+from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
+from distillspec.serving.control.allocation import Allocation
+from distillspec.serving.control.base import BatchView, RowView, is_joined
+from distillspec.serving.control.candidates import Candidates
+from distillspec.serving.control.decision import Decision, Mode, catch_up_s
+from distillspec.serving.control.held_plan import HELD
+from distillspec.serving.control.priced import NO_TREE, PricedPlan, PriceList
+from distillspec.serving.control.speculation_policy import SpeculationPolicy
+from distillspec.serving.costs.latency import LatencyModel
+
+# What is never tried is not known: after so many price lists rows take the second best of their sources for a step.
+SECOND_EVERY = 8
+USUAL = 0.05  # weight of a step in the running mean of goodput
+
+
+class Known(NamedTuple):
+    """What a controller has learnt up to a step."""
+
+    acceptance: AcceptanceEstimate
+    latency: LatencyModel
+    policy: SpeculationPolicy
+    price: float  # tokens a second of the last step's best lengths
+    step: int  # its number
+
+
+class PricedSteps:
+    """Decides with a price list that steps share. One is made anew after some steps, and when rows come or go.
+
+    Args:
+        most: the most levels of a row.
+        trees: the nodes that a draft's trees may have, None for chains.
+    """
+
+    def __init__(self, most: int, trees: Candidates | None) -> None:
+        self.most, self.trees = most, trees
+        self.used = False  # rows have had sources that name their nodes
+        self._list: PriceList | None = None
+        self._until, self._names, self._lists = 0, list[str](), 0
+        self._usual = 0.0  # goodput of priced plans, which differ from step to step: their running mean
+
+    def applies(self, rows: Sequence[RowView]) -> bool:
+        """Return True from the first step on in which a source names its nodes."""
+        self.used = self.used or any(map(names_nodes, rows))
+        return self.used
+
+    def drop(self) -> None:
+        """Forget the list: the draft, or the costs, are others."""
+        self._list, self._usual = None, 0.0
+
+    def decide(self, view: BatchView, known: Known) -> Decision:
+        """Decide with a new list."""
+        own = (view.rows, self.most, known.acceptance, known.latency)
+        prices = self._list = PriceList(*own, trees=self.trees, price=known.price)
+        self._until, self._names = known.step + HELD, [row.sequence_id for row in view.rows]
+        self._lists += 1
+        return self._decided(view, known, prices, second=self._lists % SECOND_EVERY == 0)
+
+    def decide_again(self, view: BatchView, known: Known) -> Decision | None:
+        """Decide with the last list, if that is good for this step too."""
+        prices, policy = self._list, known.policy
+        if prices is None or view.prefill_tokens or not policy.speculates or policy.plain_is_due:
+            return None
+        if known.step >= self._until or [row.sequence_id for row in view.rows] != self._names:
+            return None
+        return self._decided(view, known, prices)
+
+    def _decided(self, view: BatchView, known: Known, prices: PriceList, *, second: bool = False) -> Decision:
+        found, plain = prices.plan(view.rows, second=second), prices.plain(view.rows)
+        mode, policy = _mode(view, found, plain, known), known.policy
+        best = found.allocation.goodput
+        self._usual += USUAL * (best - self._usual) if self._usual else best
+        drafts = mode in ("speculating", "trial")
+        rows = tuple([each.row for each in found.chosen]) if drafts else without_likely(view.rows)
+        shapes = tuple([each.shape if drafts else NO_TREE for each in found.chosen])
+        planned, lengths = found.allocation if drafts else plain, tuple([shape.depth for shape in shapes])
+        further_s = known.latency.prompts_s(len(rows), view.prefill_tokens) + catch_up_s(known.latency, rows, lengths)
+        return Decision(
+            mode,
+            lengths,
+            shapes,
+            rows,
+            planned.tokens,
+            planned.seconds + further_s,
+            policy.plain_rate(plain.goodput),
+            best * policy.gain,
+            policy.uncertainty,
+            tuple(known.acceptance.hazards().tolist()),
+            known.latency,
+            (plain.goodput, self._usual),
+        )
+
+
+def _mode(view: BatchView, found: PricedPlan, plain: Allocation, known: Known) -> Mode:
+    policy, best = known.policy, found.allocation
+    if not any(row.limit or row.others for row in view.rows):
+        return "nothing to draft for"
+    if not best.nodes or best.goodput <= plain.goodput:
+        return "not worth it"
+    if policy.speculates:
+        return "measuring plain" if policy.plain_is_due else "speculating"
+    reading_s = catch_up_s(known.latency, [each.row for each in found.chosen], best.lengths.tolist())
+    return "trial" if policy.trial_is_due and policy.affords(best, plain, reading_s) else "not worth it"
+
+
+def names_nodes(row: RowView) -> bool:
+    """Return True if any of the row's sources names its nodes."""
+    return row.likely is not None or any(option.likely is not None for option in row.others)
+
+
+def without_likely(rows: Sequence[RowView]) -> tuple[RowView, ...]:
+    """Return the rows as if no source named its nodes."""
+    if not any(map(names_nodes, rows)):
+        return tuple(rows)
+    others = [tuple([other._replace(likely=None) for other in row.others]) for row in rows]
+    return tuple([row._replace(likely=None, others=own) for row, own in zip(rows, others, strict=True)])
+
+
+def trials_of_drafts(views: Sequence[RowView], rows: Sequence[RowResult]) -> Sequence[RowResult]:
+    """Return the rows with the trials that acceptance is learnt from, without those of sources that name their nodes.
+
+    Args:
+        views: as they were planned for.
+    """
+    named = {row.sequence_id: row for row in views if row.likely is not None}
+    if not named:
+        return rows
+    pairs = [(row, named.get(row.sequence_id)) for row in rows]
+    return [
+        row if view is None else row._replace(trials=ranked_of_source(row.trials, view.source))
+        for row, view in pairs
+        if view is None or is_joined(view)
+    ]

@@ -1,0 +1,40 @@
+"""Calibration: how much of what a source expects to be accepted is accepted, by sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+PRIOR, IMAGINED = 0.7, 5.0  # the share before anything was seen, and the expected tokens that it is worth
+LEAST = 0.1  # share over all sequences: what is taken for hopeless is never tried, and stays hopeless
+STRENGTH = 10.0  # expected tokens that the share over all sequences is worth beside a sequence's own
+MEMORY = 500.0  # expected tokens after which evidence over all sequences has half its weight
+
+
+class Calibration:
+    """Accepted tokens over expected ones: those of a sequence, with those of its group as a prior.
+
+    Groups are sequences whose shares are alike, such as those with one temperature.
+    """
+
+    def __init__(self) -> None:
+        self._all: dict[Hashable, tuple[float, float]] = {}  # by group: expected, accepted
+        self._own: dict[str, tuple[float, float]] = {}  # by sequence
+
+    def share(self, sequence_id: str, group: Hashable) -> float:
+        """Return the share of expected tokens that is accepted."""
+        expected, accepted = self._all.get(group, (0.0, 0.0))
+        pooled = max(LEAST, (accepted + IMAGINED * PRIOR) / (expected + IMAGINED))
+        expected, accepted = self._own.get(sequence_id, (0.0, 0.0))
+        return (accepted + STRENGTH * pooled) / (expected + STRENGTH)
+
+    def saw(self, sequence_id: str, group: Hashable, expected: float, accepted: int) -> None:
+        """Count a node whose children were tried: P(one of them is accepted) as expected, and how many were."""
+        whole, kept = self._own.get(sequence_id, (0.0, 0.0))
+        self._own[sequence_id] = (whole + expected, kept + accepted)
+        whole, kept = self._all.get(group, (0.0, 0.0))
+        fading = 0.5 ** (expected / MEMORY)
+        self._all[group] = (whole * fading + expected, kept * fading + accepted)
+
+    def forget(self, sequence_id: str) -> None:
+        """Drop a sequence that is finished."""
+        self._own.pop(sequence_id, None)

@@ -1,0 +1,100 @@
+"""A price list: what pays of each source for a row, alone and together."""
+
+from __future__ import annotations
+
+import pytest
+
+from distillspec.serving.base.acceptance import RowResult
+from distillspec.serving.base.likely import LikelyNodes
+from distillspec.serving.base.tree import DRAFT, NGRAM
+from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
+from distillspec.serving.control.base import Option, RowPlan, RowView, evidence
+from distillspec.serving.control.candidates import candidates
+from distillspec.serving.control.priced import PriceList
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import CostTable
+
+# A plain step takes 30 ms, a node 0.3 ms more, a pass of the draft 3 ms.
+COSTS = LatencyModel(CostTable.line(0.0, 3e-4, 3e-2), CostTable.line(0.0, 1e-4, 3e-3), draft_free_s=1e-4)
+SURE = LikelyNodes(NGRAM, (0.9, 0.8, 0.7, 0.6), (-1, 0, 1, 2), (1, 2, 3, 4))
+UNSURE = LikelyNodes(NGRAM, (0.3, 0.1, 0.005), (-1, -1, 0), (1, 1, 2))
+BELOW = LikelyNodes(NGRAM, (0.004,), (-1,), (1,))
+
+
+def row(nodes: LikelyNodes | None, name: str = "a", *, draft: bool = True, limit: int = 4) -> RowView:
+    named = Option(limit, drafted_by_model=False, source=NGRAM, likely=nodes)
+    model = Option(limit)
+    options = [option for option, there in ((named, nodes is not None), (model, draft)) if there]
+    return RowView(name, 100, limit, others=tuple(options[1:]))._replace(**options[0]._asdict())
+
+
+def learnt(alone: float, behind: float) -> AcceptanceEstimate:
+    """An estimate that has seen so much of a draft's tokens accepted, alone and behind others."""
+    estimate = AcceptanceEstimate(4, width=2)
+    both = [evidence(Option(4)), evidence(Option(4, likely=UNSURE))]
+    for turn in range(300):
+        rows = [RowResult.chain("x", 4, 4 * ((turn * share) % 1 < share), 5) for share in (alone, behind)]
+        estimate.observe(rows, both)
+    return estimate
+
+
+def planned(view: RowView, alone: float = 0.5, behind: float = 0.4, costs: LatencyModel = COSTS) -> RowPlan:
+    (chosen,) = PriceList([view], 4, learnt(alone, behind), costs).plan([view]).chosen
+    return RowPlan.of(chosen.row, chosen.shape)
+
+
+def sources(plan: RowPlan) -> list[tuple[str, int]]:
+    return [(tree.source, tree.shape.nodes) for tree in plan.trees]
+
+
+def test_sure_nodes_need_no_draft() -> None:
+    assert sources(planned(row(SURE))) == [(NGRAM, 4)]
+
+
+def test_a_draft_is_tried_behind_nodes_that_pay() -> None:
+    """0.3 and 0.1 pay for 0.3 ms, 0.005 does not."""
+    (named, draft) = planned(row(UNSURE), alone=0.5, behind=0.6).trees
+    assert (named.source, named.shape.nodes) == (NGRAM, 2)
+    assert draft.source == DRAFT
+    assert draft.shape.depth >= 1
+
+
+def test_a_draft_that_fails_behind_others_drafts_alone_or_not_at_all() -> None:
+    assert {source for source, _ in sources(planned(row(UNSURE), alone=0.8, behind=0.0))} == {DRAFT}
+    assert sources(planned(row(UNSURE), alone=0.0, behind=0.0)) == [(NGRAM, 2)]
+
+
+def test_nodes_that_do_not_pay_are_left_out() -> None:
+    assert {source for source, _ in sources(planned(row(BELOW)))} == {DRAFT}
+    assert sources(planned(row(BELOW, draft=False))) == []
+    assert sources(planned(row(None), alone=0.0)) == []
+
+
+def test_nodes_stop_where_the_table_jumps() -> None:
+    jump = LatencyModel(CostTable.rising([(1, 3e-2), (3, 3.01e-2), (4, 6e-2), (9, 7e-2)]))
+    assert sources(planned(row(SURE, draft=False), costs=jump)) == [(NGRAM, 2)]
+
+
+def test_a_rows_limit_holds_for_the_draft() -> None:
+    assert all(tree.shape.depth <= 1 for tree in planned(row(None, limit=1), alone=0.9).trees)
+
+
+def test_the_expected_tokens_and_seconds_are_those_of_the_plan() -> None:
+    rows = [row(SURE, "a"), row(UNSURE, "b"), row(None, "c")]
+    prices = PriceList(rows, 4, learnt(0.6, 0.5), COSTS, trees=candidates((2, 1, 1, 1), 8))
+    found = prices.plan(rows)
+    nodes = sum(tree.shape.nodes for each in found.chosen for tree in RowPlan.of(each.row, each.shape).trees)
+    assert found.allocation.nodes == nodes
+    assert found.allocation.tokens == pytest.approx(3 + sum(each.tokens for each in found.chosen))
+    drafting_s = found.allocation.drafting_s
+    assert found.allocation.seconds == pytest.approx(COSTS.target.seconds(300, 3 + nodes, 3) + drafting_s)
+    assert prices.plain(rows).goodput < found.allocation.goodput
+    assert prices.price == pytest.approx(found.allocation.goodput, rel=0.03)
+
+
+def test_the_second_best_is_taken_where_it_is_asked_for() -> None:
+    view = row(SURE)
+    prices = PriceList([view], 4, learnt(0.6, 0.5), COSTS)
+    (best,), (second,) = prices.plan([view]).chosen, prices.plan([view], second=True).chosen
+    assert not best.row.drafted_by_model
+    assert second.row.drafted_by_model

@@ -1,0 +1,79 @@
+"""Decisions at a price: how long a list holds, and what is learnt from the steps."""
+
+from __future__ import annotations
+
+from distillspec.serving.base.acceptance import RowResult, Trial
+from distillspec.serving.base.likely import LikelyNodes
+from distillspec.serving.base.tree import DRAFT, NGRAM
+from distillspec.serving.control.base import BatchView, Option, RowView, StepResult, evidence
+from distillspec.serving.control.goodput import GoodputController
+from distillspec.serving.control.held_plan import HELD
+from distillspec.serving.control.priced_steps import trials_of_drafts, without_likely
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.costs.table import CostTable
+
+COSTS = LatencyModel(CostTable.line(0.0, 3e-4, 3e-2), CostTable.line(0.0, 1e-4, 3e-3), draft_free_s=1e-4)
+
+
+def view(*chances: float, name: str = "a", context: int = 100) -> BatchView:
+    nodes = LikelyNodes(NGRAM, chances, tuple(range(-1, len(chances) - 1)), tuple(range(1, len(chances) + 1)))
+    row = RowView(name, context, 4, False, source=NGRAM, likely=nodes, others=(Option(4),))
+    return BatchView((row,))
+
+
+def step(controller: GoodputController, seen: BatchView) -> StepResult:
+    """Take a step in which half of the nodes are accepted."""
+    plan = controller.plan(seen)
+    nodes = sum(tree.shape.nodes for tree in plan.rows[0].trees)
+    depth = plan.rows[0].speculation_length
+    row = RowResult(seen.rows[0].sequence_id, depth, nodes, depth // 2, 1 + depth // 2)
+    drafts = any(tree.source == DRAFT for tree in plan.rows[0].trees)
+    result = StepResult((row,), seen, plan, 0, 3e-3 * drafts, 3e-2 + 3e-4 * nodes, 3e-2 + 3e-4 * nodes + 3e-3 * drafts)
+    controller.observe(result)
+    return result
+
+
+def nodes_of(result: StepResult) -> list[tuple[str, int]]:
+    return [(tree.source, tree.shape.nodes) for tree in result.plan.rows[0].trees]
+
+
+def test_each_step_follows_its_own_nodes_while_the_list_holds() -> None:
+    controller = GoodputController(4, COSTS)
+    for turn in range(HELD - 1):
+        chances = (0.9, 0.8, 0.7)[: 1 + turn % 3]
+        assert nodes_of(step(controller, view(*chances)))[0] == (NGRAM, len(chances))
+
+
+def test_a_request_may_bound_its_time_beside_others() -> None:
+    controller = GoodputController(4, COSTS, max_time_per_token_s=1.0)
+    assert step(controller, view(0.9, 0.8)).plan.rows[0].trees, "planned by length, as without named nodes"
+
+
+def test_speculation_goes_on_where_one_step_has_nothing_worth_drafting() -> None:
+    controller = GoodputController(4, COSTS)
+    seen = [nodes_of(step(controller, view(*((0.9, 0.8) if turn % 2 else (1e-4,))))) for turn in range(400)]
+    assert all(any(source == NGRAM for source, _ in own) for own in seen[301::2][:40])
+
+
+def test_nodes_that_never_pay_are_tried_seldom() -> None:
+    dear = LatencyModel(CostTable.line(0.0, 3e-2, 1e-3), draft_free_s=1e-4)
+    controller = GoodputController(4, dear, drafts_with_model=False)
+    seen = [nodes_of(step(controller, view(0.2, 0.1))) for _ in range(200)]
+    assert sum(map(bool, seen)) < 20
+
+
+def test_trials_behind_named_nodes_are_the_drafts_alone() -> None:
+    nodes = LikelyNodes(NGRAM, (0.4,), (-1,), (1,))
+    joined, named, plain = RowView("a", 9, 4, likely=nodes), RowView("b", 9, 4, False, likely=nodes), RowView("c", 9, 4)
+    trials = (Trial(1, 0, NGRAM, False), Trial(1, 1, DRAFT, True))
+    rows = [RowResult(name, 1, 2, 1, 2, trials) for name in "abc"]
+    first, second = trials_of_drafts([joined, named, plain], rows)
+    assert (first.sequence_id, first.trials) == ("a", (Trial(1, 0, DRAFT, True),))
+    assert second is rows[2]
+    assert evidence(joined) != evidence(plain) == 0
+
+
+def test_rows_may_be_seen_without_their_named_nodes() -> None:
+    (row,) = without_likely(view(0.5).rows)
+    assert row.likely is None
+    assert row.others == (Option(4),)
