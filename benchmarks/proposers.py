@@ -102,7 +102,7 @@ def _engine(options: Any, name: str, batch: int) -> Any:
     path = {"stop-probs": options.probs, "stop-state": options.state}.get(name, options.draft)
     if not path:
         raise SystemExit(f"{name} needs a draft that distill train-stop has taught: --probs or --state")
-    settings = {"controller": "goodput", "tree": "off", **SETTINGS[name]}
+    settings = {"controller": "goodput", **SETTINGS[name]}
     draft = None if name in (NO_DRAFT, "ngram", "suffix", "recycling") else load_draft(path, target)
     return make_engine(options, target, draft, batch, **settings)
 
