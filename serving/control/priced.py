@@ -22,7 +22,7 @@ from distillspec.serving.control.candidates import Candidates, chains
 from distillspec.serving.costs.latency import LatencyModel
 
 FEWEST = 4  # nodes over which the cost of one is taken
-MOST_NODES = 48  # of a row, whose costs are looked up once
+STOP = 0.5  # share of its cost below which a node, and those after it, are not looked at
 NO_TREE = TreeShape()
 NOTHING = float("-inf")  # value of what cannot be drafted
 
@@ -85,10 +85,8 @@ class PriceList:
     ) -> None:
         self.count, self.acceptance, self.latency = max(1, len(rows)), acceptance, latency
         self.context = sum([row.context_tokens for row in rows])
-        self.nodes = chains(most) if trees is None else trees
-        table = latency.target
-        self._nodes_s = [table.seconds(0, self.count * (1 + nodes)) / self.count for nodes in range(MOST_NODES)]
-        self.node_s = (self._nodes_s[FEWEST] - self._nodes_s[0]) / FEWEST
+        self.most, self.nodes = most, chains(most) if trees is None else trees
+        self.node_s = self._nodes_s(0, FEWEST) / FEWEST
         self._free_s = latency.draft_free_s / self.count
         self._drafted: dict[tuple[str, str, int, bool], Drafted] = {}
         plain = self.plain(rows).goodput
@@ -146,17 +144,21 @@ class PriceList:
     def _tree(self, row: RowView, option: Option) -> Offer:
         """Return a source's tree of the highest value, the first one found for the row."""
         key = (row.sequence_id, option.source, option.match, option.likely is not None)
-        own = self._drafted.get(key)
-        if own is None or own.shape.depth > option.limit:
-            own = self._drafted[key] = self._grown(row, option)
+        own, before = self._drafted.get(key), 0 if option.likely is None else len(option.likely.chances)
+        if own is None or own.shape.depth > option.limit or own.shape.nodes > self._room(before):
+            own = self._drafted[key] = self._grown(row, option, before)
         if not own.shape.depth:
             return Offer(NOTHING, option)
         tokens = own.tokens if option.likely is None else own.tokens * option.likely.missed
         return Offer(tokens - self.price * own.seconds, option, own.shape, tokens)
 
-    def _grown(self, row: RowView, option: Option) -> Drafted:
+    def _room(self, before: int) -> int:
+        """Return the most nodes of a draft's tree behind so many others: the engine reserves places for a tree's."""
+        return max(self.most, len(self.nodes) - before)
+
+    def _grown(self, row: RowView, option: Option, before: int) -> Drafted:
         """Return the tree with the best number of levels and, of its nodes, the likeliest that pay together."""
-        kind, before = evidence(option), 0 if option.likely is None else len(option.likely.chances)
+        kind, room = evidence(option), self._room(before)
         missed = 1.0 if option.likely is None else option.likely.missed
         known = None if row.belief is None or not option.drafted_by_model else [row.belief]
         nodes = self.nodes if option.wide or option.drafted_by_model else chains(self.nodes.depth)
@@ -166,13 +168,13 @@ class PriceList:
         for levels in range(1, min(option.limit, nodes.depth) + 1):
             pass_s, tokens, taken = self._pass_s(option, levels), 0.0, list[int]()
             for node, gain in order:
-                if missed * gain <= 0.5 * self.price * self.node_s or before + len(taken) + 2 > MOST_NODES:
+                if missed * gain <= STOP * self.price * self.node_s or len(taken) == room:
                     break
                 if nodes.depths[node] > levels:
                     continue
                 taken.append(node)
                 tokens += gain
-                seconds = pass_s + self._nodes_s[before + len(taken)] - self._nodes_s[before]
+                seconds = pass_s + self._nodes_s(before, len(taken))
                 if missed * tokens - self.price * seconds > value:
                     best, value, kept = Drafted(tokens, seconds), missed * tokens - self.price * seconds, list(taken)
         if not kept:
@@ -180,6 +182,11 @@ class PriceList:
         chosen = numpy.zeros(len(nodes), dtype=bool)
         chosen[kept] = True
         return best._replace(shape=nodes.shape(chosen))
+
+    def _nodes_s(self, before: int, count: int) -> float:
+        """Return a row's share of the seconds that so many nodes of each row add, behind `before` others of each."""
+        first, table = self.count * (1 + before), self.latency.target
+        return (table.seconds(0, first + self.count * count) - table.seconds(0, first)) / self.count
 
     def _trimmed(self, chosen: Sequence[Chosen]) -> tuple[Chosen, ...]:
         """Return the rows with as many likely nodes as pay by the target's table, in which further ones may jump."""

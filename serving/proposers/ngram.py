@@ -91,7 +91,7 @@ class Ngram:
         self._follow(sequence.id, 0)
         best = max(self._behind(sequence, ()).values(), default=0.0)
         likely = self._likely(sequence)
-        most, sure = ANY if likely.chances else 0, 1 + int(best * SURE)
+        most, sure = ANY if best else 0, 1 + int(best * SURE)
         return Prospect(most, False, sure, source=NGRAM, wide=True, likely=likely)
 
     def committed(self, sequence: SequenceState, tree: TokenTree, path: Sequence[int]) -> None:

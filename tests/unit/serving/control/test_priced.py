@@ -98,3 +98,16 @@ def test_the_second_best_is_taken_where_it_is_asked_for() -> None:
     (best,), (second,) = prices.plan([view]).chosen, prices.plan([view], second=True).chosen
     assert not best.row.drafted_by_model
     assert second.row.drafted_by_model
+
+
+def test_a_row_has_no_more_nodes_than_the_engine_reserves_places_for() -> None:
+    """A tree's, or those of a chain behind the named nodes."""
+    free = LatencyModel(CostTable.line(0.0, 1e-9, 3e-2), CostTable.line(0.0, 1e-9, 1e-9), draft_free_s=0.0)
+    trees = candidates((2, 2, 2, 2), 8)
+    for nodes in (SURE.first(1), SURE):  # the tree behind one node is not taken behind four
+        rows = [row(nodes)]
+        prices = PriceList(rows, 4, learnt(0.9, 0.9), free, trees=trees)
+        for seen in ([row(SURE.first(1))], [row(SURE)]):
+            (chosen,) = prices.plan(seen).chosen
+            counts = dict(sources(RowPlan.of(chosen.row, chosen.shape)))
+            assert counts.get(DRAFT, 0) <= max(4, 8 - counts.get(NGRAM, 0))
