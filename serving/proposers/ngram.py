@@ -21,9 +21,13 @@ OF_PROMPT = 256  # tokens of a prompt's end that are learnt from: all of a long 
 SURE = 10  # steps of confidence whose acceptance is told apart, where nodes are not planned one by one
 MOST_NODES = 12  # of a row's tree
 ALL_NODES = 128  # of all rows together: growing a node takes microseconds
+# Where nothing was drafted for so many prospects, nodes are grown for one of a few alone: growing takes time.
+IDLE_AFTER, IDLE_EVERY = 64, 9
 LEAST_CHANCE = 0.03  # of a node that is named
 # Nodes that are not drafted are grown in vain. So chances that are named start at this share of the least one that was.
 NAMED_BELOW, NAMED_STEP, NAMED_MORE = 0.7, 0.2, 0.9
+
+NONE = Prospect(0, False, source=NGRAM)
 
 Path = tuple[int, ...]  # drafted tokens
 
@@ -74,12 +78,14 @@ class Ngram:
         self._outlooks: dict[str, Outlook] = {}  # by sequence
         self._calibration = Calibration()
         self._floor = LEAST_CHANCE  # of chances that are named
+        self._idle = 0  # prospects since tokens were drafted
         self._named: dict[str, tuple[float, ...]] = {}  # by sequence, chances of the nodes that were named last
 
     def most_nodes(self, depth: int) -> int:
         return max(depth, self.nodes)
 
     def propose(self, requests: Sequence[ProposalRequest]) -> list[TokenTree]:
+        self._idle = 0
         for request in requests:
             self._learn(request.sequence)
             self._follow(request.sequence.id, request.trees[0].shape.nodes)
@@ -88,6 +94,9 @@ class Ngram:
     def prospect(self, sequence: SequenceState) -> Prospect:
         """Return a prospect of no tokens where none is probable enough."""
         self._learn(sequence)
+        self._idle += 1
+        if self._idle > IDLE_AFTER and self._idle % IDLE_EVERY:
+            return NONE
         self._follow(sequence.id, 0)
         best = max(self._behind(sequence, ()).values(), default=0.0)
         likely = self._likely(sequence)

@@ -122,6 +122,8 @@ def figures() -> dict[str, list[str]]:
         ],
         "n-grams of earlier answers": [_over_draft("proposers_eagle_ends")],
         "the same at T = 1": [_over_draft("proposers_eagle")],
+        "the same on chat": [_over_draft("proposers_eagle_chat")],
+        "the same on SQL": [_over_draft("proposers_eagle_sql")],
         "prompt lookup": [
             f"{lookup['ratio']:.2f} with {lookup['best_length']} tokens",
             f"{lookup['goodput']:.2f} by goodput",

@@ -11,7 +11,7 @@ from distillspec.serving.base.requests import Request, SequenceState
 from distillspec.serving.base.shape import PlannedTree, TreeShape
 from distillspec.serving.base.tree import NGRAM, TokenTree, merged
 from distillspec.serving.proposers.base import ProposalRequest
-from distillspec.serving.proposers.ngram import OF_PROMPT, Ngram
+from distillspec.serving.proposers.ngram import IDLE_AFTER, IDLE_EVERY, OF_PROMPT, Ngram
 
 
 def sequence(
@@ -177,3 +177,13 @@ def test_chances_that_have_fallen_are_named_again() -> None:
         shape = likely.shape(len(likely.chances))
         proposer.propose([ProposalRequest(sequence([1, 9], name="other"), (PlannedTree(NGRAM, shape),))])
     assert likely.chances
+
+
+def test_where_nothing_is_drafted_nodes_are_seldom_grown() -> None:
+    proposer = Ngram(longest=2)
+    text = repeating(proposer)
+    able = [proposer.prospect(text).most > 0 for _ in range(IDLE_AFTER + 10 * IDLE_EVERY)]
+    assert all(able[: IDLE_AFTER - 1])
+    assert sum(able[IDLE_AFTER:]) == 10
+    tree(proposer, text, 1)
+    assert all(proposer.prospect(text).most > 0 for _ in range(IDLE_AFTER))
