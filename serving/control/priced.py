@@ -161,7 +161,7 @@ class PriceList:
         kind, room = evidence(option), self._room(before)
         missed = 1.0 if option.likely is None else option.likely.missed
         known = None if row.belief is None or not option.drafted_by_model else [row.belief]
-        nodes = self.nodes if option.wide or option.drafted_by_model else chains(self.nodes.depth)
+        nodes = self.nodes if option.wide else chains(self.nodes.depth)
         gains = nodes.survival(self.acceptance.chances([row.sequence_id], [kind] if kind else None, known))[0]
         order = nodes.best_first(gains)
         best, value, kept = Drafted(), 0.0, list[int]()

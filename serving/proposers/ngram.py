@@ -21,11 +21,13 @@ OF_PROMPT = 256  # tokens of a prompt's end that are learnt from: all of a long 
 SURE = 10  # steps of confidence whose acceptance is told apart, where nodes are not planned one by one
 MOST_NODES = 12  # of a row's tree
 ALL_NODES = 128  # of all rows together: growing a node takes microseconds
-# Where nothing was drafted for so many prospects, nodes are grown for one of a few alone: growing takes time.
-IDLE_AFTER, IDLE_EVERY = 64, 9
 LEAST_CHANCE = 0.03  # of a node that is named
-# Nodes that are not drafted are grown in vain. So chances that are named start at this share of the least one that was.
+# Growing nodes that are not drafted takes time. Beside so few rows it is little. Of more rows, chances that are named
+# start at a share of the least one that was drafted. Where nothing was drafted for so many prospects, nodes are grown
+# for one of a few alone.
+FEW_ROWS = 2
 NAMED_BELOW, NAMED_STEP, NAMED_MORE = 0.7, 0.2, 0.9
+IDLE_AFTER, IDLE_EVERY = 64, 9
 
 NONE = Prospect(0, False, source=NGRAM)
 
@@ -95,7 +97,7 @@ class Ngram:
         """Return a prospect of no tokens where none is probable enough."""
         self._learn(sequence)
         self._idle += 1
-        if self._idle > IDLE_AFTER and self._idle % IDLE_EVERY:
+        if self._saves_time and self._idle > IDLE_AFTER and self._idle % IDLE_EVERY:
             return NONE
         self._follow(sequence.id, 0)
         best = max(self._behind(sequence, ()).values(), default=0.0)
@@ -148,13 +150,14 @@ class Ngram:
         """Return the nodes of the highest chances, best first."""
         kept = self._calibration.share(sequence.id, _group(sequence))
         most = max(2, min(self.nodes, ALL_NODES // max(1, len(self._outlooks))))
+        floor = self._floor if self._saves_time else LEAST_CHANCE
         chances, parents, depths = list[float](), list[int](), list[int]()
         waiting, order = list[tuple[float, int, int, Path]](), count()  # −chance, order, parent, drafted tokens
 
         def put(behind: Path, parent: int, chance: float) -> None:
             best = self._behind(sequence, behind)
             for token, share in list(best.items())[: None if self.wide else 1]:
-                if (own := chance * min(1.0, kept * share)) >= self._floor:
+                if (own := chance * min(1.0, kept * share)) >= floor:
                     heappush(waiting, (-own, next(order), parent, (*behind, token)))
 
         put((), ROOT, 1.0)
@@ -167,6 +170,11 @@ class Ngram:
                 put(path, len(chances) - 1, -negative)
         self._named[sequence.id] = tuple(chances)
         return LikelyNodes(NGRAM, tuple(chances), tuple(parents), tuple(depths))
+
+    @property
+    def _saves_time(self) -> bool:
+        """True beside many rows."""
+        return len(self._outlooks) > FEW_ROWS
 
     def _follow(self, sequence_id: str, drafted: int) -> None:
         """Name fewer nodes where not all were drafted, and more where all were, or none was named."""

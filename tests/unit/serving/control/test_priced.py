@@ -23,7 +23,7 @@ BELOW = LikelyNodes(NGRAM, (0.004,), (-1,), (1,))
 
 def row(nodes: LikelyNodes | None, name: str = "a", *, draft: bool = True, limit: int = 4) -> RowView:
     named = Option(limit, drafted_by_model=False, source=NGRAM, likely=nodes)
-    model = Option(limit)
+    model = Option(limit, wide=True)
     options = [option for option, there in ((named, nodes is not None), (model, draft)) if there]
     return RowView(name, 100, limit, others=tuple(options[1:]))._replace(**options[0]._asdict())
 
@@ -111,3 +111,11 @@ def test_a_row_has_no_more_nodes_than_the_engine_reserves_places_for() -> None:
             (chosen,) = prices.plan(seen).chosen
             counts = dict(sources(RowPlan.of(chosen.row, chosen.shape)))
             assert counts.get(DRAFT, 0) <= max(4, 8 - counts.get(NGRAM, 0))
+
+
+def test_a_draft_that_cannot_draft_siblings_gets_chains() -> None:
+    view = row(None)._replace(wide=False)
+    prices = PriceList([view], 4, learnt(0.5, 0.5), COSTS, trees=candidates((3, 2, 1, 1), 12))
+    (chosen,) = prices.plan([view]).chosen
+    assert chosen.shape.depth > 0
+    assert max(chosen.shape.widths) == 1

@@ -11,7 +11,7 @@ from distillspec.serving.base.requests import Request, SequenceState
 from distillspec.serving.base.shape import PlannedTree, TreeShape
 from distillspec.serving.base.tree import NGRAM, TokenTree, merged
 from distillspec.serving.proposers.base import ProposalRequest
-from distillspec.serving.proposers.ngram import IDLE_AFTER, IDLE_EVERY, OF_PROMPT, Ngram
+from distillspec.serving.proposers.ngram import FEW_ROWS, IDLE_AFTER, IDLE_EVERY, OF_PROMPT, Ngram
 
 
 def sequence(
@@ -140,8 +140,23 @@ def test_tokens_of_others_are_no_evidence_against_what_follows() -> None:
     assert likely.chances[0] > 0.3, "one rejection, of one token"
 
 
-def test_fewer_nodes_are_named_where_few_are_drafted() -> None:
+def busy() -> Ngram:
+    """A proposer for many rows."""
     proposer = Ngram(longest=2)
+    for row in range(FEW_ROWS):
+        proposer.prospect(sequence([7, 8], name=f"row {row}"))
+    return proposer
+
+
+def test_one_row_has_all_nodes_named_whatever_is_drafted() -> None:
+    proposer = Ngram(longest=2)
+    text = repeating(proposer)
+    found = [proposer.prospect(text) for _ in range(2 * IDLE_AFTER)]
+    assert len({own.likely for own in found}) == 1
+
+
+def test_fewer_nodes_are_named_where_few_are_drafted() -> None:
+    proposer = busy()
     text = repeating(proposer)
     counts = []
     for _ in range(40):
@@ -166,7 +181,7 @@ def test_chains_alone_are_named_without_siblings() -> None:
 
 def test_chances_that_have_fallen_are_named_again() -> None:
     """What is named follows what is drafted, also where nothing that is likely enough has come for a while."""
-    proposer = Ngram(longest=2)
+    proposer = busy()
     text = repeating(proposer)
     for _ in range(20):
         proposer.prospect(text)  # nothing is drafted
@@ -180,10 +195,11 @@ def test_chances_that_have_fallen_are_named_again() -> None:
 
 
 def test_where_nothing_is_drafted_nodes_are_seldom_grown() -> None:
-    proposer = Ngram(longest=2)
+    proposer = busy()
     text = repeating(proposer)
+    before = 1 + FEW_ROWS  # prospects
     able = [proposer.prospect(text).most > 0 for _ in range(IDLE_AFTER + 10 * IDLE_EVERY)]
-    assert all(able[: IDLE_AFTER - 1])
-    assert sum(able[IDLE_AFTER:]) == 10
+    assert all(able[: IDLE_AFTER - before])
+    assert sum(able[IDLE_AFTER - before :]) == 10
     tree(proposer, text, 1)
     assert all(proposer.prospect(text).most > 0 for _ in range(IDLE_AFTER))
