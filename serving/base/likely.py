@@ -49,6 +49,7 @@ class LikelyNodes(NamedTuple):
             tuple([self.depths[node] for node in kept]),
         )
 
-    def shape(self, count: int) -> TreeShape:
-        """Return the tree of the first `count` nodes."""
-        return TreeShape.of_parents(self.parents[:count])
+    @property
+    def shape(self) -> TreeShape:
+        """The tree of all nodes."""
+        return TreeShape.of_parents(self.parents)

@@ -156,7 +156,7 @@ class RowPlan(NamedTuple):
         """
         trees = [PlannedTree(row.source, shape.shortened(row.limit))]
         if is_joined(row) and row.likely is not None:
-            trees.insert(0, PlannedTree(row.likely.source, row.likely.shape(len(row.likely.chances))))
+            trees.insert(0, PlannedTree(row.likely.source, row.likely.shape))
         return cls(row.sequence_id, tuple([tree for tree in trees if tree.shape.depth]))
 
     @classmethod

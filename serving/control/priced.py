@@ -36,7 +36,7 @@ class Drafted(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """What one source may draft for a row."""
+    """Tree that a source would draft for a row, with its value."""
 
     value: float  # tokens, less the cost at the price
     option: Option
@@ -49,7 +49,7 @@ class Offer(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """What is drafted for one row."""
+    """Source and tree chosen for a row."""
 
     row: RowView  # with the source alone, and the likely nodes that are drafted
     shape: TreeShape = NO_TREE  # of the source's own tree
@@ -139,7 +139,7 @@ class PriceList:
             return Offer(NOTHING, option)
         kept = option.likely.first(count)
         value = tokens - least * count - self.price * self._free_s
-        return Offer(value, option._replace(likely=kept), kept.shape(count), tokens)
+        return Offer(value, option._replace(likely=kept), kept.shape, tokens)
 
     def _tree(self, row: RowView, option: Option) -> Offer:
         """Return a source's tree of the highest value, the first one found for the row."""
@@ -245,7 +245,7 @@ def _with_nodes(chosen: Chosen, count: int) -> Chosen:
     tokens = chosen.tokens - (nodes.tokens - kept.tokens)
     if chosen.row.drafted_by_model:
         return chosen._replace(row=chosen.row._replace(likely=kept if count else None), tokens=tokens)
-    return Chosen(chosen.row._replace(likely=kept), kept.shape(count), tokens)
+    return Chosen(chosen.row._replace(likely=kept), kept.shape, tokens)
 
 
 def _joined(row: RowView) -> int:

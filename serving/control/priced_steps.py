@@ -22,7 +22,7 @@ USUAL = 0.05  # weight of a step in the running mean of goodput
 
 
 class Known(NamedTuple):
-    """What a controller has learnt up to a step."""
+    """Estimates and costs that a controller holds at a step."""
 
     acceptance: AcceptanceEstimate
     latency: LatencyModel

@@ -23,8 +23,7 @@ def choose_sources(
 
 def _best(row: RowView, rows: int, acceptance: AcceptanceEstimate, latency: LatencyModel) -> RowView:
     best = max(row.options, key=lambda option: _goodput(row, option, rows, acceptance, latency))
-    belief = row.belief if best.drafted_by_model else None
-    return row._replace(**best._asdict(), others=(), belief=belief)
+    return row.with_option(best)
 
 
 def _goodput(row: RowView, option: Option, rows: int, acceptance: AcceptanceEstimate, latency: LatencyModel) -> float:

@@ -35,7 +35,10 @@ Path = tuple[int, ...]  # drafted tokens
 
 
 class Outlook(NamedTuple):
-    """What may follow a sequence's text of so many tokens: by drafted tokens, the best next ones with their shares."""
+    """Probable next tokens of a sequence, with their shares, by the drafted tokens before them.
+
+    tokens: of the text that they hold for.
+    """
 
     tokens: int
     behind: dict[Path, dict[int, float]]

@@ -11,8 +11,8 @@ NODES = LikelyNodes("ngram", (0.5, 0.4, 0.3, 0.2, 0.1), (-1, 0, -1, 1, 2), (1, 2
 
 
 def test_the_first_nodes_are_a_tree_however_many() -> None:
-    assert [NODES.shape(count).nodes for count in range(6)] == list(range(6))
-    assert NODES.shape(3) == TreeShape(((2,), (1, 0)))
+    assert [NODES.first(count).shape.nodes for count in range(6)] == list(range(6))
+    assert NODES.first(3).shape == TreeShape(((2,), (1, 0)))
     assert NODES.first(2) == LikelyNodes("ngram", (0.5, 0.4), (-1, 0), (1, 2))
     assert NODES.first(9) == NODES
 

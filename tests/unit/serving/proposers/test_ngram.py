@@ -110,7 +110,7 @@ def test_nodes_are_named_the_likeliest_first() -> None:
     assert found.tokens == (2, 3, 1)
     assert likely.parents[:3] == (-1, 0, 1)
     for count in range(1, len(likely.chances) + 1):
-        shape = likely.shape(count)
+        shape = likely.first(count).shape
         (grown,) = proposer.propose([ProposalRequest(repeating(proposer), (PlannedTree(NGRAM, shape),))])
         assert len(grown) == count, "what is named is what is proposed"
 
@@ -168,7 +168,7 @@ def test_fewer_nodes_are_named_where_few_are_drafted() -> None:
     for _ in range(60):
         likely = proposer.prospect(text).likely
         assert likely is not None
-        proposer.propose([ProposalRequest(text, (PlannedTree(NGRAM, likely.shape(len(likely.chances))),))])
+        proposer.propose([ProposalRequest(text, (PlannedTree(NGRAM, likely.shape),))])
     assert len(likely.chances) == counts[0], "and more again where all are"
 
 
@@ -189,7 +189,7 @@ def test_chances_that_have_fallen_are_named_again() -> None:
     for _ in range(60):
         likely = proposer.prospect(sequence([1, 9], name="other")).likely
         assert likely is not None
-        shape = likely.shape(len(likely.chances))
+        shape = likely.shape
         proposer.propose([ProposalRequest(sequence([1, 9], name="other"), (PlannedTree(NGRAM, shape),))])
     assert likely.chances
 
