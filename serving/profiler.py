@@ -66,8 +66,8 @@ def measure(
     """
     passes = engine.timed_passes(clock)
     works = [*_verifications(passes, grid), *(passes.prefill(tokens, grid.rounds) for tokens in grid.prompts)]
-    if engine.draft is not None and engine.proposer is not None:
-        most = passes.prospect().most
+    if engine.draft is not None and engine.proposer is not None and (drafts := passes.drafts()):
+        most = drafts[0].most
         lengths = sorted({min(k, most) for k in grid.lengths if k > 0})
         works += [passes.drafting(r, k, context) for context, r, k in product(grid.contexts, grid.rows, lengths)]
     seconds: list[list[float]] = [[] for _ in works]
@@ -94,7 +94,7 @@ def measure(
         fit(points["verification"] + points["prefill"]),
         ModelKey.of(engine.draft) if engine.draft is not None and drafted else None,
         fit(drafted) if drafted else None,
-        passes.prospect().at_once,
+        any(own.at_once for own in passes.drafts()),
     )
 
 

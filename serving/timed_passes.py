@@ -75,14 +75,10 @@ class TimedPasses:
         tokens = max(1.0, longest - (rounds + 1) / 2)  # mean over the rounds that count
         return Work("prefill", Timed(0, tokens, 1, 0.0, 1), run)
 
-    def prospect(self) -> Prospect:
-        """Return what the proposer may propose for a row with some text."""
-        (sequence,) = _sequences(1, 1)
-        return self.proposer.prospect(sequence) if isinstance(self.proposer, Foresees) else Prospect(ANY)
-
     def drafts(self) -> list[Prospect]:
         """Return what each draft may propose for a row with some text."""
-        prospect = self.prospect()
+        (sequence,) = _sequences(1, 1)
+        prospect = self.proposer.prospect(sequence) if isinstance(self.proposer, Foresees) else Prospect(ANY)
         return [own for own in (prospect, *prospect.others) if own.by_model]
 
     def drafting(self, rows: int, length: int, context: int, source: str = DRAFT) -> Work:

@@ -8,7 +8,15 @@ from operator import mul
 from typing import Any
 
 from distillspec.config.checks import chosen_from, one_of, require
-from distillspec.config.registry import CONTROLLERS, PROPOSERS, SELECTIONS, choices_that, find
+from distillspec.config.registry import (
+    BESIDE_DRAFT,
+    CONTROLLERS,
+    DRAFT_ALONE,
+    PROPOSERS,
+    SELECTIONS,
+    choices_that,
+    find,
+)
 
 OFFLINE_PREFILL = 2048  # prompt tokens a step where time to first token does not matter
 ATTENTIONS = ("auto", "masked", "split", "native", "triton", "varlen")
@@ -33,7 +41,7 @@ class EngineConfig:
     prefill_chunk: int = 512  # prompt tokens read per step; decoding goes on between the chunks of a long prompt
     prefill_slowdown: float | None = None  # share that reading prompts may add to a step of decoding rows; null: any
     prefix_reuse: bool = True  # reuse the KV cache of a prefix that prompts share
-    proposer: Any = field(default=None, metadata={"choices": PROPOSERS})  # or a list; null: draft_model with a draft
+    proposer: Any = field(default=None, metadata={"choices": PROPOSERS})  # or a list; null: ngram, draft_model
     proposer_options: dict[str, Any] = field(default_factory=dict)  # its parameters; of a list: by name
     controller: str = chosen_from(CONTROLLERS, "goodput")  # chooses the lengths
     controller_options: dict[str, Any] = field(default_factory=dict)  # parameters of a controller of your own
@@ -107,6 +115,12 @@ class EngineConfig:
         if self.proposer is None:
             return ()
         return (self.proposer,) if isinstance(self.proposer, str) else tuple(self.proposer)
+
+    @property
+    def proposers_with_draft(self) -> tuple[str, ...]:
+        """The proposers of an engine with one draft."""
+        plans_nodes = self.controller == "goodput" and self.lengths == "request"
+        return self.proposers or (BESIDE_DRAFT if plans_nodes else (DRAFT_ALONE,))
 
     def most_widths(self, speculation_length: int) -> tuple[int, ...]:
         """Return the most children of a node at each level. 1 at each: chains."""

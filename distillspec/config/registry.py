@@ -225,7 +225,10 @@ PROPOSERS: dict[str, ProposerChoice] = {
     ),
 }
 
-WITH_DRAFT, WITHOUT_DRAFT = "draft_model", "none"  # the proposers of engines whose settings name none
+# The proposers of engines whose settings name none. N-grams stand beside an only draft where the controller chooses
+# nodes one by one.
+DRAFT_ALONE, WITHOUT_DRAFT = "draft_model", "none"
+BESIDE_DRAFT = ("ngram", DRAFT_ALONE)
 
 CONTROLLERS: dict[str, Choice] = {
     "fixed": Choice("distillspec.serving.control.named:make_fixed", "speculation_length for every row"),

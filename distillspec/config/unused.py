@@ -10,7 +10,7 @@ from distillspec.config.bench import BenchCommand
 from distillspec.config.commands import EvalCommand, GenerateCommand, InitDraftCommand, TrainCommand
 from distillspec.config.models import DraftConfig
 from distillspec.config.online_commands import AdaptCommand, ReplayCommand, VersionsCommand
-from distillspec.config.registry import CONTROLLERS, DRAFT_KINDS, LOSSES, PROPOSERS, WITH_DRAFT, Choice, choices_that
+from distillspec.config.registry import CONTROLLERS, DRAFT_KINDS, LOSSES, PROPOSERS, Choice, choices_that
 from distillspec.config.serve import ServeCommand
 from distillspec.errors import ConfigError
 
@@ -99,7 +99,7 @@ def _draft_kinds(config: Any) -> Sequence[str]:
 
 def _proposers(config: Any) -> Sequence[str]:
     """Return the proposers. If none is set, a draft may be loaded later: return the one that uses it."""
-    return config.engine.proposers or (WITH_DRAFT,)
+    return config.engine.proposers_with_draft
 
 
 RULES = (

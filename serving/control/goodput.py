@@ -113,6 +113,7 @@ class GoodputController:
         self._costs = LiveLatency(latency, drafts_with_model=self._costs.drafts_with_model)
 
     def plan(self, view: BatchView) -> Plan:
+        view = self._priced.awake(view)
         if (held := self._held_for(view)) is not None:
             return held
         decision = self._priced.decide_again(view, self._known) or self.decide(view)
@@ -174,6 +175,7 @@ class GoodputController:
         """
         self._held.observe(result, self._steps)
         self._steps += 1
+        self._priced.step()
         self._count(result)
         self._waiting.append(result)
         if self._held.decision(self._steps) is None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from distillspec.serving.base.acceptance import RowResult, ranked_of_source
+from distillspec.serving.base.backoff import Backoff
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.allocation import Allocation
 from distillspec.serving.control.base import BatchView, RowView, is_joined
@@ -19,6 +21,10 @@ from distillspec.serving.costs.latency import LatencyModel
 # What is never tried is not known: after so many price lists rows take the second best of their sources for a step.
 SECOND_EVERY = 8
 USUAL = 0.05  # weight of a step in the running mean of goodput
+# Naming nodes and planning with them take 2 to 3 % of a step. Sources that bring less rest for some steps, then for
+# twice as many. Their gain is a running mean over price lists.
+PAYS, AT_FIRST, GAIN = 0.02, 0.04, 0.1
+REST, MOST_REST = 64, 1024
 
 
 class Known(NamedTuple):
@@ -45,6 +51,18 @@ class PricedSteps:
         self._list: PriceList | None = None
         self._until, self._names, self._lists = 0, list[str](), 0
         self._usual = 0.0  # goodput of priced plans, which differ from step to step: their running mean
+        self._gain = AT_FIRST  # of goodput, by the sources that name their nodes
+        self._rest = Backoff(REST, MOST_REST)
+
+    def step(self) -> None:
+        """Count a step."""
+        self._rest.step()
+
+    def awake(self, view: BatchView) -> BatchView:
+        """Return the view, without the sources that name their nodes while they rest."""
+        if not self._rest.waits or not any(map(names_nodes, view.rows)):
+            return view
+        return replace(view, rows=tuple(map(without_named, view.rows)))
 
     def applies(self, rows: Sequence[RowView]) -> bool:
         """Return True from the first step on in which a source names its nodes."""
@@ -61,6 +79,7 @@ class PricedSteps:
         prices = self._list = PriceList(*own, trees=self.trees, price=known.price)
         self._until, self._names = known.step + HELD, [row.sequence_id for row in view.rows]
         self._lists += 1
+        self._weigh(view.rows, prices)
         return self._decided(view, known, prices, second=self._lists % SECOND_EVERY == 0)
 
     def decide_again(self, view: BatchView, known: Known) -> Decision | None:
@@ -71,6 +90,20 @@ class PricedSteps:
         if known.step >= self._until or [row.sequence_id for row in view.rows] != self._names:
             return None
         return self._decided(view, known, prices)
+
+    def _weigh(self, rows: Sequence[RowView], prices: PriceList) -> None:
+        """Let the sources that name their nodes rest, if they have brought less than they cost."""
+        if not (named := sum(map(names_nodes, rows))):
+            return
+        best = prices.plan(rows).allocation.goodput
+        alone = prices.plan(list(map(without_named, rows))).allocation.goodput
+        gain = best / max(alone, prices.plain(rows).goodput) - 1
+        self._gain += GAIN * (max(0.0, gain) * len(rows) / named - self._gain)
+        if self._gain >= PAYS:
+            self._rest.succeeded()
+            return
+        self._rest.failed()
+        self.used, self._gain = False, AT_FIRST
 
     def _decided(self, view: BatchView, known: Known, prices: PriceList, *, second: bool = False) -> Decision:
         found, plain = prices.plan(view.rows, second=second), prices.plain(view.rows)
@@ -113,6 +146,16 @@ def _mode(view: BatchView, found: PricedPlan, plain: Allocation, known: Known) -
 def names_nodes(row: RowView) -> bool:
     """Return True if any of the row's sources names its nodes."""
     return row.likely is not None or any(option.likely is not None for option in row.others)
+
+
+def without_named(row: RowView) -> RowView:
+    """Return the row without the sources that name their nodes."""
+    if not names_nodes(row):
+        return row
+    own = [option for option in row.options if option.likely is None]
+    if not own:
+        return row._replace(limit=0, match=0, likely=None)
+    return row.with_option(own[0])._replace(others=tuple(own[1:]))
 
 
 def without_likely(rows: Sequence[RowView]) -> tuple[RowView, ...]:

@@ -7,9 +7,9 @@ import traceback
 from collections.abc import Sequence
 
 from distillspec.errors import RunError
+from distillspec.serving.base.backoff import Backoff
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.tree import TokenTree
-from distillspec.serving.proposers.backoff import Backoff
 from distillspec.serving.proposers.base import EMPTY, Foresees, ProposalRequest, Proposer, Prospect, ReadsOn, readers
 
 log = logging.getLogger(__name__)

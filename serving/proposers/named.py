@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from distillspec.config.engine import ONE_HOT, EngineConfig
-from distillspec.config.registry import PROPOSERS, WITH_DRAFT, WITHOUT_DRAFT, ProposerChoice, check_options, find
+from distillspec.config.registry import DRAFT_ALONE, PROPOSERS, WITHOUT_DRAFT, ProposerChoice, check_options, find
 from distillspec.errors import ConfigError
 from distillspec.models import LanguageModel
 from distillspec.models.slot_cache import SlotCache
@@ -27,7 +27,7 @@ from distillspec.serving.proposers.suffix import SuffixLookup
 from distillspec.serving.proposers.suffix_store import SuffixStore
 
 KEPT_TOKENS = 400_000  # of a tenant's answers
-OF_POOLS = (WITH_DRAFT, "lookup_else_model", "suffix_else_model")  # proposers that take several drafts
+OF_POOLS = (DRAFT_ALONE, "lookup_else_model", "suffix_else_model")  # proposers that take several drafts
 SOURCES = {TARGET, *(choice.source or name for name, choice in PROPOSERS.items() if choice.source != DRAFT)}
 
 
@@ -48,7 +48,8 @@ class ProposerParts:
 
 def make_proposer(parts: ProposerParts) -> Proposer | None:
     """Build what the settings name, None for no speculation."""
-    chosen = _with_options(parts.settings, with_draft=parts.draft is not None)
+    names = proposer_names(parts.settings, with_draft=parts.draft is not None)
+    chosen = _with_options(names, parts.settings)
     if len(chosen) == 1:
         return _make(chosen[0][0], parts, chosen[0][1])
     found = {PROPOSERS[name].source or name: _make(name, parts, options) for name, options in chosen}
@@ -63,7 +64,7 @@ def make_pool(members: Sequence[ProposerParts]) -> SideBySide:
     """
     first = members[0]
     settings, found = first.settings, dict[str, Proposer | None]()
-    for name, options in _with_options(settings, with_draft=True):
+    for name, options in _with_options(settings.proposers or (DRAFT_ALONE,), settings):
         choice = PROPOSERS[name]
         free = choice.without_draft if "draft" in choice.needs else name
         if free != WITHOUT_DRAFT:
@@ -74,9 +75,9 @@ def make_pool(members: Sequence[ProposerParts]) -> SideBySide:
     )
 
 
-def _with_options(settings: EngineConfig, *, with_draft: bool) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the chosen proposers with the options of each."""
-    names, options = proposer_names(settings, with_draft=with_draft), settings.proposer_options
+def _with_options(names: Sequence[str], settings: EngineConfig) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return proposers with the options of each."""
+    options = settings.proposer_options
     return [(name, options if len(names) == 1 else options.get(name, {})) for name in names]
 
 
@@ -109,8 +110,8 @@ def check_proposer(settings: EngineConfig, *, drafts: int) -> None:
 
 
 def proposer_names(settings: EngineConfig, *, with_draft: bool) -> tuple[str, ...]:
-    """Return the chosen names: without a choice, the draft where there is one."""
-    return settings.proposers or (WITH_DRAFT if with_draft else WITHOUT_DRAFT,)
+    """Return the chosen names, or the default ones."""
+    return settings.proposers_with_draft if with_draft else settings.proposers or (WITHOUT_DRAFT,)
 
 
 def uses_draft(settings: EngineConfig, *, with_draft: bool) -> bool:

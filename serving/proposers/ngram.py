@@ -23,11 +23,11 @@ MOST_NODES = 12  # of a row's tree
 ALL_NODES = 128  # of all rows together: growing a node takes microseconds
 LEAST_CHANCE = 0.03  # of a node that is named
 # Growing nodes that are not drafted takes time. Beside so few rows it is little. Of more rows, chances that are named
-# start at a share of the least one that was drafted. Where nothing was drafted for so many prospects, nodes are grown
-# for one of a few alone.
+# start at a share of the least one that was drafted. Where nothing was drafted for so many prospects, texts are learnt
+# from and nodes are grown for one of a few alone.
 FEW_ROWS = 2
 NAMED_BELOW, NAMED_STEP, NAMED_MORE = 0.7, 0.2, 0.9
-IDLE_AFTER, IDLE_EVERY = 64, 9
+IDLE_AFTER, IDLE_EVERY = 64, 61
 
 NONE = Prospect(0, False, source=NGRAM)
 
@@ -98,10 +98,10 @@ class Ngram:
 
     def prospect(self, sequence: SequenceState) -> Prospect:
         """Return a prospect of no tokens where none is probable enough."""
-        self._learn(sequence)
         self._idle += 1
         if self._saves_time and self._idle > IDLE_AFTER and self._idle % IDLE_EVERY:
             return NONE
+        self._learn(sequence)
         self._follow(sequence.id, 0)
         best = max(self._behind(sequence, ()).values(), default=0.0)
         likely = self._likely(sequence)

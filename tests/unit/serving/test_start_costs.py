@@ -47,8 +47,8 @@ class Passes(TimedPasses):
         return self.work("prefill", 0, longest, 1, 1)
 
     def drafting(self, rows: int, length: int, context: int, source: str = "draft") -> Work:
-        assert length <= self.prospect().most
-        passes = 1 if self.prospect().at_once else length
+        assert length <= self.drafts()[0].most
+        passes = 1 if self.drafts()[0].at_once else length
         return self.work("drafting", rows * context * passes, rows * length, passes, rows * passes)
 
     def commit(self, rows: int, context: int) -> None:
