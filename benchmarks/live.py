@@ -55,6 +55,7 @@ def make_engine(
         prefix_reuse=False,
         compile=compiled,
         tree=tree,
+        proposer="draft_model",
     )
     return Engine(target, draft, settings)
 

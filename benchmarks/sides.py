@@ -25,8 +25,10 @@ NEW_TOKENS = 128
 def make_engine(
     options: argparse.Namespace, target: LanguageModel, draft: LanguageModel | None, batch: int, **settings: Any
 ) -> Engine:
-    """Return an engine of `batch` slots without prefix reuse, with the given settings."""
+    """Return an engine of `batch` slots without prefix reuse, with the given settings. By default a draft is alone."""
     defaults: dict[str, Any] = {"max_slots": batch, "max_model_len": 1024, "prefix_reuse": False, "controller": "fixed"}
+    if draft is not None:
+        defaults["proposer"] = "draft_model"
     return Engine(target, draft, EngineSettings(**{**defaults, "compile": options.compile, **settings}))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -22,14 +24,13 @@ from distillspec.types import SamplingPolicy
 def engine_decoders(
     draft: LanguageModel, target: LanguageModel, policy: SamplingPolicy, gamma: int, max_new_tokens: int, seed: int
 ) -> Iterator[Decoders]:
-    """Yield one engine that decodes with no drafted tokens, or with `gamma` in every step.
+    """Yield an engine that decodes with no drafted tokens, or with `gamma` in every step, and one with the defaults.
 
     Nothing is compiled: that would begin in mid-measurement. Prompts are read again at each use.
     """
-    settings = EngineConfig(
-        controller="fixed", speculation_length=gamma, max_slots=1, compile=False, prefix_reuse=False, seed=seed
-    )
-    engine = Engine(target, draft, settings)
+    defaults = EngineConfig(max_slots=1, compile=False, prefix_reuse=False, seed=seed)
+    engine = Engine(target, draft, replace(defaults, controller="fixed", speculation_length=gamma))
+    server = Engine(target, draft, defaults)
     params = SamplingParams(
         temperature=policy.temperature,
         top_k=policy.top_k,
@@ -38,16 +39,20 @@ def engine_decoders(
         max_tokens=max_new_tokens,
     )
 
-    def decode(ids: Sequence[int], length: int) -> Run:
-        engine.use_controller(FixedLength(length))
-        before, started = engine.runner.passes, time.perf_counter()
-        (answer,) = engine.generate([list(ids)], params)
+    def decode(by: Engine, ids: Sequence[int]) -> Run:
+        before, started = by.runner.passes, time.perf_counter()
+        (answer,) = by.generate([list(ids)], params)
         seconds = time.perf_counter() - started
-        return Run(seconds, len(answer.token_ids), engine.runner.passes - before)
+        return Run(seconds, len(answer.token_ids), by.runner.passes - before)
+
+    def drafting(length: int, ids: Sequence[int]) -> Run:
+        engine.use_controller(FixedLength(length))
+        return decode(engine, ids)
 
     try:
-        yield Decoders(lambda ids: decode(ids, 0), lambda ids: decode(ids, gamma))
+        yield Decoders(partial(drafting, 0), partial(drafting, gamma), partial(decode, server))
     finally:
+        server.close()
         engine.close()
 
 

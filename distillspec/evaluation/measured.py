@@ -17,14 +17,16 @@ from distillspec.types import Interval, SamplingPolicy
 
 @dataclass(frozen=True)
 class MeasuredSpeedup:
-    """Speeds at batch 1, reading the prompt included. `ratio` is the median over prompts of paired tokens/s."""
+    """Speeds at batch 1, reading the prompt included. Ratios are medians over prompts of paired tokens/s."""
 
     gamma: int
     plain_tokens_per_s: float
     speculative_tokens_per_s: float
     ratio: Interval  # `mean` holds the median
     tau: float  # tokens a run of the target
-    prompts: int | None = None  # how many were decoded both ways
+    prompts: int | None = None  # how many were decoded each way
+    served_tokens_per_s: float | None = None  # as a server decodes by default, if that was measured
+    served: Interval | None = None  # its ratio; `mean` holds the median
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -46,10 +48,14 @@ Decode = Callable[[Sequence[int]], Run]
 
 
 class Decoders(NamedTuple):
-    """Both ways to decode a prompt (token ids), for a comparison."""
+    """Ways to decode a prompt (token ids), for a comparison.
+
+    `served` is what a server does by default. It learns from prompt to prompt, so it decodes none of them twice.
+    """
 
     plain: Decode
     speculative: Decode
+    served: Decode | None = None
 
 
 class MakeDecoders(Protocol):
@@ -94,7 +100,7 @@ def measure_speedup(
     on_prompt: Callable[[int, int], None] | None = None,
     decoders: MakeDecoders = reference_decoders,
 ) -> MeasuredSpeedup:
-    """Decode every prompt (token ids) both ways, one right after the other, in alternating order.
+    """Decode every prompt (token ids) each way, one right after the other. Another way is first at each prompt.
 
     Sampled responses differ in length, so speeds are compared, not times. `on_prompt` is called with `(done, total)`.
 
@@ -103,25 +109,31 @@ def measure_speedup(
     """
     if not prompts:
         raise ConfigError("the measured speed-up needs at least one prompt; raise evaluation.speedup_prompts")
-    with decoders(draft, target, policy, gamma, max_new_tokens, seed) as (plain, speculative):
-        speculative(prompts[0])  # the first call pays for start-up work of both models
-        pairs = []
+    with decoders(draft, target, policy, gamma, max_new_tokens, seed) as found:
+        found.speculative(prompts[0])  # the first call pays for start-up work of both models
+        ways = [way for way in found if way is not None]
+        runs: list[list[Run]] = [[] for _ in ways]
         for index, ids in enumerate(prompts):
-            if index % 2:
-                fast = speculative(ids)
-                pairs.append((plain(ids), fast))
-            else:
-                pairs.append((plain(ids), speculative(ids)))
+            for turn in range(len(ways)):
+                way = (index + turn) % len(ways)
+                runs[way].append(ways[way](ids))
             if on_prompt is not None:
                 on_prompt(index + 1, len(prompts))
-    fast_runs = [fast for _, fast in pairs]
+    plain, fast, served = runs[0], runs[1], runs[2] if len(runs) > 2 else None
+
+    def ratio(own: Sequence[Run]) -> Interval:
+        paired = [run.tokens_per_s / slow.tokens_per_s for run, slow in zip(own, plain, strict=True)]
+        return median_interval(paired, bootstrap_samples, seed)
+
     return MeasuredSpeedup(
         gamma,
-        _overall([slow for slow, _ in pairs]),
-        _overall(fast_runs),
-        median_interval([fast.tokens_per_s / slow.tokens_per_s for slow, fast in pairs], bootstrap_samples, seed),
-        sum(run.tokens for run in fast_runs) / sum(run.steps for run in fast_runs),
-        len(pairs),
+        _overall(plain),
+        _overall(fast),
+        ratio(fast),
+        sum(run.tokens for run in fast) / sum(run.steps for run in fast),
+        len(plain),
+        None if served is None else _overall(served),
+        None if served is None else ratio(served),
     )
 
 

@@ -13,6 +13,7 @@ from distillspec.evaluation.pairs import SHOWN_GAMMA, SHOWN_POSITIONS, Pair
 from distillspec.evaluation.speedup import Speedup, call
 from distillspec.types import Interval
 
+AS_SERVED = "as served, with n-grams beside the draft and lengths by goodput,"
 HEADINGS = ("kind", "α", "α by position", "ceiling", "greedy", "p(argmax q)", "c", "best γ", "predicted", "measured")
 
 
@@ -44,11 +45,16 @@ def timing_lines(result: EvaluationResult) -> list[str]:
     """Return lines that say if speculation pays, as predicted at each batch size and as measured."""
     lines = [f"batch {batch}: {speedup.verdict}" for batch, speedup in (result.speedup or {}).items()]
     if (measured := result.measured) is not None:
-        speed = f"{_with_interval(measured.ratio, digits=2)} times plain decoding"
-        on = f" on {measured.prompts} prompts" if measured.prompts is not None else ""
-        called = call(measured.ratio, measured.prompts)
-        lines.append(f"measured: decoding with {measured.gamma} drafted ran at {speed}{on}: {called}.")
+        lines.append(_measured_line(f"with {measured.gamma} drafted", measured.ratio, measured.prompts))
+        if measured.served is not None:
+            lines.append(_measured_line(AS_SERVED, measured.served, measured.prompts))
     return lines
+
+
+def _measured_line(how: str, ratio: Interval, prompts: int | None) -> str:
+    on = f" on {prompts} prompts" if prompts is not None else ""
+    speed = f"{_with_interval(ratio, digits=2)} times plain decoding"
+    return f"measured: decoding {how} ran at {speed}{on}: {call(ratio, prompts)}."
 
 
 def cut_line(result: EvaluationResult) -> str:

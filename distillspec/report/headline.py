@@ -90,12 +90,23 @@ def verdict(result: Json) -> str:
     if parts and not advice.get("intervals"):
         parts.append("This prediction was recorded without an interval: evaluate again before quoting it.")
     if (ratio := mean_of(measured.get("ratio"))) is not None:
-        low, high = (measured["ratio"].get(key, 1.0) for key in ("low", "high"))
-        called = call(Interval(ratio, low, high), measured.get("prompts"))
-        sure = called if called == "too close to call" else f"clearly {called}"
+        called = _called(measured["ratio"], measured.get("prompts"))
         gamma = measured.get("gamma", DASH)
-        parts.append(f"Decoding for real at γ = {gamma} ran at {ratio:.2f}× plain decoding: {sure}.")
+        parts.append(f"Decoding for real at γ = {gamma} ran at {ratio:.2f}× plain decoding: {called}.")
+    if (ratio := mean_of(measured.get("served"))) is not None:
+        called = _called(measured["served"], measured.get("prompts"))
+        parts.append(
+            "A server's defaults, which put n-grams beside the draft and choose lengths by goodput, ran at "
+            f"{ratio:.2f}×: {called}."
+        )
     return " ".join(parts) or "The cost of a draft step was not measured, so this run does not say whether it pays."
+
+
+def _called(ratio: Json, prompts: int | None) -> str:
+    """Return what a measured ratio says."""
+    low, high = (ratio.get(key, 1.0) for key in ("low", "high"))
+    called = call(Interval(ratio["mean"], low, high), prompts)
+    return called if called == "too close to call" else f"clearly {called}"
 
 
 def _best(entries: Sequence[ReportEntry]) -> ReportEntry:
@@ -142,11 +153,12 @@ def _measured_text(measured: Json) -> list[str]:
     if not measured:
         return ["not measured"]
     speeds = [measured.get(f"{kind}_tokens_per_s") for kind in ("plain", "speculative")]
-    bounds = span(measured.get("ratio"), 2, "×")
+    bounds, served = span(measured.get("ratio"), 2, "×"), measured.get("served")
     return [
         f"{figure(speeds[0], 1)} → {figure(speeds[1], 1)} tokens/s",
         f"95 % interval {bounds}" if bounds else "",
         f"{measured['prompts']} prompts" if measured.get("prompts") else "",
+        f"as served: {figure(mean_of(served), 2, '×')} {span(served, 2, '×')}" if served else "",
     ]
 
 

@@ -54,6 +54,7 @@ class Chosen(NamedTuple):
     row: RowView  # with the source alone, and the likely nodes that are drafted
     shape: TreeShape = NO_TREE  # of the source's own tree
     tokens: float = 0.0  # expected to be accepted
+    gain: float = 0.0  # tokens by which named nodes are worth more than the best without them
 
 
 class PricedPlan(NamedTuple):
@@ -61,6 +62,11 @@ class PricedPlan(NamedTuple):
 
     chosen: tuple[Chosen, ...]
     allocation: Allocation
+
+    @property
+    def gain(self) -> float:
+        """Tokens by which named nodes are worth more than the best without them, as a share of all tokens."""
+        return sum([each.gain for each in self.chosen]) / max(1.0, self.allocation.tokens)
 
 
 class PriceList:
@@ -126,7 +132,9 @@ class PriceList:
         if not offers or (offers[place].value <= 0 and not second):
             return Chosen(row._replace(others=(), likely=None))
         best = offers[place]
-        return Chosen(row.with_option(best.option), best.shape, best.tokens)
+        others = [offer.value for offer in offers if offer.option.likely is None]
+        alone = max([0.0, *others])
+        return Chosen(row.with_option(best.option), best.shape, best.tokens, max(0.0, best.value - alone))
 
     def _named(self, option: Option) -> Offer:
         """Return the nodes that a source names and that pay, each by itself."""
@@ -242,10 +250,10 @@ def _with_nodes(chosen: Chosen, count: int) -> Chosen:
     if nodes is None or count >= len(nodes.chances):
         return chosen
     kept = nodes.first(count)
-    tokens = chosen.tokens - (nodes.tokens - kept.tokens)
+    tokens, gain = chosen.tokens - (nodes.tokens - kept.tokens), chosen.gain * kept.tokens / nodes.tokens
     if chosen.row.drafted_by_model:
-        return chosen._replace(row=chosen.row._replace(likely=kept if count else None), tokens=tokens)
-    return Chosen(chosen.row._replace(likely=kept), kept.shape, tokens)
+        return chosen._replace(row=chosen.row._replace(likely=kept if count else None), tokens=tokens, gain=gain)
+    return Chosen(chosen.row._replace(likely=kept), kept.shape, tokens, gain)
 
 
 def _joined(row: RowView) -> int:

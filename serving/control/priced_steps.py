@@ -21,9 +21,10 @@ from distillspec.serving.costs.latency import LatencyModel
 # What is never tried is not known: after so many price lists rows take the second best of their sources for a step.
 SECOND_EVERY = 8
 USUAL = 0.05  # weight of a step in the running mean of goodput
-# Naming nodes and planning with them take 2 to 3 % of a step. Sources that bring less rest for some steps, then for
-# twice as many. Their gain is a running mean over price lists.
-PAYS, AT_FIRST, GAIN = 0.02, 0.04, 0.1
+# Naming nodes and planning with them take 2 to 3 % of a step of many rows. Sources that bring less rest for some steps,
+# then for twice as many. Their gain is a running mean over steps.
+FEW_ROWS = 2
+PAYS, AT_FIRST, GAIN = 0.02, 0.04, 0.02
 REST, MOST_REST = 64, 1024
 
 
@@ -79,7 +80,6 @@ class PricedSteps:
         prices = self._list = PriceList(*own, trees=self.trees, price=known.price)
         self._until, self._names = known.step + HELD, [row.sequence_id for row in view.rows]
         self._lists += 1
-        self._weigh(view.rows, prices)
         return self._decided(view, known, prices, second=self._lists % SECOND_EVERY == 0)
 
     def decide_again(self, view: BatchView, known: Known) -> Decision | None:
@@ -91,14 +91,11 @@ class PricedSteps:
             return None
         return self._decided(view, known, prices)
 
-    def _weigh(self, rows: Sequence[RowView], prices: PriceList) -> None:
+    def _weigh(self, rows: Sequence[RowView], gain: float) -> None:
         """Let the sources that name their nodes rest, if they have brought less than they cost."""
-        if not (named := sum(map(names_nodes, rows))):
+        if len(rows) <= FEW_ROWS or not (named := sum(map(names_nodes, rows))):
             return
-        best = prices.plan(rows).allocation.goodput
-        alone = prices.plan(list(map(without_named, rows))).allocation.goodput
-        gain = best / max(alone, prices.plain(rows).goodput) - 1
-        self._gain += GAIN * (max(0.0, gain) * len(rows) / named - self._gain)
+        self._gain += GAIN * (gain * len(rows) / named - self._gain)
         if self._gain >= PAYS:
             self._rest.succeeded()
             return
@@ -107,6 +104,8 @@ class PricedSteps:
 
     def _decided(self, view: BatchView, known: Known, prices: PriceList, *, second: bool = False) -> Decision:
         found, plain = prices.plan(view.rows, second=second), prices.plain(view.rows)
+        if not second:
+            self._weigh(view.rows, found.gain)
         mode, policy = _mode(view, found, plain, known), known.policy
         best = found.allocation.goodput
         self._usual += USUAL * (best - self._usual) if self._usual else best

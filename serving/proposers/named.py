@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from distillspec.config.engine import ONE_HOT, EngineConfig
@@ -112,6 +112,11 @@ def check_proposer(settings: EngineConfig, *, drafts: int) -> None:
 def proposer_names(settings: EngineConfig, *, with_draft: bool) -> tuple[str, ...]:
     """Return the chosen names, or the default ones."""
     return settings.proposers_with_draft if with_draft else settings.proposers or (WITHOUT_DRAFT,)
+
+
+def drafting_alone(settings: EngineConfig) -> EngineConfig:
+    """Return settings whose default is the draft alone: for a controller of the caller's, which may know one source."""
+    return settings if settings.proposers else replace(settings, proposer=DRAFT_ALONE)
 
 
 def uses_draft(settings: EngineConfig, *, with_draft: bool) -> bool:

@@ -85,8 +85,11 @@ def test_the_json_has_the_agreed_shape(
         "ratio",
         "tau",
         "prompts",
+        "served_tokens_per_s",
+        "served",
     }
     assert result["measured"]["prompts"] == 2
+    assert result["measured"]["served"] is None  # the reference decoder is no server
 
 
 def test_the_quick_variant_takes_the_first_prompts_and_no_time(

@@ -42,12 +42,14 @@ def test_a_length_that_is_not_surely_faster_is_not_recommended(result: Evaluatio
     cost = StepCost(1, 0.1, (1.0, 1.1, 1.2))
     noise = 1 + 0.3 * np.random.default_rng(0).standard_normal((1000, 1))
     unsure = predict_speedup([1.25, 1.5], cost, np.array([1.25, 1.5]) * noise)
-    measured = replace(result.measured, ratio=Interval(1.02, 0.9, 1.1)) if result.measured else None
+    assert result.measured is not None
+    measured = replace(result.measured, ratio=Interval(1.02, 0.9, 1.1), served=Interval(1.4, 1.2, 1.6))
     text = comparison_text([replace(result, speedup={1: unsure}, measured=measured, cut=0.73)])
     row = next(line for line in text.splitlines() if "runs/a/draft" in line)
     assert "too close to call" in row
     assert "batch 1: Too close to call" in text
     assert "measured: decoding with 2 drafted ran at 1.02 [0.90, 1.10] times plain decoding: too close to call." in text
+    assert "lengths by goodput, ran at 1.40 [1.20, 1.60] times plain decoding: faster." in text
     assert "73% of the held-out answers were cut at the token limit" in text
 
 

@@ -200,9 +200,14 @@ def test_a_result_that_breaks_even_by_chance_is_not_called_faster(
     after["measured"]["ratio"] = {"mean": 1.02, "low": 0.95, "high": 1.09}
     text = page_of(tmp_path, make_run("run", train_summary(None, after), rows=metrics())).text
     assert "ran at 1.02× plain decoding: too close to call." in text
+    assert "server's defaults" not in text
     after["measured"] |= {"ratio": {"mean": 1.2, "low": 1.1, "high": 1.3}, "prompts": 3}
     text = page_of(tmp_path, make_run("few", train_summary(None, after), rows=metrics())).text
     assert "ran at 1.20× plain decoding: too close to call." in text
+    after["measured"] |= {"served": {"mean": 1.4, "low": 1.3, "high": 1.5}, "prompts": 12}
+    text = page_of(tmp_path, make_run("served", train_summary(None, after), rows=metrics())).text
+    assert "choose lengths by goodput, ran at 1.40×: clearly faster." in text
+    assert "as served: 1.40× 1.30–1.50×" in text
 
 
 def test_caveats_tell_of_skipped_steps_dirty_code_few_prompts_and_mixed_policies(

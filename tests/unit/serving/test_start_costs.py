@@ -33,8 +33,8 @@ class Passes(TimedPasses):
         object.__setattr__(self, "now", now)
         object.__setattr__(self, "proposed", prospect)
 
-    def prospect(self) -> Prospect:
-        return self.proposed  # type: ignore[attr-defined, no-any-return]
+    def drafts(self) -> list[Prospect]:
+        return [self.proposed]  # type: ignore[attr-defined]
 
     def work(self, kind: str, context: int, tokens: int, passes: int, rows: int) -> Work:
         source = "draft" if kind == "drafting" else ""

@@ -5,32 +5,38 @@ from __future__ import annotations
 from distillspec.serving.base.acceptance import RowResult, Trial
 from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.tree import DRAFT, NGRAM
-from distillspec.serving.control.base import BatchView, Option, RowView, StepResult, evidence
+from distillspec.serving.control.base import BatchView, Option, RowPlan, RowView, StepResult, evidence
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.held_plan import HELD
-from distillspec.serving.control.priced_steps import trials_of_drafts, without_likely
+from distillspec.serving.control.priced_steps import REST, trials_of_drafts, without_likely, without_named
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
 COSTS = LatencyModel(CostTable.line(0.0, 3e-4, 3e-2), CostTable.line(0.0, 1e-4, 3e-3), draft_free_s=1e-4)
 
 
-def view(*chances: float, name: str = "a", context: int = 100) -> BatchView:
+def view(*chances: float, names: str = "a", context: int = 100) -> BatchView:
     nodes = LikelyNodes(NGRAM, chances, tuple(range(-1, len(chances) - 1)), tuple(range(1, len(chances) + 1)))
-    row = RowView(name, context, 4, False, source=NGRAM, likely=nodes, others=(Option(4),))
-    return BatchView((row,))
+    row = RowView("", context, 4, False, source=NGRAM, likely=nodes, others=(Option(4),))
+    return BatchView(tuple([row._replace(sequence_id=name) for name in names]))
 
 
 def step(controller: GoodputController, seen: BatchView) -> StepResult:
     """Take a step in which half of the nodes are accepted."""
     plan = controller.plan(seen)
-    nodes = sum(tree.shape.nodes for tree in plan.rows[0].trees)
-    depth = plan.rows[0].speculation_length
-    row = RowResult(seen.rows[0].sequence_id, depth, nodes, depth // 2, 1 + depth // 2)
-    drafts = any(tree.source == DRAFT for tree in plan.rows[0].trees)
-    result = StepResult((row,), seen, plan, 0, 3e-3 * drafts, 3e-2 + 3e-4 * nodes, 3e-2 + 3e-4 * nodes + 3e-3 * drafts)
+    trees = [tree for row in plan.rows for tree in row.trees]
+    nodes = sum(tree.shape.nodes for tree in trees)
+    rows = tuple(map(halved, plan.rows))
+    drafts = any(tree.source == DRAFT for tree in trees)
+    result = StepResult(rows, seen, plan, 0, 3e-3 * drafts, 3e-2 + 3e-4 * nodes, 3e-2 + 3e-4 * nodes + 3e-3 * drafts)
     controller.observe(result)
     return result
+
+
+def halved(plan: RowPlan) -> RowResult:
+    """Return what a row gives that half of the levels are accepted of."""
+    depth, nodes = plan.speculation_length, sum(tree.shape.nodes for tree in plan.trees)
+    return RowResult(plan.sequence_id, depth, nodes, depth // 2, 1 + depth // 2)
 
 
 def nodes_of(result: StepResult) -> list[tuple[str, int]]:
@@ -60,6 +66,32 @@ def test_nodes_that_never_pay_are_tried_seldom() -> None:
     controller = GoodputController(4, dear, drafts_with_model=False)
     seen = [nodes_of(step(controller, view(0.2, 0.1))) for _ in range(200)]
     assert sum(map(bool, seen)) < 20
+
+
+def test_beside_many_rows_sources_that_bring_little_rest_and_are_tried_again() -> None:
+    controller = GoodputController(4, COSTS)
+    for _ in range(REST):
+        step(controller, view(1e-4, names="abc"))
+    assert nodes_of(step(controller, view(0.9, 0.8, names="abc"))) == [(DRAFT, 4)], "it rests"
+    woken = [NGRAM in dict(nodes_of(step(controller, view(0.9, 0.8, names="abc")))) for _ in range(2 * REST)]
+    assert not any(woken[: REST // 4])
+    assert sum(woken[REST:]) > REST // 2
+
+
+def test_beside_few_rows_no_source_rests() -> None:
+    controller = GoodputController(4, COSTS)
+    for _ in range(REST):
+        step(controller, view(1e-4, names="ab"))
+    woken = [NGRAM in dict(nodes_of(step(controller, view(0.9, 0.8, names="ab")))) for _ in range(HELD)]
+    assert any(woken)
+
+
+def test_a_row_without_its_naming_sources_has_the_others() -> None:
+    (row,) = view(0.5).rows
+    alone = without_named(row)
+    assert (alone.source, alone.limit, alone.others, alone.likely) == (DRAFT, 4, (), None)
+    assert without_named(alone) is alone
+    assert without_named(row._replace(others=())).limit == 0, "nothing is left to draft for it"
 
 
 def test_trials_behind_named_nodes_are_the_drafts_alone() -> None:
