@@ -133,8 +133,8 @@ class PriceList:
             return Chosen(row._replace(others=(), likely=None))
         best = offers[place]
         others = [offer.value for offer in offers if offer.option.likely is None]
-        alone = max([0.0, *others])
-        return Chosen(row.with_option(best.option), best.shape, best.tokens, max(0.0, best.value - alone))
+        without = max([0.0, *others])
+        return Chosen(row.with_option(best.option), best.shape, best.tokens, max(0.0, best.value - without))
 
     def _named(self, option: Option) -> Offer:
         """Return the nodes that a source names and that pay, each by itself."""
