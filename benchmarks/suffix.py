@@ -1,11 +1,11 @@
-"""Earlier answers as drafts: suffix decoding beside a draft model, against the model alone, on prompts that come again.
+"""Earlier answers as drafts: suffixes or n-grams beside a draft model, against it alone, on prompts that come again.
 
     python benchmarks/suffix.py --draft RUN/draft --prompts sql.jsonl summarization.jsonl
 
-Each prompt of a file is answered, and answered again when `--prompts-each` others have been. Two engines take turns on
-the second answers, `--batch` prompts at a time: `proposer=draft_model` and `proposer=suffix_else_model`, which knows
-the first answers. Ratios are tokens a second of the second over the first, with 95 % intervals over groups of prompts
-(Student's). Writes `results/suffix.json`.
+Each prompt of a file is answered, and answered again when `--prompts-each` others have been. Engines take turns,
+`--batch` prompts at a time: `proposer=draft_model`, and `suffix_else_model` and `[ngram,draft_model]`, which know the
+first answers. Ratios are tokens a second over those of the draft alone, with 95 % intervals over groups of prompts
+(Student's). Prompts are read anew each time. Writes `results/suffix.json`, or `results/suffix_<name>.json`.
 """
 
 from __future__ import annotations
@@ -25,27 +25,31 @@ from distillspec.serving import Engine, SamplingParams
 from distillspec.serving.draft_loading import load_draft
 
 GOAL = 1.3
-SIDES = ("draft_model", "suffix_else_model")
+ALONE = "draft_model"
+SIDES: dict[str, str | list[str]] = {
+    ALONE: ALONE,
+    "suffix_else_model": "suffix_else_model",
+    "ngram_and_draft": ["ngram", ALONE],
+}
 
 
 def main() -> None:
     options = _options()
     target = load_target(TargetConfig(path="smollm2", dtype=options.dtype))
-    other = load_target(TargetConfig(path="smollm2", dtype=options.dtype))
     params = SamplingParams(temperature=options.temperature, max_tokens=options.tokens, ignore_eos=True)
     found: dict[str, Any] = {}
     for path in options.prompts:
         engines = {
             name: make_engine(
                 options,
-                model,
-                load_draft(options.draft, model),
+                target,
+                load_draft(options.draft, target),
                 options.batch,
                 controller="goodput",
-                proposer=name,
+                proposer=proposer,
                 speculation_length=options.speculation_length,
             )
-            for name, model in zip(SIDES, (target, other), strict=True)
+            for name, proposer in SIDES.items()
         }
         prompts = read_prompts(path, target, options.prompts_each, longest=768)
         found[Path(path).stem] = _compare(engines, prompts, options.batch, params)
@@ -53,8 +57,11 @@ def main() -> None:
         for engine in engines.values():
             engine.close()
     setting = {"prompts": options.prompts_each, "tokens": options.tokens, "temperature": options.temperature}
-    met = all(own["second"]["mean"] >= GOAL for own in found.values())
-    write_result("suffix", {**setting, "batch": options.batch, "goal": GOAL, "met": met, "files": found})
+    met = {name: all(own["second"][name]["mean"] >= GOAL for own in found.values()) for name in SIDES if name != ALONE}
+    write_result(
+        "suffix" + (f"_{options.name}" if options.name else ""),
+        {**setting, "batch": options.batch, "goal": GOAL, "met": met, "files": found},
+    )
 
 
 def _compare(
@@ -65,7 +72,8 @@ def _compare(
     accepted: dict[str, list[float]] = {name: [] for name in SIDES}
     for time in range(2):
         for number, group in enumerate(groups):
-            for name in SIDES if number % 2 else SIDES[::-1]:
+            turn = number % len(SIDES)
+            for name in [*list(SIDES)[turn:], *list(SIDES)[:turn]]:
 
                 def answers(engine: Engine = engines[name], name: str = name, group: list[list[int]] = group) -> int:
                     outputs = engine.generate(group, params)
@@ -74,11 +82,14 @@ def _compare(
                     return sum(len(output.token_ids) for output in outputs)
 
                 rates[name][time].append(rate_of(answers))
-    own, alone = rates["suffix_else_model"], rates["draft_model"]
-    first, second = ([a / b for a, b in zip(own[time], alone[time], strict=True)] for time in range(2))
+    ratios = {
+        name: [[a / b for a, b in zip(own[time], rates[ALONE][time], strict=True)] for time in range(2)]
+        for name, own in rates.items()
+        if name != ALONE
+    }
     return {
-        "first": interval(first[1:]),
-        "second": interval(second),
+        "first": {name: interval(own[0][1:]) for name, own in ratios.items()},
+        "second": {name: interval(own[1]) for name, own in ratios.items()},
         "tokens_per_s": {name: [statistics.median(each) for each in rates[name]] for name in SIDES},
         "tokens_a_step": {name: statistics.fmean(own[len(own) // 2 :]) for name, own in accepted.items()},
     }
@@ -88,6 +99,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draft", required=True)
     parser.add_argument("--prompts", nargs="+", required=True)
+    parser.add_argument("--name", default="", help="of the result")
     parser.add_argument("--prompts-each", type=int, default=52)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=64)

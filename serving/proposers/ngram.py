@@ -17,7 +17,8 @@ from distillspec.serving.proposers.grown import grown_tree
 from distillspec.serving.proposers.ngram_counts import NgramCounts
 from distillspec.serving.proposers.tenant_tables import TenantTables
 
-OF_PROMPT = 256  # tokens of a prompt's end that are learnt from: all of a long one would hold a step up
+OF_PROMPT = 2048  # tokens of a prompt's end that are learnt from
+AT_ONCE = 256  # tokens that are learnt before a step: all of a long prompt would hold it up
 SURE = 10  # steps of confidence whose acceptance is told apart, where nodes are not planned one by one
 MOST_NODES = 12  # of a row's tree
 ALL_NODES = 128  # of all rows together: growing a node takes microseconds
@@ -126,7 +127,7 @@ class Ngram:
 
     def leave_slot(self, sequence: SequenceState) -> None:
         """Learn from the end of a text, and forget a sequence that does not come back."""
-        self._learn(sequence)
+        self._learn(sequence, len(sequence.tokens))
         self._outlooks.pop(sequence.id, None)
         self._named.pop(sequence.id, None)
         if sequence.finish_reason is not None:
@@ -138,15 +139,15 @@ class Ngram:
         self._tables.forget(tenant)
         self._outlooks.clear()
 
-    def _learn(self, sequence: SequenceState) -> None:
-        """Learn from what is new of a text."""
+    def _learn(self, sequence: SequenceState, most: int = AT_ONCE) -> None:
+        """Learn from at most so many tokens that are new of a text."""
         tokens = sequence.tokens
         start = self._read.get(sequence.id, max(1, sequence.prompt_length - OF_PROMPT))
         if start == len(tokens) or not sequence.request.log:
             return
-        self._read[sequence.id] = len(tokens)
+        end = self._read[sequence.id] = min(len(tokens), start + most)
         table = self._tables.of(sequence)
-        for place in range(start, len(tokens)):
+        for place in range(start, end):
             table.learn(tokens[max(0, place - self.longest) : place], tokens[place])
 
     def _likely(self, sequence: SequenceState) -> LikelyNodes:
