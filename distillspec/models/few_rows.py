@@ -77,19 +77,29 @@ class FewRows(NamedTuple):
         return FewRows(table, numpy.array(rows, dtype=numpy.int64))
 
     @staticmethod
-    def slices(most: int, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Iterator[FewRows]:
-        """Yield the same in passes of at most `most` tokens, to be read in order: chains may be cut anywhere."""
-        left, pieces = most, list[tuple[int, int, int]]()
-        for slot, start, count in zip(slots, starts, counts, strict=True):
+    def slices(
+        most: int,
+        trees: Sequence[Sequence[int]],
+        slots: Sequence[int],
+        starts: Sequence[int],
+        counts: Sequence[int],
+    ) -> Iterator[FewRows]:
+        """Yield the rows of `windows` in passes of at most `most` tokens, to be read in order.
+
+        Chains may be cut anywhere. Trees are whole, and have at most `most` tokens.
+        """
+        left, pieces = most, list[tuple[Sequence[int], int, int, int]]()
+        for parents, slot, start, count in zip(trees, slots, starts, counts, strict=True):
             while count > left:
-                if left:
-                    pieces.append((slot, start, left))
-                yield FewRows.chains(*zip(*pieces, strict=True))
-                start, count, left, pieces = start + left, count - left, most, []
-            pieces.append((slot, start, count))
+                own = 0 if parents else left
+                if own:
+                    pieces.append((parents, slot, start, own))
+                yield FewRows.windows(*zip(*pieces, strict=True))
+                start, count, left, pieces = start + own, count - own, most, []
+            pieces.append((parents, slot, start, count))
             left -= count
         if pieces:
-            yield FewRows.chains(*zip(*pieces, strict=True))
+            yield FewRows.windows(*zip(*pieces, strict=True))
 
     @property
     def total(self) -> int:

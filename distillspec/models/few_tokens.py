@@ -91,9 +91,9 @@ class FewTokens:
         fits = max(counts) <= self._longest and (sum(counts) <= self.most or (sliced and self._in_slices))
         return fits and type(cache) is SlotCache
 
-    def takes_trees(self, cache: SlotCache, counts: Sequence[int], nodes: int) -> bool:
-        """Return True for rows of so many tokens, among them trees of at most `nodes`."""
-        return nodes <= min(MOST_NODES, self._longest) and self.takes_chains(cache, counts)
+    def takes_rows(self, cache: SlotCache, counts: Sequence[int], nodes: int = 0) -> bool:
+        """Return True for rows of so many tokens, in slices if need be, among them trees of at most `nodes`."""
+        return nodes <= min(MOST_NODES, self._longest) and self.takes_chains(cache, counts, sliced=True)
 
     def takes_levels(self, level: int, of_row: int) -> bool:
         """Return True for trees whose largest level has so many tokens, at most `of_row` of them a row's."""

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy
 
+from distillspec.serving.base.catch_up import ALONG
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.allocation import Allocation
@@ -23,6 +24,7 @@ from distillspec.serving.costs.latency import LatencyModel
 
 FEWEST = 4  # nodes over which the cost of one is taken
 STOP = 0.5  # share of its cost below which a node, and those after it, are not looked at
+PAYS_BACK = 24  # steps in which the reading of a text by a draft must pay
 NO_TREE = TreeShape()
 NOTHING = float("-inf")  # value of what cannot be drafted
 
@@ -128,7 +130,7 @@ class PriceList:
             behind = [self._tree(row, option) for option in joined]
             offers += [first.and_then(offer) for offer in behind if offer.value > NOTHING]
         offers.sort(key=lambda offer: -offer.value)
-        place = int(second and len(offers) > 1)
+        place = int(second and len(offers) > 1 and not _is_behind(offers[1].option))
         if not offers or (offers[place].value <= 0 and not second):
             return Chosen(row._replace(others=(), likely=None))
         best = offers[place]
@@ -158,7 +160,14 @@ class PriceList:
         if not own.shape.depth:
             return Offer(NOTHING, option)
         tokens = own.tokens if option.likely is None else own.tokens * option.likely.missed
-        return Offer(tokens - self.price * own.seconds, option, own.shape, tokens)
+        seconds = own.seconds + self._reading_s(option) / PAYS_BACK
+        return Offer(tokens - self.price * seconds, option, own.shape, tokens)
+
+    def _reading_s(self, option: Option) -> float:
+        """Return the seconds in which a draft reads a text that it is far behind in."""
+        if not _is_behind(option):
+            return 0.0
+        return self.latency.of_draft(False, option.source).catch_up_s([option.unread_tokens])
 
     def _room(self, before: int) -> int:
         """Return the most nodes of a draft's tree behind so many others: the engine reserves places for a tree's."""
@@ -237,6 +246,11 @@ class PriceList:
             mean = context / len(chosen) * len(depths)
             seconds += own.loop_s(len(depths), mean, max(depths)) if own.draft is not None else 0.0
         return seconds
+
+
+def _is_behind(option: Option) -> bool:
+    """Return True for a draft that would have to read a text first."""
+    return option.drafted_by_model and option.unread_tokens > ALONG
 
 
 def _names(option: Option) -> bool:

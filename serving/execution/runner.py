@@ -113,18 +113,13 @@ class ModelRunner:
         few = None if self.prepared is None or self.model.state_input is not None else self.prepared.few
         if few is None:
             return None
-        counts = [len(row.tokens) for row in rows]
-        if widest := max((len(row.tokens) for row in rows if row.is_wide), default=0):
-            return few if few.takes_trees(self.cache, counts, widest) else None
-        return few if few.takes_chains(self.cache, counts, sliced=True) else None
+        widest = max((len(row.tokens) for row in rows if row.is_wide), default=0)
+        return few if few.takes_rows(self.cache, [len(row.tokens) for row in rows], widest) else None
 
     def _read_few(self, few: FewTokens, rows: Sequence[RowInput]) -> Tensor:
         self.passes += 1
         tokens = torch.from_numpy(_tokens(rows))
-        if any(row.is_wide for row in rows):
-            parts = [FewRows.windows([row.parents for row in rows], *_numbers(rows))]
-        else:
-            parts = list(FewRows.slices(few.most, *_numbers(rows)))
+        parts = list(FewRows.slices(few.most, [row.parents for row in rows], *_numbers(rows)))
         own = tokens.split([part.total for part in parts])
         read = [few.hidden_of(self.cache, part, each[None]) for part, each in zip(parts, own, strict=True)]
         hidden = torch.cat(read) if len(read) > 1 else read[0]

@@ -145,10 +145,12 @@ def startup_banner(url: str, state: AppState) -> str:
     drafts = list(state.engine.drafts) if selecting(state.engine.controller) is not None else []
     several = f"\n  drafts: {', '.join(drafts)}, chosen by {state.engine.settings.selection}" if drafts else ""
     learning = "" if state.online is None else f"\n  learning from the traffic: {state.online.place}"
-    settings, lossy = state.engine.settings, ""
+    settings, lossy, idle = state.engine.settings, "", ""
+    if state.engine.proposer is None and settings.proposer is None:
+        idle = "\n  nothing is drafted: give draft.path=RUN of distill train, or engine.proposer=ngram, without a draft"
     if not settings.is_exact:
         lossy = f"\n  verification={settings.verification} is lossy: answers may differ from the target's own"
     return (
         f"{state.model} at {url}/v1, dashboard at {url}/, stop with Ctrl-C; try:\n"
-        f"  curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {body}{several}{learning}{lossy}"
+        f"  curl {url}/v1/{path}{key} -H 'Content-Type: application/json' -d {body}{several}{learning}{lossy}{idle}"
     )

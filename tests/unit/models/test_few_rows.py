@@ -147,26 +147,40 @@ def test_trees_are_read_without_a_view(rooted: bool) -> None:
 @pytest.mark.parametrize("most", [1, 3, 7, 50])
 def test_slices_hold_every_token_once(most: int) -> None:
     given = [(0, 5, 3), (2, 0, 9), (1, 40, 1), (3, 7, 7)]
-    slices = list(FewRows.slices(most, *zip(*given, strict=True)))
+    slices = list(FewRows.slices(most, [()] * len(given), *zip(*given, strict=True)))
     assert [part.total for part in slices[:-1]] == [most] * (len(slices) - 1)
     places = [pair for part in slices for pair in zip(*part.tokens[:2].tolist(), strict=True)]
     assert places == [(slot, start + i) for slot, start, count in given for i in range(count)]
 
 
+@pytest.mark.parametrize("most", [4, 5, 9])
+def test_slices_cut_no_tree(most: int) -> None:
+    tree = [-1, 0, 0, 1]
+    slices = list(FewRows.slices(most, [(), tree, (), tree], [0, 1, 2, 3], [5, 6, 7, 8], [3, 4, 6, 4]))
+    found = [tuple(row) for part in slices for row in part.rows[:, 2:4].tolist()]
+    assert sum(part.total for part in slices) == 17
+    assert max(part.total for part in slices) <= most
+    assert found.count((1, 6)) == found.count((3, 8)) == 1
+    whole = FewRows.windows([tree], [3], [8], [4])
+    assert slices[-1].tokens[:, -4:].tolist() == whole.tokens.tolist()
+
+
 @torch.inference_mode()
-def test_a_long_prompt_is_read_in_slices() -> None:
+def test_a_long_prompt_is_read_in_slices_beside_a_tree() -> None:
     """As at once, to the bit, and what is wanted of each row alone."""
     model = llama(torch.bfloat16)
     few = kernel(model)
     if not few.takes_chains(SlotCache(1, 256), [few.most + 1], sliced=True):
         pytest.skip("long passes are left to torch here")
     prepared = PreparedModel(model, pack_weights=True, compile=False)
-    rows = [RowInput(0, 0, text(100), 2), RowInput(1, 0, [5], 1), RowInput(2, 0, text(40), 40)]
+    tree = TokenTree.of_parents([7, 8, 9, 10], [-1, -1, 0, 1])
+    windows = [RowInput(0, 0, [6, *tree.tokens], 5, tree), RowInput(1, 0, [5], 1)]
+    rows = [*windows, RowInput(2, 0, text(100), 2), RowInput(3, 0, text(40), 40)]
     found = []
     for most in (few.most, 30):
         assert prepared.few is not None
         prepared.few.most = most
-        found.append(ModelRunner(model, SlotCache(3, 256), prepared).read(rows))
+        found.append(ModelRunner(model, SlotCache(4, 256), prepared).read(rows))
     prepared.restore()
-    assert len(found[0]) == 43
+    assert len(found[0]) == 48
     assert torch.equal(found[0], found[1])

@@ -11,7 +11,7 @@ from distillspec.serving.base.requests import Request, SequenceState
 from distillspec.serving.base.shape import PlannedTree, TreeShape
 from distillspec.serving.base.tree import NGRAM, TokenTree, merged
 from distillspec.serving.proposers.base import ProposalRequest
-from distillspec.serving.proposers.ngram import FEW_ROWS, IDLE_AFTER, IDLE_EVERY, OF_PROMPT, Ngram
+from distillspec.serving.proposers.ngram import AT_ONCE, FEW_ROWS, IDLE_AFTER, IDLE_EVERY, OF_PROMPT, Ngram
 
 
 def sequence(
@@ -67,6 +67,21 @@ def test_of_long_prompts_the_end_is_learnt_from() -> None:
     proposer.prospect(text)
     assert proposer.prospect(sequence([9, 1])).most == 0
     assert proposer.prospect(sequence([9, 3])).most > 0
+
+
+def test_a_long_prompt_is_learnt_from_over_several_steps_or_at_its_end() -> None:
+    tokens = [1, 2, *[3] * AT_ONCE, 4, 5, *[3] * AT_ONCE, 6, 7]
+    proposer, text = Ngram(longest=1), sequence(tokens, prompt=len(tokens))
+    known = list[list[bool]]()
+    for step in range(3):
+        proposer.prospect(text)
+        ends = [sequence([9, first], name=f"{step} {first}") for first in (1, 4, 6)]
+        known.append([proposer.prospect(end).most > 0 for end in ends])
+    assert known == [[True, False, False], [True, True, False], [True, True, True]]
+    left = Ngram(longest=1)
+    left.prospect(text)
+    left.leave_slot(text)
+    assert left.prospect(sequence([9, 6], name="later")).most > 0
 
 
 def test_tenants_learn_apart_and_can_be_forgotten() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from distillspec.config import ServerConfig
 from distillspec.errors import ConfigError
-from distillspec.serving.server.listening import bind, check_exposure
+from distillspec.serving.server.listening import bind, check_exposure, startup_banner
+
+from .conftest import Serve
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "example.org", "192.0.2.1"])
@@ -25,3 +29,14 @@ def test_a_port_in_use_is_named() -> None:
             bind(ServerConfig(port=port))
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
         bind(ServerConfig(host="192.0.2.1", port=0))
+
+
+def test_the_banner_of_a_server_that_drafts_nothing_says_what_would(serve: Serve) -> None:
+    def banner(**engine: Any) -> str:
+        running = serve(engine=engine)
+        return startup_banner(running.url, running.state)
+
+    assert "nothing is drafted: give draft.path=RUN of distill train, or engine.proposer=ngram" in banner()
+    assert "nothing is drafted" not in banner(proposer="none"), "as it was told"
+    assert "nothing is drafted" not in banner(proposer="ngram")
+    assert "nothing is drafted" not in banner(drafts=True)
