@@ -100,7 +100,7 @@ class PriceList:
         plain = self.plain(rows).goodput
         self.price = max(price, plain)
         found = self.plan(rows).allocation
-        if abs(found.goodput / self.price - 1) > 0.02:
+        if abs(found.goodput - self.price) > 0.02 * self.price:
             self.price = max(found.goodput, plain)
             self._drafted.clear()
 
