@@ -20,7 +20,7 @@ from distillspec.serving.costs.latency import LatencyModel
 
 # What is never tried is not known: after so many price lists rows take the second best of their sources for a step.
 SECOND_EVERY = 8
-USUAL = 0.05  # weight of a step in the running mean of goodput
+USUAL = 0.05  # weight of a step in the running mean of what plans promise
 # Naming nodes and planning with them take 2 to 3 % of a step of many rows. Sources that bring less rest for some steps,
 # then for twice as many. Their gain is a running mean over steps.
 FEW_ROWS = 2
@@ -51,7 +51,9 @@ class PricedSteps:
         self.used = False  # rows have had sources that name their nodes
         self._list: PriceList | None = None
         self._until, self._names, self._lists = 0, list[str](), 0
-        self._usual = 0.0  # goodput of priced plans, which differ from step to step: their running mean
+        # Goodput of priced plans over that of plain steps. Plans differ from step to step, so speculation is judged by
+        # the running mean. It is a ratio, which says something of other numbers of rows too. 0: nothing was planned.
+        self._usual = 0.0
         self._gain = AT_FIRST  # of goodput, by the sources that name their nodes
         self._rest = Backoff(REST, MOST_REST)
 
@@ -107,8 +109,9 @@ class PricedSteps:
         if not second:
             self._weigh(view.rows, found.gain)
         mode, policy = _mode(view, found, plain, known), known.policy
-        best = found.allocation.goodput
-        self._usual += USUAL * (best - self._usual) if self._usual else best
+        best, nothing = found.allocation.goodput, plain.goodput
+        if nothing:
+            self._usual += USUAL * (best / nothing - self._usual) if self._usual else best / nothing
         drafts = mode in ("speculating", "trial")
         rows = tuple([each.row for each in found.chosen]) if drafts else without_likely(view.rows)
         shapes = tuple([each.shape if drafts else NO_TREE for each in found.chosen])
@@ -121,12 +124,12 @@ class PricedSteps:
             rows,
             planned.tokens,
             planned.seconds + further_s,
-            policy.plain_rate(plain.goodput),
+            policy.plain_rate(nothing),
             best * policy.gain,
             policy.uncertainty,
             tuple(known.acceptance.hazards().tolist()),
             known.latency,
-            (plain.goodput, self._usual),
+            (nothing, nothing * self._usual),
         )
 
 

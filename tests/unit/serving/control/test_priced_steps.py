@@ -61,6 +61,22 @@ def test_speculation_goes_on_where_one_step_has_nothing_worth_drafting() -> None
     assert all(any(source == NGRAM for source, _ in own) for own in seen[301::2][:40])
 
 
+def test_speculation_goes_on_while_rows_come_and_go() -> None:
+    """One row writes less a second than six: that says nothing against speculation for six."""
+    cheap = LatencyModel(CostTable.line(0.0, 1e-5, 1e-2), draft_free_s=1e-5)
+    controller = GoodputController(4, cheap, drafts_with_model=False)
+    modes = list[str]()
+    for turn in range(600):
+        seen = view(0.6, 0.5, names="abcdef"[: 6 if turn % 60 < 20 else 1])
+        plan = controller.plan(seen)
+        nodes = sum(tree.shape.nodes for row in plan.rows for tree in row.trees)
+        took_s = 1e-2 + 1e-5 * (len(seen.rows) + nodes)
+        controller.observe(StepResult(tuple(map(halved, plan.rows)), seen, plan, 0, 1e-5, took_s, took_s + 1e-5))
+        modes.append(plan.why.mode)
+    assert modes.count("not worth it") == modes.count("trial") == 0
+    assert modes.count("speculating") > 580
+
+
 def test_nodes_that_never_pay_are_tried_seldom() -> None:
     dear = LatencyModel(CostTable.line(0.0, 3e-2, 1e-3), draft_free_s=1e-4)
     controller = GoodputController(4, dear, drafts_with_model=False)
