@@ -28,7 +28,7 @@ from distillspec.serving.engine_drafts import EngineDrafts, by_source
 from distillspec.serving.engine_view import EngineView
 from distillspec.serving.execution.graphs import Recorder
 from distillspec.serving.proposers.base import Proposer
-from distillspec.serving.proposers.named import drafting_alone, uses_draft
+from distillspec.serving.proposers.named import uses_draft
 from distillspec.serving.selection.selecting import selecting
 from distillspec.serving.start_costs import measure_at_start
 from distillspec.serving.step.output import StepOutput
@@ -66,8 +66,7 @@ class Engine(EngineView):
         recorder: Recorder | None = None,
         sampler: TokenSampler | None = None,
     ) -> None:
-        settings = settings or EngineConfig()
-        self.settings = drafting_alone(settings) if draft and controller is not None else settings
+        self.settings = settings or EngineConfig()
         self.target = target
         parts = build_parts(
             target,

@@ -38,6 +38,7 @@ from distillspec.serving.proposers.named import (
     SOURCES,
     ProposerParts,
     check_proposer,
+    drafting_alone,
     make_draft_model,
     make_pool,
     make_proposer,
@@ -64,6 +65,8 @@ class ProposerBuilder:
     sampler: TokenSampler
     recorder: Recorder | None
     target_cache: SlotCache
+    # By default the draft is alone: a controller of the caller's may know one source, and recorded passes know one chain.
+    alone: bool = False
     kept: dict[str, Any] = field(default_factory=dict)  # what outlives a proposer
 
     def build(self, draft: LanguageModel | None, version: str) -> Proposer | None:
@@ -86,7 +89,8 @@ class ProposerBuilder:
     def _parts(self, draft: LanguageModel | None, version: str, source: str) -> ProposerParts:
         prepared = None if draft is None else self.models.prepared(draft)
         parts = (draft, version, self.sampler, prepared, self.recorder, self.target_cache, self.kept, source)
-        return ProposerParts(self.settings, *parts)
+        settings = drafting_alone(self.settings) if self.alone and draft is not None else self.settings
+        return ProposerParts(settings, *parts)
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,7 @@ def build_parts(
     cache = plan_cache(settings, models, max_model_len, feature_ids, page)
     # These may refuse too (another machine's profile, a kernel that does not run), so models are held after them.
     costs = profiled_costs(settings, target, drafts.get(DRAFT))
+    own_controller = controller is not None
     controller = controller or choose_controller(settings, costs, drafts)
     held = HeldModels(pack_weights=settings.pack_weights, compile=settings.compile)
     with held.released_on_failure():  # a proposer may refuse its settings
@@ -153,7 +158,8 @@ def build_parts(
         pages, slots = cache.pages(), SlotCache(cache.slots, max_model_len, attend)
         target_cache = slots if pages is None else PagedCache.of(slots, pages, target.device)
         runner = ModelRunner(target, target_cache, held.prepared(target), recorder, feature_ids)
-        proposers = ProposerBuilder(settings, held, sampler, recorder, target_cache)
+        alone = own_controller or recorder is not None
+        proposers = ProposerBuilder(settings, held, sampler, recorder, target_cache, alone)
         if proposer is None:
             only = drafts.get(DRAFT)
             proposer = proposers.build_pool(drafts) if is_pool(drafts) else proposers.build(only, version_of(only))

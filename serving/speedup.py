@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -29,8 +29,6 @@ def engine_decoders(
     Nothing is compiled: that would begin in mid-measurement. Prompts are read again at each use.
     """
     defaults = EngineConfig(max_slots=1, compile=False, prefix_reuse=False, seed=seed)
-    engine = Engine(target, draft, replace(defaults, controller="fixed", speculation_length=gamma))
-    server = Engine(target, draft, defaults)
     params = SamplingParams(
         temperature=policy.temperature,
         top_k=policy.top_k,
@@ -49,11 +47,11 @@ def engine_decoders(
         engine.use_controller(FixedLength(length))
         return decode(engine, ids)
 
-    try:
+    with (
+        closing(Engine(target, draft, replace(defaults, controller="fixed", speculation_length=gamma))) as engine,
+        closing(Engine(target, draft, defaults)) as server,
+    ):
         yield Decoders(partial(drafting, 0), partial(drafting, gamma), partial(decode, server))
-    finally:
-        server.close()
-        engine.close()
 
 
 def engine_costs(

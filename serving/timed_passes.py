@@ -127,7 +127,7 @@ class TimedPasses:
 
 def _sequences(rows: int, context: int) -> list[SequenceState]:
     """Return greedy sequences with `context` tokens of text, in the first slots."""
-    request = Request("profile", (TOKEN,) * context, SamplingParams(temperature=0.0))
+    request = Request("profile", (TOKEN,) * context, SamplingParams(temperature=0.0), log=False)
     return [
         SequenceState(f"profile/{slot}", request, slot, slot, [TOKEN] * context, frozenset(), 1 << 20, slot=slot)
         for slot in range(rows)

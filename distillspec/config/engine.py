@@ -41,7 +41,7 @@ class EngineConfig:
     prefill_chunk: int = 512  # prompt tokens read per step; decoding goes on between the chunks of a long prompt
     prefill_slowdown: float | None = None  # share that reading prompts may add to a step of decoding rows; null: any
     prefix_reuse: bool = True  # reuse the KV cache of a prefix that prompts share
-    proposer: Any = field(default=None, metadata={"choices": PROPOSERS})  # or a list; null: ngram, draft_model
+    proposer: Any = field(default=None, metadata={"choices": PROPOSERS})  # or a list; null: see docs/serving.md
     proposer_options: dict[str, Any] = field(default_factory=dict)  # its parameters; of a list: by name
     controller: str = chosen_from(CONTROLLERS, "goodput")  # chooses the lengths
     controller_options: dict[str, Any] = field(default_factory=dict)  # parameters of a controller of your own

@@ -225,8 +225,8 @@ PROPOSERS: dict[str, ProposerChoice] = {
     ),
 }
 
-# The proposers of engines whose settings name none. N-grams stand beside an only draft where the controller chooses
-# nodes one by one.
+# The proposers of engines whose settings name none. N-grams stand beside an only draft where goodput plans the nodes of
+# each request.
 DRAFT_ALONE, WITHOUT_DRAFT = "draft_model", "none"
 BESIDE_DRAFT = ("ngram", DRAFT_ALONE)
 

@@ -98,7 +98,7 @@ def _draft_kinds(config: Any) -> Sequence[str]:
 
 
 def _proposers(config: Any) -> Sequence[str]:
-    """Return the proposers. If none is set, a draft may be loaded later: return the one that uses it."""
+    """Return the proposers. If none is set, a draft may be loaded later: return those that stand beside it."""
     return config.engine.proposers_with_draft
 
 

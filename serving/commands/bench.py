@@ -29,6 +29,7 @@ from distillspec.serving.control.base import LengthController
 from distillspec.serving.control.named import named_controller
 from distillspec.serving.draft_loading import evaluated, load_drafts
 from distillspec.serving.engine import Engine
+from distillspec.serving.proposers.named import drafting_alone
 from distillspec.serving.selection.named import compared_selection
 from distillspec.serving.selection.selecting import SelectingController
 from distillspec.types import Prompt
@@ -55,7 +56,8 @@ def _bench_engine(config: BenchCommand, folder: Path) -> None:
     target = load_target(config.target)
     draft = load_drafts(find_drafts(config.drafts) or config.draft.path, target)
     prompts = read_prompts(config.bench.prompts, config.bench.longest_prompt, target, "bench.prompts")
-    engine = Engine(target, draft, config.engine)
+    # Lengths are compared, and not every policy knows sources that name nodes: these are for `engine.proposer` to name.
+    engine = Engine(target, draft, config.engine if draft is None else drafting_alone(config.engine))
     try:
         policies = _policies(config, engine)
         open_run(folder, config)
@@ -157,7 +159,7 @@ def _measure(config: BenchCommand, sides: dict[str, Side[Any]], prompts: Sequenc
 def _engine_side(engine: Engine, controller: LengthController) -> Side[Prompt]:
     def run_load(load: Sequence[Arrival[Prompt]], title: str) -> LoadRecord:
         engine.use_controller(controller)
-        engine.forget_prompts()  # cached by the side before
+        engine.forget_tenant("default")  # prompts cached by the side before, and answers
         with progress(title) as line:
             return drive(engine, load, on_progress=lambda done: line.update(done / len(load), _done(done, load)))
 

@@ -1,4 +1,4 @@
-"""Length controller: plans before each step, observes after it. Planning is pure."""
+"""Length controller: plans before each step, observes after it. The same view gives the same plan."""
 
 from __future__ import annotations
 

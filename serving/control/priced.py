@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy
 
-from distillspec.serving.base.catch_up import ALONG
+from distillspec.serving.base.catch_up import ALONG, MOST
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.allocation import Allocation
@@ -25,6 +25,7 @@ from distillspec.serving.costs.latency import LatencyModel
 FEWEST = 4  # nodes over which the cost of one is taken
 STOP = 0.5  # share of its cost below which a node, and those after it, are not looked at
 PAYS_BACK = 24  # steps in which the reading of a text by a draft must pay
+EXPLORED = 0.5  # plain steps that reading a text may take, so that its draft is explored
 NO_TREE = TreeShape()
 NOTHING = float("-inf")  # value of what cannot be drafted
 
@@ -112,13 +113,22 @@ class PriceList:
 
     def plan(self, rows: Sequence[RowView], *, second: bool = False) -> PricedPlan:
         """Return the best plan at the price. `second`: of each row's sources, the second best one."""
-        chosen = self._trimmed([self._choose(row, second=second) for row in rows])
+        explored = self._explored(rows) if second else ()
+        chosen = self._trimmed([self._choose(row, second=row in explored) for row in rows])
         context = sum([row.context_tokens for row in rows])
         nodes = [each.shape.nodes + _joined(each.row) for each in chosen]
         drafting_s = self._drafting_s(chosen, context)
         seconds = self.latency.target.seconds(context, len(rows) + sum(nodes), len(rows)) + drafting_s
         tokens = len(rows) + sum([each.tokens for each in chosen])
         return PricedPlan(chosen, Allocation(numpy.array(nodes), tokens, max(seconds, 1e-9), None, drafting_s))
+
+    def _explored(self, rows: Sequence[RowView]) -> list[RowView]:
+        """Return the rows whose second best source may be tried: no long text is read for it, and one short one."""
+        read = [row for row in rows if not any(map(_is_behind, row.options))]
+        short_s = EXPLORED * self.latency.target.seconds(self.context, len(rows), len(rows))
+        behind = [(sum(map(self._reading_s, row.options)), place) for place, row in enumerate(rows) if row not in read]
+        shortest = min(behind, default=None)
+        return read if shortest is None or shortest[0] > short_s else [*read, rows[shortest[1]]]
 
     def _choose(self, row: RowView, *, second: bool) -> Chosen:
         """Return the best that is drafted for a row: one source's tokens, or a draft's behind named nodes."""
@@ -130,7 +140,7 @@ class PriceList:
             behind = [self._tree(row, option) for option in joined]
             offers += [first.and_then(offer) for offer in behind if offer.value > NOTHING]
         offers.sort(key=lambda offer: -offer.value)
-        place = int(second and len(offers) > 1 and not _is_behind(offers[1].option))
+        place = int(second and len(offers) > 1)
         if not offers or (offers[place].value <= 0 and not second):
             return Chosen(row._replace(others=(), likely=None))
         best = offers[place]
@@ -167,7 +177,8 @@ class PriceList:
         """Return the seconds in which a draft reads a text that it is far behind in."""
         if not _is_behind(option):
             return 0.0
-        return self.latency.of_draft(False, option.source).catch_up_s([option.unread_tokens])
+        steps = max(1.0, option.unread_tokens / MOST)  # costs are those of one step's reading
+        return steps * self.latency.of_draft(False, option.source).catch_up_s([option.unread_tokens])
 
     def _room(self, before: int) -> int:
         """Return the most nodes of a draft's tree behind so many others: the engine reserves places for a tree's."""

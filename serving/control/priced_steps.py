@@ -62,8 +62,8 @@ class PricedSteps:
         self._rest.step()
 
     def awake(self, view: BatchView) -> BatchView:
-        """Return the view, without the sources that name their nodes while they rest."""
-        if not self._rest.waits or not any(map(names_nodes, view.rows)):
+        """Return the view, without the sources that name their nodes while they rest. Beside few rows none does."""
+        if not self._rest.waits or len(view.rows) <= FEW_ROWS or not any(map(names_nodes, view.rows)):
             return view
         return replace(view, rows=tuple(map(without_named, view.rows)))
 
@@ -73,8 +73,9 @@ class PricedSteps:
         return self.used
 
     def drop(self) -> None:
-        """Forget the list: the draft, or the costs, are others."""
-        self._list, self._usual = None, 0.0
+        """Forget the list, and end a rest: the draft, or the costs, are others."""
+        self._list, self._usual, self._gain = None, 0.0, AT_FIRST
+        self._rest = Backoff(REST, MOST_REST)
 
     def decide(self, view: BatchView, known: Known) -> Decision:
         """Decide with a new list."""
@@ -95,9 +96,9 @@ class PricedSteps:
 
     def _weigh(self, rows: Sequence[RowView], gain: float) -> None:
         """Let the sources that name their nodes rest, if they have brought less than they cost."""
-        if len(rows) <= FEW_ROWS or not (named := sum(map(names_nodes, rows))):
+        if len(rows) <= FEW_ROWS or not any(map(names_nodes, rows)):
             return
-        self._gain += GAIN * (gain * len(rows) / named - self._gain)
+        self._gain += GAIN * (gain - self._gain)
         if self._gain >= PAYS:
             self._rest.succeeded()
             return

@@ -94,11 +94,17 @@ def check_proposer(settings: EngineConfig, *, drafts: int) -> None:
             options.
     """
     with_draft = drafts > 0
+    settings = drafting_alone(settings) if drafts > 1 else settings
     names, options = proposer_names(settings, with_draft=with_draft), settings.proposer_options
     if drafts > 1 and not any(name in OF_POOLS for name in names):
         count = "one draft" if uses_draft(settings, with_draft=True) else "no draft"
         raise ConfigError(
             f"proposer={settings.proposer} runs {count}, and {drafts} are given; use one of {', '.join(OF_POOLS)}"
+        )
+    if unknown := [name for name in options if len(names) > 1 and name not in names]:
+        raise ConfigError(
+            f"proposer_options.{unknown[0]} is of none of the proposers {', '.join(names)}: several have options by name, "
+            "as in proposer_options={ngram: {longest: 2}}"
         )
     for name in names:
         if not with_draft and "draft" in find("proposer", name, PROPOSERS).needs:
@@ -115,7 +121,7 @@ def proposer_names(settings: EngineConfig, *, with_draft: bool) -> tuple[str, ..
 
 
 def drafting_alone(settings: EngineConfig) -> EngineConfig:
-    """Return settings whose default is the draft alone: for a controller of the caller's, which may know one source."""
+    """Return settings whose default is the draft alone."""
     return settings if settings.proposers else replace(settings, proposer=DRAFT_ALONE)
 
 

@@ -18,14 +18,14 @@ from distillspec.serving.proposers.ngram_counts import NgramCounts
 from distillspec.serving.proposers.tenant_tables import TenantTables
 
 OF_PROMPT = 2048  # tokens of a prompt's end that are learnt from
-AT_ONCE = 256  # tokens that are learnt before a step: all of a long prompt would hold it up
+AT_ONCE = 256  # tokens of a text that are learnt at a time: all of a long prompt would hold a step up
 SURE = 10  # steps of confidence whose acceptance is told apart, where nodes are not planned one by one
 MOST_NODES = 12  # of a row's tree
 ALL_NODES = 128  # of all rows together: growing a node takes microseconds
 LEAST_CHANCE = 0.03  # of a node that is named
 # Growing nodes that are not drafted takes time. Beside so few rows it is little. Of more rows, chances that are named
 # start at a share of the least one that was drafted. Where nothing was drafted for so many prospects, texts are learnt
-# from and nodes are grown for one of a few alone.
+# from and nodes are grown for one of so many alone.
 FEW_ROWS = 2
 NAMED_BELOW, NAMED_STEP, NAMED_MORE = 0.7, 0.2, 0.9
 IDLE_AFTER, IDLE_EVERY = 64, 61
@@ -127,7 +127,8 @@ class Ngram:
 
     def leave_slot(self, sequence: SequenceState) -> None:
         """Learn from the end of a text, and forget a sequence that does not come back."""
-        self._learn(sequence, len(sequence.tokens))
+        self._read[sequence.id] = max(self._read.get(sequence.id, 1), len(sequence.tokens) - AT_ONCE)
+        self._learn(sequence)
         self._outlooks.pop(sequence.id, None)
         self._named.pop(sequence.id, None)
         if sequence.finish_reason is not None:
@@ -139,13 +140,13 @@ class Ngram:
         self._tables.forget(tenant)
         self._outlooks.clear()
 
-    def _learn(self, sequence: SequenceState, most: int = AT_ONCE) -> None:
-        """Learn from at most so many tokens that are new of a text."""
+    def _learn(self, sequence: SequenceState) -> None:
+        """Learn from at most `AT_ONCE` tokens that are new of a text."""
         tokens = sequence.tokens
         start = self._read.get(sequence.id, max(1, sequence.prompt_length - OF_PROMPT))
-        if start == len(tokens) or not sequence.request.log:
+        if start >= len(tokens) or not sequence.request.log:
             return
-        end = self._read[sequence.id] = min(len(tokens), start + most)
+        end = self._read[sequence.id] = min(len(tokens), start + AT_ONCE)
         table = self._tables.of(sequence)
         for place in range(start, end):
             table.learn(tokens[max(0, place - self.longest) : place], tokens[place])

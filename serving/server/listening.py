@@ -147,7 +147,7 @@ def startup_banner(url: str, state: AppState) -> str:
     learning = "" if state.online is None else f"\n  learning from the traffic: {state.online.place}"
     settings, lossy, idle = state.engine.settings, "", ""
     if state.engine.proposer is None and settings.proposer is None:
-        idle = "\n  nothing is drafted: give draft.path=RUN of distill train, or engine.proposer=ngram, without a draft"
+        idle = "\n  nothing is drafted. With a trained draft: draft.path=RUN. Without one: engine.proposer=ngram"
     if not settings.is_exact:
         lossy = f"\n  verification={settings.verification} is lossy: answers may differ from the target's own"
     return (

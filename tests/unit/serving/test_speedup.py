@@ -1,4 +1,4 @@
-"""Costs of steps by the engine's own passes."""
+"""Decoding by the engine, and costs of steps by its own passes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import pytest
 
 from distillspec.config import DraftConfig
 from distillspec.models import LanguageModel, initialise_draft
-from distillspec.serving.speedup import engine_costs
+from distillspec.serving.speedup import engine_costs, engine_decoders
 from distillspec.serving.timed_passes import TimedPasses, Work
+from distillspec.types import SamplingPolicy
 
 from ..models.state_drafts import state_draft
 
@@ -37,3 +38,14 @@ def test_every_batch_is_timed(target: LanguageModel) -> None:
     assert [cost.batch for cost in costs.values()] == [1, 3]
     assert all(min(cost.draft_step_s, *cost.verify_s) > 0 for cost in costs.values())
     assert all(cost.steps(2) >= cost.steps(1) > 0 for cost in costs.values())
+
+
+def test_a_prompt_is_decoded_plainly_with_a_fixed_length_and_as_served(target: LanguageModel) -> None:
+    draft = initialise_draft(DraftConfig(layers=1), target)
+    with engine_decoders(draft, target, SamplingPolicy(temperature=0.0), 2, 12, 0) as ways:
+        plain, fixed, served = (way([5, 6, 7, 8]) for way in ways if way is not None)
+    assert plain.tokens == fixed.tokens == served.tokens == plain.steps
+    assert fixed.steps <= plain.steps
+    assert min(run.seconds for run in (plain, fixed, served)) > 0
+    with engine_decoders(draft, target, SamplingPolicy(temperature=0.0), 2, 4, 0) as again:
+        assert again.plain([5, 6, 7, 8]).tokens == 4, "both models were given back"

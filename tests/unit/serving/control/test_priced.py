@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distillspec.serving.base.acceptance import RowResult
-from distillspec.serving.base.catch_up import ALONG
+from distillspec.serving.base.catch_up import ALONG, MOST
 from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.tree import DRAFT, NGRAM
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
@@ -109,7 +109,7 @@ def test_a_draft_reads_a_long_text_where_that_pays(alone: float, reads: bool) ->
     assert bool(sources(planned(unread, alone=alone))) == reads
 
 
-def test_no_text_is_read_to_explore_its_draft() -> None:
+def test_no_long_text_is_read_to_explore_its_draft() -> None:
     def second(unread: int) -> RowPlan:
         draft = Option(4, wide=True, unread_tokens=unread)
         view = row(SURE)._replace(others=(draft,))
@@ -117,7 +117,23 @@ def test_no_text_is_read_to_explore_its_draft() -> None:
         return RowPlan.of(chosen.row, chosen.shape)
 
     assert DRAFT in dict(sources(second(ALONG)))
-    assert sources(second(ALONG + 1)) == [(NGRAM, 4)]
+    assert DRAFT in dict(sources(second(100))), "13 ms are less than half of a plain step"
+    assert sources(second(400)) == [(NGRAM, 4)]
+
+
+def test_of_several_texts_the_shortest_is_read_to_explore_its_draft() -> None:
+    lengths = {"a": 90, "b": 60, "c": 90}
+    rows = [row(SURE, name)._replace(others=(Option(4, unread_tokens=unread),)) for name, unread in lengths.items()]
+    chosen = PriceList(rows, 4, learnt(0.5, 0.1), COSTS).plan(rows, second=True).chosen
+    assert [each.row.drafted_by_model for each in chosen] == [False, True, False]
+
+
+def test_reading_is_charged_for_all_steps_that_it_takes() -> None:
+    def reads(unread: int) -> bool:
+        return bool(sources(planned(row(None)._replace(unread_tokens=unread), alone=0.5)))
+
+    assert reads(MOST)
+    assert not reads(40 * MOST)
 
 
 def test_the_gain_of_named_nodes_is_over_the_best_without_them() -> None:

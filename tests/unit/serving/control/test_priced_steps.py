@@ -94,6 +94,22 @@ def test_beside_many_rows_sources_that_bring_little_rest_and_are_tried_again() -
     assert sum(woken[REST:]) > REST // 2
 
 
+def test_a_rest_that_many_rows_earned_is_none_of_few_rows() -> None:
+    controller = GoodputController(4, COSTS)
+    for _ in range(REST):
+        step(controller, view(1e-4, names="abc"))
+    assert NGRAM not in dict(nodes_of(step(controller, view(0.9, 0.8, names="abc"))))
+    assert any(NGRAM in dict(nodes_of(step(controller, view(0.9, 0.8)))) for _ in range(HELD))
+
+
+def test_another_draft_ends_a_rest() -> None:
+    controller = GoodputController(4, COSTS)
+    for _ in range(REST):
+        step(controller, view(1e-4, names="abc"))
+    controller.draft_changed()
+    assert any(NGRAM in dict(nodes_of(step(controller, view(0.9, 0.8, names="abc")))) for _ in range(HELD))
+
+
 def test_beside_few_rows_no_source_rests() -> None:
     controller = GoodputController(4, COSTS)
     for _ in range(REST):

@@ -36,7 +36,7 @@ def test_the_banner_of_a_server_that_drafts_nothing_says_what_would(serve: Serve
         running = serve(engine=engine)
         return startup_banner(running.url, running.state)
 
-    assert "nothing is drafted: give draft.path=RUN of distill train, or engine.proposer=ngram" in banner()
+    assert "nothing is drafted. With a trained draft: draft.path=RUN. Without one: engine.proposer=ngram" in banner()
     assert "nothing is drafted" not in banner(proposer="none"), "as it was told"
     assert "nothing is drafted" not in banner(proposer="ngram")
     assert "nothing is drafted" not in banner(drafts=True)

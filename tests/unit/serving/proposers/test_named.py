@@ -1,0 +1,68 @@
+"""The proposers that an engine has by default, and their options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distillspec.config import EngineConfig
+from distillspec.errors import ConfigError
+from distillspec.models import LanguageModel, save_draft
+from distillspec.serving.base.tree import DRAFT, NGRAM
+from distillspec.serving.control.fixed import FixedLength
+from distillspec.serving.engine import Engine
+from distillspec.serving.proposers.base import Proposer
+from distillspec.serving.proposers.draft_model import DraftModel
+from distillspec.serving.proposers.named import check_proposer
+from distillspec.serving.proposers.side_by_side import SideBySide
+
+from ..conftest import MakeEngine
+
+GOODPUT: dict[str, Any] = {"controller": "goodput", "measure_costs_s": 0}
+
+
+def sources(proposer: Proposer | None) -> list[str]:
+    if isinstance(proposer, SideBySide):
+        return list(proposer.proposers)
+    return [DRAFT] if isinstance(proposer, DraftModel) else []
+
+
+def test_ngrams_stand_beside_an_only_draft_where_goodput_plans_each_request(
+    draft: LanguageModel, make_engine: MakeEngine
+) -> None:
+    assert sources(make_engine(draft, **GOODPUT).proposer) == [NGRAM, DRAFT]
+    assert sources(make_engine(draft, lengths="step", **GOODPUT).proposer) == [DRAFT]
+    assert sources(make_engine(draft, controller="fixed").proposer) == [DRAFT]
+    assert sources(make_engine(draft, proposer="draft_model", **GOODPUT).proposer) == [DRAFT]
+    assert make_engine(None, **GOODPUT).proposer is None
+
+
+def test_of_several_drafts_no_ngrams_stand_beside(target: LanguageModel, draft: LanguageModel) -> None:
+    settings = EngineConfig(max_slots=2, max_model_len=64, measure_costs_s=0)
+    engine = Engine(target, {"one": draft, "two": draft}, settings)
+    assert sources(engine.proposer) == ["one", "two"]
+    engine.close()
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_controller_of_the_callers_plans_for_the_draft_alone(
+    target: LanguageModel, draft: LanguageModel, make_engine: MakeEngine, tmp_path: Path, later: bool
+) -> None:
+    save_draft(draft, tmp_path / "draft", target)
+    engine = make_engine(None if later else draft, controller_object=FixedLength(2), **GOODPUT)
+    if later:
+        engine.load_draft(tmp_path / "draft")
+        engine.step()
+    assert sources(engine.proposer) == [DRAFT]
+
+
+@pytest.mark.parametrize(
+    ("options", "drafts", "named"),
+    [({"longest": 2}, 1, "longest"), ({"ngrm": {}}, 1, "ngrm"), ({"ngram": {"least": 0.1}}, 2, "ngram")],
+)
+def test_options_of_no_proposer_are_refused(options: dict[str, Any], drafts: int, named: str) -> None:
+    with pytest.raises(ConfigError, match=rf"proposer_options.*{named}"):
+        check_proposer(EngineConfig(proposer_options=options), drafts=drafts)
+    check_proposer(EngineConfig(proposer_options={"ngram": {"longest": 2}}), drafts=1)
