@@ -103,8 +103,8 @@ def check_proposer(settings: EngineConfig, *, drafts: int) -> None:
         )
     if unknown := [name for name in options if len(names) > 1 and name not in names]:
         raise ConfigError(
-            f"proposer_options.{unknown[0]} is of none of the proposers {', '.join(names)}: several have options by name, "
-            "as in proposer_options={ngram: {longest: 2}}"
+            f"proposer_options.{unknown[0]} is of none of the proposers {', '.join(names)}: several have options by "
+            "name, as in proposer_options={ngram: {longest: 2}}"
         )
     for name in names:
         if not with_draft and "draft" in find("proposer", name, PROPOSERS).needs:
