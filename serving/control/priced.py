@@ -123,7 +123,7 @@ class PriceList:
         return PricedPlan(chosen, Allocation(numpy.array(nodes), tokens, max(seconds, 1e-9), None, drafting_s))
 
     def _explored(self, rows: Sequence[RowView]) -> list[RowView]:
-        """Return the rows whose second best source may be tried: no long text is read for it, and one short one."""
+        """Return the rows whose second best source may be tried: no long text is read for it, at most one short one."""
         read = [row for row in rows if not any(map(_is_behind, row.options))]
         short_s = EXPLORED * self.latency.target.seconds(self.context, len(rows), len(rows))
         behind = [(sum(map(self._reading_s, row.options)), place) for place, row in enumerate(rows) if row not in read]

@@ -12,6 +12,7 @@ from distillspec.config import EvaluationConfig, TargetConfig
 from distillspec.errors import ConfigError
 from distillspec.evaluation import evaluate
 from distillspec.evaluation.acceptance import deployed
+from distillspec.evaluation.measured import DECODERS
 from distillspec.evaluation.positions import measure_positions
 from distillspec.models import LanguageModel, load_target
 from distillspec.types import Sample, SamplingPolicy
@@ -45,8 +46,9 @@ def test_alpha_is_the_mean_over_positions_and_splits_by_domain(
 
 
 def test_the_json_has_the_agreed_shape(
-    truncated_draft: LanguageModel, target: LanguageModel, samples: list[Sample]
+    truncated_draft: LanguageModel, target: LanguageModel, samples: list[Sample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delitem(DECODERS, "engine", raising=False)  # a test that ran a command has left it there
     config = EvaluationConfig(2, 20, cost_batches=[1, 2], measure_speedup=True, speedup_prompts=2, speedup_tokens=4)
     result = json.loads(
         json.dumps(evaluate(truncated_draft, target, samples[:3], POLICY, config).to_json(), allow_nan=False)
