@@ -18,6 +18,7 @@ from distillspec.models import load_target
 from distillspec.serving.base.threads import in_own_thread
 from distillspec.serving.draft_loading import draft_names, load_drafts, load_named
 from distillspec.serving.engine import Engine
+from distillspec.serving.proposers.named import drafting_alone
 
 if TYPE_CHECKING:
     from distillspec.serving.online.adaptation import Adaptation
@@ -54,7 +55,7 @@ def run(config: ServeCommand, folder: Path) -> None:
     with (
         bind(config.server) as bound,
         logging_to_stderr(config.server.log_format),
-        closing(in_own_thread(lambda: _load_engine(config, draft, drafts, online))) as engine,
+        closing(in_own_thread(lambda: load_engine(config, draft, drafts, online))) as engine,
     ):
         has_draft = engine.proposer is not None
         adaptation = _adaptation(engine, online, lambda: state.bridge.thread.wake()) if online and has_draft else None
@@ -84,18 +85,25 @@ def _online_settings(config: ServeCommand, draft: Path | None) -> OnlineSettings
     return settings
 
 
-def _load_engine(
+def load_engine(
     config: ServeCommand, draft: Path | None, drafts: Mapping[str, Path], online: OnlineSettings | None
 ) -> Engine:
+    """Load target and drafts, those of the online folder where the server learns, and build the engine.
+
+    Raises:
+        ConfigError: models or settings do not fit together.
+    """
     target = load_target(config.target)
     if online is not None:
         from distillspec.serving.online.bootstrap import NothingIntact, first_draft, first_drafts, has_pool
 
         try:
+            # A draft that n-grams displace is seldom tried, and what is not tried cannot be judged.
+            alone = drafting_alone(config.engine)
             if drafts or (draft is None and has_pool(online)):
                 folders = first_drafts(online, target, drafts)
-                return Engine(target, load_named(folders, target), config.engine)
-            draft = first_draft(online, target, draft)
+                return Engine(target, load_named(folders, target), alone)
+            return Engine(target, load_drafts(first_draft(online, target, draft), target), alone)
         except NothingIntact as error:
             log.error("serving without a draft; nothing is logged or trained: %s", error)
             return Engine(target, None, config.engine)

@@ -102,6 +102,7 @@ def figures() -> dict[str, list[str]]:
     trees = {key: own["trees_over_goodput_chains"] for key, own in _result("trees")["batch"].items()}
     served, exported = _result("served_acceptance_eagle")["all"], _result("eagle_vllm")["ratio"]
     vllm = {batch: found["ratios"] for batch, found in _result("vllm_speed")["batch"].items()}
+    again = _result("suffix_one")["files"]["sql"]["second"]["ngram_and_draft"]
     outputs = f"{exact['identical']} of {exact['outputs']} outputs, {exact['combinations']} combinations"
     ratios = [f"{plain['batch'][key]['ratio']:.2f} at batch {key}" for key in ("1", "8")]
     ragged = _result("engine_ragged")["batch"]["32"]["ratio"]
@@ -124,6 +125,7 @@ def figures() -> dict[str, list[str]]:
         "the same at T = 1": [_over_draft("proposers_eagle")],
         "the same on chat": [_over_draft("proposers_eagle_chat")],
         "the same on SQL": [_over_draft("proposers_eagle_sql")],
+        "n-grams beside a draft on SQL": [f"{again['mean']:.2f} [{again['low']:.2f}, {again['high']:.2f}]"],
         "prompt lookup": [
             f"{lookup['ratio']:.2f} with {lookup['best_length']} tokens",
             f"{lookup['goodput']:.2f} by goodput",
