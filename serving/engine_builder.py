@@ -140,35 +140,28 @@ def build_parts(
     cache = plan_cache(settings, models, max_model_len, feature_ids, page)
     # These may refuse too (another machine's profile, a kernel that does not run), so models are held after them.
     costs = profiled_costs(settings, target, drafts.get(DRAFT))
-    own_controller = controller is not None
-    controller = controller or choose_controller(settings, costs, drafts)
+    planner = controller or choose_controller(settings, costs, drafts)
     held = HeldModels(pack_weights=settings.pack_weights, compile=settings.compile)
     with held.released_on_failure():  # a proposer may refuse its settings
         held.hold(target, feature_ids)
         for draft in drafts.values():
             held.hold(draft, exact=False)
         recorder = recorder or _choose_recorder(settings, target)
-        sampler = sampler or TokenSampler(
-            target.identity.vocab_size,
-            target.device,
-            settings.seed,
-            verification=settings.verification,
-            roots=settings.roots,
-        )
+        sampler = sampler or _make_sampler(settings, target)
         pages, slots = cache.pages(), SlotCache(cache.slots, max_model_len, attend)
         target_cache = slots if pages is None else PagedCache.of(slots, pages, target.device)
         runner = ModelRunner(target, target_cache, held.prepared(target), recorder, feature_ids)
-        alone = own_controller or recorder is not None
+        alone = controller is not None or recorder is not None
         proposers = ProposerBuilder(settings, held, sampler, recorder, target_cache, alone)
         if proposer is None:
             only = drafts.get(DRAFT)
             proposer = proposers.build_pool(drafts) if is_pool(drafts) else proposers.build(only, version_of(only))
         executor = ModelExecutor(target, runner, sampler, proposer, settings.micro_batches)
-        executor.record_ahead(controller.speculation_length)
+        executor.record_ahead(planner.speculation_length)
         core = EngineCore(
             executor,
             SlotPool(cache.slots, max_model_len, cache.tokens, cache.block, None if recorder is None else NEAR, pages),
-            controller,
+            planner,
             target,
             prefill_chunk=settings.prefill_chunk,
             prefix_reuse=settings.prefix_reuse,
@@ -258,6 +251,16 @@ def choose_controller(
 def _choose_pace(settings: EngineConfig) -> PrefillPace | None:
     share = settings.prefill_slowdown
     return None if share is None else PrefillPace(settings.prefill_chunk, share)
+
+
+def _make_sampler(settings: EngineConfig, target: LanguageModel) -> TokenSampler:
+    return TokenSampler(
+        target.identity.vocab_size,
+        target.device,
+        settings.seed,
+        verification=settings.verification,
+        roots=settings.roots,
+    )
 
 
 def _choose_recorder(settings: EngineConfig, target: LanguageModel) -> Recorder | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
@@ -160,6 +161,14 @@ class EngineConfig:
             f"proposer={list(names)}: {', '.join(alone)} stands alone; name the others themselves",
         )
         require(len(set(names)) == len(names), f"proposer={list(names)} names one twice")
+        self.check_options_by_name(names)
+
+    def check_options_by_name(self, names: Sequence[str]) -> None:
+        """Refuse options of others than these proposers, where there are several.
+
+        Raises:
+            ConfigError: names the options and the proposers.
+        """
         others = [name for name in self.proposer_options if len(names) > 1 and name not in names]
         require(
             not others,

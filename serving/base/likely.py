@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from distillspec.serving.base.shape import TreeShape
 
+FEW_ROWS = 2  # rows beside which it costs little to name nodes that are not drafted
+
 
 class LikelyNodes(NamedTuple):
     """Nodes in the order in which they are worth drafting. The first few of them are a tree, however many.

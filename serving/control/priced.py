@@ -113,8 +113,8 @@ class PriceList:
 
     def plan(self, rows: Sequence[RowView], *, second: bool = False) -> PricedPlan:
         """Return the best plan at the price. `second`: of each row's sources, the second best one."""
-        explored = self._explored(rows) if second else ()
-        chosen = self._trimmed([self._choose(row, second=row in explored) for row in rows])
+        explored = self._explored(rows) if second else set[str]()
+        chosen = self._trimmed([self._choose(row, second=row.sequence_id in explored) for row in rows])
         context = sum([row.context_tokens for row in rows])
         nodes = [each.shape.nodes + _joined(each.row) for each in chosen]
         drafting_s = self._drafting_s(chosen, context)
@@ -122,13 +122,14 @@ class PriceList:
         tokens = len(rows) + sum([each.tokens for each in chosen])
         return PricedPlan(chosen, Allocation(numpy.array(nodes), tokens, max(seconds, 1e-9), None, drafting_s))
 
-    def _explored(self, rows: Sequence[RowView]) -> list[RowView]:
+    def _explored(self, rows: Sequence[RowView]) -> set[str]:
         """Return the rows whose second best source may be tried: no long text is read for it, at most one short one."""
-        read = [row for row in rows if not any(map(_is_behind, row.options))]
-        short_s = EXPLORED * self.latency.target.seconds(self.context, len(rows), len(rows))
-        behind = [(sum(map(self._reading_s, row.options)), place) for place, row in enumerate(rows) if row not in read]
-        shortest = min(behind, default=None)
-        return read if shortest is None or shortest[0] > short_s else [*read, rows[shortest[1]]]
+        reading_s = {row.sequence_id: sum(map(self._reading_s, row.options)) for row in rows}
+        explored = {name for name, seconds in reading_s.items() if not seconds}
+        behind = min([(seconds, name) for name, seconds in reading_s.items() if seconds], default=None)
+        if behind is not None and behind[0] <= EXPLORED * self.plain(rows).seconds:
+            explored.add(behind[1])
+        return explored
 
     def _choose(self, row: RowView, *, second: bool) -> Chosen:
         """Return the best that is drafted for a row: one source's tokens, or a draft's behind named nodes."""

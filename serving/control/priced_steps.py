@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from distillspec.serving.base.acceptance import RowResult, ranked_of_source
 from distillspec.serving.base.backoff import Backoff
+from distillspec.serving.base.likely import FEW_ROWS
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.allocation import Allocation
 from distillspec.serving.control.base import BatchView, RowView, is_joined
@@ -23,7 +24,6 @@ SECOND_EVERY = 8
 USUAL = 0.05  # weight of a step in the running mean of what plans promise
 # Naming nodes and planning with them take 2 to 3 % of a step of many rows. Sources that bring less rest for some steps,
 # then for twice as many. Their gain is a running mean over steps.
-FEW_ROWS = 2
 PAYS, AT_FIRST, GAIN = 0.02, 0.04, 0.02
 REST, MOST_REST = 64, 1024
 

@@ -101,11 +101,7 @@ def check_proposer(settings: EngineConfig, *, drafts: int) -> None:
         raise ConfigError(
             f"proposer={settings.proposer} runs {count}, and {drafts} are given; use one of {', '.join(OF_POOLS)}"
         )
-    if unknown := [name for name in options if len(names) > 1 and name not in names]:
-        raise ConfigError(
-            f"proposer_options.{unknown[0]} is of none of the proposers {', '.join(names)}: several have options by "
-            "name, as in proposer_options={ngram: {longest: 2}}"
-        )
+    settings.check_options_by_name(names)
     for name in names:
         if not with_draft and "draft" in find("proposer", name, PROPOSERS).needs:
             raise ConfigError(f"proposer={name} needs a draft; give draft=..., or use prompt_lookup")

@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
 
-from distillspec.serving.base.likely import LikelyNodes
+from distillspec.serving.base.likely import FEW_ROWS, LikelyNodes
 from distillspec.serving.base.requests import SequenceState
 from distillspec.serving.base.shape import TreeShape
 from distillspec.serving.base.tree import NGRAM, ROOT, TokenTree
@@ -23,10 +23,9 @@ SURE = 10  # steps of confidence whose acceptance is told apart, where nodes are
 MOST_NODES = 12  # of a row's tree
 ALL_NODES = 128  # of all rows together: growing a node takes microseconds
 LEAST_CHANCE = 0.03  # of a node that is named
-# Growing nodes that are not drafted takes time. Beside so few rows it is little. Of more rows, chances that are named
-# start at a share of the least one that was drafted. Where nothing was drafted for so many prospects, texts are learnt
-# from and nodes are grown for one of so many alone.
-FEW_ROWS = 2
+# Growing nodes that are not drafted takes time. Of more than a few rows, chances that are named start at a share of the
+# least one that was drafted. Where nothing was drafted for so many prospects, texts are learnt from and nodes are grown
+# for one of so many alone.
 NAMED_BELOW, NAMED_STEP, NAMED_MORE = 0.7, 0.2, 0.9
 IDLE_AFTER, IDLE_EVERY = 64, 61
 

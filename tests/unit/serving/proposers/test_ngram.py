@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from distillspec.errors import ConfigError
+from distillspec.serving.base.likely import FEW_ROWS
 from distillspec.serving.base.requests import Request, SequenceState
 from distillspec.serving.base.shape import PlannedTree, TreeShape
 from distillspec.serving.base.tree import NGRAM, TokenTree, merged
 from distillspec.serving.proposers.base import ProposalRequest
-from distillspec.serving.proposers.ngram import AT_ONCE, FEW_ROWS, IDLE_AFTER, IDLE_EVERY, OF_PROMPT, Ngram
+from distillspec.serving.proposers.ngram import AT_ONCE, IDLE_AFTER, IDLE_EVERY, OF_PROMPT, Ngram
 
 
 def sequence(
