@@ -18,8 +18,7 @@ from distillspec.models.memory import return_freed_memory
 from distillspec.serving.base.params import SamplingParams
 from distillspec.serving.base.requests import Request, RequestOutput
 from distillspec.serving.base.tree import DRAFT
-from distillspec.serving.control.base import LengthController, TakesCosts
-from distillspec.serving.control.wrapped import innermost
+from distillspec.serving.control.base import LengthController
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.decoding.sampling import TokenSampler
 from distillspec.serving.draft_loading import load_drafts
@@ -29,8 +28,7 @@ from distillspec.serving.engine_view import EngineView
 from distillspec.serving.execution.graphs import Recorder
 from distillspec.serving.proposers.base import Proposer
 from distillspec.serving.proposers.named import uses_draft
-from distillspec.serving.selection.selecting import selecting
-from distillspec.serving.start_costs import measure_at_start
+from distillspec.serving.start_costs import give_costs, measure_at_start, takes_costs
 from distillspec.serving.step.output import StepOutput
 from distillspec.serving.timed_passes import TimedPasses
 
@@ -85,7 +83,9 @@ class Engine(EngineView):
             drafts, target, self.settings, parts.models, parts.proposers, parts.core, parts.executor, parts.cache
         )
         self._ids = count()
-        self.costs = parts.costs or self._measured_costs()
+        self.costs = parts.costs
+        if self.costs is None:
+            self._measure_costs()
 
     @classmethod
     def from_pretrained(
@@ -278,21 +278,21 @@ class Engine(EngineView):
         """Return passes of target and draft to be timed, for an idle engine."""
         return TimedPasses(self.target, self.runner, self.sampler, self.proposer, clock)
 
-    def _measured_costs(self) -> LatencyModel | None:
-        """Measure what steps cost for a controller that would else have to learn it. None: it has."""
-        controller, budget_s, longest = innermost(self.controller), self.settings.measure_costs_s, self.limits.lookahead
-        chooses = selecting(self.controller)
-        wanted = isinstance(controller, TakesCosts) or chooses is not None
-        if not wanted or not budget_s or not longest or self.proposer is None:
-            return None
+    def use_costs(self, costs: LatencyModel) -> None:
+        """Go on from known costs of steps. Call between steps, from the thread that steps."""
+        give_costs(self.controller, costs)
+        self.costs = costs
+
+    def _measure_costs(self) -> None:
+        """Measure what steps cost for a controller that would else have to learn it."""
+        budget_s, longest = self.settings.measure_costs_s, self.limits.lookahead
+        if not takes_costs(self.controller) or not budget_s or not longest or self.proposer is None:
+            return
         with_draft = uses_draft(self.settings, with_draft=self.draft is not None)
         costs = measure_at_start(self.timed_passes(), self.limits, longest, budget_s, with_draft=with_draft)
         self.forget_prompts()  # and give back the memory that was timed
-        if costs is not None and isinstance(controller, TakesCosts):
-            controller.use_costs(costs)
-        if chooses is not None:
-            chooses.costs = costs
-        return costs
+        if costs is not None:
+            self.use_costs(costs)
 
     def _check_open(self) -> None:
         if not self._models:

@@ -10,10 +10,13 @@ from dataclasses import replace
 import torch
 
 from distillspec.serving.base.tree import DRAFT
+from distillspec.serving.control.base import LengthController, TakesCosts
+from distillspec.serving.control.wrapped import innermost
 from distillspec.serving.costs.hardware_profile import Timed, fit
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import KNOTS, CostTable
 from distillspec.serving.proposers.base import Prospect
+from distillspec.serving.selection.selecting import selecting
 from distillspec.serving.sequences.scheduler import Limits
 from distillspec.serving.timed_passes import TimedPasses, Work
 
@@ -62,6 +65,20 @@ def measure_at_start(
     log.info("costs: %s", ", ".join(f"{tokens:g} tokens {1e3 * s:.1f} ms" for tokens, s in target.knots))
     draft = next(iter(known.values()), None)
     return LatencyModel(target, draft, members={} if DRAFT in known else known)
+
+
+def takes_costs(controller: LengthController) -> bool:
+    """Return True for a controller that predicts times, or selects among drafts."""
+    return isinstance(innermost(controller), TakesCosts) or selecting(controller) is not None
+
+
+def give_costs(controller: LengthController, costs: LatencyModel) -> None:
+    """Let a controller go on from known costs, if it takes any."""
+    own, chooses = innermost(controller), selecting(controller)
+    if isinstance(own, TakesCosts):
+        own.use_costs(costs)
+    if chooses is not None:
+        chooses.costs = costs
 
 
 def _works(passes: TimedPasses, limits: Limits, speculation_length: int, with_draft: bool) -> list[Work]:

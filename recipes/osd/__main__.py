@@ -22,6 +22,7 @@ from distillspec.recipes.osd.grid import fill_grid
 from distillspec.recipes.osd.held_out import HeldOutSets, Rows
 from distillspec.recipes.osd.offline import distil_offline
 from distillspec.recipes.osd.results import write_results
+from distillspec.recipes.osd.stores import Store
 from distillspec.recipes.osd.stream import Stream, read_stream, record
 from distillspec.recipes.osd.study import Study, parse_segments
 
@@ -78,9 +79,14 @@ def _run_arms(study: Study, stream: Stream, held_out: HeldOutSets, tail_share: f
             continue
         evaluations: dict[str, dict[str, Rows]] = {}
 
-        def evaluate(draft: LanguageModel, segment: int, into: dict[str, dict[str, Rows]] = evaluations) -> None:
+        def evaluate(
+            draft: LanguageModel,
+            store: Store | None,
+            segment: int,
+            into: dict[str, dict[str, Rows]] = evaluations,
+        ) -> None:
             """Evaluate on the segment's held-out answers, and on the first segment's to see what was forgotten."""
-            into[str(segment)] = {str(place): held_out.evaluate(draft, place) for place in sorted({0, segment})}
+            into[str(segment)] = {str(place): held_out.evaluate(draft, place, store) for place in sorted({0, segment})}
 
         figures = run_arm(study, arm, stream, tail_share, evaluate)
         write_json(study.arm(arm.name), {**figures, "exams": evaluations})

@@ -9,10 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from distillspec.config import AdaptConfig, LossConfig
 from distillspec.evaluation.states import TargetStates
 from distillspec.models import LanguageModel, load_draft
 from distillspec.recipes.osd.hindsight import Hindsight, look_back, redraw
+from distillspec.recipes.osd.stores import STORES, Store
 from distillspec.recipes.osd.stream import Stream, recording_settings, segment_of
 from distillspec.recipes.osd.study import Study
 from distillspec.serving.online.gate.gatekeeper import Gatekeeper
@@ -25,11 +28,11 @@ from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.state.version import Version
 from distillspec.serving.online.training.trainer import OnlineTrainer
 
-OnSegment = Callable[[LanguageModel, int], None]
-"""Takes the draft after the last request of a segment."""
+OnSegment = Callable[[LanguageModel, Store | None, int], None]
+"""Takes the draft, and the store beside it, after the last request of a segment."""
 
 
-ARMS = ("static", "flush", "interval", "drift", "both", "gated")
+ARMS = ("static", "flush", "interval", "drift", "both", "gated", *STORES)
 
 
 @dataclass(frozen=True)
@@ -37,16 +40,21 @@ class Arm:
     """A way to adapt. Without `adapt` the draft never changes.
 
     gated: versions serve once the gate has promoted them. Else every new version serves at once.
+    store: of `STORES`, names tokens that are tried before the draft's, and learns from each answer when it ends.
     """
 
     name: str
     adapt: AdaptConfig | None
     loss: LossConfig
     gated: bool = False
+    store: str | None = None
 
 
 def arms(study: Study) -> list[Arm]:
-    """Return the arms: static, OSD's flush mode, by interval, on drift, both, and both with the gate: the product."""
+    """Return the arms.
+
+    Static, OSD's flush mode, by interval, on drift, both, both with the gate, and stores beside the static draft.
+    """
     loss = LossConfig(name=study.loss)
 
     def adapting(**own: Any) -> AdaptConfig:
@@ -59,6 +67,7 @@ def arms(study: Study) -> list[Arm]:
         Arm("drift", adapting(every_requests=None, on_drift=True), loss),
         Arm("both", adapting(every_requests=study.interval, on_drift=True), loss),
         Arm("gated", adapting(every_requests=study.interval, on_drift=True), loss, gated=True),
+        *(Arm(store, None, loss, store=store) for store in STORES),
     ]
 
 
@@ -86,7 +95,7 @@ def run_arm(
     shutil.rmtree(folder, ignore_errors=True)
     arm_run = _ArmRun(study, arm, stream, tail_share, folder)
     try:
-        return arm_run.run(on_segment or (lambda draft, segment: None))
+        return arm_run.run(on_segment or (lambda draft, store, segment: None))
     finally:
         arm_run.close()
         shutil.rmtree(folder, ignore_errors=True)
@@ -113,6 +122,7 @@ class _ArmRun:
         self.draft, self.states = load_draft(self.version.path, stream.target), TargetStates(stream.target)
         judge = Judge(settings, self.registry, self.replay, self.trainer.scorer.table, self._costs)
         self.gate = Gatekeeper(settings, self.registry, judge) if arm.gated else None
+        self.store = None if arm.store is None else Store(arm.store, stream.key.vocab_size)
         self.rows: list[dict[str, Any]] = []
         self.updates: list[dict[str, Any]] = []
         self.promoted: list[int] = []  # requests served before each promotion
@@ -121,16 +131,19 @@ class _ArmRun:
         started, looking_s = time.monotonic(), 0.0  # looking back, without training
         for group, ended in self._groups():
             before = time.monotonic()
-            hindsights = [look_back(self.draft, answer, self.states) for answer in group]
+            hindsights = [look_back(self.draft, answer, self.states, self._named(answer)) for answer in group]
             self.states.forget()
             looking_s += time.monotonic() - before
             logged = [self._redrawn(answer, own) for answer, own in zip(group, hindsights, strict=True)]
             self.rows += [row_of(self.study, *three) for three in zip(group, logged, hindsights, strict=True)]
+            usable = [answer for answer in logged if not self.study.holds_out(answer.request_id)]
+            if self.store is not None:
+                self.store.learn(usable)
             if self.arm.adapt is not None:
-                self.replay.append([answer for answer in logged if not self.study.holds_out(answer.request_id)])
+                self.replay.append(usable)
                 self._train()
             for segment in ended:
-                on_segment(self.draft, segment)
+                on_segment(self.draft, self.store, segment)
         return {
             "requests": self.rows,
             "updates": self.updates,
@@ -150,6 +163,9 @@ class _ArmRun:
         for start in range(0, len(answers), self.study.slots):
             stop = start + self.study.slots
             yield answers[start:stop], sorted(s for s, place in last.items() if start <= place < stop)
+
+    def _named(self, answer: LoggedAnswer) -> Tensor | None:
+        return None if self.store is None else self.store.named(answer)
 
     def _redrawn(self, answer: LoggedAnswer, hindsight: Hindsight) -> LoggedAnswer:
         study, version = self.study, self.version.served_as

@@ -17,6 +17,7 @@ from distillspec.evaluation.states import TargetStates, drafted_hidden
 from distillspec.losses import BucketedPair
 from distillspec.losses.pairs import columns_of, topk_pair
 from distillspec.models import LanguageModel
+from distillspec.recipes.osd.beside import NOTHING, bounds_beside
 from distillspec.serving.online.log.records import ACCEPTED, BONUS, REJECTED, LoggedAnswer, share_of
 
 CHUNK_POSITIONS = 128  # rows of a [rows, Vd] block
@@ -41,11 +42,14 @@ class Hindsight:
 
 
 @torch.no_grad()
-def look_back(draft: LanguageModel, answer: LoggedAnswer, states: TargetStates | None = None) -> Hindsight:
+def look_back(
+    draft: LanguageModel, answer: LoggedAnswer, states: TargetStates | None = None, named: Tensor | None = None
+) -> Hindsight:
     """Run the draft over the answer.
 
     Args:
         states: the target's, where the log has none. Not needed for a draft that reads tokens alone.
+        named: tokens `[R]` that a store names, tried before the draft's (`bounds_beside`). w is without them.
 
     Raises:
         ConfigError: the answer was not sampled at plain temperature 1, for which alone the log's signal holds.
@@ -54,12 +58,13 @@ def look_back(draft: LanguageModel, answer: LoggedAnswer, states: TargetStates |
         raise ConfigError(f"{answer.request_id} was not sampled at temperature 1 without filters: {answer.policy}")
     hidden = drafted_hidden(draft, answer.sample(), states, 1)[0]
     labels = torch.tensor(answer.response_ids)
+    named = torch.full_like(labels, NOTHING) if named is None else named
     pieces = []
     for start in range(0, len(labels), CHUNK_POSITIONS):
         rows = slice(start, start + CHUNK_POSITIONS)
         signal = answer.signal.rows(start, start + CHUNK_POSITIONS)
         pair = topk_pair(draft.head.logits(hidden[rows]).cpu(), signal, draft.kept_ids)
-        pieces.append(_compare(pair, signal.ids, labels[rows], draft))
+        pieces.append(bounds_beside(pair, signal, named[rows]) + _accepted(pair, signal.ids, labels[rows], draft))
     upper, lower, accepted, in_tail = (torch.cat(column) for column in zip(*pieces, strict=True))
     return Hindsight(upper.double(), lower.double(), accepted.double(), in_tail)
 
@@ -100,14 +105,11 @@ def redraw(
     )
 
 
-def _compare(pair: BucketedPair, ids: Tensor, labels: Tensor, draft: LanguageModel) -> tuple[Tensor, ...]:
-    """Return the columns of `Hindsight` for the pair's positions."""
-    overlap = torch.minimum(pair.target_probs, pair.draft_probs)
-    upper = overlap.sum(-1)
+def _accepted(pair: BucketedPair, ids: Tensor, labels: Tensor, draft: LanguageModel) -> tuple[Tensor, Tensor]:
+    """Return w and whether the label is in the tail, for the pair's positions."""
     places = (ids.long() == labels[:, None]).int()
     in_top = places.any(-1)
     bucket = torch.where(in_top, places.argmax(-1), ids.shape[1])[:, None]
     p, q = (probs.gather(-1, bucket)[:, 0] for probs in (pair.target_probs, pair.draft_probs))
     producible = columns_of(labels, draft.kept_ids, draft.width) >= 0
-    accepted = torch.where(producible, (q / p).clamp(max=1), 0)
-    return upper, upper - overlap[:, -1], accepted, ~in_top
+    return torch.where(producible, (q / p).clamp(max=1), 0), ~in_top

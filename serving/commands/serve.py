@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,12 @@ from distillspec.commands.drafts import find_draft, find_drafts
 from distillspec.commands.run_folder import close_run, open_run
 from distillspec.config import ServeCommand
 from distillspec.errors import ConfigError, Terminated
-from distillspec.models import load_target
+from distillspec.models import LanguageModel, load_target
 from distillspec.serving.base.threads import in_own_thread
+from distillspec.serving.costs.kept_costs import cost_key, kept_costs
 from distillspec.serving.draft_loading import draft_names, load_drafts, load_named
 from distillspec.serving.engine import Engine
-from distillspec.serving.proposers.named import drafting_alone
+from distillspec.serving.engine_drafts import by_source
 
 if TYPE_CHECKING:
     from distillspec.serving.online.adaptation import Adaptation
@@ -95,21 +97,40 @@ def load_engine(
     """
     target = load_target(config.target)
     if online is not None:
-        from distillspec.serving.online.bootstrap import NothingIntact, first_draft, first_drafts, has_pool
-
-        try:
-            # A draft that n-grams displace is seldom tried, and what is not tried cannot be judged.
-            alone = drafting_alone(config.engine)
-            if drafts or (draft is None and has_pool(online)):
-                folders = first_drafts(online, target, drafts)
-                return Engine(target, load_named(folders, target), alone)
-            return Engine(target, load_drafts(first_draft(online, target, draft), target), alone)
-        except NothingIntact as error:
-            log.error("serving without a draft; nothing is logged or trained: %s", error)
-            return Engine(target, None, config.engine)
+        return _learning_engine(config, target, draft, drafts, online)
     if drafts:
         return Engine(target, load_named(drafts, target), config.engine)
     return Engine(target, load_drafts(draft, target), config.engine)
+
+
+def _learning_engine(
+    config: ServeCommand,
+    target: LanguageModel,
+    draft: Path | None,
+    drafts: Mapping[str, Path],
+    online: OnlineSettings,
+) -> Engine:
+    """Return an engine with the drafts of the online folder, and the costs that a server before it has learnt."""
+    from distillspec.serving.online.bootstrap import NothingIntact, first_draft, first_drafts, has_pool
+
+    settings = config.engine
+    try:
+        if drafts or (draft is None and has_pool(online)):
+            loaded = by_source(load_named(first_drafts(online, target, drafts), target))
+        else:
+            loaded = by_source(load_drafts(first_draft(online, target, draft), target))
+    except NothingIntact as error:
+        log.error("serving without a draft; nothing is logged or trained: %s", error)
+        return Engine(target, None, settings)
+    if settings.profile is not None:
+        return Engine(target, loaded, settings)
+    costs = kept_costs(online.layout.costs, cost_key(target, loaded, settings))
+    if costs is None:
+        return Engine(target, loaded, settings)
+    log.info("costs of steps as kept in %s", online.layout.costs)
+    engine = Engine(target, loaded, replace(settings, measure_costs_s=0.0))
+    engine.use_costs(costs)
+    return engine
 
 
 def _adaptation(engine: Engine, online: OnlineSettings, wake: Callable[[], None]) -> Adaptation:

@@ -226,8 +226,7 @@ def _error(cost: CostTable, points: Sequence[Timed]) -> float:
 
 def _fitted(stored: Mapping[str, Any]) -> Fitted:
     points = tuple(Timed(**{**point, "over_plain": _interval(point["over_plain"])}) for point in stored["points"])
-    knots = tuple((float(tokens), float(seconds)) for tokens, seconds in stored["cost"]["knots"])
-    return Fitted(CostTable(**{**stored["cost"], "knots": knots}), float(stored["held_out_error"]), points)
+    return Fitted(CostTable.from_json(stored["cost"]), float(stored["held_out_error"]), points)
 
 
 def _interval(stored: Any) -> tuple[float, float, float] | None:

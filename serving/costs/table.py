@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import numpy
 from numpy.typing import NDArray
@@ -66,6 +67,12 @@ class CostTable:
         """Return the table of measured knots. A time below that of fewer tokens is noise, and is lifted to it."""
         tokens, seconds = zip(*knots, strict=True)
         return cls(tuple(zip(tokens, accumulate(seconds, max), strict=True)), per_context, per_row, first)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> CostTable:
+        """Return the table that `dataclasses.asdict` made JSON of."""
+        knots = tuple((float(tokens), float(seconds)) for tokens, seconds in stored["knots"])
+        return cls(**{**stored, "knots": knots})
 
     def scaled(self, factor: float) -> CostTable:
         """Return the table of a machine that takes `factor` times as long."""

@@ -23,6 +23,8 @@ from typing import Any
 from torch import Tensor
 
 from distillspec.serving.base.threads import compute_alone
+from distillspec.serving.control.wrapped import known_costs
+from distillspec.serving.costs.kept_costs import cost_key, keep_costs
 from distillspec.serving.engine import Engine
 from distillspec.serving.online.bootstrap import first_draft
 from distillspec.serving.online.gate.gatekeeper import Gatekeeper
@@ -262,9 +264,15 @@ class Adaptation:
         self._lines = int(seconds / self.settings.online.metrics_s)
         try:
             self.pool.keep_served()
+            self._keep_costs()
         except Exception:  # a full disk, above all. The next line tries again.
-            log.exception("served acceptance is not kept for the next start")
+            log.exception("served acceptance and costs are not kept for the next start")
         self.reporter.tell({"event": "figures", "seconds": seconds, **self.stats()})
+
+    def _keep_costs(self) -> None:
+        engine = self.engine
+        if (costs := known_costs(engine.controller)) is not None:
+            keep_costs(self.layout.costs, cost_key(engine.target, engine.drafts, engine.settings), costs)
 
     def _repeat(self, work: Callable[[], None], every_s: float) -> None:
         """Repeat `work` until stopped. After an error it waits longer and tries again."""

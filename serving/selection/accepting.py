@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import log
+from math import exp, log
 from zlib import crc32
 
 import numpy
@@ -62,11 +62,15 @@ class Accepting:
         """Return mean and standard deviation of the log-odds of acceptance."""
         return float(self.weights @ known), float((known**2 / self.precision).sum() ** 0.5)
 
-    def learn(self, known: Floats, tried: int, accepted: int) -> None:
-        """Learn from the trials of a step's row."""
-        chance = sigmoid(float(self.weights @ known))
+    def chance(self, known: Floats) -> float:
+        """Return P(accepted) at the mean of the log-odds."""
+        return sigmoid(float(self.weights @ known))
+
+    def learn(self, known: Floats, tried: int, accepted: int, steps: int = 1) -> None:
+        """Learn from the trials of a row in so many steps."""
+        chance = self.chance(known)
         error, variance = accepted - tried * chance, tried * chance * (1 - chance)
-        self._watch(error, variance)
+        self._watch(error, variance, steps)
         self.precision = PRIOR + (self.precision - PRIOR) * 0.5 ** (tried / MEMORY)
         self.precision += CORRELATED * variance * known**2
         self.weights = self.weights + CORRELATED * error * known / self.precision
@@ -76,16 +80,16 @@ class Accepting:
         self.precision = PRIOR + (self.precision - PRIOR) * (1 - share)
         self._error = self._variance = 0.0
 
-    def _watch(self, error: float, variance: float) -> None:
-        self._error += error - QUICK * self._error
-        self._variance += variance / CORRELATED - 2 * QUICK * self._variance  # of correlated trials
+    def _watch(self, error: float, variance: float, steps: int) -> None:
+        self._error = error + (1 - QUICK) ** steps * self._error
+        self._variance = variance / CORRELATED + (1 - 2 * QUICK) ** steps * self._variance  # of correlated trials
         if abs(self._error) > SURPRISE * max(self._variance, 1.0) ** 0.5:
             self.forget(1 - KEPT)
 
 
 def sigmoid(log_odds: float) -> float:
     """Return the probability of log-odds."""
-    return float(1 / (1 + numpy.exp(-log_odds)))
+    return 1 / (1 + exp(-log_odds)) if log_odds > 0 else 1 - 1 / (1 + exp(log_odds))
 
 
 def _start(log_odds: float) -> Floats:

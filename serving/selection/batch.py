@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from distillspec.serving.control.base import Option
@@ -26,6 +26,27 @@ class Habit(NamedTuple):
     def after(self, drafted: int, written: int) -> Habit:
         """Return the average with one more row."""
         return Habit(self.drafted + RATE * (drafted - self.drafted), self.written + RATE * (written - self.written))
+
+
+class Priced(NamedTuple):
+    """A step of a whole batch in which one row drafts a chain."""
+
+    written: float  # tokens of all rows, but for the chain
+    seconds: Sequence[float]  # of the step, by the length of the chain, from 1 on
+
+    def goodput(self, survival: Sequence[float], fixed: int | None = None) -> float:
+        """Return the most tokens a second of the batch.
+
+        Args:
+            survival: P(the first 1, 2, … tokens of the chain are all accepted), one for each of `seconds`.
+            fixed: the only length, None for the best one.
+        """
+        best, written = 0.0, self.written
+        for length, (survives, seconds) in enumerate(zip(survival, self.seconds, strict=True), 1):
+            written += survives
+            if fixed is None or length == min(fixed, len(survival)):
+                best = max(best, written / seconds)
+        return best
 
 
 @dataclass(frozen=True)
@@ -46,15 +67,22 @@ class Others:
         """Return the rows that have these drafts."""
         return cls(Counter(drafts), context, habits)
 
+    def without(self, draft: str | None) -> Others:
+        """Return the rows without one that has this draft."""
+        return replace(self, rows=Counter(self.rows) - Counter([draft]))
+
+    def with_(self, draft: str) -> Others:
+        """Return the rows with one more that has this draft."""
+        return replace(self, rows=Counter(self.rows) + Counter([draft]))
+
     def goodput(
         self, survival: Sequence[float], option: Option, latency: LatencyModel, fixed: int | None = None
     ) -> float:
-        """Return the most tokens a second of the whole batch, if one more row drafts a chain by `option`.
+        """Return the most tokens a second of the whole batch. See `priced` and `Priced.goodput`."""
+        return self.priced(option, latency, len(survival)).goodput(survival, fixed)
 
-        Args:
-            survival: P(the first 1, 2, … tokens of the chain are all accepted). No longer chain is possible.
-            fixed: the only length, None for the best one.
-        """
+    def priced(self, option: Option, latency: LatencyModel, levels: int) -> Priced:
+        """Return the costs of the whole batch, if one more row drafts a chain of at most `levels` by `option`."""
         rows, drafted, written, beside_s = 1, 0.0, 1.0, 0.0
         for name, count in self.rows.items():
             habit = Habit(0.0, 1.0) if name is None else self._habit(name)
@@ -62,13 +90,10 @@ class Others:
             if name is not None and name != option.source:
                 beside_s += self._loop_s(name, 0, latency)
         beside_s += latency.target.per_context * self.context
-        best = 0.0
-        for length, survives in enumerate(survival, 1):
-            written += survives
-            if fixed is None or length == min(fixed, len(survival)):
-                target_s = latency.target.seconds(0, rows + drafted + length)
-                best = max(best, written / (target_s + beside_s + self._loop_s(option.source, length, latency, option)))
-        return best
+        lengths = range(1, levels + 1)
+        own_s = [self._loop_s(option.source, length, latency, option) for length in lengths]
+        target_s = [latency.target.seconds(0, rows + drafted + length) for length in lengths]
+        return Priced(written, [beside_s + own + target for own, target in zip(own_s, target_s, strict=True)])
 
     def _loop_s(self, name: str, length: int, latency: LatencyModel, option: Option | None = None) -> float:
         """Return the seconds of a draft's passes for its rows, and for one more that drafts `length` tokens."""

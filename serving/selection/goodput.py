@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 from random import Random
-
-import numpy
 
 from distillspec.serving.base.catch_up import ALONG
 from distillspec.serving.control.base import Option, RowView, StepResult, decoding_rows
 from distillspec.serving.costs.table import Floats
 from distillspec.serving.selection.accepting import Accepting, features, sigmoid
 from distillspec.serving.selection.base import KEEP_EVERY, Choices, SelectionParts, drafts_of
-from distillspec.serving.selection.batch import Habit, Others
+from distillspec.serving.selection.batch import Habit
+from distillspec.serving.selection.prices import Prices
 
+LEARN_EVERY = 16  # steps whose trials are learnt from together, and for which prices hold
 REVIEW = 16  # tokens of an answer between two looks at its draft
 STRENGTH = 30.0  # trials that the estimate by features is worth beside a request's own
 LEAST_LEFT = 32  # tokens that an answer is taken to write still. As many as it has written, where those are more
@@ -33,6 +35,7 @@ class Answer:
     loss: float  # share of the tokens a second that the draft costs, if it is not the one expected to be best
     coming: str | None = None  # the draft that it switches to when that has read its text
     own: dict[str, tuple[int, int]] = field(default_factory=dict)  # tried and accepted tokens of each draft
+    new: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # steps, and those since they were learnt from
 
 
 class GoodputSelection:
@@ -54,14 +57,17 @@ class GoodputSelection:
         self.coming: Mapping[str, str] = {}
         self.beliefs: Mapping[str, float] = {}
         self._drafts: dict[str, Accepting] = {}
-        self._shapes: dict[str, Floats] = {}  # tried and accepted by position `[2, MOST_LEVELS]`
+        self._shapes: dict[str, tuple[list[int], list[int]]] = {}  # tried and accepted, by position
+        self._relative: dict[str, list[float]] = {}  # acceptance of each position over that of all
         self._answers: dict[str, Answer] = {}
-        self._rows: Sequence[RowView] = ()  # of the step that is planned
         self._habits: dict[str, Habit] = {}
+        self._prices = Prices(parts.latency, self._habits)
         self._steps = 0
 
     def choose(self, rows: Sequence[RowView]) -> Choices:
-        self._rows = rows
+        before = [self._answers.get(row.sequence_id) for row in rows]
+        drafts = [None if answer is None else answer.draft for answer in before]
+        self._prices.see(drafts, sum([row.context_tokens for row in rows]))
         found = {row.sequence_id: self._of(row) for row in rows}
         answers = [(row, self._answers.get(row)) for row in found]
         self.beliefs = {row: answer.belief for row, answer in answers if answer is not None}
@@ -76,25 +82,41 @@ class GoodputSelection:
             if source is None or answer is None or not trials:
                 continue
             accepted = sum([trial.accepted for trial in trials])
-            self._draft(source).learn(answer.known, len(trials), accepted)
             self._habits[source] = self._habits.get(source, Habit()).after(row.depth, row.emitted)
             tried, before = answer.own.get(source, (0, 0))
             answer.own[source] = tried + len(trials), before + accepted
-            shape = self._shapes.setdefault(source, numpy.zeros((2, MOST_LEVELS)))
+            steps, tried, before = answer.new.get(source, (0, 0, 0))
+            answer.new[source] = steps + 1, tried + len(trials), before + accepted
+            tried_at, accepted_at = self._shapes.setdefault(source, ([0] * MOST_LEVELS, [0] * MOST_LEVELS))
             for trial in trials:
                 if trial.depth <= MOST_LEVELS:
-                    shape[:, trial.depth - 1] += 1, trial.accepted
+                    tried_at[trial.depth - 1] += 1
+                    accepted_at[trial.depth - 1] += trial.accepted
         self._steps += 1
+        if self._steps % LEARN_EVERY == 0:
+            self._learn()
         if self._steps % KEEP_EVERY == 0:
             alive = {row.sequence_id for row in result.view.rows}
             self._answers = {name: answer for name, answer in self._answers.items() if name in alive}
 
+    def _learn(self) -> None:
+        """Learn from the trials of the last steps. Prices and positions are looked at again."""
+        for answer in self._answers.values():
+            for source, (steps, tried, accepted) in answer.new.items():
+                self._draft(source).learn(answer.known, tried, accepted, steps)
+            answer.new.clear()
+        self._prices.renew()
+        self._relative.clear()
+
     def draft_changed(self, source: str, acceptance: float | None) -> None:
+        self._prices.renew()
         if (draft := self._drafts.get(source)) is not None:
             draft.forget()
             self._shapes.pop(source, None)
+            self._relative.pop(source, None)
         for answer in self._answers.values():
             answer.own.pop(source, None)
+            answer.new.pop(source, None)
 
     def _of(self, row: RowView) -> str | None:
         answer = self._answers.get(row.sequence_id)
@@ -106,25 +128,26 @@ class GoodputSelection:
         if not drafts:
             return None if answer is None else answer.draft
         if answer is None or not any(option.source == answer.draft for option in drafts):
-            self._answers[row.sequence_id] = answer = self._begun(row, drafts)
+            before = None if answer is None else answer.draft
+            self._answers[row.sequence_id] = answer = self._begun(row, drafts, before)
+            self._prices.change(before, answer.draft)
         else:
             self._review(row, answer, drafts)
         answer.review_at = row.context_tokens + REVIEW
         return answer.draft
 
-    def _begun(self, row: RowView, drafts: Sequence[Option]) -> Answer:
-        """Return a new answer with its first draft, drawn by what its drafts may be worth."""
+    def _begun(self, row: RowView, drafts: Sequence[Option], before: str | None) -> Answer:
+        """Return a new answer with its first draft, drawn by what its drafts may be worth. It had another `before`."""
         known = features(row)
-        others = self._others(row)
         draws = Random(f"{self.parts.seed}/{row.sequence_id}")
         expected, drawn, chances = dict[str, float](), dict[str, float](), dict[str, float]()
         for option in drafts:
             name = option.source
             chances[name] = self._chance(name, known, draws.gauss(0, 1))
-            expected[name] = self._goodput(others, option, self._chance(name, known))
-            drawn[name] = self._goodput(others, option, chances[name])
+            expected[name] = self._goodput(before, option, self._chance(name, known))
+            drawn[name] = self._goodput(before, option, chances[name])
         chosen = max(drawn, key=lambda source: drawn[source])
-        lost = len(self._rows) * (1 - expected[chosen] / max(expected.values()))
+        lost = self._prices.rows * (1 - expected[chosen] / max(expected.values()))
         return Answer(chosen, 0, known, chances[chosen], min(1.0, lost))
 
     def _review(self, row: RowView, answer: Answer, drafts: Sequence[Option]) -> None:
@@ -132,19 +155,18 @@ class GoodputSelection:
         if len(drafts) == 1:
             return
         options = {option.source: option for option in drafts}
-        others = self._others(row)
-        rates = {name: self._goodput(others, own, self._own(own, answer)) for name, own in options.items()}
+        rates = {name: self._goodput(answer.draft, own, self._own(own, answer)) for name, own in options.items()}
         best = max(rates, key=lambda name: rates[name])
         option, rate, before = options[best], rates[best], rates[answer.draft]
         # All rows wait while the text is read. What this one wins is counted in seconds of all of them too.
         left = max(LEAST_LEFT, row.context_tokens - len(row.prompt))
         catch_up_s = self.parts.latency().of_draft(option.at_once, best).catch_up_s([option.unread_tokens])
         answer.coming = None
-        gain = len(self._rows) * (rate / before - 1)  # of the batch, as a share of one row's tokens
+        gain = self._prices.rows * (rate / before - 1)  # of the batch, as a share of one row's tokens
         if gain > BETTER - 1 and left * gain / before > catch_up_s:
             answer.coming = best
             self._arrive(row, answer)
-        lost = len(self._rows) * (1 - rates[answer.draft] / rate)
+        lost = self._prices.rows * (1 - rates[answer.draft] / rate)
         answer.loss, answer.belief = min(1.0, lost), self._chance(answer.draft, answer.known)
 
     def _arrive(self, row: RowView, answer: Answer) -> None:
@@ -153,10 +175,14 @@ class GoodputSelection:
         if option is None:
             answer.coming = None
         elif option.unread_tokens <= ALONG or not self.fast_switching:
+            self._prices.change(answer.draft, option.source)
             answer.draft, answer.coming = option.source, None
             answer.belief = self._chance(answer.draft, answer.known)
 
-    def _chance(self, source: str, known: Floats, drawn: float = 0.0) -> float:
+    def _chance(self, source: str, known: Floats, drawn: float | None = None) -> float:
+        """Return P(accepted) by what is known of a request. `drawn`: so many deviations from the mean."""
+        if drawn is None:
+            return self._draft(source).chance(known)
         mean, deviation = self._draft(source).log_odds(known)
         return sigmoid(mean + drawn * deviation)
 
@@ -165,27 +191,22 @@ class GoodputSelection:
         tried, accepted = answer.own.get(option.source, (0, 0))
         return (accepted + STRENGTH * self._chance(option.source, answer.known)) / (tried + STRENGTH)
 
-    def _others(self, row: RowView) -> Others:
-        """Return the drafts that the other rows have now."""
-        others = [self._answers.get(own.sequence_id) for own in self._rows if own.sequence_id != row.sequence_id]
-        context = sum([own.context_tokens for own in self._rows])
-        return Others.of([None if own is None else own.draft for own in others], context, self._habits)
+    def _goodput(self, before: str | None, option: Option, chance: float) -> float:
+        """Return the tokens a second of all rows, if a row has this draft in place of the one before."""
+        shares = self._by_position(option.source)[: option.limit]
+        survival = list(accumulate([min(1.0, chance * share) for share in shares], mul))
+        return self._prices.goodput(before, option, survival, self.parts.fixed_length)
 
-    def _goodput(self, others: Others, option: Option, chance: float) -> float:
-        """Return the tokens a second of all rows, if a row has this draft and the others keep theirs."""
-        levels = min(option.limit, MOST_LEVELS)
-        hazards = numpy.clip(chance * self._relative(option.source)[:levels], 0.0, 1.0)
-        latency, fixed = self.parts.latency(), self.parts.fixed_length
-        return others.goodput(hazards.cumprod().tolist(), option, latency, fixed)
-
-    def _relative(self, source: str) -> Floats:
+    def _by_position(self, source: str) -> list[float]:
         """Return the acceptance of each position over that of all."""
-        if source not in self._shapes:
-            return numpy.ones(MOST_LEVELS)
-        tried, accepted = self._shapes[source]
-        mean = (accepted.sum() + 1.0) / (tried.sum() + 2.0)
-        relative: Floats = (accepted + STRENGTH * mean) / (tried + STRENGTH) / mean
-        return relative
+        if source not in self._relative:
+            tried, accepted = self._shapes.get(source, ([0] * MOST_LEVELS, [0] * MOST_LEVELS))
+            mean = (sum(accepted) + 1.0) / (sum(tried) + 2.0)
+            self._relative[source] = [
+                (right + STRENGTH * mean) / (count + STRENGTH) / mean
+                for right, count in zip(accepted, tried, strict=True)
+            ]
+        return self._relative[source]
 
     def _draft(self, source: str) -> Accepting:
         if source not in self._drafts:

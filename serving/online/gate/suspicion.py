@@ -11,6 +11,7 @@ from distillspec.serving.online.state.version import Version
 
 log = logging.getLogger(__name__)
 
+PROMOTED = "promoted"  # a verdict's decision
 SUSPECTED = "suspected: "  # start of a version's reason while its acceptance in service is too low
 
 
@@ -23,7 +24,7 @@ class SuspicionCheck:
 
     @one_at_a_time
     def watch(self) -> None:
-        """Suspect the version in service if its acceptance is below its predecessor's interval."""
+        """Suspect the version in service if its acceptance is below its predecessor's interval, or nobody judged it."""
         current = self._in_service
         if current.version is None or current.served is None or not current.is_check_due():
             return
@@ -31,6 +32,7 @@ class SuspicionCheck:
         predecessor = self._registry.challenged_by()
         served_as = None if predecessor is None else predecessor.served_as
         problem = None if served_as is None else current.served.regression(current.version.served_as, served_as)
+        problem = problem or self._unproven(current.version)
         if problem is None:
             self._clear(current.version)
         elif current.suspicion is None:
@@ -51,6 +53,20 @@ class SuspicionCheck:
         current.suspicion = None
         current.roll_back(question.version, reason)
         return True
+
+    def _unproven(self, version: Version) -> str | None:
+        """Return why a version needs proof, None for one that was judged, or has nothing before it.
+
+        One that an operator promoted may be broken, and where n-grams are drafted in its place its acceptance shows
+        nothing. So answers are read under it and its predecessor until these would do to suspect any version.
+        """
+        question = suspicion_question(self._registry)
+        if question is None or question.version.name != version.name or version.verdict.get("decision") == PROMOTED:
+            return None
+        config, read = self._judge.config, len(self._judge.evidence(question).pairs)
+        if read >= max(config.rollback_requests, config.min_requests) and self._judge.regression(question) is None:
+            return None
+        return f"it was promoted without a verdict; {question.against.name} served before"
 
     def _suspect(self, version: Version, problem: str) -> None:
         self._in_service.suspicion = Suspicion(version, problem)

@@ -69,6 +69,10 @@ class Layout:
         return self.replay / MANIFEST
 
     @property
+    def costs(self) -> Path:
+        return self.root / "costs.json"
+
+    @property
     def trainer(self) -> Path:
         return self.root / "trainer"
 

@@ -16,17 +16,25 @@ from distillspec.config import GateConfig
 from distillspec.models import LanguageModel
 from distillspec.models.draft import load_pretrained
 from distillspec.serving import Request, SamplingParams
+from distillspec.serving.base.requests import CompletionOutput, RequestOutput, RequestStats
 from distillspec.serving.online.gate.decision import is_worse
 from distillspec.serving.online.gate.gatekeeper import Gatekeeper
-from distillspec.serving.online.gate.monitor import ServedAcceptance
+from distillspec.serving.online.gate.monitor import CHECK_EVERY, ServedAcceptance
 from distillspec.serving.online.judging.evidence import Evidence
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
+from distillspec.serving.online.state.version import Version
 from distillspec.serving.online.training.trainer import OnlineTrainer
 
 from ...conftest import MakeEngine, prompts
 from .conftest import candidate, evidence, feed, keeper_of, nearly_the_target, pairs, scored
+
+
+def promote_as_judged(registry: VersionRegistry, version: Version) -> None:
+    """Promote a version as the gate does, with a verdict."""
+    registry.promote(version.name, "better")
+    registry.judged(version.name, "promoted", {"decision": "promoted"}, "")
 
 
 def test_a_regression_after_the_gate_is_rolled_back_within_500_requests(
@@ -65,7 +73,7 @@ def test_a_regression_after_the_gate_is_rolled_back_within_500_requests(
         for parameter in worse.layers.parameters():
             parameter.zero_()
     second = candidate(registry, replace(good, model=worse.model), target)
-    registry.promote(second.name, "slipped through")  # behind the gate's back
+    promote_as_judged(registry, second)
     keeper.work()
     assert keeper.serving is not None
     assert keeper.serving.name == second.name
@@ -96,7 +104,7 @@ def test_harder_traffic_is_suspicious_and_sends_nobody_back(
     second = candidate(registry, nearly_the_target(target), target)
     for _ in range(32):
         feed(served, base.served_as, "a", 10, 8)
-    registry.promote(second.name, "better")
+    promote_as_judged(registry, second)
     child = candidate(registry, nearly_the_target(target, seed=2), target)
     for accepted in (3, 3, 2):
         for _ in range(32):
@@ -130,7 +138,7 @@ def suspected(
     assert keeper.served is not None
     for _ in range(32):
         feed(keeper.served, first.served_as, "a", 10, 8)
-    registry.promote(second.name, "slipped through")
+    promote_as_judged(registry, second)
     keeper.follow()
     for _ in range(32):
         feed(keeper.served, second.served_as, "a", 10, 3)
@@ -165,6 +173,47 @@ def test_a_version_that_cannot_be_scored_any_more_is_rolled_back(
     suspected.work()
     assert registry.get(serving.name).status == "rolled_back"
     assert "NaN" in registry.get(serving.name).reason
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_a_version_that_nobody_judged_is_suspected_until_answers_are_read_under_it(
+    settings: OnlineSettings, logged: ReplayLog, target: LanguageModel, broken: bool
+) -> None:
+    """Promoted by hand, and tried by nobody: n-grams are drafted in its place. Acceptance in service shows nothing."""
+    good = nearly_the_target(target)
+    worse = replace(good, model=copy.deepcopy(good.model))
+    with torch.no_grad():
+        for parameter in worse.layers.parameters():
+            parameter *= 0.0 if broken else 1.0
+    registry = VersionRegistry(settings.layout.versions, clock=lambda: 500.0)  # the answers are of its time
+    first = candidate(registry, good, target)
+    registry.promote(first.name, "first draft")
+    records: list[dict] = []
+    keeper = keeper_of(settings, registry, logged, served=ServedAcceptance(settings.gate), report=records.append)
+    second = candidate(registry, worse, target)
+    keeper.promote_by_hand(second.name)
+    for _ in range(3):
+        for _ in range(CHECK_EVERY):
+            keeper.served.finish([ended()])  # type: ignore[union-attr]
+        keeper.work()
+        scored(settings, suspected=keeper.suspicion is not None)
+    keeper.served.finish([ended()] * CHECK_EVERY)  # type: ignore[union-attr]
+    keeper.work()
+    assert keeper.suspicion is None
+    events = [record["event"] for record in records]
+    assert events == ["promotion", "suspicion", "rollback"] if broken else ["promotion", "suspicion"]
+    serving = registry.current()
+    assert serving is not None
+    assert serving.name == (first.name if broken else second.name)
+    if broken:
+        reason = registry.get(second.name).reason
+        assert reason.startswith(f"it was promoted without a verdict; {first.name} served before; acceptance ")
+
+
+def ended() -> RequestOutput:
+    """Return an answer for which nothing was drafted by the model."""
+    completion = CompletionOutput(0, (5, 6), "", "length", None, None, None, RequestStats())
+    return RequestOutput("r", (3, 4), (completion,))
 
 
 def judged_drafts(dice: numpy.random.Generator, alphas: Sequence[float], worse_by: float) -> Evidence:

@@ -1,0 +1,61 @@
+"""Prices of drafts for the rows of a step, held as long as these have the same drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from distillspec.serving.control.base import Option
+from distillspec.serving.costs.latency import LatencyModel
+from distillspec.serving.selection.batch import Habit, Others, Priced
+
+
+class Prices:
+    """Tokens a second of the rows of now, by the draft that one of them chooses.
+
+    Args:
+        latency: returns the present costs of steps.
+        habits: of drafts, by name. They change.
+    """
+
+    def __init__(self, latency: Callable[[], LatencyModel], habits: Mapping[str, Habit]) -> None:
+        self._latency, self._habits = latency, habits
+        self._rows = Others.of((), 0, habits)
+        self._held: dict[tuple[str | None, str, bool, int], Priced] = {}
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return sum(self._rows.rows.values())
+
+    def see(self, drafts: Sequence[str | None], context: int) -> None:
+        """Take the rows of a step.
+
+        Args:
+            drafts: of each row, None for one without.
+            context: their cached tokens, all together.
+        """
+        seen = Others.of(drafts, context, self._habits)
+        if seen.rows != self._rows.rows:
+            self._held.clear()
+        self._rows = seen
+
+    def change(self, before: str | None, after: str) -> None:
+        """Give one row another draft. Rows that choose after it in this step see that."""
+        if before != after:
+            self._rows = self._rows.without(before).with_(after)
+            self._held.clear()
+
+    def goodput(self, before: str | None, option: Option, survival: Sequence[float], fixed: int | None) -> float:
+        """Return the tokens a second if one row drafts by `option`, where it has the draft `before`.
+
+        Args:
+            survival, fixed: see `Priced.goodput`.
+        """
+        key = before, option.source, option.at_once, len(survival)
+        if key not in self._held:
+            self._held[key] = self._rows.without(before).priced(option, self._latency(), len(survival))
+        return self._held[key].goodput(survival, fixed)
+
+    def renew(self) -> None:
+        """Ask for costs and habits again."""
+        self._held.clear()
