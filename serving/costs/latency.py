@@ -40,6 +40,10 @@ class LatencyModel:
         if not 0 <= self.draft_free_s < float("inf"):
             raise ConfigError(f"draft_free_s={self.draft_free_s} must be finite and at least 0 seconds")
 
+    def table_of(self, source: str) -> CostTable | None:
+        """Return the costs of one draft's passes. None where proposals come without a model."""
+        return self.members.get(source, self.draft)
+
     def of_draft(self, at_once: bool, source: str = DRAFT) -> LatencyModel:
         """Return the same costs with one draft's passes.
 
@@ -47,7 +51,7 @@ class LatencyModel:
             at_once: it drafts blocks, else it takes a pass a depth.
             source: its name, where there are several.
         """
-        draft = self.members.get(source, self.draft)
+        draft = self.table_of(source)
         if at_once == self.at_once and draft is self.draft:
             return self
         return replace(self, draft=draft, at_once=at_once)

@@ -97,15 +97,14 @@ class Others:
 
     def _loop_s(self, name: str, length: int, latency: LatencyModel, option: Option | None = None) -> float:
         """Return the seconds of a draft's passes for its rows, and for one more that drafts `length` tokens."""
-        count, habit = self.rows.get(name, 0), self._habit(name)
-        own = latency.of_draft(option.at_once if option is not None else latency.at_once, name)
-        if own.draft is None:
+        count, habit, table = self.rows.get(name, 0), self._habit(name), latency.table_of(name)
+        if table is None:
             return latency.draft_free_s
-        if own.at_once:
-            return own.draft.first + own.draft.seconds(0, count * habit.drafted + length)
-        seconds, level = own.draft.first * min(1.0, count * min(1.0, habit.drafted) + (length > 0)), 1
+        if latency.at_once if option is None else option.at_once:
+            return table.first + table.seconds(0, count * habit.drafted + length)
+        seconds, level = table.first * min(1.0, count * min(1.0, habit.drafted) + (length > 0)), 1
         while (tokens := count * min(1.0, max(0.0, habit.drafted - level + 1)) + (level <= length)) > 0:
-            seconds += min(1.0, tokens) * own.draft.seconds(0, max(1.0, tokens))
+            seconds += min(1.0, tokens) * table.seconds(0, max(1.0, tokens))
             level += 1
         return seconds
 

@@ -1,12 +1,15 @@
-"""Prices of drafts for the rows of a step, held as long as these have the same drafts."""
+"""Prices of drafts for the rows of a step, held as long as about as many of these have each draft."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from distillspec.serving.control.base import Option
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.selection.batch import Habit, Others, Priced
+
+NEAR = 1 / 16  # of the rows may have another draft before prices are asked for again
 
 
 class Prices:
@@ -21,6 +24,7 @@ class Prices:
         self._latency, self._habits = latency, habits
         self._rows = Others.of((), 0, habits)
         self._held: dict[tuple[str | None, str, bool, int], Priced] = {}
+        self._held_for = Counter[str | None]()  # rows by draft
 
     @property
     def rows(self) -> int:
@@ -34,16 +38,14 @@ class Prices:
             drafts: of each row, None for one without.
             context: their cached tokens, all together.
         """
-        seen = Others.of(drafts, context, self._habits)
-        if seen.rows != self._rows.rows:
-            self._held.clear()
-        self._rows = seen
+        self._rows = Others.of(drafts, context, self._habits)
+        self._follow()
 
     def change(self, before: str | None, after: str) -> None:
         """Give one row another draft. Rows that choose after it in this step see that."""
         if before != after:
             self._rows = self._rows.without(before).with_(after)
-            self._held.clear()
+            self._follow()
 
     def goodput(self, before: str | None, option: Option, survival: Sequence[float], fixed: int | None) -> float:
         """Return the tokens a second if one row drafts by `option`, where it has the draft `before`.
@@ -55,6 +57,13 @@ class Prices:
         if key not in self._held:
             self._held[key] = self._rows.without(before).priced(option, self._latency(), len(survival))
         return self._held[key].goodput(survival, fixed)
+
+    def _follow(self) -> None:
+        rows = Counter(self._rows.rows)
+        moved = (rows - self._held_for).total() + (self._held_for - rows).total()
+        if moved > NEAR * rows.total():
+            self._held.clear()
+            self._held_for = rows
 
     def renew(self) -> None:
         """Ask for costs and habits again."""
