@@ -20,6 +20,7 @@ from sides import make_engine, rate_of, read_prompts
 from turns import interval
 
 from distillspec.config import TargetConfig
+from distillspec.evaluation.turns import in_turn
 from distillspec.models import load_target
 from distillspec.serving import Engine, SamplingParams
 from distillspec.serving.draft_loading import load_draft
@@ -72,8 +73,7 @@ def _compare(
     accepted: dict[str, list[float]] = {name: [] for name in SIDES}
     for time in range(2):
         for number, group in enumerate(groups):
-            turn = number % len(SIDES)
-            for name in [*list(SIDES)[turn:], *list(SIDES)[:turn]]:
+            for name in in_turn(SIDES, number):
 
                 def answers(engine: Engine = engines[name], name: str = name, group: list[list[int]] = group) -> int:
                     outputs = engine.generate(group, params)

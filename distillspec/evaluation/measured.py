@@ -11,6 +11,7 @@ from distillspec.errors import ConfigError
 from distillspec.evaluation.bootstrap import median_interval
 from distillspec.evaluation.cost import timed
 from distillspec.evaluation.reference import ReferenceOutput, plain_generate, speculative_generate
+from distillspec.evaluation.turns import in_turn
 from distillspec.models.language_model import LanguageModel
 from distillspec.types import Interval, SamplingPolicy
 
@@ -114,8 +115,7 @@ def measure_speedup(
         ways = [way for way in found if way is not None]
         runs: list[list[Run]] = [[] for _ in ways]
         for index, ids in enumerate(prompts):
-            for turn in range(len(ways)):
-                way = (index + turn) % len(ways)
+            for way in in_turn(range(len(ways)), index):
                 runs[way].append(ways[way](ids))
             if on_prompt is not None:
                 on_prompt(index + 1, len(prompts))

@@ -17,6 +17,7 @@ from pathlib import Path
 from distillspec.config import DataConfig
 from distillspec.data.prompts import read_rows
 from distillspec.errors import ConfigError, RunError
+from distillspec.evaluation.turns import in_turn
 from distillspec.files import write_json, write_text
 from distillspec.progress import progress
 from distillspec.provenance import provenance
@@ -84,8 +85,7 @@ def _run(options: argparse.Namespace) -> int:
             for name in options.sides
         ]
         for turn, load in enumerate(arrivals):
-            for place in range(len(sides)):
-                side = sides[(turn + place) % len(sides)]  # the order rotates, since the machine's speed changes
+            for place, side in enumerate(in_turn(sides, turn)):
                 side.serve(load)
                 line.update((turn + (place + 1) / len(sides)) / len(arrivals), f"{side.name}: turn {turn + 1}")
             _write(sides, plan, options)

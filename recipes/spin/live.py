@@ -16,6 +16,7 @@ from distillspec.config.registry import SELECTIONS
 from distillspec.data.chat import render_prompt
 from distillspec.data.prompts import prompt_key, read_rows
 from distillspec.errors import ConfigError
+from distillspec.evaluation.turns import in_turn
 from distillspec.models import LanguageModel, load_target
 from distillspec.progress import progress
 from distillspec.serving import Engine, EngineSettings, Request, SamplingParams
@@ -76,9 +77,8 @@ class Live:
         with progress(f"batch {batch}") as line:
             for round_ in range(self.rounds):
                 own = [a for part in asked.values() for a in part[round_ * self.each : (round_ + 1) * self.each]]
-                order = list(sides)[round_ % len(sides) :] + list(sides)[: round_ % len(sides)]
-                for place, name in enumerate(order):
-                    line.update((round_ + place / len(order)) / self.rounds, name)
+                for place, name in enumerate(in_turn(sides, round_)):
+                    line.update((round_ + place / len(sides)) / self.rounds, name)
                     engine.use_controller(sides[name])
                     spent = self._answer(engine, own, batch, f"{round_}")
                     rates[name].append(sum(n for n, _ in spent.values()) / sum(s for _, s in spent.values()))

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
+from distillspec.evaluation.turns import in_turn
 from distillspec.files import write_json
 from distillspec.serving.bench.compare import speed_ratio
 from distillspec.serving.bench.load import Arrival
@@ -32,8 +33,8 @@ def take_turns(
     records: Records = {rate: {name: [] for name in names} for rate in rates}
     for rate in rates:
         for round_ in range(rounds):
-            arrivals, start = load(rate, round_), round_ % len(names)
-            for name in names[start:] + names[:start]:
+            arrivals = load(rate, round_)
+            for name in in_turn(names, round_):
                 records[rate][name].append(sides[name](arrivals, f"{rate:g} requests/s, {name}"))
     return records
 

@@ -75,7 +75,7 @@ SERVING_ARROWS: dict[str, set[str]] = {
         "serving.selection",
         "serving.step",
     },
-    "bench": {"config", "serving", "serving.base", "serving.control"},
+    "bench": {"config", "evaluation", "serving", "serving.base", "serving.control"},
     "simulation": {
         "config",
         "serving.base",

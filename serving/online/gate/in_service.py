@@ -28,7 +28,8 @@ Report = Callable[[dict[str, Any]], None]
 class Suspicion:
     """A version's acceptance in service is below what its predecessor had, on other requests at another time.
 
-    Or nobody judged it. It proves nothing. Answers since its promotion, scored under both drafts, do (`SuspicionCheck.check`).
+    Or nobody judged it. A suspicion proves nothing. Answers since its promotion, scored under both drafts, do
+    (`SuspicionCheck.check`).
     """
 
     version: Version
