@@ -40,8 +40,8 @@ class Engine(EngineView):
         outputs = engine.generate(["Why is the sky blue?"], SamplingParams(max_tokens=64))
 
     `generate` answers a list and returns. A server calls `submit` and `abort` from any thread and `step` in a loop on
-    one. The engine holds the models until `close`. `costs` are the costs of steps by the profile, or measured at the
-    start; None if neither was.
+    one. The engine holds the models until `close`. `costs` are the costs of steps by the profile, measured at the
+    start, or given to `use_costs`; None without.
 
     Args:
         target, draft: loaded models. A draft is needed where `settings.proposer` names one that drafts with a model.

@@ -65,7 +65,7 @@ class ProposerBuilder:
     sampler: TokenSampler
     recorder: Recorder | None
     target_cache: SlotCache
-    # By default the draft is alone: a caller's controller may know one source, and recorded passes know one chain.
+    # True: by default the draft is alone. A caller's controller may know one source, recorded passes know one chain.
     alone: bool = False
     kept: dict[str, Any] = field(default_factory=dict)  # what outlives a proposer
 

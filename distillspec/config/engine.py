@@ -42,7 +42,7 @@ class EngineConfig:
     prefill_chunk: int = 512  # prompt tokens read per step; decoding goes on between the chunks of a long prompt
     prefill_slowdown: float | None = None  # share that reading prompts may add to a step of decoding rows; null: any
     prefix_reuse: bool = True  # reuse the KV cache of a prefix that prompts share
-    proposer: Any = field(default=None, metadata={"choices": PROPOSERS})  # or a list; null: see docs/serving.md
+    proposer: Any = field(default=None, metadata={"choices": PROPOSERS})  # or a list; null: ngram and the draft
     proposer_options: dict[str, Any] = field(default_factory=dict)  # its parameters; of a list: by name
     controller: str = chosen_from(CONTROLLERS, "goodput")  # chooses the lengths
     controller_options: dict[str, Any] = field(default_factory=dict)  # parameters of a controller of your own
@@ -56,7 +56,7 @@ class EngineConfig:
     micro_batches: int = 1  # CPU: parts of a step, one drafted while another is verified; 0: as many as pay
     lengths: str = "request"  # goodput: a length a request | a step (one for all rows) | global (one acceptance, too)
     max_time_per_token_s: float | None = None  # goodput: bound on a request's expected seconds per output token
-    profile: str | None = None  # folder or file of `distill profile`; null: costs are measured at the start
+    profile: str | None = None  # folder or file of `distill profile`; null: costs are measured, or kept ones used
     measure_costs_s: float = 2.0  # goodput without a profile: the most seconds to time passes at the start; 0: none
     draft_confidence: float = 0.0  # stop drafting at this best probability, or predicted acceptance; 0: never
     attention: str = "auto"  # masked | split | native (CPU) | triton | varlen | auto: the best that works, else masked

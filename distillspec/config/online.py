@@ -18,7 +18,7 @@ class OnlineConfig:
     """Learning from the traffic."""
 
     mode: str = "off"  # off | on (the server starts a trainer) | decoupled (a trainer is started elsewhere)
-    folder: str = "online"  # holds log, versions and the trainer's state; kept between runs
+    folder: str = "online"  # holds log, versions, the trainer's state and costs of steps; kept between runs
     metrics_s: float = 10.0  # seconds between lines of metrics.jsonl
     keep_versions: int | None = 20  # number of the newest drafts out of service whose folders stay; null: all
 
@@ -164,9 +164,9 @@ class GateConfig:
     margin: float = 0.01  # relative gain in expected goodput that the interval's lower end must exceed
     domain_requests: int = 8  # the fewest conversations for a verdict on a domain or a tenant
     max_gamma: int = 4  # longest speculation length considered
-    rollback_requests: int = 32  # finished requests of a version before it is suspected, but for a collapse
+    rollback_requests: int = 32  # requests before a version is suspected; conversations that clear one
     window: int = 400  # newest finished requests of a version in its interval
-    collapse: float = 0.5  # share of the acceptance before below which it raises the alarm, and is suspected at once
+    collapse: float = 0.5  # share of the acceptance before; below it there is an alarm, and four requests are enough
     bootstrap_samples: int = 1000
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from distillspec.models.ancestors import ancestor_mask
 from distillspec.models.lazy_memory import commits_lazily, give_back, lazy_zeros, tokens_a_page
+from distillspec.native.place_kernel import PlaceMoves, place_kernel
 
 BUCKET = 64  # the number of keys read is rounded up to this, so that few shapes occur
 
@@ -104,6 +105,7 @@ class SlotCache:
     features: Tensor | None = None  # [slots, 1, places, F]
     state_ids: tuple[int, ...] = ()  # of the states that are kept
     _lazy: bool = False  # its tensors are lazy zeros
+    _move: PlaceMoves = field(default_factory=PlaceMoves, init=False, repr=False, compare=False)
 
     def another(self) -> SlotCache:
         """Return an empty cache of the same slots, for another model."""
@@ -159,6 +161,7 @@ class SlotCache:
         if not commits_lazily(like.device):
             return like.new_zeros(self.slots, heads, places, dim)
         self._lazy = True
+        place_kernel()  # built now: in a step, answers would wait for it
         page = tokens_a_page(dim * like.itemsize)
         return lazy_zeros((self.slots, heads, -(-places // page) * page, dim), like.dtype)
 
@@ -172,12 +175,8 @@ class SlotCache:
         self.copy(source, destination, length)
 
     def gather(self, slot: int, places: Tensor, start: int) -> None:
-        """Copy the tokens at `places [n]` int64 of a slot to start, start + 1, …: the accepted path of a tree.
-
-        `places` lie on the cache's device, since every layer uses them.
-        """
-        for held in self.tensors():
-            held[slot, :, start : start + len(places)] = held[slot].index_select(1, places)
+        """Copy tokens of a slot to start, start + 1, …: the accepted path of a tree. See `PlaceMoves`."""
+        self._move(list(self.tensors()), slot, places, start)
 
     def drop(self, slot: int, start: int = 0) -> None:
         """Give back the memory of a slot from a place on, where the system takes memory back."""

@@ -21,17 +21,25 @@ VERSION = 1
 Key = dict[str, Any]
 
 
-def cost_key(target: LanguageModel, drafts: Mapping[str, LanguageModel], settings: EngineConfig) -> Key:
+def cost_key(
+    target: LanguageModel,
+    drafts: Mapping[str, LanguageModel],
+    settings: EngineConfig,
+    machine_here: Mapping[str, Any] | None = None,
+) -> Key:
     """Return what costs depend on: the machine, the way passes run, the target, and the size of each draft.
 
-    Versions of a draft are of one size, and cost the same.
+    Versions of a draft cost the same while they are of one size.
+
+    Args:
+        machine_here: None: as this thread sees it. Its number of threads may not be the engine's.
     """
     return {
         "version": VERSION,
-        "machine": machine(target.device),
+        "machine": dict(machine_here or machine(target.device)),
         "passes": asdict(PassKey.of(settings)),
         "target": asdict(ModelKey.of(target)),
-        "drafts": {source: _size(draft) for source, draft in drafts.items()},
+        "drafts": {source: _size(draft) for source, draft in dict(drafts).items()},
     }
 
 

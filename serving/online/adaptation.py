@@ -24,6 +24,7 @@ from torch import Tensor
 
 from distillspec.serving.base.threads import compute_alone
 from distillspec.serving.control.wrapped import known_costs
+from distillspec.serving.costs.hardware_profile import machine
 from distillspec.serving.costs.kept_costs import cost_key, keep_costs
 from distillspec.serving.engine import Engine
 from distillspec.serving.online.bootstrap import first_draft
@@ -96,6 +97,7 @@ class Adaptation:
         self.pool = LearningPool(settings, engine, self.registry, self.replay, self.reporter)
         self.trainer = TrainerLink(settings, self.replay, self.registry, self.reporter)
         self.tap.paused = self.trainer.paused
+        self._machine = machine(engine.target.device)  # before threads are here that compute with one core
         self._busy_s = time.monotonic()
         self._started_s = time.monotonic()
         self._lines = 0  # of figures, written so far
@@ -270,9 +272,11 @@ class Adaptation:
         self.reporter.tell({"event": "figures", "seconds": seconds, **self.stats()})
 
     def _keep_costs(self) -> None:
+        """Keep what steps cost by now, where that was measured and not guessed at first."""
         engine = self.engine
-        if (costs := known_costs(engine.controller)) is not None:
-            keep_costs(self.layout.costs, cost_key(engine.target, engine.drafts, engine.settings), costs)
+        costs = None if engine.costs is None else known_costs(engine.controller)
+        if costs is not None:
+            keep_costs(self.layout.costs, cost_key(engine.target, engine.drafts, engine.settings, self._machine), costs)
 
     def _repeat(self, work: Callable[[], None], every_s: float) -> None:
         """Repeat `work` until stopped. After an error it waits longer and tries again."""

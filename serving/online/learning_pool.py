@@ -117,12 +117,12 @@ class LearningPool:
 
     @property
     def suspected(self) -> bool:
-        """True if a draft in service looks worse than the one before it."""
+        """True if a version in service is suspected."""
         return bool(self.suspects)
 
     @property
     def suspects(self) -> frozenset[str]:
-        """Versions in service that look worse than those before them."""
+        """Versions in service that are suspected."""
         found = [draft.gatekeeper.suspicion for draft in self.drafts()]
         return frozenset([suspicion.version.name for suspicion in found if suspicion is not None])
 

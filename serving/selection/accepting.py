@@ -71,9 +71,11 @@ class Accepting:
         chance = self.chance(known)
         error, variance = accepted - tried * chance, tried * chance * (1 - chance)
         self._watch(error, variance, steps)
+        # The gain of one observation of all trials together: with each feature's alone, many at once would overshoot.
+        gain = known / self.precision
+        self.weights = self.weights + CORRELATED * error / (1 + CORRELATED * variance * float(gain @ known)) * gain
         self.precision = PRIOR + (self.precision - PRIOR) * 0.5 ** (tried / MEMORY)
         self.precision += CORRELATED * variance * known**2
-        self.weights = self.weights + CORRELATED * error * known / self.precision
 
     def forget(self, share: float = 1.0) -> None:
         """Forget a share of the evidence, not what it said."""

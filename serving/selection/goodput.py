@@ -102,11 +102,14 @@ class GoodputSelection:
     def _learn(self) -> None:
         """Learn from the trials of the last steps. Prices and positions are looked at again."""
         for answer in self._answers.values():
-            for source, (steps, tried, accepted) in answer.new.items():
-                self._draft(source).learn(answer.known, tried, accepted, steps)
-            answer.new.clear()
+            self._learn_from(answer)
         self._prices.renew()
         self._relative.clear()
+
+    def _learn_from(self, answer: Answer) -> None:
+        for source, (steps, tried, accepted) in answer.new.items():
+            self._draft(source).learn(answer.known, tried, accepted, steps)
+        answer.new.clear()
 
     def draft_changed(self, source: str, acceptance: float | None) -> None:
         self._prices.renew()
@@ -129,6 +132,8 @@ class GoodputSelection:
             return None if answer is None else answer.draft
         if answer is None or not any(option.source == answer.draft for option in drafts):
             before = None if answer is None else answer.draft
+            if answer is not None:
+                self._learn_from(answer)
             self._answers[row.sequence_id] = answer = self._begun(row, drafts, before)
             self._prices.change(before, answer.draft)
         else:

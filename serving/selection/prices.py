@@ -60,11 +60,11 @@ class Prices:
 
     def _follow(self) -> None:
         rows = Counter(self._rows.rows)
-        moved = (rows - self._held_for).total() + (self._held_for - rows).total()
+        moved = max((rows - self._held_for).total(), (self._held_for - rows).total())
         if moved > NEAR * rows.total():
-            self._held.clear()
-            self._held_for = rows
+            self.renew()
 
     def renew(self) -> None:
         """Ask for costs and habits again."""
         self._held.clear()
+        self._held_for = Counter(self._rows.rows)

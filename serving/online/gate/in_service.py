@@ -26,10 +26,9 @@ Report = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Suspicion:
-    """A version's acceptance in service is below what its predecessor had, on other requests at another time.
+    """Doubt about a version in service: it accepts less than its predecessor did, or no verdict promoted it.
 
-    Or nobody judged it. A suspicion proves nothing. Answers since its promotion, scored under both drafts, do
-    (`SuspicionCheck.check`).
+    It proves nothing. Answers since its promotion, scored under both drafts, do (`SuspicionCheck.check`).
     """
 
     version: Version

@@ -70,6 +70,18 @@ class Judge:
         shown = f"acceptance {alpha[1]:.3f} after {alpha[0]:.3f} with {question.against.name}"
         return f"{shown} on the same {len(evidence.pairs)} conversations since its promotion"
 
+    def has_enough(self, question: Question) -> bool:
+        """Return True if as many conversations were read as raise a suspicion, or all that could be."""
+        if self.table.problem(question.against.name):
+            return True
+        entries = question.unseen(self.replay, self.config.requests)
+        before, after = (self.table.of(version.name) for version in (question.against, question.version))
+        needed = max(self.config.rollback_requests, self.config.min_requests)
+        if len(paired(entries, before, after)) >= min(needed, self.config.requests):
+            return True
+        all_there = len({entry.conversation for entry in entries}) >= self.config.requests
+        return all_there and all(entry.number in before and entry.number in after for entry in entries)
+
     def progress(self, question: Question) -> str | None:
         """Return how far the evidence on a candidate has come, None if it is enough for a first look."""
         found = len(self._pairs(question))

@@ -22,7 +22,7 @@ from distillspec.types import Interval
 log = logging.getLogger(__name__)
 
 CHECK_EVERY = 8  # requests. A check after each one would find a difference by chance sooner or later.
-FEWEST = 4  # requests after which a collapse is suspected. The controller soon stops trying a draft that brings nothing
+FEWEST = 4  # the fewest requests that show a collapse. The controller soon stops trying a draft that brings nothing
 SHOWN = 8  # versions whose intervals `figures` computes
 
 

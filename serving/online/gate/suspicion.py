@@ -1,4 +1,4 @@
-"""Regressions in service: suspected from served acceptance, confirmed on fresh answers, then rolled back."""
+"""Versions in service that are suspected: compared with their predecessors on fresh answers, rolled back if worse."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from distillspec.serving.online.state.version import Version
 log = logging.getLogger(__name__)
 
 PROMOTED = "promoted"  # a verdict's decision
-SUSPECTED = "suspected: "  # start of a version's reason while its acceptance in service is too low
+PROVEN = "read_since"  # in the verdict of a version that was promoted without one, and then read
+SUSPECTED = "suspected: "  # start of a suspected version's reason
 
 
 class SuspicionCheck:
@@ -32,7 +33,8 @@ class SuspicionCheck:
         predecessor = self._registry.challenged_by()
         served_as = None if predecessor is None else predecessor.served_as
         problem = None if served_as is None else current.served.regression(current.version.served_as, served_as)
-        problem = problem or self._unproven(current.version)
+        if problem is None and predecessor is not None:
+            problem = self._unproven()
         if problem is None:
             self._clear(current.version)
         elif current.suspicion is None:
@@ -54,17 +56,20 @@ class SuspicionCheck:
         current.roll_back(question.version, reason)
         return True
 
-    def _unproven(self, version: Version) -> str | None:
-        """Return why a version needs proof, None for one that was judged, or has nothing before it.
+    def _unproven(self) -> str | None:
+        """Return why the version in service needs proof.
 
-        One that an operator promoted may be broken, and where n-grams are drafted in its place its acceptance shows
-        nothing. So answers are read under it and its predecessor until these would do to suspect any version.
+        None: a verdict promoted it, or enough answers were read under it and its predecessor. One that an operator
+        promoted may be broken, and where n-grams are drafted in its place its acceptance in service shows nothing.
         """
-        question = suspicion_question(self._registry)
-        if question is None or question.version.name != version.name or version.verdict.get("decision") == PROMOTED:
+        version = self._registry.current()
+        if version is None or version.verdict.get("decision") == PROMOTED or PROVEN in version.verdict:
             return None
-        config, read = self._judge.config, len(self._judge.evidence(question).pairs)
-        if read >= max(config.rollback_requests, config.min_requests) and self._judge.regression(question) is None:
+        question = suspicion_question(self._registry)
+        if question is None:
+            return None
+        if self._judge.has_enough(question) and self._judge.regression(question) is None:
+            self._registry.judged(version.name, version.status, {**version.verdict, PROVEN: True}, version.reason)
             return None
         return f"it was promoted without a verdict; {question.against.name} served before"
 

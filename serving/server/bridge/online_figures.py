@@ -130,7 +130,7 @@ class OnlineFigures:
         status="served.collapsed",
         trouble="Acceptance has collapsed.",
     )
-    suspected: bool = gauge("draft_suspected", "1 while the draft's acceptance looks worse, unconfirmed", False)
+    suspected: bool = gauge("draft_suspected", "1 while a draft is suspected: worse than before, or not judged", False)
     alarms: int = counter("online_alarms", "alarms", "Alarms of online adaptation")
 
     @property

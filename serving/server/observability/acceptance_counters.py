@@ -14,8 +14,8 @@ VERSIONS = 20  # the newest draft versions: series of older ones are dropped
 class AcceptanceCounters:
     """Prometheus counters of α = accepted / judged, by draft version and domain.
 
-    A window is judged up to and with its first rejected token, and siblings by the first of them. Tokens from prompt
-    lookup count under the empty version, which is never dropped.
+    A window is judged up to and with its first rejected token, and siblings by the first of them. Tokens of sources
+    without a model count under the empty version, which is never dropped.
     """
 
     def __init__(self, prefix: str, model: str, registry: CollectorRegistry) -> None:

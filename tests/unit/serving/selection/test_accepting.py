@@ -58,3 +58,16 @@ def test_a_sudden_change_takes_most_of_the_evidence_away() -> None:
         widest = max(widest, estimate.log_odds(known)[1])
     assert widest > 1.5 * sure
     assert sigmoid(estimate.log_odds(known)[0]) < 0.2
+
+
+def test_many_trials_at_once_say_what_they_say_one_by_one() -> None:
+    """Sixteen steps of an answer, learnt from together, do not overshoot what was seen."""
+    known = features(row("r", ("a",), written=0, prompt=tuple(range(40))))
+    for share in (0.1, 0.8, 0.9):
+        at_once, one_by_one = Accepting(), Accepting()
+        for _ in range(4):
+            at_once.learn(known, 50, round(50 * share), 16)
+        for step in range(200):
+            one_by_one.learn(known, 1, step % 10 < 10 * share)
+        assert abs(at_once.chance(known) - share) < 0.06
+        assert abs(at_once.chance(known) - one_by_one.chance(known)) < 0.08

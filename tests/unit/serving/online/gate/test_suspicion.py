@@ -210,6 +210,75 @@ def test_a_version_that_nobody_judged_is_suspected_until_answers_are_read_under_
         assert reason.startswith(f"it was promoted without a verdict; {first.name} served before; acceptance ")
 
 
+def test_a_version_that_was_read_is_not_suspected_again(
+    settings: OnlineSettings, logged: ReplayLog, target: LanguageModel
+) -> None:
+    """Its answers may have left the log since."""
+    registry = VersionRegistry(settings.layout.versions, clock=lambda: 500.0)
+    for name in ("first draft", "by hand"):
+        registry.promote(candidate(registry, nearly_the_target(target), target).name, name)
+    records: list[dict] = []
+    keeper = keeper_of(settings, registry, logged, served=ServedAcceptance(settings.gate), report=records.append)
+
+    def look() -> None:
+        keeper.served.finish([ended()] * CHECK_EVERY)  # type: ignore[union-attr]
+        keeper.work()
+
+    look()
+    assert keeper.suspicion is not None
+    scored(settings, suspected=True)
+    look()
+    assert keeper.suspicion is None
+    logged.delete_tenant("default")
+    look()
+    assert keeper.suspicion is None
+    assert [record["event"] for record in records] == ["suspicion"]
+
+
+def test_a_version_that_cannot_be_compared_is_not_suspected(
+    settings: OnlineSettings, logged: ReplayLog, target: LanguageModel
+) -> None:
+    registry = VersionRegistry(settings.layout.versions, clock=lambda: 500.0)
+    first, second = (candidate(registry, nearly_the_target(target), target) for _ in range(2))
+    registry.promote(first.name, "first draft")
+    registry.promote(second.name, "by hand")
+    keeper = keeper_of(settings, registry, logged, served=ServedAcceptance(settings.gate))
+    keeper.judge.table.refuse(first.name, "it cannot be judged: NaN")
+    keeper.served.finish([ended()] * CHECK_EVERY)  # type: ignore[union-attr]
+    keeper.work()
+    assert keeper.suspicion is None
+
+
+def test_a_version_that_the_gate_promoted_is_not_suspected(
+    settings: OnlineSettings, registry: VersionRegistry, logged: ReplayLog, target: LanguageModel
+) -> None:
+    better = candidate(registry, nearly_the_target(target), target)
+    keeper = keeper_of(settings, registry, logged, served=ServedAcceptance(settings.gate))
+    scored(settings)
+    verdict = keeper.judge_newest()
+    assert verdict is not None
+    assert verdict.decision == "promoted"
+    keeper.served.finish([ended()] * CHECK_EVERY)  # type: ignore[union-attr]
+    keeper.work()
+    assert keeper.serving is not None
+    assert keeper.serving.name == better.name
+    assert keeper.suspicion is None
+
+
+def test_a_version_that_came_back_is_not_suspected(
+    settings: OnlineSettings, logged: ReplayLog, target: LanguageModel
+) -> None:
+    """The second of three came by hand, and again by a rollback."""
+    registry = VersionRegistry(settings.layout.versions, clock=lambda: 500.0)
+    for name in ("first draft", "by hand", "worse"):
+        registry.promote(candidate(registry, nearly_the_target(target), target).name, name)
+    registry.rollback("worse")
+    keeper = keeper_of(settings, registry, logged, served=ServedAcceptance(settings.gate))
+    keeper.served.finish([ended()] * CHECK_EVERY)  # type: ignore[union-attr]
+    keeper.work()
+    assert keeper.suspicion is None
+
+
 def ended() -> RequestOutput:
     """Return an answer for which nothing was drafted by the model."""
     completion = CompletionOutput(0, (5, 6), "", "length", None, None, None, RequestStats())

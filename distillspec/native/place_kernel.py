@@ -1,0 +1,63 @@
+"""Moves of tokens within a slot of a key/value cache: on CPUs all layers in one call of C++ (`places.cpp`)."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from torch import Tensor
+
+from distillspec.native.library import SOURCES, NotBuilt, library
+from distillspec.native.vector_kernel import numbers
+
+
+class PlaceMoves:
+    """Moves tokens of one cache. It keeps how the tensors lie, as long as these are the same."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[int, int]] = []  # addresses and bytes of the tensors
+        self._described: Any = None  # see `_described`
+
+    def __call__(self, tensors: Sequence[Tensor], slot: int, places: Tensor, start: int) -> None:
+        """Copy the tokens at some places of a slot to start, start + 1, ….
+
+        Args:
+            tensors: of the cache, `[slots, heads, places, …]` each.
+            places: `[n]` int64 on their device, ascending from `start` on.
+        """
+        known = [(held.data_ptr(), held.nbytes) for held in tensors]
+        if known != self._known:
+            self._known, self._described = known, _described(tensors)
+        if self._described is None:
+            for held in tensors:
+                held[slot, :, start : start + len(places)] = held[slot].index_select(1, places)
+        else:
+            move, layouts = self._described
+            move(layouts, len(tensors), slot, places.data_ptr(), len(places), start)
+
+
+def _described(tensors: Sequence[Tensor]) -> tuple[Any, Any] | None:
+    """Return the kernel, and the tensors as it reads them. None: they are on another device, or there is no kernel."""
+    if any(held.device.type != "cpu" or not held[0, 0].is_contiguous() for held in tensors):
+        return None
+    move = place_kernel()
+    return None if move is None else (move, numbers([number for held in tensors for number in _layout(held)]))
+
+
+def _layout(held: Tensor) -> tuple[int, ...]:
+    slot, head, place = (held.itemsize * stride for stride in held.stride()[:3])
+    return held.data_ptr(), slot, held.shape[1], head, place
+
+
+@cache
+def place_kernel() -> ctypes._NamedFuncPointer | None:
+    """Return the kernel, built on first use. None: there is no compiler, or it does not know the language."""
+    try:
+        move = library(SOURCES / "places.cpp").move_places
+    except NotBuilt:
+        return None
+    number, pointer = ctypes.c_int64, ctypes.c_void_p
+    move.argtypes, move.restype = [pointer, number, number, pointer, number, number], None
+    return move
