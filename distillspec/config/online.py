@@ -84,7 +84,7 @@ class AdaptConfig:
     drift_drop: float = 0.05  # fall of the short average of acceptance below the long one
     drift_by: str = "domain"  # averages by domain | tenant
     min_requests: int = 16  # the fewest new requests for an update
-    busy_share: float = 0.1  # share of the time that the server's trainer runs beside requests. 1: all of it
+    busy_share: float = 0.1  # least share of the time for the trainer, beside requests if need be; 1: never stopped
     mode: str = "replay"  # replay (new and old requests) | flush (OSD: new requests once)
     positions: str = "all"  # tokens to train on: all | rejected | weighted (accepted ones less)
     accepted_weight: float = 0.2  # weighted: weight of accepted tokens

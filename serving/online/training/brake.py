@@ -1,6 +1,7 @@
 """Brake of the embedded trainer: its process stands still while requests run, but for a small share of the time.
 
-It runs all the time while its work is urgent: a draft in service that looks worse than the one before it.
+Time in which no request ran counts: a trainer that had more than its share then stands still beside requests. It runs all
+the time while its work is urgent: a draft in service that is suspected.
 
 A low priority does not protect requests on a CPU. The engine's threads wait for the one whose core the trainer has, and
 both read through one memory: a trainer at niceness 10 made tokens half as fast (`docs/lab-notes.md`).
@@ -12,11 +13,13 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
 PERIOD_S = 0.5  # of a stop and a run. Short, so that a trainer that holds a lock of a database gives it back soon
 SMALLEST_SHARE = 0.01  # for the same reason
+AHEAD_S = 60.0  # beside requests, for which a trainer may be ahead of its share
 CAN_STOP = sys.platform == "linux"  # elsewhere nothing would end a stopped trainer whose server was killed
 
 
@@ -38,6 +41,7 @@ class Brake:
         self._pid, self._share, self._send = pid, max(share, SMALLEST_SHARE), send
         self._changed = threading.Condition()
         self._busy = self._urgent = self._ending = False
+        self._ahead_s = 0.0  # that it ran between requests, and has not stood still for beside them
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -74,12 +78,27 @@ class Brake:
 
     def _run(self) -> None:
         while not self._ending:
+            idle_since_s = time.monotonic()
             with self._changed:
                 self._changed.wait_for(lambda: self._holds or self._ending)
+            self._count_idle(time.monotonic() - idle_since_s)
+            share = self._next_share()
             self._tell(signal.SIGSTOP)
-            self._wait_for_idle(PERIOD_S * (1 - self._share))
+            self._wait_for_idle(PERIOD_S * (1 - share))
             self._tell(signal.SIGCONT)
-            self._wait_for_idle(PERIOD_S * self._share)
+            self._wait_for_idle(PERIOD_S * share)
+
+    def _count_idle(self, seconds: float) -> None:
+        if self._pid() is not None:
+            self._ahead_s = min(self._ahead_s + seconds, AHEAD_S * self._share)
+
+    def _next_share(self) -> float:
+        """Return the share of the next period: the smallest one while the trainer is ahead of its own."""
+        due_s = PERIOD_S * self._share
+        if self._ahead_s < due_s:
+            return self._share
+        self._ahead_s -= due_s
+        return SMALLEST_SHARE
 
     def _wait_for_idle(self, seconds: float) -> None:
         with self._changed:

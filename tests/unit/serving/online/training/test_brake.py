@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -93,6 +94,24 @@ def test_beside_requests_it_runs_its_share_of_the_time() -> None:
     assert min(stopped) >= 0.75 * module.PERIOD_S - 0.01
     running = [later - at for at, later in zip(times[1::2], times[2::2], strict=False)]
     assert min(running) >= 0.25 * module.PERIOD_S - 0.01
+
+
+def test_time_between_requests_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ran for .3 s while none was there. So it stands still for thirty periods, and then gets its share again."""
+    monkeypatch.setattr(module, "PERIOD_S", 0.02)
+    sent: list[tuple[signal.Signals, float]] = []
+    brake = Brake(lambda: 1, 0.5, lambda pid, which: sent.append((which, time.monotonic())))
+    brake.start()
+    time.sleep(0.3)
+    brake.set_busy(True)
+    deadline = time.monotonic() + PATIENCE_S
+    while len(sent) < 2 * 50 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    brake.release()
+    times = [at for _, at in sent[:100]]
+    running = [later - at for at, later in zip(times[1::2], times[2::2], strict=False)]
+    assert statistics.median(running[:20]) < 0.005
+    assert min(running[40:]) >= 0.0095
 
 
 def test_a_share_of_all_brakes_nothing() -> None:
