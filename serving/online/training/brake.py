@@ -1,7 +1,7 @@
 """Brake of the embedded trainer: its process stands still while requests run, but for a small share of the time.
 
-Time in which no request ran counts: a trainer that had more than its share then stands still beside requests. It runs all
-the time while its work is urgent: a draft in service that is suspected.
+Time in which no request ran counts: a trainer that had more than its share then stands still beside requests. It runs
+all the time while its work is urgent: a draft in service that is suspected.
 
 A low priority does not protect requests on a CPU. The engine's threads wait for the one whose core the trainer has, and
 both read through one memory: a trainer at niceness 10 made tokens half as fast (`docs/lab-notes.md`).
