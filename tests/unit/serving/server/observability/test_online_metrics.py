@@ -149,7 +149,7 @@ distillspec:gate_verdicts_total{decision="refused",model_name="m"} 29.0
 # HELP distillspec:acceptance_collapsed 1 while acceptance is a part of what it was
 # TYPE distillspec:acceptance_collapsed gauge
 distillspec:acceptance_collapsed{model_name="m"} 1.0
-# HELP distillspec:draft_suspected 1 while the draft's acceptance looks worse, unconfirmed
+# HELP distillspec:draft_suspected 1 while a draft is suspected: worse than before, or not judged
 # TYPE distillspec:draft_suspected gauge
 distillspec:draft_suspected{model_name="m"} 1.0
 # HELP distillspec:online_alarms_total Alarms of online adaptation
