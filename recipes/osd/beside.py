@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from distillspec.evaluation.positions import probs_of
+from distillspec.evaluation.positions import CHUNK_POSITIONS, probs_of
 from distillspec.evaluation.states import TargetStates, drafted_hidden
 from distillspec.losses import BucketedPair
 from distillspec.models import LanguageModel
@@ -19,7 +19,6 @@ from distillspec.serving.online.log.records import LoggedAnswer
 from distillspec.signals import TeacherSignal
 
 NOTHING = -1  # in place of a named token
-CHUNK_POSITIONS = 128  # rows of a [rows, V] block
 
 
 def bounds_beside(pair: BucketedPair, signal: TeacherSignal, named: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from distillspec.errors import ConfigError
+from distillspec.evaluation.positions import CHUNK_POSITIONS
 from distillspec.evaluation.states import TargetStates, drafted_hidden
 from distillspec.losses import BucketedPair
 from distillspec.losses.pairs import columns_of, topk_pair
 from distillspec.models import LanguageModel
 from distillspec.recipes.osd.beside import NOTHING, bounds_beside
 from distillspec.serving.online.log.records import ACCEPTED, BONUS, REJECTED, LoggedAnswer, share_of
-
-CHUNK_POSITIONS = 128  # rows of a [rows, Vd] block
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ from itertools import takewhile
 from distillspec.serving.online.gate.decision import GateDecision, decide, is_worse
 from distillspec.serving.online.judging.evidence import Costs, Evidence, Pair, paired
 from distillspec.serving.online.judging.question import Question
+from distillspec.serving.online.judging.score import Score
 from distillspec.serving.online.judging.score_table import ScoreTable
+from distillspec.serving.online.log.records import LogEntry
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings
 from distillspec.serving.online.state.registry import VersionRegistry
@@ -74,8 +76,7 @@ class Judge:
         """Return True if as many conversations were read as raise a suspicion, or all that could be."""
         if self.table.problem(question.against.name):
             return True
-        entries = question.unseen(self.replay, self.config.requests)
-        before, after = (self.table.of(version.name) for version in (question.against, question.version))
+        entries, before, after = self._read(question)
         needed = max(self.config.rollback_requests, self.config.min_requests)
         if len(paired(entries, before, after)) >= min(needed, self.config.requests):
             return True
@@ -88,8 +89,12 @@ class Judge:
         return f"{found} of {self.config.min_requests} conversations" if found < self.config.min_requests else None
 
     def _pairs(self, question: Question) -> list[Pair]:
+        return paired(*self._read(question))
+
+    def _read(self, question: Question) -> tuple[list[LogEntry], dict[int, Score], dict[int, Score]]:
+        """Return the answers that may be evidence, and the scores of both versions."""
         before, after = (self.table.of(version.name) for version in (question.against, question.version))
-        return paired(question.unseen(self.replay, self.config.requests), before, after)
+        return question.unseen(self.replay, self.config.requests), before, after
 
     def _problem(self, candidate: Version, incumbent: Version) -> str | None:
         """Return why a candidate cannot serve, whatever its scores."""
