@@ -88,6 +88,15 @@ class EngineView:
         self._executor.committer.observer = observer
 
     @property
+    def before_step(self) -> Callable[[], None] | None:
+        """Called in the stepping thread before each step that has requests. None (the default): nothing is."""
+        return self._core.before_step
+
+    @before_step.setter
+    def before_step(self, call: Callable[[], None] | None) -> None:
+        self._core.before_step = call
+
+    @property
     def draft_version(self) -> str:
         """The version of the draft in use, of several the first's. "" without one."""
         return "" if self.proposer is None else self.proposer.version

@@ -130,6 +130,8 @@ class Adaptation:
             log.warning("online adaptation is still paused: it logs and learns nothing until somebody resumes it")
         self.writer.start()
         self.engine.observer = self.observe
+        # A request's prompt is read in its first step: beside a running trainer that took ten times as long.
+        self.engine.before_step = partial(self.trainer.set_busy, True)
         for name, work in (("gatekeeper", self.pool.judge), ("trainer-watch", self._keep_house)):
             thread = threading.Thread(target=self._repeat, args=(work, POLL_S), name=name, daemon=True)
             thread.start()
@@ -137,7 +139,7 @@ class Adaptation:
 
     def stop(self) -> None:
         """Write what was logged and end the trainer. The engine keeps serving its draft."""
-        self.engine.observer = None
+        self.engine.observer = self.engine.before_step = None
         self._stopping.set()
         for thread in self._threads:
             thread.join()

@@ -72,6 +72,7 @@ class EngineCore:
         self._pace, self._verification = prefill_pace, verification
         self._messages: deque[Callable[[], None]] = deque()
         self._known: set[str] = set()
+        self.before_step: Callable[[], None] | None = None
         self._submitting = Lock()  # `step` never takes it
 
     @property
@@ -155,6 +156,8 @@ class EngineCore:
         for _ in range(len(self._messages)):  # messages queued from here on wait for the next step
             self._messages.popleft()()
         self.sequences.end_expired(timer.started)
+        if self.before_step is not None and self.sequences.unfinished:
+            self.before_step()
         waiting, running = self.sequences.waiting, self.sequences.running
         most = most_admitted(self.controller, waiting, running, self.limits, timer.started)
         schedule = plan_step(waiting, running, self._limits_now(), most, self.sequences.prefixes)

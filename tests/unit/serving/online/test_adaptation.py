@@ -20,6 +20,7 @@ from distillspec.serving.online.adaptation import Adaptation, first_draft
 from distillspec.serving.online.bootstrap import NothingIntact
 from distillspec.serving.online.log.replay_log import ReplayLog
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerControl, TrainerState
+from distillspec.serving.online.trainer_link import TrainerLink
 from distillspec.serving.online.training.process import run_trainer
 from distillspec.serving.online.training.trainer import OnlineTrainer
 from distillspec.serving.server.observability.online_metrics import OnlineMetrics
@@ -132,6 +133,27 @@ def test_pause_trigger_and_deletion(
     assert engine.observer is None
     traffic.adaptation = None
     traffic.serve(2)  # the engine serves on
+
+
+def test_the_trainer_is_told_of_requests_before_their_first_pass(
+    settings: OnlineSettings,
+    given: Path,
+    target: LanguageModel,
+    make_engine: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A prompt beside a running trainer took ten times as long, and every answer begins with one."""
+    told, told_at_tokens = list[bool](), list[list[bool]]()
+    monkeypatch.setattr(TrainerLink, "set_busy", lambda self, busy: told.append(busy))
+    engine = engine_with(first_draft(settings, target, given), target, make_engine)
+    with Adaptation(engine, settings) as adaptation:
+        engine.observer = lambda emissions, logits: told_at_tokens.append(list(told))
+        Traffic(engine, adaptation).serve(1)
+        assert told_at_tokens[0] == [True]
+        assert told[-1] is False
+        adaptation.on_step(engine.step())  # without a request
+        assert told[-1] is False
+    assert engine.before_step is None
 
 
 def test_no_byte_of_who_opts_out_or_is_deleted_is_in_the_folder(
