@@ -4,7 +4,8 @@
 
 plain         no speculation against transformers' `generate`, batch 1 and 8
 ragged        the same for 32 prompts of 16 to 1,024 tokens
-speculation   a draft, and prompt lookup on summaries, against the same engine without speculation
+speculation   a draft, and prompt lookup on summaries, against the same engine without speculation, and the draft in
+              an engine with default settings ("default": n-grams beside it, trees, lengths by goodput)
 verify        passes of the target over 8 rows of one or five tokens, beside their linear products alone
 overhead      what verdicts of 8 rows × 5 positions of logits take
 steps         where the time of whole steps with a draft goes, as a table
@@ -40,6 +41,7 @@ from sides import (
     read_prompts,
 )
 from stopwatch import Stopwatch
+from turns import Side
 from verification import verify
 
 from distillspec.commands.unseen import trained_prompts
@@ -126,9 +128,12 @@ def speculation(options: argparse.Namespace, target: LanguageModel) -> dict[str,
         draft = load_draft(options.draft, target)
         seen = trained_prompts(draft.lineage)
         prompts = read_prompts(options.prompts, target, (options.rounds + 1) * max(options.batches), without=seen)
+        other = load_target(TargetConfig(path=options.target, dtype=options.dtype))  # an engine changes what it holds
         for batch in options.batches:
             engine = make_engine(options, target, draft, batch, speculation_length=4)
-            found[str(batch)] = _against_plain(engine, prompts, batch, (0, 1, 2, 3, 4), options)
+            own = load_draft(options.draft, other)
+            default = make_engine(options, other, own, batch, proposer=None, controller="goodput")
+            found[str(batch)] = _against_plain(engine, prompts, batch, (0, 1, 2, 3, 4), options, default)
             goals[str(batch)] = GOALS["speculation"][str(batch)]
     if options.summaries:
         texts = read_prompts(options.summaries, target, 4, longest=600)
@@ -140,27 +145,36 @@ def speculation(options: argparse.Namespace, target: LanguageModel) -> dict[str,
 
 
 def _against_plain(
-    engine: Engine, prompts: list[list[int]], batch: int, lengths: Sequence[int], options: argparse.Namespace
+    engine: Engine,
+    prompts: list[list[int]],
+    batch: int,
+    lengths: Sequence[int],
+    options: argparse.Namespace,
+    default: Engine | None = None,
 ) -> dict[str, Any]:
-    """The same engine at several lengths, not speculating, and with lengths by goodput."""
+    """The same engine at several lengths, not speculating, and with lengths by goodput; and another one beside it."""
     params = SamplingParams(temperature=options.temperature, max_tokens=NEW_TOKENS, ignore_eos=True)
     controllers: dict[str, LengthController] = {str(k): FixedLength(k) for k in lengths}
     controllers["goodput"] = GoodputController(max(lengths), drafts_with_model=engine.draft is not None)
+    sides = {name: Side(engine, controller) for name, controller in controllers.items()}
+    if default is not None:
+        sides["default"] = Side(default)
 
     parts = [prompts[i : i + batch] for i in range(0, len(prompts), batch)]
-    turns = {name: cycle(parts) for name in controllers}
-    steps: dict[str, list[int]] = {name: [] for name in controllers}
+    turns = {name: cycle(parts) for name in sides}
+    steps: dict[str, list[int]] = {name: [] for name in sides}
 
     def under(name: str) -> int:
-        engine.use_controller(controllers[name])
-        outputs = engine.generate(next(turns[name]), params)
+        sides[name].use()
+        outputs = sides[name].engine.generate(next(turns[name]), params)
         steps[name].append(sum(output.stats.steps for output in outputs))
         return sum(len(output.token_ids) for output in outputs)
 
-    timed = paired({name: (lambda name=name: under(name)) for name in controllers}, options.rounds, against="0")
+    timed = paired({name: (lambda name=name: under(name)) for name in sides}, options.rounds, against="0")
     for name, taken in steps.items():
         timed["sides"][name]["block_efficiency"] = len(taken) * batch * NEW_TOKENS / sum(taken)
-    engine.close()
+    for each in {id(side.engine): side.engine for side in sides.values()}.values():
+        each.close()
     best = max((str(k) for k in lengths if k), key=lambda name: timed["ratios"][name])
     return {**timed, "best_length": int(best), "ratio": timed["ratios"][best], "goodput": timed["ratios"]["goodput"]}
 

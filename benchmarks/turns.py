@@ -40,6 +40,11 @@ class Side(NamedTuple):
     engine: Engine
     controller: LengthController | None = None
 
+    def use(self) -> None:
+        """Let the engine's next steps be this side's."""
+        if self.controller is not None:
+            self.engine.use_controller(self.controller)
+
 
 @dataclass(frozen=True)
 class Bench:
@@ -92,7 +97,7 @@ def by_turns(
     rates: dict[str, list[float]] = {name: [] for name in sides}
     chance = random.Random(0)
     for side in sides.values():  # warm up
-        _use(side)
+        side.use()
         generate(side.engine, prompts[:batch], greedy(16 if side.controller else 32))
     for round_ in range(options.rounds * max(1, ALIKE // batch)):
         for engine in engines:
@@ -100,7 +105,7 @@ def by_turns(
         spent: dict[str, list[tuple[int, float]]] = {name: [] for name in sides}
         while len(leader.sequences.decoding) == batch:
             for name in chance.sample(list(sides), len(sides)):
-                _use(sides[name])
+                sides[name].use()
                 if sides[name].engine is not leader:
                     _follow(sides[name].engine, leader, params)
                 spent[name] += _steps(sides[name].engine, batch)
@@ -155,11 +160,6 @@ def interval(found: list[float]) -> dict[str, float]:
     mean = statistics.fmean(found)
     half = float(student.ppf(0.975, len(found) - 1)) * statistics.stdev(found) / len(found) ** 0.5
     return {"mean": mean, "low": mean - half, "high": mean + half, "median": statistics.median(found)}
-
-
-def _use(side: Side) -> None:
-    if side.controller is not None:
-        side.engine.use_controller(side.controller)
 
 
 def _begin(engine: Engine, texts: Sequence[Sequence[int]], params: SamplingParams) -> None:

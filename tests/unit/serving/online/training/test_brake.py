@@ -97,8 +97,10 @@ def test_beside_requests_it_runs_its_share_of_the_time() -> None:
 
 
 def test_time_between_requests_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It ran for .3 s while none was there. So it stands still for thirty periods, and then gets its share again."""
+    """It ran for .3 s while none was there. So it stands still for thirty stops, and then gets its share again."""
     monkeypatch.setattr(module, "PERIOD_S", 0.02)
+    monkeypatch.setattr(module, "STILL_S", 0.019)
+    monkeypatch.setattr(module, "RELEASE_S", 0.001)
     sent: list[tuple[signal.Signals, float]] = []
     brake = Brake(lambda: 1, 0.5, lambda pid, which: sent.append((which, time.monotonic())))
     brake.start()
