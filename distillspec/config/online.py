@@ -107,7 +107,8 @@ class AdaptConfig:
     max_bad_updates: int = 3  # failed updates in a row that stop the trainer
     # Priority of the trainer that the server starts, 0 to 19 (lowest). On Linux busy_share holds it back
     niceness: int = 0 if sys.platform == "linux" else 10
-    threads: int = 1
+    # Of the trainer. null: all cores (at most 8) where it stands still while requests run, else 1
+    threads: int | None = None
     device: str = "cpu"
     gpu_memory_share: float | None = None  # CUDA: the largest share of the device's memory
 
@@ -118,8 +119,9 @@ class AdaptConfig:
         for name in ("every_requests", "every_s", "vocabulary"):
             value = getattr(self, name)
             require(value is None or value > 0, f"adapt.{name}={value} must be above 0, or null")
-        for name in ("min_requests", "epochs", "max_steps", "max_bad_steps", "max_bad_updates", "threads"):
+        for name in ("min_requests", "epochs", "max_steps", "max_bad_steps", "max_bad_updates"):
             require(getattr(self, name) >= 1, f"adapt.{name}={getattr(self, name)} must be at least 1")
+        require(self.threads is None or self.threads >= 1, f"adapt.threads={self.threads} must be at least 1, or null")
         for name in ("accepted_weight", "lora_rank"):
             require(getattr(self, name) >= 0, f"adapt.{name}={getattr(self, name)} must be at least 0")
         for name in ("learning_rate", "clip_norm", "drift_drop"):

@@ -27,7 +27,7 @@ from distillspec.models.state_input import DeferredNorm
 from distillspec.native.library import NotBuilt
 from distillspec.native.vector_kernel import WEIGHTS, Kind, numbers, vector_kernel
 
-# Of a pass, where bfloat16 is multiplied in pairs and where not. Torch takes larger ones. A chunk of a prompt (512) fits
+# Of a pass, where bfloat16 is multiplied in pairs and where not. Torch takes larger ones. A prompt's chunk of 512 fits
 # beside decoding rows: a second call would read all weights again.
 MOST_TOKENS = {True: 576, False: 48}
 MOST_NODES = 64  # of a tree

@@ -47,7 +47,7 @@ class Brake:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        if CAN_STOP and self._share < 1:
+        if self.stops:
             self._thread = threading.Thread(target=self._run, name="trainer-brake", daemon=True)
             self._thread.start()
 
@@ -73,6 +73,11 @@ class Brake:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+
+    @property
+    def stops(self) -> bool:
+        """True if the trainer stands still beside requests."""
+        return CAN_STOP and self._share < 1
 
     @property
     def _holds(self) -> bool:

@@ -70,7 +70,7 @@ def run_trainer(
         ConfigError: there is nothing to train, or nothing to train on.
     """
     config, layout = settings.adapt, settings.layout
-    torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.threads or 1)
     if config.gpu_memory_share is not None and torch.device(config.device).type == "cuda":
         torch.cuda.set_per_process_memory_fraction(config.gpu_memory_share, torch.device(config.device).index)
     refusal = f"another trainer works on {layout.root}; end it first, or give this one another online.folder"

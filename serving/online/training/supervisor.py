@@ -10,7 +10,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+
+import torch
 
 from distillspec.files import private_file, private_folder
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
@@ -24,6 +27,7 @@ log = logging.getLogger(__name__)
 
 FIRST_WAIT_S, LONGEST_WAIT_S, OCCUPIED_WAIT_S = 1.0, 60.0, 15.0
 BUSY_S = 10.0  # that a start waits for running requests, since its imports take seconds of CPU
+MOST_THREADS = 8  # by default: products of a small draft gain nothing from more
 TOO_OFTEN = 5  # ends in a row without an update in between
 SECRETS = ("DISTILLSPEC_API_KEY", "DISTILLSPEC_ADMIN_KEY")  # not passed on to the trainer
 
@@ -52,6 +56,10 @@ class Supervisor:
         self.command = list(command or (sys.executable, "-P", "-m", module, str(self.layout.root)))
         self.process: subprocess.Popen | None = None
         self.brake = Brake(self._braked, settings.adapt.busy_share)
+        # Between requests it has the machine for itself. Asked here: the thread that polls computes with one core.
+        self._threads = settings.adapt.threads or (
+            min(MOST_THREADS, torch.get_num_threads()) if self.brake.stops else 1
+        )
         self._ends = 0
         self._updates = 0
         self.next_start_s = 0.0
@@ -127,10 +135,9 @@ class Supervisor:
     def _start(self) -> None:
         self._needed_s = None
         private_folder(self.layout.trainer)
-        write_settings(self.settings)
-        threads = str(self.settings.adapt.threads)
+        write_settings(replace(self.settings, adapt=replace(self.settings.adapt, threads=self._threads)))
         kept = {name: value for name, value in os.environ.items() if not name.startswith(SECRETS)}
-        environment = {**kept, "OMP_NUM_THREADS": threads}
+        environment = {**kept, "OMP_NUM_THREADS": str(self._threads)}
         if self.settings.adapt.device == "cpu":
             environment["CUDA_VISIBLE_DEVICES"] = ""
         private_file(self.layout.trainer / "trainer.log")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from distillspec.models import LanguageModel, save_draft
 from distillspec.serving.commands.online_serving import AdaptationControl
@@ -18,7 +20,7 @@ from distillspec.serving.online.state.lock import held
 from distillspec.serving.online.state.registry import VersionRegistry
 from distillspec.serving.online.trainer_link import URGENT_S
 from distillspec.serving.online.training.patience import fewest_answers
-from distillspec.serving.online.training.process import OCCUPIED
+from distillspec.serving.online.training.process import OCCUPIED, read_settings
 from distillspec.serving.online.training.supervisor import BUSY_S, TOO_OFTEN, Supervisor
 from distillspec.serving.online.training.trainer import OnlineTrainer
 
@@ -220,6 +222,39 @@ def test_it_imports_at_low_priority_too(settings: OnlineSettings) -> None:
     if group.is_file():  # Linux schedules sessions as groups
         assert group.read_text().split()[-1] == str(min(19, own + 3))
     supervisor.stop()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nothing stops a trainer elsewhere")
+@pytest.mark.parametrize(
+    ("threads", "busy_share", "cores", "expected"),
+    [(None, 0.1, 4, 4), (None, 0.1, 64, 8), (None, 1.0, 4, 1), (3, 0.1, 4, 3)],
+)
+def test_it_has_all_cores_where_it_stands_still_beside_requests(
+    settings: OnlineSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    threads: int | None,
+    busy_share: float,
+    cores: int,
+    expected: int,
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: cores)
+    settings = replace(settings, adapt=replace(settings.adapt, threads=threads, busy_share=busy_share))
+    command = [
+        sys.executable,
+        "-c",
+        "import os, sys; print(os.environ['OMP_NUM_THREADS'], flush=True); sys.stdin.read()",
+    ]
+    supervisor = Supervisor(settings, command=command)
+    supervisor.poll()
+    try:
+        output = settings.layout.trainer / "trainer.log"
+        deadline = time.monotonic() + 20
+        while not output.read_text() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert output.read_text() == f"{expected}\n"
+        assert read_settings(settings.layout.root).adapt.threads == expected
+    finally:
+        supervisor.stop()
 
 
 def test_text_that_waited_for_the_trainer_has_waited(
