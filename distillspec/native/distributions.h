@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <type_traits>
 #include <vector>
@@ -13,6 +14,7 @@
 namespace {
 
 constexpr int64_t BLOCK = 256;  // ids that are summed in float32. Sums of blocks are added in double
+constexpr int64_t NEAR = 64;    // neighbouring ids whose maximum is found first
 
 template <typename T>
 float number(const T* from) {
@@ -132,23 +134,39 @@ std::vector<Candidate> above(const T* logits, int64_t width, float least) {
     return found;
 }
 
-// Return the most probable tokens of a row in order, as many as a policy may keep, maybe more. `mass`: of the whole row.
+// Return a number that at least `count` logits of a row reach, and few others. `maxima`: room for one a piece of the row.
+template <typename T>
+float edge_of(const T* logits, int64_t width, int64_t count, std::vector<float>& maxima) {
+    const int64_t pieces = width / NEAR;
+    maxima.clear();
+    if (pieces < count) {  // the row itself is ordered
+        for (int64_t c = 0; c < width; ++c) maxima.push_back(number(logits + c));
+    } else {
+        for (int64_t first = 0; first + NEAR <= width; first += NEAR) {
+            Vec top = load(logits + first);
+            for (int64_t c = LANES; c < NEAR; c += LANES) {
+                const Vec some = load(logits + first + c);
+                top = some > top ? some : top;
+            }
+            maxima.push_back(largest(top));
+        }
+    }
+    std::nth_element(maxima.begin(), maxima.begin() + count - 1, maxima.end(), std::greater<float>());
+    return maxima[count - 1];
+}
+
+// Return the most probable tokens of a row, as many as a policy may keep by their mass, maybe more. `mass`: of the whole row.
 // Far from the peak there are many tokens and little mass, so that a few are looked at first.
 template <typename T>
-std::vector<Candidate> likeliest(const Rows<T>& rows, int64_t row, const Policy& policy, bool by_count, double mass) {
+std::vector<Candidate> likeliest(const Rows<T>& rows, int64_t row, const Policy& policy, double mass) {
     const float peak = rows.peaks[row], scale = 1 / policy.temperature;
-    for (float reach = by_count ? 0.5f : 4.0f;; reach *= 2) {
+    for (float reach = 4.0f;; reach *= 2) {
         const bool all = reach > 300;
         const float least = all ? -std::numeric_limits<float>::infinity() : peak - reach / scale;
         std::vector<Candidate> found = above(rows.row(row), rows.width, least);
         double inside = 0;
         for (const Candidate& each : found) inside += exponential((each.logit - peak) * scale);
-        const bool enough = by_count           ? double(found.size()) >= policy.top_k
-                            : policy.top_p < 1 ? inside >= policy.top_p * mass
-                                               : reach > -std::log(policy.min_p);
-        if (!all && !enough) continue;
-        std::sort(found.begin(), found.end());
-        return found;
+        if (all || (policy.top_p < 1 ? inside >= policy.top_p * mass : reach > -std::log(policy.min_p))) return found;
     }
 }
 
@@ -160,7 +178,12 @@ Kept keep(const Rows<T>& rows, int64_t row, const Policy& policy) {
     const bool by_count = policy.top_k > 0 && policy.top_k < rows.width, by_mass = policy.top_p < 1;
     kept.mass = weigh(rows, row, policy.temperature, nullptr);
     if (!by_count && !by_mass && policy.min_p <= 0) return kept;
-    const std::vector<Candidate> found = likeliest(rows, row, policy, by_count, kept.mass);
+    static thread_local std::vector<float> maxima;
+    const T* logits = rows.row(row);
+    std::vector<Candidate> found =
+        by_count ? above(logits, rows.width, edge_of(logits, rows.width, int64_t(policy.top_k), maxima))
+                 : likeliest(rows, row, policy, kept.mass);
+    std::sort(found.begin(), found.end());
     const float peak = rows.peaks[row], scale = 1 / policy.temperature;
     const auto weight = [&](size_t place) { return exponential((found[place].logit - peak) * scale); };
     size_t count = found.size(), inside = 0;

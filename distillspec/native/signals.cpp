@@ -5,26 +5,6 @@
 
 namespace {
 
-constexpr int64_t NEAR = 64;  // neighbouring ids whose maximum is found first
-
-// Return a number that at least `count` logits of a row reach, and few others. `maxima`: room for one a block.
-template <typename T>
-float edge_of(const T* logits, int64_t width, int64_t count, std::vector<float>& maxima) {
-    const int64_t blocks = width / NEAR;
-    if (blocks < count) return -std::numeric_limits<float>::infinity();
-    maxima.resize(blocks);
-    for (int64_t i = 0; i < blocks; ++i) {
-        Vec top = load(logits + i * NEAR);
-        for (int64_t c = LANES; c < NEAR; c += LANES) {
-            const Vec some = load(logits + i * NEAR + c);
-            top = some > top ? some : top;
-        }
-        maxima[i] = largest(top);
-    }
-    std::nth_element(maxima.begin(), maxima.begin() + count - 1, maxima.end(), std::greater<float>());
-    return maxima[count - 1];
-}
-
 // Write the `count` most probable ids of a row, of equals the lowest first, and their log-probabilities, and its largest
 // logit. Return log Z.
 template <typename T>
