@@ -20,7 +20,7 @@ from contextlib import suppress
 PERIOD_S = 0.5  # of a stop and a run. Short, so that a trainer that holds a lock of a database gives it back soon
 SMALLEST_SHARE = 0.01  # for the same reason
 # A stop and a run while the trainer is ahead of its share. Five milliseconds of it cost a step of the engine fifteen.
-STILL_S, RELEASE_S = 5.0, 0.005
+STILL_S, RELEASE_S = 5.0, 0.01
 AHEAD_S = 60.0  # beside requests, for which a trainer may be ahead of its share
 CAN_STOP = sys.platform == "linux"  # elsewhere nothing would end a stopped trainer whose server was killed
 
