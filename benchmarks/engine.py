@@ -5,7 +5,7 @@
 plain         no speculation against transformers' `generate`, batch 1 and 8
 ragged        the same for 32 prompts of 16 to 1,024 tokens
 speculation   a draft, and prompt lookup on summaries, against the same engine without speculation, and the draft in
-              an engine with default settings ("default": n-grams beside it, trees, lengths by goodput)
+              an engine with default proposers, shapes and lengths ("default": n-grams beside it, trees, goodput)
 verify        passes of the target over 8 rows of one or five tokens, beside their linear products alone
 overhead      what verdicts of 8 rows × 5 positions of logits take
 steps         where the time of whole steps with a draft goes, as a table

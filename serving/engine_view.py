@@ -23,7 +23,7 @@ from distillspec.serving.step.model_executor import ModelExecutor
 class EngineView:
     """Parts and state of an engine. Read and change them between steps, from the stepping thread.
 
-    Only `clock` and `observer` may be assigned.
+    Only `clock`, `observer` and `before_step` may be assigned.
     """
 
     def __init__(self, core: EngineCore, executor: ModelExecutor) -> None:

@@ -107,7 +107,7 @@ class AdaptConfig:
     max_bad_updates: int = 3  # failed updates in a row that stop the trainer
     # Priority of the trainer that the server starts, 0 to 19 (lowest). On Linux busy_share holds it back
     niceness: int = 0 if sys.platform == "linux" else 10
-    # Of the trainer. null: all cores (at most 8) where it stands still while requests run, else 1
+    # Of the trainer. null: all cores (at most 8) where busy_share stops it beside requests, else 1
     threads: int | None = None
     device: str = "cpu"
     gpu_memory_share: float | None = None  # CUDA: the largest share of the device's memory

@@ -180,11 +180,12 @@ Kept keep(const Rows<T>& rows, int64_t row, const Policy& policy) {
     if (!by_count && !by_mass && policy.min_p <= 0) return kept;
     static thread_local std::vector<float> maxima;
     const T* logits = rows.row(row);
+    const float peak = rows.peaks[row], scale = 1 / policy.temperature;
+    const float finite = std::min(peak, std::numeric_limits<float>::lowest());  // forbidden tokens have no mass
     std::vector<Candidate> found =
-        by_count ? above(logits, rows.width, edge_of(logits, rows.width, int64_t(policy.top_k), maxima))
+        by_count ? above(logits, rows.width, std::max(finite, edge_of(logits, rows.width, int64_t(policy.top_k), maxima)))
                  : likeliest(rows, row, policy, kept.mass);
     std::sort(found.begin(), found.end());
-    const float peak = rows.peaks[row], scale = 1 / policy.temperature;
     const auto weight = [&](size_t place) { return exponential((found[place].logit - peak) * scale); };
     size_t count = found.size(), inside = 0;
     double whole = kept.mass, mass = 0;

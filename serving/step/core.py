@@ -156,8 +156,9 @@ class EngineCore:
         for _ in range(len(self._messages)):  # messages queued from here on wait for the next step
             self._messages.popleft()()
         self.sequences.end_expired(timer.started)
-        if self.before_step is not None and self.sequences.unfinished:
-            self.before_step()
+        begin = self.before_step  # another thread may take it away
+        if begin is not None and self.sequences.unfinished:
+            begin()
         waiting, running = self.sequences.waiting, self.sequences.running
         most = most_admitted(self.controller, waiting, running, self.limits, timer.started)
         schedule = plan_step(waiting, running, self._limits_now(), most, self.sequences.prefixes)

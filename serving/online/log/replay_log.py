@@ -46,6 +46,9 @@ class SteadyClock:
         return self._steady() + self._offset
 
 
+CHANGING = "changing.lock"  # held while files and manifest change together
+
+
 class ReplayLog:
     """Log in `folder`. Several processes may read it. Writers take turns.
 
@@ -214,4 +217,4 @@ class ReplayLog:
         self.manifest.close()
 
     def _changing(self) -> AbstractContextManager[None]:
-        return held(self.folder / "changing.lock")
+        return held(self.folder / CHANGING)

@@ -15,11 +15,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
-PERIOD_S = 0.5  # of a stop and a run. Short, so that a trainer that holds a lock of a database gives it back soon
+PERIOD_S = 0.5  # of a stop and a run. Short, so that a trainer that holds a lock gives it back soon
 SMALLEST_SHARE = 0.01  # for the same reason
-# A stop and a run while the trainer is ahead of its share. Five milliseconds of it cost a step of the engine fifteen.
+# The longest stop of a trainer that is ahead of its share, and a run, in which it ends a transaction. A run of five
+# milliseconds costs a step of the engine fifteen.
 STILL_S, RELEASE_S = 5.0, 0.01
 AHEAD_S = 60.0  # beside requests, for which a trainer may be ahead of its share
 CAN_STOP = sys.platform == "linux"  # elsewhere nothing would end a stopped trainer whose server was killed
@@ -32,6 +32,7 @@ class Brake:
         pid: returns the trainer's process id, None while none runs.
         share: of the time that it runs beside requests.
         send: sends a signal to a process group.
+        holds_lock: returns True if the trainer may hold a lock that others wait for. Its stops are short then.
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class Brake:
         pid: Callable[[], int | None],
         share: float,
         send: Callable[[int, signal.Signals], None] = os.killpg,
+        holds_lock: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._pid, self._share, self._send = pid, max(share, SMALLEST_SHARE), send
+        self._pid, self._share, self._send, self._holds_lock = pid, max(share, SMALLEST_SHARE), send, holds_lock
         self._changed = threading.Condition()
         self._busy = self._urgent = self._ending = False
         self._ahead_s = 0.0  # that it ran between requests, and has not stood still for beside them
@@ -89,30 +91,43 @@ class Brake:
             with self._changed:
                 self._changed.wait_for(lambda: self._holds or self._ending)
             self._count_idle(time.monotonic() - idle_since_s)
-            still_s, running_s = self._next_period()
-            self._tell(signal.SIGSTOP)
-            self._wait_for_idle(still_s)
-            self._tell(signal.SIGCONT)
-            self._wait_for_idle(running_s)
+            self._brake()
+
+    def _brake(self) -> None:
+        """Let the trainer stand still, and then run, until the period or the requests end."""
+        began_s = time.monotonic()
+        is_ahead = self._ahead_s >= PERIOD_S * self._share
+        stopped = self._tell(signal.SIGSTOP)
+        still_s, running_s = self._next_period(is_ahead, stopped)
+        self._wait_for_idle(still_s)
+        self._tell(signal.SIGCONT)
+        self._wait_for_idle(running_s)
+        if is_ahead and stopped:
+            self._ahead_s -= (time.monotonic() - began_s) * self._share
+
+    def _next_period(self, is_ahead: bool, stopped: bool) -> tuple[float, float]:
+        """Return how long the trainer stands still, and then runs: next to nothing while it is ahead of its share."""
+        if not is_ahead:
+            return PERIOD_S * (1 - self._share), PERIOD_S * self._share
+        if not stopped or self._holds_lock():  # it is not there yet, or others wait for it
+            return PERIOD_S - RELEASE_S, RELEASE_S
+        return min(STILL_S, self._ahead_s / self._share), RELEASE_S
 
     def _count_idle(self, seconds: float) -> None:
         if self._pid() is not None:
             self._ahead_s = min(self._ahead_s + seconds, AHEAD_S * self._share)
 
-    def _next_period(self) -> tuple[float, float]:
-        """Return how long the trainer stands still, and then runs: next to nothing while it is ahead of its share."""
-        due_s = (STILL_S + RELEASE_S) * self._share
-        if self._ahead_s < due_s:
-            return PERIOD_S * (1 - self._share), PERIOD_S * self._share
-        self._ahead_s -= due_s
-        return STILL_S, RELEASE_S
-
     def _wait_for_idle(self, seconds: float) -> None:
         with self._changed:
             self._changed.wait_for(lambda: not self._holds or self._ending, seconds)
 
-    def _tell(self, which: signal.Signals) -> None:
+    def _tell(self, which: signal.Signals) -> bool:
+        """Return True if the signal was sent."""
         pid = self._pid()
-        if pid is not None:
-            with suppress(ProcessLookupError, PermissionError):  # it ended, or is not yet a group of its own
-                self._send(pid, which)
+        if pid is None:
+            return False
+        try:
+            self._send(pid, which)
+        except (ProcessLookupError, PermissionError):  # it ended, or is not yet a group of its own
+            return False
+        return True

@@ -16,7 +16,9 @@ from pathlib import Path
 import torch
 
 from distillspec.files import private_file, private_folder
+from distillspec.serving.online.log.replay_log import CHANGING
 from distillspec.serving.online.state.layout import OnlineSettings, TrainerState
+from distillspec.serving.online.state.lock import is_held
 from distillspec.serving.online.state.trainer_states import lift_quarantine, read_states
 from distillspec.serving.online.state.version import ONLY
 from distillspec.serving.online.training.brake import Brake
@@ -55,7 +57,8 @@ class Supervisor:
         module = "distillspec.serving.online.training"
         self.command = list(command or (sys.executable, "-P", "-m", module, str(self.layout.root)))
         self.process: subprocess.Popen | None = None
-        self.brake = Brake(self._braked, settings.adapt.busy_share)
+        changing = self.layout.replay / CHANGING
+        self.brake = Brake(self._braked, settings.adapt.busy_share, holds_lock=lambda: is_held(changing))
         # Between requests it has the machine for itself. Asked here: the thread that polls computes with one core.
         self._threads = settings.adapt.threads or (
             min(MOST_THREADS, torch.get_num_threads()) if self.brake.stops else 1

@@ -119,6 +119,19 @@ def test_trees_are_judged_as_the_reference_judges_them(vocab: int, part: bool) -
     assert {len(verdict.path) for verdict in found} == {0, 1, 2}
 
 
+def test_fewer_tokens_may_be_left_than_top_k_keeps() -> None:
+    """All but eight neighbours are forbidden, so that most pieces of a row have no number to look for."""
+    lot = Lot.of(
+        523, False, 2.0, [SamplingPolicy(top_k=5), SamplingPolicy(top_k=20), SamplingPolicy(top_k=20, top_p=0.5)]
+    )
+    logits = torch.full_like(lot.logits, -torch.inf)
+    logits[..., 70:78] = lot.logits[..., 70:78]
+    lot = lot._replace(logits=logits)
+    found = lot.judged(paths=False)
+    assert found == lot.by(verify_tree)
+    assert {verdict.next_token for verdict in found} == set(range(70, 78))
+
+
 def traversed(probs: Tensor, tree: TokenTree, accept: Tensor, own: Tensor) -> TreeVerdict:
     """Return the verdict where the accepted path ends at the first place that it may end at."""
     for stop in traversal(probs, tree):

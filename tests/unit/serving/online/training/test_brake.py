@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 
 import psutil
 import pytest
@@ -114,6 +115,40 @@ def test_time_between_requests_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     running = [later - at for at, later in zip(times[1::2], times[2::2], strict=False)]
     assert statistics.median(running[:20]) < 0.005
     assert min(running[40:]) >= 0.0095
+
+
+def test_a_short_request_costs_as_much_as_it_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty requests of a tenth of a long stop each. All of them would be paid for by a second without any."""
+    monkeypatch.setattr(module, "PERIOD_S", 0.02)
+    monkeypatch.setattr(module, "STILL_S", 0.3)
+    sent: list[tuple[signal.Signals, float]] = []
+    brake = Brake(lambda: 1, 0.5, lambda pid, which: sent.append((which, time.monotonic())))
+    brake.start()
+    time.sleep(1.0)
+    for _ in range(20):
+        brake.set_busy(True)
+        time.sleep(0.03)
+        brake.set_busy(False)
+        time.sleep(0.002)
+    brake.release()
+    stops = [later - at for (which, at), (_, later) in pairwise(sent) if which == signal.SIGSTOP]
+    assert statistics.median(stops) > 0.025, "it ran beside requests, though it was ahead"
+
+
+def test_it_does_not_stand_still_for_long_with_a_lock_that_others_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PERIOD_S", 0.05)
+    monkeypatch.setattr(module, "STILL_S", 1000.0)
+    sent: list[signal.Signals] = []
+    held = [True]
+    brake = Brake(lambda: 1, 0.5, lambda pid, which: sent.append(which), lambda: held[0])
+    brake.start()
+    time.sleep(0.3)
+    brake.set_busy(True)
+    deadline = time.monotonic() + PATIENCE_S
+    while len(sent) < 4 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert sent[:4] == [signal.SIGSTOP, signal.SIGCONT] * 2
+    brake.release()
 
 
 def test_a_share_of_all_brakes_nothing() -> None:
