@@ -15,13 +15,10 @@ class Stopwatch:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.spent: Counter[str] = Counter()
-        proposer: Any = engine.proposer
         for part, owner, method in (
-            ("target passes", engine.runner, "hidden"),
+            ("target passes", engine.runner, "read"),
             ("target passes", engine.runner, "logits"),
-            ("draft passes", proposer.runner, "hidden"),
-            ("draft passes", proposer.runner, "logits"),
-            ("propose", engine.proposer, "propose"),
+            ("drafting", engine.proposer, "propose"),
             ("verdicts", engine.sampler, "verify"),
             ("commit and text", engine.committer, "commit"),
             ("lengths", engine.controller, "plan"),
@@ -30,15 +27,14 @@ class Stopwatch:
             self._watch(part, owner, method)
 
     def step(self) -> dict[str, float]:
-        """Run one step and return its seconds by part. `own work` is everything but passes of a model."""
+        """Run one step and return its seconds by part. `own work`: all but the target's passes and drafting."""
         self.spent.clear()
         begun = time.perf_counter()
         self.engine.step()
         total = time.perf_counter() - begun
-        self.spent["propose"] -= self.spent["draft passes"]
         rest = total - sum(self.spent.values())
-        passes = self.spent["target passes"] + self.spent["draft passes"]
-        return {**self.spent, "planning and all else": rest, "own work": total - passes, "step": total}
+        own = total - self.spent["target passes"] - self.spent["drafting"]
+        return {**self.spent, "planning and all else": rest, "own work": own, "step": total}
 
     def _watch(self, part: str, owner: Any, method: str) -> None:
         plain = getattr(owner, method)

@@ -211,6 +211,7 @@ class StepResult:
     reserved_tokens: int = 0  # reserved in the cache when the step started
     drafted_s: Mapping[str, float] = field(default_factory=dict)  # of each of several sources, parts of draft_s
     readings_s: float = 0.0  # of drafts that read ahead of a switch, another part of draft_s
+    planning_s: float = 0.0  # of foreseeing proposals and choosing among them
 
 
 def decoding_rows(result: StepResult) -> Sequence[RowResult]:

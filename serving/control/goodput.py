@@ -170,8 +170,7 @@ class GoodputController:
     def observe(self, result: StepResult) -> None:
         """Keep a step. The next planning learns from it.
 
-        Steps that one plan held for are learnt from together: after a pass of the models the processor's caches hold
-        none of this code.
+        Steps of one plan are learnt from together: after a pass the processor's caches hold none of this code.
         """
         self._held.observe(result, self._steps)
         self._steps += 1
@@ -295,6 +294,7 @@ class GoodputController:
         """Record the error of the prediction, and decide whether speculation continues."""
         policy, speculated = self._speculation, any(row.nodes for row in rows)
         tokens = (sum([row.emitted for row in rows]), why.predicted_tokens) if speculated else None
-        policy.saw(result.total_s - result.readings_s, why.predicted_s - prompts_s, prompts_s, tokens)
+        measured_s = self._priced.learn(result, speculated=speculated)
+        policy.saw(measured_s, why.predicted_s - prompts_s, prompts_s, tokens)
         if speculated:
             policy.judge(*why.raw)

@@ -1,8 +1,8 @@
 """Steps planned row by row, at a price of a second in tokens: for rows with sources that name their nodes.
 
-Every node and every pass of a draft has a cost, and pays where the tokens expected of it exceed its cost at the price.
-The best price is the goodput that it leads to (Dinkelbach 1967). It changes slowly, while the nodes that sources name
-change with every step: so a price is kept for some steps, and each of them is planned for in microseconds a row.
+A node, or a pass of a draft, pays where the tokens expected of it exceed its cost at the price. The best price is the
+goodput that it leads to (Dinkelbach 1967). It changes slowly, while the nodes that sources name change with every step:
+so a price is kept for some steps, and each of them is planned for in microseconds a row.
 
 Costs are a row's share of a step in which all rows draft alike.
 """
@@ -114,7 +114,16 @@ class PriceList:
     def plan(self, rows: Sequence[RowView], *, second: bool = False) -> PricedPlan:
         """Return the best plan at the price. `second`: of each row's sources, the second best one."""
         explored = self._explored(rows) if second else set[str]()
-        chosen = self._trimmed([self._choose(row, second=row.sequence_id in explored) for row in rows])
+        best = self._planned(rows, [self._choose(row, second=row.sequence_id in explored) for row in rows])
+        if second or not 0 < sum(map(_drafts, best.chosen)) < len(rows):
+            return best
+        # A row's share of a draft's passes was that of a step in which all rows draft.
+        other = self._planned(rows, [self._choose(row, drafts=False) for row in rows])
+        return max(best, other, key=lambda plan: plan.allocation.tokens - self.price * plan.allocation.seconds)
+
+    def _planned(self, rows: Sequence[RowView], wished: Sequence[Chosen]) -> PricedPlan:
+        """Return the plan with the nodes of these choices that pay together."""
+        chosen = self._trimmed(wished)
         context = sum([row.context_tokens for row in rows])
         nodes = [each.shape.nodes + _joined(each.row) for each in chosen]
         drafting_s = self._drafting_s(chosen, context)
@@ -131,9 +140,9 @@ class PriceList:
             explored.add(behind[1])
         return explored
 
-    def _choose(self, row: RowView, *, second: bool) -> Chosen:
+    def _choose(self, row: RowView, *, second: bool = False, drafts: bool = True) -> Chosen:
         """Return the best that is drafted for a row: one source's tokens, or a draft's behind named nodes."""
-        able = [option for option in row.options if option.limit]
+        able = [option for option in row.options if option.limit and (drafts or not option.drafted_by_model)]
         alone = [self._named(option) if _names(option) else self._tree(row, option) for option in able]
         offers = [offer for offer in alone if offer.value > NOTHING]
         for first in [offer for offer in offers if offer.option.likely is not None]:
@@ -208,9 +217,7 @@ class PriceList:
                     best, value, kept = Drafted(tokens, seconds), missed * tokens - self.price * seconds, list(taken)
         if not kept:
             return best
-        chosen = numpy.zeros(len(nodes), dtype=bool)
-        chosen[kept] = True
-        return best._replace(shape=nodes.shape(chosen))
+        return best._replace(shape=nodes.shape(numpy.bincount(kept, minlength=len(nodes)) > 0))
 
     def _nodes_s(self, before: int, count: int) -> float:
         """Return a row's share of the seconds that so many nodes of each row add, behind `before` others of each."""
@@ -249,7 +256,7 @@ class PriceList:
         levels: dict[tuple[bool, str], list[int]] = {}
         free = False
         for each in chosen:
-            if each.row.drafted_by_model and each.shape.depth:
+            if _drafts(each):
                 levels.setdefault((each.row.at_once, each.row.source), []).append(each.shape.depth)
             free |= each.row.likely is not None
         seconds = self.latency.draft_free_s * free
@@ -258,6 +265,11 @@ class PriceList:
             mean = context / len(chosen) * len(depths)
             seconds += own.loop_s(len(depths), mean, max(depths)) if own.draft is not None else 0.0
         return seconds
+
+
+def _drafts(chosen: Chosen) -> bool:
+    """Return True for a row that a draft drafts for."""
+    return chosen.row.drafted_by_model and chosen.shape.depth > 0
 
 
 def _is_behind(option: Option) -> bool:

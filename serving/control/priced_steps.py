@@ -11,7 +11,7 @@ from distillspec.serving.base.backoff import Backoff
 from distillspec.serving.base.likely import FEW_ROWS
 from distillspec.serving.control.acceptance_estimate import AcceptanceEstimate
 from distillspec.serving.control.allocation import Allocation
-from distillspec.serving.control.base import BatchView, RowView, is_joined
+from distillspec.serving.control.base import BatchView, RowView, StepResult, is_joined
 from distillspec.serving.control.candidates import Candidates
 from distillspec.serving.control.decision import Decision, Mode, catch_up_s
 from distillspec.serving.control.held_plan import HELD
@@ -22,9 +22,10 @@ from distillspec.serving.costs.latency import LatencyModel
 # What is never tried is not known: after so many price lists rows take the second best of their sources for a step.
 SECOND_EVERY = 8
 USUAL = 0.05  # weight of a step in the running mean of what plans promise
-# Naming nodes and planning with them take 2 to 3 % of a step of many rows. Sources that bring less rest for some steps,
-# then for twice as many. Their gain is a running mean over steps.
-PAYS, AT_FIRST, GAIN = 0.02, 0.04, 0.02
+# Naming nodes and planning with them take a share of a step of many rows: a running mean of what was measured, and at
+# least `PAYS`. Sources that bring less rest for some steps, then for twice as many. Their gain is a running mean, too,
+# from twice that share on.
+PAYS, SHARE, GAIN = 0.02, 0.05, 0.02
 REST, MOST_REST = 64, 1024
 
 
@@ -54,7 +55,8 @@ class PricedSteps:
         # Goodput of priced plans over that of plain steps. Plans differ from step to step, so speculation is judged by
         # the running mean. It is a ratio, which says something of other numbers of rows too. 0: nothing was planned.
         self._usual = 0.0
-        self._gain = AT_FIRST  # of goodput, by the sources that name their nodes
+        self._share = 0.0  # of a step, for naming nodes and planning
+        self._gain: float | None = None  # of goodput, by the sources that name their nodes
         self._rest = Backoff(REST, MOST_REST)
 
     def step(self) -> None:
@@ -63,7 +65,7 @@ class PricedSteps:
 
     def awake(self, view: BatchView) -> BatchView:
         """Return the view, without the sources that name their nodes while they rest. Beside few rows none does."""
-        if not self._rest.waits or len(view.rows) <= FEW_ROWS or not any(map(names_nodes, view.rows)):
+        if not self._rest.waits or not _costs_time(view.rows):
             return view
         return replace(view, rows=tuple(map(without_named, view.rows)))
 
@@ -74,7 +76,7 @@ class PricedSteps:
 
     def drop(self) -> None:
         """Forget the list, and end a rest: the draft, or the costs, are others."""
-        self._list, self._usual, self._gain = None, 0.0, AT_FIRST
+        self._list, self._usual, self._gain = None, 0.0, None
         self._rest = Backoff(REST, MOST_REST)
 
     def decide(self, view: BatchView, known: Known) -> Decision:
@@ -94,16 +96,30 @@ class PricedSteps:
             return None
         return self._decided(view, known, prices)
 
+    def learn(self, result: StepResult, *, speculated: bool) -> float:
+        """Learn what planning takes where sources name their nodes. Return the seconds that a step counts for.
+
+        Those of a plain step are without planning: where sources rest, one plan holds for many steps.
+        """
+        seconds = result.total_s - result.readings_s
+        if not _costs_time(result.view.rows):
+            return seconds
+        if speculated and seconds > 0 and not result.prefill_tokens:
+            self._share += SHARE * (result.planning_s / seconds - self._share)
+        return seconds if speculated else seconds - result.planning_s
+
     def _weigh(self, rows: Sequence[RowView], gain: float) -> None:
         """Let the sources that name their nodes rest, if they have brought less than they cost."""
-        if len(rows) <= FEW_ROWS or not any(map(names_nodes, rows)):
+        if not _costs_time(rows):
             return
-        self._gain += GAIN * (gain - self._gain)
-        if self._gain >= PAYS:
+        least = max(PAYS, self._share)
+        before = 2 * least if self._gain is None else self._gain
+        self._gain = before + GAIN * (gain - before)
+        if self._gain >= least:
             self._rest.succeeded()
             return
         self._rest.failed()
-        self.used, self._gain = False, AT_FIRST
+        self.used, self._gain = False, None
 
     def _decided(self, view: BatchView, known: Known, prices: PriceList, *, second: bool = False) -> Decision:
         found, plain = prices.plan(view.rows, second=second), prices.plain(view.rows)
@@ -144,6 +160,11 @@ def _mode(view: BatchView, found: PricedPlan, plain: Allocation, known: Known) -
         return "measuring plain" if policy.plain_is_due else "speculating"
     reading_s = catch_up_s(known.latency, [each.row for each in found.chosen], best.lengths.tolist())
     return "trial" if policy.trial_is_due and policy.affords(best, plain, reading_s) else "not worth it"
+
+
+def _costs_time(rows: Sequence[RowView]) -> bool:
+    """Return True for rows whose sources take time to name their nodes. Beside few rows they take next to none."""
+    return len(rows) > FEW_ROWS and any(map(names_nodes, rows))
 
 
 def names_nodes(row: RowView) -> bool:

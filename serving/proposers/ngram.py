@@ -170,7 +170,8 @@ class Ngram:
             chances.append(-negative)
             parents.append(parent)
             depths.append(len(path))
-            if len(path) < self.depth and path[-1] not in sequence.stop_ids:
+            goes_on = -negative * min(1.0, kept) >= floor  # else no share is large enough behind it
+            if goes_on and len(path) < self.depth and path[-1] not in sequence.stop_ids:
                 put(path, len(chances) - 1, -negative)
         self._named[sequence.id] = tuple(chances)
         return LikelyNodes(NGRAM, tuple(chances), tuple(parents), tuple(depths))

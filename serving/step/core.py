@@ -203,8 +203,9 @@ class EngineCore:
         planned = [(self.sequences.unfinished[chunk.sequence_id], chunk.tokens) for chunk in schedule.prefill]
         # An admission may have found another prefix than planned, where one before it took the memory.
         chunks = [(sequence, min(tokens, len(sequence.tokens) - sequence.computed)) for sequence, tokens in planned]
-        view = self._view(decoding, sum(tokens for _, tokens in chunks))
-        plan = self.controller.plan(view)
+        with timer.planning():
+            view = self._view(decoding, sum(tokens for _, tokens in chunks))
+            plan = self.controller.plan(view)
         rows = self.executor.run(StepWork(decoding, chunks, view, plan, timer, self._observe))
         result = StepResult(
             rows,
@@ -217,6 +218,7 @@ class EngineCore:
             reserved,
             timer.drafted_s,
             timer.readings_s,
+            timer.planning_s,
         )
         self._observe()  # where no pass ran that it could overlap
         self.last_result = self._unobserved = result

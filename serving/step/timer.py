@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 
 class StepTimer:
-    """Seconds a step spends drafting, in the target, and in all. `drafted_s` has those of each of several sources,
-    `readings_s` those of drafts that read ahead of a switch."""
+    """Seconds a step spends planning, drafting, in the target, and in all. `drafted_s` has those of each of several
+    sources, `readings_s` those of drafts that read ahead of a switch."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.started = clock()
-        self.draft_s = self.target_s = 0.0
+        self.planning_s = self.draft_s = self.target_s = 0.0
         self.drafted_s: dict[str, float] = {}
         self.readings_s = 0.0
 
@@ -31,6 +31,13 @@ class StepTimer:
         """Add the seconds of each of several sources."""
         for source, own in seconds.items():
             self.drafted_s[source] = self.drafted_s.get(source, 0.0) + own
+
+    @contextmanager
+    def planning(self) -> Iterator[None]:
+        """Add the time inside the block to `planning_s`."""
+        started = self.clock()
+        yield
+        self.planning_s += self.clock() - started
 
     @contextmanager
     def drafting(self) -> Iterator[None]:

@@ -71,6 +71,18 @@ def test_nodes_that_do_not_pay_are_left_out() -> None:
     assert sources(planned(row(None), alone=0.0)) == []
 
 
+@pytest.mark.parametrize(("drafting", "drafts"), [(1, False), (8, True)])
+def test_a_pass_of_a_draft_must_pay_for_the_rows_that_it_drafts_for(drafting: int, drafts: bool) -> None:
+    """Of eight rows, at 10 ms a step. A pass takes 4 ms: for one row that is more than its tokens are worth."""
+    dear = LatencyModel(CostTable.line(0.0, 1e-4, 1e-2), CostTable.line(0.0, 1e-5, 4e-3), draft_free_s=1e-5)
+    names = "abcdefgh"
+    rows = [row(None, name, limit=4 if name in names[:drafting] else 0) for name in names]
+    prices = PriceList(rows, 4, learnt(0.6, 0.6), dear)
+    plan = prices.plan(rows)
+    assert any(each.shape.depth for each in plan.chosen) is drafts
+    assert plan.allocation.goodput >= prices.plain(rows).goodput
+
+
 def test_nodes_stop_where_the_table_jumps() -> None:
     jump = LatencyModel(CostTable.rising([(1, 3e-2), (3, 3.01e-2), (4, 6e-2), (9, 7e-2)]))
     assert sources(planned(row(SURE, draft=False), costs=jump)) == [(NGRAM, 2)]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from distillspec.serving.base.acceptance import RowResult, Trial
 from distillspec.serving.base.likely import LikelyNodes
 from distillspec.serving.base.tree import DRAFT, NGRAM
-from distillspec.serving.control.base import BatchView, Option, RowPlan, RowView, StepResult, evidence
+from distillspec.serving.control.base import BatchView, Option, Plan, RowPlan, RowView, StepResult, evidence
 from distillspec.serving.control.goodput import GoodputController
 from distillspec.serving.control.held_plan import HELD
-from distillspec.serving.control.priced_steps import REST, trials_of_drafts, without_likely, without_named
+from distillspec.serving.control.priced_steps import REST, PricedSteps, trials_of_drafts, without_likely, without_named
 from distillspec.serving.costs.latency import LatencyModel
 from distillspec.serving.costs.table import CostTable
 
@@ -92,6 +96,30 @@ def test_beside_many_rows_sources_that_bring_little_rest_and_are_tried_again() -
     woken = [NGRAM in dict(nodes_of(step(controller, view(0.9, 0.8, names="abc")))) for _ in range(2 * REST)]
     assert not any(woken[: REST // 4])
     assert sum(woken[REST:]) > REST // 2
+
+
+@pytest.mark.parametrize(("planning_s", "rests"), [(1e-3, False), (1e-2, True)])
+def test_sources_must_bring_more_than_planning_with_them_takes(planning_s: float, rests: bool) -> None:
+    """They promise a fifth of all tokens. Ten of 41 milliseconds are more than that, one of 32 is less."""
+    controller = GoodputController(4, COSTS, drafts_with_model=False)
+    seen = BatchView(tuple([row._replace(others=()) for row in view(0.3, names="abc").rows]))
+    drafted = []
+    for _ in range(2 * REST):
+        plan = controller.plan(seen)
+        rows, nodes = tuple(map(halved, plan.rows)), sum(tree.shape.nodes for row in plan.rows for tree in row.trees)
+        took_s = 3e-2 + 3e-4 * (3 + nodes)
+        controller.observe(StepResult(rows, seen, plan, 0, 0.0, took_s, took_s + planning_s, planning_s=planning_s))
+        drafted.append(nodes)
+    assert (drafted.count(0) > REST // 2) is rests
+
+
+def test_a_plain_step_counts_without_planning() -> None:
+    steps, seen = PricedSteps(4, None), view(0.9, names="abc")
+    result = StepResult((), seen, Plan(()), 0, 0.0, 0.02, 0.03, planning_s=0.004)
+    assert steps.learn(result, speculated=True) == pytest.approx(0.03)
+    assert steps.learn(result, speculated=False) == pytest.approx(0.026)
+    alone = replace(result, view=view(0.9, names="a"))
+    assert steps.learn(alone, speculated=False) == pytest.approx(0.03), "beside few rows no source rests"
 
 
 def test_a_rest_that_many_rows_earned_is_none_of_few_rows() -> None:
