@@ -94,7 +94,7 @@ def test_the_questions_of_a_newcomer_lead_to_the_right_file() -> None:
 
 def figures() -> dict[str, list[str]]:
     """Return the README's figures as the results have them, by the first words of their row."""
-    exact, plain, spec = _result("exactness"), _result("engine_plain"), _result("engine_speculation_compiled")
+    exact, plain, spec = _result("exactness"), _result("engine_plain"), _result("engine_speculation")
     server, data = _result("server_overhead")["tokens_per_s_ratio"], _result("data_source")
     lookup, lengths = spec["batch"]["lookup"], _result("best_length")["batch"]
     best = {key: own["times_plain"][str(own["best_length"])]["median"] for key, own in lengths.items()}
@@ -126,6 +126,8 @@ def figures() -> dict[str, list[str]]:
         "the same on chat": [_over_draft("proposers_eagle_chat")],
         "the same on SQL": [_over_draft("proposers_eagle_sql")],
         "n-grams beside a draft on SQL": [f"{again['mean']:.2f} [{again['low']:.2f}, {again['high']:.2f}]"],
+        "default proposers, shapes": _by_default("engine_speculation"),
+        "those at T = 1": _by_default("engine_speculation_t1"),
         "prompt lookup": [
             f"{lookup['ratio']:.2f} with {lookup['best_length']} tokens",
             f"{lookup['goodput']:.2f} by goodput",
@@ -135,6 +137,12 @@ def figures() -> dict[str, list[str]]:
         "exported draft": [f"{exported:.3f}"],
         "sampling training data": [f"{data['ratio']:.2f}"],
     }
+
+
+def _by_default(name: str) -> list[str]:
+    """Return what an engine with default settings writes over no speculation."""
+    found = _result(name)["batch"]
+    return [f"{shown(found[key]['ratios']['default'])} at batch {key}" for key in ("1", "8")]
 
 
 def _over_draft(name: str) -> str:
