@@ -11,6 +11,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from distillspec.errors import RunError
 from distillspec.evaluation.bootstrap import interval
 from distillspec.recipes.osd.goals import SAMPLES
 from distillspec.recipes.osd.side import Side, Turn
@@ -53,7 +54,7 @@ def figures(sides: Sequence[Side], plan: Plan, seed: int) -> dict[str, Any]:
 
 
 def times_faster(mine: Sequence[Turn], theirs: Sequence[Turn], seed: int) -> dict[str, Any] | None:
-    """Return how many times faster `mine` wrote a token than `theirs`, over the same turns. None: no turn yet.
+    """Return how many times faster `mine` wrote a token than `theirs`, over the same turns. None: nothing to compare.
 
     median: of the turns' ratios, each of the medians of time per output token.
     over_requests: Σ of their times per token / Σ of mine, over requests that both answered, with its interval.
@@ -63,7 +64,7 @@ def times_faster(mine: Sequence[Turn], theirs: Sequence[Turn], seed: int) -> dic
         ratios.append(median(_times(other).values()) / median(_times(own).values()))
         here, there = _times(own), _times(other)
         pairs += [(there[id_], here[id_]) for id_ in here.keys() & there.keys()]
-    if not ratios:
+    if not pairs:
         return None
     over = interval([there for there, _ in pairs], [here for _, here in pairs], SAMPLES, seed)
     return {"median": median(ratios), "turns": len(ratios), "requests": len(pairs), "over_requests": asdict(over)}
@@ -105,9 +106,16 @@ def plot(found: dict[str, Any], path: Path) -> None:
 
 
 def _times(turn: Turn) -> dict[str, float]:
-    """Return seconds per output token by request. Answers of one token have none."""
+    """Return seconds per output token by request, without answers whose tokens all came at once.
+
+    Raises:
+        RunError: there is no other.
+    """
     times = {request.id: request.time_per_token_s for request in turn.record.requests}
-    return {id_: time for id_, time in times.items() if time}
+    found = {id_: time for id_, time in times.items() if time}
+    if not found:
+        raise RunError("a turn has no answer whose tokens came one after another: give more --max-tokens")
+    return found
 
 
 def _of_turn(turn: Turn) -> dict[str, Any]:

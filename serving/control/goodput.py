@@ -294,7 +294,7 @@ class GoodputController:
         """Record the error of the prediction, and decide whether speculation continues."""
         policy, speculated = self._speculation, any(row.nodes for row in rows)
         tokens = (sum([row.emitted for row in rows]), why.predicted_tokens) if speculated else None
-        measured_s = self._priced.learn(result, speculated=speculated)
+        measured_s = self._priced.learn(result, why, speculated=speculated)
         policy.saw(measured_s, why.predicted_s - prompts_s, prompts_s, tokens)
         if speculated:
             policy.judge(*why.raw)

@@ -115,9 +115,10 @@ class PriceList:
         """Return the best plan at the price. `second`: of each row's sources, the second best one."""
         explored = self._explored(rows) if second else set[str]()
         best = self._planned(rows, [self._choose(row, second=row.sequence_id in explored) for row in rows])
-        if second or not 0 < sum(map(_drafts, best.chosen)) < len(rows):
+        drafting = [each.row.source for each in best.chosen if _drafts(each)]
+        if second or not drafting or (len(drafting) == len(rows) and len(set(drafting)) == 1):
             return best
-        # A row's share of a draft's passes was that of a step in which all rows draft.
+        # A row's share of a draft's passes was that of a step in which all rows draft with it.
         other = self._planned(rows, [self._choose(row, drafts=False) for row in rows])
         return max(best, other, key=lambda plan: plan.allocation.tokens - self.price * plan.allocation.seconds)
 
@@ -142,20 +143,20 @@ class PriceList:
 
     def _choose(self, row: RowView, *, second: bool = False, drafts: bool = True) -> Chosen:
         """Return the best that is drafted for a row: one source's tokens, or a draft's behind named nodes."""
-        able = [option for option in row.options if option.limit and (drafts or not option.drafted_by_model)]
+        able = [option for option in row.options if option.limit]
         alone = [self._named(option) if _names(option) else self._tree(row, option) for option in able]
         offers = [offer for offer in alone if offer.value > NOTHING]
         for first in [offer for offer in offers if offer.option.likely is not None]:
             joined = [option._replace(likely=first.option.likely) for option in able if option.drafted_by_model]
             behind = [self._tree(row, option) for option in joined]
             offers += [first.and_then(offer) for offer in behind if offer.value > NOTHING]
+        without = max([0.0, *[offer.value for offer in offers if offer.option.likely is None]])
+        offers = [offer for offer in offers if drafts or not offer.option.drafted_by_model]
         offers.sort(key=lambda offer: -offer.value)
         place = int(second and len(offers) > 1)
         if not offers or (offers[place].value <= 0 and not second):
             return Chosen(row._replace(others=(), likely=None))
         best = offers[place]
-        others = [offer.value for offer in offers if offer.option.likely is None]
-        without = max([0.0, *others])
         return Chosen(row.with_option(best.option), best.shape, best.tokens, max(0.0, best.value - without))
 
     def _named(self, option: Option) -> Offer:

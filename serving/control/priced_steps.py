@@ -55,7 +55,7 @@ class PricedSteps:
         # Goodput of priced plans over that of plain steps. Plans differ from step to step, so speculation is judged by
         # the running mean. It is a ratio, which says something of other numbers of rows too. 0: nothing was planned.
         self._usual = 0.0
-        self._share = 0.0  # of a step, for naming nodes and planning
+        self._share: float | None = None  # of a step, for naming nodes and planning
         self._gain: float | None = None  # of goodput, by the sources that name their nodes
         self._rest = Backoff(REST, MOST_REST)
 
@@ -96,7 +96,7 @@ class PricedSteps:
             return None
         return self._decided(view, known, prices)
 
-    def learn(self, result: StepResult, *, speculated: bool) -> float:
+    def learn(self, result: StepResult, why: Decision, *, speculated: bool) -> float:
         """Learn what planning takes where sources name their nodes. Return the seconds that a step counts for.
 
         Those of a plain step are without planning: where sources rest, one plan holds for many steps.
@@ -104,15 +104,18 @@ class PricedSteps:
         seconds = result.total_s - result.readings_s
         if not _costs_time(result.view.rows):
             return seconds
-        if speculated and seconds > 0 and not result.prefill_tokens:
-            self._share += SHARE * (result.planning_s / seconds - self._share)
+        if _costs_time(why.rows) and seconds > 0 and not result.prefill_tokens:  # none is drafted from at rest
+            share = result.planning_s / seconds
+            if self._share is None:
+                self._share, self._gain = share, None
+            self._share += SHARE * (share - self._share)
         return seconds if speculated else seconds - result.planning_s
 
     def _weigh(self, rows: Sequence[RowView], gain: float) -> None:
         """Let the sources that name their nodes rest, if they have brought less than they cost."""
         if not _costs_time(rows):
             return
-        least = max(PAYS, self._share)
+        least = max(PAYS, self._share or 0.0)
         before = 2 * least if self._gain is None else self._gain
         self._gain = before + GAIN * (gain - before)
         if self._gain >= least:

@@ -269,7 +269,7 @@ def test_servers_take_turns_under_one_load_and_stand_still_between(
         return turn
 
     monkeypatch.setattr(Side, "serve", watched)
-    amounts = "--turns 1 1 --turn-seconds 1 --rate 8 --max-tokens 6 --sides static online"
+    amounts = "--turns 1 1 --turn-seconds 1 --rate 8 --max-tokens 48 --sides static online"
     words = "--words target.path=tiny target.device=cpu --online-words adapt.every_requests=4 adapt.min_requests=2"
     arguments = f"live --draft {static_draft} --segments a={prompts} b={prompts} {amounts} --output out {words}"
     monkeypatch.setattr(sys, "argv", arguments.split())

@@ -97,21 +97,31 @@ class Brake:
         """Let the trainer stand still, and then run, until the period or the requests end."""
         began_s = time.monotonic()
         is_ahead = self._ahead_s >= PERIOD_S * self._share
-        stopped = self._tell(signal.SIGSTOP)
-        still_s, running_s = self._next_period(is_ahead, stopped)
-        self._wait_for_idle(still_s)
-        self._tell(signal.SIGCONT)
+        pid = self._pid()
+        stopped = pid is not None and self._tell(pid, signal.SIGSTOP)
+        try:
+            still_s, running_s = self._next_period(is_ahead, stopped)
+            self._wait_for_idle(still_s)
+        finally:
+            if pid is not None and stopped:
+                self._tell(pid, signal.SIGCONT)
         self._wait_for_idle(running_s)
         if is_ahead and stopped:
             self._ahead_s -= (time.monotonic() - began_s) * self._share
 
     def _next_period(self, is_ahead: bool, stopped: bool) -> tuple[float, float]:
         """Return how long the trainer stands still, and then runs: next to nothing while it is ahead of its share."""
-        if not is_ahead:
+        if not is_ahead or (stopped and self._others_wait()):
             return PERIOD_S * (1 - self._share), PERIOD_S * self._share
-        if not stopped or self._holds_lock():  # it is not there yet, or others wait for it
+        if not stopped:  # it may be there soon
             return PERIOD_S - RELEASE_S, RELEASE_S
         return min(STILL_S, self._ahead_s / self._share), RELEASE_S
+
+    def _others_wait(self) -> bool:
+        try:
+            return self._holds_lock()
+        except OSError:  # no file can be opened, perhaps
+            return True
 
     def _count_idle(self, seconds: float) -> None:
         if self._pid() is not None:
@@ -121,11 +131,8 @@ class Brake:
         with self._changed:
             self._changed.wait_for(lambda: not self._holds or self._ending, seconds)
 
-    def _tell(self, which: signal.Signals) -> bool:
+    def _tell(self, pid: int, which: signal.Signals) -> bool:
         """Return True if the signal was sent."""
-        pid = self._pid()
-        if pid is None:
-            return False
         try:
             self._send(pid, which)
         except (ProcessLookupError, PermissionError):  # it ended, or is not yet a group of its own

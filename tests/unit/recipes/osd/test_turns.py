@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from distillspec.errors import RunError
 from distillspec.recipes.osd.side import CpuSeconds, Turn
 from distillspec.recipes.osd.turns import Plan, figures, plot, table, times_faster
 from distillspec.serving.bench.records import LoadRecord, RequestRecord
@@ -40,6 +41,12 @@ def test_requests_that_one_side_lost_are_left_out() -> None:
     found = times_faster([turn(0, 0.1)], [turn(10, 0.1, 0.9)], seed=0)
     assert found is not None
     assert (found["requests"], found["over_requests"]["mean"]) == (1, pytest.approx(1.0))
+
+
+def test_a_turn_whose_answers_came_at_once_is_an_error_that_names_the_way_out() -> None:
+    with pytest.raises(RunError, match="--max-tokens"):
+        times_faster([turn(0, 0.0)], [turn(10, 0.1)], seed=0)
+    assert times_faster([turn(0, 0.0, 0.1)], [turn(10, 0.1, 0.0)], seed=0) is None, "no request has both times"
 
 
 def test_the_shift_splits_the_turns_and_events_know_their_time_since_it(tmp_path: Path) -> None:
